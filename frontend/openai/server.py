@@ -101,6 +101,7 @@ class Server:
             self._models = ServedModels.of_one(engines, options)
             self._engines = OnlyEngine(self._models.only)
         self._state = ServerState()
+        self._state.tasks = self._models.parts.tasks  # pyright: ignore[reportAttributeAccessIssue]
         self._stop = asyncio.Event()  # a first signal, or a dead engine
         self._stop_now = asyncio.Event()  # a second signal
         endpoint = options.otlp_traces_endpoint

@@ -6,9 +6,10 @@ through `generate`, which counts it, names it, salts it and passes it on.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from hashlib import sha256
 from http import HTTPStatus
@@ -248,6 +249,10 @@ class Serving:
         """The vectors of a request are here."""
         for tell in self._parts.on_pooled:
             tell(request_id, params, outputs)
+
+    def run_beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something that goes on without a connection; the server's end waits for it."""
+        return self._parts.run(work)
 
     def stream(
         self,

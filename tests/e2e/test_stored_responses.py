@@ -10,6 +10,27 @@ import pytest
 from served import Served
 
 ASKED = "What is 12 plus 30?"
+ENDLESS = {"ignore_eos": True}
+
+
+def follow_from_every_process(group: Served) -> None:
+    """A response that runs in one process is followed, without loss, and ended through either."""
+    asked: dict[str, Any] = {"model": "pocket", "input": "Tell me a story.", "temperature": 1}
+    more: dict[str, Any] = {"max_output_tokens": 1500, "background": True, "stream": True}
+    with group.client() as client, client.responses.create(**asked, **more, extra_body=ENDLESS) as stream:
+        begun = [next(stream) for _ in range(5)]
+        response_id = begun[0].response.id  # type: ignore[union-attr]
+        others: list[list[Any]] = []
+        for _ in range(6):
+            with group.client() as other:
+                follower = other.responses.retrieve(response_id, stream=True, starting_after=4)
+                others.append([next(follower) for _ in range(20)])
+                follower.close()
+        with group.client() as other:
+            assert other.responses.cancel(response_id).status == "cancelled"
+        own = begun + list(stream)
+    assert own[-1].response.status == "cancelled"  # type: ignore[union-attr]
+    assert all(one == own[5:25] for one in others)
 
 
 def test_every_process_continues_a_response_until_the_one_that_has_it_is_killed(
@@ -34,6 +55,7 @@ def test_every_process_continues_a_response_until_the_one_that_has_it_is_killed(
                 assert more.usage is not None
                 assert first.usage is not None
                 assert more.usage.input_tokens > first.usage.total_tokens
+        follow_from_every_process(group)
         victim = http[int(first.id[-2:], 16)]
         victim.kill()
         victim.wait(10)

@@ -29,6 +29,7 @@ kinds:
   embed       texts to vectors by Quire, vLLM and sentence-transformers, side by side
   grammar     what JSON schemas cost who has one and who has none, and how fast they compile
   http        chunks/s and CPU a chunk of one HTTP process, with a fake engine
+  performance runs the benches of docs/performance.md and writes their tables into it
   serve       load on an OpenAI-compatible server: throughput, TTFT, ITL and E2E percentiles, goodput
 
 `quire bench KIND --help` has the options.
@@ -260,6 +261,19 @@ def _run_http(argv: Sequence[str]) -> int:
     return run_http(options.streams, options.chunks)
 
 
+def _run_performance(argv: Sequence[str]) -> int:
+    from .performance import PAGE, PARTS, run_performance
+
+    parser = Parser("quire bench performance", "Measures what docs/performance.md shows, and writes it there.")
+    add = parser.add_argument
+    add("--part", nargs="+", choices=tuple(PARTS), default=list(PARTS), metavar="P", help=f"of {', '.join(PARTS)}")
+    add("--page", type=Path, default=PAGE, metavar="FILE", help="the page to write to (docs/performance.md)")
+    add("--quick", action="store_true", help="one round of the least work: to see that all is in place")
+    add("--without-peers", action="store_true", help="Quire alone, also where a peer is not installed")
+    options = parser.parse(argv)
+    return run_performance(options.part, options.page, options.quick, not options.without_peers)
+
+
 def _run_serve(argv: Sequence[str]) -> int:
     from .prompts import LengthRange
     from .serve import ServeOptions, run_serve
@@ -367,5 +381,6 @@ _KINDS: dict[str, Callable[[Sequence[str]], int]] = {
     "embed": _run_embed,
     "grammar": _run_grammar,
     "http": _run_http,
+    "performance": _run_performance,
     "serve": _run_serve,
 }

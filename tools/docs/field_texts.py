@@ -4,6 +4,7 @@ FIELD_TEXTS = {
     "add_generation_prompt": "end the conversation where the assistant begins; default true",
     "add_special_tokens": "the tokenizer's, such as a beginning of text; default: for prompts",
     "allowed_token_ids": "only these tokens are sampled",
+    "background": "true: it runs on without its client, to be asked for, followed and cancelled by its id",
     "bad_words": "texts that do not come",
     "cache_salt": "a prefix is shared only with requests of the same salt",
     "chat_template_kwargs": "variables of the chat template, such as enable_thinking",

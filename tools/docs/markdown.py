@@ -25,8 +25,13 @@ def replace_parts(page: str, parts: Mapping[str, str]) -> str:
     if found != list(parts):
         raise ValueError(f"a page with the parts {', '.join(parts)}, not {', '.join(found)}")
     for name, text in parts.items():
-        match = re.search(rf"<!-- begin {name}\b.*?-->\n(.*?)<!-- end {name} -->", page, re.S)
-        if match is None:
-            raise ValueError(f"a page in which the part {name} ends")
-        page = f"{page[: match.start(1)]}\n{text}\n{page[match.end(1) :]}"
+        page = replace_part(page, name, text)
     return page
+
+
+def replace_part(page: str, name: str, text: str) -> str:
+    """The page with this text as one of its parts. ValueError if it has no such part."""
+    match = re.search(rf"<!-- begin {name}\b.*?-->\n(.*?)<!-- end {name} -->", page, re.S)
+    if match is None:
+        raise ValueError(f"a page with a part {name} that ends")
+    return f"{page[: match.start(1)]}\n{text}\n{page[match.end(1) :]}"

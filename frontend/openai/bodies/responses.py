@@ -14,6 +14,7 @@ from .schema import NumTokens, SharedFields, TextPart, TokenLogprob
 
 ItemId = Annotated[str, Meta(max_length=256)]  # answers repeat them
 Status = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class _Item(msgspec.Struct, tag_field="type", kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -242,7 +243,7 @@ class ResponsesResponse(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["response"] = "response"
     created_at: int
-    status: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"] = "in_progress"
+    status: ResponseStatus = "in_progress"
     model: str
     output: list[OutputItem] = []
     usage: ResponsesUsage | None = None
@@ -284,6 +285,16 @@ class ResponseEvent(msgspec.Struct, kw_only=True):
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
     logprobs: list[TokenLogprob] | UnsetType = UNSET
+
+
+class StreamError(msgspec.Struct, kw_only=True):
+    """The event that ends a stream which cannot go on, though its response may."""
+
+    type: Literal["error"] = "error"
+    code: str
+    message: str
+    param: str | None = None
+    sequence_number: int = 0
 
 
 class DeletedResponse(msgspec.Struct, kw_only=True):

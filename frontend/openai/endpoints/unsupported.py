@@ -57,7 +57,6 @@ RESPONSES_RULES: dict[str, _Rule] = _SHARED_RULES | {
     "previous_input_messages": ("none: use input", _is_off),
     "conversation": ("none: conversations are not stored", _is_off),
     "prompt": ("none: prompt templates are not stored", _is_off),
-    "background": ("false: a response runs as long as its client is connected", _is_off),
     "truncation": ("'auto' or 'disabled'", lambda value: value in ("auto", "disabled")),
     "include": (f"of {', '.join(map(repr, _INCLUDES))}", lambda value: set(value) <= set(_INCLUDES)),
 }

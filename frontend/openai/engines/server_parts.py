@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from ....ipc.pooling_params import PoolingParams
 from ....ipc.sampling_params import SamplingParams
@@ -30,6 +32,14 @@ class ServerParts:
         self.on_pooled: list[TellPooled] = []  # told the vectors of a request
         self.responses = ResponseRegistry(options.limits)
         self.answer_bytes = Tally()  # of answers under way, whatever engine makes them
+        self.tasks: set[asyncio.Task[Any]] = set()  # what a drain waits for
+
+    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something that no connection waits for, and a drain does."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
 
     def drain(self) -> None:
         """No new request enters from now on; those under way go on."""

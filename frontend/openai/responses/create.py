@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -13,23 +13,16 @@ import msgspec
 from starlette.responses import Response
 
 from ....ipc.sampling_params import RequestOutputKind, SamplingParams
-from ...output_formats.answer_reader import AnswerReader
 from ...output_formats.offered_tools import read_tool_choice
-from ...outputs import RequestOutput
 from ..bodies.lenient import is_lenient, make_lenient
 from ..bodies.responses import (
     ConversationItem,
     InputItems,
-    InputTokensDetails,
     OfferedTool,
     OfferedTools,
-    OutputTokensDetails,
-    ResponseEvent,
     ResponsesRequest,
     ResponsesResponse,
-    ResponsesUsage,
 )
-from ..bodies.schema import TokenLogprob
 from ..endpoints.conversation import (
     Conversation,
     ParsedOutputs,
@@ -38,15 +31,15 @@ from ..endpoints.conversation import (
     prepare_conversation,
 )
 from ..endpoints.formats import find_format
-from ..endpoints.logprobs import as_json, make_beside, make_chat_logprobs
 from ..endpoints.sampling import make_responses_params
 from ..endpoints.unsupported import LOGPROBS_ITEM, RESPONSES_RULES, check_supported
-from ..endpoints.usage import UsageCounter
-from ..errors import FieldError, as_api_error
+from ..errors import FieldError
 from ..serving import Caller, Serving
-from ..stream import encode_named_event, respond
+from ..stream import respond
+from .answer import Answer, BackgroundAnswer, encode_events, encode_stream_failure
 from .encoder import ResponseEncoder
-from .items import make_messages, read_items
+from .event_log import EventLog
+from .items import is_unfinished, make_messages, read_items
 from .past import Past, load_past, resolve_references
 from .store import Record
 from .tools import ToolOffer, read_offer
@@ -69,19 +62,36 @@ async def create_response(serving: Serving, request: ResponsesRequest, caller: C
     serving.check_room(params, caller)
     answer, prepared = await _prepare(serving, request, caller, params, offer)
     response = answer.response
+    if response.background:  # nobody would read a refusal later
+        serving.check_room(params, caller, num_prompt_tokens=len(prepared.prompt))
     outputs = serving.generate(response.id, prepared.prompt, prepared.params, caller, request)
-    events = answer.run(parse_outputs(serving, outputs, answer.reader))
+    parsed = parse_outputs(serving, outputs, answer.reader)
+    if response.background:
+        return _run_in_background(serving, answer, parsed, bool(request.stream))
+    events = answer.run(parsed)
     if request.stream:
-        return serving.stream(_encode(events), response.id, answer.encode_failure)
+        return serving.stream(encode_events(events), response.id, answer.encode_failure)
     async with aclosing(events):
         async for _ in events:
             pass
     return respond(response, response.id)
 
 
+def _run_in_background(serving: Serving, answer: Answer, parsed: ParsedOutputs, has_events: bool) -> Response:
+    """Have it run whoever listens: what it is at its beginning, or the events that it will have."""
+    response = answer.response
+    background = BackgroundAnswer(serving.responses, answer, EventLog() if has_events else None)
+    background.begin()
+    background.task = serving.run_beside(background.run(parsed))
+    background.task.add_done_callback(background.end)
+    if background.log is None:
+        return respond(response, response.id)
+    return serving.stream(background.log.follow(0), response.id, encode_stream_failure)
+
+
 async def _prepare(
     serving: Serving, request: ResponsesRequest, caller: Caller, params: SamplingParams, offer: ToolOffer
-) -> tuple[_Answer, PreparedConversation]:
+) -> tuple[Answer, PreparedConversation]:
     past = await load_past(serving, request.previous_response_id, caller)
     items_kind = make_lenient(InputItems) if is_lenient(request) else InputItems
     read = functools.partial(read_items, kind=items_kind)
@@ -95,7 +105,7 @@ async def _prepare(
     record = Record(caller.key_hash, caller.tenant, turns, len(past.items) + len(own))
     num_top = None if params.logprobs is None else request.top_logprobs or 0
     encoder = ResponseEncoder(response, offer.namespaces)
-    return _Answer(serving, encoder, prepared.make_reader(), record, num_top), prepared
+    return Answer(serving, encoder, prepared.make_reader(), record, num_top), prepared
 
 
 async def _run_beside(items: Sequence[Any], function: Callable[[T], U], argument: T) -> U:
@@ -106,6 +116,11 @@ async def _run_beside(items: Sequence[Any], function: Callable[[T], U], argument
 
 def _check(serving: Serving, request: ResponsesRequest) -> None:
     check_supported(request, RESPONSES_RULES)
+    if request.background and not serving.responses.has_store:
+        allowed = "false: this server keeps no responses (max_stored_bytes=0)"
+        raise FieldError("background", True, allowed, "unsupported_field")
+    if request.background and request.store is False:
+        raise FieldError("store", False, "true with background=true: what runs on is asked for later")
     if request.max_output_tokens == 0:
         raise FieldError("max_output_tokens", 0, "an integer of at least 1")
     effort = request.reasoning.effort if request.reasoning else None
@@ -121,8 +136,11 @@ def _check(serving: Serving, request: ResponsesRequest) -> None:
 def _make_conversation(
     request: ResponsesRequest, offer: ToolOffer, past: Past, own: Sequence[ConversationItem]
 ) -> Conversation:
+    goes_on = bool(own) and is_unfinished(own[-1])
     return Conversation(
         messages=make_messages(request.instructions, [*past.items, *own], len(past.items)),
+        add_generation_prompt=not goes_on,
+        continue_final_message=goes_on,
         tools=offer.tools,
         choice=read_tool_choice(request.tool_choice),
         parallel=request.parallel_tool_calls is not False,
@@ -153,6 +171,7 @@ def _make_response(
         parallel_tool_calls=request.parallel_tool_calls is not False,
         previous_response_id=request.previous_response_id,
         store=serving.responses.has_store and request.store is not False,
+        background=bool(request.background),
         reasoning=request.reasoning,
         tool_choice=request.tool_choice or "auto",
         tools=tools,
@@ -162,87 +181,3 @@ def _make_response(
     if request.text is not None and request.text.format is not None:
         response.text = request.text
     return response
-
-
-async def _encode(events: AsyncGenerator[list[ResponseEvent], None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(events):
-        async for some in events:
-            if some:
-                yield _join(some)
-
-
-def _join(events: list[ResponseEvent]) -> bytes:
-    return b"".join(encode_named_event(event.type, event) for event in events)
-
-
-class _Answer:
-    """One response while it comes into being."""
-
-    def __init__(
-        self,
-        serving: Serving,
-        encoder: ResponseEncoder,
-        reader: AnswerReader,
-        record: Record,
-        num_top: int | None,
-    ) -> None:
-        """num_top: likeliest tokens beside each one of the text, None for no logprobs."""
-        self.response = encoder.response
-        self.reader = reader
-        self._registry = serving.responses
-        self._abort = serving.llm.abort
-        self._encoder = encoder
-        self._counter = UsageCounter()
-        self._record: Record | None = record
-        self._num_top = num_top
-
-    async def run(self, parsed: ParsedOutputs) -> AsyncGenerator[list[ResponseEvent], None]:
-        """The events, those of an output at a time. The response is complete, and kept, when they end."""
-        record, self._record = self._record, None
-        assert record is not None
-        async with aclosing(parsed):
-            owner = record.owner
-            self._registry.begin(self.response, record, self._abort)
-            del record  # from here on it is counted, and may be dropped
-            try:
-                begun = self._encoder.begin
-                async for output, events in parsed:
-                    if begun is not None:
-                        yield begun()
-                        begun = None
-                    told = self._encoder.take(events[0], await self._make_logprobs(output))
-                    self._counter.add(output)
-                    if output.finished:
-                        told += self._end(output)
-                        self._registry.finish(self.response)
-                    yield told
-            finally:
-                self._registry.end(self.response.id, owner)
-
-    def encode_failure(self, error: Exception) -> bytes:
-        """The event that ends a stream in which something went wrong."""
-        api_error = as_api_error(error)
-        return _join(self._encoder.fail(api_error.code or "server_error", str(api_error)))
-
-    def _end(self, output: RequestOutput) -> list[ResponseEvent]:
-        usage = self._counter.usage()
-        if self.reader.has_errors(0):
-            self.response.tool_parse_error = True
-        return self._encoder.end(
-            output.outputs[0].finish_reason,
-            ResponsesUsage(
-                usage.prompt_tokens,
-                InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
-                usage.completion_tokens,
-                OutputTokensDetails(self.reader.num_reasoning_tokens or 0),
-                usage.total_tokens,
-            ),
-        )
-
-    async def _make_logprobs(self, output: RequestOutput) -> list[TokenLogprob]:
-        """As JSON; not in the event loop where that takes long."""
-        positions = output.outputs[0].logprobs
-        if self._num_top is None or positions is None:
-            return []
-        make = functools.partial(make_chat_logprobs, positions, self._num_top)
-        return await make_beside(output, lambda: list(map(as_json, make().content)))

@@ -56,8 +56,21 @@ class ResponseEncoder:
         self._num_events = 0
 
     def begin(self) -> list[ResponseEvent]:
-        """The request has been taken."""
+        """The request has been taken, and runs."""
         self._say("response.created", response=self.response)
+        self._say("response.in_progress", response=self.response)
+        return self._hand_over()
+
+    def queue(self) -> list[ResponseEvent]:
+        """The request has been taken, and runs later: `start`."""
+        self.response.status = "queued"
+        self._say("response.created", response=self.response)
+        self._say("response.queued", response=self.response)
+        return self._hand_over()
+
+    def start(self) -> list[ResponseEvent]:
+        """What was queued runs."""
+        self.response.status = "in_progress"
         self._say("response.in_progress", response=self.response)
         return self._hand_over()
 

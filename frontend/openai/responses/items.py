@@ -56,6 +56,15 @@ def make_messages(
     return conversation.end()
 
 
+def is_unfinished(item: ConversationItem) -> bool:
+    """Whether an item at the end of a conversation is the beginning of the answer, which goes on."""
+    return (
+        isinstance(item, MessageItem)
+        and item.role == "assistant"
+        and item.status in ("in_progress", "incomplete")
+    )
+
+
 @dataclass(slots=True)
 class _Turn:
     """What the assistant has said since somebody else has."""

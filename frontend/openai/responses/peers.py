@@ -1,6 +1,7 @@
 """How the HTTP processes of a group ask each other for a response, whose id names the process that has it.
 
-One question a connection, over abstract Unix sockets that the group has bound (nobody can delete them, and
+One question a connection, whose answer is a frame, or frames until an empty one: the events of a response, as
+they come. Over abstract Unix sockets that the group has bound (nobody can delete them, and
 the next process in a lost one's place listens on the same). A process that is lost takes its responses along.
 """
 
@@ -9,20 +10,22 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import closing
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, closing
 from typing import Literal
 
 import msgspec
 
 from ....ipc.daemon.daemon_mark import read_peer
 from ....ipc.errors import QuireError, shorten
-from ..errors import unavailable
+from ..errors import ApiError, unavailable
+from .event_log import EventLog
 
 _TIMEOUT_S = 5.0  # of a question: the process may be starting, in a lost one's place
 _MAX_ASK_BYTES = 4096
-_SIZE_BYTES = 4  # before a question; an answer ends with its connection
+_SIZE_BYTES = 4  # before a question and before each frame of its answer
 _MAX_ASKING = 256  # connections that are being answered; more are closed
+_MAX_FOLLOWING = 192  # of them, those that are sent events
 
 
 class PeerSockets(msgspec.Struct, frozen=True):
@@ -38,24 +41,32 @@ class PeerSockets(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """A question for the process that has a response. owner: who asks, who sees nothing of others."""
+    """A question for the process that has a response. owner: who asks, who sees nothing of others.
 
-    what: Literal["find", "remove", "cancel"]
+    number: the first of the events that are to follow.
+    """
+
+    what: Literal["find", "remove", "cancel", "follow"]
     response_id: str
     owner: str
+    number: int = 0
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The answer. response: its JSON; items: JSON lists of its conversation's items, if it has ended."""
+    """The answer. response: its JSON; items: JSON lists of its conversation's items, if it has ended.
 
-    status: Literal["unknown", "running", "ended"]
+    "no events" and "events": it is here, and has events, or not, which follow.
+    """
+
+    status: Literal["unknown", "running", "ended", "no events", "events"]
     response: bytes = b""
     items: tuple[bytes, ...] = ()
     num_items: int = 0
 
 
-UNKNOWN = Found("unknown")
+UNKNOWN, NO_EVENTS, EVENTS = Found("unknown"), Found("no events"), Found("events")
 AnswerAsk = Callable[[Ask], Awaitable[Found]]
+FindLog = Callable[[Ask], tuple[Found, EventLog | None]]
 
 
 def listen_for_peers() -> socket.socket:
@@ -67,12 +78,17 @@ def listen_for_peers() -> socket.socket:
 
 
 class Peers:
-    """This process's place among those of its group. `answer`: what it knows of its own responses."""
+    """This process's place among those of its group. `answer`: what it knows of its own responses.
 
-    def __init__(self, sockets: PeerSockets, answer: AnswerAsk) -> None:
+    `find_log`: whether it has a response, and its events.
+    """
+
+    def __init__(self, sockets: PeerSockets, answer: AnswerAsk, find_log: FindLog) -> None:
         self.place = sockets.place
         self._names = sockets.names
         self._answer = answer
+        self._find_log = find_log
+        self._num_following = 0
         self._listener = socket.socket(fileno=os.dup(sockets.listening_fd))
         self._num_asking = 0
         self._server: asyncio.Server | None = None
@@ -91,14 +107,36 @@ class Peers:
         """The answer of the process at that place. ApiError 503 when there is none in time."""
         if place >= len(self._names):
             return UNKNOWN
+        found, _, writer = await self._begin(place, ask)
+        writer.close()
+        return found
+
+    async def follow(self, place: int, ask: Ask) -> tuple[Found, AsyncGenerator[bytes, None] | None]:
+        """What the process at that place has of a response, and its events if there are any; as `ask`.
+
+        Of a process that is lost while they come, the generator raises an ApiError.
+        """
+        if place >= len(self._names):
+            return UNKNOWN, None
+        found, reader, writer = await self._begin(place, ask)
+        if found.status != "events":
+            writer.close()
+            return found, None
+        return found, _read_events(reader, writer, ask.response_id)
+
+    async def _begin(self, place: int, ask: Ask) -> tuple[Found, asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection on which the first frame of the answer has come."""
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                return await _ask(self._names[place], ask)
-        except (OSError, TimeoutError, msgspec.DecodeError):
-            message = (
-                f"previous responses: the HTTP process that has {shorten(ask.response_id)} does not answer"
-            )
-            raise unavailable(message, "recovering") from None
+                reader, writer = await _connect(self._names[place])
+                try:
+                    await _write_frame(writer, msgspec.msgpack.encode(ask))
+                    return msgspec.msgpack.decode(await _read_frame(reader), type=Found), reader, writer
+                except BaseException:
+                    writer.close()
+                    raise
+        except (OSError, TimeoutError, EOFError, msgspec.DecodeError):
+            raise _make_lost(ask.response_id) from None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = writer.get_extra_info("socket")
@@ -107,28 +145,84 @@ class Peers:
             if self._num_asking > _MAX_ASKING or read_peer(connection)[1] != os.getuid():
                 return
             async with asyncio.timeout(_TIMEOUT_S):
-                size = int.from_bytes(await reader.readexactly(_SIZE_BYTES))
-                if size <= _MAX_ASK_BYTES:
-                    ask = msgspec.msgpack.decode(await reader.readexactly(size), type=Ask)
-                    writer.write(msgspec.msgpack.encode(await self._answer(ask)))
-                    await writer.drain()
+                ask = msgspec.msgpack.decode(await _read_frame(reader, _MAX_ASK_BYTES), type=Ask)
+            if ask.what == "follow":
+                await self._send_events(ask, reader, writer)
+                return
+            async with asyncio.timeout(_TIMEOUT_S):
+                await _write_frame(writer, msgspec.msgpack.encode(await self._answer(ask)))
         except (OSError, TimeoutError, EOFError, msgspec.MsgspecError, QuireError):
             pass  # who asked is gone, or was none of ours; or the engine is, which our own clients are told
         finally:
             self._num_asking -= 1
             writer.close()
 
+    async def _send_events(
+        self, ask: Ask, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """All of them, until the last or until who asked is gone."""
+        found, log = self._find_log(ask)
+        if log is None or self._num_following >= _MAX_FOLLOWING:
+            # Of too many nothing is said: who asked is told to try again.
+            await _write_frame(writer, msgspec.msgpack.encode(found) if log is None else b"")
+            return
+        await _write_frame(writer, msgspec.msgpack.encode(EVENTS))
+        self._num_following += 1
+        sending = asyncio.ensure_future(_forward(log, ask.number, writer))
+        leaving = asyncio.ensure_future(reader.read(1))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._num_following -= 1
+            sending.cancel()
+            leaving.cancel()
+            await asyncio.gather(sending, leaving, return_exceptions=True)
 
-async def _ask(name: bytes, ask: Ask) -> Found:
+
+async def _forward(log: EventLog, number: int, writer: asyncio.StreamWriter) -> None:
+    async with aclosing(log.follow(number)) as events:
+        async for data in events:
+            await _write_frame(writer, data)
+    await _write_frame(writer, b"")
+
+
+async def _read_events(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, response_id: str
+) -> AsyncGenerator[bytes, None]:
+    with closing(writer):
+        while True:
+            try:
+                data = await _read_frame(reader)
+            except (OSError, EOFError):
+                raise _make_lost(response_id) from None
+            if not data:
+                return
+            yield data
+
+
+async def _connect(name: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setblocking(False)
     try:
         await asyncio.get_running_loop().sock_connect(connection, name)
-        reader, writer = await asyncio.open_unix_connection(sock=connection)
+        return await asyncio.open_unix_connection(sock=connection)
     except BaseException:
         connection.close()
         raise
-    with closing(writer):
-        body = msgspec.msgpack.encode(ask)
-        writer.write(len(body).to_bytes(_SIZE_BYTES) + body)
-        return msgspec.msgpack.decode(await reader.read(-1), type=Found)
+
+
+async def _write_frame(writer: asyncio.StreamWriter, body: bytes) -> None:
+    writer.write(len(body).to_bytes(_SIZE_BYTES) + body)
+    await writer.drain()
+
+
+async def _read_frame(reader: asyncio.StreamReader, max_bytes: int | None = None) -> bytes:
+    size = int.from_bytes(await reader.readexactly(_SIZE_BYTES))
+    if max_bytes is not None and size > max_bytes:
+        raise EOFError
+    return await reader.readexactly(size)
+
+
+def _make_lost(response_id: str) -> ApiError:
+    message = f"previous responses: the HTTP process that has {shorten(response_id)} does not answer"
+    return unavailable(message, "recovering")

@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -14,9 +14,10 @@ import msgspec
 
 from ....ipc.errors import shorten
 from ..bodies.responses import ResponsesResponse
-from ..errors import ApiError
+from ..errors import ApiError, FieldError, overloaded
 from ..limits import Limits
-from .peers import UNKNOWN, Ask, Found, Peers, PeerSockets
+from .event_log import EventLog
+from .peers import NO_EVENTS, UNKNOWN, Ask, Found, Peers, PeerSockets
 from .store import Record, ResponseStore
 
 _EXPIRY_PERIOD_S = 60.0  # at least, between looks for what has been kept long enough: nobody sees it before
@@ -30,13 +31,16 @@ class _Running(NamedTuple):
     owner: str
     response: ResponsesResponse
     abort: AbortRequests
+    give_up: Callable[[], None] | None  # of one that runs in the background
 
 
 class ResponseRegistry:
     """`store`: what is kept here."""
 
     def __init__(self, limits: Limits) -> None:
-        self.store = ResponseStore(limits.max_stored_bytes, limits.max_stored_s, time.monotonic)
+        self.store = ResponseStore(
+            limits.max_stored_bytes, limits.max_stored_s, time.monotonic, self._give_up_dropped
+        )
         self.has_store = limits.max_stored_bytes > 0
         self._keep_s = limits.max_stored_s
         self._running: dict[str, _Running] = {}  # by id
@@ -45,7 +49,7 @@ class ResponseRegistry:
 
     async def join(self, sockets: PeerSockets) -> None:
         """Be one of a group from now on."""
-        self._peers = Peers(sockets, self._answer)
+        self._peers = Peers(sockets, self._answer, self._find_log)
         await self._peers.start()
 
     def close(self) -> None:
@@ -60,13 +64,34 @@ class ResponseRegistry:
         place = 0 if self._peers is None else self._peers.place
         return f"resp-{uuid.uuid4().hex}{place:02x}"
 
-    def begin(self, response: ResponsesResponse, record: Record, abort: AbortRequests) -> None:
-        """A response runs from now on; it is to be kept if it says so. `abort`: of the engine that has it."""
-        self._running[response.id] = _Running(record.owner, response, abort)
+    def begin(
+        self,
+        response: ResponsesResponse,
+        record: Record,
+        abort: AbortRequests,
+        give_up: Callable[[], None] | None = None,
+    ) -> None:
+        """A response runs from now on; it is to be kept if it says so. `abort`: of the engine that has it.
+
+        give_up: of one that runs in the background, ends it when it is kept no more: nobody could ask for it.
+        """
+        self._running[response.id] = _Running(record.owner, response, abort, give_up)
         if response.store:
             self.store.add(response.id, record)
             if self._expiry is None:
                 self._drop_expired()
+
+    def keeps(self, response_id: str) -> bool:
+        """Whether a response that runs is kept, so that it can be asked for."""
+        return response_id in self.store
+
+    def make_no_room(self, response_id: str) -> ApiError:
+        """Why a response that has just begun is not kept."""
+        message = (
+            f"there is no room to keep {response_id}: responses have {self.store.num_bytes} of "
+            f"{self.store.max_bytes} bytes (max_stored_bytes), and this caller's share of them is taken"
+        )
+        return overloaded(message)
 
     def finish(self, response: ResponsesResponse) -> None:
         """It has all it is going to have."""
@@ -74,31 +99,68 @@ class ResponseRegistry:
             output = msgspec.json.encode(response.output)
             self.store.finish(response.id, msgspec.json.encode(response), output, len(response.output))
 
+    def grow(self, response_id: str) -> None:
+        """The log of one that runs in the background has grown."""
+        self.store.grow(response_id)
+
     def end(self, response_id: str, owner: str) -> None:
-        """It does not run any more; what has not finished, because its client has left, is forgotten."""
-        del self._running[response_id]
+        """It does not run any more; what has not finished is forgotten: its client has left. Idempotent."""
+        self._running.pop(response_id, None)
         if (record := self.store.find(response_id, owner)) is not None and not record.response:
             self.store.remove(response_id, owner)
 
     async def ask(self, ask: Ask) -> Found:
         """What its process says of a response; ApiError 404 when this owner has none, 503 without answer."""
-        place = _find_place(ask.response_id)
-        if place is None:
-            found = UNKNOWN
-        elif self._peers is None or place == self._peers.place:
-            found = await self._answer(ask)
-        else:
-            found = await self._peers.ask(place, ask)
+        peers, place = self._find_peers(ask.response_id)
+        found = await self._answer(ask) if peers is None else await peers.ask(place, ask)
         if found.status == "unknown":
             raise self._make_unknown(ask.response_id)
         return found
+
+    async def follow(self, response_id: str, owner: str, after: int) -> AsyncGenerator[bytes, None]:
+        """The events behind number `after` of one that runs, or has run, in the background; errors as `ask`.
+
+        Raises FieldError if the response has no events.
+        """
+        ask = Ask("follow", response_id, owner, after + 1)
+        peers, place = self._find_peers(response_id)
+        if peers is not None:
+            found, events = await peers.follow(place, ask)
+        else:
+            found, log = self._find_log(ask)
+            events = None if log is None else log.follow(ask.number)
+        if found.status == "unknown":
+            raise self._make_unknown(response_id)
+        if events is None:
+            raise FieldError("stream", True, "false: only events of a response with background=true are kept")
+        return events
+
+    def _find_peers(self, response_id: str) -> tuple[Peers | None, int]:
+        """Who is to be asked for a response, and of which place; None: this process itself."""
+        found = _ID.fullmatch(response_id)
+        place = None if found is None else int(found[1], 16)
+        if self._peers is None or place is None or place == self._peers.place:
+            return None, 0
+        return self._peers, place
+
+    def _find_log(self, ask: Ask) -> tuple[Found, EventLog | None]:
+        """What is here of a response whose events are asked for."""
+        record = self.store.find(ask.response_id, ask.owner)
+        if record is None:
+            return UNKNOWN, None
+        return NO_EVENTS, record.log
+
+    def _give_up_dropped(self, response_id: str) -> None:
+        running = self._running.get(response_id)
+        if running is not None and running.give_up is not None:
+            running.give_up()
 
     def _make_unknown(self, response_id: str) -> ApiError:
         why = "this server keeps none (max_stored_bytes=0)"
         if self.has_store:
             why = (
                 f"a response is kept for {self._keep_s:g} s (max_stored_s) in the memory of the process that "
-                "made it, as far as there is room (max_stored_bytes), unless store=false"
+                "made it, as long as that lives and as there is room (max_stored_bytes), unless store=false"
             )
         message = f"response {shorten(response_id)} not found: {why}"
         return ApiError(HTTPStatus.NOT_FOUND, message, code="response_not_found")
@@ -120,7 +182,8 @@ class ResponseRegistry:
     async def _cancel(self, response_id: str, owner: str) -> Found:
         running = self._running.get(response_id)
         if running is None or running.owner != owner:
-            return await self._answer(Ask("find", response_id, owner))
+            record = self.store.find(response_id, owner)
+            return UNKNOWN if record is None else Found("ended", record.response)
         await running.abort([response_id])
         cancelled = msgspec.structs.replace(running.response, status="cancelled")
         return Found("running", msgspec.json.encode(cancelled))
@@ -135,8 +198,3 @@ class ResponseRegistry:
         if due is not None:
             delay_s = max(_EXPIRY_PERIOD_S, due - time.monotonic())
             self._expiry = asyncio.get_running_loop().call_later(delay_s, self._drop_expired)
-
-
-def _find_place(response_id: str) -> int | None:
-    found = _ID.fullmatch(response_id)
-    return None if found is None else int(found[1], 16)

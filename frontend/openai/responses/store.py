@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .event_log import EventLog
+
 _RECORD_BYTES = 1024  # of a record beside its texts
 
 
@@ -17,6 +19,7 @@ class Record:
 
     items: JSON lists of the conversation's items, turn by turn; the response's own are the last once it has
     ended. Responses that continue each other share them, and each is counted as if it had its own.
+    log: the events of one that runs in the background; log_bytes: what it took when it was last counted.
     """
 
     owner: str
@@ -25,29 +28,42 @@ class Record:
     num_items: int
     response: bytes = b""
     expires_at: float = 0.0
+    log: EventLog | None = None
+    log_bytes: int = 0
 
     @property
     def num_bytes(self) -> int:
         """What it counts for."""
-        return _RECORD_BYTES + sum(map(len, self.items)) + len(self.response)
+        return _RECORD_BYTES + sum(map(len, self.items)) + len(self.response) + self.log_bytes
 
 
 class ResponseStore:
     """The responses of one HTTP process.
 
     `owner`: who may see a response. `tenant`: whose share of the bound it takes. When the bound is passed,
-    the tenant with the most bytes loses what it has not used for longest: nobody loses anything to the others
-    who has less than an equal share. max_bytes 0: nothing is kept.
+    the tenant with the most bytes loses what it has not used for longest, first of what has ended: nobody
+    loses anything to the others who has less than an equal share. max_bytes 0: nothing is kept.
+    `tell_dropped` is called with the id of what is forgotten though nobody asked for that.
     """
 
-    def __init__(self, max_bytes: int, keep_s: float, now: Callable[[], float]) -> None:
-        self._max_bytes = max_bytes
+    def __init__(
+        self,
+        max_bytes: int,
+        keep_s: float,
+        now: Callable[[], float],
+        tell_dropped: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.max_bytes = max_bytes
         self._keep_s = keep_s
         self._now = now
+        self._tell_dropped = tell_dropped
         self._records: dict[str, Record] = {}  # by response id, the one used last at the end
         self._ids_of: dict[str, dict[str, None]] = {}  # by tenant, likewise
         self._bytes_of: dict[str, int] = {}
         self.num_bytes = 0
+
+    def __contains__(self, response_id: str) -> bool:
+        return response_id in self._records
 
     def __len__(self) -> int:
         return len(self._records)
@@ -55,8 +71,11 @@ class ResponseStore:
     def add(self, response_id: str, record: Record) -> None:
         """Keep a response from its beginning on: what it was asked is counted while it runs."""
         self._drop_expired()
-        if record.num_bytes <= self._max_bytes:
+        record.log_bytes = 0 if record.log is None else record.log.num_bytes
+        if record.num_bytes <= self.max_bytes:
             self._put(response_id, record)
+        else:
+            self._tell_dropped(response_id)
 
     def finish(self, response_id: str, response: bytes, output: bytes, num_items: int) -> None:
         """It has ended, with these items as its output. Nothing happens if it is kept no more."""
@@ -67,6 +86,11 @@ class ResponseStore:
         record.items += (output,)
         record.num_items += num_items
         self.add(response_id, record)
+
+    def grow(self, response_id: str) -> None:
+        """Its log has grown. Nothing happens if it is kept no more."""
+        if (record := self._take(response_id)) is not None:
+            self.add(response_id, record)
 
     def find(self, response_id: str, owner: str) -> Record | None:
         """A response of this owner, which is kept for as long again; None if there is none."""
@@ -98,16 +122,21 @@ class ResponseStore:
             response_id, record = next(iter(self._records.items()))
             if record.expires_at > now:
                 return
-            self._take(response_id)
+            self._drop(response_id)
 
     def _put(self, response_id: str, record: Record) -> None:
         record.expires_at = self._now() + self._keep_s
         self._records[response_id] = record
         self._ids_of.setdefault(record.tenant, {})[response_id] = None
         self._count(record.tenant, record.num_bytes)
-        while self.num_bytes > self._max_bytes:
-            largest = max(self._bytes_of, key=self._bytes_of.__getitem__)
-            self._take(next(iter(self._ids_of[largest])))
+        while self.num_bytes > self.max_bytes:
+            ids = self._ids_of[max(self._bytes_of, key=self._bytes_of.__getitem__)]
+            ended = (one for one in ids if self._records[one].response)
+            self._drop(next(ended, next(iter(ids))))
+
+    def _drop(self, response_id: str) -> None:
+        self._take(response_id)
+        self._tell_dropped(response_id)
 
     def _take(self, response_id: str) -> Record | None:
         record = self._records.pop(response_id, None)

@@ -12,11 +12,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..bodies.openapi import Routes
-from ..bodies.responses import DeletedResponse, InputItem, InputItemList, ResponsesResponse
+from ..bodies.responses import (
+    DeletedResponse,
+    InputItem,
+    InputItemList,
+    ResponseEvent,
+    ResponsesResponse,
+    ResponseStatus,
+)
 from ..engines.served_models import ServedModels
 from ..errors import ApiError, ErrorResponse, FieldError
 from ..serving import Caller
-from ..stream import respond
+from ..stream import EventStream, respond
+from .answer import encode_stream_failure
 from .peers import Ask, Found
 
 _PATH = "/v1/responses/{response_id}"
@@ -25,17 +33,19 @@ _decode_items = msgspec.json.Decoder(list[InputItem]).decode
 
 
 def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Request], Caller]) -> None:
-    """The routes of responses that are there."""
+    """The routes of responses that are there. They answer while the server drains: what runs is taken up."""
+    responses = models.parts.responses
 
     async def ask(what: Literal["find", "remove", "cancel"], response_id: str, http: Request) -> Found:
-        models.check_open()
-        return await models.parts.responses.ask(Ask(what, response_id, find_caller(http).key_hash))
+        return await responses.ask(Ask(what, response_id, find_caller(http).key_hash))
 
     async def get_response(response_id: str, http: Request) -> Response:
-        """A response that is kept, or runs."""
-        if http.query_params.get("stream", "false").lower() != "false":
-            raise FieldError("stream", http.query_params["stream"], "false: its events are not kept")
-        return _send((await ask("find", response_id, http)).response)
+        """A response that is kept, or runs; with `stream=true` its events, behind number `starting_after`."""
+        after = _read_start(http.query_params)
+        if after is None:
+            return _send((await ask("find", response_id, http)).response)
+        events = await responses.follow(response_id, find_caller(http).key_hash, after)
+        return EventStream(events, models.parts.options.limits, encode_stream_failure, response_id)
 
     async def delete_response(response_id: str, http: Request) -> Response:
         """Forget a response."""
@@ -46,7 +56,7 @@ def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Requ
     async def cancel_response(response_id: str, http: Request) -> Response:
         """End a response that runs: its own answer ends as well, with what it has."""
         found = await ask("cancel", response_id, http)
-        if found.status == "ended":
+        if found.status == "ended" and _decode_status(found.response).status != "cancelled":
             raise _refuse(response_id, "it has ended")
         return _send(found.response)
 
@@ -60,11 +70,35 @@ def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Requ
         return _send(await asyncio.to_thread(_encode_items, found.items[:-1], page))
 
     more = {400: ErrorResponse, 404: ErrorResponse}
-    routes.add(_PATH, get_response, get_response.__doc__, ResponsesResponse, more=more)
+    text = get_response.__doc__
+    routes.add(_PATH, get_response, text, ResponsesResponse, event=ResponseEvent, more=more)
     routes.add(_PATH, delete_response, delete_response.__doc__, DeletedResponse, more=more, method="DELETE")
     path = f"{_PATH}/cancel"
     routes.add(path, cancel_response, cancel_response.__doc__, ResponsesResponse, more=more, method="POST")
     routes.add(f"{_PATH}/input_items", list_input_items, list_input_items.__doc__, InputItemList, more=more)
+
+
+class _Told(msgspec.Struct):
+    """Of a response, what it has come to."""
+
+    status: ResponseStatus
+
+
+_decode_status = msgspec.json.Decoder(_Told).decode
+
+
+def _read_start(query: Mapping[str, str]) -> int | None:
+    """The number behind which events are asked for, -1 for all of them; None: none are. Raises FieldError."""
+    stream, after = query.get("stream", "false").lower(), query.get("starting_after")
+    if stream not in ("true", "false"):
+        raise FieldError("stream", query["stream"], "true or false")
+    if stream == "false":
+        if after is not None:
+            raise FieldError("starting_after", after, "only with stream=true")
+        return None
+    if after is not None and not (after.isascii() and after.isdigit() and len(after) < 10):
+        raise FieldError("starting_after", after, "the sequence_number of an event")
+    return -1 if after is None else int(after)
 
 
 class _Page(NamedTuple):

@@ -76,13 +76,16 @@ async function call(path, options = {}) {
       if (!hasDeclined && await askForKey()) continue;
       byId("key_button").hidden = false;
     }
-    throw new Error(await describeFailure(response));
+    throw await makeFailure(response);
   }
 }
 
-async function describeFailure(response) {
-  const text = await response.text();
-  try { return JSON.parse(text).error.message; } catch { return `${response.status} ${response.statusText}`; }
+// What is thrown for a refusal; the name of the field that is refused is `param`.
+async function makeFailure(response) {
+  const { status, statusText } = response, text = await response.text();
+  let said = {};
+  try { said = JSON.parse(text).error; } catch { /* a proxy's */ }
+  return Object.assign(new Error(said?.message ?? `${status} ${statusText}`), { status, param: said?.param });
 }
 
 // The data of each server-sent event of a response, parsed.

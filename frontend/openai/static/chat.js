@@ -1,5 +1,6 @@
 "use strict";
-// The chat: turns are what is sent and kept, views show them. A turn is {message, end}.
+// The chat: turns are what is sent and kept, views show them. A turn is {message, end}; while its answer comes, also
+// asked (its name), response ({id, after}: the number of the last event that is in the message) and calls.
 
 const FRAME_MS = 33, SAVE_MS = 1000, MAX_SAID = 2000, FIELDS = ["system", "temperature", "max_tokens", "think", "tools"];
 const NAMES = { user: "You", assistant: "Model", tool: "Result of a tool", error: "Error" };
@@ -36,17 +37,17 @@ function readFields() { return Object.fromEntries(FIELDS.map((id) => [id, byId(i
 function writeFields(fields) { for (const id of FIELDS) byId(id).value = fields?.[id] ?? ""; }
 
 // A field left empty is left to the model's defaults.
-const numberOf = (id) => byId(id).value === "" ? {} : { [id]: Number(byId(id).value) };
+const numberOf = (id, name = id) => byId(id).value === "" ? {} : { [name]: Number(byId(id).value) };
 
 function readTools() {
   const text = byId("tools").value.trim();
-  try { return text ? { tools: JSON.parse(text) } : {}; } catch (error) { throw new Error(`tools: ${error.message}`); }
+  try { return text ? { tools: JSON.parse(text).map(makeTool) } : {}; } catch (error) { throw new Error(`tools: ${error.message}`); }
 }
 
 function readOptions() {
   const think = byId("think").value;
   return {
-    ...numberOf("temperature"), ...numberOf("max_tokens"), ...readTools(),
+    ...numberOf("temperature"), ...numberOf("max_tokens", "max_output_tokens"), ...readTools(),
     ...(think ? { chat_template_kwargs: { enable_thinking: think === "true" } } : {}),
   };
 }
@@ -133,15 +134,16 @@ const clearErrors = () => document.querySelectorAll(".message.error").forEach((n
 // -- an answer while it comes
 
 class Timing {
-  constructor() { this.began = performance.now(); this.first = this.last = null; this.pieces = 0; this.tokens = null; }
+  constructor(takesUp) { Object.assign(this, { takesUp, began: performance.now(), first: null, last: null, pieces: 0, tokens: null }); }
   take(hasText, usage) {
-    if (usage) this.tokens = usage.completion_tokens;
+    if (usage) this.tokens = usage.output_tokens;
     if (!hasText) return;
     this.last = performance.now();
     this.first ??= this.last;
     this.pieces += 1;
   }
   describe(prefix) {
+    if (this.takesUp) return prefix + (this.tokens === null ? "taken up where it was" : `taken up, ${this.tokens} tokens`);
     if (this.first === null) return prefix + "no token yet";
     const tokens = this.tokens ?? this.pieces, seconds = (this.last - this.first) / 1000;
     const rate = tokens > 1 && seconds > 0 ? `, ${((tokens - 1) / seconds).toFixed(1)} tokens/s` : "";
@@ -151,30 +153,40 @@ class Timing {
 
 // Deltas change the message; a timer paints it, 30 times a second at most and for a quarter of the time at most.
 class Answer {
-  constructor(turn, view) {
-    Object.assign(this, { turn, view, timing: new Timing(), calls: [], timer: null, pause: FRAME_MS, saved: performance.now() });
+  constructor(turn, view, takesUp) {
+    Object.assign(this, { turn, view, timing: new Timing(takesUp), timer: null, pause: FRAME_MS, saved: performance.now() });
+    turn.calls ??= [];
     view.node.classList.add("busy");
   }
 
-  take({ choices, usage }) {
-    const { delta = {}, finish_reason: reason } = choices?.[0] ?? {}, { message } = this.turn;
-    const { content, reasoning_content: thoughts } = delta ?? {}, calls = delta?.tool_calls ?? [];
-    if (thoughts) message.reasoning_content = (message.reasoning_content ?? "") + thoughts;
-    if (content) message.content += content;
-    for (const { index, id, function: { name, arguments: more = "" } } of calls) {
-      const called = this.calls[index] ??= { id, type: "function", function: { name, arguments: "" } };
-      called.function.arguments += more;
-    }
-    if (reason) this.turn.end = reason;
-    this.timing.take(Boolean(content || thoughts || calls.length), usage);
+  take({ type, sequence_number: number, delta, item, response }) {
+    const { turn } = this, { message, calls } = turn;
+    if (number <= turn.response?.after) return;
+    if (turn.response) turn.response.after = number;
+    if (type === "response.output_text.delta") message.content += delta;
+    else if (type === "response.reasoning_text.delta") message.reasoning_content = (message.reasoning_content ?? "") + delta;
+    else if (type === "response.function_call_arguments.delta") calls.at(-1).function.arguments += delta;
+    else if (type === "response.output_item.added" && item.type === "function_call") {
+      calls.push({ id: item.call_id, type: "function", function: { name: item.name, arguments: "" } });
+    } else if (type === "response.created" && response.background) {
+      turn.response = { id: response.id, after: number };
+      saveChat(chat);
+    } else if (isLast({ type })) this.end(response);
+    this.timing.take(delta !== undefined, response?.usage);
     this.timer ??= setTimeout(() => this.paint(), this.pause);
+  }
+
+  end({ status, error, incomplete_details: details }) {
+    if (status === "failed") throw new Error(error.message);
+    const reason = details?.reason ?? "stop";
+    this.turn.end = status === "cancelled" ? "abort" : reason === "max_output_tokens" ? "length" : reason;
   }
 
   paint() {
     clearTimeout(this.timer);
     this.timer = null;
     const began = performance.now(), log = byId("log"), follows = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-    this.view.show({ ...this.turn.message, tool_calls: this.calls });
+    this.view.show({ ...this.turn.message, tool_calls: this.turn.calls });
     setText("rates", this.timing.describe(""));
     if (follows) log.scrollTop = log.scrollHeight;
     if (began - this.saved > SAVE_MS) {
@@ -186,37 +198,43 @@ class Answer {
 
   // Calls of an answer that was cut short are left out: nobody should do half of what is asked.
   close() {
+    const { turn } = this;
     this.paint();
     this.view.node.classList.remove("busy");
-    if (this.calls.length && ["tool_calls", "stop"].includes(this.turn.end)) this.turn.message.tool_calls = this.calls;
+    if (turn.end === "running") return;  // somebody has left: it is going to be taken up
+    if (turn.calls.length && turn.end === "stop") turn.message.tool_calls = turn.calls;
+    for (const name of ["calls", "asked", "response"]) delete turn[name];
   }
 }
 
-// Has the model answer, or go on with its last message. Of what is refused, or stopped before anything came, nothing is
-// kept: the turns are `before` again, and `text` is back where it was typed.
-async function ask({ before = [...chat.turns], text = "", goesOn = false } = {}) {
-  const stop = stopper = new AbortController(), messages = listMessages();
-  if (!goesOn) chat.turns.push({ message: { role: "assistant", content: "" } });
-  const turn = chat.turns.at(-1), had = structuredClone(turn);
-  turn.end = "running";
+// Has the model answer, or go on with its last message, or takes up an answer that runs. Of what is refused, or stopped
+// before anything came, nothing is kept: the turns are `before` again, and `text` is back where it was typed.
+async function ask({ before = [...chat.turns], text = "", goesOn = false, takesUp = false } = {}) {
+  const stop = stopper = new AbortController();
   hasDeclined = false;
-  chat.fields = readFields();
   clearErrors();
+  const input = listItems(byId("system").value.trim(), chat.turns, goesOn);
+  if (!goesOn && !takesUp) chat.turns.push({ message: { role: "assistant", content: "" } });
+  const turn = chat.turns.at(-1), had = structuredClone(turn);
+  if (!takesUp) {
+    Object.assign(turn, { end: "running", asked: makeName() });
+    chat.fields = readFields();
+  }
   draw(chat.turns.length - 1);
   setBusy(true);
   saveChat(chat);
-  const current = new Answer(turn, views.at(-1));
+  const current = new Answer(turn, views.at(-1), takesUp);
   let failure = "";
   try {
-    await stream({ messages, ...(goesOn ? { continue_final_message: true, add_generation_prompt: false } : {}) }, stop.signal, current);
-    if (turn.end === "running") turn.end = "failed";
+    await stream(input, stop.signal, current);
   } catch (error) {
-    turn.end = stop.signal.aborted ? "stopped" : "failed";
-    if (!stop.signal.aborted) failure = error.message;
+    failure = await judge(error, turn, stop.signal);
   }
+  const { response } = turn;
   current.close();
-  if (current.timing.first === null && ["stopped", "failed"].includes(turn.end)) takeBack(turn, had, before, text);
+  if (!takesUp && current.timing.first === null && ["stopped", "failed"].includes(turn.end)) takeBack(turn, had, before, text);
   saveChat(chat);
+  if (response && !["running", "failed", "stopped"].includes(turn.end)) forgetAnswer(response);
   stopper = null;
   setBusy(false);
   finishViews();
@@ -225,8 +243,24 @@ async function ask({ before = [...chat.turns], text = "", goesOn = false } = {})
   setText("rates", failure && current.timing.first === null ? "" : current.timing.describe(turn.end === "stopped" ? "stopped, " : ""));
 }
 
+// Why an answer is no longer, as its `end`, and what people are told of it. Who only leaves has the server go on.
+async function judge(error, turn, signal) {
+  if (!signal.aborted) {
+    turn.end = "failed";
+    return error.message;
+  }
+  if (signal.reason === "left" && turn.response) return "";
+  turn.end = "stopped";
+  try {
+    if (turn.response) await cancelAnswer(turn.response);
+    return "";
+  } catch (failed) {
+    return `The server could not be told to stop: ${failed.message}`;
+  }
+}
+
 function takeBack(turn, had, before, text) {
-  if (stopper.signal.reason === "left") text = "";  // what is typed next belongs to another chat
+  if (["left", "deleted"].includes(stopper.signal.reason)) text = "";  // what is typed next belongs to another chat
   Object.assign(turn, had);
   chat.turns = before;
   if (!byId("message").value) byId("message").value = text;
@@ -234,25 +268,17 @@ function takeBack(turn, had, before, text) {
   draw();
 }
 
-async function stream(body, signal, current) {
-  const response = await call("/v1/chat/completions", {
-    method: "POST", signal, headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ model: await findModel(), ...body, stream: true, stream_options: { include_usage: true }, ...readOptions() }),
-  });
+async function stream(input, signal, current) {
+  const { turn } = current, body = turn.response ? null : { model: await findModel(), input, ...readOptions() };
   let rested = performance.now();
-  for await (const chunk of readEvents(response)) {
+  for await (const event of readAnswer(turn, body, signal)) {
     signal.throwIfAborted();
-    current.take(chunk);
+    current.take(event);
     if (performance.now() - rested > FRAME_MS) {  // a burst never ends by itself: keys, clicks and painting have their turn
       await new Promise((resolve) => setTimeout(resolve));
       rested = performance.now();
     }
   }
-}
-
-function listMessages() {
-  const system = byId("system").value.trim();
-  return [...(system ? [{ role: "system", content: system }] : []), ...chat.turns.map((turn) => turn.message)];
 }
 
 function setBusy(isBusy) {
@@ -319,8 +345,9 @@ function stopEditing() {
   byId("editing").hidden = true;
 }
 
-async function openChat(next) {
-  stopper?.abort("left");
+// What runs in the chat that is left goes on, and is taken up where it is opened again.
+async function openChat(next, reason = "left") {
+  stopper?.abort(reason);
   await running;
   stopEditing();
   chat = next;
@@ -330,15 +357,19 @@ async function openChat(next) {
   draw();
   setText("rates", "");
   byId("message").focus();
+  if (isRunning(chat.turns.at(-1))) start({ takesUp: true });
 }
 
-// After the page was loaded again, an answer that was under way goes on from what has come of it.
+const isRunning = (turn) => turn?.end === "running" && Boolean(turn.response);
+
+// After the page was loaded again. An answer that the server does not keep goes on from what has come of it.
 async function takeUp() {
   const kept = loadChat(sessionStorage.getItem(OPEN));
   if (!kept) return openChat(chat);
   await openChat(kept);
   const last = chat.turns.at(-1), isReload = performance.getEntriesByType("navigation")[0]?.type === "reload";
-  if (last?.end !== "running" || !isReload) return;
+  if (last?.end !== "running" || isRunning(last) || !isReload) return;
+  if (last.asked) await abortAsked(last.asked);
   if (canGoOn(last)) return goOn();
   chat.turns.pop();
   draw();
@@ -362,7 +393,9 @@ async function openKept(id) {
 
 // An answer that is under way in it ends first: it would keep the chat.
 async function forget(id) {
-  if (id === chat.id) await openChat(newChat(readFields()));
+  const last = loadChat(id)?.turns.at(-1);
+  if (id === chat.id) await openChat(newChat(readFields()), "deleted");
+  else if (isRunning(last)) cancelAnswer(last.response).catch(() => {});
   deleteChat(id);
   showChats();
 }

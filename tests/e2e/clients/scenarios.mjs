@@ -356,6 +356,33 @@ const scenarios = {
     }
   },
 
+  async responses_background() {
+    const asked = { model: MODEL, input: SUM[0].content, temperature: 0, background: true };
+    const expected = (await client.responses.create({ ...asked, background: false })).output_text;
+    const first = [];
+    for await (const event of await client.responses.create({ ...asked, stream: true })) {
+      first.push(event);
+      if (first.length === 6) break;
+    }
+    const { id } = first[0].response;
+    const cursor = first.at(-1).sequence_number;
+    const rest = await collect(await client.responses.retrieve(id, { stream: true, starting_after: cursor }));
+    const events = [...first, ...rest];
+    assert.deepEqual(events.map((event) => event.sequence_number), events.map((_, place) => place));
+    const deltas = events.filter((event) => event.type === 'response.output_text.delta');
+    assert.equal(deltas.map((event) => event.delta).join(''), expected);
+    const ended = (status) => !['queued', 'in_progress'].includes(status);
+    let polled = await client.responses.create(asked);
+    while (!ended(polled.status)) polled = await client.responses.retrieve(polled.id);
+    assert.deepEqual([polled.status, polled.output_text], ['completed', expected]);
+    const endless = await client.responses.create({ ...asked, max_output_tokens: 1900, ignore_eos: true });
+    assert.equal((await client.responses.cancel(endless.id)).status, 'cancelled');
+    while (!ended((await client.responses.retrieve(endless.id)).status)) { /* ask again */ }
+    assert.equal((await client.responses.cancel(endless.id)).status, 'cancelled');
+    await client.responses.delete(endless.id);
+    await raised(OpenAI.NotFoundError, () => client.responses.retrieve(endless.id));
+  },
+
   async models() {
     assert.deepEqual((await collect(client.models.list())).map((model) => model.id), [MODEL]);
     assert.equal((await client.models.retrieve(MODEL)).owned_by, 'quire');

@@ -370,6 +370,39 @@ def responses_continue(client: openai.OpenAI) -> None:
         assert error.code == "response_not_found"
 
 
+@scenario
+def responses_background(client: openai.OpenAI) -> None:
+    """It goes on without its stream, is followed from a cursor, polled, and cancelled."""
+    asked: dict[str, Any] = {"model": MODEL, "input": SUM[0]["content"], "temperature": 0, "background": True}
+    expected = client.responses.create(**asked | {"background": False}).output_text
+    first: list[Any] = []
+    with client.responses.create(**asked, stream=True) as stream:
+        for event in stream:
+            first.append(event)
+            if len(first) == 6:
+                break
+    response_id = first[0].response.id
+    cursor = first[-1].sequence_number
+    rest = list(client.responses.retrieve(response_id, stream=True, starting_after=cursor))
+    assert [event.sequence_number for event in first + rest] == list(range(len(first) + len(rest)))
+    text = "".join(event.delta for event in first + rest if event.type == "response.output_text.delta")
+    assert text == expected == rest[-1].response.output_text
+    assert client.responses.retrieve(response_id).output_text == expected
+    polled = client.responses.create(**asked)
+    assert polled.status == "queued"
+    deadline = time.monotonic() + TIMEOUT_S
+    while (polled := client.responses.retrieve(polled.id)).status in ("queued", "in_progress"):
+        assert time.monotonic() < deadline
+    assert (polled.status, polled.output_text) == ("completed", expected)
+    endless = client.responses.create(**asked, max_output_tokens=1900, extra_body={"ignore_eos": True})
+    assert client.responses.cancel(endless.id).status == "cancelled"
+    while client.responses.retrieve(endless.id).status != "cancelled":
+        assert time.monotonic() < deadline
+    assert client.responses.cancel(endless.id).status == "cancelled"  # once more changes nothing
+    client.responses.delete(endless.id)
+    raised(openai.NotFoundError, functools.partial(client.responses.retrieve, endless.id))
+
+
 class Answer(pydantic.BaseModel):
     """Short enough to be whole whatever the model writes."""
 

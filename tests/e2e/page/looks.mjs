@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { createRequire } from "node:module";
 import { chromium } from "playwright-core";
+import { fulfil, makeEvents, refuse } from "./answers.mjs";
 
 const [url, executablePath, folder] = process.argv.slice(2);
 const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
@@ -18,12 +19,10 @@ async function look([width, height], colorScheme) {
   const context = await browser.newContext({ viewport: { width, height }, colorScheme });
   context.setDefaultTimeout(30_000);
   const page = await context.newPage();
-  const answers = [{ deltas: [{ reasoning_content: "Two ways." }, { content: ANSWER }], reason: "length" }];
-  await page.route("**/v1/chat/completions", (route) => {
-    const { deltas, reason } = answers.shift() ?? {};
-    if (!deltas) return route.fulfill({ status: 400, contentType: "application/json", body: '{"error": {"message": "max_tokens: 9 is too many"}}' });
-    const choices = [...deltas.map((delta) => ({ delta })), { delta: {}, finish_reason: reason }];
-    return route.fulfill({ contentType: "text/event-stream", body: choices.map((choice) => `data: ${JSON.stringify({ choices: [choice] })}\n\n`).join("") });
+  const answers = [{ deltas: [{ reasoning_content: "Two ways." }, { content: ANSWER }], reason: "max_output_tokens" }];
+  await page.route("**/v1/responses", (route) => {
+    const answer = answers.shift();
+    return answer ? fulfil(route, makeEvents(answer)) : refuse(route, { message: "max_output_tokens: 9 is too many" });
   });
   await page.goto(url);
   await page.waitForSelector("#link.up");

@@ -158,6 +158,10 @@ def test_the_page_works_in_a_browser(port: int, tmp_path: Path):
     keep(tmp_path)
 
 
+def test_the_page_keeps_its_word_whatever_the_server_answers(port: int):
+    drive("scripted.mjs", port, needs="playwright-core")
+
+
 def test_nothing_on_the_page_keeps_people_out_at_any_width_light_or_dark(port: int, tmp_path: Path):
     """`pictures/` holds what this draws, for people to look at; QUIRE_ARTIFACTS gets the new ones."""
     drive("looks.mjs", port, str(tmp_path), needs="axe-core")

@@ -10,11 +10,17 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 import uvloop
-from quire.frontend.openai.bodies.responses import OutputMessage, OutputText, ResponsesResponse
+from quire.frontend.openai.bodies.responses import (
+    OutputMessage,
+    OutputText,
+    ResponseEvent,
+    ResponsesResponse,
+)
 from quire.frontend.openai.errors import ApiError
 from quire.frontend.openai.limits import Limits
 from quire.frontend.openai.responses import peers as peers_module
 from quire.frontend.openai.responses import registry as registry_module
+from quire.frontend.openai.responses.event_log import EventLog
 from quire.frontend.openai.responses.peers import Ask, PeerSockets, listen_for_peers
 from quire.frontend.openai.responses.registry import ResponseRegistry
 from quire.frontend.openai.responses.store import Record
@@ -147,6 +153,50 @@ def test_every_process_of_a_group_finds_ends_and_forgets_the_responses_of_the_ot
             await expect_unknown(one, response.id, "another key")
             assert (await one.ask(Ask("remove", response.id, "key"))).status == "ended"
             await expect_unknown(other, response.id)
+
+    runner(scenario())  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_the_events_of_another_process_are_followed_until_they_end_or_it_is_lost(runner: object) -> None:
+    async def read(events: AsyncGenerator[bytes, None]) -> int:
+        return b"".join([data async for data in events]).count(b"\n\n")
+
+    async def scenario() -> None:
+        async with run_group() as (one, other):
+            response, log = begin(other), EventLog()
+            record = other.store.find(response.id, "key")
+            assert record is not None
+            with pytest.raises(ApiError) as caught:
+                await one.follow(response.id, "key", -1)
+            assert caught.value.param == "stream"
+            record.log = log
+            with pytest.raises(ApiError) as caught:
+                await one.follow(response.id, "another key", -1)
+            assert caught.value.status == 404
+            log.add([ResponseEvent(type="x", sequence_number=number) for number in range(3)])
+            here, there = await other.follow(response.id, "key", 0), await one.follow(response.id, "key", 0)
+            following = asyncio.gather(read(here), read(there))
+            leaving = await one.follow(response.id, "key", -1)
+            await anext(leaving)
+            await leaving.aclose()
+            while len(log._waiting) != 2:
+                await asyncio.sleep(0)
+            log.add([ResponseEvent(type="x", sequence_number=3)])
+            log.close()
+            assert await following == [3, 3]
+            running = EventLog()
+            running.add([ResponseEvent(type="x", sequence_number=0)])
+            record.log = running
+            lost = await one.follow(response.id, "key", -1)
+            await anext(lost)
+            assert other._peers is not None
+            for task in asyncio.all_tasks():
+                if "_serve" in repr(task):  # as when its process is killed
+                    task.cancel()
+            with pytest.raises(ApiError) as caught:
+                await anext(lost)
+            assert (caught.value.status, caught.value.code) == (503, "recovering")
 
     runner(scenario())  # type: ignore[operator]
 

@@ -163,7 +163,7 @@ def test_a_tool_loop_goes_on_by_the_id_of_the_response_or_by_its_items() -> None
         ({"tool_choice": {"type": "function", "name": "nobody"}}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "store"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"include": ["file_search_call.results"]}, "include"),
         ({"conversation": "conv_1"}, "conversation"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from quire.frontend.openai.bodies.responses import ResponseEvent
+from quire.frontend.openai.responses.event_log import EventLog
 from quire.frontend.openai.responses.store import Record, ResponseStore
 
 RECORD_BYTES = Record("", "", (), 0).num_bytes
@@ -65,6 +67,27 @@ def test_who_has_most_gives_way_with_what_it_used_least_lately() -> None:
     store.add("b2", make_record("b"))
     assert store.find("a2", "a") is None
     assert all(store.find(name, name[0]) for name in ("a1", "a3", "b1", "b2"))
+
+
+def test_what_still_runs_gives_way_last_and_is_told_when_it_does() -> None:
+    store, _ = make_store(3)
+    dropped: list[str] = []
+    store._tell_dropped = dropped.append
+    store.add("runs", make_record())
+    for name in ("one", "two", "three"):
+        store.add(name, make_record())
+        store.finish(name, b"r", b"", 0)
+    assert "runs" in store
+    assert dropped[0] == "one"
+    record = store.find("runs", "a")
+    assert record is not None
+    record.log = EventLog()
+    for number in range(200):
+        record.log.add([ResponseEvent(type="x", sequence_number=number)])
+    store.grow("runs")
+    assert dropped[-1] == "runs"
+    store.grow("runs")
+    assert store.num_bytes == sum(record.num_bytes for record in store._records.values())
 
 
 def test_what_is_larger_than_all_or_too_large_in_its_end_is_not_kept() -> None:

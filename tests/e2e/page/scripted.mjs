@@ -1,0 +1,272 @@
+// Drives the page against answers that are written here, as a person would, and fails with what was not as it should be.
+//   node scripted.mjs URL CHROMIUM
+import assert from "node:assert/strict";
+import { fulfil, makeEvents, refuse } from "./answers.mjs";
+import { answered, browser, hasANameForEverythingOneCanUse, hasText, lastAnswer, lastButton, openPage, readKept, send } from "./browser.mjs";
+
+// Chat answers in turn: the deltas of each and why it ended, or a refusal; `asked` gets the bodies of the requests.
+async function openScripted(answers, asked = []) {
+  return openPage((page) => page.route("**/v1/responses", (route) => {
+    asked.push(route.request().postDataJSON());
+    const { refusal, ...answer } = answers.shift();
+    return refusal ? refuse(route, { message: refusal }) : fulfil(route, makeEvents(answer));
+  }));
+}
+
+const says = (text, reason) => ({ deltas: [{ content: text }], reason });
+
+async function drawsMarkdownAndNoMarkup() {
+  const text = [
+    "# Title", "", "- one **bold** `x < y`", "- two", "", "| a | b |", "|---|---|", "| 1 | 2 |", "",
+    "```python", "print('<b>')", "```", "", "[web](https://example.org/) [bad](javascript:alert(1)) ![p](https://example.org/p.png)",
+    "<img src=x onerror=\"document.title='bad'\"><script>document.title='bad'</script>", "", "<div>", "raw", "</div>",
+  ].join("\n");
+  const asked = [], deltas = text.match(/[^]{1,3}/g).map((content) => ({ content }));
+  const { page, complaints } = await openScripted([{ deltas }, says(`${">".repeat(3000)} deep`), says(`${">".repeat(30_000)} deeper`)], asked);
+  await send(page, "Hello");
+  await answered(page);
+  const body = lastAnswer(page);
+  const count = (selector) => body.locator(selector).count();
+  assert.deepEqual(await Promise.all(["h3", "li", "strong", "td", "pre code", "img, script, b"].map(count)), [1, 2, 1, 2, 1, 0]);
+  assert.equal(await body.locator("pre code").textContent(), "print('<b>')");
+  assert.deepEqual(await body.locator("a").evaluateAll((links) => links.map((link) => link.href)), ["https://example.org/", "https://example.org/p.png"]);
+  assert.match(await body.textContent(), /<img src=x[^]*<div>[^]*raw/);
+  assert.equal(await page.title(), "Quire");
+  await page.context().grantPermissions(["clipboard-read", "clipboard-write"]);
+  await body.getByRole("button", { name: "Copy code" }).click();
+  await hasText(page, "#said", /^Copied$/);
+  assert.equal(await page.evaluate(() => navigator.clipboard.readText()), "print('<b>')");
+  for (const word of [/deep$/, /deeper$/]) {
+    await send(page, "On");
+    await answered(page);
+    assert.match(await lastAnswer(page).textContent(), word);
+    assert.ok(await lastAnswer(page).locator("blockquote").count() < 30);
+  }
+  assert.deepEqual(complaints, []);
+  await page.context().close();
+}
+
+async function stopsABurst() {
+  const { page } = await openScripted([{ deltas: Array.from({ length: 50_000 }, () => ({ content: "word " })) }]);
+  await page.evaluate(() => {  // whatever the machine's speed: the first paint stops it
+    new MutationObserver((_, observer) => {
+      if (!document.querySelector(".message.assistant .body")) return;
+      observer.disconnect();
+      document.querySelector("#stop").click();
+    }).observe(document.querySelector("#log"), { childList: true, subtree: true });
+  });
+  await send(page, "Go");
+  await answered(page);
+  assert.match(await page.textContent("#rates"), /^stopped, /);
+  assert.ok((await lastAnswer(page).textContent()).length < 250_000);
+  assert.match(await page.locator(".message.assistant .note").textContent(), /^Stopped/);
+  await page.context().close();
+}
+
+async function paintsABurstSeldom() {
+  const { page } = await openScripted([{ deltas: Array.from({ length: 4000 }, () => ({ content: "word " })) }]);
+  await page.evaluate(() => {
+    window.numPaints = 0;
+    new MutationObserver(() => { window.numPaints += 1; }).observe(document.querySelector("#log"), { childList: true, subtree: true, characterData: true });
+  });
+  await send(page, "Go");
+  await answered(page);
+  assert.equal((await lastAnswer(page).textContent()).trim().length, 4000 * 5 - 1);
+  assert.ok(await page.evaluate(() => window.numPaints) < 400, "each delta was painted");
+  await page.context().close();
+}
+
+async function givesBackWhatWasRefused() {
+  const asked = [], { page } = await openScripted([{ refusal: "max_tokens: too many" }, says("Fine."), { refusal: "again" }], asked);
+  await send(page, "First");
+  await hasText(page, ".message.error", /too many/);
+  await answered(page);
+  assert.equal(await page.inputValue("#message"), "First");
+  assert.equal(await page.locator(".message.user").count(), 0);
+  await page.press("#message", "Enter");
+  await hasText(page, ".message.assistant .body", /^Fine\.$/);
+  await answered(page);
+  assert.deepEqual(asked[1].input, [{ role: "user", content: "First" }]);
+  assert.equal(await page.locator(".message.error").count(), 0);
+  await lastButton(page, "Retry").click();
+  await hasText(page, ".message.error", /again/);
+  assert.equal(await lastAnswer(page).textContent(), "Fine.");
+  await page.context().close();
+}
+
+async function retriesEditsAndGoesOn() {
+  const asked = [], { page } = await openScripted([says("One", "max_output_tokens"), says(" two"), says("Three"), says("Four")], asked);
+  await page.click("#compose summary");
+  await page.fill("#system", "Be brief.");
+  await send(page, "Count");
+  await hasText(page, ".message.assistant .note", /^Cut/);
+  await lastButton(page, "Continue").click();
+  await hasText(page, ".message.assistant .body", /^One two$/);
+  await answered(page);
+  assert.equal(await page.locator(".message.assistant .note").isHidden(), true);
+  assert.deepEqual(asked[1].input.at(-1), { type: "message", role: "assistant", content: "One", status: "incomplete" });
+  assert.deepEqual(asked[0].input[0], { role: "system", content: "Be brief." });
+  await lastButton(page, "Retry").click();
+  await hasText(page, ".message.assistant .body", /^Three$/);
+  await answered(page);
+  assert.deepEqual(asked[2].input, asked[0].input);
+  await page.getByRole("button", { name: "Edit" }).click();
+  assert.equal(await page.inputValue("#message"), "Count");
+  await send(page, "Count on");
+  await hasText(page, ".message.assistant .body", /^Four$/);
+  await answered(page);
+  assert.deepEqual(asked[3].input.at(-1), { role: "user", content: "Count on" });
+  await keepsChats(page);
+  await page.context().close();
+}
+
+async function keepsChats(page) {
+  await page.reload();
+  await hasText(page, ".message.assistant .body", /^Four$/);
+  assert.equal(await page.inputValue("#system"), "Be brief.");
+  await page.click("#new");
+  await page.waitForFunction(() => !document.querySelector(".message"));
+  await page.click("#chats_button");
+  await page.getByRole("button", { name: "Count on", exact: true }).click();
+  await hasText(page, ".message.assistant .body", /^Four$/);
+  await page.click("#chats_button");
+  await page.getByRole("button", { name: "Delete Count on" }).click();
+  await page.waitForSelector("#no_chats:not([hidden])");
+  await page.press("#chats", "Escape");
+  await page.waitForFunction(() => !document.querySelector(".message"));
+}
+
+const WORDS = Array.from({ length: 40 }, (_, place) => ({ content: `w${place} ` }));
+
+// The first stream ends early, two connections fail, the next one begins before what is known.
+async function connectsAgainWhereAStreamBrokeOff() {
+  const events = makeEvents({ deltas: WORDS }, { background: true }), asked = [];
+  const { page } = await openPage(async (page) => {
+    await page.route("**/v1/responses", (route) => fulfil(route, events.slice(0, 20)));
+    await page.route("**/v1/responses/*", (route) => {
+      if (route.request().method() === "DELETE") return route.fulfill({ json: { deleted: true } });
+      asked.push(new URL(route.request().url()).search);
+      return asked.length === 1 ? route.abort() : asked.length === 2 ? refuse(route, { message: "wait" }, 503) : fulfil(route, events.slice(15));
+    });
+  });
+  await send(page, "Go");
+  await answered(page);
+  assert.equal((await readKept(page)).message.content, WORDS.map(({ content }) => content).join(""));
+  assert.deepEqual(asked, Array(3).fill("?stream=true&starting_after=19"));
+  await page.context().close();
+}
+
+async function saysThatTheServerHasLostAnAnswer() {
+  const events = makeEvents({ deltas: WORDS }, { background: true });
+  const { page } = await openPage(async (page) => {
+    await page.route("**/v1/responses", (route) => fulfil(route, events.slice(0, 20)));
+    await page.route("**/v1/responses/*", (route) => refuse(route, { message: "response not found: the process has ended" }, 404));
+  });
+  await send(page, "Go");
+  await hasText(page, ".message.error", /not found/);
+  assert.match(await lastAnswer(page).textContent(), /^w0 w1 /);
+  assert.equal(await lastButton(page, "Continue").or(page.getByRole("button", { name: "Continue" })).first().isVisible(), true);
+  await page.context().close();
+}
+
+async function goesWithoutWhereNothingIsKept() {
+  const asked = [], { page } = await openPage((page) => page.route("**/v1/responses", (route) => {
+    const body = route.request().postDataJSON();
+    asked.push(body.background);
+    if (body.background) return refuse(route, { message: "background: not here", param: "background" });
+    return fulfil(route, makeEvents(says("Fine.")));
+  }));
+  for (let turn = 0; turn < 2; turn++) {
+    await send(page, "Go");
+    await answered(page);
+    assert.equal(await lastAnswer(page).textContent(), "Fine.");
+  }
+  assert.deepEqual(asked, [true, undefined, undefined]);
+  await page.context().close();
+}
+
+async function foldsThoughtsAndAsksForResultsOfCalls() {
+  const callOf = (index, name, pieces) => [
+    { content: null, tool_calls: [{ index, id: `call_${index}`, type: "function", function: { name, arguments: "" } }] },
+    ...pieces.map((piece) => ({ tool_calls: [{ index, function: { arguments: piece } }] })),
+  ];
+  const thoughts = [{ role: "assistant", content: "" }, { reasoning_content: "Two ", reasoning: "Two " }, { reasoning_content: "cities." }];
+  const calls = [...callOf(0, "weather", ['{"city": ', '"Rome"}']), ...callOf(1, "weather", ['{"city": "<b>Oslo</b>"}'])];
+  const asked = [];
+  const { page, complaints } = await openScripted([{ deltas: [...thoughts, { content: "Let me look." }, ...calls] }, says("Rome is warmer.")], asked);
+  const tools = [{ type: "function", function: { name: "weather" } }];
+  await page.click("#compose summary");
+  await page.fill("#tools", "[{]");
+  await send(page, "Hello");
+  await answered(page);
+  assert.match(await page.textContent(".message.error"), /^tools: .*JSON/);
+  await page.click("#new");
+  await page.fill("#tools", JSON.stringify(tools));
+  await page.selectOption("#think", "true");
+  await send(page, "Rome or Oslo?");
+  await answered(page);
+  const fold = page.locator(".message.assistant details");
+  assert.equal(await fold.evaluate((node) => node.open), false);
+  assert.equal(await fold.locator("div").textContent(), "Two cities.");
+  assert.deepEqual(await page.locator(".call").allTextContents(), ['weather {"city": "Rome"}', 'weather {"city": "<b>Oslo</b>"}']);
+  assert.equal(await page.locator("#log b").count(), 0);
+  assert.match(await page.getAttribute("#message", "placeholder"), /^Result of weather/);
+  await send(page, "20");
+  await send(page, "-3");
+  await answered(page);
+  assert.match(await page.textContent(".message.assistant:last-child .body"), /^Rome is warmer\.$/);
+  assert.match(await page.getAttribute("#message", "placeholder"), /^Message/);
+  assert.deepEqual([asked[0].tools, asked[0].chat_template_kwargs], [[{ type: "function", name: "weather" }], { enable_thinking: true }]);
+  const call = (place, city) => ({ type: "function_call", call_id: `call_${place}`, name: "weather", arguments: `{"city": "${city}"}` });
+  assert.deepEqual(asked[1].input.slice(1), [
+    { type: "reasoning", content: [{ type: "reasoning_text", text: "Two cities." }] }, { role: "assistant", content: "Let me look." },
+    call(0, "Rome"), call(1, "<b>Oslo</b>"),
+    { type: "function_call_output", call_id: "call_0", output: "20" }, { type: "function_call_output", call_id: "call_1", output: "-3" },
+  ]);
+  await hasANameForEverythingOneCanUse({ page });
+  assert.deepEqual(complaints, []);
+  await page.context().close();
+}
+
+async function asksForAKey() {
+  const { page } = await openPage((page) => page.route(/stats|v1/, async (route) => {
+    if (route.request().headers().authorization === "Bearer sesame") return route.continue();
+    return route.fulfill({ status: 401, contentType: "application/json", body: '{"error": {"message": "a key, please"}}' });
+  }));
+  await page.waitForSelector("#key_dialog[open]");
+  await page.fill("#key", "wrong");
+  await page.press("#key", "Enter");
+  await page.waitForFunction(() => document.querySelector("#key").value === "" && document.querySelector("#key_dialog").open);
+  await page.fill("#key", "sesame");
+  await page.press("#key", "Enter");
+  await hasText(page, "#link", /^up /);
+  await page.context().close();
+}
+
+async function asksForAKeyOnceUnlessItIsWanted() {
+  const { page } = await openPage((page) => page.route(/stats|v1/, (route) =>
+    route.fulfill({ status: 401, contentType: "application/json", body: '{"error": {"message": "a key, please"}}' })));
+  await page.waitForSelector("#key_dialog[open]");
+  await page.press("#key", "Escape");
+  await hasText(page, "#link", /a key, please/);
+  await page.waitForResponse(/v1.models/);  // it tried again
+  assert.equal(await page.locator("#key_dialog[open]").count(), 0);
+  await send(page, "Hello");
+  await page.waitForSelector("#key_dialog[open]");
+  await page.click("#key_cancel");
+  await hasText(page, ".message.error", /a key, please/);
+  assert.equal(await page.inputValue("#message"), "Hello");
+  assert.equal(await page.isVisible("#key_button"), true);
+  await page.context().close();
+}
+
+try {
+  for (const check of [
+    connectsAgainWhereAStreamBrokeOff, saysThatTheServerHasLostAnAnswer, goesWithoutWhereNothingIsKept,
+    foldsThoughtsAndAsksForResultsOfCalls, drawsMarkdownAndNoMarkup, stopsABurst, paintsABurstSeldom,
+    givesBackWhatWasRefused, retriesEditsAndGoesOn, asksForAKey, asksForAKeyOnceUnlessItIsWanted,
+  ]) await check();
+  console.log("ok");
+} finally {
+  await browser.close();
+}
