@@ -31,7 +31,7 @@ def list_linears(spec: ModelSpec) -> Iterator[tuple[LinearShape, ...]]:
 def list_layer_linears(spec: ModelSpec) -> Iterator[tuple[LinearShape, ...]]:
     """The same without the projection to logits."""
     hidden = spec.hidden_size
-    for index, layer in enumerate(spec.layers):
+    for index, layer in enumerate(spec.layers, spec.stage.first_layer):
         prefix = f"{spec.layer_prefix.format(index)}."
         yield from _list_attention(prefix, layer.attention, hidden)
         if isinstance(layer.ffn, DenseSpec):

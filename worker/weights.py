@@ -143,7 +143,7 @@ class SafetensorsSource(WeightSource):
     ) -> Tensor:
         tail = () if width is None else (width,)
         # First: what config.json calls for may be too large to allocate.
-        stored = [self._read(name, (size, *tail)) for name, size in zip(names, sizes, strict=True)]
+        stored = [self.read_stored(name, (size, *tail)) for name, size in zip(names, sizes, strict=True)]
         pieces = cut.find_pieces(stored)
         sizes = [len(piece) for piece in pieces]
         out = torch.empty((sum(sizes), *pieces[0].shape[1:]), dtype=self._dtype, device=self._device)
@@ -155,7 +155,14 @@ class SafetensorsSource(WeightSource):
         return read_weight(self._find_stored, name, format, shape)
 
     def skip(self, name: str) -> None:
-        self._left.discard(self._stored_name(name))
+        self._left.discard(self.stored_name(name))
+
+    def stored_name(self, name: str) -> str:
+        """What these files call the tensor: BERT's first exports have other names for a norm's parts."""
+        short = name.removeprefix(self._optional_prefix)
+        old = [each.replace("LayerNorm.weight", "LayerNorm.gamma") for each in (name, short)]
+        old = [each.replace("LayerNorm.bias", "LayerNorm.beta") for each in old]
+        return next((each for each in (name, short, *old) if each in self._file_of), name)
 
     def finish(self) -> None:
         self._files.clear()
@@ -174,7 +181,7 @@ class SafetensorsSource(WeightSource):
 
     def _find_stored(self, name: str, *, is_read: bool) -> Tensor | None:
         """The file's own tensor, a view of its mapping; None where there is none."""
-        stored_name = self._stored_name(name)
+        stored_name = self.stored_name(name)
         path = self._file_of.get(stored_name)
         if path is None:
             return None
@@ -185,7 +192,8 @@ class SafetensorsSource(WeightSource):
         except (SafetensorError, OSError) as error:
             raise _unreadable(path, error) from error
 
-    def _read(self, name: str, shape: Sequence[int]) -> Tensor:
+    def read_stored(self, name: str, shape: Sequence[int]) -> Tensor:
+        """A floating tensor as its file has it, a view of its mapping. Raises as `take`."""
         tensor = self._find_stored(name, is_read=True)
         if tensor is None:
             raise ModelError("model", str(self._folder), f"its weights must hold the tensor {name!r}")
@@ -196,13 +204,6 @@ class SafetensorsSource(WeightSource):
         if tensor.dtype not in _FLOAT_TYPES:
             raise ModelError(name, str(tensor.dtype), "a floating point type; config.json names no other")
         return tensor
-
-    def _stored_name(self, name: str) -> str:
-        """What these files call the tensor: BERT's first exports have other names for a norm's parts."""
-        short = name.removeprefix(self._optional_prefix)
-        old = [each.replace("LayerNorm.weight", "LayerNorm.gamma") for each in (name, short)]
-        old = [each.replace("LayerNorm.bias", "LayerNorm.beta") for each in old]
-        return next((each for each in (name, short, *old) if each in self._file_of), name)
 
 
 class DummySource(WeightSource):

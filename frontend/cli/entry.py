@@ -41,6 +41,7 @@ COMMANDS = {
     "bench": Command(
         "measure: beside peers, beside the hardware's floors, under load", "....tools.bench.cli"
     ),
+    "quantize": Command("make a checkpoint of 4 or 8 bits of a plain one", "....tools.quantize.cli"),
     "stress": Command("kill processes under load and check every token", "....tools.stress.cli"),
     "doctor": Command("check this machine: versions, devices, what is missing", ".doctor"),
     "completion": Command("print a shell's completion script", ".completion"),

@@ -1,13 +1,12 @@
-"""Asking a pocket model with transformers, in batches, and counting how many of its answers are right."""
+"""Asking a pocket model in batches, and counting how many of its answers are right."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import torch
-from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
-
+from ...frontend.llm import LLM
+from ...ipc.sampling_params import SamplingParams
 from .tokenizer import render_chat
 
 SEED = 4242  # text drawn for evaluation only; training seeds are small numbers
@@ -33,18 +32,19 @@ def ask(question: str) -> str:
 
 @dataclass(frozen=True)
 class Pocket:
-    """A loaded model that answers batches of prompts."""
+    """A model that an engine of its own loads and that answers batches of prompts.
+
+    `quantization` and `dtype` are as in EngineArgs.
+    """
 
     folder: Path
-    batch_size: int = 64
+    quantization: str | None = None
+    dtype: str = "auto"
 
     @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return AutoTokenizer.from_pretrained(self.folder, padding_side="left")
-
-    @cached_property
-    def model(self) -> LlamaForCausalLM:
-        return LlamaForCausalLM.from_pretrained(self.folder, dtype="auto").eval()
+    def engine(self) -> LLM:
+        """Started by the first question, and ended with this object."""
+        return LLM(str(self.folder), quantization=self.quantization, dtype=self.dtype, seed=SEED)
 
     def chat(self, questions: list[str], max_tokens: int = 80) -> list[str]:
         """The greedy answer to each question, up to the end of the turn."""
@@ -52,29 +52,12 @@ class Pocket:
         return [text for text, _ in self.complete(prompts, max_tokens)]
 
     def complete(
-        self, prompts: list[str], max_tokens: int, temperature: float | None = None
+        self, prompts: list[str], max_tokens: int, temperature: float = 0.0
     ) -> list[tuple[str, bool]]:
         """The text after each prompt, and whether the model ended it itself; greedy without a temperature."""
-        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-        results: dict[int, tuple[str, bool]] = {}
-        for low in range(0, len(order), self.batch_size):
-            chosen = order[low : low + self.batch_size]
-            texts = self._complete_batch([prompts[index] for index in chosen], max_tokens, temperature)
-            results |= zip(chosen, texts, strict=True)
-        return [results[index] for index in range(len(prompts))]
-
-    @torch.inference_mode()
-    def _complete_batch(
-        self, prompts: list[str], max_tokens: int, temperature: float | None
-    ) -> Iterator[tuple[str, bool]]:
-        inputs = self.tokenizer(prompts, return_tensors="pt", padding=True)
-        sampling = {"do_sample": temperature is not None, "temperature": temperature or 1.0, "top_k": 0}
-        # transformers' own protocol for `self` does not fit its models
-        generate = self.model.generate  # pyright: ignore[reportAttributeAccessIssue]
-        output = generate(**inputs, max_new_tokens=max_tokens, **sampling)
-        for ids in output[:, inputs["input_ids"].shape[1] :].tolist():
-            has_ended = any(token in self.model.config.eos_token_id for token in ids)
-            yield str(self.tokenizer.decode(ids, skip_special_tokens=True)), has_ended
+        params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+        outputs = [output.outputs[0] for output in self.engine.generate(prompts, params, use_tqdm=False)]
+        return [(output.text, output.finish_reason == "stop") for output in outputs]
 
 
 def score_chat(

@@ -1,4 +1,4 @@
-"""Measures a pocket model with transformers: `python -m quire.tools.pocket.evaluate [MODEL]`.
+"""Measures a pocket model: `python -m quire.tools.pocket.evaluate [MODEL]`.
 
 Asks only what training never showed: held-out additions, held-out JSON prompts, questions about new stories.
 """
@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from random import Random
-
-import torch
 
 from . import MODEL_DIR
 from .asking import SEED, Pocket, Score, ask, score_chat
@@ -130,16 +128,13 @@ def find_story_fault(text: str, has_ended: bool, words: set[str]) -> str | None:
     return None if 40 <= len(text.split()) <= 180 else f"{len(text.split())} words"
 
 
-def score_stories(pocket: Pocket, words: set[str], count: int, temperature: float | None) -> Score:
+def score_stories(pocket: Pocket, words: set[str], count: int, temperature: float) -> Score:
     """Raw completions of `STORY_STARTS`: each once when greedy, `count` in all at a temperature."""
-    torch.manual_seed(SEED)
     starts = (
-        list(STORY_STARTS)
-        if temperature is None
-        else [STORY_STARTS[i % len(STORY_STARTS)] for i in range(count)]
+        list(STORY_STARTS) if not temperature else [STORY_STARTS[i % len(STORY_STARTS)] for i in range(count)]
     )
     texts = pocket.complete(starts, MAX_STORY_TOKENS, temperature)
-    name = "raw stories fluent, " + ("greedy" if temperature is None else f"temperature {temperature:g}")
+    name = "raw stories fluent, " + ("greedy" if not temperature else f"temperature {temperature:g}")
     return _score_texts(
         name, [(start + text, ended) for start, (text, ended) in zip(starts, texts, strict=True)], words
     )
@@ -161,9 +156,8 @@ def _score_texts(name: str, texts: list[tuple[str, bool]], words: set[str]) -> S
     return Score(name, len(texts), [f"{fault}: {text}" for fault, text in faults if fault])
 
 
-def evaluate(folder: Path, is_quick: bool = False) -> Iterator[Score]:
+def evaluate(pocket: Pocket, is_quick: bool = False) -> Iterator[Score]:
     """All scores, each yielded when it is known."""
-    pocket = Pocket(folder)
     scale = 5 if is_quick else 1
     words = collect_words(SEED, 40_000 // scale)
     yield score_additions(pocket, limit=200 if is_quick else None)
@@ -172,7 +166,7 @@ def evaluate(folder: Path, is_quick: bool = False) -> Iterator[Score]:
     yield score_copying(pocket, 300 // scale)
     yield score_reading(pocket, 400 // scale)
     yield score_unknown(pocket, 300 // scale)
-    yield score_stories(pocket, words, 0, temperature=None)
+    yield score_stories(pocket, words, 0, temperature=0.0)
     yield score_stories(pocket, words, 120 // scale, temperature=1.0)
     yield score_story_requests(pocket, words)
     yield from score_calls(pocket, 200 // scale)
@@ -184,8 +178,12 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path, default=MODEL_DIR, help="a model folder")
     parser.add_argument("--quick", action="store_true", help="a fifth of the cases")
     parser.add_argument("--show", type=int, default=2, help="failures shown per score")
+    parser.add_argument("--quantization", help="of the weights while they are read: int4, int8 or fp8")
+    parser.add_argument(
+        "--dtype", default="auto", help="of the activations: that of the weights, or float32, bfloat16"
+    )
     options = parser.parse_args()
-    for score in evaluate(options.model, options.quick):
+    for score in evaluate(Pocket(options.model, options.quantization, options.dtype), options.quick):
         print(score, flush=True)
         for failure in score.failures[: options.show]:
             print(f"    {failure}")

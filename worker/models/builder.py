@@ -5,6 +5,8 @@ Of several ranks each builds what its cuts of the weights give, and what joins t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from msgspec.structs import replace
 from torch import Tensor
@@ -56,6 +58,10 @@ INEXACT_SUM = "NCCL chooses the order in which more than two ranks are added up;
 MAX_COPIED_TABLE_BYTES = 32 << 20
 
 
+# Stands in for the layer that was made of the weights of these names.
+WrapLinear = Callable[[Sequence[str], Linear], Linear]
+
+
 def load_model(config: EngineConfig, device: torch.device, group: SharedGroup | None = None) -> Decoder:
     """Build what `config.model.spec` says and load its weights (or random ones).
 
@@ -76,6 +82,18 @@ def load_model(config: EngineConfig, device: torch.device, group: SharedGroup | 
     return decoder
 
 
+def build_stage(
+    config: EngineConfig, weights: WeightSource, device: torch.device, wrap: WrapLinear
+) -> Decoder:
+    """Some layers of a model, as `config.model.spec` says, for who looks at what they are given.
+
+    Every linear layer is replaced by what `wrap` makes of it. Tensors of `weights` may be left over.
+    """
+    check_covered(config.model.spec)
+    make_first_calls()
+    return _Builder(config, weights, getattr(torch, config.model.dtype), device, None, wrap).build()
+
+
 class _Builder:
     """Takes tensors by their checkpoint names, fuses what is multiplied together, counts bytes."""
 
@@ -86,7 +104,9 @@ class _Builder:
         dtype: torch.dtype,
         device: torch.device,
         group: SharedGroup | None,
+        wrap: WrapLinear | None = None,
     ) -> None:
+        self._wrap = wrap
         self._spec = config.model.spec
         self._max_model_len = config.model.max_model_len
         self._max_step_tokens = config.scheduler.max_num_batched_tokens
@@ -314,7 +334,7 @@ class _Builder:
             bias = bias.roll(len(bias) // 2)
         linear = self._make_linear(weight, bias, format)
         self._size_bytes += linear.size_bytes
-        return linear
+        return linear if self._wrap is None else self._wrap(names, linear)
 
     def _make_linear(
         self, weight: Tensor | NarrowWeight, bias: Tensor | None = None, format: WeightFormat | None = None

@@ -1,0 +1,54 @@
+"""What quantizing has cost: the pocket model's evaluation, or likelihood of a text, before and after."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ...frontend.llm import LLM
+from ...frontend.models.model_folder import pocket_folder
+from ...ipc.sampling_params import SamplingParams
+from ..pocket.asking import Pocket
+from ..pocket.evaluate import evaluate
+
+
+def is_pocket(folder: Path) -> bool:
+    """Whether a model speaks as the pocket model does, so that its evaluation applies."""
+    files = [path / "tokenizer.json" for path in (folder, pocket_folder())]
+    return all(file.is_file() for file in files) and files[0].read_bytes() == files[1].read_bytes()
+
+
+def compare_pockets(plain: Path, narrow: Path) -> Iterator[str]:
+    """A line for each figure of the quick evaluation, as soon as both have it."""
+    pairs = zip(evaluate(Pocket(plain), is_quick=True), evaluate(Pocket(narrow), is_quick=True), strict=True)
+    for before, after in pairs:
+        right = [score.total - len(score.failures) for score in (before, after)]
+        yield f"{before.name:<44} {right[0]:>5} -> {right[1]:>4} of {before.total}"
+
+
+def compare_likelihoods(plain: Path, narrow: Path, sequences: Sequence[Sequence[int]]) -> str:
+    """A line: perplexities, and how often the likeliest token is the same."""
+    (before, first), (after, second) = _score(plain, sequences), _score(narrow, sequences)
+    same = sum(map(int.__eq__, first, second)) / len(first)
+    change = 100 * (after / before - 1)
+    return (
+        f"perplexity {before:.3f} -> {after:.3f} ({change:+.1f} %), the likeliest token is the same at "
+        f"{100 * same:.1f} % of {len(first)} positions"
+    )
+
+
+def _score(folder: Path, sequences: Sequence[Sequence[int]]) -> tuple[float, list[int]]:
+    """(perplexity, the likeliest token at each position)."""
+    params = SamplingParams(max_tokens=1, prompt_logprobs=1)
+    prompts = [{"prompt_token_ids": list(ids)} for ids in sequences]
+    with LLM(str(folder), skip_tokenizer_init=True) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    total, likeliest = 0.0, list[int]()
+    for ids, output in zip(sequences, outputs, strict=True):
+        assert output.prompt_logprobs is not None
+        for token, table in zip(ids[1:], list(output.prompt_logprobs)[1:], strict=True):
+            assert table is not None
+            total += table[token].logprob
+            likeliest.append(max(table.items(), key=lambda item: item[1].logprob)[0])
+    return math.exp(-total / len(likeliest)), likeliest
