@@ -298,7 +298,12 @@ def _make_serve_parser() -> Parser:
     text = "limits of ttft, tpot, itl, e2e"
     add("--goodput", nargs="+", default=[], metavar="NAME:MS", dest="goodput_s", help=text)
     add("--json", metavar="FILE", dest="json_path", help="write every figure to a file too")
-    add("--plot", metavar="FILE", dest="plot_path", help="write a picture too (.png, .svg, .pdf)")
+    add(
+        "--plot",
+        metavar="FILE",
+        dest="plot_path",
+        help="write a picture too (.png, .svg, .pdf); needs the extra 'bench'",
+    )
     return parser
 
 
