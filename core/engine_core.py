@@ -166,14 +166,17 @@ class EngineCore:
             self.failures.convict(live, ErrorCode.POISON_REQUEST, "core death", error)
 
     def abort_requests(
-        self, client: bytes, request_ids: Iterable[str], names: Iterable[str] = (), tenant: str = ""
+        self, client: bytes, request_ids: Iterable[str], names: Collection[str] = (), tenant: str = ""
     ) -> None:
-        """End requests with ABORT: this client's own by id, any client's of this tenant (or any) by name.
+        """End requests with ABORT: this client's own by id, any client's of this tenant (or any) by name,
+        or by the id that live views show.
 
         What is not live is ignored. Each is answered to its own client.
         """
         own = self._ids_of.get(client, set()).intersection(request_ids)
-        found = {self._requests[request_id] for request_id in own} | self._names.find(names, tenant)
+        named = self._names.find(names) | {self._requests[name] for name in names if name in self._requests}
+        found = {request for request in named if not tenant or request.tenant.name == tenant}
+        found |= {self._requests[request_id] for request_id in own}
         self._finish(list(found), FinishReason.ABORT)
 
     def remove_client(self, client: bytes) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -64,10 +64,10 @@ class InprocEngine:
         self.check_usable()
         self._registry.take(_CLIENT, request)
 
-    def abort_requests(self, request_ids: list[str]) -> None:
+    def abort_requests(self, request_ids: list[str], names: Sequence[str] = (), tenant: str = "") -> None:
         """As EngineCore.abort_requests."""
         self.check_usable()
-        self._registry.take(_CLIENT, AbortRequests(request_ids))
+        self._registry.take(_CLIENT, AbortRequests(request_ids, list(names), tenant))
 
     def run_step(self) -> list[EngineCoreOutput]:
         """What there is to deliver; else run what can run once, and [] if that gave nothing."""

@@ -31,6 +31,7 @@ from ..ipc.config import (
     SchedulingPolicy,
 )
 from ..ipc.errors import ConfigError, ModelError, did_you_mean
+from ..ipc.extras import describe_install
 from ..ipc.model_spec import ModelSpec
 from ..ipc.processes.log_lines import LOG_FORMATS
 from ..ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
@@ -288,7 +289,7 @@ class EngineArgs(metaclass=DropsOffValues):
 
     def _check_choices(self) -> None:
         if self.distributed_executor_backend == "ray" and importlib.util.find_spec("ray") is None:
-            raise ConfigError("distributed_executor_backend", "ray", "`pip install quire[ray]` first")
+            raise ConfigError("distributed_executor_backend", "ray", f"only with: {describe_install('ray')}")
         if self.trust_remote_code:
             raise ConfigError("trust_remote_code", True, "False: Quire runs no code from a checkpoint")
         for item in fields(self):

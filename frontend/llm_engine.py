@@ -98,6 +98,12 @@ class LLMEngine(UtilityCalls):
         return self._client.facts
 
     @property
+    def facts_by_engine(self) -> dict[int, EngineFacts]:
+        """What each engine that is there says of itself, by its number."""
+        self._check_open()
+        return self._client.engines
+
+    @property
     def output_format(self) -> OutputFormat | None:
         """How the model writes thoughts and tool calls; None: only text, as far as is known."""
         self._check_open()
@@ -195,6 +201,10 @@ class LLMEngine(UtilityCalls):
             self._client.check_usable()
             if engine_ids := self._output_processor.find_engine_ids(ids):
                 self._client.abort_requests(engine_ids)
+
+    def abort_named(self, names: Sequence[str], tenant: str = "") -> None:
+        with self._turns:
+            self._client.abort_named(names, tenant)
 
     def forget_requests(self, request_ids: Iterable[str]) -> None:
         """End requests whose outputs nobody will read. Never raises for an engine that has died."""

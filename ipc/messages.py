@@ -150,6 +150,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     files: ServedFiles | None = None  # of the model that frontends read; only told over the network
     chat_template: str | None = None  # what the operator chose in place of the tokenizer's
     served_model_aliases: tuple[str, ...] = ()  # more names that requests may have for it
+    tensor_parallel_size: int = 1  # ranks of a stage
+    pipeline_parallel_size: int = 1  # stages
     weights: str = ""  # what most are where they are not of `dtype`: 'int4', 'gptq 4-bit', 'gguf Q4_0'
 
 
@@ -255,7 +257,8 @@ class EngineCoreRequests(msgspec.Struct, array_like=True, frozen=True, gc=False)
 class AbortRequests(msgspec.Struct, array_like=True, frozen=True):
     """Each live one ends with ABORT; ids and names that are unknown or finished are ignored.
 
-    `request_ids` are the sender's own. `names` are of any client's requests, of `tenant` if it is given.
+    `request_ids` are the sender's own. `names` are of any client's requests, of `tenant` if it is given;
+    the id of a request is a name of it.
     """
 
     request_ids: Annotated[list[RequestId], Meta(max_length=MAX_IDS_PER_ABORT)]

@@ -15,23 +15,17 @@ class RequestNames:
 
     def add(self, request: Request) -> None:
         """A request has come."""
-        for name in _list_names(request):
+        for name in request.names:
             self._requests.setdefault(name, set()).add(request)
 
     def remove(self, request: Request) -> None:
         """A request has ended."""
-        for name in _list_names(request):
+        for name in request.names:
             named = self._requests.get(name, set())
             named.discard(request)
             if not named:
                 self._requests.pop(name, None)
 
-    def find(self, names: Iterable[str], tenant: str) -> set[Request]:
-        """Live requests with one of the names; '' stands for every tenant."""
-        found = {request for name in names for request in self._requests.get(name, ())}
-        return {request for request in found if not tenant or request.tenant.name == tenant}
-
-
-def _list_names(request: Request) -> list[str]:
-    """Its names and its id, which live views show; nothing of a request that came without names."""
-    return [*request.names, request.request_id] if request.names else []
+    def find(self, names: Iterable[str]) -> set[Request]:
+        """Live requests with one of the names."""
+        return {request for name in names for request in self._requests.get(name, ())}

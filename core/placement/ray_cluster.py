@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...ipc.errors import ConfigError, EngineStartError
+from ...ipc.extras import describe_install
 
 BACKEND = "distributed_executor_backend"
 CONNECT_TIMEOUT_S = 30.0  # Ray itself tries for minutes where nobody answers
@@ -126,7 +127,7 @@ def load_ray() -> Any:
         ray = importlib.import_module("ray")
         importlib.import_module("ray.util.scheduling_strategies")
     except ImportError as error:
-        raise ConfigError(BACKEND, "ray", f"`pip install quire[ray]` first ({error})") from None
+        raise ConfigError(BACKEND, "ray", f"only with: {describe_install('ray')} ({error})") from None
     return ray
 
 

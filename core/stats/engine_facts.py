@@ -56,6 +56,8 @@ def make_engine_facts(
         dtype=config.model.dtype,
         weights=config.model.weights_name,
         device=ready.device,
+        tensor_parallel_size=config.parallel.tensor_parallel_size,
+        pipeline_parallel_size=config.parallel.pipeline_parallel_size,
         num_gpu_blocks=ready.num_gpu_blocks if config.block_size_bytes else 0,
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,

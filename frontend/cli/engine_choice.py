@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import fields
 
-from ...ipc.errors import ConfigError
+from ...ipc.daemon.run_dir import list_daemons
+from ...ipc.errors import ConfigError, DaemonError
 from ...ipc.network.tcp_address import is_tcp
 from ..client.remote_daemon import Attachment, check_unattached, choose_attachment
 from ..engine_args import EngineArgs
@@ -86,6 +87,18 @@ def check_names_end(argv: Sequence[str], names: Sequence[str] | None, argument: 
     if len(names or ()) > 1 and argument is None and flags.isdisjoint(("--model", "--config")):
         allowed = "beside a model, the first argument or --model: the last of them may be meant as one"
         raise ConfigError("served_model_name", " ".join(names or ()), allowed)
+
+
+def choose_only_daemon() -> str:
+    """The name of the only daemon of this user that runs. Raises ConfigError if there are several, and
+    DaemonError if there is none.
+    """
+    running = list_daemons()
+    if len(running) == 1:
+        return running[0]
+    if not running:
+        raise DaemonError("no daemon runs; `quire daemon start` starts one")
+    raise ConfigError("NAME", None, f"one of those that run: {', '.join(running)}")
 
 
 def choose_daemons(names: Sequence[str], keys: str | None) -> list[Attachment]:

@@ -47,6 +47,8 @@ COMMANDS = {
     "completion": Command("print a shell's completion script", ".completion"),
 }
 
+ALIASES = {"complete": "generate", "collect-env": "doctor"}  # as vLLM calls them
+
 # What a disk or a terminal answers that takes no more: the cause is the machine's, and the text says it all.
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 _EXAMPLES = """\
@@ -61,6 +63,8 @@ examples:
 def run_command(argv: Sequence[str] | None = None) -> int:
     """Run one command line to its exit code. Nothing is raised; errors are one line on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments:
+        arguments[0] = ALIASES.get(arguments[0], arguments[0])
     command = COMMANDS.get(arguments[0]) if arguments else None
     if _is_closed(sys.stdout) and (command is None or command.prints):
         return ExitCode.OUTPUT_CLOSED  # by the caller, so nobody reads
@@ -101,7 +105,7 @@ def _dispatch(argv: list[str]) -> int:
         return ExitCode.OK
     command = COMMANDS.get(name)
     if command is None:
-        hint = did_you_mean(name, [*COMMANDS, "--help", "--version"])
+        hint = did_you_mean(name, [*COMMANDS, *ALIASES, "--help", "--version"])
         raise UsageError(f"{name!r}: not a command{hint or ', one of ' + ', '.join(COMMANDS)}")
     try:
         return importlib.import_module(command.module, f"{__package__}.commands").run(argv[1:])

@@ -103,6 +103,10 @@ class SyncClient(EngineCoreClient):
     def wake(self) -> None:
         """End a `wait`, from any thread."""
 
+    @abstractmethod
+    def abort_named(self, names: Sequence[str], tenant: str) -> None:
+        """As UtilityCalls'."""
+
     @property
     def engines(self) -> dict[int, EngineFacts]:
         """What each engine that is there says of itself, by its number; one alone is 0."""
@@ -252,6 +256,11 @@ class SyncMPClient(SyncClient):
             self.check_usable()
             self._links.target.abort_requests(request_ids)
             self._send_all()
+
+    def abort_named(self, names: Sequence[str], tenant: str) -> None:
+        self.check_usable()
+        self._links.target.abort_named(names, tenant)
+        self._send_all()
 
     def read(self) -> list[EngineCoreOutput]:
         self.check_usable()
@@ -452,6 +461,9 @@ class InprocClient(SyncClient):
 
     def abort_requests(self, request_ids: list[str]) -> None:
         self._engine.abort_requests(request_ids)
+
+    def abort_named(self, names: Sequence[str], tenant: str) -> None:
+        self._engine.abort_requests([], names, tenant)
 
     def read(self) -> list[EngineCoreOutput]:
         return self._engine.run_step()

@@ -71,6 +71,14 @@ class UtilityCalls(ABC):
         return _find_errors(self._call_each(UtilityMethod.CHECK_INTEGRITY))
 
     @abstractmethod
+    def abort_named(self, names: Sequence[str], tenant: str = "") -> None:
+        """End requests of any client of the engine, by a name that they came with or the id that live views
+        show; '': of every tenant.
+
+        Those that it does not find it ignores. While the engine is being restarted nothing happens.
+        """
+
+    @abstractmethod
     def _call_each(self, method: UtilityMethod) -> dict[int, UtilityResult]: ...
 
 
@@ -115,10 +123,7 @@ class AsyncUtilityCalls(ABC):
         return await asyncio.to_thread(write_trace, traces, folder)
 
     def abort_named(self, names: Sequence[str], tenant: str = "") -> None:
-        """End requests of any client of the engine that came with one of these names; '': of every tenant.
-
-        Those that it does not find it ignores. While the engine is being restarted nothing happens.
-        """
+        """As UtilityCalls.abort_named."""
         self._running_client().abort_named(names, tenant)
 
     def add_counts(self, counts: FrontendCounts) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...ipc.errors import ConfigError
+from ...ipc.extras import describe_install
 from ...ipc.pooling_params import EMBEDDING, PoolingParams
 from ...ipc.sampling_params import SamplingParams
 from ..outputs import RequestOutput
@@ -38,7 +39,7 @@ def check_endpoint(endpoint: str) -> None:
     try:
         importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     except ImportError:
-        allowed = "given with the extra installed: pip install 'quire[tracing]'"
+        allowed = f"given with the extra installed: {describe_install('tracing')}"
         raise ConfigError("otlp_traces_endpoint", endpoint, allowed) from None
 
 

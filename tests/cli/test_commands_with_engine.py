@@ -100,6 +100,17 @@ def test_a_sum_that_is_piped_into_chat_is_answered(attach: tuple[str, str]) -> N
     assert "tokens in" in done.stderr
 
 
+def test_a_message_can_be_an_option_as_vllm_has_it(attach: tuple[str, str]) -> None:
+    done = run_quire("chat", *attach, "--system-prompt", "Be kind.", "-q", "What is 12 plus 30?")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "42" in done.stdout
+    done = run_quire("complete", *attach, "--temperature", "0", "--max-tokens", "4", "--quick", "Once upon")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Once upon")
+    done = run_quire("chat", "model-a", "--model", "model-b", "-q", "Hi")
+    assert (done.returncode, "model='model-a, model-b'" in done.stderr) == (2, True)
+
+
 def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(attach: tuple[str, str]) -> None:
     done = run_quire("generate", *attach, stdin="Once upon a time there was a cat. " * 100)
     assert done.returncode == 2

@@ -91,3 +91,14 @@ def test_options_are_not_abbreviated() -> None:
     parser.add_argument("--max-tokens", type=int)
     with pytest.raises(UsageError, match="--max: not an option of 'quire x', see quire x --help"):
         parser.parse(["--max", "3"])
+
+
+def test_vllms_names_of_commands_are_known(
+    raising_command: type[ModuleType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(entry.ALIASES, "collect-fail", "fail")
+    raising_command.error = SystemExit(0)  # type: ignore[attr-defined]
+    assert entry.run_command(["collect-fail"]) == 0
+    assert entry.run_command(["collect-envs"]) == ExitCode.USAGE
+    assert "did you mean 'collect-env'?" in capsys.readouterr().err
+    assert set(entry.ALIASES.values()) <= set(entry.COMMANDS)

@@ -1,17 +1,9 @@
-"""`quire top`: what a frame shows, at any size, and that it leaves when told to."""
+"""`quire top`: what a frame shows, at any size."""
 
 from __future__ import annotations
 
 import io
 import os
-import pty
-import select
-import signal
-import subprocess
-import sys
-import time
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,85 +12,30 @@ from daemons import Daemon, fake_modules, runtime_folders
 from fakes import make_config
 from quire.frontend.cli.commands import top
 from quire.frontend.cli.entry import run_command
-from quire.ipc.engine_views import ClientView, EngineLoad, EngineSnapshot, RequestView, SchedulerStats
+from quire.frontend.cli.top.frame import render
+from quire.frontend.cli.top.look import Look, ProcessUsage, find_quantiles
+from quire.frontend.cli.top.view import View
+from quire.ipc.engine_views import (
+    EngineLoad,
+    EngineSnapshot,
+    Histogram,
+)
 from rich.console import Console
-
-DEADLINE_S = 20.0
-
-
-def make_request(name: str, **changes: Any) -> RequestView:
-    values = {
-        "request_id": name,
-        "client": "llm-7",
-        "state": "running",
-        "waits_for": "",
-        "num_prompt_tokens": 20,
-        "num_computed_tokens": 25,
-        "num_output_tokens": 5,
-        "max_total_tokens": 40,
-        "num_blocks": 2,
-        "num_preemptions": 0,
-        "age_s": 65.0,
-    }
-    return RequestView(**{**values, **changes})
+from top_fakes import FakeEngine, make_client, make_facts, make_request, make_snapshot
 
 
-def make_client(name: str) -> ClientView:
-    return ClientView(
-        name=name,
-        kind="llm",
-        pid=7,
-        weight=1.0,
-        num_running=1,
-        num_waiting=0,
-        tokens_served_total=12345,
-        num_unsent=0,
-        connected_s=4000.0,
-    )
+def make_look(snapshot: EngineSnapshot, usage: ProcessUsage | None = None, **facts: Any) -> Look:
+    latencies = {"TTFT": (0.012, 0.04, 0.0801), "ITL": None}
+    return Look(snapshot, make_facts(**facts), usage, latencies)
 
 
-def make_snapshot(requests: list[RequestView] | None = None, **changes: Any) -> EngineSnapshot:
-    stats = SchedulerStats(
-        num_running=1,
-        num_waiting=1234,
-        num_clients=1,
-        kv_blocks_used=30,
-        kv_blocks_total=120,
-        prefix_cache_queries_total=100,
-        prefix_cache_hits_total=25,
-        num_preemptions_total=3,
-        num_steps_total=10,
-        prompt_tokens_total=100,
-        generation_tokens_total=200,
-        schedule_s_total=0.1,
-        update_s_total=0.1,
-        step_wait_s_total=0.1,
-    )
-    values = {
-        "at": 1000.0,
-        "epoch": "e",
-        "model": "pocket",
-        "max_num_seqs": 256,
-        "uptime_s": 7500.0,
-        "stats": stats,
-        "prompt_tokens_per_s": 310.0,
-        "generation_tokens_per_s": 1501.0,
-        "steps_per_s": 20.0,
-        "schedule_ms": 0.1,
-        "update_ms": 0.2,
-        "step_wait_ms": 5.0,
-        "requests": [make_request("one")] if requests is None else requests,
-        "num_hidden_requests": 0,
-        "block_map": bytes((255, 255)) * 30 + bytes((0, 255)) * 30 + bytes((0, 0)) * 60,
-        "blocks_per_cell": 1,
-        "clients": [make_client("llm-7")],
-    }
-    return EngineSnapshot(**{**values, **changes})
+def draw(snapshot: EngineSnapshot, width: int = 80, height: int = 24, view: View | None = None) -> str:
+    return draw_look(make_look(snapshot), width, height, view)
 
 
-def draw(snapshot: EngineSnapshot, width: int = 80, height: int = 24) -> str:
+def draw_look(look: Look, width: int = 80, height: int = 24, view: View | None = None) -> str:
     console = Console(file=io.StringIO(), width=width, height=height, color_system=None)
-    console.print(top.render(snapshot, [0.0, 750.0, 1501.0], width, height))
+    console.print(render(look, [0.0, 750.0, 1501.0], width, height, view))
     file = console.file
     assert isinstance(file, io.StringIO)
     return file.getvalue()
@@ -191,27 +128,11 @@ def test_a_prompt_being_computed_shows_how_far_it_is():
     assert "prefill" in draw(make_snapshot([view]))
 
 
-@dataclass
-class FakeEngine:
-    """What `top` asks of an LLMEngine."""
-
-    taken: EngineSnapshot
-    num_closed: int = 0
-
-    def snapshot(self) -> EngineSnapshot:
-        return self.taken
-
-    def __enter__(self) -> FakeEngine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.num_closed += 1
-
-
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     fake = FakeEngine(make_snapshot())
     monkeypatch.setattr(top, "attach_engine", lambda _name: fake)
+    monkeypatch.setattr(top, "choose_only_daemon", lambda: "only")
     return fake
 
 
@@ -238,47 +159,49 @@ def test_a_name_that_no_daemon_has_is_an_error_in_one_line(capsys: pytest.Captur
     assert "Traceback" not in error
 
 
-SCREEN = """
-import sys
-sys.path[:0] = {folders!r}
-import test_top
-from quire.frontend.cli.commands import top
-from quire.frontend.cli.entry import run_command
-top.attach_engine = lambda name: test_top.FakeEngine(test_top.make_snapshot())
-sys.exit(run_command(["top"]))
-"""
+def test_a_frame_shows_latencies_device_weights_ranks_and_processes():
+    usage = ProcessUsage(cpu_percent=187.0, rss_bytes=812_000_000, num_processes=3)
+    sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 3}
+    text = draw_look(make_look(make_snapshot(), usage, weights="int4", **sizes), width=120)
+    for part in ("TTFT 12/40/80.1 ms", "ITL -", "p50/p95/p99, all since the start", "cpu, int4 weights"):
+        assert part in text
+    for part in ("2 ranks, 3 stages", "502 MB on the device", "187 % CPU", "812 MB in 3 processes"):
+        assert part in text
+    assert "cpu, float32   " in draw(make_snapshot())
 
 
-@pytest.mark.parametrize("way", ["q", "ctrl-c"])
-def test_the_screen_moves_until_it_is_told_to_leave(way: str):
-    main, terminal = pty.openpty()
-    folders = [str(folder) for folder in Path(__file__).parents[:2]]
-    script = SCREEN.format(folders=folders)
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-    child = subprocess.Popen(
-        [sys.executable, "-c", script], stdin=terminal, stdout=terminal, stderr=terminal, env=environment
-    )
-    os.close(terminal)
-    try:
-        read_until(main, b"1,501", times=2)
-        if way == "q":
-            os.write(main, b"q")
-        else:
-            child.send_signal(signal.SIGINT)
-        assert child.wait(DEADLINE_S) == 0
-    finally:
-        child.kill()
-        child.wait()
-        os.close(main)
+def test_quantiles_are_of_what_came_in_between():
+    bounds = (0.1, 0.2, 0.4)
+    before = Histogram(bounds=bounds, counts=[100, 0, 0, 0], sum=0.0)
+    now = Histogram(bounds=bounds, counts=[110, 10, 0, 5], sum=0.0)
+    assert find_quantiles(now, before) == pytest.approx((0.125, 0.4, 0.4))
+    assert find_quantiles(before, None) == pytest.approx((0.05, 0.095, 0.099))
+    assert find_quantiles(now, now) is None
+    assert find_quantiles(before, now) is None  # another core has begun to count
 
 
-def read_until(descriptor: int, wanted: bytes, times: int) -> None:
-    """Read until `wanted` has come so often; fails at the deadline."""
-    deadline, seen = time.monotonic() + DEADLINE_S, b""
-    while seen.count(wanted) < times:
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-        assert ready, f"{wanted!r} came {seen.count(wanted)} times: {seen[-300:]!r}"
-        seen += os.read(descriptor, 65536)
+def test_without_a_name_the_only_daemon_is_looked_at_and_several_are_named(
+    capsys: pytest.CaptureFixture[str],
+):
+    with runtime_folders(), fake_modules():
+        assert run_command(["top", "--once"]) == 1
+        assert "no daemon runs; `quire daemon start` starts one" in capsys.readouterr().err
+        with Daemon("one", make_config()):
+            assert run_command(["top", "--once", "--sort", "age"]) == 0
+            out = capsys.readouterr().out
+            assert "Quire fake" in out
+            assert "% CPU" in out
+            assert "sorted by age" in out
+            with Daemon("two", make_config()):
+                assert run_command(["top"]) == 2
+                assert "NAME=None: one of those that run: one, two" in capsys.readouterr().err
+                assert run_command(["top", "two", "--json"]) == 0
+                assert run_command(["ps", "two", "--json"]) == 0
+                capsys.readouterr()
+                assert run_command(["ps", "two"]) == 0
+                assert "one" not in capsys.readouterr().out
+                assert run_command(["ps", "tow"]) == 2
+                assert "those that run: one, two" in capsys.readouterr().err
 
 
 def test_a_daemons_engine_is_shown_with_who_looks_at_it(capsys: pytest.CaptureFixture[str]):

@@ -208,7 +208,7 @@ def test_an_abort_by_name_ends_the_requests_of_any_client_but_of_one_tenant_only
         names = ["answer", f"own {name}"] if name != "d" else []
         engine.add(msgspec.structs.replace(request, names=names), client)
     engine.turn()
-    engine.core.abort_requests(b"three", [], ["own c", "unknown", "c", "d"], "x")
+    engine.core.abort_requests(b"three", [], ["own c", "unknown", "c"], "x")
     assert engine.core.num_unfinished == 4
     engine.core.abort_requests(b"three", [], ["answer", "own a"], "x")
     engine.deliver()
@@ -216,9 +216,12 @@ def test_an_abort_by_name_ends_the_requests_of_any_client_but_of_one_tenant_only
         "a": FinishReason.ABORT,
         "b": FinishReason.ABORT,
     }
-    engine.core.abort_requests(b"three", [], ["c"])  # as live views call it
+    engine.core.abort_requests(b"three", [], ["c", "d"], "x")  # as live views call it
     engine.deliver()
-    assert set(engine.finals) == {"a", "b", "c"}
+    assert set(engine.finals) == {"a", "b", "d"}
+    engine.core.abort_requests(b"three", [], ["c"])
+    engine.deliver()
+    assert set(engine.finals) == {"a", "b", "c", "d"}
     engine.run()
     engine.core.abort_requests(b"three", [], ["answer", "own a"])
     assert engine.core.check_integrity() == []

@@ -14,7 +14,8 @@ import psutil
 import pytest
 from daemons import Daemon, fake_modules, wait_until
 from quire import EngineArgs
-from quire.frontend.daemon import stop_daemon
+from quire.frontend.daemon import DaemonStarter, stop_daemon
+from quire.ipc.daemon.daemon_state import SupervisorArgs
 from served import TIMEOUT_S, Served
 
 NUM_STREAMS = 4  # of each model
@@ -66,6 +67,28 @@ def test_each_of_two_daemons_is_lost_and_comes_back_without_the_other(shared_ser
                 assert client.completions.create(model=OTHER_MODEL, **ASKED).usage
         finally:
             assert server.stop() == 0
+
+
+def test_a_daemon_that_starts_does_not_keep_the_server_from_its_requests(shared_server: Served) -> None:
+    config = EngineArgs(served_model_name="unready").create_engine_config()
+    with fake_modules():
+        starter = DaemonStarter(SupervisorArgs(name=OTHER, config=config, ends_with_parent=True))
+    server = None
+    try:
+        starter.wait_until_attachable()
+        server = Served("--attach", f"serve-{shared_server.port}", "--attach", OTHER)
+        with server.client() as client:
+            cards = {card.id: card for card in client.models.list()}
+            assert list(cards) == ["pocket", "unready"]
+            assert cards["unready"].model_dump()["max_model_len"] is None
+            assert client.completions.create(model="pocket", prompt="Once", max_tokens=2).usage
+            with pytest.raises(openai.InternalServerError, match="'unready' is being loaded"):
+                client.completions.create(model="unready", prompt="Once")
+            with pytest.raises(openai.NotFoundError, match="'pocket', 'unready'"):
+                client.completions.create(model="nobody", prompt="Once")
+    finally:
+        starter.stop()
+        assert server is None or server.stop() == 0
 
 
 def check_a_killed_core(server: Served, other: Daemon) -> None:

@@ -238,6 +238,10 @@ class FakeSyncClient(SyncClient):
         self.check_usable()
         self.engine.abort(request_ids)
 
+    def abort_named(self, names: Sequence[str], tenant: str) -> None:
+        assert not tenant
+        self.abort_requests(list(names))
+
     def read(self) -> list[EngineCoreOutput]:
         self.check_usable()
         if self.interrupt_after is not None:

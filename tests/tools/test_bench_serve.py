@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from mock_openai import Behaviour, MockOpenAI
 from quire.ipc.errors import InputError
+from quire.tools.bench import serve_plot
 from quire.tools.bench.http_stream import Endpoint, HttpClient
 from quire.tools.bench.load import LoadOptions, LoadResult, LoadRun, RequestRecord, draw_offsets
 from quire.tools.bench.prompts import Ask, BodyOptions, LengthRange, encode_body, make_random_asks, read_asks
@@ -282,3 +283,10 @@ def test_bad_options_are_refused_before_anything_is_sent(
 
     assert run_command(["bench", "serve", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"quire: error: {message}")
+
+
+def test_a_picture_that_cannot_be_drawn_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_plot, "find_spec", lambda _name: None)
+    with pytest.raises(InputError) as caught:
+        serve_plot.check_plot("x.png")
+    assert str(caught.value).endswith(f"{sys.executable} -m pip install 'quire[bench]'")

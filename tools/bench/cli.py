@@ -319,7 +319,7 @@ def _make_serve_parser() -> Parser:
     add("--input-len", default="32-128", metavar="N", help=text)
     add("--output-len", default="64", metavar="N", help="most tokens of an answer, or a range (%(default)s)")
     add("--ignore-eos", action="store_true", help="ask for answers of the full length (not every server can)")
-    add("--temperature", type=float, default=0.0, metavar="T", help="(%(default)s)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="of the answers (%(default)s)")
     add("--num-prompts", type=int, default=100, metavar="N", help="requests to measure (%(default)s)")
     add("--num-warmups", type=int, default=2, metavar="N", help="requests before, not measured (%(default)s)")
     add("--request-rate", type=float, default=math.inf, metavar="R", help="open loop: requests/s, or inf")
@@ -330,7 +330,12 @@ def _make_serve_parser() -> Parser:
     text = "limits of ttft, tpot, itl, e2e"
     add("--goodput", nargs="+", default=[], metavar="NAME:MS", dest="goodput_s", help=text)
     add("--json", metavar="FILE", dest="json_path", help="write every figure to a file too")
-    add("--plot", metavar="FILE", dest="plot_path", help="write a picture too (.png, .svg, .pdf)")
+    add(
+        "--plot",
+        metavar="FILE",
+        dest="plot_path",
+        help="write a picture too (.png, .svg, .pdf); needs the extra 'bench'",
+    )
     return parser
 
 

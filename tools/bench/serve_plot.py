@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ...ipc.errors import InputError
+from ...ipc.extras import describe_install
 from .load import LoadResult
 from .serve_metrics import measure
 
@@ -20,7 +21,7 @@ _SUFFIXES = (".png", ".svg", ".pdf")
 def check_plot(path: str) -> None:
     """Raises InputError where the plot could not be written after the run."""
     if find_spec("matplotlib") is None:
-        raise InputError("plot", path, "needs matplotlib: pip install 'quire[bench]'")
+        raise InputError("plot", path, f"needs matplotlib, of the extra 'bench': {describe_install('bench')}")
     if Path(path).suffix.lower() not in _SUFFIXES:
         raise InputError("plot", path, f"a file name that ends in one of {', '.join(_SUFFIXES)}")
 

@@ -7,6 +7,7 @@ import importlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from ...frontend.cli import entry
@@ -28,8 +29,8 @@ def render_engine_options() -> str:
 
 
 def render_commands() -> str:
-    """A section for each command but `bench`, whose parsers load what they measure."""
-    return "\n".join(text for name in entry.COMMANDS if name != "bench" for text in _render_command([name]))
+    """A section for each command."""
+    return "\n".join(text for name in entry.COMMANDS for text in _render_command([name]))
 
 
 def _render_command(words: list[str]) -> list[str]:
@@ -106,6 +107,8 @@ def _tell_default(action: argparse.Action) -> str:
         return ""
     if value is True:
         return "on"
+    if isinstance(value, Path) and value.is_absolute():
+        return "this user's cache"
     return f"`{' '.join(map(str, value)) if isinstance(value, (list, tuple)) else value}`"
 
 

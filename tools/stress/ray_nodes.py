@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from ...ipc.errors import ConfigError
+from ...ipc.extras import describe_install
 from ...ipc.processes.child_args import PACKAGE_DIR
 from .kills import Role
 
@@ -29,7 +30,7 @@ class RayNodes:
         try:
             utils = importlib.import_module("ray.cluster_utils")
         except ImportError as error:
-            allowed = f"`pip install quire[ray]` first ({error})"
+            allowed = f"only with: {describe_install('ray')} ({error})"
             raise ConfigError("distributed_executor_backend", "ray", allowed) from None
         head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
         self._cluster: Any = utils.Cluster(initialize_head=True, head_node_args=head)

@@ -17,15 +17,9 @@ from ...output_formats.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from ..control_characters import show_controls
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
-# What a terminal would obey rather than show; a model may have been told to write it.
-_CONTROLS: dict[int, int | None] = {
-    **{code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"},
-    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
-    0x7F: 0x2421,
-    ord("\r"): None,
-}
 
 
 class AnswerStyle(NamedTuple):
@@ -70,7 +64,7 @@ class AnswerPrinter:
         match event:
             case TextDelta(text):
                 self._begin(sys.stdout)
-                self._answer.write(_show_controls(text, sys.stdout))
+                self._answer.write(show_controls(text, sys.stdout))
             case ReasoningDelta(text):
                 self._think(text)
             case ToolCallStart(_, _, name):
@@ -116,7 +110,7 @@ class AnswerPrinter:
 
     def _print_beside(self, text: str) -> None:
         self._begin(sys.stderr)
-        text = _show_controls(text, sys.stderr)
+        text = show_controls(text, sys.stderr)
         shown = f"{_DIM}{text}{_PLAIN}" if self._style.has_color else text
         print(shown, end="", file=sys.stderr, flush=True)
 
@@ -142,8 +136,3 @@ def choose_style(color: str, is_markdown: bool) -> AnswerStyle:
 def can_dim(stream: TextIO) -> bool:
     """Whether a stream is a terminal that knows colours, and its user wants them (no-color.org)."""
     return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
-
-
-def _show_controls(text: str, stream: TextIO) -> str:
-    """A file gets what the model wrote, a terminal no control characters."""
-    return text.translate(_CONTROLS) if stream.isatty() else text

@@ -12,7 +12,7 @@ from ..chat.commands import HELP
 from ..chat.conversation import Conversation
 from ..chat.line_history import LineHistory, find_history
 from ..chat.terminal import Terminal
-from ..engine_choice import add_engine_options, read_engine_choice
+from ..engine_choice import add_engine_options, choose_model, read_engine_choice
 from ..exit_codes import ExitCode
 from ..parser import Parser
 from ..piped import read_piped
@@ -25,8 +25,9 @@ def run(argv: Sequence[str]) -> int:
     options = _make_parser().parse(argv)
     given = read_sampling_options(options)
     tools = () if options.tools is None else find_tools(options.tools)
+    options.model = choose_model(argv, options.model_name, options.model)
     engine_args = read_engine_choice(options)
-    message = _read_pipe()
+    message = _read_pipe() if options.quick is None else options.quick
     from ..session import Session
 
     with Session(engine_args, options.attach) as session:
@@ -59,9 +60,12 @@ def _make_parser() -> Parser:
         "quire chat",
         "Talk to a chat model. With a pipe: the whole of it is one message, and the answer is printed.",
         HELP,
+        " [MODEL]",
     )
+    parser.add_argument("model_name", nargs="?", metavar="MODEL", help="as --model")
     chat: Any = parser.add_argument_group("chat options")
-    chat.add_argument("--system", metavar="TEXT", help="the system message")
+    chat.add_argument("-q", "--quick", metavar="TEXT", help="answer this and leave")
+    chat.add_argument("--system", "--system-prompt", metavar="TEXT", help="the system message")
     text = f"tools that the model may call, of {', '.join(NAMES)}: NAME or NAME,NAME"
     chat.add_argument("--tools", metavar="NAMES", help=text)
     text = "have the model think first, or not; default: as its chat template has it"

@@ -11,6 +11,7 @@ import msgspec
 
 from ....ipc.errors import PromptError
 from ...outputs import RequestOutput
+from ..control_characters import show_controls
 from ..engine_choice import add_engine_options, read_engine_choice
 from ..exit_codes import ExitCode
 from ..parser import Parser, split_at_dashes
@@ -46,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
     argv, literal_prompts = split_at_dashes(argv)
     options = _make_parser().parse(argv)
     given = read_sampling_options(options)
-    prompts = _collect_prompts([*options.prompt, *literal_prompts])
+    prompts = _collect_prompts([*options.prompt, *options.quick, *literal_prompts])
     engine_args = read_engine_choice(options)
     is_streaming = sys.stdout.isatty() if options.stream is None else options.stream
     printer = JsonPrinter(prompts) if options.json else TextPrinter(prompts, options.echo, is_streaming)
@@ -105,7 +106,7 @@ class TextPrinter(Printer):
             separator = "\n" if index else ""
             sys.stdout.write(separator + (self._prompts[index] if self._has_echo else ""))
             self._num_printed = 0
-        sys.stdout.write(text[self._num_printed :])
+        sys.stdout.write(show_controls(text[self._num_printed :], sys.stdout))
         self._num_printed = len(text)
         if output.finished:
             sys.stdout.write("\n")
@@ -149,6 +150,8 @@ def _collect_prompts(prompts: list[str]) -> list[str]:
 def _make_parser() -> Parser:
     parser = Parser("quire generate", "Continue one or more prompts.", _EPILOG, " [PROMPT ...]")
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="a text to continue")
+    text = "as PROMPT; vLLM's name for it"
+    parser.add_argument("-q", "--quick", action="append", default=[], metavar="PROMPT", help=text)
     output: Any = parser.add_argument_group("output options")
     output.add_argument("--json", action="store_true", help="one JSON object a line instead of text")
     output.add_argument("--stream", action=Parser.Switch, help="print as it comes; default: on a terminal")

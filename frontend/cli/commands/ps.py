@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ....ipc.daemon.run_dir import find_daemon
 from ...daemon import DaemonInfo, EngineInfo, inspect_daemons
 from ..exit_codes import ExitCode
 from ..parser import Parser
@@ -33,10 +34,13 @@ _COLUMNS = (
 
 def run(argv: Sequence[str]) -> int:
     """Run `quire ps`."""
-    parser = Parser("quire ps", "List the daemons of this user that run.", _EPILOG)
+    parser = Parser("quire ps", "List the daemons of this user that run.", _EPILOG, " [NAME ...]")
+    parser.add_argument("name", nargs="*", metavar="NAME", help="only these")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     options = parser.parse(argv)
-    daemons = inspect_daemons()
+    for name in options.name:
+        find_daemon(name)  # says which there are
+    daemons = [one for one in inspect_daemons() if not options.name or one.name in options.name]
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(daemons)).decode())
     elif daemons:

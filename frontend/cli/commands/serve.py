@@ -15,6 +15,7 @@ import msgspec
 
 from ....ipc.daemon.daemon_state import SupervisorArgs
 from ....ipc.errors import ConfigError
+from ....ipc.extras import describe_install
 from ....ipc.network.tcp_address import is_tcp
 from ....ipc.processes.process_limits import discard_unwritable
 from ...client.remote_daemon import Attachment, check_unattached
@@ -22,7 +23,7 @@ from ...daemon import DaemonStarter, check_name_is_free
 from ...engine_args import EngineArgs
 from ...openai.connections.listen import bind_socket, reserve_port
 from ...openai.connections.unix_socket import listen_at_path
-from ...openai.engines.daemon_model import load_daemon_models
+from ...openai.engines.daemon_model import DaemonModel, load_daemon_model, load_daemon_models
 from ..engine_choice import check_names_end, choose_model, read_engine_choice
 from ..exit_codes import ExitCode
 from ..progress import PhaseLine
@@ -113,7 +114,7 @@ def _reserve_grpc_port(options: argparse.Namespace) -> Generator[str | None]:
     try:
         importlib.import_module(_GRPC_SERVER, __package__)
     except Exception as error:  # protobuf has an error of its own for code that is newer than it is
-        raise ConfigError("grpc_port", port, f"only with: pip install 'quire[grpc]' ({error})") from None
+        raise ConfigError("grpc_port", port, f"only with: {describe_install('grpc')} ({error})") from None
     with reserve_port("grpc_port", options.host, port, options.share_port) as grpc_socket:
         host, port = grpc_socket.getsockname()[:2]
         yield f"{bracket(host)}:{port}"
@@ -130,14 +131,14 @@ def _serve(
     prints_lines = server_options.log_format == "text"
     line = PhaseLine(f"serve {server_options.uds or server_options.port}", prints_lines)
     if options.api_server_count > 1:
-        return _serve_by_group(options.api_server_count, server_options, listening_socket, daemons, box, line)
+        return _serve_by_group(options, server_options, listening_socket, daemons, box, line)
     from ...async_llm import AsyncLLM
     from ...openai.engines.served_models import ServedModels
     from ...openai.options import HTTP_CLIENT_KIND
     from ...openai.server import run_server
 
     if len(daemons) > 1:
-        engines = load_daemon_models(daemons, line.show)
+        engines = _load_models(options, daemons, line)
     else:
         engines = AsyncLLM(attach=daemons[0], client_kind=HTTP_CLIENT_KIND)
 
@@ -148,8 +149,17 @@ def _serve(
     return run_server(engines, server_options, listening_socket, announce, line.show)
 
 
+def _load_models(
+    options: argparse.Namespace, daemons: Sequence[Attachment], line: PhaseLine
+) -> tuple[DaemonModel, ...]:
+    """What several daemons serve. Its own engine is waited for: without that the server would end."""
+    if daemons[0] not in options.attach:
+        load_daemon_model(daemons[0], line.show)
+    return load_daemon_models(daemons, line.show)
+
+
 def _serve_by_group(
-    num_processes: int,
+    options: argparse.Namespace,
     server_options: ServerOptions,
     listening_socket: socket.socket,
     daemons: Sequence[Attachment],
@@ -159,13 +169,14 @@ def _serve_by_group(
     from ...openai.group import HttpGroup
 
     # Processes over several daemons must know before they begin which models there are.
-    attach = daemons[0] if len(daemons) == 1 else load_daemon_models(daemons, line.show)
+    attach = daemons[0] if len(daemons) == 1 else _load_models(options, daemons, line)
 
     def announce() -> None:
         line.clear()
         known = load_daemon_models(daemons)
         _announce(box({one.model: one.tasks for one in known}, group.formats))
 
+    num_processes = options.api_server_count
     group = HttpGroup(attach, server_options, listening_socket, num_processes, line.show)
     return group.run(announce)
 

@@ -365,7 +365,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     owned_by: str = "quire"
     root: str
     parent: None = None
-    max_model_len: int
+    max_model_len: int | None  # None while its engine has yet to start
     permission: list[Any] = []
     tasks: list[str] | UnsetType = UNSET  # of a model that is here
     embedding_size: int | UnsetType = UNSET

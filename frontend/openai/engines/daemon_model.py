@@ -8,8 +8,11 @@ from typing import Self
 
 import msgspec
 
+from ....ipc.daemon.daemon_state import read_state
+from ....ipc.daemon.run_dir import find_daemon, find_named
 from ....ipc.errors import ConfigError
 from ....ipc.messages import EngineFacts
+from ....ipc.network.tcp_address import is_tcp
 from ...client.engine_core_client import attach_sync_client
 from ...client.remote_daemon import Attachment
 
@@ -19,7 +22,7 @@ class DaemonModel(msgspec.Struct, frozen=True):
 
     daemon: Attachment
     model: str
-    max_model_len: int
+    max_model_len: int | None = None  # as the rest, not known of one that starts
     tasks: tuple[str, ...] = ("generate",)
     embedding_size: int = 0
     root: str = ""  # where its engine found it
@@ -44,6 +47,15 @@ class DaemonModel(msgspec.Struct, frozen=True):
         return (self.model, *self.aliases)
 
 
+def find_starting_model(daemon: Attachment) -> DaemonModel | None:
+    """What is known of a daemon on this machine whose engine has yet to start; None of any other."""
+    if not isinstance(daemon, str) or is_tcp(daemon):
+        return None
+    find_daemon(daemon)
+    state = read_state(find_named(daemon))
+    return DaemonModel(daemon, state.model) if state is not None and state.state == "starting" else None
+
+
 def load_daemon_model(daemon: Attachment, on_phase: Callable[[str], None] | None = None) -> DaemonModel:
     """What a daemon serves, when its engine is ready. Raises DaemonError if none of this name runs."""
     with contextlib.closing(attach_sync_client(daemon, "serve", on_phase=on_phase)) as client:
@@ -53,12 +65,15 @@ def load_daemon_model(daemon: Attachment, on_phase: Callable[[str], None] | None
 def load_daemon_models(
     daemons: Sequence[Attachment], on_phase: Callable[[str], None] | None = None
 ) -> tuple[DaemonModel, ...]:
-    """Each one's, in this order. ConfigError when a request could not tell two of them apart."""
+    """Each one's, in this order; one that starts is not waited for.
+
+    ConfigError when a request could not tell two of them apart, DaemonError for a name that none has.
+    """
     found: list[DaemonModel] = []
     for daemon in daemons:
         if any(other.daemon == daemon for other in found):
             raise ConfigError("attach", daemon, "each daemon once")
-        one = load_daemon_model(daemon, on_phase)
+        one = find_starting_model(daemon) or load_daemon_model(daemon, on_phase)
         for other in found:
             for name in set(one.names) & set(other.names):
                 allowed = f"daemons whose models have names of their own (--served-model-name): both {name!r}"

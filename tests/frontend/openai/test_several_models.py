@@ -253,6 +253,7 @@ class FakeClient:
 
 def test_daemons_that_serve_the_same_name_are_refused_with_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon_model, "attach_sync_client", FakeClient)
+    monkeypatch.setattr(daemon_model, "find_starting_model", lambda _daemon: None)
     found = load_daemon_models(["a-x", "b-y"])
     root = str(pocket_folder())
     assert found == tuple(DaemonModel(f"{a}-{b}", b, 128, root=root) for a, b in (("a", "x"), ("b", "y")))
