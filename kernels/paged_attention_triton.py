@@ -297,7 +297,7 @@ def _paged_attention_kernel(
         begin = tl.load(query_starts + request)
         query_len = 1
     else:
-        num_splits: tl.constexpr = 1
+        item, split_place, num_splits = 0, 0, 1
         tile = tl.num_programs(0) - 1 - tl.program_id(0)
         request = _find_request(query_starts, tile, num_requests, TILE_TOKENS)
         begin = tl.load(query_starts + request)
@@ -420,6 +420,7 @@ def _combine_kernel(
         tops = tl.load(part_sums + part * 2, mask=is_split, other=float("-inf"))
         totals = tl.load(part_sums + part * 2 + 1, mask=is_split, other=0.0)
         weights = tl.exp2(tops - tl.max(tops, 0))
-        result = tl.sum(values * weights[:, None], 0) / tl.sum(totals * weights, 0)
+        total = tl.sum(totals * weights, 0)
+        result = tl.sum(values * weights[:, None] / total, 0)
     out_at = (begin.to(tl.int64) * NUM_HEADS + head) * HEAD_SIZE + dims
     tl.store(out + out_at, result.to(out.dtype.element_ty), mask=has_dim)
