@@ -68,7 +68,7 @@ class Worker:
         part = config.for_rank()
         num_ranks = self._config.parallel.num_ranks
         with _fitted_before(part):
-            if part.cache.num_blocks_before is not None:
+            if part.num_blocks_before is not None:
                 wait_for_memory(part, device, num_ranks)
             check_max_model_len(part, device)
             check_weights_fit(part, device, config.parallel.tensor_parallel_size)
@@ -214,7 +214,7 @@ def _fitted_before(config: EngineConfig) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        if config.cache.num_blocks_before is None:
+        if config.num_blocks_before is None:
             raise
         raise MemoryError(str(error)) from error
 
