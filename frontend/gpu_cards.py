@@ -35,7 +35,7 @@ class StepDefaults:
 
 
 class _Memory(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]  # noqa: RUF012
+    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
 
 
 def choose_step_defaults(device: str) -> StepDefaults:
