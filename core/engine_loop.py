@@ -17,7 +17,7 @@ import msgspec
 from ..ipc.codec import find_request_id, make_client_codec
 from ..ipc.config import EngineConfig
 from ..ipc.due import find_earliest
-from ..ipc.errors import USER_ERRORS, ProtocolError
+from ..ipc.errors import USER_ERRORS, CaptureError, ProtocolError
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.messages import ProtocolNotice
 from ..ipc.processes.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST
@@ -183,6 +183,7 @@ class EngineLoop:
             self._go_on_with(ready, self._registry.core, pids)
             return
         num_blocks, num_deaths = ready.num_gpu_blocks, self._journal.num_deaths
+        self._executor.configure(self._config.for_next_worker(num_blocks))
         clock, monotonic = self._clock, self._monotonic
         core = EngineCore(self._config, num_blocks, clock, self._hash_seed, monotonic, num_deaths)
         facts = make_engine_facts(self._config, ready, pids, self._startup)
@@ -211,10 +212,27 @@ class EngineLoop:
     def _on_worker_failed(self, failed: WorkerFailed) -> None:
         """What is wrong with the model stays so; else one in the place of a lost one is tried again."""
         _log.debug("worker start failed\n%s", failed.details)
+        if failed.kind == CaptureError.__name__ and self._go_without_graphs():
+            _log.warning("%s; starting another worker, whose steps run without", failed.reason)
+            self._executor.start()
+            return
         if self._registry.core is None or failed.kind in USER_ERRORS:
             self.finish(EXIT_START_FAILED, failed.reason, failed.kind)
         else:
-            self._on_worker_lost(WorkerLost(f"the worker did not start again: {failed.reason}"))
+            what = "did not start again" if not self._has_worker else "cannot go on"
+            self._on_worker_lost(WorkerLost(f"the worker {what}: {failed.reason}"))
+
+    def _go_without_graphs(self) -> bool:
+        """Have workers capture no graphs from now on; False where they did not, or cannot be told."""
+        if self._config.model.enforce_eager:
+            return False
+        config = self._config.without_graphs()
+        core = self._registry.core
+        told = config if core is None else config.for_next_worker(core.stats().kv_blocks_total)
+        if not self._executor.configure(told):
+            return False
+        self._config = config
+        return True
 
     def _on_worker_lost(self, lost: WorkerLost) -> None:
         """Start another worker and compute every running request again; too often, and the engine ends."""

@@ -77,6 +77,10 @@ class Executor(ABC):
         """When `receive` is to be called though nothing has become readable, None if never. Monotonic."""
         return None
 
+    def configure(self, config: EngineConfig) -> bool:  # noqa: ARG002
+        """Have the next worker started with this; False where every worker is the same."""
+        return False
+
     def register(self, poller: zmq.Poller) -> None:
         """Add what becomes readable when `receive` would return something; nothing by default."""
         del poller
@@ -160,6 +164,10 @@ class ProcessExecutor(Executor):
     @property
     def next_check_at(self) -> float | None:
         return self._workers.next_check_at
+
+    def configure(self, config: EngineConfig) -> bool:
+        self._config = config
+        return True
 
     def register(self, poller: zmq.Poller) -> None:
         self._poller = poller

@@ -7,6 +7,7 @@ Derived values (max_model_len, dtype, eos ids) are already resolved here; only w
 
 from __future__ import annotations
 
+import re
 from typing import Literal, get_args
 
 import msgspec
@@ -21,11 +22,11 @@ from .processes.log_lines import LogFormat
 from .processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
 from .weight_format import HeadQuantization, Quantization, WeightFormats, make_online_formats
 
-Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 ExecutorBackend = Literal["mp", "uni", "ray"]
 
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 MAX_ENGINES = 64  # of one daemon or LLM
 MAX_SIZE_BYTES = 2**63 - 1
 MAX_RANKS = 64
@@ -122,7 +123,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     block_size: int = 16
     num_gpu_blocks_override: int | None = None  # wins over the two below; also on a CPU (vLLM's name)
     kv_cache_memory_bytes: int | None = None  # wins over the fraction
-    gpu_memory_utilization: float = 0.9  # fraction of the device's memory that the worker may use
+    gpu_memory_utilization: float = 0.9  # fraction of the whole device that this engine may use
     enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
@@ -178,7 +179,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Devices and processes."""
 
-    device: Device = "auto"
+    device: str = "auto"  # cpu, or cuda; cuda:1 for the second GPU, the first of this engine's
     # "uni" runs the worker inside the core's process, "ray" on a node that Ray chooses.
     executor_backend: ExecutorBackend = "mp"
     tensor_parallel_size: int = 1  # worker processes that share a model, each with a GPU or some CPU cores
@@ -188,7 +189,9 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     pipeline_parallel_size: int = 1  # stages of the model's layers, each of tensor_parallel_size processes
 
     def __post_init__(self) -> None:
-        _check_choice("device", self.device, get_args(Device))
+        if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):  # pyright: ignore[reportUnnecessaryIsInstance]
+            text = "one of auto, cpu, cuda, or a GPU by its number such as cuda:1"
+            raise ConfigError("device", self.device, text)
         _check_choice("executor_backend", self.executor_backend, get_args(ExecutorBackend))
         _check_range("tensor_parallel_size", self.tensor_parallel_size, 1, MAX_RANKS)
         _check_range("pipeline_parallel_size", self.pipeline_parallel_size, 1, MAX_RANKS)
@@ -200,6 +203,11 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.data_parallel_size > 1 and self.executor_backend == "uni":
             text = "1 with distributed_executor_backend='uni', whose engine is in this process"
             raise ConfigError("data_parallel_size", self.data_parallel_size, text)
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether a GPU was asked for; under "auto" only the worker knows."""
+        return self.device.startswith("cuda")
 
     @property
     def num_ranks(self) -> int:
@@ -216,7 +224,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def _check_ranks(self) -> None:
         if self.executor_backend == "uni":
             raise ConfigError(*self.why_ranks, '1 with distributed_executor_backend "uni"')
-        if self.device == "cuda" and self.pipeline_parallel_size > 1:
+        if self.is_on_gpu and self.pipeline_parallel_size > 1:
             text = "1 on a GPU, where tensor_parallel_size shares a model out; or device=cpu"
             raise ConfigError("pipeline_parallel_size", self.pipeline_parallel_size, text)
         if self.num_ranks > MAX_RANKS:
@@ -265,6 +273,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     logits_processors: tuple[str, ...] = ()  # classes that the worker loads, module:Class, in their order
     logits_processor_folders: tuple[str, ...] = ()  # where their modules lie; absolute
     log_format: LogFormat = "text"
+    # KV blocks of the lost worker whose place this one takes: as many again, whatever it finds free.
+    num_blocks_before: int | None = None
 
     def __post_init__(self) -> None:
         _check_seconds("ready_timeout_s", self.ready_timeout_s, MIN_READY_TIMEOUT_S)
@@ -293,7 +303,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if size not in sizes:
             allowed = f"one of {', '.join(map(str, sizes))}: what divides this model's heads and widths"
             raise ConfigError("tensor_parallel_size", size, allowed)
-        if size > 1 and self.model.dtype == "float16" and self.parallel.device != "cuda":
+        if size > 1 and self.model.dtype == "float16" and not self.parallel.is_on_gpu:
             text = "1 with dtype='float16', which only ranks with device='cuda' add up"
             raise ConfigError("tensor_parallel_size", size, text)
         num_stages, num_layers = self.parallel.pipeline_parallel_size, self.model.spec.num_layers
@@ -324,6 +334,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def for_replacement(self) -> EngineConfig:
         """What a process is started with that takes a lost one's place."""
         return msgspec.structs.replace(self, fault_hooks=keep_lasting(self.fault_hooks))
+
+    def for_next_worker(self, num_blocks: int) -> EngineConfig:
+        """What a worker is started with that takes the place of one with so many blocks."""
+        return msgspec.structs.replace(self, num_blocks_before=num_blocks)
+
+    def without_graphs(self) -> EngineConfig:
+        """The same with steps that are launched kernel by kernel."""
+        model = msgspec.structs.replace(self.model, enforce_eager=True)
+        return msgspec.structs.replace(self, model=model)
 
     def for_stage(self, stage: int) -> EngineConfig:
         """What the ranks of one stage of a pipeline load together."""

@@ -57,6 +57,13 @@ class EngineStartError(QuireError, RuntimeError):
     """The engine did not become ready; the text is the root cause."""
 
 
+class CaptureError(QuireError, RuntimeError):
+    """A CUDA graph could not be captured. What it leaves behind may fail later: another process goes on."""
+
+    def __init__(self, cause: object) -> None:
+        super().__init__(f"a CUDA graph could not be captured, enforce_eager=True runs without: {cause}")
+
+
 class DaemonError(QuireError, RuntimeError):
     """A daemon is not there, is there already, or does not answer; the text names it."""
 

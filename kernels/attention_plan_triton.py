@@ -22,6 +22,8 @@ MAX_SPLITS = 32  # of a request, if they are not strict
 _MIN_SPLIT_KEYS = 128
 # Programs that a launch should have for each processor of the device before splitting stops to pay.
 _PROGRAMS_PER_PROCESSOR = 2
+_REQUESTS = 256  # of a launch, and four times as many, and so on
+_UNSPLIT = 1 << 30
 ITEM_SIZE = tl.constexpr(4)  # of numbers: request, which of its splits, their count, keys of one
 _ITEMS = tl.constexpr(64)  # of a program of `_plan_kernel`
 
@@ -35,7 +37,6 @@ class AttentionPlan:
     num_items: int  # programs over the keys of single-token requests, for each kv head
     num_split: int  # most requests whose keys several programs have
     split_keys: int  # keys of a split in strict mode, 0: as many as fill the device evenly
-    max_splits: int  # of a request
     shared_bytes: int  # that a program may have
 
 
@@ -64,15 +65,13 @@ def plan_attention(
     """
     wanted = -(-_PROGRAMS_PER_PROCESSOR * num_processors // num_kv_heads)
     if is_strict:
-        splits = -(-max_seq_len // strict_split_keys) if num_singles < wanted else 1
-        split = num_requests if splits > 1 else 0
-        items, split_keys = num_requests * splits, strict_split_keys
+        is_split = num_singles < wanted
+        splits = -(-max_seq_len // strict_split_keys) if is_split else 1
+        items, split, split_keys = num_requests * splits, num_requests if is_split else 0, strict_split_keys
     else:
         # No request that fits one split is cut, and cut ones have more keys than one: at most `wanted`.
-        split = min(num_requests, wanted) if max_seq_len > _MIN_SPLIT_KEYS else 0
-        items, split_keys = num_requests + (wanted if split else 0), 0
-        splits = MAX_SPLITS if split else 1
-    return AttentionPlan(num_singles, num_chunks, items, split, split_keys, splits, shared_bytes)
+        items, split, split_keys = num_requests + wanted, min(num_requests, wanted), 0
+    return AttentionPlan(num_singles, num_chunks, items, split, split_keys, shared_bytes)
 
 
 def launch_plan(
@@ -88,12 +87,15 @@ def launch_plan(
     num_requests = seq_lens.shape[0]
     items = seq_lens.new_empty((plan.num_items, ITEM_SIZE.value))
     split_items = seq_lens.new_empty(max(1, plan.num_split))
-    block = triton.next_power_of_2(num_requests)
+    block = _REQUESTS
+    while block < num_requests:  # few sizes, for each is compiled
+        block *= 4
     _plan_kernel[(triton.cdiv(plan.num_items, _ITEMS.value),)](
         query_starts, seq_lens, items, split_items, num_requests, plan.num_items, plan.num_split,
-        max(1, plan.num_items - num_requests), plan.split_keys if plan.max_splits > 1 else 0,
-        IS_STRICT=plan.split_keys > 0, IS_SPLIT=plan.num_split > 0, WINDOW=window or 0,
-        MIN_KEYS=_MIN_SPLIT_KEYS, MAX_SPLITS=MAX_SPLITS, REQUESTS=block, num_warps=4 if block <= 256 else 8,
+        max(1, plan.num_items - num_requests), plan.split_keys if plan.num_split else _UNSPLIT,
+        IS_STRICT=plan.split_keys > 0, WINDOW=window or 0,
+        MIN_KEYS=_MIN_SPLIT_KEYS, MAX_SPLITS=MAX_SPLITS, REQUESTS=block,
+        num_warps=4 if block == _REQUESTS else 8,
     )  # fmt: skip
     return SplitWork(items, split_items)
 
@@ -102,10 +104,10 @@ def launch_plan(
 def _plan_kernel(
     query_starts: typing.Any, seq_lens: typing.Any, items: typing.Any, split_items: typing.Any,
     num_requests: typing.Any, num_items: typing.Any, num_split: typing.Any, target: typing.Any,
-    strict_keys: typing.Any, IS_STRICT: tl.constexpr, IS_SPLIT: tl.constexpr, WINDOW: tl.constexpr,
+    strict_keys: typing.Any, IS_STRICT: tl.constexpr, WINDOW: tl.constexpr,
     MIN_KEYS: tl.constexpr, MAX_SPLITS: tl.constexpr, REQUESTS: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
-    """Each program makes some items of the plan; `strict_keys` 0: whole requests."""
+    """Each program makes some items of the plan, the first also the list of split requests."""
     requests = tl.arange(0, REQUESTS)
     is_request = requests < num_requests
     begin = tl.load(query_starts + requests, mask=is_request, other=0)
@@ -114,18 +116,16 @@ def _plan_kernel(
     keys = seq_len
     if WINDOW > 0:
         keys = tl.minimum(keys, WINDOW + MIN_KEYS)  # some more, for the first tile is whole
-    split_size = 1 << 30
-    if IS_SPLIT:
-        if IS_STRICT:
-            split_size = strict_keys
-        else:
-            split_size = tl.cdiv(tl.sum(keys.to(tl.int64), 0), target).to(tl.int32)
-            split_size = tl.maximum(split_size, tl.cdiv(tl.max(keys, 0), MAX_SPLITS))
-            split_size = tl.cdiv(tl.maximum(split_size, MIN_KEYS), MIN_KEYS) * MIN_KEYS
-    count = tl.cdiv(keys, split_size)
-    if IS_STRICT and IS_SPLIT and WINDOW > 0:
-        first = tl.maximum(0, seq_len - WINDOW) // split_size
-        count = tl.cdiv(seq_len, split_size) - first
+    if IS_STRICT:
+        split_size = strict_keys
+        count = tl.cdiv(seq_len, split_size)
+        if WINDOW > 0:
+            count -= tl.maximum(0, seq_len - WINDOW) // split_size
+    else:
+        split_size = tl.cdiv(tl.sum(keys.to(tl.int64), 0), target).to(tl.int32)
+        split_size = tl.maximum(split_size, tl.cdiv(tl.max(keys, 0), MAX_SPLITS))
+        split_size = tl.cdiv(tl.maximum(split_size, MIN_KEYS), MIN_KEYS) * MIN_KEYS
+        count = tl.cdiv(keys, split_size)
     count = tl.where(is_single, tl.maximum(count, 1), 0)
     end = tl.cumsum(count, 0)
     item = tl.program_id(0) * _ITEMS + tl.arange(0, _ITEMS)
@@ -139,11 +139,10 @@ def _plan_kernel(
     tl.store(at + 1, split, mask=is_item)
     tl.store(at + 2, own_count, mask=is_item)
     tl.store(at + 3, tl.zeros_like(item) + split_size, mask=is_item)
-    if IS_SPLIT:  # noqa: SIM102 - this one is the compiler's
-        if tl.program_id(0) == 0:
-            is_split = count > 1
-            place = tl.cumsum(is_split.to(tl.int32), 0) - 1
-            tl.store(split_items + place, end - count, mask=is_split)
-            num_found = tl.sum(is_split.to(tl.int32), 0)
-            tl.store(split_items + requests, tl.zeros_like(requests) - 1,
-                     mask=(requests >= num_found) & (requests < num_split))  # fmt: skip
+    if tl.program_id(0) == 0:
+        is_split = count > 1
+        place = tl.cumsum(is_split.to(tl.int32), 0) - 1
+        tl.store(split_items + place, end - count, mask=is_split)
+        num_found = tl.sum(is_split.to(tl.int32), 0)
+        is_rest = (requests >= num_found) & (requests < num_split)
+        tl.store(split_items + requests, tl.zeros_like(requests) - 1, mask=is_rest)

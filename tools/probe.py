@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..kernels import build, native, triton_runtime
+from ..worker import devices
 
 
 def probe_torch() -> dict[str, Any]:
@@ -23,6 +24,7 @@ def probe_torch() -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "num_threads": torch.get_num_threads(),
         "cuda_built": torch.version.cuda,
+        "gpu_fault": devices.find_gpu_fault(),
         "gpus": [_describe_gpu(index) for index in range(torch.cuda.device_count())],
     }
 
@@ -52,15 +54,20 @@ def probe_triton() -> dict[str, Any]:
     """Whether Triton's kernels run on the GPU here, and why not; nothing is tried without a GPU."""
     if not torch.cuda.is_available():
         return {"is_needed": False, "is_usable": False, "detail": "not needed without a GPU"}
+    if devices.find_gpu_fault() is not None:
+        return {"is_needed": False, "is_usable": False, "detail": "not tried: the GPU cannot be used"}
     logging.getLogger(triton_runtime.__name__).propagate = False
     fault = triton_runtime.find_fault("cuda")
-    detail = "its kernels run on the GPU" if fault is None else f"torch operations take its place: {fault}"
+    detail = "its kernels run on the GPU" if fault is None else f"slower torch operations instead: {fault}"
     return {"is_needed": True, "is_usable": fault is None, "detail": detail}
 
 
 def _describe_gpu(index: int) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(index)
-    return {"name": properties.name, "memory_bytes": properties.total_memory}
+    capability = f"{properties.major}.{properties.minor}"
+    free, _ = torch.cuda.mem_get_info(index)
+    memory = {"memory_bytes": properties.total_memory, "free_bytes": free}
+    return {"name": properties.name, "capability": capability, **memory}
 
 
 def main() -> None:

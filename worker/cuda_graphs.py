@@ -1,16 +1,15 @@
-"""CUDA graphs for steps in which every request has one token: hundreds of launches become one.
+"""CUDA graphs for steps: hundreds of launches become one.
 
-A graph is captured for each size of a ladder when its size comes up the second time (the first such step
-runs as it is, which compiles what is missing), so the first tokens wait for no graph. A step is padded to
-the next size; padding rows read nothing and write nothing (`AttentionMetadata`). Everything else, prompts
-above all, runs without graphs. It knows how to fill and replay, not what the model computes.
-Legend: B rows of a graph, R requests of a step, W blocks of a table.
+Graphs are captured when the worker starts. A step is padded to the next size that has one, as
+`AttentionMetadata` says; lengths are read on the device. Steps larger than any graph run without. It knows
+how to fill and replay, not what the model computes.
+Legend: T tokens of a graph, R requests of a step.
 """
 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -20,6 +19,8 @@ from torch import Tensor
 
 from ..ipc.config import EngineConfig
 from .attention.metadata import AttentionMetadata, KVCaches
+from .graph_capture import Capture, Replay
+from .graph_sizes import GraphSize, GraphSizes
 from .models.decoder import Decoder
 from .rows.staging import StagingRing
 from .rows.step_inputs import StepInputs
@@ -28,139 +29,139 @@ _log = logging.getLogger(__name__)
 
 # Steps in flight are at most two; a third buffer can be filled while both are read.
 _NUM_STAGING_BUFFERS = 3
-# Rows of the input matrix, int64 [6, max B], which travels to the device in one copy.
-_NUM_INPUTS = 6
-_INPUT_IDS, _PENDING_ROWS, _POSITIONS, _ROPE_LENGTHS, _SLOTS, _SEQ_LENS = range(_NUM_INPUTS)
-
-# Captures a computation on fixed tensors; what comes back is (a function that runs it again, its result).
-Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
-
-
-def make_ladder(max_num_seqs: int) -> list[int]:
-    """Batch sizes that get a graph, rising up to `max_num_seqs`: 1, 2, 4, then in steps of 8, later 16."""
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, max_num_seqs, 16)]
-    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
+# Rows of a graph's input matrix, int64 [7, T], which travels to the device in one copy. The last two hold
+# int32 numbers of requests, of which there are no more than tokens.
+_NUM_INPUTS = 7
+_INPUT_IDS, _PENDING_ROWS, _POSITIONS, _ROPE_LENGTHS, _SLOTS, _SEQ_LENS, _QUERY_STARTS = range(_NUM_INPUTS)
+_PROGRESS_INTERVAL_S = 2.0
 
 
-def choose_size(ladder: list[int], num_requests: int) -> int:
-    """The smallest size that holds so many requests."""
-    return ladder[bisect_left(ladder, num_requests)]
-
-
-class DecodeGraphs:
-    """Runs the model on steps of single tokens; `last_tokens` [max_num_seqs] holds the newest of each row."""
+class StepGraphs:
+    """Runs the model on steps; `last_tokens` [max_num_seqs] holds the newest token of each row."""
 
     def __init__(
-        self, config: EngineConfig, model: Decoder, kv_caches: KVCaches, last_tokens: Tensor, capture: Capture
+        self, config: EngineConfig, model: Decoder, kv_caches: KVCaches, last_tokens: Tensor
     ) -> None:
         self._model = model
         self._kv_caches = kv_caches
         self._last_tokens = last_tokens
-        self._capture = capture
         self._has_dynamic_rope = config.model.spec.rope.type == "dynamic"
         self._max_seq_len = config.model.max_model_len
-        self._ladder = make_ladder(config.scheduler.max_num_seqs)
-        self._seen: set[int] = set()
-        self._graphs: dict[int, tuple[Callable[[], None], Tensor]] = {}
-        self._is_off = False
-        device, max_size = last_tokens.device, self._ladder[-1]
+        scheduler = config.scheduler
+        self._sizes = GraphSizes(
+            scheduler.max_num_seqs, scheduler.max_num_batched_tokens, captures_chunks=model.captures_chunks
+        )
+        self._graphs: dict[GraphSize, tuple[Replay, Tensor]] = {}
+        device, max_num_seqs = last_tokens.device, scheduler.max_num_seqs
         # One block more than the longest request has: with run-ahead, a row that has ended in the step before
         # is still computed in this one.
         width = config.max_blocks_per_request + 1
-        self._inputs = torch.zeros((_NUM_INPUTS, max_size), dtype=torch.int64, device=device)
-        self._tables = torch.zeros((max_size, width), dtype=torch.int32, device=device)
-        self._query_starts = torch.arange(max_size + 1, dtype=torch.int32, device=device)
-        self._input_ring = StagingRing(_NUM_INPUTS * max_size, torch.int64, device, _NUM_STAGING_BUFFERS)
-        self._table_ring = StagingRing(max_size * width, torch.int32, device, _NUM_STAGING_BUFFERS)
+        num_inputs = _NUM_INPUTS * self._sizes.all[0].num_tokens
+        self._inputs = torch.zeros(num_inputs, dtype=torch.int64, device=device)
+        self._tables = torch.zeros((max_num_seqs + 1, width), dtype=torch.int32, device=device)
+        self._single_starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
+        self._input_ring = StagingRing(num_inputs, torch.int64, device, _NUM_STAGING_BUFFERS)
+        self._table_ring = StagingRing(max_num_seqs * width, torch.int32, device, _NUM_STAGING_BUFFERS)
 
-    def covers(self, inputs: StepInputs) -> bool:
-        """Whether the step is one for `run`."""
-        return not self._is_off and len(inputs.token_rows) == len(inputs.rows)
+    def capture(self, capture: Capture) -> None:
+        """Capture a graph of each size. Raises CaptureError; nothing of this object can be used then."""
+        started = said_at = time.monotonic()
+        sizes = self._sizes.all
+        for size in sizes:
+            self._clear(size)
+            self._graphs[size] = capture(self._make_computation(size))
+            if time.monotonic() >= said_at + _PROGRESS_INTERVAL_S:
+                said_at = time.monotonic()
+                _log.info("captured %d of %d CUDA graphs", len(self._graphs), len(sizes))
+        _log.info("captured %d CUDA graphs in %.1f s", len(sizes), time.monotonic() - started)
 
-    def run(self, inputs: StepInputs, pending: NDArray[np.int64]) -> Tensor:
-        """Hidden states [R, hidden], valid until the next call. `pending` tokens are on the device only."""
-        num_requests = len(inputs.rows)
-        size = choose_size(self._ladder, num_requests)
-        self._fill(inputs, pending)
-        return self._compute_or_replay(size)[:num_requests]
+    def choose(self, inputs: StepInputs) -> GraphSize | None:
+        """The graph for a step, None if it has none."""
+        size = self._sizes.choose(len(inputs.token_rows), len(inputs.rows))
+        return size if size in self._graphs else None
 
-    def _fill(self, inputs: StepInputs, pending: NDArray[np.int64]) -> None:
-        num_requests = len(inputs.rows)
-        staged = self._input_ring.take(*self._inputs.shape)
-        staged[:] = 0
+    def run(self, size: GraphSize, inputs: StepInputs, pending: NDArray[np.int64]) -> Tensor:
+        """Hidden states of the step's tokens, valid until the next call. `size` is as `choose` says.
+
+        The ids of the tokens `pending` are on the device only.
+        """
+        self._fill(size, inputs, pending)
+        replay, hidden = self._graphs[size]
+        replay()
+        return hidden[: len(inputs.token_rows)]
+
+    def _view(self, size: GraphSize) -> Tensor:
+        """The graph's inputs, int64 [7, T]."""
+        return self._inputs[: _NUM_INPUTS * size.num_tokens].view(_NUM_INPUTS, size.num_tokens)
+
+    def _clear(self, size: GraphSize) -> None:
+        """Inputs of nothing but padding, so that nothing is written to the cache."""
+        inputs = self._view(size)
+        inputs.zero_()
+        inputs[_PENDING_ROWS] = inputs[_SLOTS] = -1
+        inputs[_QUERY_STARTS].view(torch.int32)[1:] = size.num_tokens
+
+    def _fill(self, size: GraphSize, inputs: StepInputs, pending: NDArray[np.int64]) -> None:
+        num_tokens, num_requests = len(inputs.token_rows), len(inputs.rows)
+        staged = self._input_ring.take(_NUM_INPUTS, size.num_tokens)
+        staged[:, num_tokens:] = 0
         staged[_PENDING_ROWS] = -1
-        staged[_SLOTS] = -1
-        staged[_INPUT_IDS, :num_requests] = inputs.input_ids
-        staged[_PENDING_ROWS, pending] = inputs.rows[pending]
-        staged[_POSITIONS, :num_requests] = inputs.positions
-        staged[_SLOTS, :num_requests] = inputs.slot_mapping
-        staged[_SEQ_LENS].view(np.int32)[:num_requests] = inputs.seq_lens
+        staged[_SLOTS, num_tokens:] = -1
+        staged[_INPUT_IDS, :num_tokens] = inputs.input_ids
+        staged[_PENDING_ROWS, pending] = inputs.token_rows[pending]
+        staged[_POSITIONS, :num_tokens] = inputs.positions
+        staged[_SLOTS, :num_tokens] = inputs.slot_mapping
         if inputs.rope_lengths is not None:
-            staged[_ROPE_LENGTHS, :num_requests] = inputs.rope_lengths
-        self._input_ring.send(self._inputs)
+            staged[_ROPE_LENGTHS, :num_tokens] = inputs.rope_lengths
+        lengths, starts = staged[_SEQ_LENS].view(np.int32), staged[_QUERY_STARTS].view(np.int32)
+        lengths[:num_requests], lengths[num_requests:] = inputs.seq_lens, 0
+        starts[: num_requests + 1], starts[num_requests + 1 :] = inputs.query_starts, size.num_tokens
+        self._input_ring.send(self._view(size))
         self._table_ring.take(*inputs.block_tables.shape)[:] = inputs.block_tables
         self._table_ring.send(self._tables[:num_requests, : inputs.block_tables.shape[1]])
 
-    def _compute_or_replay(self, size: int) -> Tensor:
-        """Hidden states [B, hidden] of what `_fill` put in place."""
-        if size not in self._graphs:
-            if size not in self._seen:
-                self._seen.add(size)
-                return self._compute(size)
-            try:
-                self._graphs[size] = self._capture(lambda: self._compute(size))
-            except RuntimeError as error:
-                _log.warning("CUDA graphs are off, steps run without: capture of %d rows: %s", size, error)
-                self._is_off = True
-                return self._compute(size)
-        replay, hidden = self._graphs[size]
-        replay()
-        return hidden
+    def _make_computation(self, size: GraphSize) -> Callable[[], Tensor]:
+        """The model on the fixed inputs: hidden states [T, hidden]."""
+        inputs, count = self._view(size), size.num_requests + size.is_mixed  # one has the padding tokens
+        starts = inputs[_QUERY_STARTS].view(torch.int32) if size.is_mixed else self._single_starts
 
-    def _compute(self, size: int) -> Tensor:
-        """The model on the first `size` rows of the fixed inputs."""
-        inputs = self._inputs[:, :size]
-        pending_rows = inputs[_PENDING_ROWS]
-        pending_tokens = self._last_tokens.index_select(0, pending_rows.clamp(min=0))
-        metadata = AttentionMetadata(
-            query_starts=self._query_starts[: size + 1],
-            seq_lens=self._inputs[_SEQ_LENS].view(torch.int32)[:size],
-            block_tables=self._tables[:size],
-            slot_mapping=inputs[_SLOTS],
-            max_query_len=1,
-            max_seq_len=self._max_seq_len,
-        )
-        return self._model.forward(
-            torch.where(pending_rows >= 0, pending_tokens, inputs[_INPUT_IDS]),
-            inputs[_POSITIONS],
-            self._kv_caches,
-            metadata,
-            inputs[_ROPE_LENGTHS] if self._has_dynamic_rope else None,
-        )
+        def compute() -> Tensor:
+            pending_rows = inputs[_PENDING_ROWS]
+            pending_tokens = self._last_tokens.index_select(0, pending_rows.clamp(min=0))
+            metadata = AttentionMetadata(
+                query_starts=starts[: count + 1],
+                seq_lens=inputs[_SEQ_LENS].view(torch.int32)[:count],
+                block_tables=self._tables[:count],
+                slot_mapping=inputs[_SLOTS],
+                max_query_len=size.num_tokens if size.is_mixed else 1,
+                max_seq_len=self._max_seq_len,
+                kind_bounds=(count, count if size.is_mixed else 0),
+            )
+            return self._model.forward(
+                torch.where(pending_rows >= 0, pending_tokens, inputs[_INPUT_IDS]),
+                inputs[_POSITIONS],
+                self._kv_caches,
+                metadata,
+                inputs[_ROPE_LENGTHS] if self._has_dynamic_rope else None,
+            )
+
+        return compute
 
 
-def make_decode_graphs(
+def make_step_graphs(
     config: EngineConfig, model: Decoder, kv_caches: KVCaches, last_tokens: Tensor
-) -> DecodeGraphs | None:
-    """The device's graphs, None where `can_capture` says no."""
+) -> StepGraphs | None:
+    """The device's graphs, yet to be captured; None where `can_capture` says no."""
     if not can_capture(config, model, last_tokens.device):
         return None
-    return DecodeGraphs(config, model, kv_caches, last_tokens, make_cuda_capture())
+    return StepGraphs(config, model, kv_caches, last_tokens)
 
 
 def can_capture(config: EngineConfig, model: Decoder, device: torch.device) -> bool:
-    """False on a CPU, under `enforce_eager`, and for a model whose attention reads lengths on the host."""
-    return device.type == "cuda" and not config.model.enforce_eager and model.is_capturable
+    """Whether there are graphs at all.
 
-
-def make_cuda_capture() -> Capture:
-    """Captures whose graphs share one memory pool; they are replayed one after the other."""
-    pool = torch.cuda.graph_pool_handle()
-
-    def capture(compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            result = compute()
-        return graph.replay, result
-
-    return capture
+    Not on a CPU, under `enforce_eager`, for an encoder, and for a model that reads lengths on the host.
+    """
+    if device.type != "cuda" or config.model.enforce_eager:
+        return False
+    return config.model.spec.is_causal and model.is_capturable

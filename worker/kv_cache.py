@@ -7,7 +7,9 @@ It knows sizes, not what a block holds. All sizes are in bytes.
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,8 @@ from ..ipc.weight_sizes import count_weight_bytes
 from ..kernels.huge_pages import allocate_huge
 from .attention.metadata import KVCaches
 
+_log = logging.getLogger(__name__)
+
 _MIB = 1 << 20
 
 # Where no size is asked for, a CPU cache holds what max_num_seqs full requests need, but at most so many
@@ -35,6 +39,10 @@ _MAX_AUTO_CPU_FRACTION = 0.5
 _CUDA_RESERVE_BYTES = 512 * _MIB
 # Slices of prompt logits and the sampler's temporaries, both bounded.
 _SCRATCH_BYTES = 64 * _MIB
+# What else is on a GPU comes and goes: by so much less than before may be free for as many blocks.
+_NOISE_BYTES = _CUDA_RESERVE_BYTES // 2
+_MAX_WAIT_S = 20.0  # for a lost worker's memory
+_WAIT_INTERVAL_S = 0.05
 _NUM_SCRATCH_LAYERS = 2  # of an encoder
 
 
@@ -72,6 +80,23 @@ def check_weights_fit(config: EngineConfig, device: torch.device, num_ranks: int
         int4 = count_weight_bytes(model.spec, make_online_formats("int4", "int8"), model.dtype, num_ranks)
         text += f"; with quantization='int4' {int4}"
     raise ConfigError("model", model.model, text)
+
+
+def wait_for_memory(config: EngineConfig, device: torch.device, num_ranks: int = 1) -> None:
+    """Wait a while for what the lost worker held, whose place this one takes; `config` is a rank's.
+
+    A GPU gives a killed process' memory back some time after the process has ended.
+    """
+    assert config.num_blocks_before is not None
+    if device.type != "cuda":
+        return
+    model = config.model
+    needed = count_weight_bytes(model.spec, model.weight_formats, model.dtype, num_ranks)
+    needed += estimate_activation_bytes(config) + _CUDA_RESERVE_BYTES - _NOISE_BYTES
+    needed += config.num_blocks_before * config.block_size_bytes
+    ends_at = time.monotonic() + _MAX_WAIT_S
+    while _free_bytes(device) < needed and time.monotonic() < ends_at:
+        time.sleep(_WAIT_INTERVAL_S)
 
 
 def plan_memory(
@@ -168,6 +193,10 @@ def _count_blocks(config: EngineConfig, device: torch.device, free_bytes: int) -
     cache, block_bytes = config.cache, config.block_size_bytes
     if not block_bytes:
         return 0
+    if config.num_blocks_before is not None:
+        noise_bytes = _NOISE_BYTES if device.type == "cuda" else 0
+        if config.num_blocks_before * block_bytes <= free_bytes + noise_bytes:
+            return config.num_blocks_before
     if cache.num_gpu_blocks_override is not None:
         num_blocks = cache.num_gpu_blocks_override
         _check_one_request(config, num_blocks, "num_gpu_blocks_override", num_blocks)
@@ -179,13 +208,9 @@ def _count_blocks(config: EngineConfig, device: torch.device, free_bytes: int) -
         _check_available(config, size // block_bytes, free_bytes, "kv_cache_memory_bytes", size)
         return size // block_bytes
     if device.type == "cuda":
-        total = torch.cuda.mem_get_info(device)[1]
-        withheld_bytes = total - int(total * cache.gpu_memory_utilization)  # left to others
-        num_blocks = max(0, free_bytes - withheld_bytes) // block_bytes
-        field = "gpu_memory_utilization"
-        _check_one_request(
-            config, num_blocks, field, cache.gpu_memory_utilization, "more, or kv_cache_memory_bytes "
-        )
+        num_blocks = max(0, min(free_bytes, _find_share(config, device))) // block_bytes
+        field, value = "gpu_memory_utilization", cache.gpu_memory_utilization
+        _check_one_request(config, num_blocks, field, value, "more, or kv_cache_memory_bytes ")
         return num_blocks
     wanted = config.scheduler.max_num_seqs * config.max_blocks_per_request
     num_engines = config.parallel.data_parallel_size  # which take theirs of the same memory
@@ -193,6 +218,22 @@ def _count_blocks(config: EngineConfig, device: torch.device, free_bytes: int) -
     num_blocks = min(wanted, max(0, budget) // block_bytes)
     _check_one_request(config, num_blocks, "kv_cache_memory_bytes", None)
     return num_blocks
+
+
+def _find_share(config: EngineConfig, device: torch.device) -> int:
+    """Bytes for KV of this engine's share of a GPU, as vLLM counts it. May be negative.
+
+    The share is a fraction of the whole device, whatever other processes hold; what this one has taken goes
+    off, and what it keeps for steps.
+    """
+    fraction = config.cache.gpu_memory_utilization
+    free, total = torch.cuda.mem_get_info(device)
+    left = int(total * fraction) - torch.cuda.memory_reserved(device)
+    if left > free:
+        text = "gpu_memory_utilization=%s: of this engine's share, %d MiB of %s, other processes hold %d MiB"
+        held = (left - free) // _MIB
+        _log.warning(text, fraction, int(total * fraction) // _MIB, device, held)
+    return left - estimate_activation_bytes(config) - _CUDA_RESERVE_BYTES
 
 
 def _check_one_request(

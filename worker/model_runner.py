@@ -27,7 +27,8 @@ from ..ipc.step import ModelRunnerOutput, RowFailure, RowLogprobs, SchedulerOutp
 from ..kernels.argmax import launch_argmax
 from ..kernels.choice import choose_kernel, native_library
 from .attention.metadata import KVCaches
-from .cuda_graphs import make_decode_graphs
+from .cuda_graphs import make_step_graphs
+from .graph_capture import capture_on_cuda
 from .kv_cache import copy_blocks
 from .models.decoder import Decoder
 from .native_steps import NativeSteps
@@ -74,6 +75,11 @@ class LaunchedStep:
     execute_s: float
     vectors: LaunchedVectors | None = None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has computed its tokens, so that `collect` need not wait for them."""
+        return self.copies.are_there
+
 
 class GPUModelRunner:
     """Executes SchedulerOutputs in order. `is_async` leaves reading tokens to `collect` (on a GPU)."""
@@ -101,7 +107,7 @@ class GPUModelRunner:
         max_num_seqs = config.scheduler.max_num_seqs
         self._last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self._processors: Sequence[type[LogitsProcessor]] = ()
-        self._graphs = make_decode_graphs(config, model, kv_caches, self._last_tokens)
+        self._graphs = make_step_graphs(config, model, kv_caches, self._last_tokens)
         self._grammars = Grammars(config.model)
         self._pooler = _make_pooler(config, model, device)
         self._side_thread = SideThread()
@@ -141,6 +147,18 @@ class GPUModelRunner:
             return None
         max_tokens = self._config.scheduler.max_num_batched_tokens
         return NativeSteps(forward, self._rows, self._tables, self._kv_caches, max_tokens)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether `capture_graphs` has something to do."""
+        return self._graphs is not None
+
+    @torch.inference_mode()
+    def capture_graphs(self) -> None:
+        """Capture CUDA graphs for the steps that get one; no request may be there. Raises CaptureError."""
+        if self._graphs is not None:
+            with capture_on_cuda(self._device) as capture:
+                self._graphs.capture(capture)
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Launch a step and wait for its tokens."""
@@ -238,8 +256,9 @@ class GPUModelRunner:
 
     def _forward(self, inputs: StepInputs) -> Tensor:
         """Hidden states [T, hidden]."""
-        if self._graphs is not None and self._graphs.covers(inputs):
-            return self._graphs.run(inputs, self._find_pending(inputs))
+        size = None if self._graphs is None else self._graphs.choose(inputs)
+        if self._graphs is not None and size is not None:
+            return self._graphs.run(size, inputs, self._find_pending(inputs))
         device = self._device
         rope_lengths = inputs.rope_lengths
         return self._model.forward(

@@ -34,7 +34,7 @@ def check_num_ranks(parallel: ParallelConfig, device: torch.device) -> None:
     if parallel.pipeline_parallel_size > 1:
         text = "1 on a GPU, where tensor_parallel_size shares a model out; or device=cpu"
         raise ConfigError("pipeline_parallel_size", parallel.pipeline_parallel_size, text)
-    num_gpus = torch.cuda.device_count()
+    num_gpus = torch.cuda.device_count() - int(parallel.device.partition(":")[2] or 0)
     if parallel.tensor_parallel_size > num_gpus:
         text = f"at most {num_gpus}: a rank has a GPU of its own, and so many can be seen here; or device=cpu"
         raise ConfigError("tensor_parallel_size", parallel.tensor_parallel_size, text)

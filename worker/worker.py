@@ -7,32 +7,29 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-import msgspec
 import torch
 
 from ..ipc.config import EngineConfig, ParallelConfig
 from ..ipc.cpu_cores import find_engine_cores, list_cores
 from ..ipc.errors import ConfigError
-from ..ipc.pooling_params import PoolingParams
 from ..ipc.processes.child_args import GroupArgs
-from ..ipc.sampling_params import SamplingParams
-from ..ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput, StepFailed, WorkerReady
-from ..ipc.token_ids import encode_token_ids
-from ..ipc.token_lists import TokenLists
+from ..ipc.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerReady
 from ..kernels import native
-from ..kernels.shared_group import GroupAborted, SharedGroup
-from .kv_cache import allocate_kv_caches, check_max_model_len, check_weights_fit, plan_memory
+from ..kernels.shared_group import SharedGroup
+from ..kernels.triton_runtime import CompileWatch, can_use_triton
+from .device_errors import is_out_of_memory, is_sticky
+from .devices import resolve_device
+from .kv_cache import allocate_kv_caches, check_max_model_len, check_weights_fit, plan_memory, wait_for_memory
 from .model_runner import GPUModelRunner, LaunchedStep
 from .models import load_model
 from .rank import check_num_ranks, compute_weights_id, join_group, take_cores
 from .rank_runners import make_runner
 from .sampling.logits_processor import load_logits_processors
 from .threads import ThreadRule, count_cores
-
-# Enough to reach the code of prefill and decode; more tokens would only take time.
-_WARM_UP_TOKENS = 4
+from .warm_up import WarmUp, compile_kernels, run_all
 
 
 class Worker:
@@ -63,8 +60,12 @@ class Worker:
         device, num_threads = self._set_up_device()
         config = self._config.for_stage(self._rank // self._config.parallel.tensor_parallel_size)
         part = config.for_rank()
-        check_max_model_len(part, device)
-        check_weights_fit(part, device, config.parallel.tensor_parallel_size)
+        num_ranks = self._config.parallel.num_ranks
+        with _fitted_before(part):
+            if part.num_blocks_before is not None:
+                wait_for_memory(part, device, num_ranks)
+            check_max_model_len(part, device)
+            check_weights_fit(part, device, config.parallel.tensor_parallel_size)
         processors = load_logits_processors(config.logits_processors, config.logits_processor_folders)
         self._on_phase("load weights")
         is_cut = self._group is not None and self._group.size > 1
@@ -75,12 +76,18 @@ class Worker:
         if config.exact and model.batch_variance_reason:
             raise ConfigError("exact", True, f"not here, since {model.batch_variance_reason}")
         self._on_phase("allocate KV cache")
-        plan = plan_memory(part, device, model.weight_bytes, self._config.parallel.num_ranks)
+        with _fitted_before(part):
+            plan = plan_memory(part, device, model.weight_bytes, num_ranks)
         kv_caches = allocate_kv_caches(part, plan.num_blocks, device)
         link = self._group if self._has_stages else None
         self._runner = make_runner(part, model, kv_caches, device, self._group, link)
         self._on_phase("warm up")
-        self._warm_up()
+        watch = self._warm_up(plan.num_blocks, device)
+        if self._runner.has_graphs:
+            self._on_phase("capture graphs")
+            self._runner.capture_graphs()
+        if watch is not None:
+            watch.is_serving = True
         if processors:  # after the warm-up, whose request is nobody's
             self._runner.use_logits_processors(processors)
         weights_id = "" if self._group is None else compute_weights_id(self._config)
@@ -144,6 +151,10 @@ class Worker:
             is_out_of_memory(error),
         )
 
+    def is_lost(self, error: Exception) -> bool:
+        """Whether this process can compute nothing more after an error of a step."""
+        return is_sticky(error)
+
     def abort_group(self, error: Exception) -> None:
         """Tell the other ranks, if there are any, that this one cannot go on until `reset_rows`."""
         if self._group is not None:
@@ -161,36 +172,24 @@ class Worker:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    def _warm_up(self) -> None:
-        """A prefill and a decode with sampling, so that the first request pays for no first call."""
-        config = self._config
-        num_tokens = min(_WARM_UP_TOKENS, config.scheduler.max_num_batched_tokens, config.model.max_model_len)
-        request = NewRequestData(
-            row=0,
-            request_id="warm-up",
-            prompt_token_ids=encode_token_ids([0] * num_tokens),
-            output_token_ids=b"",
-            sampling_params=SamplingParams(temperature=1.0, top_p=0.9, seed=0),
-            eos_token_ids=[],
-            token_lists=TokenLists(),
-            block_ids=[0],
-            num_computed_tokens=0,
-        )
-        if not config.model.spec.has_logits:
-            self._warm_up_pooling(request, num_tokens)
-            return
-        self.execute(SchedulerOutput(0, [0], [num_tokens], [request]))
-        if num_tokens < config.model.max_model_len:
-            self.execute(SchedulerOutput(1, [0], [1]))
-        self.reset_rows()
+    def _warm_up(self, num_blocks: int, device: torch.device) -> CompileWatch | None:
+        """Steps of the kinds to come, so that the first requests pay for no first call."""
+        warm_up = WarmUp(self._config, num_blocks)
+        if not can_use_triton(device):
+            run_all(warm_up.make_brief_runs(), self.execute, self.reset_rows)
+            return None
+        return compile_kernels(warm_up, self._config, device, self.execute, self.reset_rows)
 
-    def _warm_up_pooling(self, request: NewRequestData, num_tokens: int) -> None:
-        """A vector, of a model that generates nothing."""
-        pooling = self._config.model.spec.pooling
-        assert pooling is not None
-        request = msgspec.structs.replace(request, pooling_params=PoolingParams(task=pooling.tasks[0]))
-        self.execute(SchedulerOutput(0, [0], [num_tokens], [request], sampled_rows=[], pooled_rows=[0]))
-        self.reset_rows()
+
+@contextmanager
+def _fitted_before(config: EngineConfig) -> Iterator[None]:
+    """In the place of a lost worker, which had room, too little memory is not the user's error: it passes."""
+    try:
+        yield
+    except ConfigError as error:
+        if config.num_blocks_before is None:
+            raise
+        raise MemoryError(str(error)) from error
 
 
 def check_switch() -> None:
@@ -201,30 +200,8 @@ def check_switch() -> None:
         raise ConfigError(native.SWITCH, os.environ[native.SWITCH], native.SWITCH_ALLOWED) from error
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether there was too little memory; torch's allocator for CPUs says so with a plain RuntimeError."""
-    if isinstance(error, GroupAborted):  # another rank has met it
-        return error.is_out_of_memory
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
-
-
 def _take_engine_share(parallel: ParallelConfig) -> None:
     """Keep this process to its engine's cores, which are counted from here on; not if threads were chosen."""
     if parallel.data_parallel_size > 1 and parallel.num_threads is None:
         cores = find_engine_cores(list_cores(), parallel.data_parallel_rank, parallel.data_parallel_size)
         os.sched_setaffinity(0, [core.processor for core in cores])
-
-
-def resolve_device(name: str, number: int = 0) -> torch.device:
-    """The device that `parallel.device` names; "auto" takes a GPU if there is one. Raises ConfigError.
-
-    Of several workers, ranks of an engine or of several engines, each takes the next GPU.
-    """
-    has_cuda = torch.cuda.is_available()
-    if name == "cuda" and not has_cuda:
-        raise ConfigError("device", name, "cpu or auto: torch finds no CUDA device here")
-    if name == "cpu" or not has_cuda:
-        return torch.device("cpu")
-    if number:
-        torch.cuda.set_device(number % torch.cuda.device_count())
-    return torch.device("cuda", torch.cuda.current_device())

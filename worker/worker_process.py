@@ -23,7 +23,7 @@ from ..ipc.errors import QuireError
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.processes.child_args import SPARE_ROLE, WorkerArgs
 from ..ipc.processes.log_lines import start_logging
-from ..ipc.processes.process import EXIT_START_FAILED, Lifeline, enable_stack_dumps
+from ..ipc.processes.process import EXIT_DEVICE_LOST, EXIT_START_FAILED, Lifeline, enable_stack_dumps
 from ..ipc.processes.process_limits import raise_file_limit
 from ..ipc.processes.spare import SPARE_GRACE_S, wait_for_adoption
 from ..ipc.sockets import connect_dealer
@@ -79,34 +79,40 @@ class WorkerProcess:
         launched: deque[LaunchedStep] = deque()
         max_ahead = 1 if self._worker.is_async else 0
         while True:
-            # While the device works, a waiting message comes first: it may be the next step to launch.
-            if launched and (len(launched) > max_ahead or not self._socket.poll(0)):
+            # The device shall never wait for its next step: of the steps in flight the last is collected only
+            # when it is done, and until then a message comes first, which may be the next step to launch.
+            if launched and (len(launched) > max_ahead or _is_done(launched[0])):
                 self._collect_step(launched.popleft())
+                continue
+            if launched and not self._socket.poll(0):
                 continue
             message = self._codec.decode(self._socket.recv_multipart())
             match message:
                 case SchedulerOutput():
-                    step = self._launch_step(message)
-                    if step is not None:
-                        launched.append(step)
+                    self._launch_step(message, launched)
                 case ResetRows():
                     launched.clear()  # their rows are void, and the core has forgotten them
-                    self._worker.reset_rows()
-                    self._failed_step = False
+                    self._reset_rows()
                 case _:
                     _log.warning("message %s is not for a worker", type(message).__name__)
 
-    def _launch_step(self, step: SchedulerOutput) -> LaunchedStep | None:
-        if self._failed_step:  # rows may be half updated until the core has them reset
-            self._send_failure(StepFailed(step.step_id, "an earlier step failed"))
-            return None
-        try:
-            if self._faults is not None:
-                self._faults.reach("worker.execute")
-            return self._worker.launch(step)
-        except Exception as error:  # whatever a step raises is that step's answer; the process lives on
-            self._fail(step.step_id, error)
-            return None
+    def _launch_step(self, step: SchedulerOutput, launched: deque[LaunchedStep]) -> None:
+        """Launch a step behind those in flight."""
+        if not self._failed_step:  # after one, rows may be half updated until the core has them reset
+            try:
+                if self._faults is not None:
+                    self._faults.reach("worker.execute")
+                launched.append(self._worker.launch(step))
+                return
+            except Exception as error:  # whatever a step raises is its answer; the process lives on
+                failure = self._describe_failure(step.step_id, error)
+            while launched:  # answers come in the order of the steps, and it was not these that failed
+                self._collect_step(launched.popleft())
+            if not self._failed_step:
+                self._failed_step = True
+                self._send_failure(failure)
+                return
+        self._send_failure(StepFailed(step.step_id, "an earlier step failed"))
 
     def _collect_step(self, launched: LaunchedStep) -> None:
         if self._failed_step:
@@ -115,12 +121,35 @@ class WorkerProcess:
         try:
             self._send_result(self._worker.collect(launched))
         except Exception as error:  # on a GPU a step's failure may show only here
-            self._fail(launched.step_id, error)
+            self._failed_step = True
+            self._send_failure(self._describe_failure(launched.step_id, error))
 
-    def _fail(self, step_id: int, error: Exception) -> None:
-        self._failed_step = True
+    def _describe_failure(self, step_id: int, error: Exception) -> StepFailed:
+        """The answer to a step that raised, whose error is being handled; ends this process if it must."""
         self._worker.abort_group(error)
-        self._send_failure(self._worker.describe_failure(step_id, error))
+        if self._worker.is_lost(error):
+            self._leave(error)
+        return self._worker.describe_failure(step_id, error)
+
+    def _reset_rows(self) -> None:
+        try:
+            self._worker.reset_rows()
+        except Exception as error:
+            if not self._worker.is_lost(error):
+                raise
+            self._leave(error)
+        self._failed_step = False
+
+    def _leave(self, error: Exception) -> NoReturn:
+        """End this process, whose device computes nothing more: the steps in flight are lost with it.
+
+        None of them is answered, so the core looks for the culprit among all of them, as at any death.
+        """
+        _log.error("the device has failed\n%s", traceback.format_exc())
+        reason = f"its device has failed: {type(error).__name__}: {_first_line(error)}"
+        self._send(WorkerFailed(reason, type(error).__name__, traceback.format_exc()))
+        self._context.destroy(linger=500)
+        os._exit(EXIT_DEVICE_LOST)
 
     def _note_phase(self, phase: str) -> None:
         self._send(WorkerProgress(phase, time.time()))
@@ -143,6 +172,18 @@ class WorkerProcess:
 
     def _send(self, message: msgspec.Struct) -> None:
         self._socket.send_multipart(self._codec.encode(message))
+
+
+def _is_done(launched: LaunchedStep) -> bool:
+    """Whether the step can be collected without waiting; one that has failed says so when it is."""
+    try:
+        return launched.is_done
+    except Exception:
+        return True
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def main() -> None:

@@ -169,7 +169,7 @@ def find_resources(config: EngineConfig, *, has_gpu: bool) -> Resources:
     said, or a GPU.
     """
     parallel = config.parallel
-    if parallel.device == "cuda" or (parallel.device == "auto" and has_gpu):
+    if parallel.is_on_gpu or (parallel.device == "auto" and has_gpu):
         return {"GPU": parallel.num_ranks}
     return {"CPU": parallel.num_ranks * (parallel.num_threads or 1)}
 

@@ -32,6 +32,7 @@ EXIT_PARENT_LOST = 11
 EXIT_WORKER_LOST = 12
 EXIT_CORE_LOST = 13
 EXIT_NODE_LOST = 14
+EXIT_DEVICE_LOST = 15  # told to the core in a WorkerFailed before
 _EXIT_NAMES = {
     EXIT_CRASHED: "crashed",
     EXIT_START_FAILED: "start failed",
@@ -39,6 +40,7 @@ _EXIT_NAMES = {
     EXIT_WORKER_LOST: "lost its worker",
     EXIT_CORE_LOST: "lost its engine core",
     EXIT_NODE_LOST: "lost its node",
+    EXIT_DEVICE_LOST: "lost its device",
 }
 
 _LENGTH = struct.Struct("<I")

@@ -14,6 +14,7 @@ from quire.core.engine_loop import MAX_RECEIVE_S, EngineLoop
 from quire.core.executor import Executor, ExecutorEvent, WorkerLost
 from quire.core.stats.engine_facts import StartupClock
 from quire.ipc.codec import make_client_codec
+from quire.ipc.config import EngineConfig
 from quire.ipc.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
@@ -44,6 +45,12 @@ class ScriptedExecutor(Executor):
         self.num_starts = 0
         self.num_steps = 0
         self.num_resets = 0
+        self.config: EngineConfig | None = None  # of the next worker, where it was told
+        self.can_change = True
+
+    def configure(self, config: EngineConfig) -> bool:
+        self.config = config
+        return self.can_change
 
     def start(self) -> None:
         self.num_starts += 1
@@ -227,6 +234,42 @@ def test_too_many_lost_workers_end_the_engine(ready: Engine, event: ExecutorEven
     assert ready.loop.end is not None
     assert ready.loop.end.exit_code == EXIT_WORKER_LOST
     assert ready.loop.end.reason.endswith(", 4 times in 60 s")
+
+
+CAPTURE_FAILED = WorkerFailed("a CUDA graph could not be captured", "CaptureError")
+
+
+@pytest.mark.parametrize("start", [Engine, make_ready])
+def test_a_worker_whose_capture_failed_is_started_again_without_graphs(
+    start: Callable[[], Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start()
+    engine.executor.num_starts = 0
+    engine.turn(events=(CAPTURE_FAILED,))
+    assert engine.executor.num_starts == 1
+    assert engine.executor.config is not None
+    assert engine.executor.config.model.enforce_eager
+    assert engine.executor.config.num_blocks_before == (None if start is Engine else 64)
+    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert said == ["a CUDA graph could not be captured; starting another worker, whose steps run without"]
+    engine.turn(Hello(PROTOCOL_VERSION, "test", 1), events=(READY,))
+    assert engine.loop.end is None
+    assert engine.executor.config.model.enforce_eager  # and so is any later one
+    assert engine.executor.config.num_blocks_before == 64
+
+
+def test_a_worker_that_cannot_be_changed_fails_with_what_to_do() -> None:
+    engine = Engine()
+    engine.executor.can_change = False
+    engine.turn(events=(CAPTURE_FAILED,))
+    assert engine.loop.end is not None
+    assert engine.loop.end.exit_code == EXIT_START_FAILED
+
+
+def test_the_next_worker_is_told_how_many_blocks_the_first_had(ready: Engine) -> None:
+    assert ready.executor.config is not None
+    assert ready.executor.config.num_blocks_before == 64
+    assert not ready.executor.config.model.enforce_eager
 
 
 @pytest.mark.parametrize(

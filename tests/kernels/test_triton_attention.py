@@ -192,7 +192,7 @@ def test_a_lone_request_fills_the_device_as_far_as_its_length_goes(length: int) 
     assert count == min(32, -(-length // 128))
     assert items[:count, 0].eq(0).all()
     assert items[count:, 0].eq(1).all()
-    assert split_items[0] == (0 if count > 1 else -1) or length <= 128
+    assert split_items[0] == (0 if count > 1 else -1)
 
 
 def test_strict_splits_are_cut_at_fixed_places_or_not_at_all() -> None:

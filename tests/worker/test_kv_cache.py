@@ -123,17 +123,80 @@ def test_more_than_the_machine_has_is_refused(cache: dict[str, int]) -> None:
     assert refusal.value.field in cache
 
 
-def test_a_gpu_gives_its_fraction_less_what_is_in_use(
+@pytest.fixture
+def own_bytes(free_bytes: list[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A GPU of 10 GiB, of which this process holds as much as the test says."""
+    own = [0]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free_bytes[0], 10 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: own[0])
+    return own
+
+
+def _count_fitting(config: EngineConfig, size: int) -> int:
+    kept = estimate_activation_bytes(config) + kv_cache._CUDA_RESERVE_BYTES
+    return (size - kept) // config.block_size_bytes
+
+
+def test_a_gpu_gives_an_engine_its_fraction_whatever_others_hold(
+    free_bytes: list[int], own_bytes: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = _wide_config(gpu_memory_utilization=0.45)
+    own_bytes[0] = GIB
+    free_bytes[0] = 9 * GIB  # it is alone
+    alone = plan_memory(config, CUDA, 0).num_blocks
+    assert alone == _count_fitting(config, int(4.5 * GIB) - GIB)
+    free_bytes[0] = int(4.5 * GIB)  # beside another that has 0.45
+    assert plan_memory(config, CUDA, 0).num_blocks == alone
+    assert not caplog.records
+    free_bytes[0] = 3 * GIB  # beside one that has more
+    assert plan_memory(config, CUDA, 0).num_blocks == _count_fitting(config, 3 * GIB)
+    assert [record.getMessage() for record in caplog.records] == [
+        "gpu_memory_utilization=0.45: of this engine's share, 4608 MiB of cuda, other processes hold 512 MiB"
+    ]
+    own_bytes[0] = 4 * GIB
+    with pytest.raises(ConfigError, match="or kv_cache_memory_bytes at least") as refusal:
+        plan_memory(config, CUDA, 0)
+    assert refusal.value.field == "gpu_memory_utilization"
+
+
+@pytest.mark.usefixtures("own_bytes")
+def test_a_replaced_worker_has_as_many_blocks_as_the_lost_one(free_bytes: list[int]) -> None:
+    config = _wide_config(gpu_memory_utilization=0.9)
+    before = plan_memory(config, CUDA, 0).num_blocks
+    again = config.for_next_worker(before)
+    free_bytes[0] -= 200 << 20  # somebody's window has become larger
+    assert plan_memory(config, CUDA, 0).num_blocks < before
+    assert plan_memory(again, CUDA, 0).num_blocks == before
+    free_bytes[0] += GIB
+    assert plan_memory(again, CUDA, 0).num_blocks == before
+    free_bytes[0] = 3 * GIB  # far too little: what fits, and the core starts anew
+    assert plan_memory(again, CUDA, 0).num_blocks == _count_fitting(config, 3 * GIB)
+    assert plan_memory(config.for_next_worker(20), CPU, 0).num_blocks == 20
+
+
+@pytest.mark.usefixtures("own_bytes")
+def test_a_replaced_worker_waits_for_the_lost_ones_memory(
     free_bytes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free_bytes[0], 10 * GIB))
-    config = _wide_config(gpu_memory_utilization=0.5)
-    # Half of 10 GiB may be used, 2 are: 3 are left for activations, reserve and KV.
-    left = 3 * GIB - estimate_activation_bytes(config) - kv_cache._CUDA_RESERVE_BYTES
-    assert plan_memory(config, CUDA, 0).num_blocks == left // config.block_size_bytes
-    with pytest.raises(ConfigError, match="or kv_cache_memory_bytes at least") as refusal:
-        plan_memory(_wide_config(gpu_memory_utilization=0.25), CUDA, 0)
-    assert refusal.value.field == "gpu_memory_utilization"
+    config = _wide_config(gpu_memory_utilization=0.9).for_next_worker(700)
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] >= 1.0:
+            free_bytes[0] = 9 * GIB
+
+    clock = type("Clock", (), {"monotonic": lambda: now[0], "sleep": sleep})
+    monkeypatch.setattr(kv_cache, "time", clock)
+    free_bytes[0] = GIB
+    kv_cache.wait_for_memory(config, CUDA)
+    assert 1.0 <= now[0] < 1.1
+    assert plan_memory(config, CUDA, 0).num_blocks == 700
+    kv_cache.wait_for_memory(config, CUDA)
+    assert now[0] < 1.1  # it is there
+    kv_cache.wait_for_memory(config.for_next_worker(10**6), CUDA)
+    assert now[0] < 30  # and it does not wait for ever
+    kv_cache.wait_for_memory(config.for_next_worker(10**6), CPU)
 
 
 @pytest.mark.parametrize(("limit", "free"), [("1000\n", 700), ("max\n", None)])

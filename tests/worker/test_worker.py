@@ -15,8 +15,9 @@ from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData, SchedulerOutput
 from quire.ipc.token_ids import encode_token_ids
 from quire.ipc.token_lists import TokenLists
+from quire.worker.devices import resolve_device
 from quire.worker.threads import ThreadRule, count_cores
-from quire.worker.worker import Worker, resolve_device
+from quire.worker.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("restored_torch")
 PROMPT_LENGTHS = {0: 37, 3: 5, 6: 18}
@@ -115,6 +116,14 @@ def test_a_cache_too_small_fails_the_start(llama: Checkpoint) -> None:
     config = msgspec.structs.replace(_config(llama), cache=CacheConfig(num_gpu_blocks_override=1))
     with pytest.raises(ConfigError, match="num_gpu_blocks_override=1: at least 4"):
         Worker(config, lambda _: None).start()
+
+
+def test_too_little_memory_in_a_lost_workers_place_is_not_the_users_error(llama: Checkpoint) -> None:
+    config = msgspec.structs.replace(_config(llama), cache=CacheConfig(kv_cache_memory_bytes=1 << 60))
+    with pytest.raises(ConfigError, match="kv_cache_memory_bytes"):
+        Worker(config, lambda _: None).start()
+    with pytest.raises(MemoryError, match="kv_cache_memory_bytes"):
+        Worker(config.for_next_worker(1 << 50), lambda _: None).start()
 
 
 def test_threads_follow_the_config_then_the_size_of_the_step(llama: Checkpoint) -> None:

@@ -23,6 +23,8 @@ class AttentionBackend(ABC):
 
     # Whether a step of single tokens can be captured into a CUDA graph: it reads nothing on the host.
     is_capturable = False
+    # Whether any other step can be, whose metadata has `kind_bounds`.
+    captures_chunks = False
     # Whether a query's bits depend on its own sequence alone.
     is_exact = False
 

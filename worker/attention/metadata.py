@@ -25,8 +25,9 @@ class AttentionMetadata:
     tokens, so the first of them stands at position seq_lens[r] - (number of its tokens). Every request has
     at least one token. All tensors are on the model's device and contiguous.
 
-    A captured graph pads its batch with requests of one token and seq_len 0, whose slot is -1: they read
-    nothing and write nothing to the cache, and attention gives them zeros.
+    A captured graph pads a batch of single tokens with requests of one token, any other step with a request
+    of all padding tokens and then with requests of none. Their seq_len is 0 and their tokens' slot is -1:
+    they read nothing and write nothing to the cache, and attention gives them zeros.
     """
 
     query_starts: Tensor  # int32 [R + 1]; the last entry is T
@@ -35,6 +36,8 @@ class AttentionMetadata:
     slot_mapping: Tensor  # int64 [T] block_id * block_size + offset: where each token's K and V go
     max_query_len: int
     max_seq_len: int
+    # Most requests of one token and of more, where only the device knows which are which; for a graph.
+    kind_bounds: tuple[int, int] | None = None
     # Host copies, which spare a device the transfer back; absent, a backend makes them itself.
     query_starts_host: NDArray[np.int32] | None = None
     seq_lens_host: NDArray[np.int32] | None = None

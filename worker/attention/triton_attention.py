@@ -27,12 +27,11 @@ class Card:
 class TritonAttention(AttentionBackend):
     """See `AttentionBackend`. `is_strict` makes a row's bits depend on its sequence alone.
 
-    A step of single tokens waits for nothing on the host, so it can be captured into a graph: its plan
-    follows from the number of requests and the bound on their lengths. For other steps the metadata's host
-    copies spare a transfer.
+    A plan follows from the number of requests and the bound on their lengths, and the kernels read the rest
+    on the device: a step can be captured into a graph. Elsewhere the metadata's host copies spare a transfer.
     """
 
-    is_capturable = True
+    is_capturable = captures_chunks = True
 
     def __init__(self, num_heads: int, card: Card, is_strict: bool = False) -> None:
         super().__init__(num_heads, launch_rotate_and_write)
@@ -71,11 +70,9 @@ class TritonAttention(AttentionBackend):
     ) -> tuple[AttentionPlan, SplitWork | None]:
         """Made in the step's first layer, and the work in the first of each window; kept for the others."""
         if self._planned_for is not metadata or self._plan is None:
-            num_singles = _count_singles(metadata)
             self._planned_for, self._work = metadata, {}
             self._plan = plan_attention(
-                num_singles,
-                metadata.num_requests - num_singles,
+                *(metadata.kind_bounds or _count_kinds(metadata)),
                 metadata.num_requests,
                 num_kv_heads,
                 metadata.max_seq_len,
@@ -88,12 +85,13 @@ class TritonAttention(AttentionBackend):
         return self._plan, self._work[window]
 
 
-def _count_singles(metadata: AttentionMetadata) -> int:
-    """Requests with one token in this step."""
+def _count_kinds(metadata: AttentionMetadata) -> tuple[int, int]:
+    """Requests with one token in this step, and with more."""
     if metadata.max_query_len == 1:
-        return metadata.num_requests
+        return metadata.num_requests, 0
     starts = metadata.query_starts_list()
-    return sum(end - start == 1 for start, end in pairwise(starts))
+    num_singles = sum(end - start == 1 for start, end in pairwise(starts))
+    return num_singles, metadata.num_requests - num_singles
 
 
 def find_card(device: torch.device) -> Card:

@@ -137,6 +137,11 @@ class Decoder:
         """Whether `forward` of single tokens can be captured into a CUDA graph."""
         return all(layer.attention.backend.is_capturable and layer.ffn.is_capturable for layer in self.layers)
 
+    @property
+    def captures_chunks(self) -> bool:
+        """Whether that of any other step can be, too."""
+        return self.is_capturable and all(layer.attention.backend.captures_chunks for layer in self.layers)
+
     def forward(
         self,
         input_ids: Tensor,

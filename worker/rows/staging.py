@@ -4,8 +4,8 @@ On the CPU both directions are views. On CUDA they are asynchronous copies throu
 pinned allocator keeps a buffer until the copies that use it are done, so nothing here is reused too early.
 
 The host waits for the device in these places only: `HostCopies.wait`, when a step is collected, or before
-sampling if a row's penalties or bad words need the tokens of the step ahead; the capture of a graph (twice
-at most for each size of the ladder); and the first request of pinned memory of a size.
+sampling if a row's penalties or bad words need the tokens of the step ahead; the capture of graphs, once at
+the start; and the first request of pinned memory of a size.
 """
 
 from __future__ import annotations
@@ -83,6 +83,11 @@ class HostCopies:
                 copy.copy_(tensor, non_blocking=True)
                 tensor.record_stream(stream)  # its memory is not given to others before
             self._event.record(stream)
+
+    @property
+    def are_there(self) -> bool:
+        """Whether `wait` would return at once. Raises what the device has failed with."""
+        return self._event is None or self._event.query()
 
     def wait(self) -> list[NDArray[Any]]:
         """The arrays, once they are all there. May be called again."""

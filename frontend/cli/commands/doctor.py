@@ -154,9 +154,13 @@ def check_torch() -> Iterator[Check]:
     threads = report["num_threads"]
     yield Check("torch", Status.OK, f"{report['torch']}, {report['cpu_capability']}, {threads} threads")
     gpus: list[dict[str, Any]] = report["gpus"]
-    for gpu in gpus:
-        yield Check("gpu", Status.OK, f"{gpu['name']}, {gpu['memory_bytes'] / 2**30:.1f} GiB")
-    if not gpus:
+    for index, gpu in enumerate(gpus):
+        memory = f"{gpu['free_bytes'] / 2**30:.1f} GiB free of {gpu['memory_bytes'] / 2**30:.1f} GiB"
+        detail = f"cuda:{index}: {gpu['name']}, compute capability {gpu['capability']}, {memory}"
+        yield Check("gpu", Status.OK, detail)
+    if report["gpu_fault"] is not None:
+        yield Check("gpu", Status.NOTE, f"models run on the CPU: {report['gpu_fault']}")
+    elif not gpus:
         built = f"CUDA {report['cuda_built']}" if report["cuda_built"] else "the CPU only"
         yield Check("gpu", Status.OK, f"none; models run on the CPU (this torch is built for {built})")
     kernels: dict[str, Any] = report["cpu_kernels"]

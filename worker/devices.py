@@ -1,0 +1,83 @@
+"""Which device a worker takes, and why a GPU that is there cannot be used."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from pathlib import Path
+
+import torch
+
+from ..ipc.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+_DRIVER = Path("/dev/nvidiactl")  # is there as soon as NVIDIA's driver has been loaded
+
+
+def resolve_device(name: str, number: int = 0) -> torch.device:
+    """The device that `parallel.device` names; "auto" takes a GPU if there is one. Raises ConfigError.
+
+    Of several workers, ranks of an engine or of several engines, each takes the next GPU: of those that
+    CUDA_VISIBLE_DEVICES leaves, from the named one on.
+    """
+    if name == "cpu":
+        return torch.device("cpu")
+    fault = find_gpu_fault()
+    if fault is not None or not torch.cuda.is_available():
+        if name != "auto":
+            raise ConfigError("device", name, f"cpu or auto: {fault or 'torch finds no CUDA device here'}")
+        if fault is not None:
+            _log.warning("models run on the CPU, though there is a GPU: %s", fault)
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if ":" in name:
+        index = int(name.partition(":")[2]) + number
+        if index >= count:
+            raise ConfigError("device", name, _describe_choice(count, index))
+    else:
+        index = number % count
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def find_gpu_fault() -> str | None:
+    """Why torch cannot use the GPU of this machine; None if it can, or there is none, or it is hidden."""
+    if torch.cuda.is_available():
+        return _find_unsupported(torch.device("cuda", torch.cuda.current_device()))
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not _DRIVER.exists() or hidden in ("", "-1"):
+        return None
+    if torch.version.cuda is None:
+        return "this torch is built for CPUs only: pip install a torch that is built for CUDA"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.cuda.init()
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        if "too old" in said or "insufficient" in said:
+            return f"NVIDIA's driver is too old for CUDA {torch.version.cuda}: install a newer one ({said})"
+        return said
+    if hidden is not None:
+        return f"CUDA_VISIBLE_DEVICES={hidden} leaves no GPU of this machine"
+    return "torch finds none of the driver's devices: is it given to this container (docker: --gpus all)?"
+
+
+def _find_unsupported(device: torch.device) -> str | None:
+    """Why this torch has no kernels for a GPU."""
+    least = [int(arch[3:]) for arch in torch.cuda.get_arch_list() if arch[:3] == "sm_" and arch[3:].isdigit()]
+    major, minor = torch.cuda.get_device_capability(device)
+    if not least or major * 10 + minor >= min(least):
+        return None
+    name, needs = torch.cuda.get_device_name(device), f"{min(least) // 10}.{min(least) % 10}"
+    text = f"{name} has compute capability {major}.{minor}, this torch's kernels need {needs}"
+    return f"{text}: pip install an older torch, or device=cpu"
+
+
+def _describe_choice(count: int, index: int) -> str:
+    names = ", ".join(f"cuda:{one} ({torch.cuda.get_device_name(one)})" for one in range(count))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    because = "" if visible is None else f", which CUDA_VISIBLE_DEVICES={visible} leaves"
+    return f"one of {names}{because}; a worker would need cuda:{index}"
