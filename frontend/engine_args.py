@@ -39,6 +39,7 @@ from ..ipc.weight_format import HeadQuantization, Quantization
 from .families import read_model_spec
 from .gguf.files import find_gguf_files
 from .gguf.formats import make_formats
+from .gpu_cards import choose_step_defaults
 from .logits_processor_names import find_module_folders, name_logits_processors
 from .models.hf_config import compute_max_model_len, read_default_sampling, read_dtype, read_eos_token_ids
 from .models.model_folder import (
@@ -54,8 +55,6 @@ from .off_values import OFF_VALUES, DropsOffValues, describe_off_values
 from .quantization import METHOD_NAMES, read_weight_formats, resolve_quantization
 from .text.chosen_template import read_chosen_template
 
-DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
-DEFAULT_MAX_NUM_SEQS = 256
 SHARED_MAX_QUEUED_BYTES = "1GiB"  # of engines that many clients share; a private one has no bound
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 GENERATION_CONFIGS = ("auto", "vllm")
@@ -184,8 +183,12 @@ class EngineArgs(metaclass=DropsOffValues):
         None, "cache", "size of the KV cache, such as 2GiB; wins over the fraction"
     )
     num_gpu_blocks_override: int | None = _arg(None, "cache", "blocks of the KV cache; wins over both")
-    max_num_batched_tokens: int | None = _arg(None, "scheduler", "most tokens in one step; default 2048")
-    max_num_seqs: int | None = _arg(None, "scheduler", "most sequences in one step; default 256")
+    max_num_batched_tokens: int | None = _arg(
+        None, "scheduler", "most tokens in one step; default 2048, 8192 on a GPU of 70 GiB that is no A100"
+    )
+    max_num_seqs: int | None = _arg(
+        None, "scheduler", "most sequences in one step; default 256, on such a GPU 1024"
+    )
     enable_chunked_prefill: bool = _arg(True, "scheduler", "split long prompts over steps")
     long_prefill_token_threshold: int = _arg(
         0, "scheduler", "most prompt tokens of one request beside decodes; 0: a quarter of a step"
@@ -390,15 +393,16 @@ class EngineArgs(metaclass=DropsOffValues):
         return str(folder)
 
     def _create_scheduler_config(self, model: ModelConfig) -> SchedulerConfig:
+        defaults = choose_step_defaults(self.device)
         budget = self.max_num_batched_tokens
         if budget is None:  # an unsplit prompt must fit into one step
             is_split = self.enable_chunked_prefill and model.spec.is_causal
             whole_prompt = 0 if is_split else model.max_model_len
-            budget = max(DEFAULT_MAX_NUM_BATCHED_TOKENS, whole_prompt)
+            budget = max(defaults.max_num_batched_tokens, whole_prompt)
         return self._make(
             SchedulerConfig,
             max_num_batched_tokens=budget,
-            max_num_seqs=DEFAULT_MAX_NUM_SEQS if self.max_num_seqs is None else self.max_num_seqs,
+            max_num_seqs=defaults.max_num_seqs if self.max_num_seqs is None else self.max_num_seqs,
             policy=self.scheduling_policy,
             max_queued_bytes=parse_size_bytes("max_queued_bytes", self.max_queued_bytes),
             run_ahead=1 if self.async_scheduling is False else 2,

@@ -125,8 +125,6 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     kv_cache_memory_bytes: int | None = None  # wins over the fraction
     gpu_memory_utilization: float = 0.9  # fraction of the whole device that this engine may use
     enable_prefix_caching: bool = True
-    # The lost worker's, whose place this one takes: it is to have as many, whatever it finds free.
-    num_blocks_before: int | None = None
 
     def __post_init__(self) -> None:
         if self.block_size not in (8, 16, 32, 64, 128):
@@ -275,6 +273,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     logits_processors: tuple[str, ...] = ()  # classes that the worker loads, module:Class, in their order
     logits_processor_folders: tuple[str, ...] = ()  # where their modules lie; absolute
     log_format: LogFormat = "text"
+    # KV blocks of the lost worker whose place this one takes: as many again, whatever it finds free.
+    num_blocks_before: int | None = None
 
     def __post_init__(self) -> None:
         _check_seconds("ready_timeout_s", self.ready_timeout_s, MIN_READY_TIMEOUT_S)
@@ -337,8 +337,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     def for_next_worker(self, num_blocks: int) -> EngineConfig:
         """What a worker is started with that takes the place of one with so many blocks."""
-        cache = msgspec.structs.replace(self.cache, num_blocks_before=num_blocks)
-        return msgspec.structs.replace(self, cache=cache)
+        return msgspec.structs.replace(self, num_blocks_before=num_blocks)
 
     def without_graphs(self) -> EngineConfig:
         """The same with steps that are launched kernel by kernel."""

@@ -71,7 +71,7 @@ def choose_linear(
 
     On a GPU exact rows cost time: only if `is_strict`, or where torch has nothing faster.
     """
-    without_triton = format == "narrow" or (format is None and not is_strict)
+    without_triton = format is None and not is_strict
     return choose_kernel("linear", dtype, device, *(("triton",) if without_triton else ()))
 
 

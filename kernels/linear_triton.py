@@ -27,7 +27,7 @@ _ENOUGH_TILES = 48
 # Tiles of rows and outputs. Alone or few: the smallest that the matrix units take; many: what fits registers.
 _LONE_ROWS, _FEW_ROWS, _FEW_OUT = 16, 64, 64
 _MANY_ROWS, _MANY_OUT = 128, 128
-_ADD_OUT = 512
+ADD_OUT = 512
 _MIN_SEGMENT = 256
 _BLOCK_K_BYTES = 128  # of a row of W; a block of K is this wide whatever the number of rows
 
@@ -44,7 +44,11 @@ class Segments:
 def plan_segments(weight: Tensor) -> Segments:
     """As many segments as it takes to give every multiprocessor work on one row."""
     num_out, num_in = weight.shape
-    block_k = _BLOCK_K_BYTES // weight.element_size()
+    return plan_segments_of(num_out, num_in, _BLOCK_K_BYTES // weight.element_size())
+
+
+def plan_segments_of(num_out: int, num_in: int, block_k: int) -> Segments:
+    """The same of a weight [num_out, num_in] that is read in steps of `block_k` inputs."""
     wanted = triton.cdiv(_ENOUGH_PROGRAMS, triton.cdiv(num_out, _FEW_OUT))
     count = max(1, min(wanted, num_in // _MIN_SEGMENT))
     size = triton.cdiv(triton.cdiv(num_in, count), block_k) * block_k
@@ -101,7 +105,7 @@ def _finish(
     return total * factor
 
 
-@_jit
+@_jit(do_not_specialize=["m"])  # which varies from step to step
 def _linear_few(
     x: typing.Any,
     weight: typing.Any,
@@ -134,8 +138,8 @@ def _linear_few(
     tl.store(y + places, total.to(y.dtype.element_ty), mask=is_there)
 
 
-@_jit
-def _add_segments(
+@_jit(do_not_specialize=["m"])
+def add_segments(
     sums: typing.Any,
     scale: typing.Any,
     bias: typing.Any,
@@ -161,7 +165,7 @@ def _add_segments(
     tl.store(y + places, total.to(y.dtype.element_ty), mask=is_there)
 
 
-@_jit
+@_jit(do_not_specialize=["m"])
 def _linear_many(
     x: typing.Any,
     weight: typing.Any,
@@ -249,7 +253,7 @@ def launch_linear(
         num_stages=6,
     )
     if not is_whole:
-        _add_segments[(m, triton.cdiv(num_out, _ADD_OUT))](
-            sums, scale, bias, y, m, num_out, segments.count, **has, BLOCK_N=_ADD_OUT
+        add_segments[(m, triton.cdiv(num_out, ADD_OUT))](
+            sums, scale, bias, y, m, num_out, segments.count, **has, BLOCK_N=ADD_OUT
         )
     return y

@@ -6,10 +6,10 @@ and V are read once for all of them) over a range of keys, with the online softm
 (arXiv 2205.14135) in base 2 and float32 sums. Where a step has too few rows to fill the device, the keys of
 each single-token request are split over programs, whose parts a second kernel combines (Flash-Decoding).
 
-A step is at most three launches: requests of one token, the combination of their splits, requests of more
-tokens. Strict mode cuts keys at fixed places and uses one tile shape for all of them, so that a row's bits
-depend on its sequence alone, whatever stands beside it, however its prompt was cut and whether its splits
-ran in one program or in many.
+A step is at most three launches a layer: requests of one token, the combination of their splits, requests of
+more tokens. Strict mode cuts keys at fixed places
+and uses one tile shape for all of them, so that a row's bits depend on its sequence alone, whatever stands
+beside it, however its prompt was cut and whether its splits ran in one program or in many.
 Bytes of a decode: 2 * seq_len * G * D elements a request. Operations of a chunk: 4 * D * H per visible pair.
 Legend: T tokens, R requests, H query heads, G kv heads, D head size, M rows and N keys of a tile, S splits.
 """
@@ -25,31 +25,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .attention_plan_triton import ITEM_SIZE, MAX_SPLITS, AttentionPlan, SplitWork
+
 _jit: typing.Any = triton.jit
 
 MAX_HEAD_SIZE = 256
 MAX_GROUP = 128  # query heads that share a kv head
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-# Keys of a split in strict mode. Smaller ones fill the device at short lengths, larger ones need fewer sums.
-STRICT_SPLIT_KEYS = 1024
-_MAX_SPLITS = 32
-# Programs that a launch should have for each processor of the device before splitting stops to pay.
-_PROGRAMS_PER_PROCESSOR = 2
+_LARGE_SHARED_BYTES = 200 << 10  # Hopper and later have 227 KB a program, Ampere 163, Ada 99
+_MEDIUM_SHARED_BYTES = 160 << 10
 # Elements of a tile's sums in float32, which is multiplied without tensor cores: more leave the registers.
 _MAX_FLOAT32_TILE = 32 * 256
 _MAX_AHEAD = 1 << 30  # so that a position and it are an int32 together
 _LOG2_E = math.log2(math.e)
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionPlan:
-    """What the host decides about a step's launches, once for all layers."""
-
-    num_singles: int  # requests with one token
-    num_chunks: int  # requests with more
-    num_splits: int  # programs over the keys of each single-token request
-    split_keys: int  # keys of a split in strict mode, 0: an even share of each request's keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +62,6 @@ def find_uncovered(num_heads: int, num_kv_heads: int, head_size: int, dtype: tor
     return None
 
 
-def plan_attention(
-    num_singles: int,
-    num_chunks: int,
-    num_kv_heads: int,
-    max_seq_len: int,
-    num_processors: int,
-    is_strict: bool,
-    strict_split_keys: int = STRICT_SPLIT_KEYS,
-) -> AttentionPlan:
-    """The plan of a step. `max_seq_len` bounds its requests' tokens in the cache, the new ones included."""
-    programs = num_singles * num_kv_heads
-    wanted = _PROGRAMS_PER_PROCESSOR * num_processors
-    if is_strict:
-        splits = -(-max_seq_len // strict_split_keys)
-        return AttentionPlan(num_singles, num_chunks, splits if programs < wanted else 1, strict_split_keys)
-    splits = min(_MAX_SPLITS, -(-wanted // max(1, programs)))
-    return AttentionPlan(num_singles, num_chunks, splits, 0)
-
-
 def launch_paged_attention(
     query: Tensor,
     query_stride: int,
@@ -103,6 +73,7 @@ def launch_paged_attention(
     seq_lens: Tensor,
     window: int | None,
     plan: AttentionPlan,
+    work: SplitWork | None,
     soft_cap: float | None = None,
     scale: float | None = None,
     ahead: int = 0,
@@ -111,7 +82,9 @@ def launch_paged_attention(
     """[T, H * D] of the query's type. Query t begins `t * query_stride` elements into `query`.
 
     Caches are [blocks, G, block_size, D] and contiguous, tables and lengths int32. Requests with seq_len 0
-    pad a captured graph's batch: their rows come back as zeros. Nothing here waits for the device.
+    pad a captured graph's batch: their rows come back as zeros. Requests without tokens and tokens past the
+    last request pad mixed steps: nothing is computed for them, and what comes back of them is unspecified.
+    `work` is `launch_plan`'s for this window. Nothing here waits for the device.
     """
     _, num_kv_heads, block_size, head_size = k_cache.shape
     group = num_heads // num_kv_heads
@@ -136,27 +109,26 @@ def launch_paged_attention(
         "enable_fp_fusion": plan.split_keys == 0,
     }
     num_requests = seq_lens.shape[0]
-    if plan.num_singles:
-        shape = _single_shape(query.dtype, head_size, group, plan.split_keys > 0)
-        parts, sums = _new_parts(query, num_requests, num_heads, plan.num_splits, head_size)
-        _paged_attention_kernel[(num_requests, num_kv_heads, plan.num_splits)](
-            query, out, parts, sums, *tensors, num_requests, *scalars, **constants,
-            IS_SINGLE=True, IS_SPLIT=plan.num_splits > 1, M=shape.rows, N=shape.keys,
+    if work is not None:
+        shape = _single_shape(query.dtype, head_size, group, plan)
+        parts, sums = _new_parts(query, plan, num_heads, head_size)
+        _paged_attention_kernel[(plan.num_items, num_kv_heads)](
+            query, out, parts, sums, *tensors, work.items, num_requests, *scalars, **constants,
+            IS_SINGLE=True, M=shape.rows, N=shape.keys,
             num_warps=shape.num_warps, num_stages=shape.num_stages,
         )  # fmt: skip
-        if plan.num_splits > 1:
-            _combine_kernel[(num_requests, num_heads)](
-                out, parts, sums, query_starts, seq_lens, plan.num_splits,
-                NUM_HEADS=num_heads, HEAD_SIZE=head_size, PADDED_SIZE=_pad(head_size),
-                SPLIT_KEYS=plan.split_keys, WINDOW=window or 0, N=shape.keys,
-                num_warps=2, enable_fp_fusion=plan.split_keys == 0,
+        if plan.num_split:
+            _combine_kernel[(plan.num_split, num_heads)](
+                out, parts, sums, query_starts, work.items, work.split_items, NUM_HEADS=num_heads,
+                HEAD_SIZE=head_size, PADDED_SIZE=_pad(head_size), MAX_SPLITS=MAX_SPLITS,
+                IS_STRICT=plan.split_keys > 0, num_warps=2, enable_fp_fusion=plan.split_keys == 0,
             )  # fmt: skip
     if plan.num_chunks:
-        shape = _chunk_shape(query.dtype, head_size, group, plan.split_keys > 0)
+        shape = _chunk_shape(query.dtype, head_size, group, plan)
         num_tiles = query.shape[0] // (shape.rows // group) + num_requests
-        _paged_attention_kernel[(num_tiles, num_kv_heads, 1)](
-            query, out, out, out, *tensors, num_requests, *scalars, **constants,
-            IS_SINGLE=False, IS_SPLIT=False, M=shape.rows, N=shape.keys,
+        _paged_attention_kernel[(num_tiles, num_kv_heads)](
+            query, out, out, out, *tensors, seq_lens, num_requests, *scalars, **constants,
+            IS_SINGLE=False, M=shape.rows, N=shape.keys,
             num_warps=shape.num_warps, num_stages=shape.num_stages,
         )  # fmt: skip
     return out
@@ -166,37 +138,41 @@ def _pad(head_size: int) -> int:
     return max(16, triton.next_power_of_2(head_size))
 
 
-def _single_shape(dtype: torch.dtype, head_size: int, group: int, is_strict: bool) -> _TileShape:
+def _single_shape(dtype: torch.dtype, head_size: int, group: int, plan: AttentionPlan) -> _TileShape:
     """The tile for requests of one token: no more rows than the group, keys enough to hide the memory."""
-    if is_strict:
-        return _chunk_shape(dtype, head_size, group, is_strict)
+    if plan.split_keys:
+        return _chunk_shape(dtype, head_size, group, plan)
     rows = max(16, triton.next_power_of_2(group))
     if dtype == torch.float32:
-        return _TileShape(rows, 32 if _pad(head_size) <= 128 else 16, num_warps=4, num_stages=2)
+        return _TileShape(rows, 32 if _pad(head_size) <= 128 else 16, num_warps=4, num_stages=3)
     num_warps = 8 if rows > 64 else 4
-    return _TileShape(rows, 32 if _pad(head_size) > 128 else 64, num_warps, num_stages=3)
+    # Two programs of a processor at once, each with two tiles of K and V on the way.
+    is_wide = _pad(head_size) * (1 if plan.shared_bytes >= _MEDIUM_SHARED_BYTES else 2) > 128
+    return _TileShape(rows, 32 if is_wide else 64, num_warps, num_stages=3)
 
 
-def _chunk_shape(dtype: torch.dtype, head_size: int, group: int, is_strict: bool) -> _TileShape:
-    """The tile for requests of more tokens; in strict mode for all, since rounding may follow the shape."""
+def _chunk_shape(dtype: torch.dtype, head_size: int, group: int, plan: AttentionPlan) -> _TileShape:
+    """The tile for requests of more tokens; in strict mode for all, since rounding may follow the shape.
+
+    As large as registers and the card's shared memory hold without spilling, by what the compiler reports.
+    """
     least = triton.next_power_of_2(group)
+    is_large = plan.shared_bytes >= _LARGE_SHARED_BYTES
     if dtype == torch.float32:  # without tensor cores a tile's products live in registers
         keys = 32 if _pad(head_size) <= 128 else 16
-        return _TileShape(max(16, least), keys, num_warps=4, num_stages=2)
+        return _TileShape(max(16, least), keys, num_warps=4, num_stages=3)
     if _pad(head_size) > 128:
-        return _TileShape(max(64, least), 32, num_warps=8 if least > 64 else 4, num_stages=2)
-    if is_strict:
-        return _TileShape(max(64, least), 64, num_warps=8 if least > 64 else 4, num_stages=3)
-    return _TileShape(max(128, least), 64, num_warps=8, num_stages=3)
+        keys = 32 if plan.shared_bytes >= _MEDIUM_SHARED_BYTES else 16
+        return _TileShape(max(64, least), keys, num_warps=8, num_stages=3 if least <= 64 else 2)
+    rows = 64 if plan.split_keys else 128
+    return _TileShape(max(rows, least), 64 if is_large else 32, num_warps=8, num_stages=3)
 
 
-def _new_parts(
-    query: Tensor, num_requests: int, num_heads: int, num_splits: int, head_size: int
-) -> tuple[Tensor, Tensor]:
-    """float32 scratch of the splits: weighted sums [R, H, S, D], maxima and sums of weights [R, H, S, 2]."""
-    if num_splits == 1:
+def _new_parts(query: Tensor, plan: AttentionPlan, num_heads: int, head_size: int) -> tuple[Tensor, Tensor]:
+    """float32 scratch: of each item weighted sums [items, H, D], maxima and sums of weights [items, H, 2]."""
+    if not plan.num_split:
         return query, query  # not read
-    shape = (num_requests, num_heads, num_splits)
+    shape = (plan.num_items, num_heads)
     parts = torch.empty((*shape, head_size), dtype=torch.float32, device=query.device)
     return parts, torch.empty((*shape, 2), dtype=torch.float32, device=query.device)
 
@@ -215,18 +191,6 @@ def _find_request(
         else:
             high = middle
     return low - 1
-
-
-@_jit
-def _split_range(
-    first_key: typing.Any, last_key: typing.Any, num_splits: typing.Any, SPLIT_KEYS: tl.constexpr,
-    N: tl.constexpr,
-) -> typing.Any:  # fmt: skip
-    """(key at which split 0 begins, keys of a split) for keys first_key..last_key-1."""
-    if SPLIT_KEYS > 0:
-        return 0, SPLIT_KEYS
-    base = first_key // N * N
-    return base, tl.cdiv(tl.cdiv(last_key - base, N), num_splits) * N
 
 
 @_jit
@@ -257,13 +221,13 @@ def _attend_keys(
     in_tile = tl.arange(0, N)
     dims = tl.arange(0, PADDED_SIZE)
     has_dim = dims < HEAD_SIZE
+    # The blocks of a tile are loaded a tile ahead, so that nothing the copies of K and V wait for is loaded
+    # with them, and the compiler starts as many tiles' copies ahead as it has buffers.
+    block = tl.load(table + (first + in_tile) // BLOCK_SIZE, mask=first + in_tile < seq_len, other=0)
     for start in range(first, last, N):
         keys = start + in_tile
         is_key = keys < seq_len
-        if IS_MASKED:
-            block = tl.load(table + keys // BLOCK_SIZE, mask=is_key, other=0)
-        else:
-            block = tl.load(table + keys // BLOCK_SIZE)
+        next_block = tl.load(table + (keys + N) // BLOCK_SIZE, mask=keys + N < seq_len, other=0)
         slots = (block.to(tl.int64) * num_kv_heads + kv_head) * BLOCK_SIZE + keys % BLOCK_SIZE
         k_at = k_cache + slots[None, :] * HEAD_SIZE + dims[:, None]
         v_at = v_cache + slots[:, None] * HEAD_SIZE + dims[None, :]
@@ -301,6 +265,7 @@ def _attend_keys(
         total = total * fade + tl.sum(weights, 1)
         sums = tl.dot(weights.to(v.dtype), v, sums * fade[:, None], input_precision="ieee")
         top = new_top
+        block = next_block
     return top, total, sums
 
 
@@ -309,26 +274,30 @@ def _attend_keys(
 def _paged_attention_kernel(
     query: typing.Any, out: typing.Any, parts: typing.Any, part_sums: typing.Any, k_cache: typing.Any,
     v_cache: typing.Any, block_tables: typing.Any,
-    query_starts: typing.Any, seq_lens: typing.Any, num_requests: typing.Any, scale: typing.Any,
-    soft_cap: typing.Any, bias: typing.Any, reach: typing.Any, query_stride: typing.Any,
+    query_starts: typing.Any, seq_lens: typing.Any, items: typing.Any, num_requests: typing.Any,
+    scale: typing.Any, soft_cap: typing.Any, bias: typing.Any, reach: typing.Any, query_stride: typing.Any,
     table_stride: typing.Any, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr, HAS_SOFT_CAP: tl.constexpr,
-    HAS_BIAS: tl.constexpr, SPLIT_KEYS: tl.constexpr, IS_SINGLE: tl.constexpr, IS_SPLIT: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr,
+    HAS_BIAS: tl.constexpr, SPLIT_KEYS: tl.constexpr, IS_SINGLE: tl.constexpr, M: tl.constexpr,
+    N: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
-    """Grid (tiles, G, S). A request that is not of this launch's kind is left to the other launch."""
+    """Grid (items or tiles, G). A request that is not of this launch's kind is left to the other launch."""
     TILE_TOKENS: tl.constexpr = M // GROUP
     kv_head = tl.program_id(1)
     num_kv_heads = tl.num_programs(1)
     # 1. Which tokens of which request. Of a long prompt the last tiles see most keys, so they start first.
     if IS_SINGLE:
-        request = tl.program_id(0)
+        item = tl.program_id(0)
+        request = tl.load(items + item * ITEM_SIZE)
+        if request >= num_requests:
+            return
+        split_place = tl.load(items + item * ITEM_SIZE + 1)
+        num_splits = tl.load(items + item * ITEM_SIZE + 2)
         first_token = 0
         begin = tl.load(query_starts + request)
-        query_len = tl.load(query_starts + request + 1) - begin
-        if query_len != 1:
-            return
+        query_len = 1
     else:
+        item, split_place, num_splits = 0, 0, 1
         tile = tl.num_programs(0) - 1 - tl.program_id(0)
         request = _find_request(query_starts, tile, num_requests, TILE_TOKENS)
         begin = tl.load(query_starts + request)
@@ -346,9 +315,8 @@ def _paged_attention_kernel(
     is_element = is_row[:, None] & (dims < HEAD_SIZE)[None, :]
     out_at = ((begin + token).to(tl.int64) * num_kv_heads * GROUP + head) * HEAD_SIZE
     if seq_len == 0:
-        if tl.program_id(2) == 0:
-            zeros = tl.zeros([M, PADDED_SIZE], tl.float32).to(out.dtype.element_ty)
-            tl.store(out + out_at[:, None] + dims[None, :], zeros, mask=is_element)
+        zeros = tl.zeros([M, PADDED_SIZE], tl.float32).to(out.dtype.element_ty)
+        tl.store(out + out_at[:, None] + dims[None, :], zeros, mask=is_element)
         return
     # 3. The keys that some row of the tile sees, and of them the part of this program.
     first_position = seq_len - query_len + first_token
@@ -356,14 +324,18 @@ def _paged_attention_kernel(
     first_key = 0
     if WINDOW > 0:
         first_key = tl.maximum(0, first_position - WINDOW + 1) // N * N
-    base, split_size = _split_range(first_key, last_key, tl.num_programs(2), SPLIT_KEYS, N)
+    base = first_key
+    split_size = tl.maximum(last_key - first_key, 1)
+    if SPLIT_KEYS > 0:
+        base = 0
+        split_size = SPLIT_KEYS
+    elif IS_SINGLE:
+        split_size = tl.load(items + item * ITEM_SIZE + 3)
     first_split = (first_key - base) // split_size
     end_split = tl.cdiv(last_key - base, split_size)
-    if IS_SPLIT:
-        first_split = tl.maximum(first_split, tl.program_id(2))
-        end_split = tl.minimum(end_split, tl.program_id(2) + 1)
-        if first_split >= end_split:
-            return
+    if num_splits > 1:
+        first_split += split_place
+        end_split = tl.minimum(end_split, first_split + 1)
     positions = first_position + rows // GROUP
     row_at = (begin + token).to(tl.int64) * query_stride + head * HEAD_SIZE
     q = tl.load(query + row_at[:, None] + dims[None, :], mask=is_element, other=0.0)
@@ -394,52 +366,61 @@ def _paged_attention_kernel(
             bias, head, reach, True, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, WINDOW, AHEAD, HAS_SOFT_CAP,
             HAS_BIAS, N,
         )  # fmt: skip
-        if not IS_SPLIT and SPLIT_KEYS > 0:
+        if SPLIT_KEYS > 0:
             top, total, sums = _merge(top, total, sums, split_top, split_total, split_sums)
         else:
             top, total, sums = split_top, split_total, split_sums
     # 5. The result, or this split's part of it.
-    if IS_SPLIT:
-        part = (request * num_kv_heads * GROUP + head).to(tl.int64) * tl.num_programs(2) + tl.program_id(2)
+    if num_splits > 1:
+        part = (item * num_kv_heads * GROUP + head).to(tl.int64)
         tl.store(parts + part[:, None] * HEAD_SIZE + dims[None, :], sums, mask=is_element)
         tl.store(part_sums + part * 2, top, mask=is_row)
         tl.store(part_sums + part * 2 + 1, total, mask=is_row)
-    else:
-        result = sums / total[:, None]
-        tl.store(out + out_at[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=is_element)
-
-
-@_jit(do_not_specialize=["num_splits"])
-def _combine_kernel(
-    out: typing.Any, parts: typing.Any, part_sums: typing.Any, query_starts: typing.Any, seq_lens: typing.Any,
-    num_splits: typing.Any, NUM_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr, SPLIT_KEYS: tl.constexpr,
-    WINDOW: tl.constexpr, N: tl.constexpr,
-) -> typing.Any:  # fmt: skip
-    """Grid (R, H): the splits of one head of a single-token request, merged in the order of their keys."""
-    request = tl.program_id(0)
-    head = tl.program_id(1)
-    begin = tl.load(query_starts + request)
-    seq_len = tl.load(seq_lens + request)
-    if (tl.load(query_starts + request + 1) - begin != 1) | (seq_len == 0):
         return
-    first_key = 0
-    if WINDOW > 0:
-        first_key = tl.maximum(0, seq_len - WINDOW) // N * N
-    base, split_size = _split_range(first_key, seq_len, num_splits, SPLIT_KEYS, N)
-    one = tl.arange(0, 1)
-    dims = tl.arange(0, PADDED_SIZE)
-    is_element = ((one >= 0)[:, None]) & (dims < HEAD_SIZE)[None, :]
-    top = tl.full([1], float("-inf"), tl.float32)
-    total = tl.zeros([1], tl.float32)
-    sums = tl.zeros([1, PADDED_SIZE], tl.float32)
-    first_part = (request * NUM_HEADS + head).to(tl.int64) * num_splits
-    for split in range((first_key - base) // split_size, tl.cdiv(seq_len - base, split_size)):
-        part = first_part + split + one
-        part_top = tl.load(part_sums + part * 2)
-        part_total = tl.load(part_sums + part * 2 + 1)
-        part_values = tl.load(parts + part[:, None] * HEAD_SIZE + dims[None, :], mask=is_element, other=0.0)
-        top, total, sums = _merge(top, total, sums, part_top, part_total, part_values)
-    out_at = (begin.to(tl.int64) * NUM_HEADS + head) * HEAD_SIZE + one
     result = sums / total[:, None]
     tl.store(out + out_at[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=is_element)
+
+
+@_jit
+def _combine_kernel(
+    out: typing.Any, parts: typing.Any, part_sums: typing.Any, query_starts: typing.Any, items: typing.Any,
+    split_items: typing.Any, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr,
+    MAX_SPLITS: tl.constexpr, IS_STRICT: tl.constexpr,
+) -> typing.Any:  # fmt: skip
+    """Grid (requests with several splits, H): the splits of one head, in strict mode in the order of keys."""
+    item = tl.load(split_items + tl.program_id(0))
+    if item < 0:
+        return
+    head = tl.program_id(1)
+    request = tl.load(items + item * ITEM_SIZE)
+    num_splits = tl.load(items + item * ITEM_SIZE + 2)
+    begin = tl.load(query_starts + request)
+    dims = tl.arange(0, PADDED_SIZE)
+    has_dim = dims < HEAD_SIZE
+    first_part = item.to(tl.int64) * NUM_HEADS + head
+    if IS_STRICT:
+        one = tl.arange(0, 1)
+        top = tl.full([1], float("-inf"), tl.float32)
+        total = tl.zeros([1], tl.float32)
+        sums = tl.zeros([1, PADDED_SIZE], tl.float32)
+        for split in range(0, num_splits):
+            part = first_part + split * NUM_HEADS + one
+            part_top = tl.load(part_sums + part * 2)
+            part_total = tl.load(part_sums + part * 2 + 1)
+            part_at = parts + part[:, None] * HEAD_SIZE + dims[None, :]
+            part_values = tl.load(part_at, mask=has_dim[None, :], other=0.0)
+            top, total, sums = _merge(top, total, sums, part_top, part_total, part_values)
+        result = tl.sum(sums / total[:, None], 0)
+    else:
+        splits = tl.arange(0, MAX_SPLITS)
+        is_split = splits < num_splits
+        part = first_part + splits * NUM_HEADS
+        values_at = parts + part[:, None] * HEAD_SIZE + dims[None, :]
+        values = tl.load(values_at, mask=is_split[:, None] & has_dim[None, :], other=0.0)
+        tops = tl.load(part_sums + part * 2, mask=is_split, other=float("-inf"))
+        totals = tl.load(part_sums + part * 2 + 1, mask=is_split, other=0.0)
+        weights = tl.exp2(tops - tl.max(tops, 0))
+        total = tl.sum(totals * weights, 0)
+        result = tl.sum(values * weights[:, None] / total, 0)
+    out_at = (begin.to(tl.int64) * NUM_HEADS + head) * HEAD_SIZE + dims
+    tl.store(out + out_at, result.to(out.dtype.element_ty), mask=has_dim)

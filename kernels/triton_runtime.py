@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import typing
 
 import torch
 
@@ -31,6 +32,25 @@ def find_fault(device_type: str) -> str | None:
     if fault is not None:
         _LOGGER.warning("Triton's kernels are off, slower torch operations take their place: %s", fault)
     return fault
+
+
+class CompileWatch:
+    """Counts the kernels that Triton compiles in this process, or loads from its cache on disk.
+
+    With `is_serving` a log line names each, since a step waits for it. There is one at a time.
+    """
+
+    def __init__(self) -> None:
+        import triton
+
+        self.count = 0
+        self.is_serving = False
+        triton.knobs.runtime.jit_post_compile_hook = self._note
+
+    def _note(self, *, fn: typing.Any, **_: typing.Any) -> None:
+        self.count += 1
+        if self.is_serving:
+            _LOGGER.warning("a step has waited for the kernel %s to be compiled", fn.name)
 
 
 def _try_kernel(device: torch.device) -> str | None:

@@ -87,13 +87,13 @@ def wait_for_memory(config: EngineConfig, device: torch.device, num_ranks: int =
 
     A GPU gives a killed process' memory back some time after the process has ended.
     """
-    assert config.cache.num_blocks_before is not None
+    assert config.num_blocks_before is not None
     if device.type != "cuda":
         return
     model = config.model
     needed = count_weight_bytes(model.spec, model.weight_formats, model.dtype, num_ranks)
     needed += estimate_activation_bytes(config) + _CUDA_RESERVE_BYTES - _NOISE_BYTES
-    needed += config.cache.num_blocks_before * config.block_size_bytes
+    needed += config.num_blocks_before * config.block_size_bytes
     ends_at = time.monotonic() + _MAX_WAIT_S
     while _free_bytes(device) < needed and time.monotonic() < ends_at:
         time.sleep(_WAIT_INTERVAL_S)
@@ -193,10 +193,10 @@ def _count_blocks(config: EngineConfig, device: torch.device, free_bytes: int) -
     cache, block_bytes = config.cache, config.block_size_bytes
     if not block_bytes:
         return 0
-    if cache.num_blocks_before is not None:
+    if config.num_blocks_before is not None:
         noise_bytes = _NOISE_BYTES if device.type == "cuda" else 0
-        if cache.num_blocks_before * block_bytes <= free_bytes + noise_bytes:
-            return cache.num_blocks_before
+        if config.num_blocks_before * block_bytes <= free_bytes + noise_bytes:
+            return config.num_blocks_before
     if cache.num_gpu_blocks_override is not None:
         num_blocks = cache.num_gpu_blocks_override
         _check_one_request(config, num_blocks, "num_gpu_blocks_override", num_blocks)

@@ -10,20 +10,16 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import msgspec
 import torch
 
 from ..ipc.config import EngineConfig, ParallelConfig
 from ..ipc.cpu_cores import find_engine_cores, list_cores
 from ..ipc.errors import ConfigError
-from ..ipc.pooling_params import PoolingParams
 from ..ipc.processes.child_args import GroupArgs
-from ..ipc.sampling_params import SamplingParams
-from ..ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput, StepFailed, WorkerReady
-from ..ipc.token_ids import encode_token_ids
-from ..ipc.token_lists import TokenLists
+from ..ipc.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerReady
 from ..kernels import native
 from ..kernels.shared_group import SharedGroup
+from ..kernels.triton_runtime import CompileWatch, can_use_triton
 from .device_errors import is_out_of_memory, is_sticky
 from .devices import resolve_device
 from .kv_cache import allocate_kv_caches, check_max_model_len, check_weights_fit, plan_memory, wait_for_memory
@@ -33,9 +29,7 @@ from .rank import check_num_ranks, compute_weights_id, join_group, take_cores
 from .rank_runners import make_runner
 from .sampling.logits_processor import load_logits_processors
 from .threads import ThreadRule, count_cores
-
-# Enough to reach the code of prefill and decode; more tokens would only take time.
-_WARM_UP_TOKENS = 4
+from .warm_up import WarmUp, compile_kernels, run_all
 
 
 class Worker:
@@ -68,7 +62,7 @@ class Worker:
         part = config.for_rank()
         num_ranks = self._config.parallel.num_ranks
         with _fitted_before(part):
-            if part.cache.num_blocks_before is not None:
+            if part.num_blocks_before is not None:
                 wait_for_memory(part, device, num_ranks)
             check_max_model_len(part, device)
             check_weights_fit(part, device, config.parallel.tensor_parallel_size)
@@ -88,10 +82,12 @@ class Worker:
         link = self._group if self._has_stages else None
         self._runner = make_runner(part, model, kv_caches, device, self._group, link)
         self._on_phase("warm up")
-        self._warm_up()
+        watch = self._warm_up(plan.num_blocks, device)
         if self._runner.has_graphs:
             self._on_phase("capture graphs")
             self._runner.capture_graphs()
+        if watch is not None:
+            watch.is_serving = True
         if processors:  # after the warm-up, whose request is nobody's
             self._runner.use_logits_processors(processors)
         weights_id = "" if self._group is None else compute_weights_id(self._config)
@@ -176,36 +172,13 @@ class Worker:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    def _warm_up(self) -> None:
-        """A prefill and a decode with sampling, so that the first request pays for no first call."""
-        config = self._config
-        num_tokens = min(_WARM_UP_TOKENS, config.scheduler.max_num_batched_tokens, config.model.max_model_len)
-        request = NewRequestData(
-            row=0,
-            request_id="warm-up",
-            prompt_token_ids=encode_token_ids([0] * num_tokens),
-            output_token_ids=b"",
-            sampling_params=SamplingParams(temperature=1.0, top_p=0.9, seed=0),
-            eos_token_ids=[],
-            token_lists=TokenLists(),
-            block_ids=[0],
-            num_computed_tokens=0,
-        )
-        if not config.model.spec.has_logits:
-            self._warm_up_pooling(request, num_tokens)
-            return
-        self.execute(SchedulerOutput(0, [0], [num_tokens], [request]))
-        if num_tokens < config.model.max_model_len:
-            self.execute(SchedulerOutput(1, [0], [1]))
-        self.reset_rows()
-
-    def _warm_up_pooling(self, request: NewRequestData, num_tokens: int) -> None:
-        """A vector, of a model that generates nothing."""
-        pooling = self._config.model.spec.pooling
-        assert pooling is not None
-        request = msgspec.structs.replace(request, pooling_params=PoolingParams(task=pooling.tasks[0]))
-        self.execute(SchedulerOutput(0, [0], [num_tokens], [request], sampled_rows=[], pooled_rows=[0]))
-        self.reset_rows()
+    def _warm_up(self, num_blocks: int, device: torch.device) -> CompileWatch | None:
+        """Steps of the kinds to come, so that the first requests pay for no first call."""
+        warm_up = WarmUp(self._config, num_blocks)
+        if not can_use_triton(device):
+            run_all(warm_up.make_brief_runs(), self.execute, self.reset_rows)
+            return None
+        return compile_kernels(warm_up, self._config, device, self.execute, self.reset_rows)
 
 
 @contextmanager
@@ -214,7 +187,7 @@ def _fitted_before(config: EngineConfig) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        if config.cache.num_blocks_before is None:
+        if config.num_blocks_before is None:
             raise
         raise MemoryError(str(error)) from error
 

@@ -249,13 +249,13 @@ def test_a_worker_whose_capture_failed_is_started_again_without_graphs(
     assert engine.executor.num_starts == 1
     assert engine.executor.config is not None
     assert engine.executor.config.model.enforce_eager
-    assert engine.executor.config.cache.num_blocks_before == (None if start is Engine else 64)
+    assert engine.executor.config.num_blocks_before == (None if start is Engine else 64)
     said = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert said == ["a CUDA graph could not be captured; starting another worker, whose steps run without"]
     engine.turn(Hello(PROTOCOL_VERSION, "test", 1), events=(READY,))
     assert engine.loop.end is None
     assert engine.executor.config.model.enforce_eager  # and so is any later one
-    assert engine.executor.config.cache.num_blocks_before == 64
+    assert engine.executor.config.num_blocks_before == 64
 
 
 def test_a_worker_that_cannot_be_changed_fails_with_what_to_do() -> None:
@@ -268,7 +268,7 @@ def test_a_worker_that_cannot_be_changed_fails_with_what_to_do() -> None:
 
 def test_the_next_worker_is_told_how_many_blocks_the_first_had(ready: Engine) -> None:
     assert ready.executor.config is not None
-    assert ready.executor.config.cache.num_blocks_before == 64
+    assert ready.executor.config.num_blocks_before == 64
     assert not ready.executor.config.model.enforce_eager
 
 

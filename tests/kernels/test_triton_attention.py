@@ -13,8 +13,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from quire.kernels.attention_plan_triton import launch_plan, plan_attention
 from quire.kernels.paged_attention import NO_WINDOW, pack_position_bias
-from quire.kernels.paged_attention_triton import find_uncovered, launch_paged_attention, plan_attention
+from quire.kernels.paged_attention_triton import find_uncovered, launch_paged_attention
 
 
 class Step(AttentionStep):
@@ -34,6 +35,7 @@ class Step(AttentionStep):
         plan = plan_attention(
             int((query_lens == 1).sum()),
             int((query_lens > 1).sum()),
+            len(query_lens),
             self.k_cache.shape[1],
             int(self.seq_lens.max()),
             num_processors,
@@ -45,6 +47,7 @@ class Step(AttentionStep):
         rows = torch.full((num_tokens, (heads + 2) * head_size), torch.nan, dtype=self.query.dtype)
         rows[:, : heads * head_size] = self.query.reshape(num_tokens, -1)
         tensors = (self.k_cache, self.v_cache, self.block_tables, self.query_starts, self.seq_lens)
+        work = launch_plan(plan, self.query_starts.to(DEVICE), self.seq_lens.to(DEVICE), window)
         out = launch_paged_attention(
             rows.to(DEVICE),
             rows.shape[1],
@@ -52,6 +55,7 @@ class Step(AttentionStep):
             *(tensor.to(DEVICE) for tensor in tensors),
             window,
             plan,
+            work,
             soft_cap,
             None,
             ahead,
@@ -129,8 +133,12 @@ def test_a_soft_cap_bends_every_score_before_the_softmax(num_processors: int) ->
 @pytest.mark.usefixtures("dots_in_order")
 @pytest.mark.parametrize(("window", "dtype"), [(None, torch.bfloat16), (70, torch.float32)])
 def test_strict_rows_have_the_same_bits_in_any_company_chunk_and_split(
-    window: int | None, dtype: torch.dtype
+    window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if DEVICE.type == "cpu":
+        triton_interpreter = pytest.importorskip("triton_interpreter")
+        builder = triton_interpreter.interpreter.InterpreterBuilder
+        monkeypatch.setattr(builder, "create_dot", triton_interpreter.multiply_in_order)
     step = Step.draw([(23, 210), (1, 130), (9, 9)], dtype=dtype)
     together = step.compute(window, is_strict=True)
     # On many processors each split of a single token has a program of its own.
@@ -156,16 +164,60 @@ def test_rows_that_pad_a_batch_disturb_nobody() -> None:
         assert not actual[2:].any()
 
 
-@pytest.mark.parametrize(
-    ("singles", "is_strict", "splits"),
-    [(1, False, 32), (8, False, 5), (33, False, 1), (256, False, 1), (1, True, 9), (33, True, 1)],
-)
-def test_keys_are_split_where_requests_alone_do_not_fill_the_device(
-    singles: int, is_strict: bool, splits: int
-) -> None:
-    plan = plan_attention(singles, 0, 8, 9000, 132 if singles > 1 else 1000, is_strict)
-    assert plan.num_splits == splits
-    assert (plan.split_keys > 0) == is_strict
+def plan_items(lengths: list[int], num_processors: int, is_strict: bool = False) -> tuple[Tensor, Tensor]:
+    """(items, first items of split requests) of single tokens with so many keys, for 8 kv heads."""
+    starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device=DEVICE)
+    plan = plan_attention(len(lengths), 0, len(lengths), 8, max(lengths), num_processors, is_strict)
+    work = launch_plan(plan, starts, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), None)
+    assert work is not None
+    return work.items.cpu(), work.split_items.cpu()
+
+
+def test_one_long_request_beside_many_short_ones_has_most_of_the_programs() -> None:
+    items, split_items = plan_items([100] * 20 + [32_768] + [100] * 20, num_processors=132)
+    found = items[items[:, 0] < 41]
+    assert len(items) == 41 + 33
+    longest = found[found[:, 0] == 20]
+    assert longest[:, 1].tolist() == list(range(len(longest)))
+    assert (longest[:, 2] == len(longest)).all()
+    assert 28 <= len(longest) <= 32
+    assert len(longest) * int(longest[0, 3]) >= 32_768
+    assert found[found[:, 0] != 20][:, 2].eq(1).all()
+    assert split_items.tolist() == [20] + [-1] * 32
+
+
+@pytest.mark.parametrize("length", [1, 129, 4096, 131_072])
+def test_a_lone_request_fills_the_device_as_far_as_its_length_goes(length: int) -> None:
+    items, split_items = plan_items([length], num_processors=132)
+    count = int(items[0, 2])
+    assert count == min(32, -(-length // 128))
+    assert items[:count, 0].eq(0).all()
+    assert items[count:, 0].eq(1).all()
+    assert split_items[0] == (0 if count > 1 else -1)
+
+
+def test_strict_splits_are_cut_at_fixed_places_or_not_at_all() -> None:
+    items, split_items = plan_items([3000, 100], num_processors=132, is_strict=True)
+    assert items[:4].tolist() == [[0, 0, 3, 1024], [0, 1, 3, 1024], [0, 2, 3, 1024], [1, 0, 1, 1024]]
+    assert split_items.tolist() == [0, -1]
+    items, _ = plan_items([3000] * 40, num_processors=132, is_strict=True)
+    assert items[:, :3].tolist() == [[request, 0, 1] for request in range(40)]
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_requests_and_tokens_that_pad_a_mixed_step_cost_and_change_nothing(is_strict: bool) -> None:
+    step = Step.draw([(1, 70), (18, 40), (1, 300), (5, 5)])
+    expected = step.compute(num_processors=6, is_strict=is_strict)
+    last = step.query_starts[-1]
+    padded = replace(
+        step,
+        query=torch.cat([step.query, torch.full((39, 4, 16), torch.nan)]),
+        block_tables=torch.cat([step.block_tables] * 2),
+        query_starts=torch.cat([step.query_starts, last.repeat(4)]),
+        seq_lens=torch.cat([step.seq_lens, torch.zeros(4, dtype=torch.int32)]),
+    )
+    actual = padded.compute(num_processors=6, is_strict=is_strict)
+    assert torch.equal(actual[: len(expected)], expected)
 
 
 def test_what_the_kernels_do_not_cover_is_named_with_what_they_do() -> None:

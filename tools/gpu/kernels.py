@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...kernels.paged_attention_triton import launch_paged_attention, plan_attention
+from ...kernels.attention_plan_triton import launch_plan, plan_attention
+from ...kernels.paged_attention_triton import launch_paged_attention
 from ...kernels.rotate_and_write_triton import launch_rotate_and_write
+from ...worker.attention.triton_attention import find_card
 from ..bench.ceilings import measure_copy_rate, measure_matrix_rate, time_best
 from .rows import Row, Say, judge
 
@@ -76,19 +78,25 @@ def _bench_attention(case: _Case, device: str, scale: int, copy_rate: float, mat
     row_size = case.num_heads * _HEAD_SIZE
     query = torch.randn(case.num_requests * query_len, row_size, dtype=torch.bfloat16, device=device)
     singles = case.num_requests if query_len == 1 else 0
+    card = find_card(torch.device(device))
     plan = plan_attention(
         singles,
         case.num_requests - singles,
+        case.num_requests,
         case.num_kv_heads,
         seq_len,
-        _count_processors(device),
+        card.num_processors,
         case.is_strict,
+        shared_bytes=card.shared_bytes,
     )
+    work = launch_plan(plan, starts, lengths, None)  # once a step, not once a layer
 
     def attend() -> Tensor:
         tensors = (k_cache, v_cache, tables, starts, lengths)
         ahead = seq_len if case.looks_ahead else 0
-        return launch_paged_attention(query, row_size, case.num_heads, *tensors, None, plan, ahead=ahead)
+        return launch_paged_attention(
+            query, row_size, case.num_heads, *tensors, None, plan, work, ahead=ahead
+        )
 
     seconds = _time(attend, device)
     if query_len == 1:
@@ -137,7 +145,3 @@ def _time(call: Callable[[], object], device: str) -> float:
         for _ in range(_CALLS_A_GRAPH):
             call()
     return time_best(graph.replay, device) / _CALLS_A_GRAPH
-
-
-def _count_processors(device: str) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device != "cpu" else 1

@@ -23,9 +23,9 @@ def make_attention(
     """
     chosen = choose_attention(spec.num_heads, spec.num_kv_heads, spec.head_size, dtype, device)
     if chosen == "triton":
-        from .triton_attention import TritonAttention, count_processors
+        from .triton_attention import TritonAttention, find_card
 
-        return TritonAttention(spec.num_heads, count_processors(device), is_strict)
+        return TritonAttention(spec.num_heads, find_card(device), is_strict)
     if chosen == "native":
         return NativeAttention(native_library(), spec.num_heads)
     return TorchAttention(spec.num_heads)

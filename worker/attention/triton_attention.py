@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from ...ipc.model_spec import AttentionSpec
-from ...kernels.paged_attention_triton import AttentionPlan, launch_paged_attention, plan_attention
+from ...kernels.attention_plan_triton import AttentionPlan, SplitWork, launch_plan, plan_attention
+from ...kernels.paged_attention_triton import launch_paged_attention
 from ...kernels.rotate_and_write_triton import launch_rotate_and_write
 from .backend import AttentionBackend, count_ahead
 from .metadata import AttentionMetadata, KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What plans are made for."""
+
+    num_processors: int  # streaming multiprocessors
+    shared_bytes: int  # that a program may have
 
 
 class TritonAttention(AttentionBackend):
@@ -23,11 +33,13 @@ class TritonAttention(AttentionBackend):
 
     is_capturable = captures_chunks = True
 
-    def __init__(self, num_heads: int, num_processors: int, is_strict: bool = False) -> None:
+    def __init__(self, num_heads: int, card: Card, is_strict: bool = False) -> None:
         super().__init__(num_heads, launch_rotate_and_write)
-        self._num_processors = num_processors
+        self._card = card
         self.is_exact = is_strict
-        self._planned: tuple[AttentionMetadata, AttentionPlan] | None = None
+        self._planned_for: AttentionMetadata | None = None
+        self._plan: AttentionPlan | None = None
+        self._work: dict[int | None, SplitWork | None] = {}  # by window
 
     def attend(
         self,
@@ -46,25 +58,31 @@ class TritonAttention(AttentionBackend):
             metadata.query_starts,
             metadata.seq_lens,
             spec.window,
-            self._plan(metadata, kv_cache[0].shape[1]),
+            *self._find_plan(metadata, kv_cache[0].shape[1], spec.window),
             spec.soft_cap,
             spec.scale,
             count_ahead(spec),
             position_bias,
         )
 
-    def _plan(self, metadata: AttentionMetadata, num_kv_heads: int) -> AttentionPlan:
-        """Made in the step's first layer, kept for the others."""
-        if self._planned is None or self._planned[0] is not metadata:
-            plan = plan_attention(
+    def _find_plan(
+        self, metadata: AttentionMetadata, num_kv_heads: int, window: int | None
+    ) -> tuple[AttentionPlan, SplitWork | None]:
+        """Made in the step's first layer, and the work in the first of each window; kept for the others."""
+        if self._planned_for is not metadata or self._plan is None:
+            self._planned_for, self._work = metadata, {}
+            self._plan = plan_attention(
                 *(metadata.kind_bounds or _count_kinds(metadata)),
+                metadata.num_requests,
                 num_kv_heads,
                 metadata.max_seq_len,
-                self._num_processors,
+                self._card.num_processors,
                 self.is_exact,
+                shared_bytes=self._card.shared_bytes,
             )
-            self._planned = metadata, plan
-        return self._planned[1]
+        if window not in self._work:
+            self._work[window] = launch_plan(self._plan, metadata.query_starts, metadata.seq_lens, window)
+        return self._plan, self._work[window]
 
 
 def _count_kinds(metadata: AttentionMetadata) -> tuple[int, int]:
@@ -76,6 +94,9 @@ def _count_kinds(metadata: AttentionMetadata) -> tuple[int, int]:
     return num_singles, metadata.num_requests - num_singles
 
 
-def count_processors(device: torch.device) -> int:
-    """Streaming multiprocessors of a GPU; 1 where the interpreter stands in for one."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+def find_card(device: torch.device) -> Card:
+    """What a GPU has; where the interpreter stands in for one, one processor as large as the largest."""
+    if device.type != "cuda":
+        return Card(num_processors=1, shared_bytes=227 << 10)
+    properties = torch.cuda.get_device_properties(device)
+    return Card(properties.multi_processor_count, properties.shared_memory_per_block_optin)

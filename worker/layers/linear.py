@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
+from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...ipc.errors import ModelError
 from ...kernels.choice import choose_linear, native_library
 from ...kernels.gated_activation import FUNCTIONS
 from ...kernels.linear import (
@@ -77,7 +78,7 @@ class TorchLinear(Linear):
 
 
 class TorchNarrowLinear(Linear):
-    """Narrow weights on any CPU, some rows of them made wide at a time: slower than the plain form."""
+    """Narrow weights on any device, some rows of them made wide at a time: slower than the plain form."""
 
     def __init__(self, weight: NarrowWeight, bias: Tensor | None) -> None:
         super().__init__(weight.scales, bias)
@@ -117,6 +118,25 @@ class TritonLinear(Linear):
         return self._launch(x, self.weight, self._bias, self._scales)
 
 
+class TritonNarrowLinear(Linear):
+    """Narrow weights on a GPU, in registers (kernels/narrow_linear_triton.py); batch-invariant too."""
+
+    is_exact = True
+
+    def __init__(self, weight: NarrowWeight, bias: Tensor | None) -> None:
+        from ...kernels.narrow_linear_triton import launch_narrow_linear, pack_narrow_weight
+
+        self._launch, self._packed = launch_narrow_linear, pack_narrow_weight(**_list_parts(weight))
+        super().__init__(self._packed.codes, bias)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._packed.size_bytes + (0 if self._bias is None else self._bias.nbytes)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return self._launch(x, self._packed, self._bias)
+
+
 class NativeLinear(Linear):
     """Our own kernels on the CPU (kernels/linear.py)."""
 
@@ -148,13 +168,21 @@ class NativeLinear(Linear):
 
 
 def _pack_narrow(library: ctypes.CDLL, weight: NarrowWeight) -> PackedWeight:
+    return pack_narrow_linear(library, **_list_parts(weight))
+
+
+def _list_parts(weight: NarrowWeight) -> dict[str, Any]:
+    """The arguments of `pack_narrow_linear`, and of its like for GPUs."""
     if isinstance(weight, IntegerWeight):
-        parts = weight.offsets, weight.codebook, weight.permutation
-        return pack_narrow_linear(
-            library, weight.codes, weight.scales, weight.bits, weight.num_in, weight.group_size, *parts
-        )
+        return {field.name: getattr(weight, field.name) for field in fields(weight)}
     scales = spread_scales(weight.scales, weight.num_out, weight.scales.shape[1], weight.group_rows, 1)
-    return pack_narrow_linear(library, weight.values, scales, 8, weight.num_in, weight.group_size)
+    return {
+        "codes": weight.values,
+        "scales": scales,
+        "bits": 8,
+        "num_in": weight.num_in,
+        "group_size": weight.group_size,
+    }
 
 
 def make_linear(
@@ -177,12 +205,9 @@ def make_linear(
     chosen = choose_linear(dtype, weight.scales.device, format, is_strict)
     if chosen == "native":
         return NativeLinear(native_library(), weight, bias)
-    if chosen == "triton" and isinstance(weight, IntegerWeight):
+    if chosen == "triton" and format == "int8" and isinstance(weight, IntegerWeight):
         return TritonLinear((weight.codes ^ 128).view(torch.int8), bias, weight.scales.squeeze(1).float())
-    if weight.scales.is_cuda:
-        text = "8 bits with a scale an output (quantization='int8') on a GPU, or device='cpu'"
-        raise ModelError("weights", f"{type(weight).__name__} in groups or of other bits", text)
-    return TorchNarrowLinear(weight, bias)
+    return (TritonNarrowLinear if chosen == "triton" else TorchNarrowLinear)(weight, bias)
 
 
 def _has_a_scale_an_output(weight: NarrowWeight) -> bool:
