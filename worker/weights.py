@@ -25,6 +25,7 @@ from ..ipc.weight_format import WeightFormat
 from .quantization.dummy import make_dummy_weight
 from .quantization.integer_weight import NarrowWeight
 from .quantization.readers import read_weight
+from .rows.staging import StagingRing
 
 _FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _CACHE_SCALES = ("q_scale", "k_scale", "v_scale", "kv_scale", "output_scale")
@@ -39,6 +40,8 @@ _HARMLESS_SUFFIXES = (
         for end in _CACHE_SCALES
     ),
 )
+_UPLOAD_BYTES = 64 << 20  # of a pinned buffer: 2.5 ms of a bus of 25 GB/s
+_NUM_UPLOAD_BUFFERS = 2
 _DUMMY_STD = 0.02  # transformers' usual initializer_range: activations stay finite at any depth
 _DUMMY_POOL = (1 << 20) - 3  # prime to any row length that is a power of two, so rows differ
 
@@ -137,6 +140,7 @@ class SafetensorsSource(WeightSource):
         self._left = set(self._file_of)
         self._optional_prefix = optional_prefix
         self._unused = unused
+        self._ring: StagingRing | None = None  # of a GPU's copies
 
     def take_stacked(
         self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: Cut = WHOLE
@@ -148,8 +152,27 @@ class SafetensorsSource(WeightSource):
         sizes = [len(piece) for piece in pieces]
         out = torch.empty((sum(sizes), *pieces[0].shape[1:]), dtype=self._dtype, device=self._device)
         for part, piece in zip(out.split(sizes), pieces, strict=True):
-            part.copy_(piece)
+            if self._device.type == "cpu":
+                part.copy_(piece)
+            else:
+                self._upload(part, piece)
         return out
+
+    def _upload(self, target: Tensor, source: Tensor) -> None:
+        """Copy to the device through pinned buffers: one is filled from the file while the other travels.
+
+        From the file's mapping the driver would copy piece by piece through a small buffer of its own.
+        """
+        if self._ring is None:
+            self._ring = StagingRing(_UPLOAD_BYTES, torch.uint8, self._device, _NUM_UPLOAD_BUFFERS)
+        num_rows = _UPLOAD_BYTES // target[0].nbytes
+        if num_rows == 0:
+            target.copy_(source)
+            return
+        for part, piece in zip(target.split(num_rows), source.split(num_rows), strict=True):
+            staged = torch.from_numpy(self._ring.take(part.nbytes)).view(part.dtype)
+            staged.view(part.shape).copy_(piece)
+            self._ring.send(part.view(-1).view(torch.uint8))
 
     def take_narrow(self, name: str, format: WeightFormat, shape: tuple[int, int]) -> NarrowWeight:
         return read_weight(self._find_stored, name, format, shape)
@@ -159,6 +182,7 @@ class SafetensorsSource(WeightSource):
 
     def finish(self) -> None:
         self._files.clear()
+        self._ring = None
         unexpected = sorted(
             name
             for name in self._left

@@ -120,7 +120,6 @@ def test_every_step_of_a_warm_up_is_one_that_the_engine_may_run(
         for step in run:
             for request in step.new_requests:
                 known[request.row] = 0
-                assert len(request.block_ids) * 16 >= len(request.prompt_token_ids) // 4
             for row, count in zip(step.rows, step.num_tokens, strict=True):
                 known[row] += count
                 assert known[row] <= max_len

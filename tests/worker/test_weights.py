@@ -12,9 +12,11 @@ from checkpoints import Checkpoint, Recipe, make_checkpoint
 from paged import PagedRun
 from quire.frontend.engine_args import EngineArgs
 from quire.ipc.errors import ModelError
+from quire.worker import weights
 from quire.worker.models import load_model
 from quire.worker.weights import Cut, DummySource, SafetensorsSource, WeightSource
 from safetensors.torch import load_file, save_file
+from simulated_copies import LateCopies
 
 CPU = torch.device("cpu")
 RECIPE = Recipe(num_layers=1, attention_bias=True)
@@ -293,3 +295,38 @@ def count_mapped_bytes(path: Path) -> int:
         if line.endswith(str(path)):
             kib += next(int(part.split()[1]) for part in lines if part.startswith("Rss:"))
     return kib << 10
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32])
+def test_a_gpus_weights_come_through_two_pinned_buffers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    tensors = {
+        "a": torch.randn(70, 9, generator=generator).to(stored),
+        "b": torch.randn(31, 9, generator=generator).to(stored),
+        "c": torch.randn(500, generator=generator).to(stored),
+        "wide": torch.randn(2, 400, generator=generator).to(stored),
+    }
+    save_file(tensors, tmp_path / "w.safetensors")
+    monkeypatch.setattr(weights, "_UPLOAD_BYTES", 400)
+    late = LateCopies(monkeypatch)
+    source = SafetensorsSource(tmp_path, ["w.safetensors"], torch.bfloat16, torch.device("cuda"))
+    taken = {
+        "ab": source.take_stacked(["a", "b"], [70, 31], 9),
+        "cut": source.take("a", (70, 9), Cut(rows=(range(60, 70), range(3, 5)), columns=range(2, 7))),
+        "c": source.take("c", (500,)),
+        "wide": source.take("wide", (2, 400)),
+    }
+    source.finish()
+    late.finish()
+    assert late.num_bytes_pinned == 2 * 400
+    assert late.num_started == 4 + 2 + 2 + 3  # parts of at most 400 bytes; a row of 800 goes by itself
+    expected = {
+        "ab": torch.cat([tensors["a"], tensors["b"]]),
+        "cut": torch.cat([tensors["a"][60:, 2:7], tensors["a"][3:5, 2:7]]),
+        "c": tensors["c"],
+        "wide": tensors["wide"],
+    }
+    for name, tensor in expected.items():
+        assert torch.equal(taken[name], tensor.to(torch.bfloat16)), name
