@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import RECIPES, Checkpoint, make_checkpoint
-from encoders import EncoderStep, compute_reference, make_encoder
+from checkpoints import OTHERS, RECIPES, Checkpoint, make_checkpoint
+from encoders import ENCODERS, EncoderStep, compute_reference, make_encoder
 from msgspec.structs import replace
 from paged import PagedRun
 from quire.ipc.config import EngineConfig
@@ -55,7 +55,7 @@ class Pipeline:
 
 @pytest.fixture(scope="module", params=NAMES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    recipe = dataclasses.replace(RECIPES[request.param], num_layers=4)
+    recipe = dataclasses.replace((RECIPES | OTHERS)[request.param], num_layers=4)
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), recipe)
 
 
@@ -89,16 +89,34 @@ def test_logits_of_stages_have_the_bits_of_the_whole_model(
         torch.testing.assert_close(expected, reference, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("checkpoint", ["gemma2", "mixtral"], indirect=True)
-def test_two_stages_of_two_ranks_equal_transformers(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("checkpoint", [*RECIPES, *OTHERS], indirect=True)
+def test_two_stages_of_two_ranks_equal_transformers_with_the_same_bits_always(checkpoint: Checkpoint) -> None:
     config = with_ranks(checkpoint.engine_config(), 2)
 
-    def compute(group: SharedGroup) -> Tensor:
-        return compute_logits(checkpoint, Pipeline(config, 2, group), config.for_rank(), None)
+    def compute(group: SharedGroup) -> list[Tensor]:
+        pipeline = Pipeline(config, 2, group)
+        return [compute_logits(checkpoint, pipeline, config.for_rank(), chunk) for chunk in (None, 7, None)]
 
     with torch.inference_mode():
         reference = checkpoint.reference(torch.tensor([tokens_of(checkpoint)])).logits[0]
-    torch.testing.assert_close(run_ranks(2, compute)[0], reference, rtol=0, atol=1e-4)
+    first, *others = run_ranks(2, compute)[0] + run_ranks(2, compute)[0]
+    torch.testing.assert_close(first, reference, rtol=0, atol=1e-4)
+    assert all(torch.equal(other, first) for other in others)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_two_stages_of_two_ranks_of_an_encoder_equal_transformers(tmp_path: Path, name: str) -> None:
+    checkpoint = make_encoder(tmp_path, name)
+    config = with_ranks(checkpoint.engine_config(max_model_len=512), 2)
+
+    def compute(group: SharedGroup) -> list[Tensor]:
+        step = EncoderStep(Pipeline(config, 2, group), config.for_rank())  # pyright: ignore[reportArgumentType]
+        return step.compute(checkpoint, [0, 1, 3])
+
+    first, *others = [run_ranks(2, compute)[0] for _ in range(2)]
+    for which, found in zip((0, 1, 3), first, strict=True):
+        torch.testing.assert_close(found, compute_reference(checkpoint, which), rtol=0, atol=1e-5)
+    assert all(map(torch.equal, others[0], first))
 
 
 @pytest.mark.parametrize("name", ["bert", "modernbert", "mpnet"])
