@@ -14,11 +14,9 @@ from msgspec.structs import replace
 from paged import PagedRun
 from quire.ipc.config import EngineConfig
 from quire.ipc.errors import ModelError
-from quire.ipc.model_spec import find_stages
 from quire.kernels.shared_group import SharedGroup
-from quire.worker.attention.metadata import KVCaches
 from quire.worker.models import load_model
-from ranks import run_ranks, with_ranks
+from ranks import Pipeline, run_ranks, with_ranks
 from torch import Tensor
 
 CPU = torch.device("cpu")
@@ -27,30 +25,6 @@ LENGTH = 45  # past the trained length of 32, not a multiple of the block size
 NAMES = ["llama", "gemma2", "mixtral", "olmo2", "qwen2"]
 
 pytestmark = pytest.mark.usefixtures("library")
-
-
-class Pipeline:
-    """A model's stages one after the other, called as the whole model is."""
-
-    def __init__(self, config: EngineConfig, num_stages: int, group: SharedGroup | None = None) -> None:
-        parallel = replace(config.parallel, pipeline_parallel_size=num_stages)
-        staged = replace(config, parallel=parallel)
-        self.stages = [load_model(staged.for_stage(stage), CPU, group) for stage in range(num_stages)]
-        self._layers = find_stages(config.model.spec, num_stages)
-        self.compute_logits = self.stages[-1].compute_logits
-
-    def forward(self, input_ids: Tensor, positions: Tensor, kv_caches: KVCaches, *inputs: Any) -> Tensor:
-        hidden = torch.empty(0)
-        for stage, (first, end) in zip(self.stages, self._layers, strict=True):
-            if first > 0:
-                stage.embedding.table[: len(input_ids)] = hidden
-            hidden = stage.forward(input_ids, positions, kv_caches[first:end], *inputs)
-        return hidden
-
-    def leave_native(self) -> None:
-        """Go on layer by layer in Python."""
-        for stage in self.stages:
-            stage.native = None
 
 
 @pytest.fixture(scope="module", params=NAMES)
