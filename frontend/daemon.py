@@ -73,6 +73,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks_used: int | None
     kv_blocks_total: int | None
     tokens_per_s: float | None
+    tensor_parallel_size: int | None  # ranks of each stage of its worker
+    pipeline_parallel_size: int | None  # stages
 
 
 class DaemonInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -347,6 +349,8 @@ def _describe_engine(engine: EngineState, look: EngineLook | None) -> EngineInfo
         kv_blocks_used=stats and stats.kv_blocks_used,
         kv_blocks_total=stats and stats.kv_blocks_total,
         tokens_per_s=snapshot and snapshot.generation_tokens_per_s,
+        tensor_parallel_size=snapshot and snapshot.tensor_parallel_size,
+        pipeline_parallel_size=snapshot and snapshot.pipeline_parallel_size,
     )
 
 

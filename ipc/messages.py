@@ -150,7 +150,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     files: ServedFiles | None = None  # of the model that frontends read; only told over the network
     chat_template: str | None = None  # what the operator chose in place of the tokenizer's
     served_model_aliases: tuple[str, ...] = ()  # more names that requests may have for it
-    tensor_parallel_size: int = 1  # ranks of a stage
+    tensor_parallel_size: int = 1  # ranks of each stage
     pipeline_parallel_size: int = 1  # stages
     weights: str = ""  # what most are where they are not of `dtype`: 'int4', 'gptq 4-bit', 'gguf Q4_0'
 

@@ -93,6 +93,11 @@ RECIPES = {
     "olmo2": Recipe(family="olmo2"),
     "qwen3-moe": Recipe(family="qwen3_moe", rope="yarn", num_layers=3, mlp_only_layers=(1,)),
 }
+# Further families, of the same layers: for tests of how weights are found and cut.
+OTHERS = {
+    "gemma": Recipe(family="gemma", num_kv_heads=1, tied=True),
+    "phi3-window": Recipe(family="phi3", sliding_window=13),
+}
 
 
 @dataclass(frozen=True, slots=True)

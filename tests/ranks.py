@@ -1,4 +1,4 @@
-"""The ranks of a group as threads of this process, each with its own part of a model."""
+"""The ranks of a group as threads, each with its own part of a model, and stages one after the other."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
+import torch
 from msgspec.structs import replace
 from quire.ipc.config import EngineConfig
+from quire.ipc.model_spec import find_stages
 from quire.kernels.shared_group import GroupAborted, SharedGroup
+from quire.worker.attention.metadata import KVCaches
+from quire.worker.models import load_model
+from torch import Tensor
 
+CPU = torch.device("cpu")
 Result = TypeVar("Result")
 _TIMEOUT_S = 60.0
 
@@ -48,3 +54,27 @@ def run_ranks(
 def with_ranks(config: EngineConfig, size: int, **parallel: Any) -> EngineConfig:
     """The config of an engine whose model so many ranks share."""
     return replace(config, parallel=replace(config.parallel, tensor_parallel_size=size, **parallel))
+
+
+class Pipeline:
+    """A model's stages one after the other, called as the whole model is."""
+
+    def __init__(self, config: EngineConfig, num_stages: int, group: SharedGroup | None = None) -> None:
+        parallel = replace(config.parallel, pipeline_parallel_size=num_stages)
+        staged = replace(config, parallel=parallel)
+        self.stages = [load_model(staged.for_stage(stage), CPU, group) for stage in range(num_stages)]
+        self._layers = find_stages(config.model.spec, num_stages)
+        self.compute_logits = self.stages[-1].compute_logits
+
+    def forward(self, input_ids: Tensor, positions: Tensor, kv_caches: KVCaches, *inputs: Any) -> Tensor:
+        hidden = torch.empty(0)
+        for stage, (first, end) in zip(self.stages, self._layers, strict=True):
+            if first > 0:
+                stage.embedding.table[: len(input_ids)] = hidden
+            hidden = stage.forward(input_ids, positions, kv_caches[first:end], *inputs)
+        return hidden
+
+    def leave_native(self) -> None:
+        """Go on layer by layer in Python."""
+        for stage in self.stages:
+            stage.native = None

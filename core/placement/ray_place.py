@@ -10,8 +10,7 @@ import zmq
 
 from ...ipc.config import EngineConfig
 from ...ipc.network.keys import ClientKeys, OneClient, make_key_pairs
-from ...ipc.network.listening import open_listener, read_place
-from ...ipc.network.tcp_address import TcpAddress
+from ...ipc.network.listening import open_everywhere, read_place
 from ...ipc.processes.child_args import WORKER_MODULE
 from ...ipc.processes.process import ChildProcess, ProcessHandle
 from ...ipc.sockets import WORKER_HEARTBEAT_TIMEOUT_MS, has_message
@@ -21,7 +20,6 @@ from .launcher import LAUNCHER_IDENTITY, LaunchArgs
 from .place import WorkerPlace
 
 LAUNCHER_MODULE = "quire.core.placement.launcher"
-_ANYWHERE = TcpAddress("0.0.0.0", 0)  # which of this machine's addresses nodes reach, Ray knows
 
 
 class RayPlace(WorkerPlace):
@@ -41,7 +39,7 @@ class RayPlace(WorkerPlace):
         self.close()
         server, self._keys = make_key_pairs()
         ring = OneClient(self._keys.public)
-        with open_listener(_ANYWHERE) as listener:
+        with open_everywhere() as listener:  # which of this machine's addresses nodes reach, Ray knows
             self._port = read_place(listener).port
             self._network = NetworkListener(
                 listener.fileno(), server, lambda: ring, heartbeat_timeout_ms=self._heartbeat_timeout_ms

@@ -51,6 +51,18 @@ def open_listener(address: TcpAddress) -> socket.socket:
     return listener
 
 
+def open_everywhere() -> socket.socket:
+    """A socket that listens on a free port of all of this machine's addresses, IPv6's too where it has them.
+
+    Raises ConfigError.
+    """
+    if not socket.has_dualstack_ipv6():
+        return open_listener(TcpAddress("0.0.0.0", 0))
+    listener = socket.create_server(("::", 0), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
+    listener.setblocking(False)
+    return listener
+
+
 def read_place(listener: socket.socket) -> TcpAddress:
     """Where a socket listens."""
     return TcpAddress(*listener.getsockname()[:2])

@@ -175,3 +175,25 @@ def test_the_cluster_of_ray_is_asked_what_it_has(
     (check,) = doctor.check_ray()
     assert check.status is status
     assert check.detail.startswith(text)
+
+
+GPUS = [{"name": "H100", "memory_bytes": 80 << 30}, {"name": "H100", "memory_bytes": 80 << 30}]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ((2, 1), "ok      ranks  rank 0: GPU 0 (H100), rank 1: GPU 1 (H100)"),
+        ((4, 1), "missing ranks  2 GPUs for 4 ranks, which need one each; or --device cpu"),
+        ((1, 2), "ok      ranks  with --device cpu, where stages run: rank 0: cores 0 (node 0), rank 1"),
+    ],
+)
+def test_ranks_have_gpus_of_their_own_where_there_are_any(
+    sizes: tuple[int, int], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "probe", lambda: {"gpus": GPUS})
+    monkeypatch.setattr(doctor, "list_cores", lambda: [CpuCore(0, 0), CpuCore(0, 1)])
+    monkeypatch.setattr(doctor, "_PARTS", {})
+    code = doctor.run(["--tensor-parallel-size", str(sizes[0]), "--pipeline-parallel-size", str(sizes[1])])
+    assert code == expected.startswith("missing")
+    assert expected in capsys.readouterr().out

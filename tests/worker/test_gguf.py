@@ -13,6 +13,7 @@ from quire.frontend.gguf import folder as gguf_folder
 from quire.ipc.config import EngineConfig
 from quire.ipc.errors import ModelError
 from quire.worker.gguf import GgufSource
+from quire.worker.models import load_model
 from quire.worker.quantization.gguf_blocks import read_blocks
 from quire.worker.quantization.integer_weight import dequantize
 from quire.worker.weight_files import open_weights
@@ -20,6 +21,8 @@ from quire.worker.weights import WHOLE, Cut
 
 from ..checkpoints import Recipe, make_checkpoint
 from ..gguf_files import GgufWriter, convert_checkpoint
+from ..paged import PagedRun
+from ..ranks import Pipeline, run_ranks, with_ranks
 
 CPU = torch.device("cpu")
 FAMILIES = ("llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma", "gemma2", "phi3")
@@ -140,3 +143,21 @@ def test_stages_of_a_pipeline_take_their_tensors_and_leave_the_others(tmp_path: 
             if not name.startswith(model.spec.for_stage(stage, 2).unused_tensors):
                 source.take(name, shape)
         source.finish()
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("type_", ["Q4_0", "Q8_0"])
+def test_ranks_and_stages_of_a_quantized_file_say_what_one_worker_does(tmp_path: Path, type_: Any):
+    config, _ = make_quantized(tmp_path, type_)
+    config = replace(config, model=replace(config.model, dtype="float32"))
+
+    def compute(model: Any, config: EngineConfig) -> torch.Tensor:
+        run = PagedRun(model, config)
+        run.add("a", [3, 1, 4, 1, 5, 9])
+        return run.run("a")
+
+    shared = with_ranks(config, 2)
+    whole = compute(load_model(config, CPU), config)
+    assert torch.equal(compute(Pipeline(config, 2), config), whole)
+    of_ranks = run_ranks(2, lambda group: compute(load_model(shared, CPU, group), shared.for_rank()))[0]
+    torch.testing.assert_close(of_ranks, whole, rtol=0, atol=1e-4 * float(whole.abs().max()))

@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import RECIPES, Checkpoint, make_checkpoint
-from encoders import EncoderStep, compute_reference, make_encoder
+from checkpoints import OTHERS, RECIPES, Checkpoint, make_checkpoint
+from encoders import ENCODERS, EncoderStep, compute_reference, make_encoder
 from msgspec.structs import replace
 from paged import PagedRun
 from quire.ipc.config import EngineConfig
 from quire.ipc.errors import ModelError
-from quire.ipc.model_spec import find_stages
 from quire.kernels.shared_group import SharedGroup
-from quire.worker.attention.metadata import KVCaches
 from quire.worker.models import load_model
-from ranks import run_ranks, with_ranks
+from ranks import Pipeline, run_ranks, with_ranks
 from torch import Tensor
 
 CPU = torch.device("cpu")
@@ -29,33 +27,9 @@ NAMES = ["llama", "gemma2", "mixtral", "olmo2", "qwen2"]
 pytestmark = pytest.mark.usefixtures("library")
 
 
-class Pipeline:
-    """A model's stages one after the other, called as the whole model is."""
-
-    def __init__(self, config: EngineConfig, num_stages: int, group: SharedGroup | None = None) -> None:
-        parallel = replace(config.parallel, pipeline_parallel_size=num_stages)
-        staged = replace(config, parallel=parallel)
-        self.stages = [load_model(staged.for_stage(stage), CPU, group) for stage in range(num_stages)]
-        self._layers = find_stages(config.model.spec, num_stages)
-        self.compute_logits = self.stages[-1].compute_logits
-
-    def forward(self, input_ids: Tensor, positions: Tensor, kv_caches: KVCaches, *inputs: Any) -> Tensor:
-        hidden = torch.empty(0)
-        for stage, (first, end) in zip(self.stages, self._layers, strict=True):
-            if first > 0:
-                stage.embedding.table[: len(input_ids)] = hidden
-            hidden = stage.forward(input_ids, positions, kv_caches[first:end], *inputs)
-        return hidden
-
-    def leave_native(self) -> None:
-        """Go on layer by layer in Python."""
-        for stage in self.stages:
-            stage.native = None
-
-
 @pytest.fixture(scope="module", params=NAMES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    recipe = dataclasses.replace(RECIPES[request.param], num_layers=4)
+    recipe = dataclasses.replace((RECIPES | OTHERS)[request.param], num_layers=4)
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), recipe)
 
 
@@ -89,16 +63,34 @@ def test_logits_of_stages_have_the_bits_of_the_whole_model(
         torch.testing.assert_close(expected, reference, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("checkpoint", ["gemma2", "mixtral"], indirect=True)
-def test_two_stages_of_two_ranks_equal_transformers(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("checkpoint", [*RECIPES, *OTHERS], indirect=True)
+def test_two_stages_of_two_ranks_equal_transformers_with_the_same_bits_always(checkpoint: Checkpoint) -> None:
     config = with_ranks(checkpoint.engine_config(), 2)
 
-    def compute(group: SharedGroup) -> Tensor:
-        return compute_logits(checkpoint, Pipeline(config, 2, group), config.for_rank(), None)
+    def compute(group: SharedGroup) -> list[Tensor]:
+        pipeline = Pipeline(config, 2, group)
+        return [compute_logits(checkpoint, pipeline, config.for_rank(), chunk) for chunk in (None, 7, None)]
 
     with torch.inference_mode():
         reference = checkpoint.reference(torch.tensor([tokens_of(checkpoint)])).logits[0]
-    torch.testing.assert_close(run_ranks(2, compute)[0], reference, rtol=0, atol=1e-4)
+    first, *others = run_ranks(2, compute)[0] + run_ranks(2, compute)[0]
+    torch.testing.assert_close(first, reference, rtol=0, atol=1e-4)
+    assert all(torch.equal(other, first) for other in others)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_two_stages_of_two_ranks_of_an_encoder_equal_transformers(tmp_path: Path, name: str) -> None:
+    checkpoint = make_encoder(tmp_path, name)
+    config = with_ranks(checkpoint.engine_config(max_model_len=512), 2)
+
+    def compute(group: SharedGroup) -> list[Tensor]:
+        step = EncoderStep(Pipeline(config, 2, group), config.for_rank())  # pyright: ignore[reportArgumentType]
+        return step.compute(checkpoint, [0, 1, 3])
+
+    first, *others = [run_ranks(2, compute)[0] for _ in range(2)]
+    for which, found in zip((0, 1, 3), first, strict=True):
+        torch.testing.assert_close(found, compute_reference(checkpoint, which), rtol=0, atol=1e-5)
+    assert all(map(torch.equal, others[0], first))
 
 
 @pytest.mark.parametrize("name", ["bert", "modernbert", "mpnet"])

@@ -13,6 +13,7 @@ from typing import Any
 from ...frontend.cli.exit_codes import ExitCode
 from ...frontend.cli.parser import Parser, UsageError, name_commands_if_asked
 from ...ipc.errors import InputError, QuireError, did_you_mean
+from ..sigterm import unwinding_at_sigterm
 
 _HELP = """\
 usage: quire bench KIND [OPTIONS]
@@ -47,7 +48,8 @@ def run(argv: Sequence[str]) -> int:
     if runner is None:
         raise UsageError(f"bench={kind!r}: one of {', '.join(_KINDS)}{did_you_mean(kind, _KINDS)}")
     try:
-        return runner(argv[1:])
+        with unwinding_at_sigterm():
+            return runner(argv[1:])
     except subprocess.CalledProcessError as error:
         # What it had to say is on stderr already.
         raise QuireError(f"{' '.join(error.cmd[1:3])} ended with code {error.returncode}") from None

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from ...frontend.cli.parser import Parser
 from ...ipc.errors import InputError
 from ...ipc.weight_format import Quantization
+from ..sigterm import unwinding_at_sigterm
 
 _SUPERVISOR = "supervisor"
 # Of its own engine, with the values that are its defaults.
@@ -35,6 +36,11 @@ a process is lost, grows beyond its bound or stays large, or when an attack gets
 def run(argv: Sequence[str]) -> int:
     """Run `quire stress`."""
     options = _make_parser().parse(argv)
+    with unwinding_at_sigterm():
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     if options.simulate is not None:
         return _simulate(options)
     if options.duration is None:

@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -22,7 +22,7 @@ from ....ipc.config import ParallelConfig
 from ....ipc.cpu_cores import describe_engines, describe_ranks, list_cores
 from ....ipc.daemon.daemon_state import read_state
 from ....ipc.daemon.run_dir import RunDirectory, find_named, list_daemons
-from ....ipc.errors import QuireError
+from ....ipc.errors import EngineStartError, QuireError
 from ....ipc.model_spec import ModelSpec, find_stages
 from ...engine_args import EngineArgs
 from ...models.model_folder import inspect_model_folder, pocket_encoder_folder, pocket_folder
@@ -143,15 +143,20 @@ def check_packages() -> Iterator[Check]:
         yield Check(name, Status.OK if version else Status.NOTE, version or f"not installed: {purpose}")
 
 
-def check_torch() -> Iterator[Check]:
-    """What torch says in a child process: devices, threads and the attention that would run."""
+@functools.cache
+def probe() -> dict[str, Any]:
+    """What torch says, in a child process. Raises EngineStartError with its last line if it cannot."""
     command = [sys.executable, "-m", "quire.tools.probe"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
-        yield Check("torch", Status.MISSING, lines[-1] if lines else f"ended with code {done.returncode}")
-        return
-    report: dict[str, Any] = msgspec.json.decode(done.stdout.splitlines()[-1])
+        raise EngineStartError(lines[-1] if lines else f"ended with code {done.returncode}")
+    return msgspec.json.decode(done.stdout.splitlines()[-1])
+
+
+def check_torch() -> Iterator[Check]:
+    """What torch says: devices, threads and the attention that would run."""
+    report = probe()
     threads = report["num_threads"]
     yield Check("torch", Status.OK, f"{report['torch']}, {report['cpu_capability']}, {threads} threads")
     gpus: list[dict[str, Any]] = report["gpus"]
@@ -216,12 +221,26 @@ def check_daemons() -> Iterator[Check]:
 
 
 def check_ranks(stage_size: int, num_stages: int) -> Iterator[Check]:
-    """Which cores each rank of `num_stages` stages, of `stage_size` ranks each, would compute on."""
+    """Which GPU or cores each rank of `num_stages` stages, of `stage_size` ranks each, would compute on."""
     # It says what is allowed.
     parallel = ParallelConfig(tensor_parallel_size=stage_size, pipeline_parallel_size=num_stages)
-    cores = list_cores()
-    status = Status.OK if parallel.num_ranks <= len(cores) else Status.NOTE
-    yield Check("ranks", status, describe_ranks(cores, parallel.num_ranks))
+    num_ranks, cores = parallel.num_ranks, list_cores()
+    gpus: list[dict[str, Any]] = probe()["gpus"]
+    if gpus and num_stages == 1:
+        yield _check_gpu_ranks(gpus, num_ranks)
+        return
+    text = describe_ranks(cores, num_ranks)
+    status = Status.OK if num_ranks <= len(cores) else Status.NOTE
+    yield Check("ranks", status, f"with --device cpu, where stages run: {text}" if gpus else text)
+
+
+def _check_gpu_ranks(gpus: Sequence[Mapping[str, Any]], num_ranks: int) -> Check:
+    """A rank has a GPU of its own."""
+    if num_ranks > len(gpus):
+        found = f"{len(gpus)} GPU{'s' * (len(gpus) > 1)} for {num_ranks} ranks, which need one each"
+        return Check("ranks", Status.MISSING, f"{found}; or --device cpu")
+    parts = [f"rank {rank}: GPU {rank} ({gpu['name']})" for rank, gpu in enumerate(gpus[:num_ranks])]
+    return Check("ranks", Status.OK, ", ".join(parts))
 
 
 def check_model(options: argparse.Namespace) -> Iterator[Check]:
@@ -296,7 +315,7 @@ def _make_parser() -> Parser:
         "--tensor-parallel-size",
         type=int,
         metavar="N",
-        help="which cores N ranks would have, and whether MODEL can be cut for them",
+        help="which GPUs or cores N ranks would have, and whether MODEL can be cut for them",
     )
     parser.add_argument(
         "--pipeline-parallel-size",

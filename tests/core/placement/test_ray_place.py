@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from socket import has_dualstack_ipv6
 
 import psutil
 import pytest
@@ -94,7 +95,11 @@ def test_a_lost_rank_is_the_end_of_all_and_others_take_their_places(
     check_computes(ranks)
 
 
-def test_who_has_other_keys_is_not_heard(start: Callable[..., Ranks]) -> None:
+NO_IPV6 = pytest.mark.skipif(not has_dualstack_ipv6(), reason="this machine has no IPv6")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("[::1]", marks=NO_IPV6)])
+def test_who_has_other_keys_is_not_heard(start: Callable[..., Ranks], host: str) -> None:
     ranks = start(fault_hooks="worker.start:hang")
     ranks.follow(WorkerProgress)
     place = ranks.executor._place
@@ -105,7 +110,7 @@ def test_who_has_other_keys_is_not_heard(start: Callable[..., Ranks]) -> None:
         for keys in (stranger, place._keys):
             known = type(keys)(keys.public, keys.secret, place._keys.server)
             socket = connect_dealer(
-                context.socket(zmq.DEALER), f"tcp://127.0.0.1:{place._port}", b"worker-0", keys=known
+                context.socket(zmq.DEALER), f"tcp://{host}:{place._port}", b"worker-0", keys=known
             )
             is_known = keys is place._keys
             assert bool(socket.poll(5000 if is_known else 200, zmq.POLLOUT)) == is_known

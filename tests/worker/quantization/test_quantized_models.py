@@ -18,7 +18,7 @@ from quire.ipc.config import EngineConfig
 from quire.ipc.errors import ModelError
 from quire.kernels.shared_group import SharedGroup
 from quire.worker.models import load_model
-from ranks import run_ranks, with_ranks
+from ranks import Pipeline, run_ranks, with_ranks
 from safetensors.torch import load_file, save_file
 
 CPU = torch.device("cpu")
@@ -43,6 +43,12 @@ def logits_of(folder: Path, num_ranks: int = 1, **arguments: Any) -> torch.Tenso
         return run.run("a")
 
     return compute(None) if num_ranks == 1 else run_ranks(num_ranks, compute)[0]
+
+
+def logits_of_stages(config: EngineConfig) -> torch.Tensor:
+    run = PagedRun(Pipeline(config, 2), config)
+    run.add("a", PROMPT)
+    return run.run("a")
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -86,6 +92,27 @@ def test_a_tied_table_stays_plain_and_biases_are_added(tmp_path: Path, name: str
 @pytest.mark.parametrize("name", ["gptq-4", "awq", "fp8-block", "w8a8", "nf4"])
 def test_ranks_share_packed_weights_where_their_groups_divide(tmp_path: Path, name: str) -> None:
     assert_same(*quantize(tmp_path, DENSE, name), num_ranks=2)
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("name", ["gptq-4-act-order", "awq", "mxfp4", "w8a8", "nf4"])
+def test_stages_read_their_part_of_packed_weights_and_have_the_bits_of_all(tmp_path: Path, name: str) -> None:
+    _, folder = quantize(tmp_path, DENSE, name)
+    assert torch.equal(logits_of_stages(read_config(folder)), logits_of(folder))
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("quantization", ["int4", "int8", "fp8"])
+def test_ranks_and_stages_quantize_while_they_read(tmp_path: Path, quantization: str) -> None:
+    folder = make_checkpoint(tmp_path, DENSE).folder
+    whole = logits_of(folder, quantization=quantization)
+    assert torch.equal(logits_of_stages(read_config(folder, quantization=quantization)), whole)
+    # A rank rounds what it has, with scales of its own: as near to the plain model, and always the same.
+    shared, again = (logits_of(folder, 2, quantization=quantization) for _ in range(2))
+    assert torch.equal(shared, again)
+    plain = logits_of(folder)
+    of_whole, of_ranks = (torch.cosine_similarity(one, plain, dim=-1).median() for one in (whole, shared))
+    assert of_ranks > 0.95 * of_whole > 0.85
 
 
 @pytest.mark.usefixtures("library")
