@@ -23,6 +23,7 @@ a step, ms                schedule  both | p99
 ------------------------  --------  ----------
 256 running                  0.029       0.347
 fair, newcomers of other         -       0.290
+all rounds: 1
 medians of 20 decode steps; fake worker, no sockets, no stop strings
 
 process  RSS MB
@@ -64,6 +65,7 @@ def test_what_a_bench_prints_becomes_tables_notes_and_where_it_was_measured() ->
         in text
     )
     assert "\nmedians of 20 decode steps; fake worker, no sockets, no stop strings\n" in text
+    assert "\nall rounds: 1\n" in text
     assert "| core | 72 |" in text
 
 

@@ -91,7 +91,7 @@ def render(printed: str) -> str:
     """What a bench has printed, as a part of the page. ValueError if it has no table or no machine."""
     lines = printed.strip().splitlines()
     end = lines.index("") if "" in lines else 0
-    facts = dict(found.groups() for line in lines[:end] if (found := _FACT.fullmatch(line)))
+    facts = {found[1]: found[2] for line in lines[:end] if (found := _FACT.fullmatch(line))}
     if not facts.keys() >= set(FACTS):
         raise ValueError(f"a bench that prints {', '.join(FACTS)} first, not {printed[:200]!r}")
     body = list(_render_body(lines[end:]))
@@ -124,7 +124,7 @@ def _render_body(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _fits(line: str, ruler: str) -> bool:
-    """Whether a line is a row of the table with this ruler: as long, for its last cell ends there, and cut by it."""
+    """Whether a line is a row of the table with this ruler: cut by it, and as long."""
     gaps = [match.start() for match in re.finditer("  ", ruler)]
     return len(line) == len(ruler) and all(line[gap : gap + 2].strip() == "" for gap in gaps)
 
