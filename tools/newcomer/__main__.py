@@ -1,4 +1,4 @@
-"""`python -m quire.tools.newcomer [PAGE ...]`: a fresh clone, the README's install, then every block of the pages.
+"""`python -m quire.tools.newcomer [PAGE ...]`: a fresh clone, the README's install, then every block.
 
 Blocks run in a network namespace of their own, where there is one to be had, so that ports are free whatever
 else runs here. Exit code 1 if a block did not do what its page says.

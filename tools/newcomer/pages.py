@@ -9,7 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```\n(?:\n```json\n(.*?)^```\n)?", re.M | re.S)
 
-# Page and a block's beginning -> why it is not run. A `text` block of commands is for a machine of its own: systemd, Docker.
+# Page and a block's beginning -> why it is not run. Commands for a machine of its own, such as systemd's and
+# Docker's, are in `text` blocks.
 UNRUNNABLE = {
     (
         "README.md",
@@ -54,7 +55,7 @@ class Block:
 
 
 def list_pages(root: Path = ROOT) -> list[str]:
-    """README.md and every page of docs/, by their paths below `root`; the log is history, and shows nothing to type."""
+    """README.md and the pages of docs/, by their paths below `root`. The log is history: nothing to type."""
     return [
         "README.md",
         *sorted(f"docs/{path.name}" for path in (root / "docs").glob("*.md") if path.name != "log.md"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -33,6 +34,7 @@ class Typist:
             "PATH": f"{bin_folder}:{os.environ['PATH']}",
             "HOME": str(home),
             "XDG_RUNTIME_DIR": str(home),
+            "XDG_CACHE_HOME": str(clone / ".newcomer-cache"),  # kernels are compiled once
             _MARK: str(home),
         }
 
@@ -54,10 +56,8 @@ class Typist:
     def close(self) -> None:
         """End what still runs of it: servers, daemons, their children."""
         for pid in find_marked(_MARK, self._environment[_MARK]):
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
 
     def _judge(self, block: Block, command: list[str]) -> str | None:
         try:
@@ -94,7 +94,7 @@ class Typist:
 
 
 def wait_for_servers(text: str) -> str:
-    """The commands, with each server that is started in the foreground in the background, once it is ready."""
+    """The commands, with each server put in the background, and waited for until it is ready."""
 
     def put_behind(found: re.Match[str]) -> str:
         port = _PORT.search(found[1])
