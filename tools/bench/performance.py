@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ...frontend.cli.exit_codes import ExitCode
 from ...ipc.errors import InputError
-from ..docs.markdown import format_table, replace_part
+from ..markdown import format_table, replace_part
 from .peers import default_peer_python
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"

@@ -15,10 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from .pages import BEFORE, ROOT, Block, list_pages, read_blocks
+from .pages import BEFORE, INSTALL, ROOT, Block, list_pages, read_blocks
 from .typist import Typist
 
-_INSTALL = "python3 -m venv .venv && .venv/bin/pip install ."
 _INSIDE = "QUIRE_NEWCOMER_INSIDE"
 _UNSHARE = ("unshare", "--net", "--map-root-user")
 
@@ -58,7 +57,7 @@ def make_clone(clone: Path, packages: Path | None) -> None:
     """What is committed, with the environment of the README's first command."""
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
     command = read_blocks("README.md", clone)[0].text
-    assert command.startswith(_INSTALL), f"README.md begins with {_INSTALL}, not with {command!r}"
+    assert command.startswith(INSTALL), f"README.md begins with {INSTALL}, not with {command!r}"
     if packages is not None:
         subprocess.run([sys.executable, "-m", "venv", str(clone / ".venv")], check=True)
         (own,) = (clone / ".venv" / "lib").glob("python3*/site-packages")
@@ -66,7 +65,7 @@ def make_clone(clone: Path, packages: Path | None) -> None:
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL"))
     }
-    subprocess.run(["bash", "-euo", "pipefail", "-c", _INSTALL], cwd=clone, env=environment, check=True)
+    subprocess.run(["bash", "-euo", "pipefail", "-c", INSTALL], cwd=clone, env=environment, check=True)
 
 
 def run_inside(clone: Path, pages: list[str]) -> int:

@@ -9,6 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```\n(?:\n```json\n(.*?)^```\n)?", re.M | re.S)
 
+# How the README's first block begins: it wants the network, which the others lack, and is typed before.
+INSTALL = "python3 -m venv .venv && .venv/bin/pip install ."
 # Page and a block's beginning -> why it is not run. Commands for a machine of its own, such as systemd's and
 # Docker's, are in `text` blocks.
 UNRUNNABLE = {
@@ -22,6 +24,7 @@ UNRUNNABLE = {
         "docs/coming-from.md",
         "quire generate --model ./model.gguf",
     ): "a GGUF file of yours, and one of the hub",
+    ("docs/http.md", "curl http://127.0.0.1:8001/classify"): "neither model of the package has classes",
     ("docs/performance.md", "P=~/.cache/quire/peers/vllm"): "vLLM's packages, gigabytes of them",
 }
 # What a page's commands need that the page says in words: typed before its first block.

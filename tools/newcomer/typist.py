@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 from .answers import compare
-from .pages import ENDLESS, Block
+from .pages import ENDLESS, INSTALL, Block
 
 _MARK = "QUIRE_NEWCOMER"  # in the environment of all that is started: how it is found again
 _BLOCK_S, _ENDLESS_S, _READY_S = 300, 3, 120
@@ -42,11 +42,11 @@ class Typist:
         """Type a block; what is wrong, None if it did what the page says."""
         if block.language == "python":
             return self._judge(block, ["python", "-c", block.text])
-        text = wait_for_servers(block.text)
+        text = wait_for_servers(block.text.removeprefix(f"{INSTALL} && "))
         if _EXAMPLE_ID in text:
-            text = text.replace(_EXAMPLE_ID, self._make_response())
+            text = text.replace(_EXAMPLE_ID, self._make_response(runs="/cancel" in text))
         if block.text.strip() in ENDLESS:
-            text = f"timeout {_ENDLESS_S} {text} || test $? = 124"
+            text = f"timeout {_ENDLESS_S} {text.strip()} || test $? = 124"
         return self._judge(block, ["bash", "-euo", "pipefail", "-c", text])
 
     def type(self, text: str) -> None:
@@ -84,12 +84,13 @@ class Typist:
             )
         return subprocess.CompletedProcess(command, done.returncode, out.read_text(), err.read_text())
 
-    def _make_response(self) -> str:
-        """The id of a response in the place of the page's."""
-        body = shlex.quote(
-            json.dumps({"input": "What is 12 plus 30?", "max_output_tokens": 16, "temperature": 0})
-        )
-        command = f"curl -sf http://127.0.0.1:8000/v1/responses -H 'Content-Type: application/json' -d {body}"
+    def _make_response(self, runs: bool) -> str:
+        """The id of a response in the place of the page's, one that has ended or one that `runs`."""
+        asked: dict[str, object] = {"input": "What is 12 plus 30?", "max_output_tokens": 16, "temperature": 0}
+        if runs:
+            asked |= {"background": True, "max_output_tokens": 1500, "ignore_eos": True}
+        fields = f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(asked))}"
+        command = f"curl -sf http://127.0.0.1:8000/v1/responses {fields}"
         return json.loads(self._run(["bash", "-c", command]).stdout)["id"]
 
 
