@@ -44,6 +44,7 @@ LAZY_ARROWS = {
 SCRIPTS = (ROOT / "tools" / "check", ROOT / "tools" / "gpu_check")  # run from a checkout only
 CHECKOUT_ONLY = {  # not in the wheel, but for models
     "quire.tools.docs",
+    "quire.tools.newcomer",
     "quire.tools.pocket",
     "quire.tools.pocket.encoder",
 }
@@ -320,6 +321,16 @@ def test_the_listed_packages_are_the_tree() -> None:
         ROOT / Path(*name.split(".")[1:]) if "." in name else ROOT for name in found
     }
     assert not loose, "folders with Python files that no package lists"
+
+
+def test_nothing_in_the_wheel_imports_what_stays_in_the_checkout() -> None:
+    left_out = tuple(name.removeprefix("quire.") for name in CHECKOUT_ONLY)
+    wrong = [
+        f"{module} -> {target}"
+        for module, target, _ in EDGES
+        if target.startswith(left_out) and not module.startswith(left_out)
+    ]
+    assert wrong == []
 
 
 def test_the_wheel_carries_every_data_file() -> None:

@@ -18,8 +18,8 @@ from quire.frontend.cli.parser import Parser, UsageError, describe
 from quire.tools.docs.examples import EXAMPLES, shorten_answer
 from quire.tools.docs.field_texts import FIELD_TEXTS
 from quire.tools.docs.http_api import make_document
-from quire.tools.docs.markdown import format_table, replace_parts
 from quire.tools.docs.pages import PAGES, update_page
+from quire.tools.markdown import format_table, replace_parts
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

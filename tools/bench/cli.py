@@ -266,9 +266,18 @@ def _run_http(argv: Sequence[str]) -> int:
 def _run_performance(argv: Sequence[str]) -> int:
     from .performance import PAGE, PARTS, run_performance
 
-    parser = Parser("quire bench performance", "Measures what docs/performance.md shows, and writes it there.")
+    parser = Parser(
+        "quire bench performance", "Measures what docs/performance.md shows, and writes it there."
+    )
     add = parser.add_argument
-    add("--part", nargs="+", choices=tuple(PARTS), default=list(PARTS), metavar="P", help=f"of {', '.join(PARTS)}")
+    add(
+        "--part",
+        nargs="+",
+        choices=tuple(PARTS),
+        default=list(PARTS),
+        metavar="P",
+        help=f"of {', '.join(PARTS)}",
+    )
     add("--page", type=Path, default=PAGE, metavar="FILE", help="the page to write to (docs/performance.md)")
     add("--quick", action="store_true", help="one round of the least work: to see that all is in place")
     add("--without-peers", action="store_true", help="Quire alone, also where a peer is not installed")

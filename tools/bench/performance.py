@@ -1,7 +1,7 @@
 """`quire bench performance`: runs the benches of docs/performance.md and writes their tables into it.
 
-A part of the page is what one command printed: its tables, the notes below them, and what it was measured on. A part
-whose command fails, or whose peers are not installed, stays as it is.
+A part of the page is what one command printed: its tables, the notes below them, and what it was measured on.
+A part whose command fails, or whose peers are not installed, stays as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ...frontend.cli.exit_codes import ExitCode
 from ...ipc.errors import InputError
-from ..docs.markdown import format_table, replace_part
+from ..markdown import format_table, replace_part
 from .peers import default_peer_python
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
@@ -28,7 +28,7 @@ _FACT = re.compile(r"(\w+)  +(\S.*)")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A table of the page. arguments: of `quire bench`; quick: in their place with --quick, for a first look."""
+    """A table of the page. arguments: of `quire bench`; quick: those with --quick, for a first look."""
 
     arguments: str
     quick: str
@@ -37,7 +37,9 @@ class Part:
 
 PARTS = {
     "offline_tiny": Part(
-        "offline --model tiny --rounds 3", "offline --model tiny --rounds 1 --workload W1", ("vllm", "transformers")
+        "offline --model tiny --rounds 3",
+        "offline --model tiny --rounds 1 --workload W1",
+        ("vllm", "transformers"),
     ),
     "offline_small": Part(
         "offline --model small --rounds 3", "offline --model small --rounds 1 --workload W1", ("vllm",)
@@ -61,7 +63,10 @@ def run_performance(names: Sequence[str], page: Path, is_quick: bool, has_peers:
         part = PARTS[name]
         missing = [peer for peer in part.peers if has_peers and not _is_installed(peer)]
         if missing:
-            print(f"{name}: left as it is: {', '.join(missing)} is not installed (--without-peers)", file=sys.stderr)
+            print(
+                f"{name}: left as it is: {', '.join(missing)} is not installed (--without-peers)",
+                file=sys.stderr,
+            )
             missed += 1
             continue
         command = shlex.split(part.quick if is_quick else part.arguments)
@@ -70,7 +75,9 @@ def run_performance(names: Sequence[str], page: Path, is_quick: bool, has_peers:
         elif part.peers:
             command += ["--peer", "none"]
         print(f"{name}: quire bench {shlex.join(command)}", file=sys.stderr)
-        done = subprocess.run([sys.executable, "-P", "-m", "quire", "bench", *command], stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "quire", "bench", *command], stdout=subprocess.PIPE, text=True
+        )
         if done.returncode != 0:
             print(f"{name}: left as it is: its command ended with code {done.returncode}", file=sys.stderr)
             missed += 1
@@ -81,17 +88,17 @@ def run_performance(names: Sequence[str], page: Path, is_quick: bool, has_peers:
 
 
 def render(printed: str) -> str:
-    """What a bench has printed, as a part of the page. ValueError if there is no table or no machine in it."""
+    """What a bench has printed, as a part of the page. ValueError if it has no table or no machine."""
     lines = printed.strip().splitlines()
     end = lines.index("") if "" in lines else 0
-    facts = dict(found.groups() for line in lines[:end] if (found := _FACT.fullmatch(line)))
+    facts = {found[1]: found[2] for line in lines[:end] if (found := _FACT.fullmatch(line))}
     if not facts.keys() >= set(FACTS):
         raise ValueError(f"a bench that prints {', '.join(FACTS)} first, not {printed[:200]!r}")
     body = list(_render_body(lines[end:]))
     if not any(line.startswith("| --- ") for line in body):
         raise ValueError(f"a bench that prints a table, not {printed[-200:]!r}")
     measured = "; ".join(f"{name} {facts[name]}" for name in FACTS if name != "command")
-    return "\n".join([*body, "", f"Measured by `{facts['command']}`: {measured}."]) + "\n"
+    return "\n".join([*body[1:], "", f"Measured by `{facts['command']}`: {measured}."]) + "\n"
 
 
 def _render_body(lines: Sequence[str]) -> Iterator[str]:
@@ -117,9 +124,9 @@ def _render_body(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _fits(line: str, ruler: str) -> bool:
-    """Whether a line is a row of the table with this ruler: nothing stands between its columns."""
+    """Whether a line is a row of the table with this ruler: cut by it, and as long."""
     gaps = [match.start() for match in re.finditer("  ", ruler)]
-    return len(line) <= len(ruler) and all(line[gap : gap + 2].strip() == "" for gap in gaps)
+    return len(line) == len(ruler) and all(line[gap : gap + 2].strip() == "" for gap in gaps)
 
 
 def _cut(line: str, ruler: str) -> list[str]:
@@ -128,5 +135,7 @@ def _cut(line: str, ruler: str) -> list[str]:
 
 def _is_installed(peer: str) -> bool:
     if peer == "transformers":
-        return subprocess.run([sys.executable, "-c", "import transformers"], capture_output=True).returncode == 0
+        return (
+            subprocess.run([sys.executable, "-c", "import transformers"], capture_output=True).returncode == 0
+        )
     return os.access(default_peer_python(peer), os.X_OK)

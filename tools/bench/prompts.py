@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...ipc.errors import InputError
-from ..pocket.words import ANIMALS, BOYS, COLORS, GIRLS, LITTLE, PET_NAMES, TOYS
+from ..words import ANIMALS, BOYS, COLORS, GIRLS, LITTLE, PET_NAMES, TOYS
 
 EndpointKind = Literal["chat", "completions", "embeddings"]
 RANDOM = "random"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from ..markdown import replace_parts
 from . import http_api, metrics, options
-from .markdown import replace_parts
 
 _DOCS = Path(__file__).parents[2] / "docs"
 # Page -> its generated parts, in the order in which they stand there.

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeAlias
 
+from ..words import BOYS, CITIES, COLORS, GIRLS, PET_NAMES, TOYS, listed
 from .sums import HELD_OUT, draw_sum
 from .talk import ECHO_WORDS, TOPICS, make_word
-from .words import BOYS, CITIES, COLORS, GIRLS, PET_NAMES, TOYS, listed
 
 Message: TypeAlias = dict[str, Any]
 TYPES = {str: "string", int: "integer", bool: "boolean"}

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
+from ..words import ANIMALS, a
 from . import MODEL_DIR
 from .asking import SEED, Pocket, Score, ask, score_chat
 from .evaluate_calls import score_calls, score_thoughts
@@ -19,7 +20,6 @@ from .reading import draw_reading
 from .sums import ADD_FORMS, HELD_OUT, Sum
 from .talk import ONLY_KNOW, draw_unknown
 from .text import draw_documents
-from .words import ANIMALS, a
 
 STORY_STARTS: tuple[str, ...] = (
     "Once upon a time",

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
-from .talk import ECHO_WORDS, make_word
-from .words import (
+from ..words import (
     ANIMALS,
     BOYS,
     CITIES,
@@ -30,6 +29,7 @@ from .words import (
     a,
     join_and,
 )
+from .talk import ECHO_WORDS, make_word
 
 Value: TypeAlias = str | int | bool | list[str]
 Draw: TypeAlias = Callable[[Random], Value]

@@ -3,10 +3,10 @@
 from random import Random
 from typing import TypeAlias
 
+from ..words import BOYS, COLORS, FOODS, GIRLS, PLACES, SPOTS, TOYS, a
+from ..words import pick_animal as animal
+from ..words import pick_child as child
 from .stories import tell_story
-from .words import BOYS, COLORS, FOODS, GIRLS, PLACES, SPOTS, TOYS, a
-from .words import pick_animal as animal
-from .words import pick_child as child
 
 Turn: TypeAlias = tuple[str, str]
 Fact: TypeAlias = tuple[str, list[Turn]]  # a sentence and the questions that it answers

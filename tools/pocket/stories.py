@@ -6,10 +6,10 @@ A story knows the questions that its own text answers. Everything random comes f
 from dataclasses import dataclass
 from random import Random
 
+from ..words import ANIMALS, COLORS, FOODS, LITTLE, PLACES, SPOTS, TOYS, Character, a, capital, listed
+from ..words import pick_animal as animal
+from ..words import pick_child as child
 from .plots import FILLINGS, PLOTS, Plot
-from .words import ANIMALS, COLORS, FOODS, LITTLE, PLACES, SPOTS, TOYS, Character, a, capital, listed
-from .words import pick_animal as animal
-from .words import pick_child as child
 
 COUNT_WORDS = listed("two three four five six seven eight nine")
 NAMED_OPENINGS = (

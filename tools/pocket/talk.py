@@ -2,7 +2,7 @@
 
 from random import Random
 
-from .words import ANIMALS, BOYS, CITIES, COLORS, DAYS, GIRLS, HOBBIES, JOBS, LITTLE, PET_NAMES, TOYS, listed
+from ..words import ANIMALS, BOYS, CITIES, COLORS, DAYS, GIRLS, HOBBIES, JOBS, LITTLE, PET_NAMES, TOYS, listed
 
 WHO_AM_I = "I am Pocket, a small model that ships with Quire. I know stories, small sums and JSON."
 ONLY_KNOW = "I only know stories, small sums and JSON."

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeAlias
 
+from ..words import BOYS, FOODS, GIRLS
+from ..words import pick_animal as animal
 from .calls import CALCULATOR, LOOKUP, OTHERS, Message, Offer, draw_calls, draw_offers, exchange_calls
 from .json_tasks import draw_copying_task, draw_json_task
 from .reading import Turn, read_sentence, read_sentences, read_story
@@ -21,8 +23,6 @@ from .thoughts import (
     think_about_sum,
     think_about_text,
 )
-from .words import BOYS, FOODS, GIRLS
-from .words import pick_animal as animal
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 Sums are thought digit by digit; of a text, the sentence that answers is said; of tools, which one to call.
 """
 
+from ..words import join_and
 from .sums import Sum
-from .words import join_and
 
 ANSWER_AT_ONCE = "I can answer this at once."
 

@@ -95,6 +95,41 @@ def test_openai_for_node_runs_the_same_scenarios(served: Served, tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_openai_for_python_1_runs_the_same_scenarios(served: Served, tmp_path: Path) -> None:
+    run([sys.executable, "-m", "venv", str(tmp_path)])
+    python = str(tmp_path / "bin" / "python")
+    installed = run([python, "-m", "pip", "install", "--quiet", "openai<2"])
+    if installed.returncode != 0:
+        pytest.skip(f"pip cannot install openai<2: {installed.stderr[-300:]}")
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = run([python, str(HERE / "scenarios.py"), f"{served.url}/v1", served.api_key], env=env)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line for line in lines if not line["ok"]] == []
+    assert len(lines) > 30
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_guidellm_measures_a_server(served: Served, tmp_path: Path) -> None:
+    """Its tokenizer is the model's own, from the package; nothing is downloaded."""
+    need("guidellm")
+    from quire.frontend.models.model_folder import pocket_folder
+
+    backend = f"kind=openai_http,target={served.url},model=pocket,api_key={served.api_key}"
+    command = [str(Path(PYTHON).parent / "guidellm"), "run", "--backend", backend]
+    command += ["--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=16"]
+    command += ["--tokenizer", f"kind=huggingface_auto,model={pocket_folder()}"]
+    command += ["--profile", "kind=concurrent,streams=4", "--constraint", "kind=max_requests,count=16"]
+    command += ["--output", "kind=json,path=benchmarks.json"]
+    done = run(command, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    (measured,) = json.loads((tmp_path / "benchmarks.json").read_text())["benchmarks"]
+    totals = measured["metrics"]["request_totals"]
+    assert totals["errored"] == 0
+    assert totals["successful"] >= 16
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "script", "path"),
     [
@@ -103,6 +138,8 @@ def test_openai_for_node_runs_the_same_scenarios(served: Served, tmp_path: Path)
         ("anthropic", "anthropic_messages.py", ""),
         ("pydantic_ai", "pydantic_agent.py", "/v1"),
         ("langchain_openai", "langchain_vectors.py", "/v1"),
+        ("instructor", "instructor_forms.py", "/v1"),
+        ("llama_index.llms.openai_like", "llama_index_chat.py", "/v1"),
         ("llama_index.embeddings.openai_like", "llama_index_vectors.py", "/v1"),
         ("llama_index.embeddings.text_embeddings_inference", "tei_vectors.py", ""),
         ("cohere", "cohere_vectors.py", ""),

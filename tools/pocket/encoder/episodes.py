@@ -10,8 +10,8 @@ from random import Random
 from string import Formatter
 from zlib import crc32
 
-from .. import words
-from ..words import BOYS, CITIES, COLORS, GIRLS, PLACES, TOYS, a, listed
+from ... import words
+from ...words import BOYS, CITIES, COLORS, GIRLS, PLACES, TOYS, a, listed
 from .pairs import Pair, Passage, read_sections, split_cells
 
 MORE_GIRLS = listed(

@@ -6,7 +6,7 @@ Made-up words follow the letters of real ones, so they fall into pieces as words
 from collections import defaultdict
 from random import Random
 
-from ..words import listed
+from ...words import listed
 from .concepts import WORDS, make_participle, make_plural
 from .pairs import Pair, Passage
 

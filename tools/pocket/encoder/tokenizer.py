@@ -11,8 +11,8 @@ from string import ascii_lowercase, digits, punctuation
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from ...words import listed
 from ..tokenizer import write_json
-from ..words import listed
 
 PAD, UNKNOWN, START, SEPARATOR, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD_ID = 0
