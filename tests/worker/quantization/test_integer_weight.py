@@ -137,5 +137,7 @@ def test_fp8_numbers_that_are_none_are_refused_by_the_layer(code: int) -> None:
     format = WeightFormat(kind="fp8", layout="fp8")
     check_weight("layers.3.up", weight, format, 3, 16)
     codes[2, 7] = code
-    with pytest.raises(ModelError, match=r"layers\.3\.up values='nan': float8_e4m3fn numbers from -448 to 448"):
+    with pytest.raises(
+        ModelError, match=r"layers\.3\.up values='nan': float8_e4m3fn numbers from -448 to 448"
+    ):
         check_weight("layers.3.up", weight, format, 3, 16)
