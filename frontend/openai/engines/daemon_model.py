@@ -22,6 +22,7 @@ class DaemonModel(msgspec.Struct, frozen=True):
     max_model_len: int
     tasks: tuple[str, ...] = ("generate",)
     embedding_size: int = 0
+    formats: str = ""  # as EngineFacts.formats
     root: str = ""  # where its engine found it
     aliases: tuple[str, ...] = ()
 
@@ -34,6 +35,7 @@ class DaemonModel(msgspec.Struct, frozen=True):
             max_model_len=facts.max_model_len,
             tasks=facts.tasks,
             embedding_size=facts.embedding_size,
+            formats=facts.formats,
             root=facts.model,
             aliases=facts.served_model_aliases,
         )

@@ -184,5 +184,7 @@ def test_too_many_tokens_that_are_found_before_words_are_refused(
 ):
     monkeypatch.setattr(vocabulary, "MAX_ADDED_TOKENS", 100)
     file = make_tiny(**{"tokenizer.ggml.token_type": [3, 4] * 134 + [1]})
-    with pytest.raises(ModelError, match=r"token_type='268 of them': at most 100 tokens of the types 3 and 4"):
+    with pytest.raises(
+        ModelError, match=r"token_type='268 of them': at most 100 tokens of the types 3 and 4"
+    ):
         open_gguf([file.write(tmp_path / "model.gguf")])
