@@ -261,7 +261,9 @@ class _Builder:
             return None, ()
         if spec.qk_norm == "each_head":
             query, key = (self._rms_norm(f"{prefix}.{part}_norm", spec.head_size) for part in "qk")
-            return (query.weight, key.weight, self._spec.norm_eps), ()
+            offset = self._spec.norm_weight_offset  # backends multiply by the weight alone
+            weights = [norm.weight + offset if offset else norm.weight for norm in (query, key)]
+            return (weights[0], weights[1], self._spec.norm_eps), ()
         cuts = self._cuts
         query = self._rms_norm(f"{prefix}.q_norm", spec.query_size, cuts.take_rows(spec.query_size))
         key = self._rms_norm(f"{prefix}.k_norm", spec.kv_size, cuts.take_key_heads(spec))

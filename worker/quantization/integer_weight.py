@@ -148,7 +148,7 @@ def check_weight(name: str, weight: NarrowWeight, format: WeightFormat, num_out:
 
 
 def _check_fp8_numbers(name: str, values: Tensor) -> None:
-    """The two codes of nan, 0x7f and 0xff, are those of the largest int8 and uint8; kernels read them as 480."""
+    """The two codes of nan, 0x7f and 0xff, are the largest int8 and uint8; kernels read them as 480."""
     codes = values.contiguous().view(torch.uint8)
     if codes.numel() and (int(codes.view(torch.int8).max()) == 0x7F or int(codes.max()) == 0xFF):
         raise ModelError(f"{name} values", "nan", "float8_e4m3fn numbers from -448 to 448")
