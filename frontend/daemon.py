@@ -82,6 +82,7 @@ class DaemonInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     model: str
+    formats: str | None  # such as 'bfloat16, int4 weights'
     state: str  # starting, ready, restarting or stopping
     uptime_s: float
     restarts: int
@@ -310,6 +311,7 @@ def inspect_daemon(name: str) -> DaemonInfo | None:
     return DaemonInfo(
         name=name,
         model=state.model,
+        formats=next((look.facts.formats for look in looks.values() if look.facts is not None), None),
         state=state.state,
         uptime_s=max(0.0, time.time() - state.started_at),
         restarts=state.num_restarts,

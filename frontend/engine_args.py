@@ -125,6 +125,11 @@ class EngineArgs(metaclass=DropsOffValues):
         "with quantization: of the projection to logits; default: the same, but int8 with int4",
         get_args(HeadQuantization),
     )
+    packed_cache_bytes: int | str = _arg(
+        "16GiB",
+        "model",
+        "disk for weights of 4 and 8 bits as a CPU's kernels take them, which the next start reads; 0: none",
+    )
     seed: int | None = _arg(
         None,
         "model",
@@ -363,6 +368,7 @@ class EngineArgs(metaclass=DropsOffValues):
             max_model_len=compute_max_model_len(spec, self.max_model_len, _find_usual_len(root, spec)),
             weight_files=tuple(_name_within(root, file) for file in folder.weight_files),
             gguf_tensors=folder.gguf_tensors,
+            packed_cache_bytes=parse_size_bytes("packed_cache_bytes", self.packed_cache_bytes),
             seed=seed,
             eos_token_ids=_read_ends(folder, spec),
         )

@@ -57,6 +57,9 @@ def _check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ConfigError(field, value, f"one of {', '.join(allowed)}")
 
 
+DEFAULT_PACKED_CACHE_BYTES = 16 << 30
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which model, from where, in which number format."""
 
@@ -81,6 +84,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     lm_head_quantization: HeadQuantization | None = None
     chat_template: str | None = None  # for frontends: its text, in place of the tokenizer's own
     served_model_aliases: tuple[str, ...] = ()  # likewise: names beside served_model_name
+    packed_cache_bytes: int = DEFAULT_PACKED_CACHE_BYTES  # on disk, of all models; 0: none
     gguf_tensors: tuple[GgufTensor, ...] = ()  # where they lie in weight_files that are GGUF; () for others
 
     def __post_init__(self) -> None:
@@ -100,6 +104,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
                     "lm_head_quantization", self.lm_head_quantization, "None without quantization"
                 )
         _check_range("max_logprobs", self.max_logprobs, -1)
+        _check_range("packed_cache_bytes", self.packed_cache_bytes, 0, MAX_SIZE_BYTES)
 
     @property
     def weight_formats(self) -> WeightFormats:

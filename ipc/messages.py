@@ -154,6 +154,11 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_parallel_size: int = 1  # stages
     weights: str = ""  # what most are where they are not of `dtype`: 'int4', 'gptq 4-bit', 'gguf Q4_0'
 
+    @property
+    def formats(self) -> str:
+        """For a person: 'float32', or 'bfloat16, int4 weights'."""
+        return f"{self.dtype}, {self.weights} weights" if self.weights else self.dtype
+
 
 class RosterEntry(msgspec.Struct, array_like=True, frozen=True):
     """One engine of a group. `socket` is the name of its clients' socket in the daemon's run directory."""

@@ -38,7 +38,12 @@ _GEMMA: dict[str, Any] = {
     "final_logit_softcapping": 3.0,
     "query_pre_attn_scalar": 24,
 }
-_QK_NORMS: dict[str, Any] = {"qwen3": "each_head", "qwen3_moe": "each_head", "olmo2": "all_heads"}
+_QK_NORMS: dict[str, Any] = {
+    "qwen3": "each_head",
+    "qwen3_moe": "each_head",
+    "olmo2": "all_heads",
+    "gemma3_text": "each_head",
+}
 # By model_type: what the names of transformers' classes begin with.
 FAMILIES = {
     "llama": "Llama",
@@ -52,6 +57,8 @@ FAMILIES = {
     "olmo2": "Olmo2",
     "qwen3_moe": "Qwen3Moe",
 }
+# Gemma 3 has a rope for each kind of its layers, which the tests of other families' settings do not know.
+_CLASSES = FAMILIES | {"gemma3_text": "Gemma3"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,7 @@ RECIPES = {
     "qwen2": Recipe(family="qwen2", rope="dynamic", tied=True, rope_extra={"factor": 4.0}),
     "qwen3": Recipe(family="qwen3", rope="yarn", hidden_size=160, intermediate_size=336, vocab_size=600),
     "gemma2": Recipe(family="gemma2", sliding_window=13, tied=True, num_layers=3),
+    "gemma3": Recipe(family="gemma3_text", sliding_window=13, tied=True, num_layers=3),
     "mixtral": Recipe(family="mixtral", num_kv_heads=1),
     "olmo2": Recipe(family="olmo2"),
     "qwen3-moe": Recipe(family="qwen3_moe", rope="yarn", num_layers=3, mlp_only_layers=(1,)),
@@ -138,8 +146,8 @@ def make_checkpoint(folder: Path, recipe: Recipe, max_shard_size: str = "5GB") -
 def make_reference(recipe: Recipe) -> Any:
     """transformers' model with random weights, whose biases and norms differ from zero and one."""
     make_first_calls()
-    name = FAMILIES[recipe.family]
-    config = getattr(transformers, f"{name}Config")(**_config_fields(recipe))
+    name, kind = _CLASSES[recipe.family], "Text" if recipe.family == "gemma3_text" else ""
+    config = getattr(transformers, f"{name}{kind}Config")(**_config_fields(recipe))
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{name}ForCausalLM")(config).float().eval()
     with torch.no_grad():
@@ -181,6 +189,14 @@ def _config_fields(recipe: Recipe) -> dict[str, Any]:
     elif recipe.family == "gemma2":
         fields |= {"sliding_window": recipe.sliding_window, "attention_bias": recipe.attention_bias}
         fields |= _GEMMA
+    elif recipe.family == "gemma3_text":
+        ropes = {"sliding_attention": {"rope_type": "default", "rope_theta": 1000.0}}
+        ropes["full_attention"] = fields["rope_parameters"]
+        kinds = [
+            "full_attention" if index % 3 == 1 else "sliding_attention" for index in range(recipe.num_layers)
+        ]
+        fields |= {"sliding_window": recipe.sliding_window, "attention_bias": recipe.attention_bias}
+        fields |= {"rope_parameters": ropes, "layer_types": kinds, "query_pre_attn_scalar": 24}
     elif recipe.family == "phi3":
         fields |= {"sliding_window": recipe.sliding_window}
     elif recipe.family in ("olmo2", "gemma"):
@@ -216,7 +232,8 @@ def make_spec(recipe: Recipe) -> ModelSpec:
         qk_norm=_QK_NORMS.get(recipe.family),
     )
     layer = LayerSpec(attention=attention, ffn=_make_ffn(recipe))
-    is_gemma, is_olmo = recipe.family == "gemma2", recipe.family == "olmo2"
+    is_gemma, is_olmo = recipe.family in ("gemma2", "gemma3_text"), recipe.family == "olmo2"
+    soft_cap = 2.0 if recipe.family == "gemma2" else None
     if is_olmo:
         out_names = {
             "attention_out_norm": "post_attention_layernorm",
@@ -225,7 +242,7 @@ def make_spec(recipe: Recipe) -> ModelSpec:
         layer = replace(layer, attention_norm=None, ffn_norm=None, **out_names)
     if is_gemma:
         layer = LayerSpec(
-            attention=replace(attention, scale=24**-0.5, soft_cap=2.0),
+            attention=replace(attention, scale=24**-0.5, soft_cap=soft_cap),
             ffn=DenseSpec(intermediate_size=recipe.intermediate_size, activation="gelu_tanh"),
             attention_out_norm="post_attention_layernorm",
             ffn_norm="pre_feedforward_layernorm",
@@ -238,9 +255,9 @@ def make_spec(recipe: Recipe) -> ModelSpec:
     if recipe.family == "phi3":
         fused = replace(layer.ffn, gate="mlp.gate_up_proj", fused="gate_up")
         layer = replace(layer, attention=replace(attention, qkv=("self_attn.qkv_proj",)), ffn=fused)
-    has_offset = recipe.family in ("gemma", "gemma2")
+    has_offset = recipe.family in ("gemma", "gemma2", "gemma3_text")
     return ModelSpec(
-        architecture=f"{FAMILIES[recipe.family]}ForCausalLM",
+        architecture=f"{_CLASSES[recipe.family]}ForCausalLM",
         vocab_size=recipe.vocab_size,
         hidden_size=recipe.hidden_size,
         layers=tuple(_change_layer(recipe, layer, index) for index in range(recipe.num_layers)),
@@ -248,7 +265,7 @@ def make_spec(recipe: Recipe) -> ModelSpec:
         norm_weight_offset=1.0 if has_offset else 0.0,
         norm_rounds_normed=not (has_offset or is_olmo),
         embedding_scale=recipe.hidden_size**0.5 if has_offset else None,
-        logit_soft_cap=3.0 if is_gemma else None,
+        logit_soft_cap=3.0 if recipe.family == "gemma2" else None,
         max_position_embeddings=TRAINED_LEN if recipe.rope == "dynamic" else 512,
         rope=RopeConfig(type=recipe.rope, theta=10000.0, **(_ROPES[recipe.rope] | recipe.rope_extra)),  # pyright: ignore[reportArgumentType]
         tie_word_embeddings=recipe.tied,
@@ -277,6 +294,8 @@ def _change_layer(recipe: Recipe, layer: LayerSpec, index: int) -> LayerSpec:
     if index in recipe.mlp_only_layers:
         return replace(layer, ffn=DenseSpec(intermediate_size=recipe.intermediate_size))
     is_full = recipe.family in ("qwen2", "qwen3") and index < recipe.max_window_layers
-    if is_full or (recipe.family == "gemma2" and index % 2 == 1):
+    if recipe.family == "gemma3_text" and index % 3 != 1:
+        return replace(layer, attention=replace(layer.attention, rope=RopeConfig(theta=1000.0)))
+    if is_full or recipe.family == "gemma3_text" or (recipe.family == "gemma2" and index % 2 == 1):
         return replace(layer, attention=replace(layer.attention, window=None))
     return layer

@@ -106,7 +106,7 @@ def _value(value: Any) -> bytes:
     return head + struct.pack(f"<IQ{len(value)}{letter}", kind, len(value), *value)
 
 
-_ARCHITECTURES = {"qwen3_moe": "qwen3moe", "mixtral": "llama", "mistral": "llama"}
+_ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "mixtral": "llama", "mistral": "llama"}
 _PARTS = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -209,7 +209,7 @@ def _convert(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> tupl
     if part in whole:
         return f"{whole[part]}.{suffix}", tensor
     _, _, layer, part = part.split(".", 3)
-    parts = _PARTS | _GEMMA2 if kind == "gemma2" else _PARTS
+    parts = _PARTS | _GEMMA2 if kind in ("gemma2", "gemma3_text") else _PARTS
     heads = {"self_attn.q_proj": "num_attention_heads", "self_attn.k_proj": "num_key_value_heads"}
     if part in heads and kind in ("llama", "mistral", "mixtral"):  # as convert_hf_to_gguf.py permutes
         shape = (config[heads[part]], 2, -1, *tensor.shape[1:])
@@ -221,6 +221,7 @@ def _make_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = config["model_type"]
     architecture = _ARCHITECTURES.get(kind, kind)
     rope = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     keys = {
         "block_count": config["num_hidden_layers"],
@@ -243,6 +244,10 @@ def _make_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         keys["expert_feed_forward_length"] = config["moe_intermediate_size"]
     if kind == "phi3":
         keys["attention.sliding_window"] = config["sliding_window"]
+    if kind == "gemma3_text":
+        keys["attention.sliding_window"] = config["sliding_window"]
+        keys["attention.sliding_window_pattern"] = config["layer_types"].index("full_attention") + 1
+        keys["rope.freq_base_swa"] = config["rope_parameters"]["sliding_attention"]["rope_theta"]
     if kind == "gemma2":
         keys |= {name: config[name] for name in ("attn_logit_softcapping", "final_logit_softcapping")}
         keys["attention.sliding_window"] = config["sliding_window"]

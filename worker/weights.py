@@ -112,6 +112,10 @@ class WeightSource(ABC):
     def skip(self, name: str) -> None:  # noqa: B027
         """Mark a tensor as known and not needed."""
 
+    def skip_layer(self, name: str) -> None:
+        """The same of all that belongs to the linear layer `name`, in whatever format."""
+        self.skip(f"{name}.weight")
+
     def finish(self) -> None:  # noqa: B027
         """Close the files; ModelError when they hold a tensor that nobody took or skipped."""
 
@@ -141,6 +145,7 @@ class SafetensorsSource(WeightSource):
         self._optional_prefix = optional_prefix
         self._unused = unused
         self._ring: StagingRing | None = None  # of a GPU's copies
+        self._skipped_layers: set[str] = set()
 
     def take_stacked(
         self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: Cut = WHOLE
@@ -180,6 +185,13 @@ class SafetensorsSource(WeightSource):
     def skip(self, name: str) -> None:
         self._left.discard(self.stored_name(name))
 
+    def skip_layer(self, name: str) -> None:
+        self._skipped_layers |= {name, name.removeprefix(self._optional_prefix)}
+
+    def _is_skipped(self, name: str) -> bool:
+        parts = name.split(".")
+        return any(".".join(parts[:end]) in self._skipped_layers for end in range(1, len(parts)))
+
     def stored_name(self, name: str) -> str:
         """What these files call the tensor: BERT's first exports have other names for a norm's parts."""
         short = name.removeprefix(self._optional_prefix)
@@ -193,7 +205,9 @@ class SafetensorsSource(WeightSource):
         unexpected = sorted(
             name
             for name in self._left
-            if not name.endswith(_HARMLESS_SUFFIXES) and not name.startswith(self._unused)
+            if not name.endswith(_HARMLESS_SUFFIXES)
+            and not name.startswith(self._unused)
+            and not self._is_skipped(name)
         )
         if unexpected:
             raise ModelError(

@@ -112,10 +112,9 @@ def _format_ranks(stage_size: int, num_stages: int) -> str:
 def format_startup(facts: EngineFacts) -> list[str]:
     """Lines for a person: what runs where, how the start took its time, and the device's memory ledger."""
     num_tokens = facts.num_gpu_blocks * facts.block_size
-    formats = f"{facts.dtype}, {facts.weights} weights" if facts.weights else facts.dtype
     place = facts.device + _format_ranks(facts.tensor_parallel_size, facts.pipeline_parallel_size)
     lines = [
-        f"{facts.served_model_name} ({formats}) on {place}, {format_phases(facts.startup)}",
+        f"{facts.served_model_name} ({facts.formats}) on {place}, {format_phases(facts.startup)}",
         f"KV cache of {facts.num_gpu_blocks:,} blocks: {num_tokens:,} tokens, "
         f"{num_tokens / facts.max_model_len:.1f} requests of {facts.max_model_len:,}"
         if num_tokens

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ...ipc.errors import ModelError
 from ...ipc.model_spec import ModelSpec
-from . import gemma, gemma2, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe
+from . import gemma, gemma2, gemma3, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe
 from .config_fields import ConfigFields
 from .encoders import ENCODERS
 from .heads import Reader, with_rewards, with_scores, without_head, without_mask
@@ -23,6 +23,7 @@ from .heads import Reader, with_rewards, with_scores, without_head, without_mask
 _DECODERS: dict[str, tuple[str, Reader]] = {
     "GemmaForCausalLM": ("gemma", gemma.read_spec),
     "Gemma2ForCausalLM": ("gemma2", gemma2.read_spec),
+    "Gemma3ForCausalLM": ("gemma3_text", gemma3.read_spec),
     "LlamaForCausalLM": ("llama", llama.read_spec),
     "MistralForCausalLM": ("mistral", mistral.read_spec),
     "MixtralForCausalLM": ("mixtral", mixtral.read_spec),

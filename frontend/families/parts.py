@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from ...ipc.model_spec import Activation, AttentionSpec, DenseSpec, LayerSpec, ModelSpec
+from ...ipc.model_spec import Activation, AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeConfig
 from .config_fields import ConfigFields
 from .rope import read_rope
 
@@ -28,15 +28,17 @@ def read_model(
     *,
     norm_eps: float = 1e-6,
     rope_theta: float = 10000.0,
+    rope: RopeConfig | None = None,
     tie_word_embeddings: bool = False,
     **computed: float | None,
 ) -> ModelSpec:
     """The whole of `layers`; the numbers and `tie_word_embeddings` are the family's defaults.
 
-    `computed` are fields of ModelSpec that the family has read itself.
+    `rope` and `computed` are fields of ModelSpec that the family has read itself.
     """
     max_positions = fields.integer("max_position_embeddings", max_positions)
-    rope, head_size = read_rope(fields, max_positions, rope_theta), layers[0].attention.head_size
+    rope = read_rope(fields, max_positions, rope_theta) if rope is None else rope
+    head_size = layers[0].attention.head_size
     if rope.type == "dynamic" and head_size <= 2:  # the grown base's exponent has head_size - 2 as divisor
         raise fields.error("head_dim", head_size, "above 2 with dynamic rope scaling")
     return ModelSpec(

@@ -29,6 +29,28 @@ def read_rope(fields: ConfigFields, max_positions: int, default_theta: float = 1
     return config
 
 
+def read_ropes_by_kind(
+    fields: ConfigFields, max_positions: int, default_theta: float, default_sliding_theta: float
+) -> tuple[RopeConfig, RopeConfig]:
+    """Of layers without and with a window: `rope_parameters` has an object for each, or an older config
+    `rope_local_base_freq` for those with one.
+    """
+    by_kind = _read_object(fields, "rope_parameters")
+    if not any(isinstance(value, dict) for value in by_kind.values()):
+        theta = fields.number("rope_local_base_freq", default_sliding_theta, low=1.0)
+        return read_rope(fields, max_positions, default_theta), RopeConfig(theta=theta)
+    fields.ignore("rope_theta", "rope_local_base_freq", "rope_scaling")
+    parts = ConfigFields(by_kind, "rope_parameters.")
+    thetas = {"full_attention": default_theta, "sliding_attention": default_sliding_theta}
+    full, sliding = (
+        read_rope(ConfigFields({"rope_parameters": _read_object(parts, kind)}), max_positions, theta)
+        for kind, theta in thetas.items()
+    )
+    for kind in by_kind.keys() - thetas.keys():
+        raise parts.error(kind, by_kind[kind], f"absent: layers are {' or '.join(thetas)}")
+    return full, sliding
+
+
 def _read_object(fields: ConfigFields, name: str) -> dict[str, Any]:
     values: Any = fields.get(name)
     if not isinstance(values, (dict, type(None))):

@@ -275,9 +275,26 @@ def _read_gemma2(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
     }
 
 
+def _read_gemma3(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
+    hidden_size, num_heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    head_dim = keys.integer("attention.key_length", max(1, hidden_size // num_heads))
+    is_27b = keys.integer("block_count") == 62  # alone scales by another number, which no key tells
+    return {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "query_pre_attn_scalar": hidden_size // num_heads if is_27b else head_dim,
+        "final_logit_softcapping": keys.family_number("final_logit_softcapping"),
+        "sliding_window": keys.family_integer("attention.sliding_window", 4096),
+        "sliding_window_pattern": keys.family_integer("attention.sliding_window_pattern", 6),
+        "rope_theta": keys.number("rope.freq_base", 1e6, low=1.0),
+        "rope_local_base_freq": keys.family_number("rope.freq_base_swa", 1e4),
+    }
+
+
 _ARCHITECTURES: dict[str, Callable[[GgufHeader, _Keys], Config]] = {
     "gemma": _read_gemma,
     "gemma2": _read_gemma2,
+    "gemma3": _read_gemma3,
     "llama": _read_llama,
     "phi3": _read_phi3,
     "qwen2": _read_qwen2,

@@ -25,6 +25,13 @@ _ATTENTION = {
 _DENSE = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 _PRE_NORM = {**_ATTENTION, **_DENSE, "ffn_norm": "post_attention_layernorm"}
 _MIXTRAL = "block_sparse_moe.experts.{}."
+_BOTH_NORMS = {
+    **_ATTENTION,
+    **_DENSE,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 # After "blk.N."; {} is the number of an expert, over which such a tensor is stacked.
 _LAYERS: dict[str, dict[str, str]] = {
     "gemma": _PRE_NORM,
@@ -51,15 +58,12 @@ _LAYERS: dict[str, dict[str, str]] = {
         "ffn_up_exps": f"{_MIXTRAL}w3",
         "ffn_down_exps": f"{_MIXTRAL}w2",
     },
-    "gemma2": {
-        **_ATTENTION,
-        **_DENSE,
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
+    "gemma2": _BOTH_NORMS,
+    "gemma3_text": _BOTH_NORMS,
 }
-_ADDED_ONE = frozenset(("gemma", "gemma2"))  # model types whose norms are stored as what they multiply by
+_ADDED_ONE = frozenset(
+    ("gemma", "gemma2", "gemma3_text")
+)  # model types whose norms are stored as what they multiply by
 _PAIRED = frozenset(("llama", "mixtral"))  # whose queries and keys llama.cpp's converter has reordered
 _NAME = re.compile(r"(?:blk\.(\d{1,5})\.)?([a-z_]{1,40})(?:\.(\d{1,5}))?\.(weight|bias)")
 

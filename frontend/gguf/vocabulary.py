@@ -30,6 +30,7 @@ _END_TEXTS = frozenset(
 # Merges are looked for in every place of every token: 262,144 tokens of Gemma have 2,000,000 characters.
 MAX_MERGED_CHARACTERS = 16 << 20
 MAX_MERGED_TOKEN = 1024
+MAX_ADDED_TOKENS = 65_536  # of Gemma 6,500; 1,900,000 took a tokenizer 11 s and 1.5 GB
 MAX_MERGES = 2_000_000  # that follow from the tokens; of Gemma 580,000
 
 
@@ -104,6 +105,10 @@ class Vocabulary:
 
     def list_added(self) -> list[Json]:
         """Tokens that are found in a text before it is cut into words."""
+        num_added = self.types.count(_CONTROL) + self.types.count(_USER_DEFINED)
+        if num_added > MAX_ADDED_TOKENS:
+            allowed = f"at most {MAX_ADDED_TOKENS} tokens of the types {_CONTROL} and {_USER_DEFINED}"
+            raise self.fields.error("token_type", f"{num_added} of them", allowed)
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         return [
             {"id": index, "content": token, **flags, "special": kind == _CONTROL}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -142,6 +143,17 @@ def test_the_plan_of_several_engines_says_which_cores_each_has(
     assert "note    engines  3 engines with 1 thread each" in capsys.readouterr().out
     assert doctor.run(["--engines", "65"]) == 1
     assert "data_parallel_size=65: an integer from 1 to 64" in capsys.readouterr().out
+
+
+def test_what_weights_take_is_told_before_they_are_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "_PARTS", {})
+    assert doctor.run(["pocket"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(
+        r"weights +13 MB in memory; 5 MB with quantization=int8, 4 MB with quantization=int4\n", said
+    )
 
 
 def test_of_a_model_that_makes_vectors_it_says_so(

@@ -27,6 +27,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"hidden_size": 256, "intermediate_size": 1536, "head_size": 64},  # half of it an expert's
     "phi3": {**_WIDE, "head_size": 64},
     "gemma2": {**_WIDE, "head_size": 256, "tied": True, "sliding_window": 13},
+    "gemma3_text": {**_WIDE, "head_size": 256, "tied": True, "sliding_window": 13, "num_layers": 7},
 }
 PROMPTS = [[5, 9, 100, 3, 77], list(range(10, 60)), [7]]
 NUM_TOKENS = 24
@@ -61,6 +62,11 @@ def test_tokens_are_those_of_transformers(family: str, tmp_path: Path):
         writer.metadata["tokenizer.ggml.padding_token_id"] = 0
     if family == "gemma2":
         writer.metadata |= {"gemma2.attn_logit_softcapping": 50.0, "gemma2.final_logit_softcapping": 30.0}
+    if family == "gemma3_text":
+        writer.metadata |= {
+            "gemma3.attention.sliding_window_pattern": 6,
+            "gemma3.rope.freq_base_swa": 10000.0,
+        }
     file = writer.write(tmp_path / "model.gguf")
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False)
     arguments: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 128}

@@ -192,6 +192,32 @@ def test_many_tensors_go_into_several_files(tmp_path: Path, monkeypatch: pytest.
     assert len(say(out)) == 16
 
 
+def test_a_model_in_bfloat16_is_calibrated_in_it(tmp_path: Path) -> None:
+    """Layers are computed in the model's type, and what follows them is close to what float32 gives."""
+    plain = make_plain(tmp_path, RECIPES["qwen3"])
+    narrow = tmp_path / "narrow"
+    shutil.copytree(plain, narrow)
+    tensors = {name: each.bfloat16() for name, each in load_file(plain / "model.safetensors").items()}
+    (narrow / "model.safetensors").unlink()
+    save_file(tensors, narrow / "model.safetensors")
+    config = json.loads((narrow / "config.json").read_text())
+    (narrow / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    grams: list[Tensor] = []
+    for folder in (plain, narrow):
+        stream = layer_stream.LayerStream(
+            load_plain(options_for(folder, tmp_path / "out")), torch.arange(128).view(2, 64), 2
+        )
+        name = "model.layers.0.mlp.down_proj"
+        weight = stream.weights.read_stored(f"{name}.weight", (64, 128)).float()
+        stream.advance(0, {f"{name}.weight": 2 * weight})
+        gram = stream.record(1)[0].gram
+        assert gram is not None
+        grams.append(gram)
+    assert float((grams[0] - grams[1]).norm() / grams[0].norm()) < 0.02
+    stored = load_file(run_quantize(narrow, tmp_path / "out") / "model.safetensors")
+    assert stored["model.layers.0.mlp.down_proj.weight_scale"].dtype == torch.bfloat16
+
+
 def test_a_layer_is_given_what_the_quantized_ones_before_it_make(tmp_path: Path) -> None:
     """The hidden states of a whole model's pass, so that layers follow each other as they do when served."""
     plain = make_plain(tmp_path, RECIPES["qwen2"])

@@ -25,7 +25,7 @@ from ..paged import PagedRun
 from ..ranks import Pipeline, run_ranks, with_ranks
 
 CPU = torch.device("cpu")
-FAMILIES = ("llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma", "gemma2", "phi3")
+FAMILIES = ("llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi3")
 
 
 @pytest.fixture(autouse=True)
@@ -41,14 +41,20 @@ def read(path: Path, **args: Any) -> EngineConfig:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_file_is_the_model_that_it_was_converted_from(family: str, tmp_path: Path):
     folder = tmp_path / family
-    window = {"sliding_window": 13} if family in ("gemma2", "phi3") else {}
+    window = {"sliding_window": 13} if family in ("gemma2", "gemma3_text", "phi3") else {}
     make_checkpoint(
-        folder, Recipe(family=family, tied=family in ("gemma", "gemma2", "qwen2"), hidden_size=64, **window)
+        folder,
+        Recipe(
+            family=family,
+            tied=family in ("gemma", "gemma2", "gemma3_text", "qwen2"),
+            hidden_size=64,
+            **window,
+        ),
     )
     theirs = read(folder).model
     ours = read(convert_checkpoint(folder).write(tmp_path / "model.gguf")).model
     spec = replace(ours.spec, norm_eps=theirs.spec.norm_eps)  # which is a float32 in the file
-    if family == "gemma2":  # whose scale is in no key
+    if family in ("gemma2", "gemma3_text"):  # whose scale is in no key
         layers = [replace(layer, attention=replace(layer.attention, scale=24**-0.5)) for layer in spec.layers]
         spec = replace(spec, layers=tuple(layers))
     assert spec == theirs.spec

@@ -43,19 +43,18 @@ class _Recorder(Linear):
 
 
 class _Overlay(WeightSource):
-    """Another source's tensors, except those that were replaced."""
+    """Another source's tensors, except those that were replaced, in the model's type."""
 
-    def __init__(self, inner: WeightSource) -> None:
-        self._inner = inner
-        self.replaced: dict[str, Tensor] = {}
+    def __init__(self, inner: WeightSource, replaced: dict[str, Tensor], dtype: torch.dtype) -> None:
+        self._inner, self._replaced, self._dtype = inner, replaced, dtype
 
     def take_stacked(
         self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: Cut = WHOLE
     ) -> Tensor:
-        if self.replaced.keys().isdisjoint(names):
+        if self._replaced.keys().isdisjoint(names):
             return self._inner.take_stacked(names, sizes, width, cut)
         assert cut == WHOLE
-        return torch.cat([self.replaced[name] for name in names])
+        return torch.cat([self._replaced[name] for name in names]).to(self._dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +102,7 @@ class LayerStream:
 
     def advance(self, index: int, replaced: dict[str, Tensor]) -> None:
         """Pass the hidden states through layer `index` with other weights, by tensor names."""
-        overlay = _Overlay(self.weights)
-        overlay.replaced = replaced
+        overlay = _Overlay(self.weights, replaced, self._dtype)
         num_texts, length = self._tokens.shape
         out = torch.empty((num_texts, length, self._spec.hidden_size), dtype=self._dtype)
 
@@ -129,7 +127,7 @@ class LayerStream:
     def _run(self, layer: Decoder, index: int, keep: Callable[[slice, Tensor], None]) -> None:
         """All texts, some at a time; `keep` is given which, and the layer's results [T, hidden]."""
         num_texts, length = self._tokens.shape
-        config = self._make_config(index)
+        config, is_dynamic = self._make_config(index), self._spec.rope.type == "dynamic"
         block_size = config.cache.block_size
         blocks_per_text = -(-length // block_size)
         caches = allocate_kv_caches(config, self._texts_per_step * blocks_per_text, _CPU)
@@ -145,7 +143,7 @@ class LayerStream:
                     torch.arange(length).repeat(count),
                     caches,
                     _describe(count, length, block_size),
-                    torch.full((count * length,), length),
+                    torch.full((count * length,), length) if is_dynamic else None,
                 ),
             )
 

@@ -142,29 +142,36 @@ class NativeLinear(Linear):
 
     is_exact = True
 
-    def __init__(self, library: ctypes.CDLL, weight: Tensor | NarrowWeight, bias: Tensor | None) -> None:
-        is_plain = isinstance(weight, Tensor)
-        self._packed = pack_linear(library, weight) if is_plain else _pack_narrow(library, weight)
-        super().__init__(self._packed.packed, bias)
+    def __init__(
+        self, library: ctypes.CDLL, weight: Tensor | NarrowWeight | PackedWeight, bias: Tensor | None
+    ) -> None:
+        self.packed = _pack(library, weight)
+        super().__init__(self.packed.packed, bias)
         self._library = library
         self._variant = choose_variant(library)
 
     @property
     def size_bytes(self) -> int:
-        return self._packed.size_bytes + (0 if self._bias is None else self._bias.nbytes)
+        return self.packed.size_bytes + (0 if self._bias is None else self._bias.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
         return launch_linear(self._library, self.to_table(), x)
 
     def multiply(self, x: Tensor) -> Tensor:
-        return launch_linear(self._library, make_table(self._packed, self._variant, self._bias), x)
+        return launch_linear(self._library, make_table(self.packed, self._variant, self._bias), x)
 
     def emit(self, program: Program, x: Slot, y: Slot) -> None:
         program.add(Kind.LINEAR, Multiply(linear=self.to_table(), x=x, y=y))
 
     def to_table(self) -> LinearTable:
         """The layer as an operation takes it: addresses that hold while this object lives."""
-        return make_table(self._packed, self._variant, self._bias, self.activation)
+        return make_table(self.packed, self._variant, self._bias, self.activation)
+
+
+def _pack(library: ctypes.CDLL, weight: Tensor | NarrowWeight | PackedWeight) -> PackedWeight:
+    if isinstance(weight, PackedWeight):
+        return weight
+    return pack_linear(library, weight) if isinstance(weight, Tensor) else _pack_narrow(library, weight)
 
 
 def _pack_narrow(library: ctypes.CDLL, weight: NarrowWeight) -> PackedWeight:

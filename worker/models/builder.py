@@ -14,6 +14,8 @@ from torch import Tensor
 from ...ipc.config import EngineConfig
 from ...ipc.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, ModelSpec, RopeConfig
 from ...ipc.weight_format import LM_HEAD, WeightFormat
+from ...kernels.choice import native_library
+from ...kernels.linear import PackedWeight
 from ...kernels.native import SWITCH, is_switched_off
 from ...kernels.shared_group import SharedGroup
 from ..attention import AttentionBackend, QKNorm, make_attention
@@ -32,11 +34,12 @@ from ..layers.collectives import (
 from ..layers.embedding import Embedding, StageInput
 from ..layers.feed_forward import MLP, Experts, FeedForward, PlainMLP
 from ..layers.layer_norm import LayerNorm
-from ..layers.linear import Linear, TorchLinear, make_linear
+from ..layers.linear import Linear, NativeLinear, TorchLinear, make_linear
 from ..layers.logits import LogitsHead
 from ..layers.norm import NoNorm, RMSNorm
 from ..layers.relative_bias import make_position_bias
 from ..layers.rotary import RotaryEmbedding
+from ..packed_cache import PackedCache, open_packed_cache
 from ..pooling.head import load_pooling_head
 from ..quantization.integer_weight import NarrowWeight
 from ..quantization.layer_weights import take_narrow_stacked
@@ -73,7 +76,10 @@ def load_model(config: EngineConfig, device: torch.device, group: SharedGroup | 
     make_first_calls()
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     weights = open_weights(config.model, dtype, device)
-    decoder = _Builder(config, weights, dtype, device, group).build()
+    rank, num_ranks = (0, 1) if group is None else (group.rank, group.size)
+    cache = open_packed_cache(config, device, rank, num_ranks)
+    decoder = _Builder(config, weights, dtype, device, group, cache=cache).build()
+    cache.finish()
     head = load_pooling_head(config, weights, device)
     if head is not None and (group is None or group.rank == 0):  # others pool nothing
         decoder.pooling_head = head
@@ -105,8 +111,9 @@ class _Builder:
         device: torch.device,
         group: SharedGroup | None,
         wrap: WrapLinear | None = None,
+        cache: PackedCache | None = None,
     ) -> None:
-        self._wrap = wrap
+        self._wrap, self._cache = wrap, cache or PackedCache(None)
         self._spec = config.model.spec
         self._max_model_len = config.model.max_model_len
         self._max_step_tokens = config.scheduler.max_num_batched_tokens
@@ -254,7 +261,9 @@ class _Builder:
             return None, ()
         if spec.qk_norm == "each_head":
             query, key = (self._rms_norm(f"{prefix}.{part}_norm", spec.head_size) for part in "qk")
-            return (query.weight, key.weight, self._spec.norm_eps), ()
+            offset = self._spec.norm_weight_offset  # backends multiply by the weight alone
+            weights = [norm.weight + offset if offset else norm.weight for norm in (query, key)]
+            return (weights[0], weights[1], self._spec.norm_eps), ()
         cuts = self._cuts
         query = self._rms_norm(f"{prefix}.q_norm", spec.query_size, cuts.take_rows(spec.query_size))
         key = self._rms_norm(f"{prefix}.k_norm", spec.kv_size, cuts.take_key_heads(spec))
@@ -319,12 +328,9 @@ class _Builder:
     ) -> Linear:
         """One layer for projections of the same input, stacked in the order of `names`."""
         formats = [self._formats.find(name) for name in names]
-        format = formats[0]
-        if any(each is not None and each.layout is not None for each in formats):
-            weight = take_narrow_stacked(self._weights, names, formats, sizes, width, cut, swaps_halves)
-        else:
-            weight = self._weights.take_stacked([f"{name}.weight" for name in names], sizes, width, cut)
-            weight = weight.roll(len(weight) // 2, 0) if swaps_halves else weight
+        weight = self._take_packed(names)
+        if weight is None:
+            weight = self._take_weight(names, formats, sizes, width, cut, swaps_halves)
         bias, bias_names = None, [f"{name}.bias" for name in names]
         if has_bias and cut.columns is not None and self._cuts.rank > 0:  # rank 0 adds it to the sum
             self._weights.skip(bias_names[0])
@@ -332,14 +338,44 @@ class _Builder:
             bias = self._weights.take_stacked(bias_names, sizes, None, cut.of_vector())
         if swaps_halves and bias is not None:
             bias = bias.roll(len(bias) // 2)
-        linear = self._make_linear(weight, bias, format)
+        linear = self._make_linear(weight, bias, formats[0])
         self._size_bytes += linear.size_bytes
+        if any(formats):
+            self._cache.keep(names[0], linear)
         return linear if self._wrap is None else self._wrap(names, linear)
 
+    def _take_weight(
+        self,
+        names: list[str],
+        formats: list[WeightFormat | None],
+        sizes: tuple[int, ...],
+        width: int,
+        cut: Cut,
+        swaps_halves: bool,
+    ) -> Tensor | NarrowWeight:
+        """As the checkpoint has it."""
+        if any(each is not None and each.layout is not None for each in formats):
+            return take_narrow_stacked(self._weights, names, formats, sizes, width, cut, swaps_halves)
+        weight = self._weights.take_stacked([f"{name}.weight" for name in names], sizes, width, cut)
+        return weight.roll(len(weight) // 2, 0) if swaps_halves else weight
+
+    def _take_packed(self, names: list[str]) -> PackedWeight | None:
+        """What an earlier start has packed; its tensors need not be read."""
+        packed = self._cache.take(names[0])
+        if packed is not None:
+            for name in names:
+                self._weights.skip_layer(name)
+        return packed
+
     def _make_linear(
-        self, weight: Tensor | NarrowWeight, bias: Tensor | None = None, format: WeightFormat | None = None
+        self,
+        weight: Tensor | NarrowWeight | PackedWeight,
+        bias: Tensor | None = None,
+        format: WeightFormat | None = None,
     ) -> Linear:
         """`format` is what a plain weight becomes."""
+        if isinstance(weight, PackedWeight):
+            return NativeLinear(native_library(), weight, bias)
         if format is not None and isinstance(weight, Tensor):
             weight = quantize(weight, format)
         linear = make_linear(weight, bias, self._dtype, is_strict=self._wants_exact)
@@ -384,7 +420,12 @@ class _Builder:
         size, hidden = self._spec.vocab_size, self._spec.hidden_size
         tokens = self._spec.embedding.tokens
         tied = self._formats.exceptions.get(tokens)
-        if self._spec.tie_word_embeddings and tied is not None:  # multiplied in the form that it is stored in
+        packed = self._take_packed([LM_HEAD])
+        if packed is not None:
+            linear = self._make_linear(packed)
+        elif (
+            self._spec.tie_word_embeddings and tied is not None
+        ):  # multiplied in the form that it is stored in
             self._weights.skip(name)
             linear = self._make_linear(
                 take_narrow_stacked(self._weights, [tokens], [tied], (size,), hidden, cut)
@@ -397,6 +438,8 @@ class _Builder:
             linear = self._make_linear(weight)
         else:
             linear = self._make_linear(self._weights.take(name, (size, hidden), cut), format=format)
+        if format is not None or tied is not None:
+            self._cache.keep(LM_HEAD, linear)
         if not (isinstance(linear, TorchLinear) and linear.weight is table):
             self._size_bytes += linear.size_bytes
         return linear

@@ -133,6 +133,7 @@ def check_weight(name: str, weight: NarrowWeight, format: WeightFormat, num_out:
         rows = -(-num_out // (weight.group_rows or num_out))
         columns = -(-num_in // (weight.group_size or num_in))
         _check_shape(f"{name} scales", weight.scales, (rows, columns))
+        _check_fp8_numbers(name, weight.values)
         return
     width = num_in if weight.bits == 8 else -(-num_in // 2)
     _check_shape(f"{name} codes", weight.codes, (num_out, width))
@@ -144,6 +145,13 @@ def check_weight(name: str, weight: NarrowWeight, format: WeightFormat, num_out:
         order = weight.permutation.sort().values
         if not torch.equal(order, torch.arange(num_in, dtype=order.dtype)):
             raise ModelError(f"{name} permutation", "with repeats or gaps", f"each of 0 to {num_in - 1} once")
+
+
+def _check_fp8_numbers(name: str, values: Tensor) -> None:
+    """The two codes of nan, 0x7f and 0xff, are the largest int8 and uint8; kernels read them as 480."""
+    codes = values.contiguous().view(torch.uint8)
+    if codes.numel() and (int(codes.view(torch.int8).max()) == 0x7F or int(codes.max()) == 0xFF):
+        raise ModelError(f"{name} values", "nan", "float8_e4m3fn numbers from -448 to 448")
 
 
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

@@ -18,12 +18,14 @@ from typing import Any
 import msgspec
 
 from ....ipc.cgroup import count_processors
-from ....ipc.config import ParallelConfig
+from ....ipc.config import ModelConfig, ParallelConfig
 from ....ipc.cpu_cores import describe_engines, describe_ranks, list_cores
 from ....ipc.daemon.daemon_state import read_state
 from ....ipc.daemon.run_dir import RunDirectory, find_named, list_daemons
 from ....ipc.errors import EngineStartError, QuireError
 from ....ipc.model_spec import ModelSpec, find_stages
+from ....ipc.weight_format import Quantization, make_online_formats
+from ....ipc.weight_sizes import count_weight_bytes
 from ...engine_args import EngineArgs
 from ...models.model_folder import inspect_model_folder, pocket_encoder_folder, pocket_folder
 from ...output_formats.choose import choose_output_format
@@ -257,6 +259,7 @@ def check_model(options: argparse.Namespace) -> Iterator[Check]:
         counts = Counter(tensor.type for tensor in config.gguf_tensors)
         shown = ", ".join(f"{count} {name}" for name, count in counts.most_common())
         yield Check("gguf", Status.OK, f"{shown}; its other files are in {config.model}")
+    yield Check("weights", Status.OK, describe_sizes(config))
     if num_stages > 1:
         yield Check("stages", Status.OK, describe_stages(spec, num_stages, given["tensor_parallel_size"]))
     if not spec.has_logits:
@@ -264,6 +267,22 @@ def check_model(options: argparse.Namespace) -> Iterator[Check]:
     tokenizer = load_tokenizer(config.tokenizer)
     known = choose_output_format(tokenizer, config.tool_call_parser, config.reasoning_parser)
     yield Check("formats", Status.OK if known else Status.NOTE, summarize(known, config))
+
+
+def describe_sizes(config: ModelConfig) -> str:
+    """'1,192 MB in memory; 640 MB with quantization=int8, 420 MB with int4'."""
+    own = count_weight_bytes(config.spec, config.weight_formats, config.dtype)
+    shown = f"{own / 1e6:,.0f} MB in memory"
+    if config.weights_name:
+        return shown
+    names: tuple[Quantization, ...] = ("int8", "int4")
+    formats = {name: make_online_formats(name, "int8") for name in names}
+    sizes = {
+        name: count_weight_bytes(config.spec, each, config.dtype) / 1e6 for name, each in formats.items()
+    }
+    return f"{shown}; " + ", ".join(
+        f"{size:,.0f} MB with quantization={name}" for name, size in sizes.items()
+    )
 
 
 def describe_stages(spec: ModelSpec, num_stages: int, stage_size: int) -> str:

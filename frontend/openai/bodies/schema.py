@@ -356,6 +356,7 @@ class ChoiceLogprobs(msgspec.Struct):
 class ModelCard(msgspec.Struct, kw_only=True):
     """A served model. tasks: what it can be asked; embedding_size: numbers of a vector, if it embeds.
 
+    formats: of numbers, and of weights where these are narrower, such as 'bfloat16, int4 weights'.
     root: the folder or name that it was loaded from. parent, permission: there for vLLM's clients.
     """
 
@@ -369,6 +370,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     permission: list[Any] = []
     tasks: list[str] | UnsetType = UNSET  # of a model that is here
     embedding_size: int | UnsetType = UNSET
+    formats: str | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -25,6 +25,7 @@ class DaemonModel(msgspec.Struct, frozen=True):
     max_model_len: int | None = None  # as the rest, not known of one that starts
     tasks: tuple[str, ...] = ("generate",)
     embedding_size: int = 0
+    formats: str = ""  # as EngineFacts.formats
     root: str = ""  # where its engine found it
     aliases: tuple[str, ...] = ()
 
@@ -37,6 +38,7 @@ class DaemonModel(msgspec.Struct, frozen=True):
             max_model_len=facts.max_model_len,
             tasks=facts.tasks,
             embedding_size=facts.embedding_size,
+            formats=facts.formats,
             root=facts.model,
             aliases=facts.served_model_aliases,
         )

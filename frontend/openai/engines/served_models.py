@@ -166,6 +166,7 @@ class ServedModels:
             max_model_len=facts.max_model_len,
             tasks=list(facts.tasks),
             embedding_size=facts.embedding_size or msgspec.UNSET,
+            formats=facts.formats or msgspec.UNSET,
         )
 
     def describe_formats(self) -> str:

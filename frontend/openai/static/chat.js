@@ -28,8 +28,9 @@ async function findModel() {
 
 // What the model can be asked, where that is more or other than to generate.
 function describeTasks() {
-  const tasks = cards.find((card) => card.id === byId("models").value)?.tasks ?? ["generate"];
-  return tasks.join() === "generate" ? "" : ` (${tasks.join(", ")})`;
+  const card = cards.find((each) => each.id === byId("models").value), tasks = card?.tasks ?? ["generate"];
+  const words = [...(card?.formats ? [card.formats] : []), ...(tasks.join() === "generate" ? [] : tasks)];
+  return words.length ? ` (${words.join(", ")})` : "";
 }
 
 function readFields() { return Object.fromEntries(FIELDS.map((id) => [id, byId(id).value])); }

@@ -177,3 +177,14 @@ def test_tokens_of_too_many_parts_that_are_tokens_are_refused(
     file = make_tiny(**{f"tokenizer.ggml.{key}": value for key, value in metadata.items()})
     with pytest.raises(ModelError, match=r"tokens='105 pairs at x{15}': tokens of which at most 100 pairs"):
         open_gguf([file.write(tmp_path / "model.gguf")])
+
+
+def test_too_many_tokens_that_are_found_before_words_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(vocabulary, "MAX_ADDED_TOKENS", 100)
+    file = make_tiny(**{"tokenizer.ggml.token_type": [3, 4] * 134 + [1]})
+    with pytest.raises(
+        ModelError, match=r"token_type='268 of them': at most 100 tokens of the types 3 and 4"
+    ):
+        open_gguf([file.write(tmp_path / "model.gguf")])

@@ -120,6 +120,49 @@ def test_every_rope_spelling_reads_as_in_transformers(family: str, rope: str):
     check_against_transformers(make_config(family, **copy.deepcopy(ROPES[rope])))
 
 
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_gemma3_has_a_rope_for_each_kind_of_layer(is_nested: bool):
+    import transformers
+
+    config = {**BASE, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "head_dim": 32}
+    config |= {"num_hidden_layers": 7, "query_pre_attn_scalar": 24, "sliding_window": 64}
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    if is_nested:
+        full, sliding = {**scaling, "rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 2e4}
+        config["rope_parameters"] = {"full_attention": full, "sliding_attention": sliding}
+    else:
+        config |= {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": scaling}
+    spec = read_model_spec(config)
+    oracle = transformers.Gemma3TextConfig(
+        **{key: value for key, value in config.items() if key != "architectures"}
+    )
+    ropes = oracle.rope_parameters
+    assert (spec.rope.type, spec.rope.factor) == ("linear", 8.0)
+    assert spec.rope.theta == ropes["full_attention"]["rope_theta"] == 5e5
+    for layer, kind in zip(spec.layers, oracle.layer_types, strict=True):
+        rope = layer.attention.rope or spec.rope
+        assert (rope.type, rope.theta) == (ropes[kind]["rope_type"], ropes[kind]["rope_theta"])
+        assert layer.attention.window == (64 if kind == "sliding_attention" else None)
+        assert layer.attention.scale == 24**-0.5
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True: false"),
+        (
+            {"rope_parameters": {"full_attention": {}, "other_attention": {}}},
+            "rope_parameters.other_attention",
+        ),
+        ({"rope_local_base_freq": 0}, "rope_local_base_freq=0"),
+    ],
+)
+def test_what_gemma3_cannot_mean_is_refused(values: dict[str, Any], words: str):
+    config = {**BASE, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", **values}
+    with pytest.raises(ModelError, match=words):
+        read_model_spec(config)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "values",

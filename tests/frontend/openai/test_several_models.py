@@ -100,7 +100,7 @@ def test_a_request_that_names_no_model_or_another_is_told_which_there_are(
 
 def test_a_request_that_names_no_model_goes_to_the_only_one_that_can_do_its_task() -> None:
     async def scenario(site: Site) -> None:
-        facts = make_facts(served_model_name="vectors", tasks=("embed",), embedding_size=8)
+        facts = make_facts(served_model_name="vectors", tasks=("embed",), embedding_size=8, weights="int4")
         site.llms["vectors"].facts = facts
         site.arrive("vectors")
         answer = await site.client.post("/v1/chat/completions", CHAT)
@@ -110,6 +110,7 @@ def test_a_request_that_names_no_model_goes_to_the_only_one_that_can_do_its_task
         assert "'vectors' is away" in (await site.client.post("/embed", {"inputs": "a"})).error["message"]
         card = (await site.client.get("/v1/models/vectors")).json
         assert (card["tasks"], card["embedding_size"]) == (["embed"], 8)
+        assert card["formats"] == "float32, int4 weights"
         site.arrive("vectors")
         answer = await site.client.post("/v1/completions", {"model": "vectors", "prompt": "a"})
         assert (answer.status, answer.error["code"]) == (400, "unsupported_task")
@@ -256,7 +257,9 @@ def test_daemons_that_serve_the_same_name_are_refused_with_both(monkeypatch: pyt
     monkeypatch.setattr(daemon_model, "find_starting_model", lambda _daemon: None)
     found = load_daemon_models(["a-x", "b-y"])
     root = str(pocket_folder())
-    assert found == tuple(DaemonModel(f"{a}-{b}", b, 128, root=root) for a, b in (("a", "x"), ("b", "y")))
+    assert found == tuple(
+        DaemonModel(f"{a}-{b}", b, 128, root=root, formats="float32") for a, b in (("a", "x"), ("b", "y"))
+    )
     with pytest.raises(ConfigError, match=r"attach='a-x, b-x': .*: both 'x'"):
         load_daemon_models(["a-x", "b-x"])
     with pytest.raises(ConfigError, match="attach='a-x': each daemon once"):

@@ -128,3 +128,16 @@ def test_a_layers_format_is_the_models_or_its_own() -> None:
     assert formats.find("lm_head") == WeightFormat(bits=8)
     assert make_online_formats("int4", "none").find("lm_head") is None
     assert WeightFormats().find("lm_head") is None
+
+
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_fp8_numbers_that_are_none_are_refused_by_the_layer(code: int) -> None:
+    codes = torch.tensor([[0x7E, 0xFE, 0x00, 0x80] * 4] * 3, dtype=torch.uint8)
+    weight = ScaledFp8Weight(codes.view(torch.float8_e4m3fn), torch.ones(3, 1))
+    format = WeightFormat(kind="fp8", layout="fp8")
+    check_weight("layers.3.up", weight, format, 3, 16)
+    codes[2, 7] = code
+    with pytest.raises(
+        ModelError, match=r"layers\.3\.up values='nan': float8_e4m3fn numbers from -448 to 448"
+    ):
+        check_weight("layers.3.up", weight, format, 3, 16)

@@ -43,11 +43,33 @@ def test_formats_and_ranks_change_what_is_counted() -> None:
         for layer in spec.layers
     )
     assert int8 == tables + (plain - tables) // 2 + scales
-    own = WeightFormats(exceptions={"model.layers.0.self_attn.q_proj": WeightFormat(bits=8)})
+    own = WeightFormats(exceptions={"model.layers.0.self_attn.o_proj": WeightFormat(bits=8)})
     attention = spec.layers[0].attention
-    assert plain - count_weight_bytes(spec, own, "bfloat16") == attention.query_size * (spec.hidden_size - 4)
+    assert plain - count_weight_bytes(spec, own, "bfloat16") == spec.hidden_size * (attention.query_size - 4)
     half = count_weight_bytes(spec.for_rank(2), WeightFormats(), "bfloat16", num_ranks=2)
     assert half == pytest.approx(plain / 2, rel=0.1)
+
+
+def test_layers_that_are_multiplied_together_take_the_widest_form() -> None:
+    spec = make_spec(RECIPES["qwen3"])
+    four, eight = WeightFormat(bits=4, group_size=16, layout="gptq/4"), WeightFormat(bits=8, layout="gptq/8")
+    alone = count_weight_bytes(spec, WeightFormats(default=four), "bfloat16")
+    mixed = WeightFormats(default=four, exceptions={"model.layers.1.self_attn.v_proj": eight})
+    attention, groups = spec.layers[1].attention, spec.hidden_size // 16
+    a_row = spec.hidden_size // 2 + 4 * groups  # more: a byte a number, and offsets
+    assert count_weight_bytes(spec, mixed, "bfloat16") - alone == attention.qkv_size * a_row
+
+
+def test_a_stage_counts_the_formats_of_its_own_layers() -> None:
+    spec = make_spec(RECIPES["llama"])
+    wide = {f"model.layers.1.mlp.{part}_proj": WeightFormat(bits=8) for part in ("gate", "up", "down")}
+    formats = WeightFormats(exceptions=dict[str, WeightFormat | None](wide))
+    plain, narrow = (
+        [count_weight_bytes(spec.for_stage(stage, 2), each, "bfloat16") for stage in (0, 1)]
+        for each in (WeightFormats(), formats)
+    )
+    assert plain[0] == narrow[0]
+    assert plain[1] > narrow[1]
 
 
 def test_weights_that_cannot_fit_are_refused_with_what_int4_would_take(

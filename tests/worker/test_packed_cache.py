@@ -1,0 +1,218 @@
+"""The second start of a quantized model reads what the first one has packed, or packs again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import Recipe, make_checkpoint
+from msgspec.structs import replace
+from paged import PagedRun
+from quantized_checkpoints import FORMATS, quantize_checkpoint
+from quire.frontend.engine_args import EngineArgs
+from quire.ipc.errors import ConfigError
+from quire.kernels.build import cache_folder
+from quire.worker import packed_cache
+from quire.worker.models import builder, load_model
+from quire.worker.packed_cache import PackedCache, open_packed_cache
+from safetensors.torch import load_file, save_file
+
+CPU = torch.device("cpu")
+RECIPE = Recipe(family="qwen3", num_layers=2, hidden_size=64, intermediate_size=128, tied=True)
+EXPERTS = Recipe(family="qwen3_moe", num_layers=1, hidden_size=64, intermediate_size=128, num_experts=4)
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+
+pytestmark = pytest.mark.usefixtures("library")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[PackedCache]:
+    """A cache of this test's own, for models of any size; the ones that were opened."""
+    opened: list[PackedCache] = []
+
+    def open_one(*arguments: Any) -> PackedCache:
+        opened.append(open_packed_cache(*arguments))
+        return opened[-1]
+
+    monkeypatch.setattr(packed_cache, "MIN_BYTES", 0)
+    monkeypatch.setattr(packed_cache, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(builder, "open_packed_cache", open_one)
+    assert cache_folder() != tmp_path / "cache"
+    return opened
+
+
+def find_files(tmp_path: Path) -> list[Path]:
+    folder = tmp_path / "cache" / "packed"
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def make_folder(tmp_path: Path, name: str, recipe: Recipe = RECIPE) -> Path:
+    checkpoint, folder = make_checkpoint(tmp_path / "plain", recipe), tmp_path / "quantized"
+    values, writer = FORMATS[name]
+    quantize_checkpoint(checkpoint.folder, folder, checkpoint.spec, values, writer)
+    return folder
+
+
+def start(folder: Path, opened: list[PackedCache], **arguments: Any) -> tuple[torch.Tensor, int, set[str]]:
+    """Logits, bytes of the weights, and which layers came from the file."""
+    args = {"skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 64, **arguments}
+    config = EngineArgs(str(folder), **args).create_engine_config()
+    taken: set[str] = set()
+    take: Callable[[PackedCache, str], Any] = PackedCache.take
+
+    def note(cache: PackedCache, name: str) -> Any:
+        weight = take(cache, name)
+        taken.update([name] if weight is not None else [])
+        return weight
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PackedCache, "take", note)
+        model = load_model(config, CPU)
+    opened[-1].wait()
+    run = PagedRun(model, config)
+    run.add("a", PROMPT)
+    return run.run("a"), model.weight_bytes, taken
+
+
+@pytest.mark.parametrize("name", ["gptq-4", "gptq-4-act-order", "fp8-block", "w8a8", "nf4"])
+def test_a_second_start_has_the_bits_of_the_first(
+    tmp_path: Path, own_cache: list[PackedCache], name: str
+) -> None:
+    folder = make_folder(tmp_path, name)
+    first, second = start(folder, own_cache), start(folder, own_cache)
+    assert torch.equal(first[0], second[0])
+    assert first[1] == second[1]
+    assert not first[2]
+    assert len(second[2]) == 8
+    assert len(find_files(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("quantization", ["int4", "int8", "fp8"])
+def test_weights_quantized_while_they_are_read_are_kept_too(
+    tmp_path: Path, own_cache: list[PackedCache], quantization: str
+) -> None:
+    folder = make_checkpoint(tmp_path / "plain", RECIPE).folder
+    first = start(folder, own_cache, quantization=quantization)
+    second = start(folder, own_cache, quantization=quantization)
+    assert torch.equal(first[0], second[0])
+    assert "lm_head" in second[2]
+    other = start(folder, own_cache, quantization="int8" if quantization == "int4" else "int4")
+    assert not other[2]
+
+
+def test_experts_are_kept_one_by_one(tmp_path: Path, own_cache: list[PackedCache]) -> None:
+    folder = make_folder(tmp_path, "gptq-4", EXPERTS)
+    first, second = start(folder, own_cache), start(folder, own_cache)
+    assert torch.equal(first[0], second[0])
+    assert len(second[2]) == 2 + 2 * 4
+
+
+def test_a_plain_model_keeps_nothing(tmp_path: Path, own_cache: list[PackedCache]) -> None:
+    start(make_checkpoint(tmp_path / "plain", RECIPE).folder, own_cache)
+    assert not find_files(tmp_path)
+
+
+def test_nothing_is_kept_where_the_bound_is_zero_or_too_small(
+    tmp_path: Path, own_cache: list[PackedCache]
+) -> None:
+    folder = make_folder(tmp_path, "gptq-4")
+    for bound in (0, 1000):
+        start(folder, own_cache, packed_cache_bytes=bound)
+    assert not find_files(tmp_path)
+
+
+def test_other_weights_are_another_file(tmp_path: Path, own_cache: list[PackedCache]) -> None:
+    folder = make_folder(tmp_path, "gptq-4")
+    start(folder, own_cache)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.down_proj.scales"] *= 2
+    (folder / "model.safetensors").unlink()
+    save_file(tensors, folder / "model.safetensors")
+    assert not start(folder, own_cache)[2]
+    assert len(find_files(tmp_path)) == 2
+
+
+def test_a_damaged_tensor_is_packed_again_and_the_file_made_anew(
+    tmp_path: Path, own_cache: list[PackedCache]
+) -> None:
+    folder = make_folder(tmp_path, "gptq-4")
+    first = start(folder, own_cache)
+    [file] = find_files(tmp_path)
+    with file.open("r+b") as stream:
+        stream.seek(100)
+        byte = stream.read(1)
+        stream.seek(100)
+        stream.write(bytes([byte[0] ^ 1]))
+    second = start(folder, own_cache)
+    assert torch.equal(first[0], second[0])
+    assert len(second[2]) == 7
+    assert len(start(folder, own_cache)[2]) == 8
+
+
+@pytest.mark.parametrize("length", [0, 10, -1, -4000])
+def test_a_truncated_file_is_made_anew(tmp_path: Path, own_cache: list[PackedCache], length: int) -> None:
+    folder = make_folder(tmp_path, "gptq-4")
+    first = start(folder, own_cache)
+    [file] = find_files(tmp_path)
+    os.truncate(file, length if length >= 0 else file.stat().st_size + length)
+    second = start(folder, own_cache)
+    assert torch.equal(first[0], second[0])
+    assert not second[2]
+    assert len(start(folder, own_cache)[2]) == 8
+
+
+def test_starts_at_the_same_time_leave_one_whole_file(tmp_path: Path, own_cache: list[PackedCache]) -> None:
+    folder = make_folder(tmp_path, "gptq-4")
+    args = EngineArgs(str(folder), skip_tokenizer_init=True, max_model_len=64)
+    config = args.create_engine_config()
+    threads = [threading.Thread(target=load_model, args=(config, CPU)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for cache in own_cache:
+        cache.wait()
+    assert len(find_files(tmp_path)) == 1
+    assert len(start(folder, own_cache, dtype=config.model.dtype)[2]) == 8
+
+
+def test_the_longest_unused_files_go_first(tmp_path: Path, own_cache: list[PackedCache]) -> None:
+    folder = make_folder(tmp_path, "gptq-4")
+    start(folder, own_cache)
+    [kept] = find_files(tmp_path)
+    size = kept.stat().st_size
+    others = [kept.with_name(name) for name in ("a" * 32, "b" * 32, "new-left")]
+    for age_s, other in zip((200, 100, 7200), others, strict=True):
+        shutil.copy(kept, other)
+        os.utime(other, (time.time() - age_s,) * 2)
+    kept.unlink()
+    start(folder, own_cache, packed_cache_bytes=2 * size + size // 2)
+    assert find_files(tmp_path) == sorted([kept, others[1]])
+
+
+def test_others_may_not_write_what_is_read(tmp_path: Path, own_cache: list[PackedCache]) -> None:
+    folder = make_folder(tmp_path, "gptq-4")
+    start(folder, own_cache)
+    (tmp_path / "cache" / "packed").chmod(0o777)
+    assert not start(folder, own_cache)[2]
+
+
+def test_a_rank_has_a_file_of_its_own(tmp_path: Path) -> None:
+    args = EngineArgs(str(make_folder(tmp_path, "gptq-4")), skip_tokenizer_init=True)
+    config = args.create_engine_config()
+    caches = [open_packed_cache(config, CPU, rank, 2) for rank in (0, 1)]
+    same = open_packed_cache(replace(config, log_level="ERROR"), CPU, 0, 2)
+    assert len({cache._path for cache in (*caches, same)}) == 2
+
+
+def test_a_bound_below_zero_is_refused(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "plain", RECIPE).folder
+    with pytest.raises(ConfigError, match="packed_cache_bytes=-1"):
+        EngineArgs(str(folder), skip_tokenizer_init=True, packed_cache_bytes=-1).create_engine_config()

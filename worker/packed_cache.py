@@ -1,0 +1,263 @@
+"""PackedCache: a model's narrow weights as the CPU kernels take them, kept in a file for the next start.
+
+A file is of one rank of one model. Its name is a hash of what the weight files hold, of the kernels' and the
+quantizers' source and of the processor. It comes into place whole, and each tensor has a checksum: what is
+not as it was written is packed again. It is read into huge pages, from which a step reads weights a third
+faster than from a file's pages. Who has opened one may have it removed by another: the descriptor holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ..ipc.config import EngineConfig
+from ..ipc.file_samples import add_samples
+from ..kernels.build import cache_folder
+from ..kernels.choice import choose_linear, native_library
+from ..kernels.huge_pages import allocate_huge
+from ..kernels.linear import Format, PackedWeight
+from .layers.linear import Linear, NativeLinear
+
+_LOGGER = logging.getLogger(__name__)
+
+MIN_BYTES = 64 << 20  # what less takes to pack is not worth a file
+_NUM_READERS = 4  # requests to the disk at a time
+_SCRATCH_PREFIX = "new-"
+_MAX_SCRATCH_AGE_S = 3600.0  # an older one is of a process that was killed
+_SEAL = b"quire-packed-1:"  # then the digest of the index and its length
+_SEAL_BYTES = len(_SEAL) + hashlib.sha256().digest_size + 8
+_ALIGNMENT = 64
+
+
+class _Stored(msgspec.Struct):
+    """Where a tensor lies."""
+
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+    checksum: int
+
+
+class _Layer(msgspec.Struct):
+    """A PackedWeight by its fields."""
+
+    numbers: dict[str, int]
+    tensors: dict[str, _Stored]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A layer on its way from the file; a tensor is None where it is not what was written."""
+
+    numbers: dict[str, int]
+    tensors: dict[str, Future[Tensor | None]]
+
+
+class PackedCache:
+    """The layers of one model's part on this processor; `path` None keeps nothing.
+
+    `max_bytes`: of all files in the folder.
+    """
+
+    def __init__(self, path: Path | None, max_bytes: int = 0) -> None:
+        self._path, self._max_bytes = path, max_bytes
+        self._kept: dict[str, PackedWeight] = {}
+        self._is_complete = True  # whether all layers have come from the file
+        self._readers: ThreadPoolExecutor | None = None
+        self._file: BinaryIO | None = None
+        self._pending = {} if path is None else self._open(path)
+        self._writer: threading.Thread | None = None
+
+    def take(self, name: str) -> PackedWeight | None:
+        """The layer `name`, None where it must be made of the checkpoint."""
+        pending = self._pending.pop(name, None)
+        if pending is None:
+            return None
+        tensors = {field: tensor.result() for field, tensor in pending.tensors.items()}
+        if any(tensor is None for tensor in tensors.values()):
+            _LOGGER.warning("%s is damaged and is made again", self._path)
+            return None
+        numbers = {**pending.numbers, "format": Format(pending.numbers["format"])}
+        weight = PackedWeight(**numbers, **tensors)  # pyright: ignore[reportArgumentType]
+        self._kept[name] = weight
+        return weight
+
+    def keep(self, name: str, linear: Linear) -> None:
+        """Have a layer that was made of the checkpoint in the file."""
+        if self._path is None or name in self._kept:
+            return
+        if isinstance(linear, NativeLinear) and linear.packed.scales is not None:
+            self._kept[name] = linear.packed
+            self._is_complete = False
+
+    def finish(self) -> None:
+        """All layers have been taken or kept: write the file, in a thread, unless it holds them."""
+        if self._readers is not None:
+            self._readers.shutdown(wait=False, cancel_futures=True)
+        if self._file is not None:
+            self._file.close()
+        size = sum(weight.size_bytes for weight in self._kept.values())
+        if self._path is None or self._is_complete or not MIN_BYTES <= size <= self._max_bytes:
+            return
+        arguments = self._path, self._kept, size, self._max_bytes
+        self._writer = threading.Thread(target=_write_quietly, args=arguments, daemon=True)
+        self._writer.start()
+
+    def wait(self) -> None:
+        """Until the file is written."""
+        if self._writer is not None:
+            self._writer.join()
+
+    def _open(self, path: Path) -> dict[str, _Pending]:
+        """Begin to read everything, in the order in which it was kept; {} where there is no whole file."""
+        try:
+            self._file = path.open("rb")
+            index = _read_index(self._file.fileno())
+            os.utime(path)
+        except OSError:  # none, or a cache that may only be read
+            index = None
+        if not index or self._file is None:
+            return {}
+        self._readers = ThreadPoolExecutor(_NUM_READERS)
+        descriptor = self._file.fileno()
+        return {
+            name: _Pending(
+                layer.numbers,
+                {
+                    field: self._readers.submit(_read_tensor, descriptor, stored)
+                    for field, stored in layer.tensors.items()
+                },
+            )
+            for name, layer in index.items()
+        }
+
+
+def open_packed_cache(config: EngineConfig, device: torch.device, rank: int, num_ranks: int) -> PackedCache:
+    """That of `config`'s model, which keeps nothing where there is nothing to pack or no kernel for it."""
+    model = config.model
+    formats = model.weight_formats
+    has_narrow = formats.default is not None or any(formats.exceptions.values())
+    dtype: torch.dtype = getattr(torch, model.dtype)
+    max_bytes = model.packed_cache_bytes
+    if not max_bytes or not has_narrow or model.load_format == "dummy":
+        return PackedCache(None)
+    if device.type != "cpu" or choose_linear(dtype, device, "narrow", False) != "native":
+        return PackedCache(None)
+    try:
+        digest = hashlib.sha256(Path(native_library()._name).name.encode())
+        folder = Path(__file__).parent
+        for path in sorted((*folder.glob("quantization/**/*.py"), folder / "gguf.py", Path(__file__))):
+            digest.update(path.read_bytes())
+        digest.update(msgspec.msgpack.encode((model.spec, formats, model.dtype, rank, num_ranks)))
+        for name in model.weight_files:
+            path = Path(model.model, name)
+            digest.update(path.stat().st_mtime_ns.to_bytes(8, "little", signed=True))
+            add_samples(digest, path)
+        target = cache_folder() / "packed" / digest.hexdigest()[:32]
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = target.parent.stat()
+    except OSError as error:
+        _LOGGER.warning("packed weights are not kept: %s", error)
+        return PackedCache(None)
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:  # what is read there is multiplied with
+        _LOGGER.warning("packed weights are not kept: others may write to %s", target.parent)
+        return PackedCache(None)
+    return PackedCache(target, max_bytes)
+
+
+def _read_index(descriptor: int) -> dict[str, _Layer] | None:
+    """None where the file is not whole."""
+    size = os.fstat(descriptor).st_size
+    seal = os.pread(descriptor, _SEAL_BYTES, max(0, size - _SEAL_BYTES))
+    length = int.from_bytes(seal[-8:], "little")
+    if not seal.startswith(_SEAL) or length > size:
+        return None
+    index = os.pread(descriptor, length, size - _SEAL_BYTES - length)
+    if hashlib.sha256(index).digest() != seal[len(_SEAL) : -8]:
+        return None
+    return msgspec.msgpack.decode(index, type=dict[str, _Layer])
+
+
+def _read_tensor(descriptor: int, stored: _Stored) -> Tensor | None:
+    dtype: torch.dtype = getattr(torch, stored.dtype)
+    size = torch.Size(stored.shape).numel() * dtype.itemsize
+    memory = allocate_huge(max(1, size))[:size]
+    view, done = memory.numpy().data, 0
+    while done < size:
+        count = os.preadv(descriptor, [view[done:]], stored.offset + done)
+        if not count:
+            return None
+        done += count
+    return memory.view(dtype).view(stored.shape) if _sum(memory) == stored.checksum else None
+
+
+def _sum(memory: Tensor) -> int:
+    """Of its words, so that any one that changes is seen: as fast as memory is read."""
+    whole = len(memory) // 8 * 8
+    return int(memory[:whole].view(torch.int64).sum()) ^ int(memory[whole:].sum())
+
+
+def _write_quietly(path: Path, layers: dict[str, PackedWeight], size: int, max_bytes: int) -> None:
+    """A cache that cannot be written is none."""
+    with contextlib.suppress(OSError):
+        _remove_old(path.parent, max_bytes - size, path)
+        room = os.statvfs(path.parent)
+        if room.f_bavail * room.f_frsize < 2 * size:
+            _LOGGER.warning("packed weights are not kept: %s has no room for %d MB", path.parent, size >> 20)
+            return
+        _write(path, layers)
+
+
+def _write(path: Path, layers: dict[str, PackedWeight]) -> None:
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_SCRATCH_PREFIX)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            index = {name: _write_layer(file, weight) for name, weight in layers.items()}
+            text = msgspec.msgpack.encode(index)
+            file.write(text + _SEAL + hashlib.sha256(text).digest() + len(text).to_bytes(8, "little"))
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _write_layer(file: BinaryIO, weight: PackedWeight) -> _Layer:
+    layer = _Layer({}, {})
+    for field in fields(weight):
+        value: Any = getattr(weight, field.name)
+        if isinstance(value, int):
+            layer.numbers[field.name] = int(value)
+        elif isinstance(value, Tensor):
+            memory = value.contiguous().view(-1).view(torch.uint8)
+            file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
+            dtype = str(value.dtype).removeprefix("torch.")
+            layer.tensors[field.name] = _Stored(file.tell(), dtype, tuple(value.shape), _sum(memory))
+            file.write(memory.numpy().data)
+    return layer
+
+
+def _remove_old(folder: Path, max_bytes: int, kept: Path) -> None:
+    """Those that were opened longest ago, until what is left has at most so many bytes beside `kept`."""
+    files = [(path.lstat(), path) for path in folder.iterdir() if path != kept]
+    now, total_bytes = time.time(), 0
+    for status, path in sorted(files, key=lambda each: -each[0].st_mtime):
+        total_bytes += status.st_size
+        is_left = path.name.startswith(_SCRATCH_PREFIX) and now - status.st_mtime > _MAX_SCRATCH_AGE_S
+        if is_left or total_bytes > max_bytes:
+            path.unlink(missing_ok=True)
