@@ -110,8 +110,10 @@ void compute_group(const PackedLayer<Y>& layer, const typename Engine::Input* x,
         const int count = std::min(block, steps - step), after = step + count;
         std::copy_n(next, Engine::kGroup, panels);
         if (after < steps) weights.take(after, std::min(block, steps - after), next);
+        // After the last block of K come the next group's panels.
+        const size_t skipped = after < steps ? 0 : size_t(num_panels - 1) * steps * kStepSize;
         Engine::multiply(x + size_t(first) * lda + step * kTileDepth, lda, rows, panels, num_panels, count, sums,
-                         is_narrow ? nullptr : panels[0] + count * kStepSize);
+                         is_narrow ? nullptr : panels[0] + count * kStepSize + skipped);
     }
     const int column = group * Engine::kGroup * kPanelColumns;
     const int columns = std::min(num_panels * kPanelColumns, layer.N - column);

@@ -12,6 +12,31 @@
 
 namespace quire {
 
+// What a tile of rows asks for while it is multiplied: its share of the weights that come after these, a line or two
+// with each pair of k, because a Zen 5 drops what is asked for in bursts. Without it reading and multiplying take turns:
+// 8, 16, 24, 32 and 64 rows of 1,024 x 4,096 are 1.25, 1.6, 1.6, 1.4 and 1.2 times as fast with it. With one tile of
+// rows the processor's own prefetch is as fast.
+template <class Weight>
+struct Ahead {
+    static constexpr int kLine = 64 / sizeof(Weight), kLinesPerStep = kStepSize / kLine;
+    static constexpr int kTurns = kTileDepth / 4;  // of a panel's in a step: two panels take turns
+
+    const Weight* next[2];
+    const int count;  // lines of a turn; 0: nothing is fetched
+
+    Ahead(const Weight* const* panels, int num_panels, int steps, const Weight* from, int tile, int tiles)
+        : count(from && tiles > 1 ? (kLinesPerStep / kTurns + tiles - 1) / tiles : 0) {
+        const size_t first = size_t(kLinesPerStep * steps * tile / tiles) * kLine;
+        next[0] = from + first;
+        next[1] = next[0] + (num_panels > 1 ? panels[1] - panels[0] : 0);
+    }
+
+    void fetch(int step, int pair) const {
+        const Weight* from = next[pair % 2] + (step * kTurns + pair / 2) * count * kLine;
+        for (int i = 0; i < count; ++i) __builtin_prefetch(from + i * kLine, 0, 2);
+    }
+};
+
 // An engine's multiply: sums[rows, panels * 32] += a[rows, steps * 32] W, a's rows `lda` numbers apart, sums'
 // rows kGroup * 32, for num_panels <= kGroup panels whose steps to take begin at panels[i]. The weights from
 // `next` on come after them and may be fetched; null where that is not known.
@@ -32,12 +57,14 @@ struct RowsEngine {
 
     template <class Weights>
     static void multiply(const Number* a, size_t lda, int rows, const Weights* const* panels, int num_panels, int steps,
-                         float* sums, const Weights*) {
+                         float* sums, const Weights* next) {
         const int tiles = (rows + kMaxRows - 1) / kMaxRows;
         for (int tile = 0; tile < tiles; ++tile) {
             const int r = rows * tile / tiles;
+            const Ahead<Weights> ahead(panels, num_panels, steps, next, tile, tiles);
             with_constant<kMaxRows>(rows * (tile + 1) / tiles - r, [&](auto count) {
-                Engine::template multiply_rows<count>(a + r * lda, lda, panels, num_panels, steps, sums + r * kLeading);
+                Engine::template multiply_rows<count>(a + r * lda, lda, panels, num_panels, steps, sums + r * kLeading,
+                                                      ahead);
             });
         }
     }
@@ -82,7 +109,7 @@ struct VectorEngine : RowsEngine<VectorEngine, float> {
 
     template <int Rows>
     static void multiply_rows(const float* a, size_t lda, const bf16* const* panels, int num_panels, int steps,
-                              float* sums) {
+                              float* sums, const Ahead<bf16>&) {
         const int vectors = num_panels * 2 * kVectorsPerTile;
         int v = 0;
         for (; v + kVectors <= vectors; v += kVectors)
@@ -97,7 +124,8 @@ struct FloatEngine : RowsEngine<FloatEngine, float, 1> {
     static constexpr int kBlockSteps = 4;  // 16 KB
 
     template <int Rows>
-    static void multiply_rows(const float* a, size_t lda, const float* const* panels, int, int steps, float* sums) {
+    static void multiply_rows(const float* a, size_t lda, const float* const* panels, int, int steps, float* sums,
+                              const Ahead<float>&) {
         quire::multiply(Rows, kPanelColumns, a, lda, panels[0], kPanelColumns, sums, kLeading, steps * kTileDepth);
     }
 };
@@ -105,13 +133,15 @@ struct FloatEngine : RowsEngine<FloatEngine, float, 1> {
 #if defined(__AVX512BF16__)
 struct PairEngine : RowsEngine<PairEngine, bf16> {
     template <int Rows, int Panels>
-    static void multiply_tile(const bf16* a, size_t lda, const bf16* const* panels, int steps, float* sums) {
+    static void multiply_tile(const bf16* a, size_t lda, const bf16* const* panels, int steps, float* sums,
+                              const Ahead<bf16>& ahead) {
         __m512 total[Rows][2 * Panels];
         for (int r = 0; r < Rows; ++r)
             for (int v = 0; v < 2 * Panels; ++v)
                 total[r][v] = _mm512_loadu_ps(sums + r * kLeading + v * kTileColumns);
         for (int step = 0; step < steps; ++step)
             for (int pair = 0; pair < kTileDepth / 2; ++pair) {
+                ahead.fetch(step, pair);
                 __m512i columns[2 * Panels];
                 for (int v = 0; v < 2 * Panels; ++v)
                     columns[v] = _mm512_loadu_si512(panels[v / 2] + step * kStepSize + v % 2 * kTileSize +
@@ -131,9 +161,9 @@ struct PairEngine : RowsEngine<PairEngine, bf16> {
 
     template <int Rows>
     static void multiply_rows(const bf16* a, size_t lda, const bf16* const* panels, int num_panels, int steps,
-                              float* sums) {
-        if (num_panels == 2) return multiply_tile<Rows, 2>(a, lda, panels, steps, sums);
-        multiply_tile<Rows, 1>(a, lda, panels, steps, sums);
+                              float* sums, const Ahead<bf16>& ahead) {
+        if (num_panels == 2) return multiply_tile<Rows, 2>(a, lda, panels, steps, sums, ahead);
+        multiply_tile<Rows, 1>(a, lda, panels, steps, sums, ahead);
     }
 };
 #endif
