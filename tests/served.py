@@ -45,7 +45,7 @@ class Served:
         reader = threading.Thread(target=self._read_box)
         reader.start()
         reader.join(TIMEOUT_S)
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", self.box)
+        found = re.search(r"https?://127\.0\.0\.1:(\d+)", self.box)
         assert found, self.box
         self.port = int(found[1])
         self.url = f"http://127.0.0.1:{self.port}"

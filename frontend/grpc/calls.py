@@ -8,6 +8,7 @@ before it calls its handler.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, cast
@@ -17,6 +18,8 @@ import grpc
 import grpc.aio
 import msgspec
 
+from ..openai.access.log import AccessLog
+from ..openai.access.record import CURRENT, KEY_LENGTH, AccessRecord
 from ..openai.connections.auth import ApiKeys
 from ..openai.connections.shares import name_address
 from ..openai.errors import ApiError, as_api_error, overloaded
@@ -81,7 +84,10 @@ class Method(msgspec.Struct, frozen=True):
 class CallHandler:
     """Runs the calls of a process; those under way are in `tasks`, for which the server waits at its end."""
 
-    def __init__(self, options: ServerOptions, tasks: set[asyncio.Task[None]]) -> None:
+    def __init__(
+        self, options: ServerOptions, tasks: set[asyncio.Task[None]], access_log: AccessLog | None
+    ) -> None:
+        self._access_log = access_log
         self._limits = options.limits
         self._keys = ApiKeys(options.api_key_hashes)
         self._tasks = tasks
@@ -89,18 +95,32 @@ class CallHandler:
         self._gate = ReceiveGate(max(1, num_places))
         self._keyless_gate = ReceiveGate(_MAX_KEYLESS_CALLS)
 
-    def wrap(self, method: Method) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """The handler that gRPC calls."""
+    def wrap(self, method: Method, path: str) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """The handler that gRPC calls. The access log has a line for each, with HTTP's status of its end."""
 
         async def handle(_messages: AsyncIterator[bytes], context: Context) -> None:
-            error = await self._run(method, context)
+            record = AccessRecord("POST", path, find_address(context.peer()))
+            CURRENT.set(record)  # a call has a task, and with it a context, of its own
+            error = None
+            try:
+                error = await self._run(method, context, record)
+            finally:
+                self._note(record, error)
             if error is not None:
                 await _refuse(context, error)
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
-    async def _run(self, method: Method, context: Context) -> ApiError | None:
-        """The call; returns what it is to be refused with."""
+    def _note(self, record: AccessRecord, error: ApiError | None) -> None:
+        if self._access_log is None:
+            return
+        record.ended = time.monotonic()
+        if error is not None:
+            record.status, record.cause = error.status, error.cause
+        self._access_log.note(record)
+
+    async def _run(self, method: Method, context: Context, record: AccessRecord) -> ApiError | None:
+        """The call; returns what it is to be refused with. The record has a status if it was answered."""
         task: Any = asyncio.current_task()
         self._tasks.add(task)
         try:
@@ -108,6 +128,7 @@ class CallHandler:
             if caller is None:
                 await self._run_keyless(method, context)
             else:
+                record.key = caller.key_hash[:KEY_LENGTH]
                 call = Call(context, caller, self._limits.write_timeout_s)
                 await method.run(call, await self._receive(context, caller))
         except grpc.aio.BaseError:  # the caller is gone
@@ -116,6 +137,7 @@ class CallHandler:
             return as_api_error(error)
         finally:
             self._tasks.discard(task)
+        record.status = HTTPStatus.OK
         return None
 
     def _identify(self, context: Context) -> Caller | None:

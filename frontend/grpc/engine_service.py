@@ -7,6 +7,7 @@ import functools
 from collections.abc import Generator
 from contextlib import aclosing
 
+from ..openai.access.record import note_request_id
 from ..openai.endpoints.completions import admit_completion
 from ..openai.endpoints.logprobs import make_beside
 from ..openai.engines.served_models import ServedModels
@@ -61,6 +62,7 @@ class EngineService:
         if key in self._running:
             raise FieldError("request_id", request_id, "an id that no request of yours under way has")
         self._running[key] = serving, engine_id
+        note_request_id(key[1])
         try:
             yield key[1], engine_id
         finally:

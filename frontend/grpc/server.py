@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from ...ipc.errors import ConfigError
+from ..openai.access.log import AccessLog
 from ..openai.engines.served_models import ServedModels
 from ..openai.options import ServerOptions, find_max_grpc_connections
 from .calls import CallHandler, find_max_message_bytes
@@ -26,17 +27,26 @@ _FLUSH_GRACE_S = 1.0  # for the last answers on their way
 class GrpcServer:
     """One a process. `start` it in the event loop that serves; `drain`, then `close` at the end."""
 
-    def __init__(self, models: ServedModels, address: str, tasks: set[asyncio.Task[None]]) -> None:
-        """address: 'HOST:PORT', which others may share (SO_REUSEPORT). `tasks`: holds the calls under way."""
+    def __init__(
+        self,
+        models: ServedModels,
+        address: str,
+        tasks: set[asyncio.Task[None]],
+        access_log: AccessLog | None = None,
+    ) -> None:
+        """address: 'HOST:PORT', which others may share (SO_REUSEPORT). `tasks`: holds the calls under way.
+        access_log: gets a line a call; its owner starts and closes it.
+        """
         self._address = address
         options = models.parts.options
         self._server = grpc.aio.server(
             options=_make_options(options), maximum_concurrent_rpcs=options.limits.max_connections
         )
-        handler = CallHandler(options, tasks)
+        handler = CallHandler(options, tasks, access_log)
         self._health = HealthService(models)
         for service in (EngineService(models), self._health):
-            methods = {name: handler.wrap(method) for name, method in service.methods.items()}
+            calls = service.methods.items()
+            methods = {name: handler.wrap(method, f"/{service.name}/{name}") for name, method in calls}
             self._server.add_generic_rpc_handlers(
                 (grpc.method_handlers_generic_handler(service.name, methods),)
             )

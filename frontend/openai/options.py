@@ -38,12 +38,16 @@ class CorsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TlsOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Files in PEM. keyfile: None where the certificate's file has the key. cert_reqs: ssl.VerifyMode."""
+    """Files in PEM. keyfile: None where the certificate's file has the key. cert_reqs: ssl.VerifyMode.
+
+    refreshes: read the files again when they have changed, for connections that begin then.
+    """
 
     certfile: str
     keyfile: str | None = None
     ca_certs: str | None = None
     cert_reqs: int = 0
+    refreshes: bool = False
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -125,7 +125,8 @@ class Server:
         if self._options.grpc_address is not None:
             from ..grpc.server import GrpcServer
 
-            self._grpc = GrpcServer(self._models, self._options.grpc_address, self._state.tasks)
+            address, tasks = self._options.grpc_address, self._state.tasks
+            self._grpc = GrpcServer(self._models, address, tasks, self._access_log)
         listen = functools.partial(self._listen, listening_socket, self._make_factory())
         listener = None if self._options.accepts_when_ready else await listen()
         try:
@@ -161,10 +162,11 @@ class Server:
             await self._models.parts.responses.join(self._peers)
         loop = asyncio.get_running_loop()
         if self._options.tls is not None:
-            from .connections.tls import TlsListener, make_tls_context
+            from .connections.tls import TlsListener
 
-            context, max_s = make_tls_context(self._options.tls), self._options.limits.max_header_s
-            return TlsListener(listening_socket, factory, context, max_s)
+            return TlsListener(
+                listening_socket, factory, self._options.tls, self._options.limits.max_header_s
+            )
         if listening_socket.family == socket.AF_UNIX:
             return await loop.create_unix_server(factory, sock=listening_socket, backlog=BACKLOG)
         return await loop.create_server(factory, sock=listening_socket, backlog=BACKLOG)

@@ -110,6 +110,8 @@ def _add_proxy_options(parser: Parser) -> None:
     add("--ssl-ca-certs", metavar="FILE", help="whose certificates clients may have")
     text = "certificates of clients: 0 not asked for, 1 checked, 2 needed (0)"
     add("--ssl-cert-reqs", type=int, default=0, metavar="N", help=text)
+    text = "read these files again when they have changed, for new connections"
+    add("--enable-ssl-refresh", action="store_true", help=text)
     text = "what a proxy puts before every path, such as /llm; it is taken away where it comes"
     add("--root-path", default="", metavar="PATH", help=text)
     text = "a name that requests may be for, '*.example.com' too; default: any with an API key"
@@ -232,8 +234,12 @@ def _read_cors(options: argparse.Namespace) -> dict[str, Any] | None:
 def _read_tls(options: argparse.Namespace) -> dict[str, Any] | None:
     names = ("certfile", "keyfile", "ca_certs", "cert_reqs")
     given = {name: getattr(options, f"ssl_{name}") for name in names if getattr(options, f"ssl_{name}")}
+    if options.enable_ssl_refresh:
+        given["refreshes"] = True
     if not given:
         return None
+    if "certfile" not in given and given.keys() == {"refreshes"}:
+        raise ConfigError("enable_ssl_refresh", True, "given with --ssl-certfile")
     if "certfile" not in given:
         raise ConfigError("ssl_certfile", None, f"a PEM file, beside ssl_{next(iter(given))}")
     from ...openai.connections.tls import make_tls_context

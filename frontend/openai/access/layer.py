@@ -16,10 +16,9 @@ from ..engines.server_parts import ServerParts
 from ..errors import ApiError
 from ..stream import REQUEST_ID_HEADER
 from .log import AccessLog
-from .record import CURRENT, AccessRecord
+from .record import CURRENT, KEY_LENGTH, AccessRecord
 
 RECORD_KEY = "quire.access_record"  # of scope["state"]
-_KEY_LENGTH = 8  # of what an API key hashes to
 
 
 def log_access(app: ASGIApp, log: AccessLog, parts: ServerParts) -> ASGIApp:
@@ -56,7 +55,7 @@ class AccessMiddleware:
             record.ended = time.monotonic()
             caller = state.get(CALLER_KEY)
             if caller is not None:
-                record.key = caller.key_hash[:_KEY_LENGTH]
+                record.key = caller.key_hash[:KEY_LENGTH]
             self._log.note(record)
 
 

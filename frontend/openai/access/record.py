@@ -7,6 +7,7 @@ from contextvars import ContextVar
 
 from starlette.types import Scope
 
+KEY_LENGTH = 8  # of what an API key hashes to
 _MAX_PATH_LENGTH = 200  # a caller without a key is logged as well
 
 
@@ -50,6 +51,13 @@ class AccessRecord:
 
 # Of the request that a task answers; None where nobody wants to know.
 CURRENT: ContextVar[AccessRecord | None] = ContextVar("access_record", default=None)
+
+
+def note_request_id(request_id: str) -> None:
+    """What the request of this task is called."""
+    record = CURRENT.get()
+    if record is not None:
+        record.request_id = request_id
 
 
 def note_cause(status: int, cause: str) -> None:

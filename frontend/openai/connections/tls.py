@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from ....ipc.errors import ConfigError
 from ..options import TlsOptions
 from .protocol import CappedProtocol
 
+REFRESH_S = 5.0  # between looks at the files
 _CLOSE_S = 1.0  # for the client's last word
 _WRITE_BUFFER_BYTES = 2**16  # as without TLS, whose own default is eight times that for each slow reader
 _ACCEPT_RETRY_S = 1.0  # as asyncio's own server
@@ -55,6 +57,32 @@ def make_tls_context(options: TlsOptions) -> ssl.SSLContext:
     return context
 
 
+class TlsFiles:
+    """The context of new connections, made of files that may be replaced while the server runs."""
+
+    def __init__(self, options: TlsOptions) -> None:
+        """Raises ConfigError for a file that cannot be used."""
+        self._options = options
+        self._seen = self._look()
+        self.context = make_tls_context(options)
+
+    def refresh(self) -> None:
+        """Read files that have changed since; a context that cannot be made of them leaves the old one."""
+        seen = self._look()
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self.context = make_tls_context(self._options)
+            _logger.info("the certificate was read again: %s", self._options.certfile)
+        except ConfigError as error:
+            _logger.warning("the certificate of before goes on: %s", error)
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        options = self._options
+        return [_look_at(path) for path in (options.certfile, options.keyfile, options.ca_certs) if path]
+
+
 class TlsListener:
     """Accepts connections and hands each over when its handshake is done. `close` ends both."""
 
@@ -62,24 +90,33 @@ class TlsListener:
         self,
         listening_socket: socket.socket,
         make_protocol: Callable[[], CappedProtocol],
-        context: ssl.SSLContext,
+        options: TlsOptions,
         handshake_s: float,
     ) -> None:
+        """Raises ConfigError for a file that cannot be used."""
         self._socket = listening_socket
         self._make_protocol = make_protocol
-        self._context = context
+        self._files = TlsFiles(options)
         self._handshake_s = handshake_s
         self._loop = asyncio.get_running_loop()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._socket.setblocking(False)
         self._accepting = self._loop.create_task(self._accept())
         self._accepting.add_done_callback(lambda _: listening_socket.close())
+        self._refreshing = self._loop.create_task(self._refresh()) if options.refreshes else None
 
     def close(self) -> None:
         """Accept nothing more; handshakes end."""
         self._accepting.cancel()
+        if self._refreshing is not None:
+            self._refreshing.cancel()
         for handshake in self._handshakes:
             handshake.cancel()
+
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            self._files.refresh()
 
     async def _accept(self) -> None:
         while True:
@@ -103,7 +140,7 @@ class TlsListener:
             transport, _ = await self._loop.connect_accepted_socket(
                 lambda: protocol,
                 client,
-                ssl=self._context,
+                ssl=self._files.context,
                 ssl_handshake_timeout=self._handshake_s,
                 ssl_shutdown_timeout=_CLOSE_S,
             )
@@ -131,6 +168,15 @@ def _check_readable(field: str, path: str) -> None:
             file.read(1)
     except OSError as error:
         raise ConfigError(field, path, f"a file that can be read ({error.strerror})") from None
+
+
+def _look_at(path: str) -> tuple[int, int, int] | None:
+    """What is another when a file is another; None where there is none."""
+    try:
+        status = os.stat(path)  # of what a link leads to, as Kubernetes replaces its secrets
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _refuse_password() -> str:

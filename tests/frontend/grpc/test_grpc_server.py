@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -263,9 +264,9 @@ def make_handlers() -> tuple[Any, Any]:
     """What gRPC calls for Generate and for the health check, on a server with keys."""
     options = ServerOptions(api_key_hashes=(hash_key("one"),))
     models = ServedModels.of_one(FakeLLM(), options)  # type: ignore[arg-type]
-    calls = CallHandler(options, set())
-    generate = calls.wrap(EngineService(models).methods["Generate"])
-    return generate.stream_stream, calls.wrap(HealthService(models).methods["Check"]).stream_stream
+    calls = CallHandler(options, set(), None)
+    generate = calls.wrap(EngineService(models).methods["Generate"], "/Generate")
+    return generate.stream_stream, calls.wrap(HealthService(models).methods["Check"], "/Check").stream_stream
 
 
 def test_a_message_is_not_asked_for_before_the_key_is_checked() -> None:
@@ -289,6 +290,32 @@ def test_who_has_no_key_and_reads_no_answer_keeps_nobody_elses_health_check_out(
         await cancel_and_wait(*tasks)
 
     asyncio.run(main())
+
+
+def test_each_call_has_a_line_in_the_access_log(capfd: pytest.CaptureFixture[str]) -> None:
+    async def scenario(_llm: FakeLLM, _peer: Peer, server: Server) -> None:
+        async with connect(server) as channel:
+            stub, key = stubs.QuireEngineStub(channel), with_key("one")
+            await stub.Generate(pb.GenerateRequest(text="a text", request_id="mine"), metadata=key)
+            await find_error(stub.Generate(pb.GenerateRequest(text="a text")))
+            bad = pb.GenerateRequest(text="a text", sampling_params=pb.SamplingParams(temperature=9))
+            await find_error(stub.Generate(bad, metadata=key))
+
+    options = {
+        "grpc_address": "127.0.0.1:0",
+        "has_access_log": True,
+        "log_format": "json",
+        "log_level": "INFO",
+    }
+    run_with_server(scenario, api_keys=("one",), options=options)
+    text = capfd.readouterr().err
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [line["status"] for line in lines] == [200, 401, 400]
+    whole, _, refused = lines
+    assert (whole["path"], whole["id"]) == ("/quire.grpc.engine.QuireEngine/Generate", "mine")
+    assert (whole["client"], len(whole["key"]), whole["completion_tokens"]) == ("127.0.0.1", 8, 3)
+    assert refused["cause"].startswith("temperature")
+    assert "a text" not in text
 
 
 def test_a_message_that_does_not_come_ends_the_call() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import os
 import ssl
 from pathlib import Path
 
 import pytest
 from openai_fakes import FakeLLM
+from quire.frontend.openai.connections import tls
 from quire.frontend.openai.connections.tls import make_tls_context
 from quire.frontend.openai.options import TlsOptions
 from quire.frontend.openai.server import Server
@@ -143,3 +146,47 @@ def test_files_that_cannot_be_used_are_refused_by_their_option(given: dict[str, 
     with pytest.raises(ConfigError) as caught:
         make_tls_context(TlsOptions(**given))  # type: ignore[arg-type]
     assert str(caught.value).startswith(field)
+
+
+def test_a_certificate_that_is_replaced_is_used_by_connections_that_begin_then(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "server.pem"
+    file.write_text(Path(PEM).read_text())
+    files = tls.TlsFiles(TlsOptions(certfile=str(file)))
+    before = files.context
+    files.refresh()
+    assert files.context is before
+    file.write_text("half of it")
+    files.refresh()
+    assert files.context is before
+    assert "the certificate of before goes on: ssl_certfile" in caplog.text
+    new = tmp_path / "new.pem"
+    new.write_text(Path(PEM).read_text())
+    new.replace(file)
+    files.refresh()
+    assert files.context is not before
+    file.unlink()
+    files.refresh()
+    assert "a file that can be read (No such file or directory)" in caplog.text
+
+
+def test_the_files_are_looked_at_while_the_server_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "server.pem"
+    file.write_text(Path(PEM).read_text())
+    monkeypatch.setattr(tls, "REFRESH_S", 0.01)
+    made: list[TlsOptions] = []
+    make = tls.make_tls_context
+    monkeypatch.setattr(tls, "make_tls_context", lambda options: made.append(options) or make(options))
+
+    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
+        assert len(made) == 1
+        os.utime(file, (1, 1))
+        async with asyncio.timeout(20.0):
+            while len(made) < 2:
+                await asyncio.sleep(0.01)
+        await encrypt(await peer.make_neighbour())
+
+    run_with_server(scenario, options={"tls": TlsOptions(certfile=str(file), refreshes=True)})
