@@ -18,7 +18,8 @@ from .linear import Linear
 class LogitsHead:
     """float32 logits, cap * tanh(x / cap) of them where there is a cap.
 
-    With `gathered` they are a rank's part of them, and then put together.
+    Where the sampler reads 16 bits, logits without a cap stay as they are: it reads half as much, and the
+    numbers are the same. With `gathered` they are a rank's part of them, and then put together.
     """
 
     linear: Linear
@@ -27,12 +28,16 @@ class LogitsHead:
     gathered: GatheredLogits | None = None
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """float32 [S, vocab] for [S, hidden]."""
+        """[S, vocab] for [S, hidden]."""
         logits = self._compute(hidden)
         return logits if self.gathered is None else self.gathered(logits)
 
     def _compute(self, hidden: Tensor) -> Tensor:
-        logits = self.linear(hidden.contiguous()).float()
+        logits = self.linear(hidden.contiguous())
+        is_whole = self.soft_cap is None and self.gathered is None
+        if is_whole and choose_kernel("sample", logits.dtype, logits.device) == "triton":
+            return logits
+        logits = logits.float()
         if self.soft_cap is None:
             return logits
         if choose_kernel("soft_cap", logits.dtype, logits.device) == "torch":
