@@ -138,7 +138,7 @@ def _linear_few(
     tl.store(y + places, total.to(y.dtype.element_ty), mask=is_there)
 
 
-@_jit(do_not_specialize=["m"])
+@_jit(do_not_specialize=["m", "num_segments"])
 def add_segments(
     sums: typing.Any,
     scale: typing.Any,
@@ -165,7 +165,7 @@ def add_segments(
     tl.store(y + places, total.to(y.dtype.element_ty), mask=is_there)
 
 
-@_jit(do_not_specialize=["m"])
+@_jit(do_not_specialize=["m", "num_segments"])
 def _linear_many(
     x: typing.Any,
     weight: typing.Any,

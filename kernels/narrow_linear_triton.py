@@ -216,7 +216,7 @@ def _narrow_linear_few(
     _store(total, bias, y, segment.to(tl.int64) * m, rows, outs, m, num_out, HAS_BIAS)
 
 
-@_jit(do_not_specialize=["m"])
+@_jit(do_not_specialize=["m", "num_segments"])
 def _narrow_linear_many(
     x: typing.Any, codes: typing.Any, scales: typing.Any, offsets: typing.Any, codebook: typing.Any,
     bias: typing.Any, y: typing.Any, m: typing.Any, num_out: typing.Any, num_in: typing.Any,

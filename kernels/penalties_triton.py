@@ -13,7 +13,7 @@ _jit: typing.Any = triton.jit
 _BLOCK = 512
 
 
-@_jit
+@_jit(do_not_specialize=["num_places"])
 def _penalize(
     logits: typing.Any,
     places: typing.Any,

@@ -6,6 +6,7 @@ leaves maxima and sums. `_choose` takes the token of greedy rows and of rows wit
 one chunk. `_choose_filtered` bisects the bits of a weight for the threshold of top-k and top-p. It looks only
 into the blocks with the largest maxima: they hold every weight above the smallest of those maxima. Where
 that is not enough for top-p it takes the whole row.
+Logits are float32, or of 16 bits, of which the token is that of the same numbers in float32.
 Bytes: S V logits once; filtered rows again what they look into. Legend: S rows, V vocabulary.
 """
 
@@ -132,8 +133,9 @@ def _choose(
         target -= before
         places = tl.arange(0, _CHUNK_BLOCKS)
         members = (chunk * _CHUNK_BLOCKS + places)[:, None] * _BLOCK + tl.arange(0, _BLOCK)[None, :]
-        at = logits + row * size + members
-        values = tl.load(at, mask=members < size, other=-float("inf")).to(tl.float32)
+        values = tl.load(logits + row * size + members, mask=members < size, other=-float("inf")).to(
+            tl.float32
+        )
         place, before = _find(tl.sum(_weigh(values, top, scale), axis=1).to(tl.float64), target, places)
         start = (chunk * _CHUNK_BLOCKS + place) * _BLOCK
         token = _find_in_block(logits + row * size, start, size, top, scale, 0.0, target - before)
@@ -353,7 +355,7 @@ def _choose_filtered(
 
 
 def launch_sample(logits: Tensor, parameters: Tensor, has_filters: bool) -> tuple[Tensor, Tensor]:
-    """(token ids int64 [S], maxima float32 [S]) for contiguous `logits` [S, V] of any float type.
+    """(token ids int64 [S], maxima float32 [S]) for contiguous `logits` [S, V] of float32 or 16 bits.
 
     `parameters` is float64 [S, NUM_PARAMETERS]: 1 / temperature (0: greedy), top_k (V: off), top_p (1: off),
     min_p (0: off), noise in [0, 1). Without `has_filters` no row may have a filter. The token of a row
@@ -365,7 +367,7 @@ def launch_sample(logits: Tensor, parameters: Tensor, has_filters: bool) -> tupl
     block_size, chunk_blocks = _BLOCK.value, _CHUNK_BLOCKS.value
     num_blocks = triton.cdiv(size, block_size)
     num_chunks = triton.cdiv(num_blocks, chunk_blocks)
-    block_tops = logits.new_empty((num_rows, num_blocks))  # read as if it were a row of logits
+    block_tops = logits.new_empty((num_rows, num_blocks))  # of the logits' type, for both are searched
     chunk_tops = logits.new_empty((num_rows, num_chunks), dtype=torch.float32)
     chunk_ids = logits.new_empty((num_rows, num_chunks), dtype=torch.int32)
     chunk_sums = logits.new_empty((num_rows, num_chunks), dtype=torch.float64)

@@ -1,16 +1,20 @@
 """`python -m quire.tools.gpu_check`, or tools/gpu_check: one command for a machine with a GPU.
 
-Environment, kernel tests compiled, golden runs, graphs on and off, ranks on two GPUs, then benchmarks beside
-what the device allows; under 8 minutes, ending in a table. Every part is a process of its own with a
-deadline: one that crashes or hangs costs its own rows. A part whose modules are missing, or whose GPUs, is
-skipped, and said to be.
+Environment, a first answer, kernel tests compiled, golden runs, crowds, graphs on and off, ranks on two GPUs,
+then benchmarks beside what the device allows; ending in a table. Every part is a process of its own with a
+deadline: one that crashes or hangs costs its own rows. Rows are said, and written to --out, as they come. A
+part that lacks a module has failed; --wheels FOLDER installs what a machine without a network lacks, from
+wheels, into a folder of this run. A part that lacks GPUs is skipped, and said to be.
 Exit codes: 0 all that was judged is right, 1 something is not, 2 no GPU or wrong usage.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,21 +25,24 @@ from pathlib import Path
 from typing import Any
 
 from .bench.table import format_table
-from .gpu.rows import Row, RowFile
+from .gpu.rows import Row, RowFile, RowTeller
 
-# Parts in order, each with the most seconds that it may take; together less than _TOTAL_S.
+# Parts in order, each with the most seconds that it may take: three times what it should, for kernels are
+# compiled the first time. No machine waits for all of them: --part and --total-s fit a lease.
 PARTS = {
-    "environment": 30.0,
-    "kernel tests": 140.0,
-    "golden": 50.0,
-    "graphs": 50.0,
-    "ranks": 40.0,
-    "kernels": 50.0,
-    "small engine": 70.0,
-    "large engine": 45.0,
+    "environment": 90.0,
+    "first answer": 180.0,
+    "kernel tests": 420.0,
+    "golden": 150.0,
+    "crowds": 300.0,
+    "graphs": 150.0,
+    "ranks": 120.0,
+    "kernels": 150.0,
+    "small engine": 210.0,
+    "large engine": 135.0,
 }
-_TOTAL_S = 478.0
 _NO_GPU = 2
+_INSTALL_S = 300.0
 _NO_MODULE = "ModuleNotFoundError: No module named "
 
 
@@ -48,7 +55,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--part", action="append", choices=list(PARTS), help="only this part; may be repeated"
     )
+    parser.add_argument(
+        "--total-s", type=float, default=sum(PARTS.values()), metavar="S", help="for all parts"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="add each row to FILE as it comes")
+    parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="install the wheels there for this run")
     options = parser.parse_args(argv)
+    if options.wheels is not None:
+        _install_wheels(options.wheels)
     missing = _find_missing_gpu()
     if missing is not None:
         print(f"tools/gpu_check: {missing}", file=sys.stderr)
@@ -56,9 +70,9 @@ def main(argv: list[str] | None = None) -> int:
     started = time.monotonic()
     findings: dict[str, list[Row]] = {}
     for name in options.part or PARTS:
-        left_s = _TOTAL_S - (time.monotonic() - started)
+        left_s = options.total_s - (time.monotonic() - started)
         print(f"gpu_check: {name} ...", file=sys.stderr, flush=True)
-        findings[name] = _run_part(name, min(PARTS[name], left_s))
+        findings[name] = _run_part(name, min(PARTS[name], left_s), options.out)
     _report(findings, time.monotonic() - started, options.json)
     return int(any(row.is_ok is False for rows in findings.values() for row in rows))
 
@@ -73,19 +87,48 @@ def _find_missing_gpu() -> str | None:
     return None
 
 
-def _run_part(name: str, timeout_s: float) -> list[Row]:
-    """The part's rows, and one more if it was skipped, failed or was cut off."""
+def _install_wheels(folder: Path) -> None:
+    """Into a folder that this run's processes find first; what they need beside is not looked for."""
+    wheels = sorted(map(str, folder.glob("*.whl")))
+    if not wheels:
+        raise SystemExit(f"tools/gpu_check: --wheels {folder}: a folder with wheels (*.whl)")
+    site = tempfile.mkdtemp(prefix="quire-gpu-check-")
+    atexit.register(shutil.rmtree, site, ignore_errors=True)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-index",
+        "--no-deps",
+        "--target",
+        site,
+        *wheels,
+    ]
+    done = subprocess.run(command, stdout=sys.stderr, timeout=_INSTALL_S, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"tools/gpu_check: pip could not install the wheels in {folder}")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))
+    sys.path.insert(0, site)
+
+
+def _run_part(name: str, timeout_s: float, out: Path | None = None) -> list[Row]:
+    """The part's rows, and one more if it failed or was cut off. They are said, and added to `out`, at once."""
+    if timeout_s <= 0:
+        return [Row(name, "not run: no time is left", "done", False)]
     with tempfile.TemporaryDirectory() as folder:
         rows = RowFile(Path(folder) / "rows")
         command = [sys.executable, "-m", "quire.tools.gpu", name, str(Path(folder) / "rows")]
         start = time.monotonic()
-        try:
-            done = subprocess.run(
-                command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, timeout=max(1.0, timeout_s)
-            )
-            last = _explain_end(name, done.returncode, done.stderr)
-        except subprocess.TimeoutExpired:
-            last = Row(name, f"not done in {timeout_s:.0f} s", "done", False)
+        with RowTeller(rows, name, out):
+            try:
+                done = subprocess.run(
+                    command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, timeout=timeout_s
+                )
+                last = _explain_end(name, done.returncode, done.stderr)
+            except subprocess.TimeoutExpired:
+                last = Row(name, f"not done in {timeout_s:.0f} s", "done", False)
         found = [*rows.read(), *([last] if last else [])]
     return [*found, Row(f"{name}, seconds", f"{time.monotonic() - start:.0f}")]
 
@@ -95,7 +138,8 @@ def _explain_end(name: str, code: int, stderr: str) -> Row | None:
         return None
     lines = stderr.strip().splitlines() or [""]
     if lines[-1].startswith(_NO_MODULE):
-        return Row(name, f"skipped: no module {lines[-1].removeprefix(_NO_MODULE)}")
+        module = lines[-1].removeprefix(_NO_MODULE)
+        return Row(name, f"not run: no module {module}; --wheels FOLDER installs wheels", "done", False)
     sys.stderr.write(stderr[-4000:])
     return Row(name, f"ended with code {code}: {lines[-1][:200]}", "code 0", False)
 

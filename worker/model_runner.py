@@ -331,7 +331,7 @@ class GPUModelRunner:
         return self._pooler.pool(hidden, pooled)
 
     def _find_logprobs(self, logits: Tensor, token_ids: Tensor, num_others: int) -> LogprobsTensors:
-        return compute_logprobs(logits, token_ids, num_others)
+        return compute_logprobs(logits.float(), token_ids, num_others)
 
     def _sample(self, row_ids: Int64s, logits: Tensor) -> SampledTokens:
         if len(row_ids) == 0:

@@ -61,12 +61,53 @@ def test_a_part_that_fails_keeps_its_rows_and_fails_the_check(
     assert seconds["name"] == "graphs, seconds"
 
 
-def test_a_part_without_its_modules_is_skipped(
+def test_a_part_without_its_modules_has_failed_and_says_how_to_bring_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_part(monkeypatch, "import a_module_that_nobody_has")
-    assert gpu_check.main(["--part", "golden"]) == 0
-    assert "skipped: no module 'a_module_that_nobody_has'" in capsys.readouterr().out
+    assert gpu_check.main(["--part", "golden"]) == 1
+    said = capsys.readouterr().out
+    assert "not run: no module 'a_module_that_nobody_has'; --wheels FOLDER" in said
+
+
+def test_rows_are_written_as_they_come(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    fake_part(monkeypatch, SAY + "say(Row('first', '7', '7', True)); raise RuntimeError('gone')")
+    out = tmp_path / "rows.jsonl"
+    assert gpu_check.main(["--part", "golden", "--part", "graphs", "--out", str(out)]) == 1
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["part"], row["name"]) for row in rows] == [("golden", "first"), ("graphs", "first")]
+    assert "  first: 7" in capsys.readouterr().err
+
+
+def test_a_part_for_which_no_time_is_left_has_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_check, "_find_missing_gpu", lambda: None)
+    assert gpu_check.main(["--part", "golden", "--total-s", "0"]) == 1
+    assert "not run: no time is left" in capsys.readouterr().out
+
+
+def test_a_folder_without_wheels_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="a folder with wheels"):
+        gpu_check.main(["--wheels", str(tmp_path)])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_parts_that_a_cpu_can_run_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quire.kernels import triton_runtime
+    from quire.tools.gpu import correctness, kernels
+
+    pytest.importorskip("triton")
+    rows: list[Row] = []
+    correctness.check_first_answer(rows.append, device="cpu")
+    correctness.check_crowds(rows.append, device="cpu", sizes=(1, 5))
+    monkeypatch.setattr(triton_runtime, "DEVICE_TYPES", {"cpu", "cuda"})
+    kernels.bench_kernels(rows.append, device="cpu", scale=512)
+    assert len(rows) > 2 + 4 + 10
+    assert [row for row in rows if row.is_ok is False and "%" not in row.value] == []
 
 
 def test_a_part_that_hangs_is_cut_off_and_keeps_its_rows(
@@ -84,8 +125,8 @@ def test_a_part_that_hangs_is_cut_off_and_keeps_its_rows(
     assert f"not done in {gpu_check.PARTS['golden']:.0f} s" in out
 
 
-def test_the_parts_fit_into_eight_minutes() -> None:
-    assert sum(gpu_check.PARTS.values()) <= gpu_check._TOTAL_S < 480
+def test_no_part_takes_longer_than_a_command_may_on_a_lent_machine() -> None:
+    assert max(gpu_check.PARTS.values()) <= 600
 
 
 def test_rows_survive_a_line_that_was_cut_off(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ usage: quire bench KIND [OPTIONS]
 kinds:
   offline     generated tokens/s of Quire, vLLM and transformers on the same workloads, side by side
   kernels     each operation of a model as a fraction of what the device allows, beside torch
+  roofline    what a step of any model costs on a card: bytes, operations, launches, floor; measures nothing
   startup     import, --help, cold start to the first token and where it goes, idle CPU, memory
   core        what the engine core's scheduling costs a step, with a fake worker
   all-reduce  sums over ranks in shared memory, beside gloo, and what a step's broadcast costs
@@ -120,6 +121,55 @@ def _run_kernels(argv: Sequence[str]) -> int:
     if not 0 < options.seconds < math.inf:
         raise InputError("seconds", options.seconds, "a number above 0")
     return run_kernels(tuple(options.op or OPS), options.seconds, options.device, options.json)
+
+
+def _run_roofline(argv: Sequence[str]) -> int:
+    from ...ipc.model_spec import DTYPE_SIZE_BYTES
+    from .cost_model import CARDS
+    from .roofline import RooflineOptions, run_roofline
+
+    parser = Parser(
+        "quire bench roofline", "What a step costs on a card by its data sheet; no GPU is needed."
+    )
+    add = parser.add_argument
+    cards, dtypes = tuple(CARDS), tuple(DTYPE_SIZE_BYTES)
+    add(
+        "--card",
+        nargs="+",
+        choices=cards,
+        default=["h200"],
+        metavar="C",
+        help=f"of {', '.join(cards)} (h200)",
+    )
+    add("--model", default="qwen3-0.6b", help="tiny, small, qwen3-0.6b, llama-8b, or a folder (%(default)s)")
+    text = "requests that decode (1 8 32 256)"
+    add("--batch", nargs="+", type=int, default=[1, 8, 32, 256], metavar="N", help=text)
+    add("--context", nargs="+", type=int, default=[208], metavar="N", help="tokens of each (208)")
+    text = "tokens of a prompt in the same step (0)"
+    add("--prompt-tokens", nargs="+", type=int, default=[0], metavar="N", help=text)
+    add("--dtype", choices=dtypes, default="bfloat16", help="%(default)s")
+    text = "int4, int8 or fp8, where config.json names no format"
+    add("--quantization", choices=("int4", "int8", "fp8"), help=text)
+    add("--tensor-parallel-size", type=int, default=1, metavar="N", help="cards that share the model (1)")
+    add("--json", metavar="FILE", help="write every figure to a file too")
+    options = parser.parse(argv)
+    for name, least in (("batch", 0), ("context", 1), ("prompt_tokens", 0)):
+        for value in getattr(options, name):
+            if value < least:
+                raise InputError(name, value, f"an integer of at least {least}")
+    return run_roofline(
+        RooflineOptions(
+            options.model,
+            tuple(options.card),
+            tuple(options.batch),
+            tuple(options.context),
+            tuple(options.prompt_tokens),
+            options.dtype,
+            options.quantization,
+            options.tensor_parallel_size,
+            options.json,
+        )
+    )
 
 
 def _run_startup(argv: Sequence[str]) -> int:
@@ -388,6 +438,7 @@ def _check_counts(options: Namespace, *fields: str) -> None:
 _KINDS: dict[str, Callable[[Sequence[str]], int]] = {
     "offline": _run_offline,
     "kernels": _run_kernels,
+    "roofline": _run_roofline,
     "startup": _run_startup,
     "core": _run_core,
     "all-reduce": _run_all_reduce,

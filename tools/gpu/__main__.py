@@ -12,6 +12,10 @@ def run_part(name: str, say: Say) -> None:
     """Run a part; each loads only what it needs."""
     if name == "environment":
         from .correctness import check_environment as part
+    elif name == "first answer":
+        from .correctness import check_first_answer as part
+    elif name == "crowds":
+        from .correctness import check_crowds as part
     elif name == "kernel tests":
         from .correctness import check_kernel_tests as part
     elif name == "golden":

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,17 @@ def check_environment(say: Say) -> None:
     )
     versions = f"torch {torch.__version__}, triton {triton.__version__}, CUDA {torch.version.cuda}"
     say(Row("versions", f"{versions}, Python {platform.python_version()}"))
+    from ...kernels.triton_runtime import find_fault
+
+    compiler = shutil.which(os.environ.get("CC", "gcc"))
+    has_headers = Path(sysconfig.get_paths()["include"], "Python.h").exists()
+    say(
+        Row(
+            "C compiler, Python.h", f"{compiler}, {has_headers}", "both", compiler is not None and has_headers
+        )
+    )
+    fault = find_fault("cuda")
+    say(Row("Triton's kernels", fault or "run", "run", fault is None))
 
 
 def check_kernel_tests(say: Say) -> None:
@@ -101,6 +115,64 @@ def check_golden(say: Say, device: str = "cuda") -> None:
             our_error <= _BFLOAT16_SLACK * their_error,
         )
     )
+
+
+def check_first_answer(say: Say, device: str = "cuda") -> None:
+    """What a user does first: an engine in its own processes, and an answer; seconds of each."""
+    from ...frontend.llm import LLM
+    from ...ipc.sampling_params import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS)
+    for dtype in ("float32", "bfloat16"):
+        started = time.perf_counter()
+        with LLM(dtype=dtype, device=device, kv_cache_memory_bytes="256MiB", log_level="WARNING") as llm:
+            ready_s = time.perf_counter() - started
+            text = llm.generate([_PROMPTS[0]], params, use_tqdm=False)[0].outputs[0].text
+        seconds = time.perf_counter() - started
+        detail = f"ready in {ready_s:.1f} s, ended after {seconds:.1f} s: {text[:40]!r}"
+        say(Row(f"{dtype} first answer", detail, "text", bool(text.strip())))
+
+
+def check_crowds(say: Say, device: str = "cuda", sizes: tuple[int, ...] = (1, 3, 5, 33, 65, 256)) -> None:
+    """An engine with run-ahead and padded graphs beside one in lock-step without graphs: the same tokens.
+
+    Exact kernels, so that they must be; greedy, with filters and penalties by turns, and lengths that differ,
+    so that rows end while others run.
+    """
+    from ...frontend.llm import LLM
+    from ...ipc.sampling_params import SamplingParams
+
+    kinds = [
+        {"temperature": 0.0},
+        {"temperature": 0.8, "top_k": 20, "top_p": 0.95},
+        {"temperature": 0.7, "repetition_penalty": 1.2, "logprobs": 2},
+    ]
+    prompts = encode_prompts()
+
+    def run(number: int, **engine_args: Any) -> list[list[int]]:
+        params = [
+            SamplingParams(seed=i, max_tokens=4 + i % 13, ignore_eos=True, detokenize=False, **kinds[i % 3])
+            for i in range(number)
+        ]
+        inputs = [{"prompt_token_ids": [*prompts[i % len(prompts)], 5 + i]} for i in range(number)]
+        outputs = llms[engine_args["key"]].generate(inputs, params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    common: dict[str, Any] = {
+        "device": device, "exact": True, "max_num_seqs": max(sizes), "kv_cache_memory_bytes": "512MiB",
+        "log_level": "WARNING",
+    }  # fmt: skip
+    for dtype in ("float32", "bfloat16"):
+        with (
+            LLM(dtype=dtype, **common) as ahead,
+            LLM(dtype=dtype, enforce_eager=True, distributed_executor_backend="uni", **common) as lock_step,
+        ):
+            llms = {"ahead": ahead, "lock-step": lock_step}
+            for size in sizes:
+                ours, wanted = run(size, key="ahead"), run(size, key="lock-step")
+                num_equal = sum(a == b for a, b in zip(ours, wanted, strict=True))
+                name, found = f"{dtype}, {size} requests as in lock-step", f"{num_equal} of {size} equal"
+                say(Row(name, found, "all", num_equal == size))
 
 
 def check_graphs(say: Say, device: str = "cuda") -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -47,3 +49,39 @@ class RowFile:
             except (ValueError, TypeError):
                 continue
         return rows
+
+
+class RowTeller:
+    """While a part runs: says its rows on stderr as they come, and adds them to a file, for a run that is cut off.
+
+    For `with`; what came last is told at its end.
+    """
+
+    _INTERVAL_S = 1.0
+
+    def __init__(self, rows: RowFile, part: str, out: Path | None) -> None:
+        self._rows, self._part, self._out = rows, part, out
+        self._num_told = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._INTERVAL_S):
+            self._tell()
+        self._tell()
+
+    def _tell(self) -> None:
+        rows = self._rows.read()
+        for row in rows[self._num_told :]:
+            print(f"  {row.name}: {row.value}", file=sys.stderr, flush=True)
+            if self._out is not None:
+                with self._out.open("a") as file:
+                    file.write(json.dumps({"part": self._part, **asdict(row)}) + "\n")
+        self._num_told = len(rows)

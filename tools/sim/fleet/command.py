@@ -7,7 +7,7 @@ import math
 from typing import get_args
 
 from .report import FleetOptions, play_fleet, print_header
-from .step_costs import STEP_COSTS
+from .step_costs import find_costs
 from .traffic import Traffic
 
 MAX_ENGINES = 10_000
@@ -25,7 +25,7 @@ def add_fleet_options(parser: argparse.ArgumentParser) -> None:
     add("--frontends", type=int, default=4, metavar="N", help="that share the requests (4)")
     add("--losses", type=int, default=0, metavar="N", help="engines that are lost and come back (0)")
     add("--drains", type=int, default=0, metavar="N", help="engines that are drained and come back (0)")
-    add("--model", choices=tuple(STEP_COSTS), default="tiny", help="whose measured steps (tiny)")
+    add("--model", default="tiny", help="whose steps: tiny, measured, or MODEL@CARD, estimated (tiny)")
     text = "how much longer steps take: 130 makes of tiny about what small takes on 2 cores (1)"
     add("--scale", type=float, default=1.0, metavar="F", help=text)
     add("--seed", type=int, default=0, metavar="N", help="of the traffic (0)")
@@ -47,6 +47,10 @@ def run_fleets(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int
     for name in ("load", "scale"):
         if not 0 < getattr(args, name) < math.inf:
             parser.error(f"--{name} {getattr(args, name)}: above 0")
+    try:
+        find_costs(args.model)
+    except ValueError as error:
+        parser.error(f"--model {args.model}: {error}")
     wrong: list[str] = []
     print_header()
     for traffic in (args.traffic,) if args.traffic else get_args(Traffic):

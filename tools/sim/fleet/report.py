@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .fleet import Fleet
-from .step_costs import STEP_COSTS, StepCosts
+from .step_costs import StepCosts, find_costs
 from .traffic import PREFIX_TOKENS, Traffic, draw_arrivals
 
 _COLUMNS = (
@@ -53,7 +53,7 @@ class FleetOptions:
 
 def play_fleet(options: FleetOptions) -> list[str]:
     """Play, print a line, and return what is wrong."""
-    costs = STEP_COSTS[options.model].scale(options.scale)
+    costs = find_costs(options.model).scale(options.scale)
     rate = options.load * options.num_engines / _count_request_s(costs, options.traffic)
     duration_s = options.num_requests * options.num_engines / rate
     rng = random.Random(options.seed)

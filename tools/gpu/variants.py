@@ -1,0 +1,189 @@
+"""Every variant of a Triton kernel that serving a model launches, and what the compiler makes of it.
+
+`python -m quire.tools.gpu.variants [FILE]` compiles all of them for all architectures, no GPU needed, and
+writes the table that a test keeps: registers, spilled bytes, shared memory, copies on their way. Launches are
+recorded on tensors without memory, and are those of a warm-up (worker/warm_up.py): steps of one row, of 16
+and of another number, which is all that Triton tells apart.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...frontend.families import read_model_spec
+from ...ipc.linear_shapes import LinearShape, list_linears
+from ...ipc.model_spec import ModelSpec
+from ...kernels.attention_plan_triton import launch_plan, plan_attention
+from ...kernels.gated_activation_triton import launch_gated_activation
+from ...kernels.gather_rows_triton import launch_gather_rows
+from ...kernels.linear_triton import launch_linear
+from ...kernels.log_totals_triton import launch_log_totals
+from ...kernels.narrow_linear_triton import INT4, TritonNarrowWeight, launch_narrow_linear
+from ...kernels.paged_attention_triton import launch_paged_attention
+from ...kernels.penalties_triton import launch_penalties
+from ...kernels.rms_norm_triton import launch_rms_norm
+from ...kernels.rotate_and_write_triton import launch_rotate_and_write
+from ...kernels.sample_triton import NUM_PARAMETERS, launch_sample
+from ...kernels.token_bitmask_triton import launch_token_bitmask
+from ..bench.model_configs import DUMMY_MODELS
+from .compiler import ARCHITECTURES, SHARED_BYTES, Compiled, Launch, compile_launch, make, record_launches
+
+TABLE = Path(__file__).parents[2] / "tests" / "kernels" / "compiled_kernels.json"
+_ROWS = (1, 3, 16)
+_MANY_ROWS = (40, 2048)
+_BLOCK_SIZE = 16
+_MAX_LEN = 4096
+_NUM_PROCESSORS = {80: 108, 89: 58, 90: 132, 100: 148}  # of an A100, L4, H100, B200
+_INT4_GROUP = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model as it is served."""
+
+    model: str
+    is_exact: bool = False
+    is_int4: bool = False
+    has_sampling: bool = False  # its kernels too, which are alike for all models
+
+
+CASES = {
+    "qwen3-0.6b": Case("qwen3-0.6b", has_sampling=True),
+    "llama-8b, int4": Case("llama-8b", is_int4=True),
+    "llama-8b, exact": Case("llama-8b", is_exact=True),
+}
+
+
+def record_case(case: Case, architecture: int) -> list[Launch]:
+    """A launch of each variant."""
+    spec = read_model_spec(DUMMY_MODELS[case.model])
+    found: dict[str, Launch] = {}
+    for call in _list_calls(spec, case, architecture):
+        for launch in record_launches(call, architecture):
+            found.setdefault(launch.key, launch)
+    return list(found.values())
+
+
+def summarize(variants: list[Compiled]) -> dict[str, dict[str, Any]]:
+    """By kernel: how many, and of registers, spilled and shared bytes the most."""
+    table: dict[str, dict[str, Any]] = {}
+    for name in sorted({each.name for each in variants}):
+        own = [each for each in variants if each.name == name]
+        table[name] = {
+            "variants": len(own),
+            "registers": max(each.num_registers for each in own),
+            "stack_bytes": max(each.stack_bytes for each in own),
+            "shared_bytes": max(each.shared_bytes for each in own),
+            "copies_in_flight": min(each.copies_in_flight for each in own),
+        }
+    return table
+
+
+def compile_case(case: Case, architecture: int) -> dict[str, dict[str, Any]]:
+    """`summarize` of all variants."""
+    launches = record_case(case, architecture)
+    with ThreadPoolExecutor(2) as pool:
+        return summarize(list(pool.map(compile_launch, launches)))
+
+
+def _list_calls(spec: ModelSpec, case: Case, architecture: int) -> Iterator[Callable[[], object]]:
+    hidden, vocab = spec.hidden_size, spec.vocab_size
+    for rows in (*_ROWS, *_MANY_ROWS):
+        yield lambda rows=rows: _launch_layers(spec, rows)
+        for shape in _list_weights(spec) if case.is_exact or case.is_int4 else ():
+            yield lambda rows=rows, shape=shape: _launch_linear(shape, rows, case)
+    for singles, chunks in ((1, 0), (3, 0), (16, 0), (2, 1), (0, 1)):
+        yield lambda singles=singles, chunks=chunks: _launch_attention(
+            spec, singles, chunks, case.is_exact, architecture
+        )
+    for rows in _ROWS if case.has_sampling else ():
+        ids = make(rows, dtype=torch.int64)
+        yield lambda ids=ids: launch_gather_rows(make(vocab, hidden), ids)
+        yield lambda rows=rows, ids=ids: _launch_sampling(rows, ids, vocab)
+
+
+def _launch_layers(spec: ModelSpec, rows: int) -> None:
+    hidden, dense = make(rows, spec.hidden_size), spec.layers[0].ffn
+    weight = make(spec.hidden_size)
+    launch_rms_norm(hidden, None, weight, spec.norm_eps)
+    launch_rms_norm(hidden, hidden, weight, spec.norm_eps)
+    launch_gated_activation(make(rows, 2 * dense.intermediate_size), dense.activation)
+
+
+def _list_weights(spec: ModelSpec) -> list[LinearShape]:
+    """Of one layer, what is multiplied together as one; and the projection to logits."""
+    groups = [group for group in list_linears(spec) if group[0].name.startswith(spec.layer_prefix.format(0))]
+    shapes = [LinearShape("", sum(each.num_out for each in group), group[0].num_in) for group in groups]
+    return [*shapes, LinearShape("lm_head", spec.vocab_size, spec.hidden_size)]
+
+
+def _launch_linear(shape: LinearShape, rows: int, case: Case) -> None:
+    x = make(rows, shape.num_in)
+    if not case.is_int4 or shape.name == "lm_head":
+        if case.is_exact:
+            launch_linear(x, make(shape.num_out, shape.num_in))
+        return
+    codes = make(shape.num_out, shape.num_in // 2, dtype=torch.uint8)
+    scales = make(shape.num_in // _INT4_GROUP, shape.num_out)
+    launch_narrow_linear(x, TritonNarrowWeight(INT4, shape.num_in, _INT4_GROUP, 64, codes, scales))
+
+
+def _launch_attention(spec: ModelSpec, singles: int, chunks: int, is_exact: bool, architecture: int) -> None:
+    attention = spec.layers[0].attention
+    heads, kv_heads, size = attention.num_heads, attention.num_kv_heads, attention.head_size
+    requests, tokens = singles + chunks, singles + 40 * chunks
+    cache, qkv = make(8, kv_heads, _BLOCK_SIZE, size), make(tokens, attention.qkv_size)
+    norm = None if attention.qk_norm is None else (make(size), make(size), spec.norm_eps)
+    angles = make(tokens, size // 2, dtype=torch.float32)
+    slots = make(tokens, dtype=torch.int64)
+    launch_rotate_and_write(qkv, heads, angles, angles, norm, cache, cache, slots)
+    starts, lengths = _ints(requests + 1), _ints(requests)
+    plan = plan_attention(
+        singles, chunks, requests, kv_heads, _MAX_LEN, _NUM_PROCESSORS[architecture], is_exact,
+        shared_bytes=SHARED_BYTES[architecture],
+    )  # fmt: skip
+    work = launch_plan(plan, starts, lengths, None)
+    tables = make(requests, _MAX_LEN // _BLOCK_SIZE, dtype=torch.int32)
+    tensors = (cache, cache, tables, starts, lengths)
+    launch_paged_attention(qkv, attention.qkv_size, heads, *tensors, None, plan, work)
+
+
+def _launch_sampling(rows: int, ids: Tensor, vocab: int) -> None:
+    logits = make(rows, vocab, dtype=torch.float32)
+    parameters = make(rows, NUM_PARAMETERS, dtype=torch.float64)
+    for own_logits in (logits, make(rows, vocab)):  # edited, and as the model has them
+        for has_filters in (False, True):
+            launch_sample(own_logits, parameters, has_filters)
+    launch_log_totals(logits, ids)
+    launch_token_bitmask(logits, make(rows, -(-vocab // 32), dtype=torch.int32), ids)
+    seen = make(rows, dtype=torch.float32)
+    launch_penalties(logits.view(-1), ids, seen, make(3, rows, dtype=torch.float32))
+
+
+def _ints(size: int) -> Tensor:
+    return make(size, dtype=torch.int32)
+
+
+def main(argv: list[str]) -> int:
+    """Compile all and write the table."""
+    path = Path(argv[0]) if argv else TABLE
+    table: dict[str, dict[str, Any]] = {}
+    for name, case in CASES.items():
+        for architecture in ARCHITECTURES:
+            print(f"{name}, sm_{architecture} ...", file=sys.stderr, flush=True)
+            table.setdefault(name, {})[f"sm_{architecture}"] = compile_case(case, architecture)
+            path.write_text(json.dumps(table, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
