@@ -6,7 +6,7 @@ leaves maxima and sums. `_choose` takes the token of greedy rows and of rows wit
 one chunk. `_choose_filtered` bisects the bits of a weight for the threshold of top-k and top-p. It looks only
 into the blocks with the largest maxima: they hold every weight above the smallest of those maxima. Where
 that is not enough for top-p it takes the whole row.
-Bytes: 4 S V once; filtered rows again what they look into. Legend: S rows, V vocabulary.
+Bytes: S V logits once; filtered rows again what they look into. Legend: S rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _find_in_block(
 ) -> typing.Any:
     """The token of the block at `start` where the sum of weights from `least` on exceeds `target`."""
     places = tl.arange(0, _BLOCK)
-    logits = tl.load(row + start + places, mask=start + places < size, other=-float("inf"))
+    logits = tl.load(row + start + places, mask=start + places < size, other=-float("inf")).to(tl.float32)
     weights = _weigh(logits, top, scale)
     place, _ = _find(tl.where(weights >= least, weights, 0.0).to(tl.float64), target, places)
     return start + place
@@ -81,7 +81,7 @@ def _summarize(
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     blocks = chunk * _CHUNK_BLOCKS + tl.arange(0, _CHUNK_BLOCKS)
     ids = blocks[:, None] * _BLOCK + tl.arange(0, _BLOCK)[None, :]
-    values = tl.load(logits + row * size + ids, mask=ids < size, other=-float("inf"))
+    values = tl.load(logits + row * size + ids, mask=ids < size, other=-float("inf")).to(tl.float32)
     tops = tl.max(values, axis=1)
     tl.store(block_tops + row * num_blocks + blocks, tops, mask=blocks < num_blocks)
     has_nan = tl.max(tl.max((values != values).to(tl.int32), axis=1), axis=0) == 1
@@ -132,7 +132,8 @@ def _choose(
         target -= before
         places = tl.arange(0, _CHUNK_BLOCKS)
         members = (chunk * _CHUNK_BLOCKS + places)[:, None] * _BLOCK + tl.arange(0, _BLOCK)[None, :]
-        values = tl.load(logits + row * size + members, mask=members < size, other=-float("inf"))
+        at = logits + row * size + members
+        values = tl.load(at, mask=members < size, other=-float("inf")).to(tl.float32)
         place, before = _find(tl.sum(_weigh(values, top, scale), axis=1).to(tl.float64), target, places)
         start = (chunk * _CHUNK_BLOCKS + place) * _BLOCK
         token = _find_in_block(logits + row * size, start, size, top, scale, 0.0, target - before)
@@ -155,7 +156,7 @@ def _load_weights(
     starts = tl.load(blocks + places, mask=places < num_blocks, other=size) * _BLOCK
     ids = starts[:, None] + tl.arange(0, _BLOCK)[None, :]
     is_there = (ids < size) & (places < num_blocks)[:, None]
-    weights = _weigh(tl.load(values + ids, mask=is_there, other=-float("inf")), top, scale)
+    weights = _weigh(tl.load(values + ids, mask=is_there, other=-float("inf")).to(tl.float32), top, scale)
     return tl.where(is_there, weights, -1.0)
 
 
@@ -236,7 +237,7 @@ def _list_from(
     """List the blocks whose maximum weighs `pivot` or more, in order; how many they are."""
     places = tl.arange(0, PADDED_BLOCKS)
     is_there = places < num_blocks
-    weights = _weigh(tl.load(tops + places, mask=is_there, other=-float("inf")), top, scale)
+    weights = _weigh(tl.load(tops + places, mask=is_there, other=-float("inf")).to(tl.float32), top, scale)
     is_listed = is_there & (weights >= pivot)
     targets = tl.cumsum(is_listed.to(tl.int32), axis=0) - 1
     tl.debug_barrier()
@@ -352,7 +353,7 @@ def _choose_filtered(
 
 
 def launch_sample(logits: Tensor, parameters: Tensor, has_filters: bool) -> tuple[Tensor, Tensor]:
-    """(token ids int64 [S], maxima float32 [S]) for contiguous float32 `logits` [S, V].
+    """(token ids int64 [S], maxima float32 [S]) for contiguous `logits` [S, V] of any float type.
 
     `parameters` is float64 [S, NUM_PARAMETERS]: 1 / temperature (0: greedy), top_k (V: off), top_p (1: off),
     min_p (0: off), noise in [0, 1). Without `has_filters` no row may have a filter. The token of a row
@@ -364,12 +365,12 @@ def launch_sample(logits: Tensor, parameters: Tensor, has_filters: bool) -> tupl
     block_size, chunk_blocks = _BLOCK.value, _CHUNK_BLOCKS.value
     num_blocks = triton.cdiv(size, block_size)
     num_chunks = triton.cdiv(num_blocks, chunk_blocks)
-    block_tops = logits.new_empty((num_rows, num_blocks))
-    chunk_tops = logits.new_empty((num_rows, num_chunks))
+    block_tops = logits.new_empty((num_rows, num_blocks))  # read as if it were a row of logits
+    chunk_tops = logits.new_empty((num_rows, num_chunks), dtype=torch.float32)
     chunk_ids = logits.new_empty((num_rows, num_chunks), dtype=torch.int32)
     chunk_sums = logits.new_empty((num_rows, num_chunks), dtype=torch.float64)
     token_ids = logits.new_empty(num_rows, dtype=torch.int64)
-    row_tops = logits.new_empty(num_rows)
+    row_tops = logits.new_empty(num_rows, dtype=torch.float32)
     row_sums = logits.new_empty(num_rows, dtype=torch.float64)
     _summarize[(num_chunks, num_rows)](
         logits,

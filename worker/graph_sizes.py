@@ -14,7 +14,7 @@ from dataclasses import dataclass
 # launches of a large model, not those of a small one.
 _STEPS = ((8, 256, 8), (256, 512, 16), (512, 1024, 64))
 # Tokens of mixed steps and prefills. Larger steps take the device longer than the host needs to launch them.
-_MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512, 768, 1024)
+_MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 # Requests of a mixed step: splits of the keys follow from the bound, so there is one for a few.
 _MIXED_REQUESTS = (8, 64)
 

@@ -243,8 +243,8 @@ class GPUModelRunner:
             copy_blocks(self._kv_caches, step.block_copies)
 
     def _compute(self, step: SchedulerOutput) -> tuple[Tensor, Tensor, list[tuple[int, LogprobsTensors]]]:
-        """Hidden states [T, hidden], logits of the rows that sample, float32 [S, vocab], and what
-        `_score_prompts` finds.
+        """Hidden states [T, hidden], logits of the rows that sample, [S, vocab], and what `_score_prompts`
+        finds.
         """
         inputs = build_step_inputs(step, self._rows, self._tables, self._has_dynamic_rope)
         hidden = self._forward(inputs)
@@ -318,7 +318,7 @@ class GPUModelRunner:
         return join_logprobs(
             [
                 self._find_logprobs(
-                    self._model.compute_logits(hidden[start : start + size]),
+                    self._model.compute_logits(hidden[start : start + size]).float(),
                     target_ids[start : start + size],
                     num_alternatives,
                 )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -64,11 +65,11 @@ class WarmUp:
 
     def _make_kinds(self) -> Iterator[SamplingParams]:
         """Every way to sample that has a kernel of its own."""
+        filters: dict[str, Any] = {"temperature": 1.0, "seed": 0, "top_k": 20, "top_p": 0.95}
         yield SamplingParams(temperature=0.0)
-        yield SamplingParams(temperature=1.0, seed=0)
-        yield SamplingParams(temperature=1.0, seed=0, top_k=20, top_p=0.95)
-        yield SamplingParams(temperature=0.0, repetition_penalty=1.1, presence_penalty=0.1)
-        yield SamplingParams(temperature=0.0, logit_bias={0: 1.0})
+        yield SamplingParams(**filters)
+        yield SamplingParams(temperature=0.0, presence_penalty=0.1)
+        yield SamplingParams(**filters, presence_penalty=0.1)  # edited logits are wider than others may be
         if self._config.model.max_logprobs:
             yield SamplingParams(temperature=0.0, logprobs=1, prompt_logprobs=1)
 

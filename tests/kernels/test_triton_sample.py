@@ -175,3 +175,26 @@ def test_penalties_and_logprobs_are_those_of_the_torch_operations(monkeypatch: p
         assert torch.equal(mine.token_ids.cpu(), reference.token_ids)
         assert torch.equal(mine.ranks.cpu(), reference.ranks)
         torch.testing.assert_close(mine.logprobs.cpu(), reference.logprobs, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_logits_give_the_tokens_of_the_same_numbers_in_float32(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 4500  # more than a chunk; rounded to 8 bits, many are equal
+    logits = make_logits(len(FILTERS), size).to(dtype)
+    logits[1, 7] = torch.nan
+    columns = {
+        name: [params.get(name, default) for params in FILTERS]
+        for name, default in (("temperature", 1.0), ("top_k", size), ("top_p", 1.0), ("min_p", 0.0))
+    }
+    batch = make_batch(len(FILTERS), size, **columns)
+    narrow = sample_with_triton(logits, batch, monkeypatch)
+    wide = sample_with_triton(logits.float(), batch, monkeypatch)
+    assert narrow.token_ids.tolist() == wide.token_ids.tolist()
+    assert narrow.is_bad.tolist() == wide.is_bad.tolist() == [False, True] + [False] * (len(FILTERS) - 2)
+    batch.logprob_groups.append(LogprobGroup(2, [0, 2]))
+    [(_, narrow_logprobs)] = sample_with_triton(logits, batch, monkeypatch).logprobs
+    [(_, wide_logprobs)] = sample_with_triton(logits.float(), batch, monkeypatch).logprobs
+    for one, other in zip(narrow_logprobs, wide_logprobs, strict=True):
+        assert torch.equal(one, other)

@@ -78,3 +78,19 @@ def test_a_head_size_without_a_kernel_costs_one_log_line_and_torch_attends(
         "Triton's paged attention does not cover head size 320: even ones from 2 to 256 are covered; "
         "torch operations take its place"
     ]
+
+
+def test_logits_stay_narrow_only_where_the_sampler_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = torch.zeros(2, 64, dtype=torch.bfloat16, device=DEVICE)
+    types: dict[str, torch.dtype] = {}
+    for family in ("qwen3", "gemma2"):  # the second caps its logits
+        checkpoint = make_checkpoint(tmp_path / family, Recipe(family=family, num_layers=1))
+        model = load_model(checkpoint.engine_config("bfloat16"), DEVICE)
+        types[family] = model.compute_logits(hidden[:, : checkpoint.spec.hidden_size]).dtype
+    assert types == {"qwen3": torch.bfloat16, "gemma2": torch.float32}
+    monkeypatch.setattr(triton_runtime, "DEVICE_TYPES", {"cuda"})
+    checkpoint = make_checkpoint(tmp_path / "cpu", Recipe(family="qwen3", num_layers=1))
+    model = load_model(checkpoint.engine_config("bfloat16"), torch.device("cpu"))
+    assert model.compute_logits(hidden.cpu()[:, : checkpoint.spec.hidden_size]).dtype == torch.float32

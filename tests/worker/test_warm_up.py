@@ -86,15 +86,15 @@ def serve(config: EngineConfig) -> tuple[int, list[str], list[str]]:
     return at_start, later, messages
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_nothing_is_compiled_while_serving(exact: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "exact"), [("bfloat16", False), ("float32", True)])
+def test_nothing_is_compiled_while_serving(dtype: str, exact: bool, tmp_path: Path) -> None:
     import msgspec
 
     checkpoint = make_checkpoint(
         tmp_path, Recipe(family="qwen3", num_layers=1, vocab_size=61, hidden_size=16)
     )
     config = msgspec.structs.replace(
-        checkpoint.engine_config(max_model_len=64),
+        checkpoint.engine_config(dtype, max_model_len=64),
         scheduler=SchedulerConfig(max_num_seqs=20, max_num_batched_tokens=48),
         exact=exact,
     )

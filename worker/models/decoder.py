@@ -171,7 +171,7 @@ class Decoder:
         return self.norm(residual) if delta is None else self.norm.add(delta, residual)[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """float32 [S, vocab] for hidden states [S, hidden], rows chosen by the caller."""
+        """[S, vocab] for hidden states [S, hidden], rows chosen by the caller; as `sample` takes them."""
         assert self.head is not None
         return self.head(hidden)
 

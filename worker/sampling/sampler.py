@@ -120,7 +120,12 @@ class SampledTokens:
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> SampledTokens:
-    """Sample every row of float32 `logits` [S, V], which are edited in place."""
+    """Sample every row of `logits` [S, V], which may be edited in place.
+
+    They are float32, or of a type that the chosen kernel reads: the same tokens come of both.
+    """
+    if batch.edited or batch.logprob_groups:
+        logits = logits.float()
     raw = [(group, logits[_index(group.rows, logits.device)]) for group in batch.logprob_groups]
     masks = _edit(logits, batch) if batch.edited else None
     token_ids, top = _choose_tokens(logits, batch, masks)
