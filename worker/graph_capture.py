@@ -7,7 +7,7 @@ CaptureError, and the worker's process ends.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -26,7 +26,7 @@ class Capture(Protocol):
 
 
 @contextmanager
-def capture_on_cuda(device: torch.device) -> Iterator[Capture]:
+def capture_on_cuda(device: torch.device) -> Generator[Capture]:
     """Gives a Capture for all graphs of a worker, which share one memory pool: they replay one by one.
 
     The device is waited for, and its free memory given back, once for all of them. A computation runs as it

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import torch
@@ -182,7 +182,7 @@ class Worker:
 
 
 @contextmanager
-def _fitted_before(config: EngineConfig) -> Iterator[None]:
+def _fitted_before(config: EngineConfig) -> Generator[None]:
     """In the place of a lost worker, which had room, too little memory is not the user's error: it passes."""
     try:
         yield

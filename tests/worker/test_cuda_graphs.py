@@ -47,7 +47,7 @@ def test_the_ladder_ends_with_the_most_requests_of_a_step(max_num_seqs: int, lad
 def test_the_sizes_waste_few_rows_and_are_few() -> None:
     sizes = GraphSizes(1000, 8192, captures_chunks=True)
     assert len(sizes.all) < 100
-    assert sizes.all[0] == GraphSize(1024, 1000, is_mixed=True)
+    assert sizes.all[0] == GraphSize(2048, 1000, is_mixed=True)
     assert [size.num_tokens for size in sizes.all] == sorted(
         (size.num_tokens for size in sizes.all), reverse=True
     )
@@ -66,7 +66,8 @@ def test_the_sizes_waste_few_rows_and_are_few() -> None:
         (256, 2048, 33, 32, (64, 64)),
         (256, 2048, 512, 9, (512, 64)),
         (256, 2048, 513, 200, (768, 256)),
-        (256, 2048, 1025, 3, None),
+        (256, 8192, 2048, 3, (2048, 8)),
+        (256, 8192, 2049, 3, None),
         (256, 600, 600, 3, (600, 8)),
         (4, 48, 40, 4, (48, 4)),
         (4, 16, 10, 2, (16, 4)),
@@ -250,13 +251,10 @@ def test_all_captures_share_one_wait_and_run_once_before(monkeypatch: pytest.Mon
 
 def test_a_failed_capture_names_its_first_cause_and_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda(monkeypatch, fails_at=2)
-    with (
-        pytest.raises(CaptureError, match=r"enforce_eager=True .*: operation not permitted"),
-        capture_on_cuda(torch.device("cuda")) as capture,
-    ):
-        for _ in range(5):
+    with capture_on_cuda(torch.device("cuda")) as capture:
+        capture(cuda.compute)
+        with pytest.raises(CaptureError, match=r"enforce_eager=True .*: operation not permitted"):
             capture(cuda.compute)
-    assert cuda.calls.count("begin") == 2
     assert gc.isenabled()
 
 

@@ -49,8 +49,11 @@ def test_an_error_that_stays_ends_the_process_before_another_step(
         raise Exited
 
     monkeypatch.setattr(os, "_exit", leave)
-    errors = {"reset_error": ILLEGAL, "launch_errors": {4: ValueError("first")}}
-    device = SimulatedDevice(1e-3, **(errors if where == "reset_error" else {where: {4: ILLEGAL}}))
+    device = SimulatedDevice(1e-3)
+    if where == "reset_error":
+        device.reset_error, device.launch_errors = ILLEGAL, {4: ValueError("first")}
+    else:
+        setattr(device, where, {4: ILLEGAL})
     sent: list[object] = []
     monkeypatch.setattr("simulated_device.SimulatedCore.send_multipart", _make_recorder(sent))
     with pytest.raises(Exited):
