@@ -18,6 +18,7 @@ from ...kernels.choice import choose_linear, native_library
 from ...kernels.gated_activation import FUNCTIONS
 from ...kernels.linear import (
     PackedWeight,
+    Variant,
     choose_variant,
     launch_linear,
     make_table,
@@ -122,12 +123,16 @@ class NativeLinear(Linear):
 
     is_exact = True
 
-    def __init__(self, library: ctypes.CDLL, weight: Tensor | NarrowWeight, bias: Tensor | None) -> None:
-        is_plain = isinstance(weight, Tensor)
-        self._packed = pack_linear(library, weight) if is_plain else _pack_narrow(library, weight)
-        super().__init__(self._packed.packed, bias)
+    def __init__(
+        self, library: ctypes.CDLL, weight: Tensor | NarrowWeight, bias: Tensor | None, dtype: torch.dtype
+    ) -> None:
         self._library = library
-        self._variant = choose_variant(library)
+        self._variant = choose_variant(library) if dtype is torch.bfloat16 else Variant.VECTOR
+        is_plain = isinstance(weight, Tensor)
+        self._packed = (
+            pack_linear(library, weight) if is_plain else _pack_narrow(library, self._variant, weight)
+        )
+        super().__init__(self._packed.packed, bias)
 
     @property
     def size_bytes(self) -> int:
@@ -147,14 +152,21 @@ class NativeLinear(Linear):
         return make_table(self._packed, self._variant, self._bias, self.activation)
 
 
-def _pack_narrow(library: ctypes.CDLL, weight: NarrowWeight) -> PackedWeight:
+def _pack_narrow(library: ctypes.CDLL, variant: Variant, weight: NarrowWeight) -> PackedWeight:
     if isinstance(weight, IntegerWeight):
         parts = weight.offsets, weight.codebook, weight.permutation
         return pack_narrow_linear(
-            library, weight.codes, weight.scales, weight.bits, weight.num_in, weight.group_size, *parts
+            library,
+            variant,
+            weight.codes,
+            weight.scales,
+            weight.bits,
+            weight.num_in,
+            weight.group_size,
+            *parts,
         )
     scales = spread_scales(weight.scales, weight.num_out, weight.scales.shape[1], weight.group_rows, 1)
-    return pack_narrow_linear(library, weight.values, scales, 8, weight.num_in, weight.group_size)
+    return pack_narrow_linear(library, variant, weight.values, scales, 8, weight.num_in, weight.group_size)
 
 
 def make_linear(
@@ -170,13 +182,13 @@ def make_linear(
     if isinstance(weight, Tensor):
         chosen = choose_linear(weight.dtype, weight.device, None, is_strict)
         if chosen == "native":
-            return NativeLinear(native_library(), weight, bias)
+            return NativeLinear(native_library(), weight, bias, weight.dtype)
         return (TritonLinear if chosen == "triton" else TorchLinear)(weight, bias)
     assert dtype is not None
     format = "int8" if _has_a_scale_an_output(weight) else "narrow"
     chosen = choose_linear(dtype, weight.scales.device, format, is_strict)
     if chosen == "native":
-        return NativeLinear(native_library(), weight, bias)
+        return NativeLinear(native_library(), weight, bias, dtype)
     if chosen == "triton" and isinstance(weight, IntegerWeight):
         return TritonLinear((weight.codes ^ 128).view(torch.int8), bias, weight.scales.squeeze(1).float())
     if weight.scales.is_cuda:
