@@ -8,27 +8,25 @@
 #include "linear_narrow.h"
 #include "linear_pack.h"
 #include "linear_packed.h"
+#include "linear_pairs.h"
 #include "linear_vector.h"
 
 namespace {
 
 using namespace quire;
 
-template <class Engine, class Y>
-void compute_with(const PackedLayer<Y>& layer) {
-    layer.narrow ? compute_packed<Engine, true>(layer) : compute_packed<Engine, false>(layer);
-}
-
 void multiply_packed([[maybe_unused]] int variant, const PackedLayer<bf16>& layer) {
 #if defined(QUIRE_HAS_AMX)
     if (variant == QUIRE_LINEAR_TILE && has_few_rows(layer)) return compute_few(layer);
+    if (variant == QUIRE_LINEAR_TILE && has_many_rows(layer)) return compute_many(layer);
     if (variant == QUIRE_LINEAR_TILE)
-        return has_many_rows(layer) ? compute_many(layer) : compute_with<TileEngine>(layer);
+        return layer.narrow ? compute_packed<TileEngine, true>(layer) : compute_packed<TileEngine, false>(layer);
 #endif
 #if defined(__AVX512BF16__)
-    if (variant == QUIRE_LINEAR_PAIR) return compute_with<PairEngine>(layer);
+    if (variant == QUIRE_LINEAR_PAIR)
+        return layer.narrow ? compute_pairs(layer) : compute_packed<PairEngine, false>(layer);
 #endif
-    compute_with<VectorEngine>(layer);
+    layer.narrow ? compute_packed<FloatEngine, true>(layer) : compute_packed<VectorEngine, false>(layer);
 }
 
 void multiply_packed(int, const PackedLayer<float>& layer) { compute_packed<FloatEngine, true>(layer); }
@@ -64,19 +62,20 @@ extern "C" int quire_linear_best_variant(void) {
     return variant;
 }
 
-extern "C" int64_t quire_linear_packed_bytes(int format, int N, int K) {
+extern "C" int64_t quire_linear_packed_bytes(int variant, int format, int N, int K) {
     if (format == QUIRE_LINEAR_FLOAT32)
         return int64_t(count_float_panels(N)) * kFloatColumns * K * int64_t(sizeof(float));
     const int64_t panels = count_panels(N);
     if (!is_narrow_format(format)) return panels * count_steps(K) * kStepSize * int64_t(sizeof(bf16));
-    return panels * count_blocks(format, K) * kPanelColumns * column_bytes(format);
+    if (variant == QUIRE_LINEAR_TILE) return panels * count_blocks(format, K) * kPanelColumns * column_bytes(format);
+    return panels * count_steps(K) * kStepSize * bits_of(format) / 8;
 }
 
-extern "C" void quire_linear_pack(int format, const void* weight, int N, int K, void* packed) {
+extern "C" void quire_linear_pack(int variant, int format, const void* weight, int N, int K, void* packed) {
     if (format == QUIRE_LINEAR_FLOAT32)
         return pack_floats(static_cast<const float*>(weight), N, K, static_cast<float*>(packed));
     if (is_narrow_format(format))
-        return pack_narrow(format, static_cast<const uint8_t*>(weight), N, K, static_cast<uint8_t*>(packed));
+        return pack_narrow(variant, format, static_cast<const uint8_t*>(weight), N, K, static_cast<uint8_t*>(packed));
     pack_bf16(static_cast<const bf16*>(weight), N, K, static_cast<bf16*>(packed));
 }
 

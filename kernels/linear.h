@@ -39,10 +39,11 @@ struct QuireLinear {
     int32_t activation, padding;          // a QuireActivation
 };
 
-int64_t quire_linear_packed_bytes(int format, int N, int K);
+// The variant is that of the calls; only narrow weights differ by it, and those of TILE go with bfloat16 x alone.
+int64_t quire_linear_packed_bytes(int variant, int format, int N, int K);
 // weight: contiguous [N, K] of the format, of 4 bits [N, (K + 1) / 2] with the even k in the lower half of a byte;
 // packed: aligned to 64 bytes, written by all threads.
-void quire_linear_pack(int format, const void* weight, int N, int K, void* packed);
+void quire_linear_pack(int variant, int format, const void* weight, int N, int K, void* packed);
 
 // x [m, num_in] and y [m, num_out]: is_bf16, else float32. float32 weights go with float32 x, bfloat16 weights with
 // bfloat16 x, narrow ones with both.

@@ -4,8 +4,10 @@ Every output is one fixed chain of operations over K: a row's bits do not depend
 neighbours or threads, which neither MKL nor oneDNN promises. float32 x has one such chain, of multiply-adds.
 bfloat16 x has one a variant, and a process uses one variant: VECTOR widens and multiplies as float32 does,
 PAIR is vdpbf16ps of AVX512-BF16, TILE is tdpbf16ps of AMX. The three differ from each other in the last bits
-of a sum. Weights of 4 and 8 bits become numbers of x's type in registers, so that a layer has the bits of a
-plain one with those numbers. Bytes: W once (bfloat16 x: for each 256 rows); operations 2 m K N.
+of a sum. Weights of 4 and 8 bits become numbers in registers: float32, so that a layer has the bits of a
+plain one with those numbers; for TILE bfloat16, likewise; PAIR multiplies what codes stand for before they
+are scaled, adds a group up, and scales the sum, so it rounds no weight. Activations are never rounded.
+Bytes: W once (bfloat16 x: for each 256 rows); operations 2 m K N.
 Legend: G groups of inputs of an output, that have a scale each.
 """
 
@@ -86,11 +88,12 @@ def find_variants(library: ctypes.CDLL) -> list[Variant]:
 def pack_linear(library: ctypes.CDLL, weight: Tensor) -> PackedWeight:
     """A copy of the weight [N, K] of float32 or bfloat16, of about its size. All threads pack."""
     num_out, num_in = weight.shape
-    return _pack(library, _FORMATS[weight.dtype], weight, num_out, num_in)
+    return _pack(library, Variant.VECTOR, _FORMATS[weight.dtype], weight, num_out, num_in)
 
 
 def pack_narrow_linear(
     library: ctypes.CDLL,
+    variant: Variant,
     codes: Tensor,
     scales: Tensor,
     bits: int,
@@ -105,12 +108,13 @@ def pack_narrow_linear(
     `codes`: float8_e4m3fn [N, K]; uint8 [N, K]; or of 4 bits uint8 [N, ceil(K / 2)], the even k in the low
     half of a byte. `scales` [N, G] float32 or bfloat16 and `offsets` [N, G] float32 are of groups of
     `group_size` inputs, a multiple of 16 or 0 for all of K; without offsets integers are symmetric around 8
-    or 128. `codebook` float32 [16]; `permutation` int32 [K]: the input that each k takes.
+    or 128. `codebook` float32 [16]; `permutation` int32 [K]: the input that each k takes. Only this variant
+    may multiply it; float32 x takes any but TILE.
     """
     num_out, format = len(codes), Format.INT4 if bits == 4 else Format.INT8
     if codes.dtype == torch.float8_e4m3fn:
         format, codes = Format.FP8, codes.view(torch.uint8)
-    plain = _pack(library, format, codes, num_out, num_in)
+    plain = _pack(library, variant, format, codes, num_out, num_in)
     return PackedWeight(
         format,
         num_out,
@@ -124,10 +128,12 @@ def pack_narrow_linear(
     )
 
 
-def _pack(library: ctypes.CDLL, format: Format, weight: Tensor, num_out: int, num_in: int) -> PackedWeight:
+def _pack(
+    library: ctypes.CDLL, variant: Variant, format: Format, weight: Tensor, num_out: int, num_in: int
+) -> PackedWeight:
     weight = weight.contiguous()
-    packed = allocate_huge(library.quire_linear_packed_bytes(format, num_out, num_in))
-    library.quire_linear_pack(format, weight.data_ptr(), num_out, num_in, packed.data_ptr())
+    packed = allocate_huge(library.quire_linear_packed_bytes(variant, format, num_out, num_in))
+    library.quire_linear_pack(variant, format, weight.data_ptr(), num_out, num_in, packed.data_ptr())
     return PackedWeight(format, num_out, num_in, packed)
 
 

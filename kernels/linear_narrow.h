@@ -1,11 +1,14 @@
-// Weights of 4 and 8 bits: their packed layout, and how a kernel gets the numbers that they stand for.
+// Weights of 4 and 8 bits: what codes stand for, their packed layout, and how they become float32 numbers.
 //
-// Panels, tiles and steps are those of linear_layout.h: 32 columns, two times 16, and 32 k. Codes lie column by column:
-// those of 8 bits as [panels][steps][2][16 columns][32 k] bytes, those of 4 bits as [panels][ceil(K / 128)][2]
-// [16 columns][32 words] of 16 bits, whose four nibbles are k, k + 32, k + 64 and k + 96. Scales and offsets are
-// [panels][groups][32]. What comes out is code * scale - offset, or codebook[code] * scale - offset, rounded once (to
-// float32, then to bfloat16): a layer has the bits of a plain one over those numbers. Of 4 bits there are 16 such
-// numbers a group, so they are computed once and looked up.
+// A code stands for code * scale - offset, or codebook[code] * scale - offset. For float32 x (and bfloat16 x without
+// instructions for it) that is rounded once, to float32, and for AMX then to bfloat16: a layer has the bits of a plain
+// one over those numbers. AVX512-BF16 rounds no weight (linear_pairs.h).
+//
+// Panels, tiles and steps are those of linear_layout.h: 32 columns, two times 16, and 32 k. Scales and offsets are
+// [panels][groups][32]. Codes lie as bfloat16 pairs would: [panels][halves of steps][2][16 columns, 16 k], those of 8
+// bits as [8 pairs][16 columns][2] bytes, with the upper bit of an integer turned (two's complement), those of 4 bits
+// as [2 quads][16 columns][2] words of 16 bits, whose four nibbles are 2 k apart. For AMX they lie column by column
+// (linear_columns.h).
 #pragma once
 
 #include "linear.h"
@@ -15,19 +18,20 @@
 
 namespace quire {
 
-constexpr int kHalfDepth = 16;         // k of half a step; a group has a multiple of them
-constexpr int kStepsPerWord = 4;       // of 4 bits
-constexpr int kNarrowPrefetch = 4096;  // bytes: reading pauses while a block is multiplied
+constexpr int kHalfDepth = 16;  // k of half a step; a group has a multiple of them
+constexpr int kQuadDepth = 8;   // k of a word's nibbles, for two words
+constexpr int kTurnedBit = 128;
 
 inline bool is_narrow_format(int format) { return format >= QUIRE_LINEAR_INT4; }
 
-constexpr int steps_per_block(int format) { return format == QUIRE_LINEAR_INT4 ? kStepsPerWord : 1; }
+constexpr int bits_of(int format) { return format == QUIRE_LINEAR_INT4 ? 4 : 8; }
 
-// Bytes of a column in a block of so many steps.
-constexpr int column_bytes(int format) { return format == QUIRE_LINEAR_INT4 ? 64 : kTileDepth; }
+inline int find_group_size(const QuireLinear& layer) { return layer.group_size ? layer.group_size : layer.num_in; }
 
-inline int count_blocks(int format, int K) {
-    return (count_steps(K) + steps_per_block(format) - 1) / steps_per_block(format);
+// body(format) for a narrow format, as a constant that templates take.
+template <class Body>
+void with_narrow_format(int format, const Body& body) {
+    with_constant<QUIRE_LINEAR_FP8, QUIRE_LINEAR_INT4>(format, body);
 }
 
 // Offset of a symmetric integer weight, in scales.
@@ -42,7 +46,7 @@ class PanelGroups {
   public:
     PanelGroups(const QuireLinear& layer, int panel)
         : layer_(layer),
-          size_(layer.group_size ? layer.group_size : layer.num_in),
+          size_(find_group_size(layer)),
           groups_((layer.num_in + size_ - 1) / size_),
           first_(size_t(panel) * groups_ * kPanelColumns) {}
 
@@ -95,251 +99,89 @@ inline void load_fp8(const uint8_t* from, __m512& low, __m512& high) {
     high = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1)), factor);
 }
 
-inline __m512 load_int8(const uint8_t* from) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-}
-
-// The numbers of a panel's columns, 32 k at a time.
-template <int format>
-class PanelReader {
-  public:
-    // `num_beside` other panels after this one are read beside it.
-    PanelReader(const QuireLinear& layer, int panel, int num_beside = 0)
-        : groups_(layer, panel),
-          units_(_mm512_loadu_ps(layer.codebook ? layer.codebook : kWholeNumbers)),
-          num_blocks_(count_blocks(format, layer.num_in)),
-          from_(static_cast<const uint8_t*>(layer.packed) + panel * panel_bytes()),
-          skipped_(num_beside * panel_bytes()) {}
-
-    // Goes to a step; steps rise.
-    void seek(int step) {
-        step_ = step;
-        const int block = step / steps_per_block(format);
-        const size_t end = size_t(num_blocks_ - block) * block_bytes();
-        ahead_ = kNarrowPrefetch + (end > kNarrowPrefetch ? 0 : skipped_);
-        if (groups_.seek(step) && format == QUIRE_LINEAR_INT4) make_tables();
-    }
-
-    // put(column, its 32 numbers as bfloat16) for a tile's 16 columns.
-    template <class Put>
-    void read(int tile, const Put& put) const {
-        if constexpr (format == QUIRE_LINEAR_INT4) {
-            with_constant<kStepsPerWord - 1, 0>(step_ % kStepsPerWord, [&](auto place) {
-                groups_.is_even ? look_up<place, true>(tile, put) : look_up<place, false>(tile, put);
-            });
-        } else {
-            const uint8_t* from = find(tile);
-            for (int n = 0; n < kTileColumns; ++n, from += column_bytes(format)) {
-                __builtin_prefetch(from + ahead_);
-                __m512 low, high;
-                compute(from, tile * kTileColumns + n, low, high);
-                put(n, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-            }
-        }
-    }
-
-    // put(column, 16 of them as float32), for a half of the step.
-    template <class Put>
-    void read_floats(int tile, int half, const Put& put) const {
-        const uint8_t* from = find(tile);
-        for (int n = 0; n < kTileColumns; ++n, from += column_bytes(format)) {
-            __m512 low, high;
-            compute(from, tile * kTileColumns + n, low, high);
-            put(n, half ? high : low);
-        }
-    }
-
-  private:
-    const uint8_t* find(int tile) const {
-        const size_t block = step_ / steps_per_block(format);
-        return from_ + (block * 2 + tile) * kTileColumns * column_bytes(format);
-    }
-
-    static constexpr size_t block_bytes() { return size_t(kPanelColumns) * column_bytes(format); }
-
-    size_t panel_bytes() const { return num_blocks_ * block_bytes(); }
-
-    // The nibble at `place` of each word is looked up by the lowest 5 bits. If both halves of a step have one group, so
-    // do both halves of the table, and the fifth bit may be anything.
-    template <int place, bool is_even, class Put>
-    void look_up(int tile, const Put& put) const {
-        const uint8_t* from = find(tile);
-        const __m512i upper = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
-        for (int n = 0; n < kTileColumns; ++n, from += 64) {
-            if (n / kStepsPerWord == place) __builtin_prefetch(from + ahead_);
-            __m512i words = _mm512_load_si512(from);
-            if (place > 0) words = _mm512_srli_epi16(words, 4 * place);
-            const int column = tile * kTileColumns + n;
-            __m512i table;
-            if (is_even) {
-                table = _mm512_broadcast_i64x4(_mm256_load_si256(reinterpret_cast<const __m256i*>(tables_ + column * 16)));
-            } else {
-                table = _mm512_load_si512(tables_ + column * 32);
-                words = _mm512_ternarylogic_epi32(words, _mm512_set1_epi16(15), upper, 0xEA);  // words & 15 | upper
-            }
-            put(n, _mm512_permutexvar_epi16(words, table));
-        }
-    }
-
-    void compute(const uint8_t* from, int column, __m512& low, __m512& high) const {
-        if constexpr (format == QUIRE_LINEAR_INT4) {
-            const __m512i words = _mm512_loadu_si512(from);
-            const __m128i shift = _mm_cvtsi32_si128(step_ % kStepsPerWord * 4);
-            low = _mm512_permutexvar_ps(_mm512_srl_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(words)), shift), units_);
-            high = _mm512_permutexvar_ps(
-                _mm512_srl_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(words, 1)), shift), units_);
-        } else if constexpr (format == QUIRE_LINEAR_INT8) {
-            low = load_int8(from);
-            high = load_int8(from + kHalfDepth);
-        } else {
-            load_fp8(from, low, high);
-        }
-        low = scale(low, 0, column);
-        high = scale(high, 1, column);
-    }
-
-    __m512 scale(__m512 units, int half, int column) const {
-        return _mm512_fmsub_ps(units, _mm512_set1_ps(groups_.scales[half][column]),
-                               _mm512_set1_ps(groups_.offsets[half][column]));
-    }
-
-    // What the codes stand for: [column][16], or where a step's halves are in two groups [column][half][16].
-    void make_tables() {
-        if (groups_.is_even)
-            for (int n = 0; n < kPanelColumns; n += 2) put_table(n * 16, scale(units_, 0, n), scale(units_, 0, n + 1));
-        else
-            for (int n = 0; n < kPanelColumns; ++n) put_table(n * 32, scale(units_, 0, n), scale(units_, 1, n));
-    }
-
-    void put_table(int at, __m512 first, __m512 second) {
-        _mm512_store_si512(tables_ + at, (__m512i)_mm512_cvtne2ps_pbh(second, first));
-    }
-
-    PanelGroups<format> groups_;
-    const __m512 units_;
-    const int num_blocks_;
-    const uint8_t* const from_;
-    const size_t skipped_;
-    size_t ahead_ = 0;
-    int step_ = 0;
-    alignas(64) bf16 tables_[format == QUIRE_LINEAR_INT4 ? kPanelColumns * 32 : 32];
-};
-
-// Rows of a matrix of 16 x 16 words of 32 bits become its columns.
-inline void transpose(__m512i (&r)[16]) {
-    __m512i t[16];
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4)
-        for (int j = 0; j < 2; ++j) {
-            r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + 2 + j]);
-            r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + 2 + j]);
-        }
-    for (int i = 0; i < 4; ++i)
-        for (int j = 0; j < 2; ++j) {
-            t[i + 8 * j] = _mm512_shuffle_i32x4(r[i + 8 * j], r[i + 4 + 8 * j], 0x88);
-            t[i + 4 + 8 * j] = _mm512_shuffle_i32x4(r[i + 8 * j], r[i + 4 + 8 * j], 0xDD);
-        }
-    for (int i = 0; i < 8; ++i) {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xDD);
-    }
-}
-
-template <int format>
-void expand_step(const PanelReader<format>& reader, bf16* to) {
-    for (int tile = 0; tile < 2; ++tile) {
-        __m512i rows[16];
-        reader.read(tile, [&](int n, __m512i numbers) { rows[n] = numbers; });
-        transpose(rows);
-        for (int pair = 0; pair < 16; ++pair) _mm512_store_si512(to + tile * kTileSize + pair * 2 * kTileColumns, rows[pair]);
-    }
-}
-
-template <int format>
-void expand_step(const PanelReader<format>& reader, float* to) {
-    for (int tile = 0; tile < 2; ++tile)
-        for (int half = 0; half < 2; ++half) {
-            __m512i rows[16];
-            reader.read_floats(tile, half, [&](int n, __m512 numbers) { rows[n] = (__m512i)numbers; });
-            transpose(rows);
-            for (int k = 0; k < 16; ++k)
-                _mm512_store_si512(to + (half * kHalfDepth + k) * kPanelColumns + tile * kTileColumns, rows[k]);
-        }
-}
-
-#else
-
-inline float decode_fp8(uint8_t code) {
-    const int exponent = code >> 3 & 15, fraction = code & 7;
-    const float size = exponent ? std::ldexp(float(8 + fraction), exponent - 10) : std::ldexp(float(fraction), -9);
-    return code & 128 ? -size : size;
-}
-
-// As above, a number at a time.
-template <int format>
-class PanelReader {
-  public:
-    PanelReader(const QuireLinear& layer, int panel)
-        : groups_(layer, panel),
-          units_(layer.codebook ? layer.codebook : kWholeNumbers),
-          from_(static_cast<const uint8_t*>(layer.packed) +
-                size_t(panel) * count_blocks(format, layer.num_in) * kPanelColumns * column_bytes(format)) {}
-
-    void seek(int step) {
-        step_ = step;
-        groups_.seek(step);
-    }
-
-    float read(int column, int k) const {
-        const size_t block = step_ / steps_per_block(format);
-        const uint8_t* from = from_ + (block * kPanelColumns + column) * column_bytes(format);
-        float unit;
-        if (format == QUIRE_LINEAR_INT4)
-            unit = units_[from[2 * k + step_ % kStepsPerWord / 2] >> step_ % 2 * 4 & 15];
-        else
-            unit = format == QUIRE_LINEAR_INT8 ? float(from[k]) : decode_fp8(from[k]);
-        const int half = k / kHalfDepth;
-        return std::fma(unit, groups_.scales[half][column], -groups_.offsets[half][column]);
-    }
-
-  private:
-    PanelGroups<format> groups_;
-    const float* const units_;
-    const uint8_t* const from_;
-    int step_ = 0;
-};
-
-template <int format, class To>
-void expand_step(const PanelReader<format>& reader, To* to) {
-    for (int n = 0; n < kPanelColumns; ++n)
-        for (int k = 0; k < kTileDepth; ++k) {
-            const int paired = n / kTileColumns * kTileSize + k / 2 * 2 * kTileColumns + n % kTileColumns * 2 + k % 2;
-            to[std::is_same_v<To, float> ? k * kPanelColumns + n : paired] = narrow<To>(reader.read(n, k));
-        }
-}
-
 #endif
 
-template <int format, class To>
-void expand_panel(const QuireLinear& layer, int panel, int step, int count, To* to) {
-    PanelReader<format> reader(layer, panel);
-    for (int i = 0; i < count; ++i) {
-        reader.seek(step + i);
-        expand_step(reader, to + i * kStepSize);
-    }
+// e4m3 numbers as float32.
+inline Vec decode_fp8(UintVec codes) {
+    const UintVec size = codes & 127u;
+    const Vec whole = (Vec)((size << 20) + (120u << 23)), small = __builtin_convertvector((IntVec)size, Vec) * 0x1p-9f;
+    return (Vec)((UintVec)(size < 8u ? small : whole) | (codes & 128u) << 24);
 }
 
-// `count` steps of a panel as bfloat16 in the layout of bfloat16 weights, or as float [k][32]; `to` aligned to 64.
-template <class To>
-void expand_narrow(const QuireLinear& layer, int panel, int step, int count, To* to) {
-    switch (layer.format) {
-        case QUIRE_LINEAR_INT4: return expand_panel<QUIRE_LINEAR_INT4>(layer, panel, step, count, to);
-        case QUIRE_LINEAR_INT8: return expand_panel<QUIRE_LINEAR_INT8>(layer, panel, step, count, to);
-        default: return expand_panel<QUIRE_LINEAR_FP8>(layer, panel, step, count, to);
+inline Vec look_up(const float* table, UintVec codes) {
+#if defined(__AVX512BF16__)
+    return (Vec)_mm512_permutexvar_ps((__m512i)codes, _mm512_loadu_ps(table));
+#else
+    float numbers[kLanes];
+    for (int i = 0; i < kLanes; ++i) numbers[i] = table[codes[i]];
+    return load(numbers);
+#endif
+}
+
+// A panel's numbers as float32, a step at a time.
+template <int format>
+class FloatReader {
+  public:
+    FloatReader(const QuireLinear& layer, int panel)
+        : groups_(layer, panel),
+          codebook_(layer.codebook),
+          from_(static_cast<const uint8_t*>(layer.packed) + size_t(panel) * count_steps(layer.num_in) * kStepBytes) {}
+
+    // to: [32 k][32 columns].
+    void read(int step, float* to) {
+        groups_.seek(step);
+        const uint8_t* from = from_ + size_t(step) * kStepBytes;
+        for (int half = 0; half < 2; ++half)
+            for (int tile = 0; tile < 2; ++tile, from += kTileBytes)
+                for (int n = 0; n < kTileColumns; n += kLanes)
+                    read_columns(from, half, tile * kTileColumns + n, to + half * kHalfDepth * kPanelColumns);
     }
+
+  private:
+    static constexpr int kTileBytes = kHalfDepth * kTileColumns * bits_of(format) / 8, kStepBytes = 4 * kTileBytes;
+
+    void read_columns(const uint8_t* from, int half, int column, float* to) const {
+        const Vec scale = load(groups_.scales[half] + column), offset = load(groups_.offsets[half] + column);
+        const auto put = [&](int k, UintVec codes) {
+            store(to + k * kPanelColumns + column, decode(codes) * scale - offset);
+        };
+        const int n = column % kTileColumns;
+        if constexpr (format == QUIRE_LINEAR_INT4) {
+            for (int quad = 0; quad < kHalfDepth / kQuadDepth; ++quad) {
+                UintVec words;
+                std::memcpy(&words, from + (quad * kTileColumns + n) * 4, sizeof words);
+                for (int i = 0; i < kQuadDepth; ++i)
+                    put(quad * kQuadDepth + i, words >> (i % 2 * 16 + i / 2 * 4) & 15u);
+            }
+        } else {
+            for (int k = 0; k < kHalfDepth; k += 2) {
+                HalfVec pairs;
+                std::memcpy(&pairs, from + k * kTileColumns + n * 2, sizeof pairs);
+                const UintVec words = __builtin_convertvector(pairs, UintVec);
+                put(k, words & 255u);
+                put(k + 1, words >> 8);
+            }
+        }
+    }
+
+    Vec decode(UintVec codes) const {
+        if (format == QUIRE_LINEAR_FP8) return decode_fp8(codes);
+        if (format == QUIRE_LINEAR_INT4 && codebook_) return look_up(codebook_, codes);
+        if (format == QUIRE_LINEAR_INT8) codes ^= unsigned(kTurnedBit);
+        return __builtin_convertvector((IntVec)codes, Vec);
+    }
+
+    PanelGroups<format> groups_;
+    const float* const codebook_;
+    const uint8_t* const from_;
+};
+
+// `count` steps of a panel as float32 [k][32]; `to` aligned to 64.
+inline void expand_narrow(const QuireLinear& layer, int panel, int step, int count, float* to) {
+    with_narrow_format(layer.format, [&](auto format) {
+        FloatReader<format> reader(layer, panel);
+        for (int i = 0; i < count; ++i) reader.read(step + i, to + i * kStepSize);
+    });
 }
 
 }  // namespace quire

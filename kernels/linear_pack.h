@@ -1,8 +1,9 @@
-// Writing the packed layouts of linear_layout.h, by all threads.
+// Writing the packed layouts, by all threads: linear_layout.h, linear_narrow.h, linear_columns.h.
 #pragma once
 
 #include "linear.h"
 #include "linear_layout.h"
+#include "linear_columns.h"
 #include "linear_narrow.h"
 #include "thread_pool.h"
 
@@ -35,8 +36,30 @@ inline void pack_step(const bf16 (&square)[kPanelColumns][kTileDepth], bf16* pac
     std::memcpy(packed, turned, sizeof turned);
 }
 
-// The same of narrow codes; of 4 bits a square has 4 steps, two numbers to a byte.
-inline void pack_codes(const uint8_t (&square)[kPanelColumns][2 * kTileDepth], uint8_t* packed) {
+// A step of narrow codes as pairs; of 4 bits a square has two numbers to a byte. `turned`: to be xored.
+inline void pack_pairs(const uint8_t (&square)[kPanelColumns][kTileDepth / 2], uint8_t* packed, uint8_t) {
+    for (int quad = 0; quad < kTileDepth / kQuadDepth; ++quad)
+        for (int n = 0; n < kPanelColumns; ++n) {
+            uint32_t bytes, words = 0;
+            std::memcpy(&bytes, square[n] + quad * kQuadDepth / 2, sizeof bytes);
+            for (int i = 0; i < kQuadDepth; ++i) words |= (bytes >> i * 4 & 15) << (i % 2 * 16 + i / 2 * 4);
+            const int half = quad / 2, tile = n / kTileColumns;
+            std::memcpy(packed + (((half * 2 + tile) * 2 + quad % 2) * kTileColumns + n % kTileColumns) * 4, &words, 4);
+        }
+}
+
+inline void pack_pairs(const uint8_t (&square)[kPanelColumns][kTileDepth], uint8_t* packed, uint8_t turned) {
+    for (int half = 0; half < 2; ++half)
+        for (int n = 0; n < kPanelColumns; ++n) {
+            const int tile = half * 2 + n / kTileColumns;
+            uint8_t* to = packed + tile * kTileColumns * kHalfDepth + n % kTileColumns * 2;
+            for (int k = 0; k < kHalfDepth; ++k)
+                to[k / 2 * 2 * kTileColumns + k % 2] = square[n][half * kHalfDepth + k] ^ turned;
+        }
+}
+
+// A block of them by columns; of 4 bits a square has 4 steps.
+inline void pack_columns(const uint8_t (&square)[kPanelColumns][2 * kTileDepth], uint8_t* packed) {
     for (int n = 0; n < kPanelColumns; ++n)
         for (int k = 0; k < kTileDepth; ++k) {
             uint32_t word = 0;
@@ -47,7 +70,7 @@ inline void pack_codes(const uint8_t (&square)[kPanelColumns][2 * kTileDepth], u
         }
 }
 
-inline void pack_codes(const uint8_t (&square)[kPanelColumns][kTileDepth], uint8_t* packed) {
+inline void pack_columns(const uint8_t (&square)[kPanelColumns][kTileDepth], uint8_t* packed) {
     std::memcpy(packed, square, sizeof square);
 }
 
@@ -63,10 +86,17 @@ void pack_panels(const T* weight, int N, int K, T* packed, const Pack& pack) {
     });
 }
 
-inline void pack_narrow(int format, const uint8_t* weight, int N, int K, uint8_t* packed) {
-    const auto pack = [](const auto& square, uint8_t* to) { pack_codes(square, to); };
-    if (format == QUIRE_LINEAR_INT4) return pack_panels<2 * kTileDepth>(weight, N, (K + 1) / 2, packed, pack);
-    pack_panels<kTileDepth>(weight, N, K, packed, pack);
+inline void pack_narrow(int variant, int format, const uint8_t* weight, int N, int K, uint8_t* packed) {
+    const bool is_int4 = format == QUIRE_LINEAR_INT4;
+    if (variant == QUIRE_LINEAR_TILE) {
+        const auto pack = [](const auto& square, uint8_t* to) { pack_columns(square, to); };
+        return is_int4 ? pack_panels<2 * kTileDepth>(weight, N, (K + 1) / 2, packed, pack)
+                       : pack_panels<kTileDepth>(weight, N, K, packed, pack);
+    }
+    const uint8_t turned = format == QUIRE_LINEAR_INT8 ? kTurnedBit : 0;
+    const auto pack = [=](const auto& square, uint8_t* to) { pack_pairs(square, to, turned); };
+    is_int4 ? pack_panels<kTileDepth / 2>(weight, N, (K + 1) / 2, packed, pack)
+            : pack_panels<kTileDepth>(weight, N, K, packed, pack);
 }
 
 inline void pack_bf16(const bf16* weight, int N, int K, bf16* packed) {

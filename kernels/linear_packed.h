@@ -2,12 +2,13 @@
 //
 // A task is a group of panels for a chunk of rows. K is taken in blocks whose weights stay in a cache while all
 // rows of the chunk use them; sums wait in memory between blocks, so a block's size changes no bit. Narrow weights
-// become an engine's numbers a block at a time, the next one before the present one is multiplied.
+// become an engine's numbers a block at a time, the next one before the present one is multiplied. PairEngine leaves
+// narrow weights to linear_pairs.h.
 #pragma once
 
 #include "activation.h"
 #include "linear_layout.h"
-#include "linear_narrow.h"
+#include "linear_columns.h"
 #include "thread_pool.h"
 
 #include <algorithm>
@@ -56,6 +57,18 @@ void copy_row(To* to, const From* from, int count, int padded) {
     else
         copy_floats(to, from, count);
     std::fill(to + count, to + padded, To{});
+}
+
+// y of rows [first, last), at most `width` columns from `column` on; their sums lie `leading` apart.
+template <class Y, class Slot>
+void finish_rows(const PackedLayer<Y>& layer, const float* sums, int leading, int first, int last, int column,
+                 int width, const Slot& find_slot) {
+    const int columns = std::min(width, layer.N - column);
+    with_activation<Y>(layer.activation, [&](auto act) {
+        for (int r = 0; r < last - first; ++r)
+            finish_row<decltype(act)>(layer.y + size_t(first + r) * layer.N + column, sums + find_slot(r) * leading,
+                                      layer.bias ? layer.bias + column : nullptr, columns);
+    });
 }
 
 // The weights of a group's panels for some steps of K: where they lie, or as numbers in a buffer.
@@ -115,38 +128,37 @@ void compute_group(const PackedLayer<Y>& layer, const typename Engine::Input* x,
         Engine::multiply(x + size_t(first) * lda + step * kTileDepth, lda, rows, panels, num_panels, count, sums,
                          is_narrow ? nullptr : panels[0] + count * kStepSize + skipped);
     }
-    const int column = group * Engine::kGroup * kPanelColumns;
-    const int columns = std::min(num_panels * kPanelColumns, layer.N - column);
-    with_activation<Y>(layer.activation, [&](auto act) {
-        for (int r = 0; r < rows; ++r)
-            finish_row<decltype(act)>(layer.y + size_t(first + r) * layer.N + column,
-                                      sums + Engine::find_slot(r, rows) * Engine::kLeading,
-                                      layer.bias ? layer.bias + column : nullptr, columns);
+    finish_rows(layer, sums, Engine::kLeading, first, last, group * Engine::kGroup * kPanelColumns,
+                num_panels * kPanelColumns, [&](int row) { return Engine::find_slot(row, rows); });
+}
+
+// body(x, numbers between its rows, whether threads are worth it) for x as Input, with zeros past K.
+template <class Input, class Y, class Body>
+void with_padded_rows(const PackedLayer<Y>& layer, const Body& body) {
+    const int m = layer.m, K = layer.K, padded = count_steps(K) * kTileDepth;
+    const bool is_parallel = double(m) * K * layer.N > kMinParallelWork;
+    if (std::is_same_v<Input, Y> && K == padded)
+        return body(reinterpret_cast<const Input*>(layer.x), size_t(K), is_parallel);
+    const Floats copy = allocate(size_t(m) * padded);
+    Input* to = reinterpret_cast<Input*>(copy.get());
+    parallel_runs(m, is_parallel, [&](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; ++r) copy_row(to + r * padded, layer.x + r * K, K, padded);
     });
+    body(to, size_t(padded), is_parallel);
 }
 
 template <class Engine, bool is_narrow, class Y>
 void compute_packed(const PackedLayer<Y>& layer) {
     typedef typename Engine::Input Input;
-    const int m = layer.m, K = layer.K, padded = count_steps(K) * kTileDepth;
-    const int groups = (count_panels(layer.N) + Engine::kGroup - 1) / Engine::kGroup;
+    const int m = layer.m, groups = (count_panels(layer.N) + Engine::kGroup - 1) / Engine::kGroup;
     const int chunks = (m + kChunkRows - 1) / kChunkRows;
-    const bool is_copied = !std::is_same_v<Input, Y> || K != padded;
-    Floats copy = is_copied ? allocate(size_t(m) * padded) : nullptr;
-    const bool is_parallel = double(m) * K * layer.N > kMinParallelWork;
-    const Input* x = reinterpret_cast<const Input*>(layer.x);
-    if (is_copied) {
-        Input* to = reinterpret_cast<Input*>(copy.get());
-        parallel_runs(m, is_parallel, [&](int64_t first, int64_t last) {
-            for (int64_t r = first; r < last; ++r) copy_row(to + r * padded, layer.x + r * K, K, padded);
+    with_padded_rows<Input>(layer, [&](const Input* x, size_t lda, bool is_parallel) {
+        parallel_for(groups * chunks, is_parallel, [&](int task) {
+            const typename Engine::Scope scope(m);
+            const int group = task % groups, chunk = task / groups;
+            compute_group<Engine, is_narrow>(layer, x, lda, group, int(int64_t(m) * chunk / chunks),
+                                             int(int64_t(m) * (chunk + 1) / chunks));
         });
-        x = to;
-    }
-    parallel_for(groups * chunks, is_parallel, [&](int task) {
-        const typename Engine::Scope scope(m);
-        const int group = task % groups, chunk = task / groups;
-        compute_group<Engine, is_narrow>(layer, x, is_copied ? padded : K, group, int(int64_t(m) * chunk / chunks),
-                                         int(int64_t(m) * (chunk + 1) / chunks));
     });
 }
 

@@ -48,7 +48,7 @@ def test_equal_logits_go_to_the_first_experts_and_bad_ones_to_some(library: ctyp
 
 def make_layer(library: ctypes.CDLL, dtype: torch.dtype, hidden: int = 48, width: int = 72) -> list[MLP]:
     def make_linear(*shape: int, seed: int) -> NativeLinear:
-        return NativeLinear(library, (random(*shape, seed=seed) * 0.2).to(dtype), None)
+        return NativeLinear(library, (random(*shape, seed=seed) * 0.2).to(dtype), None, dtype)
 
     activation = GatedActivation("silu", dtype, CPU)
     return [

@@ -19,6 +19,7 @@ from ...kernels.choice import choose_linear, native_library
 from ...kernels.gated_activation import FUNCTIONS
 from ...kernels.linear import (
     PackedWeight,
+    Variant,
     choose_variant,
     launch_linear,
     make_table,
@@ -143,12 +144,16 @@ class NativeLinear(Linear):
     is_exact = True
 
     def __init__(
-        self, library: ctypes.CDLL, weight: Tensor | NarrowWeight | PackedWeight, bias: Tensor | None
+        self,
+        library: ctypes.CDLL,
+        weight: Tensor | NarrowWeight | PackedWeight,
+        bias: Tensor | None,
+        dtype: torch.dtype,
     ) -> None:
-        self.packed = _pack(library, weight)
-        super().__init__(self.packed.packed, bias)
         self._library = library
-        self._variant = choose_variant(library)
+        self._variant = choose_variant(library) if dtype is torch.bfloat16 else Variant.VECTOR
+        self.packed = _pack(library, self._variant, weight)
+        super().__init__(self.packed.packed, bias)
 
     @property
     def size_bytes(self) -> int:
@@ -168,14 +173,18 @@ class NativeLinear(Linear):
         return make_table(self.packed, self._variant, self._bias, self.activation)
 
 
-def _pack(library: ctypes.CDLL, weight: Tensor | NarrowWeight | PackedWeight) -> PackedWeight:
+def _pack(
+    library: ctypes.CDLL, variant: Variant, weight: Tensor | NarrowWeight | PackedWeight
+) -> PackedWeight:
     if isinstance(weight, PackedWeight):
         return weight
-    return pack_linear(library, weight) if isinstance(weight, Tensor) else _pack_narrow(library, weight)
+    if isinstance(weight, Tensor):
+        return pack_linear(library, weight)
+    return _pack_narrow(library, variant, weight)
 
 
-def _pack_narrow(library: ctypes.CDLL, weight: NarrowWeight) -> PackedWeight:
-    return pack_narrow_linear(library, **_list_parts(weight))
+def _pack_narrow(library: ctypes.CDLL, variant: Variant, weight: NarrowWeight) -> PackedWeight:
+    return pack_narrow_linear(library, variant, **_list_parts(weight))
 
 
 def _list_parts(weight: NarrowWeight) -> dict[str, Any]:
@@ -205,13 +214,13 @@ def make_linear(
     if isinstance(weight, Tensor):
         chosen = choose_linear(weight.dtype, weight.device, None, is_strict)
         if chosen == "native":
-            return NativeLinear(native_library(), weight, bias)
+            return NativeLinear(native_library(), weight, bias, weight.dtype)
         return (TritonLinear if chosen == "triton" else TorchLinear)(weight, bias)
     assert dtype is not None
     format = "int8" if _has_a_scale_an_output(weight) else "narrow"
     chosen = choose_linear(dtype, weight.scales.device, format, is_strict)
     if chosen == "native":
-        return NativeLinear(native_library(), weight, bias)
+        return NativeLinear(native_library(), weight, bias, dtype)
     if chosen == "triton" and format == "int8" and isinstance(weight, IntegerWeight):
         return TritonLinear((weight.codes ^ 128).view(torch.int8), bias, weight.scales.squeeze(1).float())
     return (TritonNarrowLinear if chosen == "triton" else TorchNarrowLinear)(weight, bias)

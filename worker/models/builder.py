@@ -375,7 +375,7 @@ class _Builder:
     ) -> Linear:
         """`format` is what a plain weight becomes."""
         if isinstance(weight, PackedWeight):
-            return NativeLinear(native_library(), weight, bias)
+            return NativeLinear(native_library(), weight, bias, self._dtype)
         if format is not None and isinstance(weight, Tensor):
             weight = quantize(weight, format)
         linear = make_linear(weight, bias, self._dtype, is_strict=self._wants_exact)
