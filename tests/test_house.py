@@ -45,7 +45,6 @@ SCRIPTS = (ROOT / "tools" / "check", ROOT / "tools" / "gpu_check")  # run from a
 CHECKOUT_ONLY = {  # not in the wheel, but for models
     "quire.tools.docs",
     "quire.tools.newcomer",
-    "quire.tools.pocket",
     "quire.tools.pocket.encoder",
 }
 LIGHT_PACKAGES = ("ipc", "frontend", "core")

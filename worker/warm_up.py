@@ -68,7 +68,7 @@ class WarmUp:
         yield SamplingParams(temperature=1.0, seed=0)
         yield SamplingParams(temperature=1.0, seed=0, top_k=20, top_p=0.95)
         yield SamplingParams(temperature=0.0, repetition_penalty=1.1, presence_penalty=0.1)
-        yield SamplingParams(temperature=1.0, seed=0, top_k=20, logit_bias={0: 1.0})
+        yield SamplingParams(temperature=1.0, seed=0, top_k=20, top_p=0.95, presence_penalty=0.1)
         if self._config.model.max_logprobs:
             yield SamplingParams(temperature=0.0, logprobs=1, prompt_logprobs=1)
 

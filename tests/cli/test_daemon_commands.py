@@ -37,6 +37,7 @@ FAKE = [
 PS_KEYS = [
     "name",
     "model",
+    "formats",
     "state",
     "uptime_s",
     "restarts",
@@ -49,7 +50,11 @@ PS_KEYS = [
     "processes",
     "engines",
 ]
-ENGINE_KEYS = ["index", "state", "restarts", "last_loss", *PS_KEYS[5:-2]]
+ENGINE_KEYS = [
+    *("index", "state", "restarts", "last_loss"),
+    *PS_KEYS[6:-2],
+    *("tensor_parallel_size", "pipeline_parallel_size"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)

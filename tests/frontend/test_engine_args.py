@@ -290,7 +290,7 @@ def test_a_chat_template_is_a_file_or_a_text_and_is_checked_at_once(tmp_path: Pa
 
 def test_ray_is_refused_with_the_name_of_its_extra_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"^distributed_executor_backend='ray': `pip install quire\[ray\]`"):
+    with pytest.raises(ConfigError, match=r"^distributed_executor_backend='ray': .*install 'quire\[ray\]'"):
         EngineArgs(distributed_executor_backend="ray").create_engine_config()
     monkeypatch.setitem(sys.modules, "ray", argparse)  # whatever is there
     with pytest.raises(ConfigError, match=r"^warm_spare=True: off with distributed_executor_backend='ray'"):

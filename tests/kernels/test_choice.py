@@ -22,7 +22,8 @@ def _all_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_table_names_every_file_of_a_kernel() -> None:
     files = {path.name.removesuffix("_triton.py") for path in FOLDER.glob("*_triton.py")}
     named = {name for name, kinds in choice._IMPLEMENTATIONS.items() if "triton" in kinds}
-    assert named | {"rotate_and_write"} == files  # which goes with attention: it writes the cache's layout
+    # With attention go its plan and what writes the cache's layout, with linear layers those of narrow weights.
+    assert named | {"attention_plan", "rotate_and_write", "narrow_linear"} == files
     named = {name for name, kinds in choice._IMPLEMENTATIONS.items() if "native" in kinds}
     assert all((FOLDER / f"{name}.cpp").is_file() for name in named)
 
@@ -52,7 +53,7 @@ def test_a_gpu_multiplies_with_triton_where_rows_must_be_exact_or_weights_are_pa
     assert choose_linear(torch.bfloat16, CPU, "int8", is_strict=False) == "native"
     assert choose_linear(torch.float16, CPU, "int8", is_strict=True) == "torch"
     assert choose_linear(torch.bfloat16, CPU, "narrow", is_strict=False) == "native"
-    assert choose_linear(torch.bfloat16, GPU, "narrow", is_strict=True) == "torch"
+    assert choose_linear(torch.bfloat16, GPU, "narrow", is_strict=True) == "triton"
 
 
 def test_heads_and_rows_that_a_kernel_does_not_cover_go_to_the_next() -> None:
