@@ -14,6 +14,7 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
     using Tile = PairedTile<typename Pairs::Left>;
     using Tile::kGroup, Tile::kStep;
     static constexpr int kPerGroup = kGroup / kLanes;  // vectors of a group
+    static constexpr int kWide = std::max(kStep, kVectors * kLanes);  // keys or elements of D computed together
     static constexpr int kFewRows = 16;
     static constexpr int kGroupPairs = kGroup / 2;
 
@@ -40,7 +41,7 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
     // Scores of `count` rows from `first` on with the keys [from, to) of the tile.
     void score(int first, int count, int from, int to) {
         int j = from / kStep * kStep;
-        for (; j + 2 * kStep <= round_up(to, kStep); j += 2 * kStep) score_keys<2 * kStep / kLanes>(first, count, j);
+        for (; j + kWide <= round_up(to, kStep); j += kWide) score_keys<kWide / kLanes>(first, count, j);
         if (j < to) score_keys<kStep / kLanes>(first, count, j);
     }
 
@@ -50,8 +51,8 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
         if (is_in_place_) return add_in_place(count, from, to, value);
         to = round_up(to, kStep);
         int d = 0;
-        for (; d + 2 * kStep <= this->padded_; d += 2 * kStep)
-            add_copied<2 * kStep / kLanes>(count, from, to, d, value);
+        for (; d + kWide <= this->padded_; d += kWide)
+            add_copied<kWide / kLanes>(count, from, to, d, value);
         if (d < this->padded_) add_copied<kStep / kLanes>(count, from, to, d, value);
     }
 
@@ -86,7 +87,7 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
     }
 
     void add_in_place(int count, int from, int to, float* value) {
-        const int D = this->step_.head_size, last = std::min(to, this->count_);
+        const int last = std::min(to, this->count_);
         for (int key = from; key < last; key += kGroup) {
             const int group = key / kGroup, pairs = std::min(kGroupPairs, (last - key + 1) / 2);
             const bool is_cut = last == this->count_ && last % 2 && key + kGroup >= last;
@@ -100,7 +101,7 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
     void add_pairs(int count, int key, int pairs, const bf16* v, const bf16* ahead, float* value) {
         const int D = this->step_.head_size;
         int d = 0;
-        for (; d + 2 * kStep <= D; d += 2 * kStep) add_columns<2 * kStep / kLanes>(count, key, pairs, v, d, ahead, value);
+        for (; d + kWide <= D; d += kWide) add_columns<kWide / kLanes>(count, key, pairs, v, d, ahead, value);
         if (d < D) add_columns<kStep / kLanes>(count, key, pairs, v, d, ahead, value);
     }
 

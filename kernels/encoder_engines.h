@@ -51,14 +51,10 @@ struct PairsEngine {
         prepare(0, units);
         const bf16* pairs = reinterpret_cast<const bf16*>(b);
         const bf16* starts[] = {pairs, pairs + 2 * kLanes};
-        for (int r = 0; r < rows; r += kMaxRows) {
-            const int count = std::min(kMaxRows, rows - r);
-            float* sums = c + size_t(r) * kPanel;
-            std::fill_n(sums, count * kPanel, 0.0f);
-            with_constant<2>(vectors, [&](auto wide) {
-                multiply_pair_rows<Pairs, wide>(count, a + r * lda, lda, starts, kPanel, sums, kPanel, units);
-            });
-        }
+        std::fill_n(c, size_t(rows) * kPanel, 0.0f);
+        with_constant<2>(vectors, [&](auto wide) {
+            multiply_pair_rows<Pairs, wide>(rows, a, lda, starts, kPanel, c, kPanel, units);
+        });
         done(0, rows);
     }
 };

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ...ipc.model_spec import AttentionSpec
+from ...kernels.huge_pages import allocate_huge
 from ...worker.attention.metadata import AttentionMetadata
 from .kernel_case import Bench
 
@@ -43,4 +44,16 @@ def make_cache(
     """K and V of a layer, full of noise: attention's speed does not depend on the layout of a block."""
     num_blocks = int((metadata.seq_lens + _BLOCK_SIZE - 1).div(_BLOCK_SIZE, rounding_mode="floor").sum())
     size = (num_blocks, spec.num_kv_heads, _BLOCK_SIZE, spec.head_size)
-    return bench.noise(*size, dtype=dtype), bench.noise(*size, dtype=dtype)
+    return copy_cache((bench.noise(*size, dtype=dtype), bench.noise(*size, dtype=dtype)))
+
+
+def copy_cache(cache: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The same in memory of its own; on a CPU in huge pages, as the worker has its cache."""
+    key, value = cache
+    return _copy(key), _copy(value)
+
+
+def _copy(part: Tensor) -> Tensor:
+    if part.device.type != "cpu":
+        return part.clone()
+    return allocate_huge(part.nbytes).view(part.dtype).view(part.shape).copy_(part)

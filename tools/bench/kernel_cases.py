@@ -24,7 +24,7 @@ from ...worker.layers.activation import GatedActivation
 from ...worker.layers.embedding import Embedding
 from ...worker.layers.norm import RMSNorm
 from ...worker.sampling.sampler import SamplingBatch, sample
-from .attention_steps import make_cache, make_metadata
+from .attention_steps import copy_cache, make_cache, make_metadata
 from .encoder_cases import make_encoder_cases
 from .kernel_case import QWEN3_600M, TINY, Bench, BenchShape, Case
 from .linear_cases import make_linear_cases
@@ -58,7 +58,7 @@ def _make_decode(
     is_resident = shape is TINY
     count = 1 if is_resident else bench.count_copies(num_bytes)
     first = make_cache(bench, shape.attention, metadata, dtype)
-    caches = [first, *((first[0].clone(), first[1].clone()) for _ in range(count - 1))]
+    caches = [first, *(copy_cache(first) for _ in range(count - 1))]
     starts, lengths = metadata.query_starts_list(), metadata.seq_lens_list()
     return Case(
         op="paged attention",
