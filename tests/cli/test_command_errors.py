@@ -53,7 +53,7 @@ def run_quire(*arguments: str, stdin: str | None = None) -> subprocess.Completed
         (["generate", ""], "prompt='': a text that is not empty"),
         (["generate"], "prompt='': a text that is not empty"),
         (["chat"], "message='': a text piped in"),
-        (["chat", "hello"], "'hello': 'quire chat' takes no such argument"),
+        (["chat", "model", "hello"], "'hello': 'quire chat' takes no such argument"),
         (["bench", "offlin"], "bench='offlin': one of offline, kernels, startup, core, "),
         (["bench", "offline", "--workload", "W9"], "workload='W9': one of W1, W2, W3, W4"),
         (
