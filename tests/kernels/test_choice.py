@@ -22,7 +22,7 @@ def _all_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_table_names_every_file_of_a_kernel() -> None:
     files = {path.name.removesuffix("_triton.py") for path in FOLDER.glob("*_triton.py")}
     named = {name for name, kinds in choice._IMPLEMENTATIONS.items() if "triton" in kinds}
-    # With attention go its plan and what writes the cache's layout, with linear layers those of narrow weights.
+    # Attention goes with its plan and what writes the cache's layout, linear layers with narrow ones.
     assert named | {"attention_plan", "rotate_and_write", "narrow_linear"} == files
     named = {name for name, kinds in choice._IMPLEMENTATIONS.items() if "native" in kinds}
     assert all((FOLDER / f"{name}.cpp").is_file() for name in named)
