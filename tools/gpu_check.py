@@ -114,7 +114,7 @@ def _install_wheels(folder: Path) -> None:
 
 
 def _run_part(name: str, timeout_s: float, out: Path | None = None) -> list[Row]:
-    """The part's rows, and one more if it failed or was cut off. They are said, and added to `out`, at once."""
+    """The part's rows, and one more if it failed or was cut off; said, and added to `out`, as they come."""
     if timeout_s <= 0:
         return [Row(name, "not run: no time is left", "done", False)]
     with tempfile.TemporaryDirectory() as folder:
@@ -129,7 +129,9 @@ def _run_part(name: str, timeout_s: float, out: Path | None = None) -> list[Row]
                 last = _explain_end(name, done.returncode, done.stderr)
             except subprocess.TimeoutExpired:
                 last = Row(name, f"not done in {timeout_s:.0f} s", "done", False)
-        found = [*rows.read(), *([last] if last else [])]
+            if last is not None:
+                rows.append(last)
+        found = rows.read()
     return [*found, Row(f"{name}, seconds", f"{time.monotonic() - start:.0f}")]
 
 

@@ -77,7 +77,12 @@ def test_rows_are_written_as_they_come(
     out = tmp_path / "rows.jsonl"
     assert gpu_check.main(["--part", "golden", "--part", "graphs", "--out", str(out)]) == 1
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [(row["part"], row["name"]) for row in rows] == [("golden", "first"), ("graphs", "first")]
+    assert [(row["part"], row["name"]) for row in rows] == [
+        ("golden", "first"),
+        ("golden", "golden"),
+        ("graphs", "first"),
+        ("graphs", "graphs"),
+    ]
     assert "  first: 7" in capsys.readouterr().err
 
 

@@ -149,13 +149,13 @@ def check_crowds(say: Say, device: str = "cuda", sizes: tuple[int, ...] = (1, 3,
     ]
     prompts = encode_prompts()
 
-    def run(number: int, **engine_args: Any) -> list[list[int]]:
+    def run(llm: Any, number: int) -> list[list[int]]:
         params = [
             SamplingParams(seed=i, max_tokens=4 + i % 13, ignore_eos=True, detokenize=False, **kinds[i % 3])
             for i in range(number)
         ]
         inputs = [{"prompt_token_ids": [*prompts[i % len(prompts)], 5 + i]} for i in range(number)]
-        outputs = llms[engine_args["key"]].generate(inputs, params, use_tqdm=False)
+        outputs = llm.generate(inputs, params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     common: dict[str, Any] = {
@@ -167,9 +167,8 @@ def check_crowds(say: Say, device: str = "cuda", sizes: tuple[int, ...] = (1, 3,
             LLM(dtype=dtype, **common) as ahead,
             LLM(dtype=dtype, enforce_eager=True, distributed_executor_backend="uni", **common) as lock_step,
         ):
-            llms = {"ahead": ahead, "lock-step": lock_step}
             for size in sizes:
-                ours, wanted = run(size, key="ahead"), run(size, key="lock-step")
+                ours, wanted = run(ahead, size), run(lock_step, size)
                 num_equal = sum(a == b for a, b in zip(ours, wanted, strict=True))
                 name, found = f"{dtype}, {size} requests as in lock-step", f"{num_equal} of {size} equal"
                 say(Row(name, found, "all", num_equal == size))

@@ -52,9 +52,9 @@ class RowFile:
 
 
 class RowTeller:
-    """While a part runs: says its rows on stderr as they come, and adds them to a file, for a run that is cut off.
+    """While a part runs: says its rows on stderr as they come, and adds them to a file.
 
-    For `with`; what came last is told at its end.
+    For `with`; what came last is told at its end. A run that is cut off leaves the file.
     """
 
     _INTERVAL_S = 1.0
