@@ -14,6 +14,7 @@ from ...worker.quantization.online import quantize
 from .kernel_case import LLAMA_8B, QWEN3_600M, TINY, Bench, BenchShape, Case
 
 _ROWS = (1, 8, 32, 256, 1024)
+_FEW_ROWS = (1, 2, 4)  # of narrow weights, which are read faster than they are multiplied
 _NARROW: dict[torch.dtype, Quantization] = {
     torch.uint4: "int4",  # pyright: ignore[reportAttributeAccessIssue]
     torch.int8: "int8",
@@ -37,8 +38,9 @@ def make_linear_cases(bench: Bench) -> Iterator[Case]:
     for name, num_in, num_out in _list_linears(QWEN3_600M):
         yield from _make_linear(bench, _Kind(name, num_in, num_out), _ROWS)
     for dtype in (*_NARROW, torch.float32):
+        rows = (*_FEW_ROWS, *_ROWS[1:]) if dtype in _NARROW else _ROWS
         for name, num_in, num_out in _list_linears(QWEN3_600M)[2:3]:
-            yield from _make_linear(bench, _Kind(name, num_in, num_out, dtype), _ROWS)
+            yield from _make_linear(bench, _Kind(name, num_in, num_out, dtype), rows)
     for name, num_in, num_out in _list_linears(TINY)[:3]:
         yield from _make_linear(bench, _Kind(f"tiny {name}", num_in, num_out, is_resident=True), (1, 32, 256))
     if bench.device.type == "cuda":
