@@ -15,7 +15,7 @@ from .answers import compare
 from .pages import ENDLESS, INSTALL, Block
 
 _MARK = "QUIRE_NEWCOMER"  # in the environment of all that is started: how it is found again
-_BLOCK_S, _ENDLESS_S, _READY_S = 300, 3, 120
+_BLOCK_S, _ENDLESS_S, _READY_S = 900, 3, 300
 _SERVE = re.compile(
     r"^((?:\S*/)?quire serve\b[^&|#\n]*?)\s*(#.*)?$", re.M
 )  # in the foreground: it never ends
