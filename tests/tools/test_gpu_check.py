@@ -99,37 +99,6 @@ def test_a_folder_without_wheels_is_refused(tmp_path: Path) -> None:
         gpu_check.main(["--wheels", str(tmp_path)])
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_parts_that_a_cpu_can_run_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quire.kernels import triton_runtime
-    from quire.tools.gpu import correctness, kernels
-
-    pytest.importorskip("triton")
-    rows: list[Row] = []
-    correctness.check_first_answer(rows.append, device="cpu")
-    correctness.check_crowds(rows.append, device="cpu", sizes=(1, 5))
-    monkeypatch.setattr(triton_runtime, "DEVICE_TYPES", {"cpu", "cuda"})
-    kernels.bench_kernels(rows.append, device="cpu", scale=512)
-    assert len(rows) > 2 + 4 + 10
-    assert [row for row in rows if row.is_ok is False and "%" not in row.value] == []
-
-
-def test_a_part_that_hangs_is_cut_off_and_keeps_its_rows(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def hang(command: list[str], timeout: float, **_options: object) -> None:
-        RowFile(Path(command[-1])).append(Row("first", "7"))
-        raise subprocess.TimeoutExpired(command, timeout)
-
-    monkeypatch.setattr(gpu_check, "_find_missing_gpu", lambda: None)
-    monkeypatch.setattr(gpu_check.subprocess, "run", hang)
-    assert gpu_check.main(["--part", "golden"]) == 1
-    out = capsys.readouterr().out
-    assert "first" in out
-    assert f"not done in {gpu_check.PARTS['golden']:.0f} s" in out
-
-
 def test_no_part_takes_longer_than_a_command_may_on_a_lent_machine() -> None:
     assert max(gpu_check.PARTS.values()) <= 600
 
@@ -146,3 +115,15 @@ def test_rows_survive_a_line_that_was_cut_off(tmp_path: Path) -> None:
 def test_a_fraction_is_judged_by_the_least_that_is_wanted() -> None:
     assert judge("x", 0.85, 0.85, "y") == Row("x", "85% (y)", "at least 85%", True)
     assert judge("x", 0.84, 0.85, "y").is_ok is False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_parts_that_a_cpu_can_run_do() -> None:
+    from quire.tools.gpu.correctness import check_crowds, check_first_answer
+
+    rows: list[Row] = []
+    check_first_answer(rows.append, device="cpu")
+    check_crowds(rows.append, device="cpu", sizes=(1, 3))
+    assert len(rows) == 2 + 2 * 2
+    assert all(row.is_ok for row in rows)
