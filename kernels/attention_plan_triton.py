@@ -132,7 +132,8 @@ def _plan_kernel(
     is_before = end[None, :] <= item[:, None]
     request = tl.sum((is_before & is_request[None, :]).to(tl.int32), 1)
     split = item - tl.max(tl.where(is_before, end[None, :], 0), 1)
-    own_count = tl.sum(tl.where(requests[None, :] == request[:, None], count[None, :], 0), 1)
+    is_own = requests[None, :] == request[:, None]  # pyright: ignore[reportArgumentType]
+    own_count = tl.sum(tl.where(is_own, count[None, :], 0), 1)
     at = items + item * ITEM_SIZE
     is_item = item < num_items
     tl.store(at, request, mask=is_item)

@@ -41,11 +41,11 @@ class CompileWatch:
     """
 
     def __init__(self) -> None:
-        import triton
+        from triton import knobs
 
         self.count = 0
         self.is_serving = False
-        triton.knobs.runtime.jit_post_compile_hook = self._note
+        knobs.runtime.jit_post_compile_hook = self._note
 
     def _note(self, *, fn: typing.Any, **_: typing.Any) -> None:
         self.count += 1

@@ -134,6 +134,7 @@ class RemoteEngine(Engine):
         """Engines of a daemon have ports in a row."""
         address = parse_tcp_address("attach", self.address).shift(entry.index - self.index)
         daemon = msgspec.structs.replace(self._daemon, address=str(address))
+        assert self.handshakes is not None
         return RemoteEngine(daemon, entry.index, self.handshakes.make_sibling(daemon.address))
 
     def check_facts(self, facts: EngineFacts, index: int) -> EngineFacts:
