@@ -13,9 +13,9 @@
 namespace quire {
 
 // What a tile of rows asks for while it is multiplied: its share of the weights that come after these, a line or two
-// with each pair of k, because a Zen 5 drops what is asked for in bursts. Without it reading and multiplying take turns:
-// 8, 16, 24, 32 and 64 rows of 1,024 x 4,096 are 1.25, 1.6, 1.6, 1.4 and 1.2 times as fast with it. With one tile of
-// rows the processor's own prefetch is as fast.
+// with each pair of k, because a Zen 5 drops what is asked for in bursts. Without it reading and multiplying take
+// turns: 8, 16, 24, 32 and 64 rows of 1,024 x 4,096 are 1.25, 1.6, 1.6, 1.4 and 1.2 times as fast with it. With
+// one tile of rows the processor's own prefetch is as fast.
 template <class Weight>
 struct Ahead {
     static constexpr int kLine = 64 / sizeof(Weight), kLinesPerStep = kStepSize / kLine;
