@@ -13,19 +13,19 @@
 namespace quire {
 
 // What a tile of rows asks for while it is multiplied: its share of the weights that come after these, a line or two
-// with each pair of k, because a Zen 5 drops what is asked for in bursts. Without it reading and multiplying take turns:
-// 8, 16, 24, 32 and 64 rows of 1,024 x 4,096 are 1.25, 1.6, 1.6, 1.4 and 1.2 times as fast with it. With one tile of
-// rows the processor's own prefetch is as fast.
+// with each pair of k, because a Zen 5 drops what is asked for in bursts. Without it reading and multiplying take
+// turns: 8, 16, 24, 32 and 64 rows of 1,024 x 4,096 are 1.25, 1.6, 1.6, 1.4 and 1.2 times as fast with it. With
+// one tile of rows the processor's own prefetch is as fast.
 template <class Weight>
 struct Ahead {
     static constexpr int kLine = 64 / sizeof(Weight), kLinesPerStep = kStepSize / kLine;
     static constexpr int kTurns = kTileDepth / 4;  // of a panel's in a step: two panels take turns
 
     const Weight* next[2];
-    const int count;  // lines of a turn; 0: nothing is fetched
+    const int count;  // lines of a turn
 
     Ahead(const Weight* const* panels, int num_panels, int steps, const Weight* from, int tile, int tiles)
-        : count(from && tiles > 1 ? (kLinesPerStep / kTurns + tiles - 1) / tiles : 0) {
+        : count((kLinesPerStep / kTurns + tiles - 1) / tiles) {
         const size_t first = size_t(kLinesPerStep * steps * tile / tiles) * kLine;
         next[0] = from + first;
         next[1] = next[0] + (num_panels > 1 ? panels[1] - panels[0] : 0);
@@ -35,6 +35,10 @@ struct Ahead {
         const Weight* from = next[pair % 2] + (step * kTurns + pair / 2) * count * kLine;
         for (int i = 0; i < count; ++i) __builtin_prefetch(from + i * kLine, 0, 2);
     }
+};
+
+struct NothingAhead {
+    void fetch(int, int) const {}
 };
 
 // An engine's multiply: sums[rows, panels * 32] += a[rows, steps * 32] W, a's rows `lda` numbers apart, sums'
@@ -61,11 +65,16 @@ struct RowsEngine {
         const int tiles = (rows + kMaxRows - 1) / kMaxRows;
         for (int tile = 0; tile < tiles; ++tile) {
             const int r = rows * tile / tiles;
-            const Ahead<Weights> ahead(panels, num_panels, steps, next, tile, tiles);
-            with_constant<kMaxRows>(rows * (tile + 1) / tiles - r, [&](auto count) {
-                Engine::template multiply_rows<count>(a + r * lda, lda, panels, num_panels, steps, sums + r * kLeading,
-                                                      ahead);
-            });
+            const auto multiply_tile = [&](const auto& ahead) {
+                with_constant<kMaxRows>(rows * (tile + 1) / tiles - r, [&](auto count) {
+                    Engine::template multiply_rows<count>(a + r * lda, lda, panels, num_panels, steps,
+                                                          sums + r * kLeading, ahead);
+                });
+            };
+            if (!next || tiles == 1)
+                multiply_tile(NothingAhead());
+            else
+                multiply_tile(Ahead<Weights>(panels, num_panels, steps, next, tile, tiles));
         }
     }
 };
@@ -107,9 +116,9 @@ struct VectorEngine : RowsEngine<VectorEngine, float> {
             for (int v = 0; v < Vectors; ++v) store(sums + r * kLeading + (first + v) * kLanes, total[r][v]);
     }
 
-    template <int Rows>
+    template <int Rows, class Next>
     static void multiply_rows(const float* a, size_t lda, const bf16* const* panels, int num_panels, int steps,
-                              float* sums, const Ahead<bf16>&) {
+                              float* sums, const Next&) {
         const int vectors = num_panels * 2 * kVectorsPerTile;
         int v = 0;
         for (; v + kVectors <= vectors; v += kVectors)
@@ -123,18 +132,18 @@ struct FloatEngine : RowsEngine<FloatEngine, float, 1> {
     typedef float Weight;
     static constexpr int kBlockSteps = 4;  // 16 KB
 
-    template <int Rows>
+    template <int Rows, class Next>
     static void multiply_rows(const float* a, size_t lda, const float* const* panels, int, int steps, float* sums,
-                              const Ahead<float>&) {
+                              const Next&) {
         quire::multiply(Rows, kPanelColumns, a, lda, panels[0], kPanelColumns, sums, kLeading, steps * kTileDepth);
     }
 };
 
 #if defined(__AVX512BF16__)
 struct PairEngine : RowsEngine<PairEngine, bf16> {
-    template <int Rows, int Panels>
+    template <int Rows, int Panels, class Next>
     static void multiply_tile(const bf16* a, size_t lda, const bf16* const* panels, int steps, float* sums,
-                              const Ahead<bf16>& ahead) {
+                              const Next& ahead) {
         __m512 total[Rows][2 * Panels];
         for (int r = 0; r < Rows; ++r)
             for (int v = 0; v < 2 * Panels; ++v)
@@ -159,9 +168,9 @@ struct PairEngine : RowsEngine<PairEngine, bf16> {
                 _mm512_storeu_ps(sums + r * kLeading + v * kTileColumns, total[r][v]);
     }
 
-    template <int Rows>
+    template <int Rows, class Next>
     static void multiply_rows(const bf16* a, size_t lda, const bf16* const* panels, int num_panels, int steps,
-                              float* sums, const Ahead<bf16>& ahead) {
+                              float* sums, const Next& ahead) {
         if (num_panels == 2) return multiply_tile<Rows, 2>(a, lda, panels, steps, sums, ahead);
         multiply_tile<Rows, 1>(a, lda, panels, steps, sums, ahead);
     }
