@@ -43,7 +43,8 @@ class BeamScheduler:
 
     def allocate(self) -> None:
         """Give new beams their blocks, before a step is formed. If there are too few, the last running
-        request is preempted for them, and the next one, up to the request itself.
+        request is preempted for them, and the next one, up to the request itself. That one is charged for
+        its tokens: it has computed them in vain, and will again before those who hold the blocks get on.
         """
         lacking, self._lacking = self._lacking, []
         for request in lacking:
@@ -52,7 +53,10 @@ class BeamScheduler:
             while request.row is not None and manager.pool.num_free < sum(
                 map(manager.count_missing, group.beams)
             ):
-                self._preempt(self._batch.requests[-1])
+                last = self._batch.requests[-1]
+                if last is request:
+                    self._policy.note_beams(request, request.num_tokens)
+                self._preempt(last)
             if num_missing := sum(map(manager.count_missing, group.beams)):  # none, if it was preempted
                 self._policy.note_block(request, num_missing)
             for beam in group.beams:

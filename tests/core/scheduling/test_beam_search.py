@@ -142,6 +142,19 @@ def test_beams_share_the_blocks_of_their_prompt():
     assert sum(len(step.new_requests) for step in engine.steps) == 1
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+def test_a_search_without_blocks_for_its_beams_lets_those_go_on_who_hold_them(policy: SchedulingPolicy):
+    # Of another tenant, it would be computed up to its beams for ever, before the long prompt gets on.
+    engine = make_engine(10, policy=policy, max_num_seqs=4, max_num_batched_tokens=2, run_ahead=1)
+    search = make_search(width=3, num_prompt=30, max_tokens=2)
+    engine.add(make_request("long", list(range(40)), max_tokens=2), b"one")
+    for _ in range(2):
+        engine.turn()
+    engine.add(search, b"two")
+    engine.run(max_turns=1000)
+    check(engine, search)
+
+
 def test_a_search_survives_preemption_and_lost_workers():
     engine = make_engine(24, max_num_seqs=8, max_num_batched_tokens=16)
     requests = [make_search(i, num_prompt=20, max_tokens=30) for i in range(2)]
