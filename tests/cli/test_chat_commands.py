@@ -9,7 +9,9 @@ import pytest
 from chat_fakes import FakeSession, make_conversation, run_terminal
 from quire.frontend.cli.chat.commands import Commands
 
-FIVE_MESSAGES = msgspec.json.encode([{"role": "user", "content": "x"}] * 5).decode()
+FIVE_MESSAGES, THREE_MESSAGES = (
+    msgspec.json.encode([{"role": "user", "content": "x"}] * number).decode() for number in (5, 3)
+)
 
 
 def test_retry_asks_again_and_keeps_the_old_answer_if_that_fails(
@@ -62,7 +64,9 @@ def test_a_conversation_is_saved_and_loaded_with_what_was_set(
         ('[{"role": "user"}]', "messages[0].content=None: a text"),
         ('{"messages": [], "params": {"top_p": 7}}', "top_p=7: a number from 0 to 1"),
         ('{"messages": [], "params": {"n": 7}}', "params='n': one of max_tokens"),
+        ('[{"role": "user", "content": "", "x": ' + "[" * 100_000, "as /save writes it"),
         (FIVE_MESSAGES, "at most 4 (/clear starts anew)"),
+        (THREE_MESSAGES, "messages='3 tokens': fewer than the model's 3 (/clear starts anew)"),
     ],
 )
 def test_a_file_that_cannot_be_loaded_changes_nothing(
@@ -75,7 +79,9 @@ def test_a_file_that_cannot_be_loaded_changes_nothing(
     path = tmp_path / "talk.json"
     if content is not None:
         path.write_text(content)
-    conversation = make_conversation(FakeSession(["ok"]), "Be kind.")
+    session = FakeSession(["ok"])
+    session.facts.max_model_len = 3
+    conversation = make_conversation(session, "Be kind.")
     run_terminal(monkeypatch, conversation, ["Hi", f"/load {path}", "/bye"])
     assert error in capsys.readouterr().out
     assert (conversation.num_messages, conversation.system, conversation.given) == (2, "Be kind.", {})

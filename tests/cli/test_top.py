@@ -81,6 +81,18 @@ def test_a_frame_shows_rates_load_blocks_clients_and_requests():
         assert part in text
 
 
+def test_names_are_shown_as_they_are_whatever_they_would_mean_to_rich():
+    view = View()
+    view.press("down", [make_request("[/b]")])
+    clients = [make_client("[red]x[/foo]")]
+    text = draw(
+        make_snapshot([make_request("[/b]"), make_request("[bold]a[/bold]")], clients=clients), view=view
+    )
+    assert "[red]x[/foo]" in text
+    assert "▶ [/b]" in text
+    assert "[bold]a[/bold]" in text
+
+
 def test_the_block_map_shows_used_cached_and_free_runs():
     (line,) = [line for line in draw(make_snapshot()).splitlines() if line.startswith("KV")]
     cells = line.removeprefix("KV  25 % ").removesuffix(" 30/120").strip()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ....ipc.errors import InputError
+from ....ipc.errors import InputError, PromptError
 from ....ipc.sampling_params import SamplingParams
 from ...output_formats.events import AssistantMessage, ToolCall, ToolCallEnd
 from ..sampling_options import make_sampling_params
@@ -96,7 +96,9 @@ class Conversation:
         """Go on with another conversation, its system message included. Raises PromptError if it does not fit
         into the model, or its chat template refuses it; then nothing is changed.
         """
-        self._session.render_chat(messages, self.tools, self.is_thinking)
+        num_tokens = len(self._session.render_chat(messages, self.tools, self.is_thinking))
+        if num_tokens >= (max_tokens := self.facts.max_model_len):
+            raise PromptError("messages", f"{num_tokens} tokens", f"fewer than the model's {max_tokens}")
         first = messages[:1] if messages and messages[0]["role"] == "system" else []
         turns: list[Turn] = []
         for message in messages[len(first) :]:

@@ -61,7 +61,7 @@ def load_chat(name: str) -> SavedChat:
             if is_list
             else msgspec.json.decode(body, type=SavedChat)
         )
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError("FILE", name, f"a conversation as /save writes it ({error})") from None
     for number, message in enumerate(saved.messages):
         _check_message(f"messages[{number}]", message)

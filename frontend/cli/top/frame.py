@@ -220,7 +220,7 @@ def _render_clients(clients: Sequence[ClientView], width: int) -> Table:
         table.add_column(name, justify="left" if name == "client" else "right", no_wrap=True)
     for client in clients:
         row = (
-            client.name,
+            Text(client.name),
             f"{client.num_running}",
             f"{client.num_waiting:,}",
             f"{client.tokens_served_total:,}",
@@ -277,7 +277,7 @@ def _describe(view: RequestView, is_selected: bool) -> dict[str, str | Text]:
     filled = round(10 * min(done, whole) / whole) if whole > 0 else 0
     waits = Text(view.waits_for, _WAITING) if view.waits_for else Text(_describe_prefix(view), _MUTED)
     return {
-        "request": _shorten(f"▶ {view.request_id}" if is_selected else view.request_id, 20),
+        "request": Text(_shorten(f"▶ {view.request_id}" if is_selected else view.request_id, 20)),
         "state": "prefill" if is_prefill else view.state,
         "progress": Text.assemble(("━" * filled, _ACCENT), ("╌" * (10 - filled), _MUTED)),
         "tokens": f"{view.num_prompt_tokens}+{view.num_output_tokens}",

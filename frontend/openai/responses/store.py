@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from .event_log import EventLog
 
@@ -118,11 +119,13 @@ class ResponseStore:
 
     def _drop_expired(self) -> None:
         now = self._now()
-        while self._records:
-            response_id, record = next(iter(self._records.items()))
-            if record.expires_at > now:
-                return
-            self._drop(response_id)
+        expired = takewhile(lambda one: one[1].expires_at <= now, self._records.items())
+        for response_id, record in list(expired):
+            if record.response:
+                self._drop(response_id)
+            else:  # it runs: its time counts from its end
+                self._take(response_id)
+                self._put(response_id, record)
 
     def _put(self, response_id: str, record: Record) -> None:
         record.expires_at = self._now() + self._keep_s

@@ -46,8 +46,9 @@ def test_a_response_is_found_by_its_owner_until_it_is_removed() -> None:
 
 def test_what_nobody_uses_is_forgotten_after_its_time_and_what_is_used_stays_as_long_again() -> None:
     store, clock = make_store()
-    store.add("one", make_record())
-    store.add("two", make_record())
+    for name in ("one", "two"):
+        store.add(name, make_record())
+        store.finish(name, b"r", b"", 0)
     clock.now += 40
     assert store.find("one", "a") is not None
     clock.now += 30
@@ -56,6 +57,23 @@ def test_what_nobody_uses_is_forgotten_after_its_time_and_what_is_used_stays_as_
     clock.now += 30
     assert store.drop_expired() is None
     assert (len(store), store.num_bytes) == (0, 0)
+
+
+def test_what_runs_longer_than_responses_are_kept_is_kept_from_its_end_on() -> None:
+    store, clock = make_store()
+    dropped: list[str] = []
+    store._tell_dropped = dropped.append
+    store.add("runs", make_record())
+    for _ in range(3):
+        clock.now += 61
+        assert store.drop_expired() == clock.now + 60
+    store.finish("runs", b"r", b"", 0)
+    clock.now += 59
+    assert dropped == []
+    assert store.find("runs", "a") is not None
+    clock.now += 60
+    assert store.drop_expired() is None
+    assert dropped == ["runs"]
 
 
 def test_who_has_most_gives_way_with_what_it_used_least_lately() -> None:
