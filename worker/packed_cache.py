@@ -1,10 +1,10 @@
 """PackedCache: a model's narrow weights as the CPU kernels take them, kept in a file for the next start.
 
 A file is of one rank of one model. Its name is a hash of what the weight files hold, of the source that
-makes it, of the processor and the kernels' variant. It comes into place whole, and each tensor has a checksum:
-what is not as it was written, or cannot be read, is packed again. It is read into huge pages, from which a
-step reads weights a third faster than from a file's pages. Who has opened one may have it removed by another:
-the descriptor holds.
+makes it, of the processor and the kernels' variant. It comes into place whole, and each tensor has a
+checksum: what is not as it was written, or cannot be read, is packed again. It is read into huge pages, from
+which a step reads weights a third faster than from a file's pages. Who has opened one may have it removed by
+another: the descriptor holds.
 """
 
 from __future__ import annotations
