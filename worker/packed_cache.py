@@ -1,9 +1,10 @@
 """PackedCache: a model's narrow weights as the CPU kernels take them, kept in a file for the next start.
 
-A file is of one rank of one model. Its name is a hash of what the weight files hold, of the kernels' and the
-quantizers' source and of the processor. It comes into place whole, and each tensor has a checksum: what is
-not as it was written is packed again. It is read into huge pages, from which a step reads weights a third
-faster than from a file's pages. Who has opened one may have it removed by another: the descriptor holds.
+A file is of one rank of one model. Its name is a hash of what the weight files hold, of the source that
+makes it, of the processor and the kernels' variant. It comes into place whole, and each tensor has a
+checksum: what is not as it was written, or cannot be read, is packed again. It is read into huge pages, from
+which a step reads weights a third faster than from a file's pages. Who has opened one may have it removed by
+another: the descriptor holds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ..ipc.file_samples import add_samples
 from ..kernels.build import cache_folder
 from ..kernels.choice import choose_linear, native_library
 from ..kernels.huge_pages import allocate_huge
-from ..kernels.linear import Format, PackedWeight
+from ..kernels.linear import Format, PackedWeight, choose_variant
 from .layers.linear import Linear, NativeLinear
 
 _LOGGER = logging.getLogger(__name__)
@@ -127,11 +128,12 @@ class PackedCache:
         try:
             self._file = path.open("rb")
             index = _read_index(self._file.fileno())
-            os.utime(path)
-        except OSError:  # none, or a cache that may only be read
+        except OSError:  # none
             index = None
         if not index or self._file is None:
             return {}
+        with contextlib.suppress(OSError):  # of a cache that may only be read nothing is removed either
+            os.utime(path)
         self._readers = ThreadPoolExecutor(_NUM_READERS)
         descriptor = self._file.fileno()
         return {
@@ -158,14 +160,17 @@ def open_packed_cache(config: EngineConfig, device: torch.device, rank: int, num
     if device.type != "cpu" or choose_linear(dtype, device, "narrow", False) != "native":
         return PackedCache(None)
     try:
-        digest = hashlib.sha256(Path(native_library()._name).name.encode())
+        library = native_library()
+        digest = hashlib.sha256(Path(library._name).name.encode())
         folder = Path(__file__).parent
-        for path in sorted((*folder.glob("quantization/**/*.py"), folder / "gguf.py", Path(__file__))):
+        for path in sorted((*folder.glob("**/*.py"), *(folder.parent / "kernels").glob("*.py"))):
             digest.update(path.read_bytes())
+        digest.update(bytes([choose_variant(library)]))  # an operating system may refuse a processor's AMX
         digest.update(msgspec.msgpack.encode((model.spec, formats, model.dtype, rank, num_ranks)))
         for name in model.weight_files:
             path = Path(model.model, name)
-            digest.update(path.stat().st_mtime_ns.to_bytes(8, "little", signed=True))
+            # Unlike that of a change of contents, which archives and copies set, this time is always new.
+            digest.update(path.stat().st_ctime_ns.to_bytes(8, "little", signed=True))
             add_samples(digest, path)
         target = cache_folder() / "packed" / digest.hexdigest()[:32]
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -198,7 +203,10 @@ def _read_tensor(descriptor: int, stored: _Stored) -> Tensor | None:
     memory = allocate_huge(max(1, size))[:size]
     view, done = memory.numpy().data, 0
     while done < size:
-        count = os.preadv(descriptor, [view[done:]], stored.offset + done)
+        try:
+            count = os.preadv(descriptor, [view[done:]], stored.offset + done)
+        except OSError:
+            return None
         if not count:
             return None
         done += count

@@ -13,6 +13,7 @@ import torch
 from checkpoints import RECIPES, Recipe, make_checkpoint
 from quire import LLM, SamplingParams
 from quire.frontend.cli.entry import run_command
+from quire.frontend.cli.exit_codes import ExitCode
 from quire.frontend.models.model_folder import pocket_folder
 from quire.ipc.errors import InputError, ModelError
 from quire.tools.quantize import layers as layer_stream
@@ -20,6 +21,7 @@ from quire.tools.quantize import quantize
 from quire.tools.quantize.folder import FolderWriter
 from quire.tools.quantize.quantize import QuantizeOptions, load_plain, quantize_folder
 from quire.tools.quantize.rounding import choose_scales, factor_gram, round_by_gptq, round_to_nearest
+from quire.tools.quantize.texts import draw_sequences
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -162,6 +164,44 @@ def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
     text.write_text("Once upon a time. " * 100)
     with pytest.raises(InputError, match=r"text\.txt': a text of at least 1408 tokens"):
         run_quantize(plain, tmp_path / "out", calibration=text)
+
+
+def test_a_calibration_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    plain, file = make_plain(tmp_path, RECIPES["qwen2"]), tmp_path / "text.gz"
+    file.write_bytes(b"fine\x8b\x08" * 10000)
+    with pytest.raises(InputError, match=r"text\.gz': a text in UTF-8 \(its byte 4 is none\)"):
+        run_quantize(plain, tmp_path / "out", calibration=file)
+
+
+def test_a_long_text_may_be_cut_within_a_character(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, file = make_plain(tmp_path, RECIPES["qwen2"]), tmp_path / "text.txt"
+    monkeypatch.setattr(f"{draw_sequences.__module__}._MAX_TEXT_BYTES", 9001)
+    file.write_text("é" * 5000)
+    assert run_quantize(plain, tmp_path / "out", calibration=file).is_dir()
+
+
+@pytest.mark.parametrize("target", ["empty", "missing"])
+def test_a_link_to_where_the_folder_belongs_is_followed(tmp_path: Path, target: str) -> None:
+    plain, link = make_plain(tmp_path, RECIPES["qwen2"]), tmp_path / "link"
+    (tmp_path / "empty").mkdir()
+    link.symlink_to(target)
+    arguments = ["--samples", "2", "--sample-length", "32", "--no-measure"]
+    assert run_command(["quantize", str(plain), str(link), *arguments]) == 0
+    assert link.is_symlink()
+    assert (tmp_path / target / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("out", ["file/out", "circle/out", "/proc/none/out", "n" * 300])
+def test_a_folder_that_cannot_be_made_is_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], out: str
+) -> None:
+    plain = make_plain(tmp_path, RECIPES["qwen2"])
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "circle").symlink_to("circle")
+    capfd.readouterr()
+    arguments = ["--samples", "2", "--sample-length", "32", "--no-measure"]
+    assert run_command(["quantize", str(plain), str(tmp_path / out), *arguments]) == ExitCode.USAGE
+    assert capfd.readouterr().err.startswith("quire: error: OUT=")
 
 
 def test_a_quantized_model_is_not_quantized_again(tmp_path: Path) -> None:

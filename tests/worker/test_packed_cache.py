@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
 import shutil
 import threading
@@ -19,6 +21,7 @@ from quantized_checkpoints import FORMATS, quantize_checkpoint
 from quire.frontend.engine_args import EngineArgs
 from quire.ipc.errors import ConfigError
 from quire.kernels.build import cache_folder
+from quire.kernels.linear import Variant
 from quire.worker import packed_cache
 from quire.worker.models import builder, load_model
 from quire.worker.packed_cache import PackedCache, open_packed_cache
@@ -216,3 +219,78 @@ def test_a_bound_below_zero_is_refused(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "plain", RECIPE).folder
     with pytest.raises(ConfigError, match="packed_cache_bytes=-1"):
         EngineArgs(str(folder), skip_tokenizer_init=True, packed_cache_bytes=-1).create_engine_config()
+
+
+def find_name(folder: Path) -> str:
+    """That of the file which a start of this model looks for."""
+    config = EngineArgs(str(folder), skip_tokenizer_init=True, max_model_len=64).create_engine_config()
+    path = open_packed_cache(config, CPU, 0, 1)._path
+    assert path is not None
+    return path.name
+
+
+def test_another_variant_of_the_kernels_has_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same library on the same processor has AMX under one operating system and not under another."""
+    folder, names = make_folder(tmp_path, "gptq-4"), set[str]()
+    for variant in Variant:
+        monkeypatch.setattr(packed_cache, "choose_variant", lambda _, variant=variant: variant)
+        names.add(find_name(folder))
+    assert len(names) == len(Variant)
+
+
+@pytest.mark.parametrize(
+    "source", ["kernels/linear.py", "kernels/quantize_groups.py", "worker/models/builder.py"]
+)
+def test_whatever_makes_packed_weights_is_in_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    folder = make_folder(tmp_path, "gptq-4")
+    before, read_bytes = find_name(folder), Path.read_bytes
+
+    def read_edited(path: Path) -> bytes:
+        return read_bytes(path) + (b"#" if path.as_posix().endswith(f"quire/{source}") else b"")
+
+    monkeypatch.setattr(Path, "read_bytes", read_edited)
+    assert find_name(folder) != before
+
+
+def test_a_change_between_samples_that_keeps_size_and_time_is_seen(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "gptq-4", dataclasses.replace(RECIPE, hidden_size=256, vocab_size=2048))
+    file, before = folder / "model.safetensors", find_name(folder)
+    status = file.stat()
+    with file.open("r+b") as stream:
+        stream.seek(status.st_size * 3 // 128)  # half way from a sample to the next
+        stream.write(b"changed")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert file.stat().st_size == status.st_size > 2 * 64 * 4096
+    assert find_name(folder) != before
+
+
+def test_a_cache_that_may_only_be_read_is_read(
+    tmp_path: Path, own_cache: list[PackedCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(tmp_path, "gptq-4")
+    start(folder, own_cache)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert len(start(folder, own_cache)[2]) == 8
+
+
+def test_what_the_disk_does_not_give_back_is_packed_again(
+    tmp_path: Path, own_cache: list[PackedCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(tmp_path, "gptq-4")
+    first = start(folder, own_cache)
+
+    def fail(*_: Any) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    second = start(folder, own_cache)
+    assert torch.equal(first[0], second[0])
+    assert not second[2]

@@ -57,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
 
     job = quantize.QuantizeOptions(
         options.model,
-        options.out.absolute(),
+        _follow_links(options.out),
         options.format,
         options.group_size,
         options.act_order,
@@ -81,6 +81,14 @@ def run(argv: Sequence[str]) -> int:
     else:
         print(loss.compare_likelihoods(plain, job.out, held_out), flush=True)
     return ExitCode.OK
+
+
+def _follow_links(out: Path) -> Path:
+    """The place that is meant, which another folder can take."""
+    try:
+        return out.resolve()
+    except (OSError, RuntimeError) as error:  # links in a circle
+        raise InputError("OUT", str(out), "a folder that can be made") from error
 
 
 @contextmanager

@@ -152,10 +152,11 @@ def _make_config(config: EngineConfig, bits: int, group_size: int | None) -> dic
 
 @contextmanager
 def _new_folder(out: Path) -> Generator[Path]:
-    """A folder beside its place, which takes it at the end. Raises InputError where something is there."""
+    """A folder beside its place, which takes it at the end. Raises InputError where there can be none."""
     check_out(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
+    with _naming_out(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
     try:
         yield scratch
         scratch.chmod(0o755)
@@ -169,5 +170,16 @@ def _new_folder(out: Path) -> Generator[Path]:
 
 def check_out(out: Path) -> None:
     """Raises InputError unless a folder can be made there."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    with _naming_out(out):
+        is_free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    if not is_free:
         raise InputError("OUT", str(out), "a folder that is not there yet, or an empty one")
+
+
+@contextmanager
+def _naming_out(out: Path) -> Generator[None]:
+    """What the file system refuses becomes an InputError."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError("OUT", str(out), f"a folder that can be made ({error.strerror})") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -24,7 +25,7 @@ def draw_sequences(
     """(`count` sequences of `length` ids to calibrate with, NUM_HELD_OUT others).
 
     Of a text file its beginning and what follows that; else of the pocket model's corpus. Raises InputError
-    for a file that cannot be read or is too short.
+    for a file that cannot be read, is no text or is too short.
     """
     if file is None:
         parts = [_cut(_draw_corpus(tokenizer, seed), length) for seed in _SEEDS.values()]
@@ -60,6 +61,12 @@ def _read(tokenizer: Tokenizer, file: Path) -> Iterator[list[int]]:
             data = stream.read(_MAX_TEXT_BYTES)
     except OSError as error:
         raise InputError("calibration", str(file), f"a file that can be read ({error.strerror})") from error
-    text = data.decode(errors="replace")
+    try:
+        text, _ = codecs.utf_8_decode(
+            data, "strict", len(data) < _MAX_TEXT_BYTES
+        )  # may end within a character
+    except UnicodeDecodeError as error:
+        allowed = f"a text in UTF-8 (its byte {error.start} is none)"
+        raise InputError("calibration", str(file), allowed) from error
     for start in range(0, len(text), _CHUNK_CHARS):
         yield tokenizer.encode(text[start : start + _CHUNK_CHARS], add_special_tokens=start == 0)
