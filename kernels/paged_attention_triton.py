@@ -42,9 +42,11 @@ _LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True, slots=True)
-class _TileShape:
-    rows: int
-    keys: int
+class TileShape:
+    """Of an attention program."""
+
+    rows: int  # queries times the heads of a group
+    keys: int  # that are loaded together
     num_warps: int
     num_stages: int
 
@@ -78,13 +80,15 @@ def launch_paged_attention(
     scale: float | None = None,
     ahead: int = 0,
     position_bias: Tensor | None = None,
+    tile: TileShape | None = None,
 ) -> Tensor:
     """[T, H * D] of the query's type. Query t begins `t * query_stride` elements into `query`.
 
     Caches are [blocks, G, block_size, D] and contiguous, tables and lengths int32. Requests with seq_len 0
     pad a captured graph's batch: their rows come back as zeros. Requests without tokens and tokens past the
     last request pad mixed steps: nothing is computed for them, and what comes back of them is unspecified.
-    `work` is `launch_plan`'s for this window. Nothing here waits for the device.
+    `work` is `launch_plan`'s for this window. `tile`: of all programs; None: what fits the card. Nothing here
+    waits for the device.
     """
     _, num_kv_heads, block_size, head_size = k_cache.shape
     group = num_heads // num_kv_heads
@@ -110,7 +114,7 @@ def launch_paged_attention(
     }
     num_requests = seq_lens.shape[0]
     if work is not None:
-        shape = _single_shape(query.dtype, head_size, group, plan)
+        shape = tile or _single_shape(query.dtype, head_size, group, plan)
         parts, sums = _new_parts(query, plan, num_heads, head_size)
         _paged_attention_kernel[(plan.num_items, num_kv_heads)](
             query, out, parts, sums, *tensors, work.items, num_requests, *scalars, **constants,
@@ -124,7 +128,7 @@ def launch_paged_attention(
                 IS_STRICT=plan.split_keys > 0, num_warps=2, enable_fp_fusion=plan.split_keys == 0,
             )  # fmt: skip
     if plan.num_chunks:
-        shape = _chunk_shape(query.dtype, head_size, group, plan)
+        shape = tile or _chunk_shape(query.dtype, head_size, group, plan)
         num_tiles = query.shape[0] // (shape.rows // group) + num_requests
         _paged_attention_kernel[(num_tiles, num_kv_heads)](
             query, out, out, out, *tensors, seq_lens, num_requests, *scalars, **constants,
@@ -138,20 +142,20 @@ def _pad(head_size: int) -> int:
     return max(16, triton.next_power_of_2(head_size))
 
 
-def _single_shape(dtype: torch.dtype, head_size: int, group: int, plan: AttentionPlan) -> _TileShape:
+def _single_shape(dtype: torch.dtype, head_size: int, group: int, plan: AttentionPlan) -> TileShape:
     """The tile for requests of one token: no more rows than the group, keys enough to hide the memory."""
     if plan.split_keys:
         return _chunk_shape(dtype, head_size, group, plan)
     rows = max(16, triton.next_power_of_2(group))
     if dtype == torch.float32:
-        return _TileShape(rows, 32 if _pad(head_size) <= 128 else 16, num_warps=4, num_stages=3)
+        return TileShape(rows, 32 if _pad(head_size) <= 128 else 16, num_warps=4, num_stages=3)
     num_warps = 8 if rows > 64 else 4
     # Two programs of a processor at once, each with two tiles of K and V on the way.
     is_wide = _pad(head_size) * (1 if plan.shared_bytes >= _MEDIUM_SHARED_BYTES else 2) > 128
-    return _TileShape(rows, 32 if is_wide else 64, num_warps, num_stages=3)
+    return TileShape(rows, 32 if is_wide else 64, num_warps, num_stages=3)
 
 
-def _chunk_shape(dtype: torch.dtype, head_size: int, group: int, plan: AttentionPlan) -> _TileShape:
+def _chunk_shape(dtype: torch.dtype, head_size: int, group: int, plan: AttentionPlan) -> TileShape:
     """The tile for requests of more tokens; in strict mode for all, since rounding may follow the shape.
 
     As large as registers and the card's shared memory hold without spilling, by what the compiler reports.
@@ -160,12 +164,12 @@ def _chunk_shape(dtype: torch.dtype, head_size: int, group: int, plan: Attention
     is_large = plan.shared_bytes >= _LARGE_SHARED_BYTES
     if dtype == torch.float32:  # without tensor cores a tile's products live in registers
         keys = 32 if _pad(head_size) <= 128 else 16
-        return _TileShape(max(16, least), keys, num_warps=4, num_stages=3)
+        return TileShape(max(16, least), keys, num_warps=4, num_stages=3)
     if _pad(head_size) > 128:
         keys = 32 if plan.shared_bytes >= _MEDIUM_SHARED_BYTES else 16
-        return _TileShape(max(64, least), keys, num_warps=8, num_stages=3 if least <= 64 else 2)
+        return TileShape(max(64, least), keys, num_warps=8, num_stages=3 if least <= 64 else 2)
     rows = 64 if plan.split_keys else 128
-    return _TileShape(max(rows, least), 64 if is_large else 32, num_warps=8, num_stages=3)
+    return TileShape(max(rows, least), 64 if is_large else 32, num_warps=8, num_stages=3)
 
 
 def _new_parts(query: Tensor, plan: AttentionPlan, num_heads: int, head_size: int) -> tuple[Tensor, Tensor]:

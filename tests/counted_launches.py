@@ -5,6 +5,7 @@ For a process of its own, in which Triton must not interpret. Arguments are boun
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -54,9 +55,11 @@ def count_launches() -> list[str]:
         kernel_cache, _, target, _, _ = self.device_caches[device]
         compiled.append(f"{self.fn.__name__} {key}")
         kernel_cache[key] = kernel = _Kernel()
+        known = inspect.signature(self._call_hook).parameters
+        targets = (target,) if "target" in known else ()  # Triton 3.6 takes none
         self._call_hook(
             triton.knobs.runtime.jit_post_compile_hook,
-            *(key, signature, target, device, constexprs, options, [attrs], warmup),
+            *(key, signature, *targets, device, constexprs, options, [attrs], warmup),
         )
         return kernel
 

@@ -1,10 +1,12 @@
 """`python -m quire.tools.gpu_check`, or tools/gpu_check: one command for a machine with a GPU.
 
-Environment, a first answer, kernel tests compiled, golden runs, crowds, graphs on and off, ranks on two GPUs,
-then benchmarks beside what the device allows; ending in a table. Every part is a process of its own with a
-deadline: one that crashes or hangs costs its own rows. Rows are said, and written to --out, as they come. A
-part that lacks a module has failed; --wheels FOLDER installs what a machine without a network lacks, from
-wheels, into a folder of this run. A part that lacks GPUs is skipped, and said to be.
+Environment, a first answer, kernel tests compiled and under memcheck, golden runs, crowds, graphs on and off;
+a profile, a sweep over attention's tiles, benchmarks beside the cost model and other engines; faults brought
+about, ranks on two GPUs; ending in a table. Every part is a process of its own with a deadline: one that
+crashes or hangs costs its own rows. Rows are said, and written to --out, as they come; --page FILE makes such
+a file a part of docs/performance.md, on any machine. A part that lacks a module or the time has failed;
+--wheels FOLDER installs what a machine without a network lacks, from wheels, into a folder of this run. A
+part that lacks GPUs is skipped, and said to be.
 Exit codes: 0 all that was judged is right, 1 something is not, 2 no GPU or wrong usage.
 """
 
@@ -14,6 +16,7 @@ import argparse
 import atexit
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,22 +28,29 @@ from pathlib import Path
 from typing import Any
 
 from .bench.table import format_table
+from .gpu.page import append_run, write_page
 from .gpu.rows import Row, RowFile, RowTeller
 
 # Parts in order, each with the most seconds that it may take: three times what it should, for kernels are
-# compiled the first time. No machine waits for all of them: --part and --total-s fit a lease.
+# compiled the first time. All of them together have --total-s, of which each gets at most what is left.
 PARTS = {
-    "environment": 90.0,
-    "first answer": 180.0,
-    "kernel tests": 420.0,
-    "golden": 150.0,
+    "environment": 60.0,
+    "first answer": 120.0,
+    "kernel tests": 240.0,
+    "memcheck": 240.0,
+    "golden": 120.0,
     "crowds": 300.0,
-    "graphs": 150.0,
-    "ranks": 120.0,
+    "graphs": 120.0,
+    "profile": 180.0,
+    "attention sweep": 300.0,
     "kernels": 150.0,
-    "small engine": 210.0,
+    "small engine": 240.0,
     "large engine": 135.0,
+    "contest": 480.0,
+    "faults": 210.0,
+    "ranks": 120.0,
 }
+_TOTAL_S = 1750.0  # a machine is lent for half an hour
 _NO_GPU = 2
 _INSTALL_S = 300.0
 _NO_MODULE = "ModuleNotFoundError: No module named "
@@ -56,11 +66,16 @@ def main(argv: list[str] | None = None) -> int:
         "--part", action="append", choices=list(PARTS), help="only this part; may be repeated"
     )
     parser.add_argument(
-        "--total-s", type=float, default=sum(PARTS.values()), metavar="S", help="for all parts"
+        "--total-s", type=float, default=_TOTAL_S, metavar="S", help=f"for all parts ({_TOTAL_S:.0f})"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="add each row to FILE as it comes")
     parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="install the wheels there for this run")
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="write FILE, of --out, into docs/performance.md"
+    )
     options = parser.parse_args(argv)
+    if options.page is not None:
+        return write_page(options.page)
     if options.wheels is not None:
         _install_wheels(options.wheels)
     missing = _find_missing_gpu()
@@ -69,6 +84,8 @@ def main(argv: list[str] | None = None) -> int:
         return _NO_GPU
     started = time.monotonic()
     findings: dict[str, list[Row]] = {}
+    if options.out is not None:
+        append_run(options.out, shlex.join(["tools/gpu_check", *(sys.argv[1:] if argv is None else argv)]))
     for name in options.part or PARTS:
         left_s = options.total_s - (time.monotonic() - started)
         print(f"gpu_check: {name} ...", file=sys.stderr, flush=True)

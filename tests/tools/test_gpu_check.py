@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 from quire.tools import gpu_check
+from quire.tools.bench.cost_model import CARDS, StepWork
+from quire.tools.gpu.page import write_page
 from quire.tools.gpu.rows import Row, RowFile, judge
+from quire.tools.gpu.targets import find_known_card, judge_step
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,6 +25,8 @@ def fake_part(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     real_run = subprocess.run
 
     def run(command: list[str], **options: object) -> object:
+        if command[0] != sys.executable:  # git
+            return real_run(command, **options)
         options["stdout"] = subprocess.DEVNULL
         return real_run([sys.executable, "-c", script, *command[-2:]], **options)
 
@@ -77,6 +83,8 @@ def test_rows_are_written_as_they_come(
     out = tmp_path / "rows.jsonl"
     assert gpu_check.main(["--part", "golden", "--part", "graphs", "--out", str(out)]) == 1
     rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["name"] for row in rows[:3]] == ["date", "commit", "command"]
+    del rows[:3]
     assert [(row["part"], row["name"]) for row in rows] == [
         ("golden", "first"),
         ("golden", "golden"),
@@ -127,3 +135,142 @@ def test_the_parts_that_a_cpu_can_run_do() -> None:
     check_crowds(rows.append, device="cpu", sizes=(1, 3))
     assert len(rows) == 2 + 2 * 2
     assert all(row.is_ok for row in rows)
+
+
+def test_every_part_names_a_function() -> None:
+    from quire.tools.gpu.__main__ import _PARTS
+
+    assert list(_PARTS) == list(gpu_check.PARTS)
+    for module, function in _PARTS.values():
+        assert callable(getattr(import_module(f"quire.tools.gpu.{module}"), function))
+
+
+def test_a_part_has_no_more_than_what_is_left_of_half_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_check, "_find_missing_gpu", lambda: None)
+    left: list[float] = []
+    clock = iter(range(0, 100_000, 300))
+    monkeypatch.setattr(gpu_check.time, "monotonic", lambda: float(next(clock)))
+
+    def run_part(name: str, timeout_s: float, out: Path | None) -> list[Row]:
+        del name, out
+        left.append(timeout_s)
+        return []
+
+    monkeypatch.setattr(gpu_check, "_run_part", run_part)
+    gpu_check.main(["--json"])
+    assert len(left) == len(gpu_check.PARTS)
+    wanted = [1750 - 300 * (number + 1) for number in range(len(left))]
+    assert left == [min(most, rest) for most, rest in zip(gpu_check.PARTS.values(), wanted, strict=True)]
+
+
+def test_rows_become_a_part_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake_part(monkeypatch, SAY + "say(Row('device', 'H100')); say(Row('decode 1', '0.7 ms', 'less', False))")
+    out, page = tmp_path / "rows.jsonl", tmp_path / "performance.md"
+    gpu_check.main(["--part", "environment", "--part", "profile", "--out", str(out)])
+    with out.open("a") as file:
+        file.write('{"part": "profile", "na')
+    page.write_text("before\n<!-- begin gpu: x -->\n\nold\n\n<!-- end gpu -->\nafter\n")
+    assert write_page(out, page) == 0
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert "| decode 1 | 0.7 ms | less | no |" in text
+    assert "Of 1 checks, 0 passed. Not: environment: decode 1 (0.7 ms)." in text
+    assert "Measured by `tools/gpu_check --part environment --part profile" in text
+    assert "; device H100; commit " in text
+
+
+def test_a_file_without_figures_leaves_the_page_as_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert gpu_check.main(["--page", str(tmp_path / "none")]) == 1
+    assert "a file of --out with rows of profile" in capsys.readouterr().err
+
+
+def test_memcheck_without_its_tool_has_failed_and_with_it_runs_the_tests(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from quire.tools.gpu import kernel_tests
+
+    rows: list[Row] = []
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(kernel_tests, "_CUDA_FOLDER", tmp_path)
+    kernel_tests.check_memory(rows.append)
+    assert rows[-1].is_ok is False
+    assert "no compute-sanitizer" in rows[-1].value
+    # A tool that finds an error in what passes otherwise.
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(
+        f"#!{sys.executable}\nimport sys\nprint('ERROR SUMMARY: 1 error', *sys.argv[1:])\nsys.exit(66)\n"
+    )
+    tool.chmod(0o755)
+    kernel_tests.check_memory(rows.append, ["kernels/test_triton_sample.py"])
+    assert rows[-1].name == "memcheck test_triton_sample.py"
+    assert rows[-1].is_ok is False
+    assert "ERROR SUMMARY: 1 error --tool memcheck --error-exitcode 66" in rows[-1].value
+
+
+def test_a_profile_says_what_ran_and_what_did_not() -> None:
+    from quire.tools.gpu.profiler import Span, explain_spans
+
+    work = StepWork(weight_bytes=4_800_000, kv_bytes=480_000, flops=0, attention_flops=0, num_launches=2)
+    spans = [Span("nvjet_gemm", 0, 2), Span("_paged_attention_kernel", 1, 4), Span("_rms_norm", 8, 10)]
+    rows = {row.name: row.value for row in explain_spans("x", spans, 1, work, CARDS["h200"])}
+    assert rows["x, idle"] == "40% of 0.010 ms, the longest gap 4 us, 3 kernels a step"
+    assert rows["x, products"] == "2 us a step, floor 1 us (50%)"
+    assert rows["x, attention"] == "3 us a step, floor 0 us (3%)"
+    assert rows["x, other kernels"] == "2 us a step"
+    assert rows["x: _rms_norm"] == "1 a step, 2.0 us each, 33%"
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("Tesla T4", None),
+    ],
+)
+def test_a_card_is_known_by_the_drivers_name(name: str, card: str | None) -> None:
+    found = find_known_card(name)
+    assert (None if found is None else found.name) == card
+
+
+def test_a_step_is_judged_by_the_estimate() -> None:
+    work = StepWork(weight_bytes=4_800_000_000, kv_bytes=0, flops=0, attention_flops=0, num_launches=0)
+    row = judge_step("a", 1.4e-3, work, CARDS["h200"], 1.2)
+    assert row.value == "1.40 ms; floor 1.00 (71%), estimate 1.18 (1.19x)"
+    assert row.is_ok
+    assert judge_step("a", 1.5e-3, work, CARDS["h200"], 1.2).is_ok is False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_faults_are_brought_about_on_a_cpu_too() -> None:
+    from quire.tools.gpu.faults import check_faults
+
+    rows: list[Row] = []
+    check_faults(rows.append, device="cpu")
+    assert len(rows) == 6
+    assert all(row.is_ok for row in rows), rows
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_steps_and_engines_are_timed_on_a_cpu_too() -> None:
+    from quire.tools.gpu.engine import bench_small_engine
+    from quire.tools.gpu.profiler import profile_steps
+
+    rows: list[Row] = []
+    profile_steps(rows.append, device="cpu", model="tiny", scale=64)
+    assert [row.name for row in rows if row.name.endswith("step")] == [
+        f"{name}, step" for name in ("decode 1", "decode 4", "mixed 4 + 4", "prefill 32", "prefill 128")
+    ]
+    bench_small_engine(rows.append, device="cpu", model="tiny", batches=((1, 99.0),), workload="W1")
+    assert sum("ms; floor" in row.value for row in rows) == 5 + 3

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from .rows import RowFile, Say
 
+_PARTS = {
+    "environment": ("correctness", "check_environment"),
+    "first answer": ("correctness", "check_first_answer"),
+    "kernel tests": ("kernel_tests", "check_kernel_tests"),
+    "memcheck": ("kernel_tests", "check_memory"),
+    "golden": ("correctness", "check_golden"),
+    "crowds": ("correctness", "check_crowds"),
+    "graphs": ("correctness", "check_graphs"),
+    "profile": ("profiler", "profile_steps"),
+    "attention sweep": ("sweep", "sweep_attention"),
+    "kernels": ("kernels", "bench_kernels"),
+    "small engine": ("engine", "bench_small_engine"),
+    "large engine": ("engine", "bench_large_engine"),
+    "contest": ("contest", "run_contest"),
+    "faults": ("faults", "check_faults"),
+    "ranks": ("ranks", "check_ranks"),
+}
+
 
 def run_part(name: str, say: Say) -> None:
     """Run a part; each loads only what it needs."""
-    if name == "environment":
-        from .correctness import check_environment as part
-    elif name == "first answer":
-        from .correctness import check_first_answer as part
-    elif name == "crowds":
-        from .correctness import check_crowds as part
-    elif name == "kernel tests":
-        from .correctness import check_kernel_tests as part
-    elif name == "golden":
-        from .correctness import check_golden as part
-    elif name == "graphs":
-        from .correctness import check_graphs as part
-    elif name == "ranks":
-        from .ranks import check_ranks as part
-    elif name == "kernels":
-        from .kernels import bench_kernels as part
-    elif name == "small engine":
-        from .engine import bench_small_engine as part
-    elif name == "large engine":
-        from .engine import bench_large_engine as part
-    else:
+    if name not in _PARTS:
         raise SystemExit(f"part={name!r}: no such part")
-    part(say)
+    module, function = _PARTS[name]
+    getattr(import_module(f".{module}", __package__), function)(say)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,12 @@
-"""Is it right on this GPU? Kernel tests compiled, golden runs against transformers, graphs on and off."""
+"""Is it right on this GPU? A first answer, golden runs against transformers, crowds, graphs on and off."""
 
 from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
-import subprocess
-import sys
 import sysconfig
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +14,6 @@ import torch
 
 from .rows import Row, Say
 
-_ROOT = Path(__file__).parents[2]
-_TEST_FILES = ("kernels/test_triton_*.py", "worker/test_triton_model.py", "worker/test_cuda_graphs.py")
-_TEST_TIMEOUT_S = 135.0
 _PROMPTS = ("Once upon a time", "The little fox", "What is 12 plus 30?", "In the morning, the")
 _NUM_TOKENS = 48
 # bfloat16 may be as far from float32 as transformers' own is, and half more.
@@ -52,31 +45,6 @@ def check_environment(say: Say) -> None:
     )
     fault = find_fault("cuda")
     say(Row("Triton's kernels", fault or "run", "run", fault is None))
-
-
-def check_kernel_tests(say: Say) -> None:
-    """The kernels' tests, compiled, every file in a process of its own."""
-    files = sorted(path for pattern in _TEST_FILES for path in (_ROOT / "tests").glob(pattern))
-    with ThreadPoolExecutor(len(files)) as pool:
-        for row in pool.map(_run_test_file, files):
-            say(row)
-
-
-def _run_test_file(path: Path) -> Row:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    # Options of plugins that are not installed here, and warnings of other versions, are no failures.
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-W", "default", "-x", "--tb=short", str(path)]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TEST_TIMEOUT_S, cwd=_ROOT, env=environment
-        )
-    except subprocess.TimeoutExpired:
-        return Row(f"test {path.name}", f"not done in {_TEST_TIMEOUT_S:.0f} s", "passes", False)
-    summaries = re.findall(r"\d+ (?:passed|failed|error).*", done.stdout)
-    said = summaries[-1] if summaries else (done.stdout + done.stderr)[-300:]
-    if done.returncode != 0:
-        sys.stderr.write(done.stdout[-4000:] + done.stderr[-1000:])
-    return Row(f"test {path.name}", " ".join(said.split()), "passes", done.returncode == 0)
 
 
 def check_golden(say: Say, device: str = "cuda") -> None:

@@ -29,6 +29,12 @@ def judge(name: str, fraction: float, least: float, detail: str) -> Row:
     return Row(name, f"{fraction:.0%} ({detail})", f"at least {least:.0%}", fraction >= least)
 
 
+def append_line(path: Path, part: str, row: Row) -> None:
+    """Add a part's row to a file of several parts."""
+    with path.open("a") as file:
+        file.write(json.dumps({"part": part, **asdict(row)}) + "\n")
+
+
 class RowFile:
     """Rows as lines of JSON in a file."""
 
@@ -82,6 +88,5 @@ class RowTeller:
         for row in rows[self._num_told :]:
             print(f"  {row.name}: {row.value}", file=sys.stderr, flush=True)
             if self._out is not None:
-                with self._out.open("a") as file:
-                    file.write(json.dumps({"part": self._part, **asdict(row)}) + "\n")
+                append_line(self._out, self._part, row)
         self._num_told = len(rows)

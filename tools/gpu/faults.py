@@ -1,0 +1,152 @@
+"""What goes wrong on a GPU, brought about: a worker killed under load, too little memory, an illegal access.
+
+Every request has to be answered, and the engine to go on with as many blocks as before.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ...worker.sampling.logits_processor import LogitsProcessor, LogitsRequest
+from .correctness import encode_prompts
+from .rows import Row, Say
+
+_NUM_REQUESTS = 24
+_NUM_TOKENS = 64
+_LEFT_BYTES = 24 << 20  # of the card's memory, beside the engine
+_STRAY = "stray"
+_FAR = 1 << 40
+
+
+class StrayAccess(LogitsProcessor):
+    """extra_args {"stray": n}: the n-th token's kernel reads where nothing is; a CPU is told the same."""
+
+    def __init__(self, place: int) -> None:
+        self._left = place
+
+    @classmethod
+    def for_request(cls, request: LogitsRequest) -> Self | None:
+        place = request.extra_args.get(_STRAY)
+        return None if place is None or request.output_token_ids else cls(place)
+
+    def append(self, token_id: int) -> None:
+        del token_id
+        self._left -= 1
+
+    def apply(self, logits: Tensor) -> None:
+        if self._left:
+            return
+        if logits.device.type == "cpu":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        from ...kernels.gather_rows_triton import launch_gather_rows
+
+        launch_gather_rows(logits[None], torch.full((1,), _FAR, device=logits.device))
+        torch.cuda.synchronize()
+
+
+def check_faults(say: Say, device: str = "cuda") -> None:
+    """A killed worker, memory that runs out, an access of foreign memory: each in an engine under load."""
+    for check in (_check_kill, _check_out_of_memory, _check_stray_access):
+        check(say, device)
+
+
+def _check_kill(say: Say, device: str) -> None:
+    """The block count follows from the card's memory, which a killed process gives back late."""
+    more: dict[str, Any] = {"kv_cache_memory_bytes": "256MiB"} if device == "cpu" else {}
+    with _make_llm(device, **more) as llm:
+        wanted, num_blocks = _generate(llm), llm.stats().kv_blocks_total
+        ids = _enqueue(llm)
+        os.kill(llm.llm_engine.facts.pids["worker"], signal.SIGKILL)
+        found = [list(output.outputs[0].token_ids) for output in llm.wait_for_completion(use_tqdm=False)]
+        num_equal = sum(a == b for a, b in zip(found, wanted, strict=True))
+        after = llm.stats().kv_blocks_total
+    say(
+        Row(
+            "killed under load",
+            f"{num_equal} of {len(ids)} requests as without",
+            "all",
+            num_equal == len(ids),
+        )
+    )
+    say(Row("killed under load, blocks", f"{after:,}", f"{num_blocks:,}", after == num_blocks))
+
+
+def _check_out_of_memory(say: Say, device: str) -> None:
+    """Another process' memory, in fact this one's, grows until a step finds none."""
+    hooks = {"fault_hooks": "worker.execute:oom@20"}
+    with _make_llm(device, kv_cache_memory_bytes="256MiB", **hooks) as llm:
+        _say_answers(say, "out of memory, feigned", llm, _NUM_REQUESTS)
+    if device == "cpu":
+        return
+    with _make_llm(device, kv_cache_memory_bytes="256MiB") as llm:
+        free = torch.cuda.mem_get_info()[0]
+        ballast = torch.empty(max(0, free - _LEFT_BYTES), dtype=torch.uint8, device=device)
+        _say_answers(say, "out of memory, the card full", llm, _NUM_REQUESTS)
+        del ballast
+        torch.cuda.empty_cache()
+        _say_answers(say, "out of memory, over", llm, _NUM_REQUESTS)
+
+
+def _check_stray_access(say: Say, device: str) -> None:
+    """The worker's context is lost with it; who asked for it may be failed, nobody else."""
+    name = f"{__name__}:{StrayAccess.__name__}"
+    with _make_llm(device, kv_cache_memory_bytes="256MiB", logits_processors=[name]) as llm:
+        before = llm.llm_engine.facts.pids["worker"]
+        _say_answers(say, "illegal access of one request", llm, _NUM_REQUESTS - 1, {_STRAY: 5})
+        _say_answers(say, "illegal access, over", llm, _NUM_REQUESTS)
+        is_gone = not _is_alive(before)
+    say(Row("illegal access, the worker", "another" if is_gone else "the same", "another", is_gone))
+
+
+def _say_answers(say: Say, name: str, llm: Any, least: int, extra: dict[str, Any] | None = None) -> None:
+    outputs = llm.generate(_make_prompts(), _make_params(extra), use_tqdm=False)
+    num_whole = sum(len(output.outputs[0].token_ids) == _NUM_TOKENS for output in outputs)
+    reasons = sorted({str(output.outputs[0].finish_reason) for output in outputs})
+    detail = f"{num_whole} of {len(outputs)} whole; ended by {', '.join(reasons)}"
+    say(Row(name, detail, f"at least {least}", num_whole >= least))
+
+
+def _make_llm(device: str, **engine_args: Any) -> Any:
+    from ...frontend.llm import LLM
+
+    return LLM(dtype="float32", exact=True, device=device, log_level="ERROR", **engine_args)
+
+
+def _make_prompts() -> list[dict[str, Any]]:
+    prompts = encode_prompts()
+    return [{"prompt_token_ids": [*prompts[i % len(prompts)], 5 + i]} for i in range(_NUM_REQUESTS)]
+
+
+def _make_params(extra: dict[str, Any] | None = None) -> list[Any]:
+    """Greedy; `extra` of one in the middle."""
+    from ...ipc.sampling_params import SamplingParams
+
+    common: dict[str, Any] = {"temperature": 0.0, "max_tokens": _NUM_TOKENS, "ignore_eos": True}
+    extras = [extra if number == _NUM_REQUESTS // 2 else None for number in range(_NUM_REQUESTS)]
+    return [SamplingParams(**common, detokenize=False, extra_args=each) for each in extras]
+
+
+def _generate(llm: Any) -> list[list[int]]:
+    outputs = llm.generate(_make_prompts(), _make_params(), use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def _enqueue(llm: Any) -> list[str]:
+    """Requests that are running when this returns, none of them done."""
+    ids = llm.enqueue(_make_prompts(), _make_params())
+    while llm.stats().num_running < _NUM_REQUESTS // 2:
+        pass
+    return ids
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
