@@ -159,6 +159,20 @@ def test_what_does_not_go_is_named(tmp_path: Path, fields: dict[str, Any], reaso
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]
 
 
+def test_more_samples_than_memory_holds_are_refused_before_any_is_drawn(tmp_path: Path) -> None:
+    plain = make_plain(tmp_path, RECIPES["qwen2"])
+    options = replace(options_for(plain, tmp_path / "out"), num_samples=10**11)
+    with pytest.raises(InputError, match="samples=100000000000: at most 65536 of 64 tokens"):
+        quantize_folder(options, load_plain(options), lambda _: None)
+
+
+def test_a_place_where_no_folder_can_be_made_is_named(tmp_path: Path) -> None:
+    plain = make_plain(tmp_path, RECIPES["qwen2"])
+    for out in (Path("/proc/out"), tmp_path / "plain" / "config.json" / "out"):
+        with pytest.raises(InputError, match=f"OUT='{out}': where a folder can be made"):
+            run_quantize(plain, out)
+
+
 def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
     plain, text = make_plain(tmp_path, RECIPES["qwen2"]), tmp_path / "text.txt"
     text.write_text("Once upon a time. " * 100)

@@ -31,6 +31,7 @@ Format = Literal["gptq-int4", "int8"]
 FORMATS: tuple[Format, ...] = ("gptq-int4", "int8")
 GROUP_SIZES = (128, 64, 32)
 _STEP_TOKENS = 2048
+_MAX_TOKENS = 1 << 22  # to calibrate with: their states are held in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,10 @@ def quantize_folder(
     shapes = [shape for together in list_layer_linears(spec) for shape in together]
     group_size = choose_group_size(options, shapes)
     length = min(options.sample_length, config.model.max_model_len)
+    if options.num_samples * length > _MAX_TOKENS:
+        raise InputError(
+            "samples", options.num_samples, f"at most {_MAX_TOKENS // length} of {length} tokens"
+        )
     tokenizer = load_tokenizer(config.model.tokenizer)
     samples, held_out = draw_sequences(tokenizer, options.calibration, options.num_samples, length)
     native.set_num_threads(count_cores())

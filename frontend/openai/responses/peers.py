@@ -18,14 +18,15 @@ import msgspec
 
 from ....ipc.daemon.daemon_mark import read_peer
 from ....ipc.errors import QuireError, shorten
-from ..errors import ApiError, unavailable
+from ..errors import ApiError, overloaded, unavailable
+from ..room import Tally
 from .event_log import EventLog
 
 _TIMEOUT_S = 5.0  # of a question: the process may be starting, in a lost one's place
 _MAX_ASK_BYTES = 4096
 _SIZE_BYTES = 4  # before a question and before each frame of its answer
-_MAX_ASKING = 256  # connections that are being answered; more are closed
-_MAX_FOLLOWING = 192  # of them, those that are sent events
+_MAX_ASKING = 512  # connections that are being answered; more are closed
+_MAX_FOLLOWING = 192  # of them, those that are sent events: twice as many where callers share them
 
 
 class PeerSockets(msgspec.Struct, frozen=True):
@@ -55,16 +56,16 @@ class Ask(msgspec.Struct, frozen=True):
 class Found(msgspec.Struct, frozen=True):
     """The answer. response: its JSON; items: JSON lists of its conversation's items, if it has ended.
 
-    "no events" and "events": it is here, and has events, or not, which follow.
+    "no events" and "events": it is here, and has events, or not, which follow. "no room": too many follow.
     """
 
-    status: Literal["unknown", "running", "ended", "no events", "events"]
+    status: Literal["unknown", "running", "ended", "no events", "events", "no room"]
     response: bytes = b""
     items: tuple[bytes, ...] = ()
     num_items: int = 0
 
 
-UNKNOWN, NO_EVENTS, EVENTS = Found("unknown"), Found("no events"), Found("events")
+UNKNOWN, NO_EVENTS, EVENTS, NO_ROOM = map(Found, ("unknown", "no events", "events", "no room"))
 AnswerAsk = Callable[[Ask], Awaitable[Found]]
 FindLog = Callable[[Ask], tuple[Found, EventLog | None]]
 
@@ -88,7 +89,7 @@ class Peers:
         self._names = sockets.names
         self._answer = answer
         self._find_log = find_log
-        self._num_following = 0
+        self._following = Tally()  # by owner
         self._listener = socket.socket(fileno=os.dup(sockets.listening_fd))
         self._num_asking = 0
         self._server: asyncio.Server | None = None
@@ -114,13 +115,18 @@ class Peers:
     async def follow(self, place: int, ask: Ask) -> tuple[Found, AsyncGenerator[bytes, None] | None]:
         """What the process at that place has of a response, and its events if there are any; as `ask`.
 
-        Of a process that is lost while they come, the generator raises an ApiError.
+        ApiError 429 when too many follow others already. Of a process that is lost while they come, the
+        generator raises an ApiError.
         """
         if place >= len(self._names):
             return UNKNOWN, None
         found, reader, writer = await self._begin(place, ask)
         if found.status != "events":
             writer.close()
+            if found.status == "no room":
+                raise overloaded(
+                    f"as many streams follow {shorten(ask.response_id)} and others as may at a time"
+                )
             return found, None
         return found, _read_events(reader, writer, ask.response_id)
 
@@ -162,18 +168,17 @@ class Peers:
     ) -> None:
         """All of them, until the last or until who asked is gone."""
         found, log = self._find_log(ask)
-        if log is None or self._num_following >= _MAX_FOLLOWING:
-            # Of too many nothing is said: who asked is told to try again.
-            await _write_frame(writer, msgspec.msgpack.encode(found) if log is None else b"")
+        if log is None or not self._following.has_room(ask.owner, 1, _MAX_FOLLOWING):
+            await _write_frame(writer, msgspec.msgpack.encode(found if log is None else NO_ROOM))
             return
         await _write_frame(writer, msgspec.msgpack.encode(EVENTS))
-        self._num_following += 1
+        self._following.enter(ask.owner, 1)
         sending = asyncio.ensure_future(_forward(log, ask.number, writer))
         leaving = asyncio.ensure_future(reader.read(1))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._num_following -= 1
+            self._following.leave(ask.owner, 1)
             sending.cancel()
             leaving.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)

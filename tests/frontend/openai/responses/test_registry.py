@@ -201,6 +201,40 @@ def test_the_events_of_another_process_are_followed_until_they_end_or_it_is_lost
     runner(scenario())  # type: ignore[operator]
 
 
+def test_who_follows_with_all_streams_that_there_are_takes_none_from_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers_module, "_MAX_FOLLOWING", 4)
+
+    async def scenario() -> None:
+        async with run_group() as (one, other):
+            ids: dict[str, str] = {}
+            for owner in ("greedy", "modest"):
+                response = begin(other, owner)
+                record = other.store.find(response.id, owner)
+                assert record is not None
+                record.log, ids[owner] = EventLog(), response.id
+                record.log.add([ResponseEvent(type="x", sequence_number=0)])
+            taken = [await one.follow(ids["greedy"], "greedy", -1) for _ in range(4)]
+            for events in taken:
+                await anext(events)
+            with pytest.raises(ApiError) as caught:
+                await one.follow(ids["greedy"], "greedy", -1)
+            assert (caught.value.status, caught.value.code) == (429, "overloaded")
+            events = await one.follow(ids["modest"], "modest", -1)
+            assert b"sequence_number" in await anext(events)
+            for left in (*taken, events):
+                await left.aclose()
+            assert other._peers is not None
+            while other._peers._following.amount:
+                await asyncio.sleep(0)
+            events = await one.follow(ids["greedy"], "greedy", -1)
+            await anext(events)
+            await events.aclose()
+
+    asyncio.run(scenario())
+
+
 def test_a_process_that_does_not_answer_costs_a_503_and_one_in_a_lost_ones_place_knows_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
