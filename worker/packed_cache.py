@@ -42,6 +42,7 @@ _MAX_SCRATCH_AGE_S = 3600.0  # an older one is of a process that was killed
 _SEAL = b"quire-packed-1:"  # then the digest of the index and its length
 _SEAL_BYTES = len(_SEAL) + hashlib.sha256().digest_size + 8
 _ALIGNMENT = 64
+_PAGE_BYTES = 4096
 
 
 class _Stored(msgspec.Struct):
@@ -214,9 +215,14 @@ def _read_tensor(descriptor: int, stored: _Stored) -> Tensor | None:
 
 
 def _sum(memory: Tensor) -> int:
-    """Of its words, so that any one that changes is seen: as fast as memory is read."""
-    whole = len(memory) // 8 * 8
-    return int(memory[:whole].view(torch.int64).sum()) ^ int(memory[whole:].sum())
+    """Of its words, so that any one that changes, and pages in another order, are seen.
+
+    A page's sum counts an odd number of times, another one for each page: as fast as memory is read.
+    """
+    whole = len(memory) // _PAGE_BYTES * _PAGE_BYTES
+    pages = memory[:whole].view(torch.int64).view(-1, _PAGE_BYTES // 8).sum(1)
+    sums = torch.cat([pages, memory[whole:].long()])
+    return int((sums * (2 * torch.arange(len(sums)) + 1)).sum())
 
 
 def _write_quietly(path: Path, layers: dict[str, PackedWeight], size: int, max_bytes: int) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from quire.tools.quantize.folder import FolderWriter
 from quire.tools.quantize.quantize import QuantizeOptions, load_plain, quantize_folder
 from quire.tools.quantize.rounding import choose_scales, factor_gram, round_by_gptq, round_to_nearest
 from quire.tools.quantize.texts import draw_sequences
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -199,8 +203,7 @@ def test_a_link_to_where_the_folder_belongs_is_followed(tmp_path: Path, target: 
     plain, link = make_plain(tmp_path, RECIPES["qwen2"]), tmp_path / "link"
     (tmp_path / "empty").mkdir()
     link.symlink_to(target)
-    arguments = ["--samples", "2", "--sample-length", "32", "--no-measure"]
-    assert run_command(["quantize", str(plain), str(link), *arguments]) == 0
+    assert quantize_by_command(plain, link) == 0
     assert link.is_symlink()
     assert (tmp_path / target / "model.safetensors").is_file()
 
@@ -213,9 +216,47 @@ def test_a_folder_that_cannot_be_made_is_one_line(
     (tmp_path / "file").write_text("kept")
     (tmp_path / "circle").symlink_to("circle")
     capfd.readouterr()
-    arguments = ["--samples", "2", "--sample-length", "32", "--no-measure"]
-    assert run_command(["quantize", str(plain), str(tmp_path / out), *arguments]) == ExitCode.USAGE
+    assert quantize_by_command(plain, tmp_path / out) == ExitCode.USAGE
     assert capfd.readouterr().err.startswith("quire: error: OUT=")
+
+
+def quantize_by_command(folder: Path, out: Path, *arguments: str) -> int:
+    fields = ["--samples", "2", "--sample-length", "32", "--no-measure", *arguments]
+    return run_command(["quantize", str(folder), str(out), *fields])
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plain = make_plain(tmp_path, RECIPES["qwen2"])
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(f"{FolderWriter.__module__}.save_file", fail)
+    capfd.readouterr()
+    assert quantize_by_command(plain, tmp_path / "out") == ExitCode.FAILED
+    shown = capfd.readouterr().err
+    assert "shard-0: No space left on device" in shown
+    assert "Traceback" not in shown
+    assert [path.name for path in tmp_path.iterdir()] == ["plain"]
+
+
+def test_nothing_is_left_after_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = make_plain(tmp_path, RECIPES["qwen2"])
+    monkeypatch.setattr(
+        FolderWriter, "_write_config", lambda *_: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(10)
+    )
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert quantize_by_command(plain, tmp_path / "out") == 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["plain"]
+
+
+def test_sequences_of_one_token_are_refused(tmp_path: Path) -> None:
+    assert quantize_by_command(tmp_path, tmp_path / "out", "--sample-length", "1") == ExitCode.USAGE
 
 
 def test_a_quantized_model_is_not_quantized_again(tmp_path: Path) -> None:

@@ -294,3 +294,14 @@ def test_what_the_disk_does_not_give_back_is_packed_again(
     second = start(folder, own_cache)
     assert torch.equal(first[0], second[0])
     assert not second[2]
+
+
+def test_pages_in_another_order_have_another_checksum() -> None:
+    memory = torch.arange(3 * 4096 + 77).to(torch.uint8)
+    memory[:4096] += 1
+    swapped = torch.cat([memory[4096:8192], memory[:4096], memory[8192:]])
+    assert packed_cache._sum(memory) != packed_cache._sum(swapped)
+    for place in (0, 5000, 3 * 4096 + 76):
+        changed = memory.clone()
+        changed[place] ^= 128
+        assert packed_cache._sum(memory) != packed_cache._sum(changed)

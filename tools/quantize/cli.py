@@ -11,6 +11,7 @@ from pathlib import Path
 from ...frontend.cli.exit_codes import ExitCode
 from ...frontend.cli.parser import Parser
 from ...ipc.errors import InputError
+from ..sigterm import unwinding_at_sigterm
 
 _FORMATS = ("gptq-int4", "int8")
 _GROUP_SIZES = (32, 64, 128)
@@ -50,9 +51,9 @@ def run(argv: Sequence[str]) -> int:
     add("--sample-length", type=int, default=512, metavar="N", help="tokens of a sequence (512)")
     add("--measure", action=Parser.Switch, default=True, help="measure the loss when it is done (on)")
     options = parser.parse(argv)
-    for name in ("samples", "sample_length"):
-        if getattr(options, name) < 1:
-            raise InputError(name, getattr(options, name), "an integer of at least 1")
+    for name, least in (("samples", 1), ("sample_length", 2)):  # of one token there is nothing to predict
+        if getattr(options, name) < least:
+            raise InputError(name, getattr(options, name), f"an integer of at least {least}")
     from . import loss, quantize
 
     job = quantize.QuantizeOptions(
@@ -67,7 +68,8 @@ def run(argv: Sequence[str]) -> int:
     )
     quantize.check_out(job.out)
     config, started = quantize.load_plain(job), time.monotonic()
-    with _progress(f"quantizing {options.model}", config.model.spec.num_layers) as report:
+    progress = _progress(f"quantizing {options.model}", config.model.spec.num_layers)
+    with unwinding_at_sigterm(), progress as report:
         held_out = quantize.quantize_folder(job, config, report)
     before, after = (_count_bytes(folder) for folder in (Path(config.model.model), job.out))
     took_s = time.monotonic() - started

@@ -6,13 +6,15 @@ Source of the layout: compressed-tensors 0.20.0, PackedQuantizationCompressor; v
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -74,7 +76,14 @@ class FolderWriter:
         if not self._pending:
             return
         tensors = {name: tensor.contiguous() for name, tensor in self._pending.items()}
-        save_file(tensors, self._folder / f"shard-{len(self._shards)}", metadata={"format": "pt"})
+        path = self._folder / f"shard-{len(self._shards)}"
+        try:
+            save_file(tensors, path, metadata={"format": "pt"})
+        except SafetensorError as error:
+            number = re.search(r"os error (\d+)", str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
         self._shards.append(list(self._pending))
         self._total_bytes += self._pending_bytes
         self._pending, self._pending_bytes = {}, 0
