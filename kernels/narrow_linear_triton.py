@@ -27,6 +27,8 @@ _HALVES = (64, 32, 16)  # codes of an output that are multiplied together, all o
 _LONE_ROWS, _FEW_ROWS, _MANY_ROWS = 16, 64, 128
 _LONE_OUT, _MANY_OUT = 64, 128
 _ENOUGH_TILES = 48
+# Of a thread: without the bound ptxas keeps to 80 on sm_80 and spills. Four programs of a processor have it.
+_LONE_REGISTERS = 128
 _REPACK_CODES = 1 << 25  # that are unpacked at a time
 
 
@@ -280,6 +282,7 @@ def launch_narrow_linear(x: Tensor, weight: TritonNarrowWeight, bias: Tensor | N
     _narrow_linear_few[(triton.cdiv(num_out, _LONE_OUT), triton.cdiv(m, block_m), segments.count)](
         *tensors, *tables, no_bias, sums, *sizes, **constants, HAS_BIAS=is_whole and bias is not None,
         BLOCK_M=block_m, BLOCK_N=_LONE_OUT, num_warps=4, num_stages=4,
+        maxnreg=_LONE_REGISTERS if block_m == _LONE_ROWS else None,
     )  # fmt: skip
     if not is_whole:
         add_segments[(m, triton.cdiv(num_out, ADD_OUT))](

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def fake_part(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.setattr(gpu_check, "_find_missing_gpu", lambda: None)
     real_run = subprocess.run
 
-    def run(command: list[str], **options: object) -> object:
+    def run(command: list[str], **options: Any) -> object:
         if command[0] != sys.executable:  # git
             return real_run(command, **options)
         options["stdout"] = subprocess.DEVNULL
@@ -138,10 +139,10 @@ def test_the_parts_that_a_cpu_can_run_do() -> None:
 
 
 def test_every_part_names_a_function() -> None:
-    from quire.tools.gpu.__main__ import _PARTS
+    from quire.tools.gpu.__main__ import PARTS
 
-    assert list(_PARTS) == list(gpu_check.PARTS)
-    for module, function in _PARTS.values():
+    assert list(PARTS) == list(gpu_check.PARTS)
+    for module, function in PARTS.values():
         assert callable(getattr(import_module(f"quire.tools.gpu.{module}"), function))
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from .rows import RowFile, Say
 
-_PARTS = {
+# By name: the module and its function, loaded only for that part.
+PARTS = {
     "environment": ("correctness", "check_environment"),
     "first answer": ("correctness", "check_first_answer"),
     "kernel tests": ("kernel_tests", "check_kernel_tests"),
@@ -29,9 +30,9 @@ _PARTS = {
 
 def run_part(name: str, say: Say) -> None:
     """Run a part; each loads only what it needs."""
-    if name not in _PARTS:
+    if name not in PARTS:
         raise SystemExit(f"part={name!r}: no such part")
-    module, function = _PARTS[name]
+    module, function = PARTS[name]
     getattr(import_module(f".{module}", __package__), function)(say)
 
 

@@ -25,7 +25,7 @@ _MAX_MODEL_LEN = 4096
 Batches = tuple[tuple[int, float], ...]
 # (batch, most times the estimate)
 _SMALL_BATCHES = ((1, 1.2), (8, 1.2), (32, 1.2), (64, 1.2), (256, 1.05))
-_LARGE_BATCHES = ((1, 1.05),)
+_LARGE_BATCHES = ((1, 0.97),)
 
 
 def bench_small_engine(
