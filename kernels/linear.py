@@ -6,7 +6,7 @@ bfloat16 x has one a variant, and a process uses one variant: VECTOR widens and 
 PAIR is vdpbf16ps of AVX512-BF16, TILE is tdpbf16ps of AMX. The three differ from each other in the last bits
 of a sum. Weights of 4 and 8 bits become numbers in registers: float32, so that a layer has the bits of a
 plain one with those numbers; for TILE bfloat16, likewise; PAIR multiplies what codes stand for before they
-are scaled, adds a group up, and scales the sum: only numbers of a codebook are rounded. Activations never are.
+are scaled, adds a group up, and scales the sum: only a codebook is rounded, activations never.
 Bytes: W once (bfloat16 x: for each 256 rows); operations 2 m K N.
 Legend: G groups of inputs of an output, that have a scale each.
 """
