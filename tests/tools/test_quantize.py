@@ -173,7 +173,7 @@ def test_more_samples_than_memory_holds_are_refused_before_any_is_drawn(tmp_path
 def test_a_place_where_no_folder_can_be_made_is_named(tmp_path: Path) -> None:
     plain = make_plain(tmp_path, RECIPES["qwen2"])
     for out in (Path("/proc/out"), tmp_path / "plain" / "config.json" / "out"):
-        with pytest.raises(InputError, match=f"OUT='{out}': where a folder can be made"):
+        with pytest.raises(InputError, match=f"OUT='{out}': a folder that can be made"):
             run_quantize(plain, out)
 
 

@@ -24,7 +24,7 @@ function startLoad(count) {
 
 async function chats({ page }) {
   await hasText(page, "#link", /^up /);
-  await hasText(page, "#model", /^pocket$/);
+  await hasText(page, "#model", /^pocket \(b?float\d+\)$/);
   // Notes the text's length at every change: an answer that streams grows step by step.
   await page.evaluate(() => {
     window.lengths = [];
@@ -146,7 +146,7 @@ async function takesUpAnAnswerAfterReloads() {
 }
 
 async function stopsWhatWasTakenUp() {
-  const endLoad = startLoad(6), { page } = await openPage();
+  const endLoad = startLoad(12), { page } = await openPage();
   await send(page, "Tell me a long story about a fox.");
   await hasMoreThan(page, 20);
   const { response: { id } } = await readKept(page);
