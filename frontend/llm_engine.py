@@ -203,6 +203,7 @@ class LLMEngine(UtilityCalls):
                 self._client.abort_requests(engine_ids)
 
     def abort_named(self, names: Sequence[str], tenant: str = "") -> None:
+        """End requests of any client by name or by the id that live views show; '': of every tenant."""
         with self._turns:
             self._client.abort_named(names, tenant)
 
