@@ -176,7 +176,8 @@ class LLM(LLMControls):
         tokenizer = self.llm_engine.tokenizer
         if tokenizer is None:
             raise PromptError("messages", messages, "token ids to generate(): this engine has no tokenizer")
-        known, eos_token_ids = self.llm_engine.output_format, self.llm_engine.facts.eos_token_ids
+        known = self.llm_engine.input_processor.output_format
+        eos_token_ids = self.llm_engine.facts.eos_token_ids
         turns = ChatTurns(tokenizer, known, tools, tool_choice, parallel_tool_calls, eos_token_ids)
         template = tokenizer.find_chat_template(chat_template)
         texts = [

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from ..ipc.errors import EngineDeadError, QuireError
 from ..ipc.messages import EngineFacts, UtilityMethod, UtilityResult
@@ -32,9 +32,6 @@ from .outputs import RequestOutput
 from .pooling.state import PoolingInput
 from .text.prompts import Prompt
 from .text.tokenizer import Tokenizer, load_tokenizer
-
-if TYPE_CHECKING:
-    from .output_formats.output_format import OutputFormat
 
 _ADDED_IN_A_TURN = 32  # requests: about a millisecond for which other threads, and Ctrl-C, wait
 
@@ -104,12 +101,6 @@ class LLMEngine(UtilityCalls):
         return self._client.engines
 
     @property
-    def output_format(self) -> OutputFormat | None:
-        """How the model writes thoughts and tool calls; None: only text, as far as is known."""
-        self._check_open()
-        return self.input_processor.output_format
-
-    @property
     def startup(self) -> list[tuple[str, float]]:
         """(phase, seconds) of the start, in order; the sum is the wall time."""
         return self._client.startup
@@ -150,17 +141,12 @@ class LLMEngine(UtilityCalls):
             timeout_s=timeout_s,
             queue_timeout_s=queue_timeout_s,
         )
-        self.add_input(made)
+        self.add_inputs([made], None)
 
-    def add_input(self, request: EngineInput) -> None:
-        """Hand a request to the engine that `input_processor` has made."""
-        with self._turns:
-            self._add([request], None)
+    def add_inputs(self, requests: Sequence[EngineInput | PoolingInput], sink: Sink | None) -> None:
+        """Hand requests to the engine that were made of prompts, for instance by `input_processor`.
 
-    def add_inputs(self, requests: Sequence[EngineInput | PoolingInput], sink: Sink) -> None:
-        """As `add_input` for many. Their outputs go to `sink`, in whichever thread receives them.
-
-        Raises with some of those before the one at fault added.
+        Their outputs go to `sink`, in whichever thread receives them; None: `step` returns them. Raises with some of those before the one at fault added.
         """
         for start in range(0, len(requests), _ADDED_IN_A_TURN):
             with self._turns:

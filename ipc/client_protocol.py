@@ -295,19 +295,15 @@ class ClientProtocol:
             case Refusal(reason=reason) | EngineDead(reason=reason):
                 self._take_last_words(reason)
             case ProtocolNotice() if self.facts is not None or self.phase is not None:
-                self._greet_if_forgotten(now)
+                # The engine, which has heard of this client, does not know it. One that was starved of a
+                # processor has lost its connection, and a driver without a monitor does not see that.
+                if now - self._greeted_at >= REGREET_AFTER_S:
+                    _log.warning("the engine has forgotten this process (%s): saying Hello again", self._kind)
+                    self.connection_made(now)
             case _ if self.facts is None:
                 raise ProtocolError(f"{type(message).__name__} came before Welcome")
             case _:
                 pass  # left over from before the connection was lost
-
-    def _greet_if_forgotten(self, now: float) -> None:
-        """The engine, which has heard of this client, does not know it. One that was starved of a processor
-        has lost its connection, and a driver without a monitor does not see that it has another one.
-        """
-        if now - self._greeted_at >= REGREET_AFTER_S:
-            _log.warning("the engine has forgotten this process (%s): saying Hello again", self._kind)
-            self.connection_made(now)
 
     def _open(self, welcome: Welcome, now: float) -> None:
         """Bring an engine that knows nothing of this client up to date."""

@@ -129,7 +129,7 @@ def answer_through(llm: LLM, asks: list[Ask], accidents: list[Callable[[], None]
             (prompt,) = vectors.tokenize([ask.prompt], [ask.params], [ask.name])
             add_vector(engine, vectors.make_input(ask.name, prompt, ask.params), found)
         else:
-            engine.add_input(engine.input_processor.process(ask.name, ask.prompt, ask.params))
+            engine.add_inputs([engine.input_processor.process(ask.name, ask.prompt, ask.params)], None)
     num_tokens = sum(ask.num_tokens for ask in asks)
     waiting, num_seen = list(accidents), 0
     seen: dict[str, int] = {}

@@ -16,6 +16,7 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -32,6 +33,7 @@ from ..kernels.choice import choose_linear, native_library
 from ..kernels.huge_pages import allocate_huge
 from ..kernels.linear import Format, PackedWeight, choose_variant
 from .layers.linear import Linear, NativeLinear
+from .weights import WeightSource
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -84,9 +86,12 @@ class PackedCache:
         self._pending = {} if path is None else self._open(path)
         self._writer: threading.Thread | None = None
 
-    def take(self, name: str) -> PackedWeight | None:
-        """The layer `name`, None where it must be made of the checkpoint."""
-        pending = self._pending.pop(name, None)
+    def take(self, names: Sequence[str], weights: WeightSource) -> PackedWeight | None:
+        """The layer made of those of these names, None where it must be made of the checkpoint.
+
+        `weights` need not read the tensors of what is returned.
+        """
+        pending = self._pending.pop(names[0], None)
         if pending is None:
             return None
         tensors = {field: tensor.result() for field, tensor in pending.tensors.items()}
@@ -95,7 +100,9 @@ class PackedCache:
             return None
         numbers = {**pending.numbers, "format": Format(pending.numbers["format"])}
         weight = PackedWeight(**numbers, **tensors)  # pyright: ignore[reportArgumentType]
-        self._kept[name] = weight
+        self._kept[names[0]] = weight
+        for name in names:
+            weights.skip_layer(name)
         return weight
 
     def keep(self, name: str, linear: Linear) -> None:

@@ -66,8 +66,8 @@ class Session:
         self._num_requests += len(prompts)
         try:
             process = self._engine.input_processor.process
-            for request in [process(*pair, params) for pair in zip(ids, prompts, strict=True)]:
-                self._engine.add_input(request)
+            requests = [process(*pair, params) for pair in zip(ids, prompts, strict=True)]
+            self._engine.add_inputs(requests, None)
             while self._engine.has_unfinished_requests():
                 for output in self._engine.step():
                     if output.request_id in ids:
@@ -90,7 +90,7 @@ class Session:
         """
         offered = as_template_tools(tools)
         turns = ChatTurns(
-            self.tokenizer, self._engine.output_format, offered, None, True, self.facts.eos_token_ids
+            self.tokenizer, self._engine.input_processor.output_format, offered, None, True, self.facts.eos_token_ids
         )
         params.skip_special_tokens = turns.parsing is None
         prompt: Prompt = {"prompt_token_ids": self.render_chat(messages, tools, is_thinking)}

@@ -75,7 +75,7 @@ def public_names(kind: type) -> list[str]:
 def use(owner: Any, name: str) -> Any:
     """Read a property, or call a method with what it takes."""
     value = getattr(owner, name)
-    if name == "add_inputs" or name == "add_input":
+    if name == "add_inputs":
         made = InputProcessor(FakeSyncClient(countdown).facts, None).process("x", [5], SamplingParams())
         return value([made], print) if name == "add_inputs" else value(made)
     return value(*ARGUMENTS.get(name, ())) if callable(value) else value

@@ -328,7 +328,7 @@ class _Builder:
     ) -> Linear:
         """One layer for projections of the same input, stacked in the order of `names`."""
         formats = [self._formats.find(name) for name in names]
-        weight = self._take_packed(names)
+        weight = self._cache.take(names, self._weights)
         if weight is None:
             weight = self._take_weight(names, formats, sizes, width, cut, swaps_halves)
         bias, bias_names = None, [f"{name}.bias" for name in names]
@@ -358,14 +358,6 @@ class _Builder:
             return take_narrow_stacked(self._weights, names, formats, sizes, width, cut, swaps_halves)
         weight = self._weights.take_stacked([f"{name}.weight" for name in names], sizes, width, cut)
         return weight.roll(len(weight) // 2, 0) if swaps_halves else weight
-
-    def _take_packed(self, names: list[str]) -> PackedWeight | None:
-        """What an earlier start has packed; its tensors need not be read."""
-        packed = self._cache.take(names[0])
-        if packed is not None:
-            for name in names:
-                self._weights.skip_layer(name)
-        return packed
 
     def _make_linear(
         self,
@@ -420,16 +412,13 @@ class _Builder:
         size, hidden = self._spec.vocab_size, self._spec.hidden_size
         tokens = self._spec.embedding.tokens
         tied = self._formats.exceptions.get(tokens)
-        packed = self._take_packed([LM_HEAD])
+        packed = self._cache.take([LM_HEAD], self._weights)
         if packed is not None:
             linear = self._make_linear(packed)
-        elif (
-            self._spec.tie_word_embeddings and tied is not None
-        ):  # multiplied in the form that it is stored in
-            self._weights.skip(name)
-            linear = self._make_linear(
-                take_narrow_stacked(self._weights, [tokens], [tied], (size,), hidden, cut)
-            )
+        elif self._spec.tie_word_embeddings and tied is not None:
+            self._weights.skip(name)  # multiplied in the form that it is stored in
+            weight = take_narrow_stacked(self._weights, [tokens], [tied], (size,), hidden, cut)
+            linear = self._make_linear(weight)
         elif self._spec.tie_word_embeddings:
             self._weights.skip(name)
             linear = self._make_linear(table, format=None if format is None or format.layout else format)
