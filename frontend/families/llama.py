@@ -11,9 +11,8 @@ from .parts import read_attention, read_dense, read_model, read_num_layers
 
 def read_spec(fields: ConfigFields) -> ModelSpec:
     """The model of config.json."""
-    bias = fields.boolean("attention_bias", False)
     layer = LayerSpec(
-        attention=replace(read_attention(fields), qkv_bias=bias, o_bias=bias),
+        attention=read_attention(fields, may_have_bias=True),
         ffn=replace(read_dense(fields), bias=fields.boolean("mlp_bias", False)),
     )
     return read_model(fields, "LlamaForCausalLM", [layer] * read_num_layers(fields), max_positions=2048)

@@ -14,9 +14,8 @@ from .parts import read_attention, read_dense, read_model, read_num_layers
 
 def read_spec(fields: ConfigFields) -> ModelSpec:
     """The model of config.json."""
-    bias = fields.boolean("attention_bias", False)
     layer = LayerSpec(
-        attention=replace(read_attention(fields), qkv_bias=bias, o_bias=bias, qk_norm="all_heads"),
+        attention=replace(read_attention(fields, may_have_bias=True), qk_norm="all_heads"),
         ffn=read_dense(fields),
         attention_norm=None,
         attention_out_norm="post_attention_layernorm",

@@ -55,9 +55,16 @@ def read_model(
 
 
 def read_attention(
-    fields: ConfigFields, *, num_kv_heads: int | None = None, head_size: int | None = None
+    fields: ConfigFields,
+    *,
+    num_kv_heads: int | None = None,
+    head_size: int | None = None,
+    may_have_bias: bool = False,
 ) -> AttentionSpec:
-    """Heads of a layer; the defaults are the family's, None as many as heads and hidden_size / heads."""
+    """Heads of a layer; the defaults are the family's, None as many as heads and hidden_size / heads.
+
+    `may_have_bias`: on all four projections if `attention_bias` says so.
+    """
     num_heads = fields.integer("num_attention_heads")
     if "num_key_value_heads" in fields:  # null means as many as heads, in every family
         num_kv_heads = num_heads
@@ -73,7 +80,10 @@ def read_attention(
     head_size = fields.integer("head_dim", default)
     if head_size % 2:
         raise fields.error("head_dim", head_size, "an even number (rotary embedding turns pairs)")
-    return AttentionSpec(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size)
+    bias = may_have_bias and fields.boolean("attention_bias", False)
+    return AttentionSpec(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size, qkv_bias=bias, o_bias=bias
+    )
 
 
 def read_dense(

@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from quire.kernels.linear import Variant
 from quire.worker import packed_cache
 from quire.worker.models import builder, load_model
 from quire.worker.packed_cache import PackedCache, open_packed_cache
+from quire.worker.weights import WeightSource
 from safetensors.torch import load_file, save_file
 
 CPU = torch.device("cpu")
@@ -68,11 +69,11 @@ def start(folder: Path, opened: list[PackedCache], **arguments: Any) -> tuple[to
     args = {"skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 64, **arguments}
     config = EngineArgs(str(folder), **args).create_engine_config()
     taken: set[str] = set()
-    take: Callable[[PackedCache, str], Any] = PackedCache.take
+    take: Callable[..., Any] = PackedCache.take
 
-    def note(cache: PackedCache, name: str) -> Any:
-        weight = take(cache, name)
-        taken.update([name] if weight is not None else [])
+    def note(cache: PackedCache, names: Sequence[str], weights: WeightSource) -> Any:
+        weight = take(cache, names, weights)
+        taken.update(names[:1] if weight is not None else [])
         return weight
 
     with pytest.MonkeyPatch.context() as patch:

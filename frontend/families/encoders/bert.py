@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ....ipc.model_spec import DenseSpec, EmbeddingSpec, LayerSpec, ModelSpec, PoolingSpec
+from ....ipc.model_spec import DenseSpec, EmbeddingSpec, LayerSpec, ModelSpec
 from ..config_fields import ConfigFields
-from ..heads import make_classifier, make_square
 from ..parts import read_num_layers
-from .parts import add_classifier, check_encoder, read_encoder, read_encoder_activation, read_heads
+from .parts import check_encoder, read_encoder, read_encoder_activation, read_heads
 
 _UNUSED = ("pooler.", "cls.", "lm_head.", "embeddings.position_ids", "embeddings.token_type_ids")
 
@@ -21,27 +20,10 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
     return _read(fields, "bert.", position_offset=0)
 
 
-def read_classifier(fields: ConfigFields) -> ModelSpec:
-    """The encoder with a classifier on its pooler."""
-    return add_classifier(fields, read_spec(fields))
-
-
 def read_roberta_spec(fields: ConfigFields) -> ModelSpec:
     """The encoder of config.json."""
     offset = fields.integer("pad_token_id", 1, low=0) + 1
     return _read(fields, "roberta.", offset)
-
-
-def read_roberta_classifier(fields: ConfigFields) -> ModelSpec:
-    """The encoder with a classifier of two layers."""
-    spec = read_roberta_spec(fields)
-    return replace(spec, pooling=make_two_layers(fields, spec.hidden_size))
-
-
-def make_two_layers(fields: ConfigFields, hidden_size: int) -> PoolingSpec:
-    """RoBERTa's classifier, which MPNet has too."""
-    dense = make_square("classifier.dense", hidden_size)
-    return make_classifier(fields, "cls", "classifier.out_proj", dense, hidden_size=hidden_size)
 
 
 def read_layer(fields: ConfigFields, qkv: tuple[str, str, str], out: str, norm: str) -> LayerSpec:

@@ -6,7 +6,6 @@ from msgspec.structs import replace
 
 from ....ipc.model_spec import DenseSpec, EmbeddingSpec, LayerSpec, ModelSpec
 from ..config_fields import ConfigFields
-from ..heads import make_classifier, make_square
 from ..parts import MAX_LAYERS
 from .parts import check_encoder, read_encoder, read_encoder_activation, read_heads
 
@@ -53,11 +52,3 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
         unused=_UNUSED,
         norm_eps=1e-12,
     )
-
-
-def read_classifier(fields: ConfigFields) -> ModelSpec:
-    """The encoder with a classifier of two layers."""
-    spec = read_spec(fields)
-    dense = make_square("pre_classifier", spec.hidden_size, "relu")
-    head = make_classifier(fields, "cls", "classifier", dense, hidden_size=spec.hidden_size)
-    return replace(spec, pooling=head)

@@ -10,7 +10,7 @@ from ....ipc.model_spec import DenseSpec, EmbeddingSpec, LayerSpec, ModelSpec, R
 from ..config_fields import ConfigFields
 from ..parts import read_num_layers
 from ..rope import read_rope
-from .parts import add_classifier, read_encoder, read_encoder_activation, read_heads
+from .parts import read_encoder, read_encoder_activation, read_heads
 
 # The last one weighs tokens for sparse vectors, in checkpoints that have both.
 _UNUSED = ("pooler.", "lm_head.", "embeddings.position_ids", "classifier.")
@@ -58,11 +58,6 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
         norm_eps=fields.number("layer_norm_eps", 1e-12),
         rope=_read_rope(fields, attention.head_size, max_positions, 160_000.0 if is_ported else 10_000.0),
     )
-
-
-def read_classifier(fields: ConfigFields) -> ModelSpec:
-    """The encoder with a classifier on its pooler."""
-    return add_classifier(fields, read_spec(fields))
 
 
 def _check_variant(fields: ConfigFields) -> None:

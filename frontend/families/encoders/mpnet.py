@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from ....ipc.model_spec import EmbeddingSpec, ModelSpec, RelativeBiasSpec
 from ..config_fields import ConfigFields
 from ..parts import read_num_layers
-from .bert import make_two_layers, read_layer, read_max_positions
+from .bert import read_layer, read_max_positions
 from .parts import check_encoder, read_encoder
 
 _POSITION_OFFSET = 2  # transformers takes 1 as the padding token, whatever config.json says
@@ -43,9 +41,3 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
         unused=_UNUSED,
         norm_eps=fields.number("layer_norm_eps", 1e-12),
     )
-
-
-def read_classifier(fields: ConfigFields) -> ModelSpec:
-    """The encoder with a classifier of two layers."""
-    spec = read_spec(fields)
-    return replace(spec, pooling=make_two_layers(fields, spec.hidden_size))

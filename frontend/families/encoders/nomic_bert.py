@@ -21,7 +21,7 @@ from ....ipc.model_spec import (
 from ..config_fields import ConfigFields
 from ..parts import MAX_LAYERS, read_num_layers
 from ..rope import read_rope
-from .parts import add_classifier, read_encoder, read_encoder_activation, read_heads
+from .parts import read_encoder, read_encoder_activation, read_heads, with_pooler
 
 _PREFIX = "nomic_bert."  # of transformers' classifiers
 _THETA = 1000.0
@@ -97,7 +97,7 @@ def read_classifier(fields: ConfigFields) -> ModelSpec:
     """The encoder with a classifier on its pooler, as transformers' class has it."""
     if "n_embd" in fields:
         raise fields.error("n_embd", fields.get("n_embd"), "absent: a classifier of transformers' own class")
-    return add_classifier(fields, read_spec(fields))
+    return with_pooler(read_spec)(fields)
 
 
 def _read_original(fields: ConfigFields) -> _Sizes:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
-from ....ipc.model_spec import Activation, AttentionSpec, EmbeddingSpec, LayerSpec, ModelSpec, RopeConfig
+from ....ipc.model_spec import (
+    Activation,
+    AttentionSpec,
+    EmbeddingSpec,
+    HeadActivation,
+    LayerSpec,
+    ModelSpec,
+    RopeConfig,
+)
 from ..config_fields import ConfigFields
-from ..heads import make_classifier, make_square
+from ..heads import Reader, make_classifier, make_square
 from ..parts import ACTIVATIONS
 
 _ACTIVATIONS: dict[str, Activation] = {**ACTIVATIONS, "relu": "relu"}
@@ -55,11 +63,34 @@ def read_encoder(
     return replace(spec, **others)
 
 
-def add_classifier(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
-    """The encoder with a classifier on BERT's pooler."""
-    pooler = make_square(f"{spec.optional_prefix}pooler.dense", spec.hidden_size)
-    head = make_classifier(fields, "cls", "classifier", pooler, hidden_size=spec.hidden_size)
-    return replace(spec, pooling=head)
+def with_pooler(read: Reader) -> Reader:
+    """A reader of the encoder with a classifier on BERT's pooler."""
+    return _with_dense(read, lambda spec: f"{spec.optional_prefix}pooler.dense")
+
+
+def with_two_layers(read: Reader) -> Reader:
+    """A reader of the encoder with RoBERTa's classifier, which MPNet has too."""
+    return _with_dense(read, lambda _: "classifier.dense", last="classifier.out_proj")
+
+
+def with_pre_classifier(read: Reader) -> Reader:
+    """A reader of the encoder with DistilBERT's classifier of two layers."""
+    return _with_dense(read, lambda _: "pre_classifier", "relu")
+
+
+def _with_dense(
+    read: Reader,
+    name_dense: Callable[[ModelSpec], str],
+    activation: HeadActivation = "tanh",
+    last: str = "classifier",
+) -> Reader:
+    def read_classifier(fields: ConfigFields) -> ModelSpec:
+        spec = read(fields)
+        dense = make_square(name_dense(spec), spec.hidden_size, activation)
+        head = make_classifier(fields, "cls", last, dense, hidden_size=spec.hidden_size)
+        return replace(spec, pooling=head)
+
+    return read_classifier
 
 
 def check_encoder(fields: ConfigFields) -> None:
