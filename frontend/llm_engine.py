@@ -146,7 +146,8 @@ class LLMEngine(UtilityCalls):
     def add_inputs(self, requests: Sequence[EngineInput | PoolingInput], sink: Sink | None) -> None:
         """Hand requests to the engine that were made of prompts, for instance by `input_processor`.
 
-        Their outputs go to `sink`, in whichever thread receives them; None: `step` returns them. Raises with some of those before the one at fault added.
+        Their outputs go to `sink`, in whichever thread receives them; None: `step` returns them. Raises with
+        some of those before the one at fault added.
         """
         for start in range(0, len(requests), _ADDED_IN_A_TURN):
             with self._turns:

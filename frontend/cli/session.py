@@ -89,9 +89,8 @@ class Session:
         Raises PromptError for what the chat template refuses, InputError for tools of a model that has none.
         """
         offered = as_template_tools(tools)
-        turns = ChatTurns(
-            self.tokenizer, self._engine.input_processor.output_format, offered, None, True, self.facts.eos_token_ids
-        )
+        known = self._engine.input_processor.output_format
+        turns = ChatTurns(self.tokenizer, known, offered, None, True, self.facts.eos_token_ids)
         params.skip_special_tokens = turns.parsing is None
         prompt: Prompt = {"prompt_token_ids": self.render_chat(messages, tools, is_thinking)}
         processor = self._engine.input_processor

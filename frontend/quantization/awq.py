@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ...ipc.linear_shapes import LinearShape
 from ...ipc.weight_format import LM_HEAD, WeightFormat
 from .fields import FormatRule, QuantizationFields, check_multiple
 from .gptq import HARMLESS
-from .names import match_text, read_names
+from .names import all_but, match_text, read_names
 
 
 def read_awq(fields: QuantizationFields) -> FormatRule:
@@ -24,11 +23,6 @@ def read_awq(fields: QuantizationFields) -> FormatRule:
     )
     fields.check_keys(*HARMLESS, "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "sym", "pack_dtype")
     weight_format = WeightFormat(bits=4, group_size=group_size, has_offsets=True, layout="awq")
-
-    def find(linear: LinearShape) -> WeightFormat | None:
-        if left_out(linear.name):
-            return None
-        check_multiple(linear, "outputs", linear.num_out, 8)
-        return weight_format
-
-    return find
+    return all_but(
+        left_out, weight_format, lambda linear: check_multiple(linear, "outputs", linear.num_out, 8)
+    )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ...ipc.linear_shapes import LinearShape
 from ...ipc.weight_format import LM_HEAD, WeightFormat
 from .fields import FormatRule, QuantizationFields, check_multiple
-from .names import match_parts, read_names
+from .names import all_but, match_parts, read_names
 
 _BLOCK = 64  # of 4 bits; the weights' own description is held against it
 # LLM.int8 computes inputs above a threshold in float16; here all are computed in the model's type.
@@ -21,15 +20,10 @@ def read_bitsandbytes(fields: QuantizationFields) -> FormatRule:
     named = read_names(fields, "llm_int8_skip_modules")
     left_out = match_parts(fields, "llm_int8_skip_modules", [LM_HEAD] if named is None else named)
     fields.check_keys(*_HARMLESS)
-
-    def find(linear: LinearShape) -> WeightFormat | None:
-        if left_out(linear.name):
-            return None
-        if weight_format.bits == 4:
-            check_multiple(linear, "inputs", linear.num_in, _BLOCK)
-        return weight_format
-
-    return find
+    divisor = _BLOCK if weight_format.bits == 4 else 1
+    return all_but(
+        left_out, weight_format, lambda linear: check_multiple(linear, "inputs", linear.num_in, divisor)
+    )
 
 
 def _read_format(fields: QuantizationFields) -> WeightFormat:

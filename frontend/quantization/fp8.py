@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from ...ipc.linear_shapes import LinearShape
 from ...ipc.weight_format import LM_HEAD, WeightFormat
 from .fields import FormatRule, QuantizationFields
-from .names import match_parts, read_names
+from .names import all_but, match_parts, read_names
 
 _HARMLESS = ("quant_method", "activation_scale_ub", "kv_cache_scheme", "kv_cache_quant_method", "dequantize")
 
@@ -27,11 +26,7 @@ def read_fp8(fields: QuantizationFields) -> FormatRule:
     left_out = match_parts(fields, key, [LM_HEAD, *(read_names(fields, key) or [])])
     fields.check_keys(*_HARMLESS, "ignored_layers", "modules_to_not_convert")
     weight_format = WeightFormat(kind="fp8", group_rows=rows, group_size=size, layout="fp8")
-
-    def find(linear: LinearShape) -> WeightFormat | None:
-        return None if left_out(linear.name) else weight_format
-
-    return find
+    return all_but(left_out, weight_format)
 
 
 def _read_block(fields: QuantizationFields) -> tuple[int, int]:

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from ...ipc.errors import ModelError
-from .fields import MAX_MATCHING_S, MatchingTime, QuantizationFields
+from ...ipc.linear_shapes import LinearShape
+from ...ipc.weight_format import WeightFormat
+from .fields import MAX_MATCHING_S, FormatRule, MatchingTime, QuantizationFields
 
 Rule = Callable[[str], bool]
 
@@ -123,3 +125,18 @@ def match_text(fields: QuantizationFields, key: str, names: list[str]) -> Rule:
     if len(names) > MAX_PATTERNS:
         raise fields.error(key, f"{len(names)} names", f"at most {MAX_PATTERNS}")
     return lambda layer: any(name in layer for name in names)
+
+
+def all_but(
+    is_left_out: Rule, weight_format: WeightFormat, check: Callable[[LinearShape], None] | None = None
+) -> FormatRule:
+    """Every layer has the format but those left out; `check` raises for a shape that does not go with it."""
+
+    def find(linear: LinearShape) -> WeightFormat | None:
+        if is_left_out(linear.name):
+            return None
+        if check is not None:
+            check(linear)
+        return weight_format
+
+    return find

@@ -5,10 +5,9 @@ Activations are computed in the model's type also where a config quantizes them.
 
 from __future__ import annotations
 
-from ...ipc.linear_shapes import LinearShape
 from ...ipc.weight_format import LM_HEAD, WeightFormat
 from .fields import FormatRule, QuantizationFields
-from .names import match_parts, read_names
+from .names import all_but, match_parts, read_names
 
 _INT8 = ("int8weightonlyconfig", "int8dynamicactivationint8weightconfig")
 _INTX = "intxweightonlyconfig"
@@ -31,11 +30,7 @@ def read_torchao(fields: QuantizationFields) -> FormatRule:
     named = read_names(fields, "modules_to_not_convert")
     left_out = match_parts(fields, "modules_to_not_convert", [LM_HEAD] if named is None else named)
     fields.check_keys("quant_method", "untie_embedding_weights")
-
-    def find(linear: LinearShape) -> WeightFormat | None:
-        return None if left_out(linear.name) else weight_format
-
-    return find
+    return all_but(left_out, weight_format)
 
 
 def _read_format(fields: QuantizationFields, kind: str) -> WeightFormat:

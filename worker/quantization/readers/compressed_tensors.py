@@ -6,8 +6,6 @@ outputs, and both hold value + 2^(bits - 1).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -15,7 +13,7 @@ from ....ipc.weight_format import WeightFormat
 from ..integer_weight import IntegerWeight
 from .mxfp4 import make_mxfp4_weight
 from .packed_bits import count_words, make_weight, make_weight_of_words, sort_by_group, unpack_words
-from .stored_tensors import StoredTensors
+from .stored_tensors import StoredTensors, grid_shapes, spread
 
 ACTIVATION_PARTS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale")
 
@@ -27,7 +25,7 @@ def read_pack_quantized(
     bits, (num_out, num_in) = int((weight_format.layout or "").partition("/")[2]), shape
     groups = weight_format.count_groups(num_in)
     words = tensors.take("weight_packed", [torch.int32], (num_out, count_words(num_in, bits)))
-    scales = _take_scales(tensors, num_out, groups)
+    scales = tensors.take_grid("weight_scale", (num_out, groups))
     stored_shape = tensors.find("weight_shape", [torch.int64, torch.int32], (2,))
     if stored_shape is not None and stored_shape.tolist() != [num_out, num_in]:
         raise tensors.error("weight_shape", stored_shape.tolist(), f"{[num_out, num_in]} by config.json")
@@ -51,13 +49,12 @@ def read_int_quantized(
     tensors: StoredTensors, weight_format: WeightFormat, shape: tuple[int, int]
 ) -> IntegerWeight:
     """int8, a value of up to 8 bits in each."""
-    num_out, num_in = shape
-    groups = weight_format.count_groups(num_in)
+    grid = (shape[0], weight_format.count_groups(shape[1]))
     codes = to_unsigned(tensors.take("weight", [torch.int8], shape))
-    scales, zeros = _take_scales(tensors, num_out, groups), None
+    scales, zeros = tensors.take_grid("weight_scale", grid), None
     if weight_format.has_offsets:
-        point = tensors.take("weight_zero_point", [torch.int8], *_shapes(num_out, groups))
-        zeros = point.reshape(-1, groups).expand(num_out, groups).float() + 128
+        point = tensors.take("weight_zero_point", [torch.int8], *grid_shapes(grid))
+        zeros = spread(point, grid).float() + 128
     tensors.skip("weight_zero_point", *ACTIVATION_PARTS)
     return make_weight(codes, scales, 8, weight_format.group_size, zeros)
 
@@ -74,14 +71,3 @@ def read_mxfp4(tensors: StoredTensors, weight_format: WeightFormat, shape: tuple
 def to_unsigned(values: Tensor) -> Tensor:
     """int8 as uint8, 128 more."""
     return values.contiguous().view(torch.uint8) ^ 128
-
-
-def _take_scales(tensors: StoredTensors, num_out: int, groups: int) -> Tensor:
-    scales = tensors.take_scales("weight_scale", *_shapes(num_out, groups))
-    return scales.reshape(-1, groups).expand(num_out, groups).contiguous()
-
-
-def _shapes(num_out: int, groups: int) -> list[Sequence[int]]:
-    """Of numbers of groups, or of one of each output, or of all."""
-    whole: list[Sequence[int]] = [(num_out,), (1, 1), (1,), ()] if groups == 1 else []
-    return [(num_out, groups), *whole]

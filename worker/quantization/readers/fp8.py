@@ -7,12 +7,11 @@ fp8 and fbgemm_fp8, compressed-tensors' float-quantized.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from ....ipc.weight_format import WeightFormat
 from ..integer_weight import ScaledFp8Weight
 from .compressed_tensors import ACTIVATION_PARTS
-from .stored_tensors import StoredTensors
+from .stored_tensors import StoredTensors, grid_shapes, spread
 
 _EXPONENTS = (torch.float8_e8m0fnu, torch.uint8)  # of scales that are powers of two
 
@@ -39,15 +38,10 @@ def _read(
     values = tensors.take("weight", [torch.float8_e4m3fn], shape)
     rows = -(-num_out // (weight_format.group_rows or num_out))
     grid = (rows, weight_format.count_groups(num_in))
-    scales = _take_scales(tensors, part, grid)
-    return ScaledFp8Weight(values, scales, weight_format.group_rows, weight_format.group_size)
-
-
-def _take_scales(tensors: StoredTensors, part: str, grid: tuple[int, int]) -> Tensor:
-    """float32 of the shape `grid`; one scale for all stands for each of one column."""
-    shapes = [grid, *([grid[:1], (1, 1), (1,), ()] if grid[1] == 1 else [])]
-    exponents = tensors.peek(part, _EXPONENTS, *shapes)
+    exponents = tensors.peek(part, _EXPONENTS, *grid_shapes(grid))
     if exponents is None:
-        return tensors.take_scales(part, *shapes).reshape(-1, grid[1]).expand(grid).contiguous()
-    tensors.skip(part)
-    return tensors.read_exponents(part, exponents).reshape(-1, grid[1]).expand(grid).contiguous()
+        scales = tensors.take_grid(part, grid)
+    else:
+        tensors.skip(part)
+        scales = spread(tensors.read_exponents(part, exponents), grid)
+    return ScaledFp8Weight(values, scales, weight_format.group_rows, weight_format.group_size)

@@ -79,6 +79,10 @@ class StoredTensors:
         """Numbers in float32 of which none is nan or too large for a product of two."""
         return self.check_scales(part, self.take(part, _SCALE_TYPES, *shapes).float())
 
+    def take_grid(self, part: str, grid: tuple[int, int]) -> Tensor:
+        """Scales of the shape `grid`; of one column also one of each row, or one of all."""
+        return spread(self.take_scales(part, *grid_shapes(grid)), grid)
+
     def check_scales(self, part: str, scales: Tensor) -> Tensor:
         """The same tensor."""
         if not bool((scales.abs() <= _MAX_SCALE).all()):  # of nan it is false
@@ -102,3 +106,14 @@ class StoredTensors:
 
     def _full(self, part: str) -> str:
         return f"{self._name}.{part}"
+
+
+def grid_shapes(grid: tuple[int, int]) -> list[Sequence[int]]:
+    """How numbers of so many rows and columns may be stored."""
+    whole: list[Sequence[int]] = [grid[:1], (1, 1), (1,), ()] if grid[1] == 1 else []
+    return [grid, *whole]
+
+
+def spread(numbers: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Those of one of `grid_shapes` as `grid`."""
+    return numbers.reshape(-1, grid[1]).expand(grid).contiguous()

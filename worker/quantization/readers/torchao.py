@@ -11,7 +11,7 @@ from ....ipc.weight_format import WeightFormat
 from ..integer_weight import NarrowWeight, ScaledFp8Weight
 from .compressed_tensors import to_unsigned
 from .packed_bits import make_weight
-from .stored_tensors import StoredTensors
+from .stored_tensors import StoredTensors, spread
 
 _ZERO_TYPES = (torch.int8, torch.float32, torch.bfloat16, torch.float16)
 
@@ -21,7 +21,7 @@ def read_torchao(tensors: StoredTensors, weight_format: WeightFormat, shape: tup
     grid = (shape[0], weight_format.count_groups(shape[1]))
     shapes = [grid, *([(1, 1), ()] if grid[1] == 1 else [])]
     tensors.skip("_weight_act_quant_scale", "_weight_act_quant_zero_point")
-    scales = tensors.take_scales("_weight_scale", *shapes).reshape(-1, grid[1]).expand(grid).contiguous()
+    scales = spread(tensors.take_scales("_weight_scale", *shapes), grid)
     if weight_format.kind == "fp8":
         values = tensors.take("_weight_qdata", [torch.float8_e4m3fn], shape)
         return ScaledFp8Weight(values, scales, weight_format.group_rows, weight_format.group_size)
@@ -35,7 +35,7 @@ def read_torchao(tensors: StoredTensors, weight_format: WeightFormat, shape: tup
     point, zeros = find("_weight_zero_point", _ZERO_TYPES, *shapes), None
     if point is not None and weight_format.has_offsets:
         point = tensors.check_scales("_weight_zero_point", point.float())
-        zeros = point.reshape(-1, grid[1]).expand(grid) + middle
+        zeros = spread(point, grid) + middle
     elif point is not None and bool(point.any()):
         raise tensors.error("_weight_zero_point", "another zero", "0 as config.json says")
     return make_weight(codes, scales, bits, weight_format.group_size, zeros)
