@@ -121,6 +121,11 @@ class Checkpoint:
         """Terms of the sums that a logit is made of: a layer rounds about 6 of `intermediate_size` terms."""
         return 6 * sum(layer.ffn.intermediate_size for layer in self.spec.layers)
 
+    def draw_tokens(self, length: int, seed: int = 1) -> list[int]:
+        """Random ids of its vocabulary."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(self.spec.vocab_size, (length,), generator=generator).tolist()
+
     def engine_config(self, dtype: str = "float32", max_model_len: int = 256, **model: Any) -> EngineConfig:
         """An EngineConfig for this checkpoint; `model` overrides fields of its ModelConfig."""
         fields: dict[str, Any] = {

@@ -62,3 +62,12 @@ def restored_torch() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     torch.set_grad_enabled(grad)
+
+
+@pytest.fixture
+def fake_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines of this process' clients have cores with FakeWorkers, as fake_core.py makes them."""
+    from quire.frontend.client import engines
+
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    monkeypatch.setattr(engines, "CORE_MODULE", "fake_core")

@@ -7,8 +7,9 @@ magnitudes (Higham 3.1); kernel and reference may each be off by that, and may t
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from quire.kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from quire.kernels.rotate_and_write import rotate_and_write_reference
 from torch import Tensor
 
+Group = TypeVar("Group")
+Result = TypeVar("Result")
 CPU = torch.device("cpu")
 # Where Triton's kernels run; on a CPU they are interpreted.
 TRITON_DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -34,6 +37,19 @@ def random(
     if dtype == torch.int8:
         return torch.randint(-127, 128, shape, dtype=dtype, generator=generator).to(device)
     return torch.randn(*shape, generator=generator).to(device, dtype)
+
+
+def run_ranks(groups: list[Group], act: Callable[[Group], Result]) -> list[Result]:
+    """What `act` returns in each rank, a thread of this process; raises what the first of them raises."""
+    with ThreadPoolExecutor(len(groups)) as threads:
+        return [future.result(timeout=30) for future in [threads.submit(act, group) for group in groups]]
+
+
+def random_parts(size: int, count: int, dtype: torch.dtype) -> list[Tensor]:
+    """What each rank brings; of very different magnitudes, so that the order of a sum shows."""
+    generator = torch.Generator().manual_seed(count)
+    scales = [10.0 ** (rank % 3) for rank in range(size)]
+    return [(torch.randn(count, generator=generator) * scale).to(dtype) for scale in scales]
 
 
 def assert_within(actual: Tensor, expected: Tensor, bound: Tensor | float) -> None:

@@ -49,6 +49,7 @@ CHECKOUT_ONLY = {  # not in the wheel, but for models
 }
 LIGHT_PACKAGES = ("ipc", "frontend", "core")
 HEAVY_MODULES = ("torch", "transformers", "numpy", "scipy", "pandas")
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 UNSAFE_CALLS = {"eval", "exec"}
 UNSAFE_METHODS = {("torch", "load"), ("torch", "hub"), ("numpy", "load"), ("np", "load")}
@@ -91,7 +92,7 @@ def walk_imports(node: ast.AST, is_lazy: bool = False) -> Iterator[tuple[ast.Imp
         if isinstance(child, (ast.Import, ast.ImportFrom)):
             yield child, is_lazy
         else:
-            inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+            inside = isinstance(child, FUNCTIONS)
             yield from walk_imports(child, is_lazy or inside or is_type_checking_block(child))
 
 
@@ -384,3 +385,25 @@ def test_every_module_of_ours_that_a_test_imports_is_there() -> None:
             if module.startswith("quire.") and module.removeprefix("quire.") not in MODULES:
                 missing.append(f"{path.relative_to(ROOT)}: {module}")
     assert not missing
+
+
+MAX_LINES, MAX_METHODS = 500, 25
+# One file, since what runs it is a Python of another environment that has a client and nothing of ours.
+MAY_BE_LONG = {"tests/e2e/clients/scenarios.py"}
+CODE = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))]
+
+
+def test_no_file_is_too_long_to_read_in_one_sitting() -> None:
+    files = [*CODE, *(path for kind in ("cpp", "h") for path in (ROOT / "kernels").glob(f"*.{kind}"))]
+    long = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files}
+    assert {name for name, count in long.items() if count > MAX_LINES} == MAY_BE_LONG
+
+
+def test_no_class_has_too_many_methods() -> None:
+    found = [
+        (f"{path.relative_to(ROOT)}: {node.name}", sum(isinstance(each, FUNCTIONS) for each in node.body))
+        for path in CODE
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert [(name, count) for name, count in found if count > MAX_METHODS] == []

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import select
 import signal
 import time
 from collections.abc import Iterator
@@ -15,9 +14,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
+from daemons import wait_for_end
 from fakes import expected_output, make_config, make_request
 from quire.core.faults.blame import MAX_DEATHS
-from quire.frontend.client import engines
 from quire.frontend.client.async_engine_core_client import AsyncMPClient, make_async_client
 from quire.frontend.client.engine_core_client import SyncClient, SyncMPClient, make_sync_client
 from quire.ipc.codec import make_client_codec
@@ -41,10 +40,7 @@ from quire.ipc.sockets import connect_dealer
 CONFIG = make_config()
 
 
-@pytest.fixture(autouse=True)
-def fake_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent), prepend=os.pathsep)
-    monkeypatch.setattr(engines, "CORE_MODULE", "fake_core")
+pytestmark = pytest.mark.usefixtures("fake_core")
 
 
 @pytest.fixture
@@ -81,15 +77,6 @@ def assert_undisturbed(request: EngineCoreRequest, outputs: list[EngineCoreOutpu
     tokens, reason = expected_output(request, CONFIG.model.max_model_len)
     assert tokens_of(outputs) == tokens
     assert outputs[-1].finish_reason == reason
-
-
-def wait_for_end(pid: int, timeout_s: float = 3.0) -> None:
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    assert select.select([fd], [], [], timeout_s)[0], f"process {pid} lives on"
-    os.close(fd)
 
 
 def test_many_requests_come_back_whole_and_in_order(client: SyncMPClient) -> None:

@@ -8,14 +8,12 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
 from daemon_loads import TIMEOUT_S, Outputs, assert_undisturbed, collect
 from fakes import make_config, make_request
 from quire.core.engine_process import name_engine
-from quire.frontend.client import engines
 from quire.frontend.client.async_engine_core_client import AsyncMPClient, make_async_client
 from quire.frontend.client.engine_core_client import SyncClient, make_sync_client
 from quire.ipc.client_protocol import LOST_CALL
@@ -30,11 +28,7 @@ from quire.ipc.messages import (
 from quire.ipc.processes.child_args import CoreArgs
 from quire.ipc.processes.process import wait_readable
 
-
-@pytest.fixture(autouse=True)
-def fake_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent), prepend=os.pathsep)
-    monkeypatch.setattr(engines, "CORE_MODULE", "fake_core")
+pytestmark = pytest.mark.usefixtures("fake_core")
 
 
 def make_pair(name: str = "paced", **recovery: int) -> EngineConfig:

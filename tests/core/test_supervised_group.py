@@ -8,13 +8,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
 import zmq
 from daemon_loads import TIMEOUT_S, make_named_config, under_load, wait_for_tokens
-from daemons import Daemon, fake_modules, runtime_folders, wait_for_end, wait_until
+from daemons import Daemon, wait_for_end, wait_until
 from fakes import make_request
 from quire.frontend.daemon import (
     add_engine,
@@ -34,6 +33,8 @@ from quire.ipc.errors import DaemonError, ModelError
 from quire.ipc.messages import PROTOCOL_VERSION, EngineCoreOutputs, EngineRoster, Goodbye, Hello, Welcome
 from quire.ipc.sockets import connect_dealer, make_ipc_address
 
+pytestmark = pytest.mark.usefixtures("runtime")
+
 CODEC = make_client_codec()
 
 
@@ -41,12 +42,6 @@ def make_group_config(num_engines: int, name: str = "paced", max_core_restarts: 
     recovery = RecoveryConfig(max_core_restarts=max_core_restarts)
     config = msgspec.structs.replace(make_named_config(name), recovery=recovery, log_level="INFO")
     return config.for_engine(0, num_engines)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def runtime() -> Iterator[Path]:
-    with runtime_folders() as folder, fake_modules():
-        yield folder
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from daemons import Daemon, fake_modules, runtime_folders, wait_for_end, wait_until
+from daemons import Daemon, wait_for_end, wait_until
 from fakes import expected_output, make_config, make_request
 from quire.core.executor import ExecutorEvent, ProcessExecutor, WorkerLost
 from quire.core.faults.step_watch import StepWatch
@@ -33,14 +33,10 @@ from quire.ipc.processes.process_state import is_computing, is_stopped
 from quire.ipc.sockets import connect_dealer
 from quire.ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
 
+pytestmark = pytest.mark.usefixtures("runtime")
+
 NUM_TOKENS = 60
 NUM_REQUESTS = 20
-
-
-@pytest.fixture(scope="module", autouse=True)
-def runtime() -> Iterator[Path]:
-    with runtime_folders() as folder, fake_modules():
-        yield folder
 
 
 def configure(fault_hooks: str = "", name: str = "fake", **changes: object) -> EngineConfig:

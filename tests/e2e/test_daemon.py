@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 from daemons import Daemon, runtime_folders, wait_for_end, wait_until
+from generated import find_tokens
 from quire import LLM, AsyncLLM, EngineArgs, SamplingParams
 from quire.frontend.client.engine_core_client import attach_sync_client
 from quire.frontend.daemon import inspect_daemon
@@ -78,7 +79,7 @@ def idle_afterwards(daemon: Daemon) -> Iterator[None]:
 def generate(llm: LLM, params: list[SamplingParams]) -> Tokens:
     outputs = llm.generate(make_prompts(len(params)), params, use_tqdm=False)
     assert [output.error for output in outputs] == [None] * len(params)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    return find_tokens(outputs)
 
 
 async def generate_async(engine: AsyncLLM, params: list[SamplingParams]) -> Tokens:
@@ -137,7 +138,7 @@ print("attached", elapsed_s, *(set(sys.modules) & {"torch", "transformers", "num
 params = [SamplingParams(seed=i, max_tokens=int(sys.argv[2]), ignore_eos=True) for i in range(8)]
 outputs = llm.generate(["Once upon a time"] * 8, params, use_tqdm=False)
 import json
-print(json.dumps([list(o.outputs[0].token_ids) for o in outputs]), flush=True)
+print(json.dumps([list(output.outputs[0].token_ids) for output in outputs]), flush=True)
 """
 
 

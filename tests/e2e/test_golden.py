@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import RECIPES, Checkpoint, make_checkpoint
-from quire import LLM, RequestOutput, SamplingParams
+from generated import find_tokens
+from quire import LLM, SamplingParams
 from quire.kernels import native
 
 # Lengths around block borders, and longer than the trained length of the scaled ropes.
@@ -106,10 +107,6 @@ def greedy(length: int, **params: Any) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=length, min_tokens=length, detokenize=False, **params)
 
 
-def tokens_of(outputs: list[RequestOutput]) -> list[list[int]]:
-    return [list(output.outputs[0].token_ids) for output in outputs]
-
-
 @pytest.mark.parametrize(("family", "engine"), PAIRS)
 def test_greedy_tokens_equal_transformers(
     family: str, engine: str, checkpoints: dict[str, Checkpoint], expected: dict[str, list[list[int]]]
@@ -118,9 +115,9 @@ def test_greedy_tokens_equal_transformers(
     with make_llm(checkpoint, **ENGINES[engine]) as llm:
         params = [greedy(length) for length in OUTPUT_LENGTHS]
         prompts = make_prompts(checkpoint)
-        assert tokens_of(llm.generate(prompts, params, use_tqdm=False)) == expected[family]
+        assert find_tokens(llm.generate(prompts, params, use_tqdm=False)) == expected[family]
         again = llm.generate(prompts, params, use_tqdm=False)  # now with whatever the prefix cache holds
-        assert tokens_of(again) == expected[family]
+        assert find_tokens(again) == expected[family]
         stats = llm.stats()
     if engine == "a pool that forces preemption":
         assert stats.num_preemptions_total > 0
@@ -144,7 +141,7 @@ def test_without_the_native_kernels_tokens_equal_transformers_too(
     with make_llm(checkpoints[family], **engine) as llm:
         params = [greedy(length) for length in OUTPUT_LENGTHS]
         prompts = make_prompts(checkpoints[family])
-        assert tokens_of(llm.generate(prompts, params, use_tqdm=False)) == expected[family]
+        assert find_tokens(llm.generate(prompts, params, use_tqdm=False)) == expected[family]
         stats = llm.stats()
         assert "torch multiplies" in llm.llm_engine.facts.batch_variance_reason
     assert stats.num_preemptions_total > 0

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from daemons import wait_for_end
+from generated import find_tokens
 from quire import LLM, SamplingParams
 from quire.ipc.errors import EngineStartError
 
@@ -16,7 +17,7 @@ PARAMS = [SamplingParams(temperature=1.0, seed=i, max_tokens=50, ignore_eos=True
 
 
 def generate(llm: LLM) -> list[list[int]]:
-    return [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+    return find_tokens(llm.generate(PROMPTS, PARAMS, use_tqdm=False))
 
 
 def test_hung_and_garbled_steps_cost_no_token_and_a_row_without_numbers_ends_alone(

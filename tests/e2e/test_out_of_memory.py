@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from generated import find_tokens
 from quire import LLM, SamplingParams
 from quire.worker.device_errors import is_out_of_memory
 
@@ -12,7 +13,7 @@ PARAMS = [SamplingParams(temperature=1.0, seed=i, max_tokens=40, ignore_eos=True
 
 
 def generate(llm: LLM) -> list[list[int]]:
-    return [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+    return find_tokens(llm.generate(PROMPTS, PARAMS, use_tqdm=False))
 
 
 def test_a_shortage_of_memory_costs_no_token(capfd: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from generated import find_tokens, make_prompts
 from poisoned import HANGS, KILLS, PANICS, RAISES, poison_steps
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.frontend.client import engines
@@ -20,11 +21,6 @@ PARAMS = [
     SamplingParams(temperature=float(i % 2), seed=i, max_tokens=16, ignore_eos=True)
     for i in range(NUM_REQUESTS)
 ]
-
-
-def make_prompts(poisoned: dict[int, int], count: int = NUM_REQUESTS) -> list[dict[str, list[int]]]:
-    """The same prompts each time, but for the first token of those that are poisoned."""
-    return [{"prompt_token_ids": [poisoned.get(i, 100 + i), 200, 300 + i]} for i in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +35,9 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def golden(llm: LLM) -> list[list[int]]:
-    outputs = llm.generate(make_prompts({}), PARAMS, use_tqdm=False)
+    outputs = llm.generate(make_prompts({}, NUM_REQUESTS), PARAMS, use_tqdm=False)
     assert all(output.error is None for output in outputs)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    return find_tokens(outputs)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +70,7 @@ def test_in_the_callers_process_too_exactly_the_poison_fails(
     monkeypatch.setattr(GPUModelRunner, "launch", GPUModelRunner.launch)  # as it is now, afterwards
     poison_steps()
     with LLM(max_model_len=128, max_num_seqs=NUM_REQUESTS, distributed_executor_backend="uni") as llm:
-        outputs = llm.generate(make_prompts({31: RAISES}), PARAMS, use_tqdm=False)
+        outputs = llm.generate(make_prompts({31: RAISES}, NUM_REQUESTS), PARAMS, use_tqdm=False)
         assert llm.llm_engine.check_integrity() is None
     assert outputs[31].error_code == "poison_request"
     assert "a poisonous prompt" in (outputs[31].error or "")
@@ -114,7 +110,7 @@ def test_a_logits_processor_that_raises_costs_its_own_request_alone(
     outputs = llm.generate(make_prompts({}, 4), params, use_tqdm=False)
     assert outputs[2].error_code == "poison_request"
     assert "LookupError: what this processor needs is not there" in (outputs[2].error or "")
-    tokens = [list(output.outputs[0].token_ids) for output in outputs]
+    tokens = find_tokens(outputs)
     assert tokens == [*golden[:2], golden[2][:5], golden[3]]
 
 

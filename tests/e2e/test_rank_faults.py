@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from generated import find_tokens, make_prompts
 from poisoned import RAISES, RAISES_IN_OTHERS
 from quire import LLM, RequestOutput, SamplingParams
 from quire.frontend.client import engines
@@ -34,13 +35,7 @@ CUTS = [
 
 
 def generate(llm: LLM, firsts: dict[int, int]) -> list[RequestOutput]:
-    """The same prompts each time, but for the first tokens that are given."""
-    prompts = [{"prompt_token_ids": [firsts.get(i, 100 + i), 200, 300 + i]} for i in range(NUM_REQUESTS)]
-    return llm.generate(prompts, PARAMS, use_tqdm=False)
-
-
-def find_tokens(outputs: list[RequestOutput]) -> list[list[int]]:
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    return llm.generate(make_prompts(firsts, NUM_REQUESTS), PARAMS, use_tqdm=False)
 
 
 @pytest.fixture(scope="module", params=CUTS)

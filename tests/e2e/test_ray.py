@@ -18,7 +18,8 @@ from typing import Any
 import psutil
 import pytest
 from daemons import wait_for_end, wait_until
-from quire import LLM, RequestOutput, SamplingParams
+from generated import find_tokens
+from quire import LLM, SamplingParams
 from quire.ipc.errors import EngineStartError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
@@ -81,10 +82,6 @@ def list_children(pid: int, name: str) -> list[psutil.Process]:
     with contextlib.suppress(psutil.Error):
         return [one for one in psutil.Process(pid).children() if name in " ".join(one.cmdline())]
     return []
-
-
-def find_tokens(outputs: list[RequestOutput]) -> list[list[int]]:
-    return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import signal
 import time
 
 import pytest
+from generated import find_tokens
 from quire import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from quire.frontend.engine_args import EngineArgs
 from quire.ipc.sampling_params import RequestOutputKind
@@ -19,7 +20,7 @@ PARAMS = SamplingParams(max_tokens=40, temperature=0.8, seed=3, ignore_eos=True)
 
 
 def generate(llm: LLM) -> list[list[int]]:
-    return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+    return find_tokens(llm.generate(PROMPTS, PARAMS, use_tqdm=False))
 
 
 def generate_while_one_is_killed(llm: LLM) -> list[list[int]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from daemons import wait_for_end, wait_until
+from generated import find_tokens
 from quire import LLM, SamplingParams
 from quire.frontend.client.engine_core_client import SyncMPClient
 from quire.frontend.client.engines import EngineProcess
@@ -17,7 +18,7 @@ PARAMS = [SamplingParams(temperature=1.0, seed=i, max_tokens=60, ignore_eos=True
 
 
 def generate(llm: LLM) -> list[list[int]]:
-    return [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+    return find_tokens(llm.generate(PROMPTS, PARAMS, use_tqdm=False))
 
 
 def find_engine(llm: LLM) -> EngineProcess:

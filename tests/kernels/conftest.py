@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from quire.kernels.linear import Variant, find_variants
 
 _ATTENTION_VARIANTS = ["amx", "avx512_bf16", "widened"]
 
@@ -15,6 +16,14 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
     from triton_interpreter import make_bfloat16_exact
 
     make_bfloat16_exact()
+
+
+@pytest.fixture(params=list(Variant), ids=lambda variant: variant.name)
+def variant(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Variant:
+    """A variant of the linear kernels."""
+    if request.param not in find_variants(library):
+        pytest.skip("this processor has no such instructions")
+    return request.param
 
 
 @pytest.fixture(params=_ATTENTION_VARIANTS)

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
 
 import pytest
 import torch
 from gloo import make_group
+from kernel_checks import random_parts, run_ranks
 from quire.kernels.device_group import DeviceGroup
 from quire.kernels.native import load_library
 from quire.kernels.shared_group import GroupAborted
 from torch import Tensor
 
-Result = TypeVar("Result")
-
 pytestmark = pytest.mark.skipif(load_library() is None, reason="the native kernels cannot be built here")
-
-
-def run_ranks(groups: list[DeviceGroup], act: Callable[[DeviceGroup], Result]) -> list[Result]:
-    """What `act` returns in each rank; raises what the first of them raises."""
-    with ThreadPoolExecutor(len(groups)) as threads:
-        return [future.result(timeout=30) for future in [threads.submit(act, group) for group in groups]]
 
 
 @contextmanager
@@ -41,12 +33,6 @@ def joined(size: int, *, sums_in_order: bool = False) -> Iterator[list[DeviceGro
     yield groups
     run_ranks(groups, DeviceGroup.leave)
     os.close(fd)
-
-
-def random_parts(size: int, count: int, dtype: torch.dtype) -> list[Tensor]:
-    """What each rank brings; of very different magnitudes, so that the order of a sum shows."""
-    generator = torch.Generator().manual_seed(count)
-    return [(torch.randn(count, generator=generator) * 10.0 ** (rank % 3)).to(dtype) for rank in range(size)]
 
 
 def reduce_all(groups: list[DeviceGroup], parts: list[Tensor]) -> list[Tensor]:

@@ -28,13 +28,6 @@ BF16_ROUNDING = 2.0**-8
 TYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(params=list(Variant), ids=lambda variant: variant.name)
-def variant(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Variant:
-    if request.param not in find_variants(library):
-        pytest.skip("this processor has no such instructions")
-    return request.param
-
-
 class Layer:
     """A packed weight with what else a call needs."""
 

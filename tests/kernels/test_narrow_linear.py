@@ -25,13 +25,6 @@ from torch import Tensor
 ROWS = (1, 2, 3, 7, 16, 17, 32, 33, 64, 65, 260, 300)
 
 
-@pytest.fixture(params=list(Variant), ids=lambda variant: variant.name)
-def variant(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Variant:
-    if request.param not in find_variants(library):
-        pytest.skip("this processor has no such instructions")
-    return request.param
-
-
 @dataclass(frozen=True, slots=True)
 class Form:
     """How weights are stored."""

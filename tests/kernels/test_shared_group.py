@@ -6,16 +6,13 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import pytest
 import torch
+from kernel_checks import random_parts, run_ranks
 from quire.kernels.native import load_library
 from quire.kernels.shared_group import DEFAULT_SLOT_BYTES, GroupAborted, GroupLost, SharedGroup
 from torch import Tensor
-
-Result = TypeVar("Result")
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="the native kernels cannot be built here")
 SLOT_BYTES = 1 << 16  # small, so that operations go in pieces
@@ -31,19 +28,6 @@ def path() -> Iterator[str]:
 
 def make_groups(path: str, size: int, slot_bytes: int = SLOT_BYTES) -> list[SharedGroup]:
     return [SharedGroup(path, rank, size, slot_bytes) for rank in range(size)]
-
-
-def run_ranks(groups: list[SharedGroup], act: Callable[[SharedGroup], Result]) -> list[Result]:
-    """What `act` returns in each rank; raises what the first of them raises."""
-    with ThreadPoolExecutor(len(groups)) as threads:
-        return [future.result(timeout=30) for future in [threads.submit(act, group) for group in groups]]
-
-
-def random_parts(size: int, count: int, dtype: torch.dtype) -> list[Tensor]:
-    """What each rank brings; of very different magnitudes, so that the order of a sum shows."""
-    generator = torch.Generator().manual_seed(count)
-    scales = [10.0 ** (rank % 3) for rank in range(size)]
-    return [(torch.randn(count, generator=generator) * scale).to(dtype) for scale in scales]
 
 
 def sum_reference(parts: list[Tensor]) -> Tensor:

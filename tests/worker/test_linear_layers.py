@@ -27,11 +27,6 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), RECIPES[request.param])
 
 
-def tokens_of(checkpoint: Checkpoint, length: int) -> list[int]:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(checkpoint.spec.vocab_size, (length,), generator=generator).tolist()
-
-
 def run_alone(
     checkpoint: Checkpoint,
     token_ids: list[int],
@@ -86,7 +81,7 @@ def test_narrow_logits_stay_near_and_do_not_depend_on_chunks(
     weight; of int4 a step of 3 sigma / 8 / sqrt(12). 7 products a layer and the last one add up as a random
     walk over 15; the factor 2 leaves room for what attention and norms do with it.
     """
-    token_ids = tokens_of(checkpoint, 40)
+    token_ids = checkpoint.draw_tokens(40)
     wide = run_alone(checkpoint, token_ids, "float32", None)
     narrow = run_alone(checkpoint, token_ids, "bfloat16", quantization)
     relative = ((narrow - wide).norm() / wide.norm()).item()
@@ -101,7 +96,7 @@ def test_narrow_logits_stay_near_and_do_not_depend_on_chunks(
 @pytest.mark.parametrize("quantization", ["int4", "fp8"])
 def test_narrow_logits_are_those_of_the_rounded_weights(checkpoint: Checkpoint, quantization: str) -> None:
     """The oracle is transformers with every projection replaced by what its codes stand for."""
-    token_ids = tokens_of(checkpoint, 40)
+    token_ids = checkpoint.draw_tokens(40)
     formats = checkpoint.engine_config(quantization=quantization).model.weight_formats
     actual = run_alone(checkpoint, token_ids, "float32", quantization)
     state = {name: tensor.clone() for name, tensor in checkpoint.reference.state_dict().items()}

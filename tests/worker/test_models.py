@@ -45,11 +45,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoin
     return {name: make_checkpoint(root / name, recipe) for name, recipe in RECIPES.items()}
 
 
-def tokens_of(checkpoint: Checkpoint, length: int = LENGTH, seed: int = 1) -> list[int]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(checkpoint.spec.vocab_size, (length,), generator=generator).tolist()
-
-
 def reference_logits(checkpoint: Checkpoint, token_ids: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         return checkpoint.reference(torch.tensor([token_ids])).logits[0]
@@ -70,7 +65,7 @@ def test_logits_equal_transformers_in_any_chunking(
     checkpoints: dict[str, Checkpoint], name: str, chunk: int | None
 ) -> None:
     checkpoint = checkpoints[name]
-    token_ids = tokens_of(checkpoint)
+    token_ids = checkpoint.draw_tokens(LENGTH)
     config = checkpoint.engine_config()
     run = PagedRun(load_model(config, CPU), config)
     run.add("a", token_ids)

@@ -18,11 +18,6 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), RECIPES[request.param])
 
 
-def tokens_of(checkpoint: Checkpoint, length: int, seed: int) -> list[int]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(checkpoint.spec.vocab_size, (length,), generator=generator).tolist()
-
-
 def run_alone(
     checkpoint: Checkpoint, token_ids: list[int], chunk: int | None = None, dtype: str = "float32"
 ) -> torch.Tensor:
@@ -38,7 +33,7 @@ def test_logits_have_the_same_bits_alone_in_chunks_and_in_a_mixed_batch(
 ) -> None:
     config = checkpoint.engine_config(dtype)
     lengths = {"a": 45, "b": 70, "c": 9, "d": 33}
-    prompts = {name: tokens_of(checkpoint, length, length) for name, length in lengths.items()}
+    prompts = {name: checkpoint.draw_tokens(length, length) for name, length in lengths.items()}
     run = PagedRun(load_model(config, CPU), config)
     for name, token_ids in prompts.items():
         run.add(name, token_ids)
@@ -62,10 +57,10 @@ def test_logits_have_the_same_bits_alone_in_chunks_and_in_a_mixed_batch(
 def test_logits_have_the_same_bits_among_64_requests(checkpoint: Checkpoint, dtype: str) -> None:
     config = checkpoint.engine_config(dtype)
     run = PagedRun(load_model(config, CPU), config, num_blocks=200)
-    token_ids = tokens_of(checkpoint, 40, 6)
+    token_ids = checkpoint.draw_tokens(40, 6)
     names = ["a", *(f"neighbour {index}" for index in range(63))]
     for index, name in enumerate(names):
-        run.add(name, token_ids if name == "a" else tokens_of(checkpoint, 40, 100 + index))
+        run.add(name, token_ids if name == "a" else checkpoint.draw_tokens(40, 100 + index))
     parts = [run.step({name: 37 if name == "a" else 1 + index % 34 for index, name in enumerate(names)})["a"]]
     parts += [run.step(dict.fromkeys(names, 1))["a"] for _ in range(3)]
     assert_same_logits(torch.cat(parts), run_alone(checkpoint, token_ids, dtype=dtype), config)
@@ -77,7 +72,7 @@ def test_a_step_may_read_blocks_that_another_request_fills_in_that_very_step(
 ) -> None:
     config = checkpoint.engine_config(dtype)
     run = PagedRun(load_model(config, CPU), config)
-    token_ids = tokens_of(checkpoint, 40, 3)
+    token_ids = checkpoint.draw_tokens(40, 3)
     run.add("first", token_ids)
     run.add("second", token_ids)
     first, second = run.requests["first"], run.requests["second"]
@@ -89,7 +84,7 @@ def test_a_step_may_read_blocks_that_another_request_fills_in_that_very_step(
 
 
 def test_bfloat16_stays_near_transformers_in_bfloat16(checkpoint: Checkpoint) -> None:
-    token_ids = tokens_of(checkpoint, 40, 4)
+    token_ids = checkpoint.draw_tokens(40, 4)
     config = checkpoint.engine_config("bfloat16")
     run = PagedRun(load_model(config, CPU), config)
     run.add("a", token_ids)
@@ -106,7 +101,7 @@ def test_bfloat16_stays_near_transformers_in_bfloat16(checkpoint: Checkpoint) ->
 def test_the_torch_path_agrees_with_the_compiled_one(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token_ids = tokens_of(checkpoint, 70, 5)
+    token_ids = checkpoint.draw_tokens(70, 5)
     compiled = run_alone(checkpoint, token_ids)
     heads = checkpoint.spec.layers[0].attention.num_heads
     monkeypatch.setattr(

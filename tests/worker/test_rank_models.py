@@ -35,11 +35,6 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), recipe)
 
 
-def tokens_of(checkpoint: Checkpoint) -> list[int]:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(checkpoint.spec.vocab_size, (LENGTH,), generator=generator).tolist()
-
-
 def compute_logits(checkpoint: Checkpoint, config: EngineConfig) -> list[Tensor]:
     """Rank 0's, of all tokens: at once, in chunks, and in Python."""
 
@@ -50,7 +45,7 @@ def compute_logits(checkpoint: Checkpoint, config: EngineConfig) -> list[Tensor]
         logits: list[Tensor] = []
         for model.native, chunk in ((native, None), (native, 7), (None, 16)):
             run = PagedRun(model, config.for_rank())
-            run.add("a", tokens_of(checkpoint))
+            run.add("a", checkpoint.draw_tokens(LENGTH))
             logits.append(run.run("a", chunk))
         return logits
 
@@ -64,7 +59,7 @@ def test_logits_of_ranks_equal_transformers(
     if is_table_cut:
         monkeypatch.setattr(builder, "MAX_COPIED_TABLE_BYTES", 0)
     with torch.inference_mode():
-        expected = checkpoint.reference(torch.tensor([tokens_of(checkpoint)])).logits[0]
+        expected = checkpoint.reference(torch.tensor([checkpoint.draw_tokens(LENGTH)])).logits[0]
     actual, *others = compute_logits(checkpoint, with_ranks(checkpoint.engine_config(), size))
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
     assert all(torch.equal(other, actual) for other in others)
@@ -79,7 +74,7 @@ def test_bfloat16_logits_of_ranks_are_near_transformers(
     actual, *others = compute_logits(checkpoint, config)
     assert all(torch.equal(other, actual) for other in others)
     with torch.inference_mode():
-        expected = checkpoint.reference(torch.tensor([tokens_of(checkpoint)])).logits[0]
+        expected = checkpoint.reference(torch.tensor([checkpoint.draw_tokens(LENGTH)])).logits[0]
     assert torch.cosine_similarity(actual, expected, dim=-1).median() > 0.99
 
 
@@ -119,14 +114,14 @@ def test_logits_of_ranks_that_have_a_device_each_equal_transformers(
         logits: list[Tensor] = []
         for chunk in (None, 7):
             run = PagedRun(model, config.for_rank())
-            run.add("a", tokens_of(checkpoint))
+            run.add("a", checkpoint.draw_tokens(LENGTH))
             logits.append(run.run("a", chunk))
         group.leave()
         return logits
 
     whole, in_chunks = run_ranks(size, compute, partial(make_group, sums_in_order=True))[0]
     with torch.inference_mode():
-        expected = checkpoint.reference(torch.tensor([tokens_of(checkpoint)])).logits[0]
+        expected = checkpoint.reference(torch.tensor([checkpoint.draw_tokens(LENGTH)])).logits[0]
     torch.testing.assert_close(whole, expected, rtol=0, atol=1e-4)
     assert torch.equal(in_chunks, whole)
 

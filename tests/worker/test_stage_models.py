@@ -33,14 +33,9 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), recipe)
 
 
-def tokens_of(checkpoint: Checkpoint) -> list[int]:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(checkpoint.spec.vocab_size, (LENGTH,), generator=generator).tolist()
-
-
 def compute_logits(checkpoint: Checkpoint, model: Any, config: EngineConfig, chunk: int | None) -> Tensor:
     run = PagedRun(model, config)
-    run.add("a", tokens_of(checkpoint))
+    run.add("a", checkpoint.draw_tokens(LENGTH))
     return run.run("a", chunk)
 
 
@@ -59,7 +54,7 @@ def test_logits_of_stages_have_the_bits_of_the_whole_model(
     assert torch.equal(compute_logits(checkpoint, pipeline, config, 16), expected)
     if dtype == "float32":
         with torch.inference_mode():
-            reference = checkpoint.reference(torch.tensor([tokens_of(checkpoint)])).logits[0]
+            reference = checkpoint.reference(torch.tensor([checkpoint.draw_tokens(LENGTH)])).logits[0]
         torch.testing.assert_close(expected, reference, rtol=0, atol=1e-4)
 
 
@@ -72,7 +67,7 @@ def test_two_stages_of_two_ranks_equal_transformers_with_the_same_bits_always(ch
         return [compute_logits(checkpoint, pipeline, config.for_rank(), chunk) for chunk in (None, 7, None)]
 
     with torch.inference_mode():
-        reference = checkpoint.reference(torch.tensor([tokens_of(checkpoint)])).logits[0]
+        reference = checkpoint.reference(torch.tensor([checkpoint.draw_tokens(LENGTH)])).logits[0]
     first, *others = run_ranks(2, compute)[0] + run_ranks(2, compute)[0]
     torch.testing.assert_close(first, reference, rtol=0, atol=1e-4)
     assert all(torch.equal(other, first) for other in others)

@@ -381,6 +381,15 @@ class AsgiClient:
 Scenario = Callable[[FakeLLM, AsgiClient, Serving], Awaitable[None]]
 
 
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    """The body of a chat request."""
+    return {"model": "fake", "messages": MESSAGES, **fields}
+
+
 def run_with_app(
     scenario: Scenario, options: ServerOptions | None = None, template: str | None = None, **facts: Any
 ) -> None:

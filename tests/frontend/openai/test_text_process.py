@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai_fakes import AsgiClient, FakeLLM
+from openai_fakes import CHAT, AsgiClient, FakeLLM
 from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.openai.app import create_app
 from quire.frontend.openai.connections.auth import ApiKeyMiddleware
@@ -25,7 +25,6 @@ from quire.frontend.openai.serving import Serving
 from quire.frontend.text.chat_template import ChatTemplate
 from quire.frontend.text.tokenizer import load_tokenizer
 
-CHAT = "/v1/chat/completions"
 AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
 # The first word of a conversation says what the template does with it.
 TEMPLATE = """{% set ask = messages[0].content %}

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from openai_fakes import AsgiClient, FakeLLM, run_with_app
+from openai_fakes import CHAT, AsgiClient, FakeLLM, run_with_app
 from quire.frontend.openai.bodies.json_cost import check_json_cost
 from quire.frontend.openai.bodies.parsing import parse_body
 from quire.frontend.openai.bodies.responses import ResponsesRequest
@@ -21,7 +21,6 @@ from quire.frontend.openai.bodies.schema import (
 from quire.frontend.openai.errors import ApiError
 from quire.frontend.openai.serving import Serving
 
-CHAT = "/v1/chat/completions"
 LONG = "n" * 200_000
 REQUESTS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/v1/completions": (CompletionRequest, {"prompt": "x"}),

@@ -6,11 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from openai_fakes import Answer, AsgiClient, FakeLLM, run_with_app
+from openai_fakes import CHAT, Answer, AsgiClient, FakeLLM, run_with_app
 from quire.frontend.openai.serving import Serving
 from tool_template import PLAIN_TEMPLATE, TEMPLATE
 
-CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "How warm is it?"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CALL = ("<tool_call>\n", '{"name": "weather", "argu', 'ments": {"city": ', '"Rome"}}', "\n</tool_call>")
