@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import stat
 import tempfile
 import threading
 import time
@@ -274,8 +275,16 @@ def _write_layer(file: BinaryIO, weight: PackedWeight) -> _Layer:
 
 
 def _remove_old(folder: Path, max_bytes: int, kept: Path) -> None:
-    """Those that were opened longest ago, until what is left has at most so many bytes beside `kept`."""
-    files = [(path.lstat(), path) for path in folder.iterdir() if path != kept]
+    """Those that were opened longest ago, until what is left has at most so many bytes beside `kept`.
+
+    A folder is not of this cache: it stays and does not count.
+    """
+    files: list[tuple[os.stat_result, Path]] = []
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another start removes files too
+            status = path.lstat()
+            if path != kept and not stat.S_ISDIR(status.st_mode):
+                files.append((status, path))
     now, total_bytes = time.time(), 0
     for status, path in sorted(files, key=lambda each: -each[0].st_mtime):
         total_bytes += status.st_size

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+from checkpoints import Recipe, make_checkpoint
+from gguf_files import convert_checkpoint
 from quire.ipc.errors import InputError
 from quire.tools.bench import peers
 from quire.tools.bench.cli import run as run_bench
 from quire.tools.bench.contest import Contestant, ContestError, Job, JobResult
+from quire.tools.bench.model_facts import read_gguf_facts, read_model_facts
 from quire.tools.bench.offline import OfflineOptions, run_offline
 from quire.tools.bench.peers import BenchModel, check_peers, find_preloads, format_cores, make_launch
 from quire.tools.bench.workloads import BenchRequest
@@ -43,6 +47,30 @@ class LLM:
             tokens = SimpleNamespace(token_ids=[7] * one.max_tokens)
             outputs.append(SimpleNamespace(outputs=[tokens], num_cached_tokens=None))
         return outputs
+"""
+
+
+FAKE_LLAMA = """
+export const LlamaLogLevel = {error: "error"};
+
+class Sequence {
+    clearHistory() { this.isClear = true; }
+
+    async *evaluate(promptIds, {temperature, yieldEogToken}) {
+        if (!this.isClear || temperature !== 0 || !yieldEogToken) throw new Error("asked otherwise");
+        this.isClear = false;
+        for (let i = 0; i < 5; i++) yield 2;
+    }
+}
+
+export async function getLlama({gpu, maxThreads}) {
+    if (gpu !== false || maxThreads < 1) throw new Error("asked otherwise");
+    return {loadModel: async () => ({createContext: async ({sequences, contextSize}) => ({
+        left: sequences * (contextSize === 64),
+        getSequence() { if (this.left-- <= 0) throw new Error("no sequence left"); return new Sequence(); },
+        async dispose() {},
+    })})};
+}
 """
 
 
@@ -102,6 +130,62 @@ def test_vllm_runs_jobs_by_its_own_python_and_a_failed_one_does_not_end_it(
     assert constrained.num_output_tokens == 14
     assert contestant.rss_bytes["frontend"] > 1_000_000
     assert "vLLM prints to standard output" in (tmp_path / "log").read_text()
+
+
+def install_fake_llama(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    package = cache / "quire" / "peers" / "llama.cpp" / "node_modules" / "node-llama-cpp"
+    (package / "dist").mkdir(parents=True)
+    (package / "dist" / "index.js").write_text(FAKE_LLAMA)
+    (package / "package.json").write_text('{"version": "3.0", "type": "module"}')
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_llama_cpp_runs_every_request_as_a_sequence_and_says_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_fake_llama(monkeypatch, tmp_path)
+    assert check_peers(("llama.cpp",), Path("unused")) == {"node-llama-cpp": "3.0"}
+    launch = make_launch("llama.cpp", BenchModel(tmp_path / "model.gguf", 64), Path("unused"))
+    contestant = Contestant("llama.cpp", launch.command, str(tmp_path / "log"), launch.environment)
+    try:
+        contestant.wait_until_ready()
+        one = contestant.run(Job(requests=[BenchRequest([1, 2], 4)]))
+        two = contestant.run(Job(requests=[BenchRequest([1, 2], 3), BenchRequest([3], 5)]))
+        with pytest.raises(ContestError, match=r"llama\.cpp: Error: generated 5 tokens instead of 6"):
+            contestant.run(Job(requests=[BenchRequest([1], 6)]))
+    finally:
+        contestant.close()
+    assert (one.num_requests, one.num_output_tokens, two.num_requests, two.num_output_tokens) == (1, 4, 2, 8)
+
+
+def test_llama_cpp_that_is_not_installed_is_answered_with_how_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("shutil.which", lambda _: "node")
+    with pytest.raises(InputError, match=r"peer='llama\.cpp': .*npm install --prefix .* node-llama-cpp"):
+        check_peers(("llama.cpp",), Path("unused"))
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(InputError, match=r"peer='llama\.cpp': node on PATH"):
+        check_peers(("llama.cpp",), Path("unused"))
+
+
+def test_llama_cpp_takes_gguf_files_and_no_other_peer_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_fake_llama(monkeypatch, tmp_path / "peers")
+    monkeypatch.setattr("shutil.which", lambda _: "node")
+    with pytest.raises(InputError, match=r"peer='llama\.cpp': with --model FILE\.gguf: pocket is none"):
+        run_bench(["offline", "--model", "pocket", "--peer", "llama.cpp"])
+    file = tmp_path / "model.gguf"
+    checkpoint = make_checkpoint(tmp_path / "plain", Recipe(family="qwen3", num_layers=2))
+    convert_checkpoint(checkpoint.folder).write(file)
+    with pytest.raises(InputError, match=r"peer='transformers-static': llama\.cpp or none: model is a GGUF"):
+        run_bench(["offline", "--model", str(file), "--peer", "transformers-static"])
+    facts, plain = read_gguf_facts(file), read_model_facts("plain", checkpoint.folder)
+    assert (facts.num_params, facts.vocab_size) == (plain.num_params, plain.vocab_size)
+    assert facts.size.num_layer_params == plain.size.num_layer_params
 
 
 def test_a_model_without_weights_is_made_up_by_vllm_and_refused_for_transformers(tmp_path: Path) -> None:

@@ -201,6 +201,18 @@ def test_the_longest_unused_files_go_first(tmp_path: Path, own_cache: list[Packe
     assert find_files(tmp_path) == sorted([kept, others[1]])
 
 
+def test_a_folder_in_the_cache_does_not_stop_a_file_from_being_written(
+    tmp_path: Path, own_cache: list[PackedCache]
+) -> None:
+    strange = tmp_path / "cache" / "packed" / "new-of-someone-else"
+    strange.mkdir(parents=True, mode=0o700)
+    strange.parent.chmod(0o700)
+    os.utime(strange, (0, 0))
+    start(make_folder(tmp_path, "gptq-4"), own_cache)
+    assert strange.is_dir()
+    assert [path for path in find_files(tmp_path) if path.is_file()]
+
+
 def test_others_may_not_write_what_is_read(tmp_path: Path, own_cache: list[PackedCache]) -> None:
     folder = make_folder(tmp_path, "gptq-4")
     start(folder, own_cache)

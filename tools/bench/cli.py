@@ -19,7 +19,7 @@ _HELP = """\
 usage: quire bench KIND [OPTIONS]
 
 kinds:
-  offline     generated tokens/s of Quire, vLLM and transformers on the same workloads, side by side
+  offline     generated tokens/s of Quire, vLLM, llama.cpp and transformers, side by side
   kernels     each operation of a model as a fraction of what the device allows, beside torch
   roofline    what a step of any model costs on a card: bytes, operations, launches, floor; measures nothing
   startup     import, --help, cold start to the first token and where it goes, idle CPU, memory
@@ -72,7 +72,7 @@ def _run_offline(argv: Sequence[str]) -> int:
         "--model",
         default="tiny",
         help="tiny, small (random weights, made on first use), qwen3-0.6b, llama-8b (no weights), pocket, "
-        "or a folder",
+        "a folder, or a GGUF file",
     )
     add("--workload", nargs="+", choices=tuple(WORKLOADS), metavar="W")
     _add_peer_options(

@@ -1,4 +1,4 @@
-"""What the bench reads from a model folder's config.json and safetensors header: vocabulary and sizes."""
+"""What the bench reads from config.json and headers of safetensors or GGUF files: vocabulary and sizes."""
 
 from __future__ import annotations
 
@@ -9,25 +9,34 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...frontend.gguf.files import find_gguf_files
+from ...frontend.gguf.folder import open_gguf
+from ...ipc.gguf_tensor import find_main_type
 from ...ipc.weight_format import Quantization
 from .floors import ModelSize
 from .model_configs import list_tensor_shapes
 
 _HEADER_LENGTH = struct.Struct("<Q")
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _BYTES_PER_PARAM = {"F32": 4, "BF16": 2, "F16": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model folder's facts."""
+    """A model's facts."""
 
     name: str
-    folder: Path
+    folder: Path  # or a GGUF file
     vocab_size: int
     dtype: str
     num_params: int
     size: ModelSize
     is_dummy: bool = False  # a config without weights
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it is a GGUF file."""
+        return self.folder.is_file()
 
 
 def read_model_facts(name: str, folder: Path, is_dummy: bool = False) -> ModelFacts:
@@ -37,16 +46,35 @@ def read_model_facts(name: str, folder: Path, is_dummy: bool = False) -> ModelFa
         sizes, dtype = _list_sizes(config), "BF16"
     else:
         sizes, dtype = _read_sizes(folder)
-    embedding = sizes.get("model.embed_tokens.weight", 0)
+    return _make_facts(name, folder, config, sizes, dtype, is_dummy)
+
+
+def read_gguf_facts(file: Path) -> ModelFacts:
+    """Those of a GGUF file, or the first part of one. Raises ModelError and what `open_gguf` raises."""
+    model = open_gguf(find_gguf_files(str(file)), with_tokenizer=False)
+    config = json.loads((model.folder / "config.json").read_text())
+    sizes = {tensor.name: math.prod(tensor.shape) for tensor in model.tensors}
+    facts = _make_facts(file.stem, file, config, sizes, "BF16", False)
+    num_bytes = {tensor.name: tensor.size_bytes for tensor in model.tensors}
+    step_bytes = model.size_bytes - (num_bytes[_EMBEDDING] if _HEAD in sizes else 0)
+    mean = step_bytes / (facts.size.num_layer_params + facts.size.num_head_params)
+    size = replace(facts.size, bytes_per_param=mean)
+    return replace(facts, dtype=find_main_type(model.tensors).lower(), size=size)
+
+
+def _make_facts(
+    name: str, folder: Path, config: dict[str, Any], sizes: dict[str, int], dtype: str, is_dummy: bool
+) -> ModelFacts:
+    embedding = sizes.get(_EMBEDDING, 0)
     num_params = sum(sizes.values())
-    num_layer_params = num_params - embedding - sizes.get("lm_head.weight", 0)
+    num_layer_params = num_params - embedding - sizes.get(_HEAD, 0)
     return ModelFacts(
         name=name,
         folder=folder,
         vocab_size=int(config["vocab_size"]),
         dtype=dtype.lower(),
         num_params=num_params,
-        size=_make_model_size(config, num_layer_params, sizes.get("lm_head.weight", embedding), dtype),
+        size=_make_model_size(config, num_layer_params, sizes.get(_HEAD, embedding), dtype),
         is_dummy=is_dummy,
     )
 

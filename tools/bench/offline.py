@@ -21,9 +21,18 @@ from .contest import Contestant, ContestError, Job
 from .machine import describe_machine, format_machine
 from .measurement import QUIRE, Measurement, Measurements
 from .model_configs import BENCH_MODELS, DUMMY_MODELS
-from .model_facts import ModelFacts, quantize_facts, read_model_facts
+from .model_facts import ModelFacts, quantize_facts, read_gguf_facts, read_model_facts
 from .offline_report import OfflineReport
-from .peers import TRANSFORMERS_MODES, VLLM, BenchModel, Launch, check_peers, default_peer_python, make_launch
+from .peers import (
+    LLAMA,
+    TRANSFORMERS_MODES,
+    VLLM,
+    BenchModel,
+    Launch,
+    check_peers,
+    default_peer_python,
+    make_launch,
+)
 from .workloads import CPU_WORKLOADS, GPU_WORKLOADS, Workload, cut_outputs, make_workload, take_sample
 
 # transformers' `generate` one by one has the same rate for a sample of the requests as for all of them, so
@@ -93,17 +102,19 @@ def run_offline(options: OfflineOptions) -> int:
 
 
 def load_model_facts(model: str) -> ModelFacts:
-    """Facts of a bench model (written on first use), 'pocket', or a folder. Raises InputError."""
+    """Facts of a bench model (written on first use), 'pocket', a folder or a GGUF file. Raises InputError."""
     if model in BENCH_MODELS or model in DUMMY_MODELS:
         command = [sys.executable, "-m", "quire.tools.bench.models", model]
         out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         return read_model_facts(model, Path(out.strip().splitlines()[-1]), is_dummy=model in DUMMY_MODELS)
     folder = Path(__file__).parents[1] / "pocket" / "model" if model == "pocket" else Path(model)
+    if folder.suffix == ".gguf" and folder.is_file():
+        return read_gguf_facts(folder.resolve())
     try:
         return read_model_facts(folder.name if model != "pocket" else model, folder)
     except (OSError, ValueError, KeyError) as error:
         names = ", ".join((*BENCH_MODELS, *DUMMY_MODELS))
-        allowed = f"{names}, pocket, or a folder with config.json and safetensors"
+        allowed = f"{names}, pocket, a folder with config.json and safetensors, or a GGUF file"
         raise InputError("model", model, f"{allowed} ({error})") from None
 
 
@@ -122,6 +133,11 @@ def _make_launches(
         engine_args["load_format"] = "dummy"
         if any(peer in TRANSFORMERS_MODES for peer in options.peers):
             raise InputError("peer", "transformers", f"{VLLM} or none: {facts.name} has no weights to load")
+    for peer in options.peers:
+        if facts.is_gguf and peer != LLAMA:
+            raise InputError("peer", peer, f"{LLAMA} or none: {facts.name} is a GGUF file")
+        if peer == LLAMA and not facts.is_gguf:
+            raise InputError("peer", peer, f"with --model FILE.gguf: {facts.name} is none")
     arguments = json.dumps(engine_args | options.engine_args)
     module = f"{__package__}.quire_engine"
     launches = {QUIRE: Launch([sys.executable, "-m", module, str(facts.folder), arguments])}

@@ -182,10 +182,11 @@ def _group_peers(peers: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
 
 def _describe_rates(rates: MachineRates, facts: ModelFacts) -> str:
     size_mb = facts.size.step_bytes / 1e6
+    dtype = "bf16" if facts.is_gguf else facts.dtype
     return (
         f"floor: {size_mb:,.0f} MB of weights a step and the keys and values read at "
         f"{rates.read_bytes_per_s / 1e9:.1f} GB/s, operations at {rates.flops_per_s / 1e9:,.0f} GFLOP/s "
-        f"{facts.dtype}; both measured on this {rates.device} in this run, the reads on a block of that size"
+        f"{dtype}; both measured on this {rates.device} in this run, the reads on a block of that size"
     )
 
 

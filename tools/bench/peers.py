@@ -1,6 +1,7 @@
 """The peers that Quire is measured beside: how each is started, and what its environment must have.
 
-vLLM lives in a virtual environment of its own and is run by that Python. Loads neither torch nor vLLM.
+vLLM lives in a virtual environment of its own and is run by that Python, llama.cpp in a folder of npm's
+and is run by node. Loads none of them, nor torch.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import ctypes.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,12 +23,13 @@ from ...ipc.errors import InputError
 from .machine import cpu_name, find_version
 
 VLLM = "vllm"
+LLAMA = "llama.cpp"
 TRANSFORMERS_MODES = {
     "transformers-sequential": "sequential",
     "transformers-static": "static",
     "transformers-continuous": "continuous",
 }
-PEERS = (VLLM, *TRANSFORMERS_MODES)
+PEERS = (VLLM, LLAMA, *TRANSFORMERS_MODES)
 SENTENCE_TRANSFORMERS = "sentence-transformers"
 EMBED_PEERS = (VLLM, SENTENCE_TRANSFORMERS)
 
@@ -35,6 +38,9 @@ _VLLM_MAX_BATCHED_TOKENS = 2048
 _VLLM_MAX_SEQS = 256
 _VLLM_CPU_CACHE_GIB = 2
 _BATCH_SIZE = 32  # sentence-transformers' default
+_NODE = "node"
+_LLAMA_PACKAGE = "node-llama-cpp"
+_LLAMA_BATCHED_TOKENS = 512  # its default
 _VERSIONS_TIMEOUT_S = 60.0
 _VERSIONS_SCRIPT = """
 import importlib.metadata, json
@@ -69,11 +75,16 @@ class BenchModel:
     has_tokenizer: bool = False
 
 
-def default_peer_python(peer: str = VLLM) -> Path:
-    """Where a peer's environment is looked for: $XDG_CACHE_HOME/quire/peers/PEER, or the same in ~/.cache."""
+def default_peer_folder(peer: str) -> Path:
+    """Where a peer is looked for: $XDG_CACHE_HOME/quire/peers/PEER, or the same in ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME")
     cache = Path(base) if base else Path.home() / ".cache"
-    return cache / "quire" / "peers" / peer / "bin" / "python"
+    return cache / "quire" / "peers" / peer
+
+
+def default_peer_python(peer: str = VLLM) -> Path:
+    """The Python of a peer's environment there."""
+    return default_peer_folder(peer) / "bin" / "python"
 
 
 def check_peers(peers: Sequence[str], peer_python: Path) -> dict[str, str]:
@@ -86,6 +97,8 @@ def check_peers(peers: Sequence[str], peer_python: Path) -> dict[str, str]:
         versions["transformers"] = found
     if VLLM in peers:
         versions |= _find_vllm_versions(peer_python)
+    if LLAMA in peers:
+        versions |= _find_llama_version(default_peer_folder(LLAMA))
     return versions
 
 
@@ -93,6 +106,8 @@ def make_launch(peer: str, model: BenchModel, peer_python: Path) -> Launch:
     """How `peer` is started with `model`."""
     if peer == VLLM:
         return make_vllm_launch(model, peer_python)
+    if peer == LLAMA:
+        return _make_llama_launch(model, default_peer_folder(LLAMA))
     module = f"{__package__}.transformers_engine"
     return Launch([sys.executable, "-m", module, TRANSFORMERS_MODES[peer], str(model.folder)])
 
@@ -108,6 +123,19 @@ def make_vllm_launch(model: BenchModel, peer_python: Path) -> Launch:
         "max_num_seqs": _VLLM_MAX_SEQS,
     }
     return Launch(_make_command(peer_python, VLLM, settings), _make_vllm_environment(peer_python))
+
+
+def _make_llama_launch(model: BenchModel, folder: Path) -> Launch:
+    """llama.cpp with a thread for each core that we may use, as Quire has."""
+    settings = {
+        "folder": str(folder.resolve()),
+        "model": str(model.folder),
+        "max_model_len": model.max_model_len,
+        "threads": len(os.sched_getaffinity(0)),
+        "batch_size": _LLAMA_BATCHED_TOKENS,
+    }
+    script = str(Path(__file__).with_name("llama_engine.mjs"))
+    return Launch([_NODE, script, json.dumps(settings)])
 
 
 def make_embed_launch(peer: str, folder: Path, dtype: str, peer_python: Path) -> Launch:
@@ -180,6 +208,19 @@ def _find_vllm_versions(peer_python: Path) -> dict[str, str]:
     if "AMD" not in cpu_name():
         found.pop("zentorch", None)  # vLLM takes it on AMD's processors only
     return found
+
+
+def _find_llama_version(folder: Path) -> dict[str, str]:
+    """Raises InputError, which says how to install it."""
+    manifest = folder / "node_modules" / _LLAMA_PACKAGE / "package.json"
+    if shutil.which(_NODE) is None:
+        raise InputError("peer", LLAMA, "node on PATH (version 20 or later), or --peer none")
+    try:
+        found = msgspec.json.decode(manifest.read_bytes(), type=dict[str, Any])
+        return {_LLAMA_PACKAGE: str(found["version"])}
+    except (OSError, msgspec.DecodeError, KeyError):
+        text = f"{_LLAMA_PACKAGE} in {folder}; to install it: npm install --prefix {folder} {_LLAMA_PACKAGE}"
+        raise InputError("peer", LLAMA, text) from None
 
 
 def _find_versions(peer_python: Path, packages: str, *needed: str) -> dict[str, str]:
