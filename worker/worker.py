@@ -18,6 +18,7 @@ from ..ipc.errors import ConfigError
 from ..ipc.processes.child_args import GroupArgs
 from ..ipc.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerReady
 from ..kernels import native
+from ..kernels.direct_launch import launch_directly
 from ..kernels.shared_group import SharedGroup
 from ..kernels.triton_runtime import CompileWatch, can_use_triton
 from .device_errors import is_out_of_memory, is_sticky
@@ -83,6 +84,8 @@ class Worker:
         self._runner = make_runner(part, model, kv_caches, device, self._group, link)
         self._on_phase("warm up")
         watch = self._warm_up(plan.num_blocks, device)
+        if watch is not None:
+            launch_directly()
         if self._runner.has_graphs:
             self._on_phase("capture graphs")
             self._runner.capture_graphs()
