@@ -2,14 +2,16 @@
 
 Triton binds, specializes and looks up every launch anew, and a step of 28 layers has some 170 of them. What a
 launch's variant depends on (types, alignment, constants, integers) is one key here, which the compiled kernel
-is kept under. What is new or unusual goes Triton's way. `quire bench launches` times both.
+is kept under. What is new or unusual goes Triton's way. What layers launch alike can be recorded in the first
+and run again. `quire bench launches` times both.
 """
 
 from __future__ import annotations
 
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 
@@ -43,6 +45,76 @@ class _Variant:
     constants: tuple[typing.Any, ...]  # that follow a call's arguments
 
 
+class Launch:
+    """A variant on a grid, without its arguments."""
+
+    __slots__ = ("_device", "_find_stream", "_grid", "_variant")
+
+    def __init__(
+        self,
+        variant: _Variant,
+        grid: tuple[int, ...],
+        find_stream: Callable[[int], int],
+        device: int,
+    ) -> None:
+        self._variant, self._grid, self._find_stream, self._device = variant, grid, find_stream, device
+
+    def run(self, args: typing.Sequence[typing.Any]) -> None:
+        """Queue it on the present stream."""
+        variant, stream = self._variant, self._find_stream(self._device)
+        variant.run(
+            *self._grid, stream, variant.function, variant.metadata, None, None, None,
+            *args, *variant.constants,
+        )  # fmt: skip
+
+
+class LaunchTape:
+    """The direct launches of a call, to be run again with other tensors in the place of `inputs`.
+
+    What the call has allocated is used again: only where launches follow each other on one stream.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        self.is_whole = True  # False: some launch went Triton's way, and nothing can be run again
+        self._inputs = inputs
+        self._launches: list[tuple[Launch, list[typing.Any], list[tuple[int, int]]]] = []
+
+    def add(self, launch: Launch, args: tuple[typing.Any, ...]) -> None:
+        """The call has launched this."""
+        places = [
+            (place, number)
+            for place, one in enumerate(args)
+            for number, tensor in enumerate(self._inputs)
+            if one is tensor
+        ]
+        self._launches.append((launch, list(args), places))
+
+    def run(self, inputs: Sequence[Tensor]) -> bool:
+        """Launch all of it with other inputs of the same types; False: they are aligned otherwise."""
+        if any(map(_find_offset, map(_find_address, inputs))):
+            return False
+        for launch, args, places in self._launches:
+            for place, number in places:
+                args[place] = inputs[number]
+            launch.run(args)
+        return True
+
+
+_tapes: list[LaunchTape] = []  # the last is being recorded
+
+
+@contextmanager
+def recorded_launches(inputs: Sequence[Tensor]) -> Generator[LaunchTape]:
+    """Gives a tape of what is launched until the end; it is not whole where launches are Triton's own."""
+    tape = LaunchTape(inputs)
+    _tapes.append(tape)
+    try:
+        yield tape
+    finally:
+        _tapes.pop()
+    tape.is_whole = tape.is_whole and bool(tape._launches)
+
+
 class DirectLaunches:
     """Takes the place of one kernel's `run`, for launches on the present device.
 
@@ -65,22 +137,23 @@ class DirectLaunches:
             return self._run_as_triton(args, grid, warmup, options)
         tensors = layout.tensors(args)
         if any(map(_find_offset, map(_find_address, tensors))):
-            return self._run(*args, grid=grid, warmup=False, **options)
+            return self._run_as_triton(args, grid, warmup, options)
         key = (*map(_find_dtype, tensors), *layout.numbers(args), *options, *options.values())
         variant = self._variants.get(key)
         if variant is None:
             return self._run_as_triton(args, grid, warmup, options)
-        x, y, z = (*grid, 1, 1)[:3]
-        variant.run(
-            x, y, z, self._find_stream(self._device), variant.function, variant.metadata, None, None, None,
-            *args, *variant.constants,
-        )  # fmt: skip
+        launch = Launch(variant, (*grid, 1, 1)[:3], self._find_stream, self._device)
+        if _tapes:
+            _tapes[-1].add(launch, args)
+        launch.run(args)
         return None
 
     def _run_as_triton(
         self, args: tuple[typing.Any, ...], grid: typing.Any, warmup: bool, options: dict[str, typing.Any]
     ) -> typing.Any:
         """And keep the kernel for the launches to come, where nothing but its arguments can change."""
+        if _tapes:
+            _tapes[-1].is_whole = False
         kernel = self._run(*args, grid=grid, warmup=warmup, **options)
         rest = self._kernel.params[len(args) :]
         is_usual = isinstance(grid, tuple) and all(p.is_constexpr and p.name in options for p in rest)
@@ -105,7 +178,9 @@ class DirectLaunches:
         tensors = [place for place, one in enumerate(types) if one is Tensor]
         others = [place for place, one in enumerate(types) if one is int and params[place].do_not_specialize]
         numbers = [place for place in range(len(types)) if place not in tensors + others]
-        is_usual = set(types) <= {Tensor, int, float} and not any(p.is_constexpr for p in params[: len(types)])
+        is_usual = set(types) <= {Tensor, int, float} and not any(
+            p.is_constexpr for p in params[: len(types)]
+        )
         return _Layout(types, _pick(tensors), _pick(numbers), tuple(others)) if is_usual else None
 
 
@@ -130,7 +205,10 @@ def launch_directly() -> int:
     package = f"{__package__}."
     modules = [module for name, module in sys.modules.items() if name.startswith(package)]
     kernels = {
-        id(value): value for module in modules for value in vars(module).values() if type(value) is JITFunction
+        id(value): value
+        for module in modules
+        for value in vars(module).values()
+        if type(value) is JITFunction
     }
     for kernel in kernels.values():
         if "run" not in vars(kernel):

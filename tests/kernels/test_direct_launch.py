@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from quire.kernels.direct_launch import DirectLaunches
+from quire.kernels.direct_launch import DirectLaunches, recorded_launches
 
 PARAMS = ("x", "y", "count", "size", "eps", "HAS_BIAS", "BLOCK")
 X, Y = torch.zeros(64), torch.zeros(64)
@@ -118,3 +118,33 @@ def test_integers_that_never_repeat_are_not_kept_for_ever(
     for size in range(10):
         launch(direct, X, Y, 5, size, 1e-6)
     assert len(direct._variants) == 3
+
+
+def test_a_recorded_call_is_launched_again_with_other_inputs(kernel: Kernel) -> None:
+    direct = DirectLaunches(kernel)
+    launch(direct, X, Y, 5, 64, 1e-6)
+    with recorded_launches((Y,)) as tape:
+        launch(direct, X, Y, 5, 64, 1e-6, grid=(4,))
+        launch(direct, Y, X, 6, 64, 1e-6)
+    assert tape.is_whole
+    kernel.compiled[0].launched.clear()
+    z = torch.ones(64)
+    assert tape.run((z,))
+    first, second = kernel.compiled[0].launched
+    assert first[:4] == (4, 1, 1, 103)
+    assert [first[9] is X, first[10] is z, second[9] is z, second[10] is X] == [True] * 4
+    assert (first[11], second[11]) == (5, 6)
+    assert not tape.run((z[1:],))  # what it has recorded was compiled for aligned ones
+    assert len(kernel.compiled[0].launched) == 2
+
+
+def test_a_call_of_which_a_part_went_tritons_way_is_not_launched_again(kernel: Kernel) -> None:
+    direct = DirectLaunches(kernel)
+    launch(direct, X, Y, 5, 64, 1e-6)
+    with recorded_launches((Y,)) as tape:
+        launch(direct, X, Y, 5, 64, 1e-6)
+        launch(direct, X, Y, 5, 32, 1e-6)
+    assert not tape.is_whole
+    with recorded_launches((Y,)) as tape:
+        pass
+    assert not tape.is_whole

@@ -1,8 +1,8 @@
 """`quire bench launches`: what the host does for a GPU's steps without graphs, on a machine without a GPU.
 
 A worker on CPU tensors launches Triton's kernels through Triton's own binder and a driver that does nothing.
-So launches, copies and products are counted, and the host's time is that of Python and of torch's dispatch: the
-driver's calls are not in it, products are counted and not computed. Each row is a process of its own.
+Launches, copies and products are counted, and the host's time is that of Python and of torch's dispatch: the
+driver's calls are not in it, and products are not computed. Each way to launch has a process of its own.
 """
 
 from __future__ import annotations
