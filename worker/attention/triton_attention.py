@@ -32,6 +32,7 @@ class TritonAttention(AttentionBackend):
     on the device: a step can be captured into a graph. Elsewhere the metadata's host copies spare a transfer.
     """
 
+    name = "triton"
     is_capturable = captures_chunks = True
 
     def __init__(self, num_heads: int, card: Card, is_strict: bool = False) -> None:

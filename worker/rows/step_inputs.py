@@ -62,6 +62,7 @@ class StepInputs:
             max_seq_len=int(self.seq_lens.max()),
             query_starts_host=self.query_starts,
             seq_lens_host=self.seq_lens,
+            block_tables_host=self.block_tables,
         )
         rope_lengths = None if self.rope_lengths is None else others[2]
         return DeviceInputs(ids, positions, rope_lengths, metadata, last_tokens, rows, others[0], others[1])
