@@ -84,7 +84,7 @@ def choose_attention(
     device: torch.device,
     wanted: str = "auto",
 ) -> Implementation:
-    """The `wanted` one if it covers the heads; where it, or Triton's kernels, do not, one log line says so."""
+    """The `wanted` one if it covers the heads; one log line says where it, or Triton's kernels, do not."""
     if wanted == "torch":
         return "torch"
     if wanted == "flashinfer":

@@ -79,6 +79,11 @@ class LaunchTape:
         self._inputs = inputs
         self._launches: list[tuple[Launch, list[typing.Any], list[tuple[int, int]]]] = []
 
+    @property
+    def num_launches(self) -> int:
+        """That are recorded."""
+        return len(self._launches)
+
     def add(self, launch: Launch, args: tuple[typing.Any, ...]) -> None:
         """The call has launched this."""
         places = [
@@ -112,7 +117,7 @@ def recorded_launches(inputs: Sequence[Tensor]) -> Generator[LaunchTape]:
         yield tape
     finally:
         _tapes.pop()
-    tape.is_whole = tape.is_whole and bool(tape._launches)
+    tape.is_whole &= tape.num_launches > 0
 
 
 class DirectLaunches:
@@ -124,9 +129,10 @@ class DirectLaunches:
     def __init__(self, kernel: typing.Any) -> None:
         from triton import runtime
 
+        active: typing.Any = runtime.driver.active
         self._kernel, self._run = kernel, kernel.run
-        self._device: int = runtime.driver.active.get_current_device()
-        self._find_stream: Callable[[int], int] = runtime.driver.active.get_current_stream
+        self._device: int = active.get_current_device()
+        self._find_stream: Callable[[int], int] = active.get_current_stream
         self._layout: _Layout | None = None
         self._variants: dict[typing.Any, _Variant] = {}
 

@@ -53,6 +53,7 @@ class AttentionBackend(ABC):
 
     def prepare_replay(self, num_tokens: int, num_requests: int, step: HostStep, block_size: int) -> None:
         """Called before a graph of so many tokens and requests is replayed for `step`."""
+        del num_tokens, num_requests, step, block_size
 
     @abstractmethod
     def attend(

@@ -1,7 +1,7 @@
-"""Attention by FlashInfer's paged kernels, for who asks for them; queries, keys and values are written by ours.
+"""Attention by FlashInfer's paged kernels, for who asks for them; our kernel writes what they read.
 
-Written by the documentation of flashinfer-python 0.7: a wrapper is planned on the host for a step, then run in
-each layer. One that a graph was captured with is planned again, in the same buffers, before each replay.
+By the documentation of flashinfer-python 0.7: a wrapper is planned on the host for a step, then run in each
+layer. One that a graph was captured with is planned again, in the same buffers, before each replay.
 Legend: T tokens, R requests, H query heads, D head size.
 """
 
@@ -61,7 +61,7 @@ class FlashInferAttention(AttentionBackend):
         self._heads = spec.num_heads, spec.num_kv_heads, spec.head_size
         self._dtype, self._device = dtype, device
         self._workspace = torch.zeros(_FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._int_workspaces: dict[_Kind, Tensor] = {}
+        self._int_workspaces: dict[tuple[_Kind, bool], Tensor] = {}  # the latter: of graphs
         self._planned_for: AttentionMetadata | None = None
         self._planned: set[_Kind] = set()
         self._plans: dict[_Kind, _Plan] = {}  # of steps without graphs
@@ -146,7 +146,7 @@ class FlashInferAttention(AttentionBackend):
         wrapper = library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "HND", **options)
         # Its own integers would take 8 MB for each graph. Graphs of one kind take turns, and so may they; a
         # step without graphs is planned while a graph may still be reading.
-        key = (*kind, 1.0) if options else kind
+        key = kind, bool(options)
         if key not in self._int_workspaces:
             self._int_workspaces[key] = torch.empty(
                 _INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device
