@@ -338,7 +338,7 @@ def _look_inside(directory: Path, state: DaemonState) -> dict[int, EngineLook]:
 
 
 def _describe_engine(engine: EngineState, look: EngineLook | None) -> EngineInfo:
-    snapshot = look and look.snapshot
+    snapshot, facts = look and look.snapshot, look and look.facts
     stats = snapshot and snapshot.stats
     return EngineInfo(
         index=engine.index,
@@ -351,8 +351,8 @@ def _describe_engine(engine: EngineState, look: EngineLook | None) -> EngineInfo
         kv_blocks_used=stats and stats.kv_blocks_used,
         kv_blocks_total=stats and stats.kv_blocks_total,
         tokens_per_s=snapshot and snapshot.generation_tokens_per_s,
-        tensor_parallel_size=snapshot and snapshot.tensor_parallel_size,
-        pipeline_parallel_size=snapshot and snapshot.pipeline_parallel_size,
+        tensor_parallel_size=facts and facts.tensor_parallel_size,
+        pipeline_parallel_size=facts and facts.pipeline_parallel_size,
     )
 
 

@@ -19,6 +19,7 @@ import msgspec
 
 from ..ipc.config import (
     DEFAULT_STEP_TIMEOUT_S,
+    AttentionBackendName,
     CacheConfig,
     Dtype,
     EngineConfig,
@@ -56,6 +57,12 @@ from .quantization import METHOD_NAMES, read_weight_formats, resolve_quantizatio
 from .text.chosen_template import read_chosen_template
 
 SHARED_MAX_QUEUED_BYTES = "1GiB"  # of engines that many clients share; a private one has no bound
+# vLLM's names.
+_ATTENTION_BACKENDS: dict[str, AttentionBackendName] = {
+    "FLASHINFER": "flashinfer",
+    "TRITON_ATTN": "triton",
+    "TORCH_SDPA": "torch",
+}
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 GENERATION_CONFIGS = ("auto", "vllm")
 _Part = TypeVar("_Part", bound=msgspec.Struct)
@@ -148,6 +155,12 @@ class EngineArgs(metaclass=DropsOffValues):
         "model",
         "default sampling: from generation_config.json (auto) or vLLM's own",
         GENERATION_CONFIGS,
+    )
+    attention_backend: str | None = _arg(
+        None,
+        "model",
+        "attention on a GPU, of what covers the model; FLASHINFER if it is installed; default: TRITON_ATTN",
+        ("auto", *_ATTENTION_BACKENDS),
     )
     enforce_eager: bool = _arg(False, "model", "no captured graphs; a CPU has none, so no effect there")
     logits_processors: Sequence[Any] | None = _arg(
@@ -302,7 +315,7 @@ class EngineArgs(metaclass=DropsOffValues):
             raise ConfigError("trust_remote_code", True, "False: Quire runs no code from a checkpoint")
         for item in fields(self):
             value, allowed = getattr(self, item.name), item.metadata["choices"]
-            if item.name == "log_level" and isinstance(value, str):
+            if item.name in ("log_level", "attention_backend") and isinstance(value, str) and value != "auto":
                 value = value.upper()
             if allowed and value is not None and value not in allowed:
                 raise ConfigError(item.name, value, f"one of {', '.join(allowed)}")
@@ -364,6 +377,7 @@ class EngineArgs(metaclass=DropsOffValues):
             tokenizer=self._find_tokenizer(folder.path),
             spec=spec,
             dtype=dtype,
+            attention_backend=_ATTENTION_BACKENDS.get((self.attention_backend or "auto").upper(), "auto"),
             quantization=resolve_quantization(self.quantization, folder.config, bool(folder.gguf_tensors)),
             max_model_len=compute_max_model_len(spec, self.max_model_len, _find_usual_len(root, spec)),
             weight_files=tuple(_name_within(root, file) for file in folder.weight_files),

@@ -22,6 +22,7 @@ from .processes.log_lines import LogFormat
 from .processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
 from .weight_format import HeadQuantization, Quantization, WeightFormats, make_online_formats
 
+AttentionBackendName = Literal["auto", "flashinfer", "triton", "torch"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 ExecutorBackend = Literal["mp", "uni", "ray"]
@@ -80,6 +81,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     reasoning_parser: str | None = None  # likewise, of thoughts
     eos_token_ids: tuple[int, ...] = ()
     enforce_eager: bool = False  # no CUDA graphs
+    attention_backend: AttentionBackendName = "auto"  # on a GPU
     # With `quantization`, of the projection to logits; None: the same, but int8 with int4.
     lm_head_quantization: HeadQuantization | None = None
     chat_template: str | None = None  # for frontends: its text, in place of the tokenizer's own
@@ -97,6 +99,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
                 raise ConfigError(
                     "quantization", self.quantization, "None: the checkpoint is quantized itself"
                 )
+        _check_choice("attention_backend", self.attention_backend, get_args(AttentionBackendName))
         if self.lm_head_quantization is not None:
             _check_choice("lm_head_quantization", self.lm_head_quantization, get_args(HeadQuantization))
             if self.quantization is None:

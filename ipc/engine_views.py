@@ -108,8 +108,6 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     blocks_per_cell: int
     clients: list[ClientView]
     engines: list[EngineLoad] = []  # each of several; empty of one
-    tensor_parallel_size: int = 1  # ranks of each stage of an engine's worker
-    pipeline_parallel_size: int = 1  # its stages
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):

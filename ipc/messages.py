@@ -152,6 +152,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     served_model_aliases: tuple[str, ...] = ()  # more names that requests may have for it
     tensor_parallel_size: int = 1  # ranks of each stage
     pipeline_parallel_size: int = 1  # stages
+    attention_backend: str = ""  # 'triton', 'flashinfer', 'native' or 'torch'
     weights: str = ""  # what most are where they are not of `dtype`: 'int4', 'gptq 4-bit', 'gguf Q4_0'
 
     @property

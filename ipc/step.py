@@ -151,6 +151,7 @@ class WorkerReady(msgspec.Struct, array_like=True, frozen=True):
     ledger: list[LedgerEntry]
     batch_variance_reason: str = ""  # why a request's bits may depend on its neighbours; '': they do not
     weights_id: str = ""  # of one rank of several: what it has loaded; all must have the same
+    attention_backend: str = ""  # what computes attention: 'triton', 'flashinfer', 'native' or 'torch'
 
 
 class WorkerFailed(msgspec.Struct, array_like=True, frozen=True):

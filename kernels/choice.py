@@ -12,11 +12,12 @@ from typing import Literal
 
 import torch
 
+from .flashinfer_attention import find_uncovered as find_flashinfer_uncovered
 from .native import find_library, load_library
 from .paged_attention import MAX_NATIVE_HEAD_SIZE
 from .triton_runtime import can_use_triton
 
-Implementation = Literal["triton", "native", "torch"]
+Implementation = Literal["triton", "native", "torch", "flashinfer"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -76,9 +77,21 @@ def choose_linear(
 
 
 def choose_attention(
-    num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype, device: torch.device
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    wanted: str = "auto",
 ) -> Implementation:
-    """Where Triton's kernels do not cover the heads, one log line says so."""
+    """The `wanted` one if it covers the heads; one log line says where it, or Triton's kernels, do not."""
+    if wanted == "torch":
+        return "torch"
+    if wanted == "flashinfer":
+        uncovered = find_flashinfer_uncovered(num_heads, num_kv_heads, head_size, dtype, device)
+        if uncovered is None:
+            return "flashinfer"
+        _LOGGER.warning("attention_backend=flashinfer is not used: %s", uncovered)
     without: list[Implementation] = []
     if choose_kernel("paged_attention", dtype, device) == "triton":
         from .paged_attention_triton import find_uncovered

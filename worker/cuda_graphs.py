@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..ipc.config import EngineConfig
-from .attention.metadata import AttentionMetadata, KVCaches
+from .attention.metadata import AttentionMetadata, HostStep, KVCaches
 from .graph_capture import Capture, Replay
 from .graph_sizes import GraphSize, GraphSizes
 from .models.decoder import Decoder
@@ -44,6 +44,7 @@ class StepGraphs:
     ) -> None:
         self._model = model
         self._kv_caches = kv_caches
+        self._backends, self._block_size = model.attention_backends, config.cache.block_size
         self._last_tokens = last_tokens
         self._has_dynamic_rope = config.model.spec.rope.type == "dynamic"
         self._max_seq_len = config.model.max_model_len
@@ -86,6 +87,10 @@ class StepGraphs:
         The ids of the tokens `pending` are on the device only.
         """
         self._fill(size, inputs, pending)
+        step = HostStep(inputs.query_starts, inputs.seq_lens, inputs.block_tables)
+        for backend in self._backends:
+            count = size.num_requests + size.is_mixed
+            backend.prepare_replay(size.num_tokens, count, step, self._block_size)
         replay, hidden = self._graphs[size]
         replay()
         return hidden[: len(inputs.token_rows)]

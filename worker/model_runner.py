@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,19 @@ class LaunchedStep:
     def is_done(self) -> bool:
         """Whether the device has computed its tokens, so that `collect` need not wait for them."""
         return self.copies.are_there
+
+
+@dataclass(slots=True)
+class ComputedStep:
+    """What the model has made of a step, on the device."""
+
+    hidden: Tensor  # [T, hidden]
+    logits: Tensor  # [S, vocab]
+    # (row, logprobs of the prompt tokens that follow the ones computed in this step)
+    prompt_logprobs: list[tuple[int, LogprobsTensors]] = field(
+        default_factory=list[tuple[int, LogprobsTensors]]
+    )
+    sampling_rows: Tensor | None = None  # int64 [S]; None where steps are not launched ahead
 
 
 class GPUModelRunner:
@@ -177,11 +190,11 @@ class GPUModelRunner:
             return self._launch_pooling(step, row_ids, num_tokens, sampling, started)
         if self._native_steps is not None and not self._rows.has_prompt_logprobs[row_ids].any():
             logits = self._native_steps.compute(row_ids, num_tokens, sampling)
-            prompt_logprobs: list[tuple[int, LogprobsTensors]] = []
+            computed = ComputedStep(logits, logits)
         else:
-            _, logits, prompt_logprobs = self._compute(step)
-        sampled = self._sample(sampling_rows, logits)
-        launched = self._advance(step.step_id, sampling_rows, sampled, prompt_logprobs)
+            computed = self._compute(step)
+        sampled = self._sample(sampling_rows, computed.logits)
+        launched = self._advance(step.step_id, sampling_rows, sampled, computed)
         launched.execute_s = time.perf_counter() - started
         return launched
 
@@ -199,14 +212,15 @@ class GPUModelRunner:
             if len(sampling):
                 last_tokens = np.cumsum(num_tokens)[sampling] - 1
                 logits = self._model.compute_logits(hidden[to_device(last_tokens, self._device)])
-            prompt_logprobs: list[tuple[int, LogprobsTensors]] = []
+            computed = ComputedStep(hidden, logits)
         else:
-            hidden, logits, prompt_logprobs = self._compute(step)
+            computed = self._compute(step)
+        hidden = computed.hidden
         if self._faults is not None and self._faults.reach("worker.vector"):
             hidden[0] = torch.nan
         vectors = self._pool(hidden, pooled)
-        sampled = self._sample(row_ids[sampling], logits)
-        launched = self._advance(step.step_id, row_ids[sampling], sampled, prompt_logprobs)
+        sampled = self._sample(row_ids[sampling], computed.logits)
+        launched = self._advance(step.step_id, row_ids[sampling], sampled, computed)
         launched.vectors = vectors
         launched.execute_s = time.perf_counter() - started
         return launched
@@ -242,33 +256,33 @@ class GPUModelRunner:
         if step.block_copies:
             copy_blocks(self._kv_caches, step.block_copies)
 
-    def _compute(self, step: SchedulerOutput) -> tuple[Tensor, Tensor, list[tuple[int, LogprobsTensors]]]:
-        """Hidden states [T, hidden], logits of the rows that sample, [S, vocab], and what `_score_prompts`
-        finds.
-        """
+    def _compute(self, step: SchedulerOutput) -> ComputedStep:
+        """Run the model on a step, and score the prompts that want it."""
         inputs = build_step_inputs(step, self._rows, self._tables, self._has_dynamic_rope)
-        hidden = self._forward(inputs)
+        hidden, last_tokens, sampling_rows = self._forward(inputs)
         self._rows.num_computed[inputs.rows] = inputs.seq_lens
-        logits = hidden[:0]
-        if len(inputs.last_tokens):
-            logits = self._model.compute_logits(hidden[to_device(inputs.last_tokens, self._device)])
-        return hidden, logits, self._score_prompts(inputs, hidden)
+        logits = self._model.compute_logits(hidden[last_tokens]) if len(inputs.last_tokens) else hidden[:0]
+        return ComputedStep(hidden, logits, self._score_prompts(inputs, hidden), sampling_rows)
 
-    def _forward(self, inputs: StepInputs) -> Tensor:
-        """Hidden states [T, hidden]."""
+    def _forward(self, inputs: StepInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden states [T, hidden]; on the device which of them sample [S], and their rows [S]."""
+        device, pending = self._device, self._find_pending(inputs)
         size = None if self._graphs is None else self._graphs.choose(inputs)
         if self._graphs is not None and size is not None:
-            return self._graphs.run(size, inputs, self._find_pending(inputs))
-        device = self._device
-        rope_lengths = inputs.rope_lengths
-        return self._model.forward(
-            self._input_ids(inputs),
-            to_device(inputs.positions, device),
+            hidden = self._graphs.run(size, inputs, pending)
+            return hidden, *inputs.send_sampling(device)
+        sent = inputs.send(device, pending)
+        if len(pending):
+            sent.input_ids[sent.pending] = self._last_tokens[sent.pending_rows]
+        hidden = self._model.forward(
+            sent.input_ids,
+            sent.positions,
             self._kv_caches,
-            inputs.to_metadata(device),
-            None if rope_lengths is None else to_device(rope_lengths, device),
+            sent.metadata,
+            sent.rope_lengths,
             self._find_types(inputs),
         )
+        return hidden, sent.last_tokens, sent.sampling_rows
 
     def _find_types(self, inputs: StepInputs) -> Tensor | None:
         """int64 [T]; None if all are 0."""
@@ -277,15 +291,6 @@ class GPUModelRunner:
         firsts = inputs.seq_lens - inputs.num_tokens
         types = find_types(inputs.rows, inputs.num_tokens, firsts, self._rows.type_starts)
         return None if types is None else to_device(types, self._device)
-
-    def _input_ids(self, inputs: StepInputs) -> Tensor:
-        """int64 [T]; tokens that are not on the host yet are taken from where they were sampled."""
-        input_ids = to_device(inputs.input_ids, self._device)
-        pending = self._find_pending(inputs)
-        if len(pending):
-            source = to_device(inputs.token_rows[pending], self._device)
-            input_ids[to_device(pending, self._device)] = self._last_tokens[source]
-        return input_ids
 
     def _find_pending(self, inputs: StepInputs) -> Int64s:
         """Which of the T tokens are not on the host yet."""
@@ -371,11 +376,11 @@ class GPUModelRunner:
         step_id: int,
         row_ids: Int64s,
         sampled: SampledTokens,
-        prompt_logprobs: list[tuple[int, LogprobsTensors]],
+        computed: ComputedStep,
     ) -> LaunchedStep:
         """Enter the sampled tokens in their rows, or make room for them, and start the copies to the host."""
         tensors = [sampled.token_ids, sampled.is_bad]
-        for _, logprobs in (*sampled.logprobs, *prompt_logprobs):
+        for _, logprobs in (*sampled.logprobs, *computed.prompt_logprobs):
             tensors += logprobs
         launched = LaunchedStep(
             step_id=step_id,
@@ -383,17 +388,18 @@ class GPUModelRunner:
             pending=None,
             copies=HostCopies(tensors),
             sample_groups=[group for group, _ in sampled.logprobs],
-            prompt_rows=[row for row, _ in prompt_logprobs],
+            prompt_rows=[row for row, _ in computed.prompt_logprobs],
             failed_rows=[RowFailure(int(row_ids[index]), reason) for index, reason in sampled.failures],
             execute_s=0.0,
         )
         if self.is_async:
-            self._make_room(launched, sampled.token_ids)
+            assert computed.sampling_rows is not None
+            self._make_room(launched, sampled.token_ids, computed.sampling_rows)
         else:
             self._rows.append_sampled(row_ids, launched.copies.wait()[0])
         return launched
 
-    def _make_room(self, launched: LaunchedStep, token_ids: Tensor) -> None:
+    def _make_room(self, launched: LaunchedStep, token_ids: Tensor, sampling_rows: Tensor) -> None:
         """Advance the rows by tokens that only the device knows."""
         rows, row_ids = self._rows, launched.rows
         self._num_launches += 1
@@ -402,7 +408,7 @@ class GPUModelRunner:
         )
         rows.num_known[row_ids] += 1
         rows.pending_launch[row_ids] = self._num_launches
-        self._last_tokens[to_device(row_ids, self._device)] = token_ids
+        self._last_tokens[sampling_rows] = token_ids
         self._in_flight.append(launched)
 
     def _commit_through(self, launched: LaunchedStep) -> None:

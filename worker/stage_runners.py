@@ -106,7 +106,7 @@ class EarlierStageRunner(GPUModelRunner):
         if self._native_steps is not None:
             return self._native_steps.compute_hidden(row_ids, num_tokens, rows.type_starts)
         inputs = build_step_inputs(step, rows, self._tables, self._has_dynamic_rope)
-        hidden = self._forward(inputs)
+        hidden, _, _ = self._forward(inputs)
         rows.num_computed[inputs.rows] = inputs.seq_lens
         return hidden
 

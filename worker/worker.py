@@ -5,6 +5,7 @@ Start-up is a row of phases, each announced as it begins; who listens times them
 
 from __future__ import annotations
 
+import logging
 import os
 import traceback
 from collections.abc import Callable, Generator
@@ -18,6 +19,7 @@ from ..ipc.errors import ConfigError
 from ..ipc.processes.child_args import GroupArgs
 from ..ipc.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerReady
 from ..kernels import native
+from ..kernels.direct_launch import launch_directly
 from ..kernels.shared_group import SharedGroup
 from ..kernels.triton_runtime import CompileWatch, can_use_triton
 from .device_errors import is_out_of_memory, is_sticky
@@ -30,6 +32,8 @@ from .rank_runners import make_runner
 from .sampling.logits_processor import load_logits_processors
 from .threads import ThreadRule, count_cores
 from .warm_up import WarmUp, compile_kernels, run_all
+
+_log = logging.getLogger(__name__)
 
 
 class Worker:
@@ -83,6 +87,8 @@ class Worker:
         self._runner = make_runner(part, model, kv_caches, device, self._group, link)
         self._on_phase("warm up")
         watch = self._warm_up(plan.num_blocks, device)
+        if watch is not None:
+            launch_directly()
         if self._runner.has_graphs:
             self._on_phase("capture graphs")
             self._runner.capture_graphs()
@@ -91,7 +97,11 @@ class Worker:
         if processors:  # after the warm-up, whose request is nobody's
             self._runner.use_logits_processors(processors)
         weights_id = "" if self._group is None else compute_weights_id(self._config)
-        return WorkerReady(plan.num_blocks, str(device), plan.ledger, model.batch_variance_reason, weights_id)
+        backends = "+".join(dict.fromkeys(backend.name for backend in model.attention_backends))
+        if device.type == "cuda":
+            _log.info("attention is computed by %s", backends)
+        variance = model.batch_variance_reason
+        return WorkerReady(plan.num_blocks, str(device), plan.ledger, variance, weights_id, backends)
 
     def _set_up_device(self) -> tuple[torch.device, int | None]:
         """The device, and how many threads were chosen for it; None: by model and cores."""

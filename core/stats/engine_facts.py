@@ -70,6 +70,7 @@ def make_engine_facts(
         startup=startup.measure(),
         ledger=[(entry.name, entry.size_bytes) for entry in ready.ledger],
         batch_variance_reason=ready.batch_variance_reason,
+        attention_backend=ready.attention_backend,
         recovery=config.recovery,
         logits_processors=config.logits_processors,
         tool_call_parser=config.model.tool_call_parser,

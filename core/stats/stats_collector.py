@@ -128,8 +128,6 @@ class StatsCollector:
             block_map=block_map,
             blocks_per_cell=blocks_per_cell,
             clients=self._view_clients(surroundings.clients, names, ids_of),
-            tensor_parallel_size=self._config.parallel.tensor_parallel_size,
-            pipeline_parallel_size=self._config.parallel.pipeline_parallel_size,
         )
 
     def _live(self) -> Iterable[Request]:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(_TIMEOUT_S + 10)
 _SCRIPT = """
 import json, logging, random, sys
 sys.path.insert(0, sys.argv[1])
-from counted_launches import count_launches
+from quire.tools.gpu.counted_launches import count_launches
 compiled = count_launches()
 import msgspec, torch
 from quire.ipc.config import EngineConfig

@@ -21,6 +21,7 @@ usage: quire bench KIND [OPTIONS]
 kinds:
   offline     generated tokens/s of Quire, vLLM, llama.cpp and transformers, side by side
   kernels     each operation of a model as a fraction of what the device allows, beside torch
+  launches    what the host does for a GPU's steps without graphs: launches, copies, time; without a GPU
   roofline    what a step of any model costs on a card: bytes, operations, launches, floor; measures nothing
   startup     import, --help, cold start to the first token and where it goes, idle CPU, memory
   core        what the engine core's scheduling costs a step, with a fake worker
@@ -121,6 +122,23 @@ def _run_kernels(argv: Sequence[str]) -> int:
     if not 0 < options.seconds < math.inf:
         raise InputError("seconds", options.seconds, "a number above 0")
     return run_kernels(tuple(options.op or OPS), options.seconds, options.device, options.json)
+
+
+def _run_launches(argv: Sequence[str]) -> int:
+    from .launches import run_launches
+
+    parser = Parser(
+        "quire bench launches", "What the host does for a GPU's steps without graphs; no GPU is needed."
+    )
+    add = parser.add_argument
+    add("--batch", type=int, default=8, metavar="N", help="requests that decode (8)")
+    add("--steps", type=int, default=100, metavar="N", help="of each kind (100)")
+    add("--json", metavar="FILE", help="write every figure to a file too")
+    options = parser.parse(argv)
+    for name in ("batch", "steps"):
+        if getattr(options, name) < 1:
+            raise InputError(name, getattr(options, name), "an integer of at least 1")
+    return run_launches(options.batch, options.steps, options.json)
 
 
 def _run_roofline(argv: Sequence[str]) -> int:
@@ -438,6 +456,7 @@ def _check_counts(options: Namespace, *fields: str) -> None:
 _KINDS: dict[str, Callable[[Sequence[str]], int]] = {
     "offline": _run_offline,
     "kernels": _run_kernels,
+    "launches": _run_launches,
     "roofline": _run_roofline,
     "startup": _run_startup,
     "core": _run_core,

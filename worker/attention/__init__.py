@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
+from ...ipc.config import AttentionBackendName
 from ...ipc.model_spec import AttentionSpec
 from ...kernels.choice import choose_attention, native_library
 from .backend import AttentionBackend, QKNorm
 from .native_attention import NativeAttention
 from .torch_attention import TorchAttention
 
+_LOGGER = logging.getLogger(__name__)
+
 __all__ = ["AttentionBackend", "QKNorm", "make_attention"]
 
 
 def make_attention(
-    spec: AttentionSpec, dtype: torch.dtype, device: torch.device, is_strict: bool = False
+    spec: AttentionSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    is_strict: bool = False,
+    wanted: AttentionBackendName = "auto",
 ) -> AttentionBackend:
-    """The fastest backend that computes this attention on this device.
+    """The fastest backend that computes this attention on this device, or the `wanted` one if it does.
 
     `is_strict` asks for rows whose bits do not depend on the batch: the C++ kernels always give them, the
     Triton kernels when asked, torch operations on a GPU do not.
     """
-    chosen = choose_attention(spec.num_heads, spec.num_kv_heads, spec.head_size, dtype, device)
+    heads = spec.num_heads, spec.num_kv_heads, spec.head_size
+    if wanted == "flashinfer" and (is_strict or not spec.is_causal):
+        why = "exact rows are asked for" if is_strict else "queries see the keys after them"
+        _LOGGER.warning("attention_backend=flashinfer does not cover this model: %s; another is used", why)
+        wanted = "auto"
+    chosen = choose_attention(*heads, dtype, device, wanted)
+    if chosen == "flashinfer":
+        from .flashinfer_attention import FlashInferAttention
+
+        return FlashInferAttention(spec, dtype, device)
     if chosen == "triton":
         from .triton_attention import TritonAttention, find_card
 

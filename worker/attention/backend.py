@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...ipc.model_spec import AttentionSpec
 from ...kernels.paged_attention import NO_WINDOW
-from .metadata import AttentionMetadata, KVCache
+from .metadata import AttentionMetadata, HostStep, KVCache
 
 # Weights [D] of the norms of query and key heads, and their epsilon.
 QKNorm = tuple[Tensor, Tensor, float]
@@ -21,6 +21,7 @@ class AttentionBackend(ABC):
     Legend: T tokens, H query heads, G kv heads, D head size.
     """
 
+    name = ""  # what operators call it
     # Whether a step of single tokens can be captured into a CUDA graph: it reads nothing on the host.
     is_capturable = False
     # Whether any other step can be, whose metadata has `kind_bounds`.
@@ -49,6 +50,10 @@ class AttentionBackend(ABC):
             qkv, self._num_heads, *(angles or (None, None)), qk_norm, *kv_cache, metadata.slot_mapping
         )
         return qkv if query is None else query
+
+    def prepare_replay(self, num_tokens: int, num_requests: int, step: HostStep, block_size: int) -> None:
+        """Called before a graph of so many tokens and requests is replayed for `step`."""
+        del num_tokens, num_requests, step, block_size
 
     @abstractmethod
     def attend(

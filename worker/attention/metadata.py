@@ -17,6 +17,15 @@ KVCache = tuple[Tensor, Tensor]
 KVCaches = list[KVCache]
 
 
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """A step's requests on the host, as AttentionMetadata has them."""
+
+    query_starts: NDArray[np.int32]  # [R + 1]
+    seq_lens: NDArray[np.int32]  # [R]
+    block_tables: NDArray[np.int32]  # [R, max_blocks_used]
+
+
 @dataclass(slots=True)
 class AttentionMetadata:
     """The T tokens of one step, grouped into R requests in the order of the token axis.
@@ -41,10 +50,24 @@ class AttentionMetadata:
     # Host copies, which spare a device the transfer back; absent, a backend makes them itself.
     query_starts_host: NDArray[np.int32] | None = None
     seq_lens_host: NDArray[np.int32] | None = None
+    block_tables_host: NDArray[np.int32] | None = None
 
     @property
     def num_requests(self) -> int:
         return self.seq_lens.shape[0]
+
+    def to_host_step(self) -> HostStep:
+        """The step on the host, from its copies there if it has them."""
+        return HostStep(
+            *(
+                copy if copy is not None else tensor.cpu().numpy()
+                for copy, tensor in (
+                    (self.query_starts_host, self.query_starts),
+                    (self.seq_lens_host, self.seq_lens),
+                    (self.block_tables_host, self.block_tables),
+                )
+            )
+        )
 
     def query_starts_list(self) -> list[int]:
         """First token of each request and T, on the host."""

@@ -21,6 +21,7 @@ from .metadata import AttentionMetadata, KVCache
 class NativeAttention(AttentionBackend):
     """See `AttentionBackend`. Queries travel inside qkv; layout of a block: attention_step.h."""
 
+    name = "native"
     is_exact = True
 
     def __init__(self, library: ctypes.CDLL, num_heads: int) -> None:

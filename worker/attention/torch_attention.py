@@ -14,6 +14,8 @@ from .metadata import AttentionMetadata, KVCache
 class TorchAttention(AttentionBackend):
     """The backend that always works; see `AttentionBackend` for the contract."""
 
+    name = "torch"
+
     def __init__(self, num_heads: int) -> None:
         super().__init__(num_heads, rotate_and_write_reference)
 

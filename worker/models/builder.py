@@ -118,6 +118,7 @@ class _Builder:
         self._max_model_len = config.model.max_model_len
         self._max_step_tokens = config.scheduler.max_num_batched_tokens
         self._wants_exact = config.wants_exact
+        self._attention_backend = config.model.attention_backend
         self._formats = config.model.weight_formats
         self._weights = weights
         self._dtype = dtype
@@ -249,7 +250,9 @@ class _Builder:
         """One for all layers with the same heads."""
         heads = spec.num_heads, spec.num_kv_heads, spec.head_size
         if heads not in self._backends:
-            backend = make_attention(spec, self._dtype, self._device, is_strict=self._wants_exact)
+            backend = make_attention(
+                spec, self._dtype, self._device, self._wants_exact, self._attention_backend
+            )
             if not backend.is_exact:
                 self._batch_variance_reason = self._batch_variance_reason or _explain(INEXACT_ATTENTION)
             self._backends[heads] = backend

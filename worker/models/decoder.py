@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...kernels.program import OUT, Program, Slot
+from ..attention import AttentionBackend
 from ..attention.metadata import AttentionMetadata, KVCaches
 from ..layers.attention import Attention
 from ..layers.embedding import Embedding, StageInput
@@ -136,6 +137,11 @@ class Decoder:
     def is_capturable(self) -> bool:
         """Whether `forward` of single tokens can be captured into a CUDA graph."""
         return all(layer.attention.backend.is_capturable and layer.ffn.is_capturable for layer in self.layers)
+
+    @property
+    def attention_backends(self) -> list[AttentionBackend]:
+        """Each once."""
+        return list(dict.fromkeys(layer.attention.backend for layer in self.layers))
 
     @property
     def captures_chunks(self) -> bool:

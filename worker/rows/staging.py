@@ -11,12 +11,21 @@ the start; and the first request of pinned memory of a size.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+_ALIGNMENT = 256  # bytes: where each tensor of a shared copy begins, as an allocation of its own would
+_TYPES: dict[type, torch.dtype] = {
+    np.int32: torch.int32,
+    np.int64: torch.int64,
+    np.float32: torch.float32,
+    np.float64: torch.float64,
+}
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
@@ -25,6 +34,23 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def send_together(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
+    """The arrays on the device, which travel as one copy; as `to_device` otherwise."""
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    ends = np.cumsum([-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]).tolist()
+    starts = [0, *ends[:-1]]
+    staged = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=True)
+    room = staged.numpy()
+    for start, array in zip(starts, arrays, strict=True):
+        room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
+    sent = staged.to(device, non_blocking=True)
+    return [
+        sent[start : start + array.nbytes].view(_TYPES[array.dtype.type]).view(array.shape)
+        for start, array in zip(starts, arrays, strict=True)
+    ]
 
 
 class StagingRing:

@@ -7,16 +7,18 @@ Legend: T tokens and R requests of the step, S requests that sample, W blocks of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ...ipc.step import SchedulerOutput
 from ..attention.metadata import AttentionMetadata
 from .block_tables import BlockTables
 from .request_rows import RequestRows
-from .staging import to_device
+from .staging import send_together
 
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
@@ -39,18 +41,50 @@ class StepInputs:
     last_tokens: Int64s  # [S] index among the T tokens of each one's last
     rope_lengths: Int64s | None  # [T], with dynamic rope scaling
 
-    def to_metadata(self, device: torch.device) -> AttentionMetadata:
-        """The attention's view of the step, on the device."""
-        return AttentionMetadata(
-            query_starts=to_device(self.query_starts, device),
-            seq_lens=to_device(self.seq_lens, device),
-            block_tables=to_device(self.block_tables, device),
-            slot_mapping=to_device(self.slot_mapping, device),
+    def send(self, device: torch.device, pending: Int64s) -> DeviceInputs:
+        """All that the model needs, in one copy. The ids of the tokens `pending` are on the device only."""
+        arrays: list[NDArray[Any]] = [
+            *(self.input_ids, self.positions, self.query_starts, self.seq_lens, self.block_tables),
+            *(self.slot_mapping, self.last_tokens, self.rows[self.sampling]),
+            *(pending, self.token_rows[pending]),
+        ]
+        if self.rope_lengths is not None:
+            arrays.append(self.rope_lengths)
+        ids, positions, starts, lengths, tables, slots, last_tokens, rows, *others = send_together(
+            arrays, device
+        )
+        metadata = AttentionMetadata(
+            query_starts=starts,
+            seq_lens=lengths,
+            block_tables=tables,
+            slot_mapping=slots,
             max_query_len=int(self.num_tokens.max()),
             max_seq_len=int(self.seq_lens.max()),
             query_starts_host=self.query_starts,
             seq_lens_host=self.seq_lens,
+            block_tables_host=self.block_tables,
         )
+        rope_lengths = None if self.rope_lengths is None else others[2]
+        return DeviceInputs(ids, positions, rope_lengths, metadata, last_tokens, rows, others[0], others[1])
+
+    def send_sampling(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """`last_tokens` and the rows that sample, for a step whose other inputs are there."""
+        last_tokens, rows = send_together((self.last_tokens, self.rows[self.sampling]), device)
+        return last_tokens, rows
+
+
+@dataclass(slots=True)
+class DeviceInputs:
+    """One step on the device."""
+
+    input_ids: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T]
+    rope_lengths: Tensor | None  # int64 [T], with dynamic rope scaling
+    metadata: AttentionMetadata
+    last_tokens: Tensor  # int64 [S]
+    sampling_rows: Tensor  # int64 [S]
+    pending: Tensor  # int64 [P] which of the T tokens are in `last_tokens` of the runner
+    pending_rows: Tensor  # int64 [P] at these places of it
 
 
 def find_sampling(step: SchedulerOutput) -> Int64s:
