@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch_triton import launch_options, wait_for_inputs
+
 _jit: typing.Any = triton.jit
 
 # Keys of a split in strict mode. Smaller ones fill the device at short lengths, larger ones need fewer sums.
@@ -95,7 +97,7 @@ def launch_plan(
         max(1, plan.num_items - num_requests), plan.split_keys if plan.num_split else _UNSPLIT,
         IS_STRICT=plan.split_keys > 0, WINDOW=window or 0,
         MIN_KEYS=_MIN_SPLIT_KEYS, MAX_SPLITS=MAX_SPLITS, REQUESTS=block,
-        num_warps=4 if block == _REQUESTS else 8,
+        num_warps=4 if block == _REQUESTS else 8, **launch_options(seq_lens.device),
     )  # fmt: skip
     return SplitWork(items, split_items)
 
@@ -105,9 +107,10 @@ def _plan_kernel(
     query_starts: typing.Any, seq_lens: typing.Any, items: typing.Any, split_items: typing.Any,
     num_requests: typing.Any, num_items: typing.Any, num_split: typing.Any, target: typing.Any,
     strict_keys: typing.Any, IS_STRICT: tl.constexpr, WINDOW: tl.constexpr,
-    MIN_KEYS: tl.constexpr, MAX_SPLITS: tl.constexpr, REQUESTS: tl.constexpr,
+    MIN_KEYS: tl.constexpr, MAX_SPLITS: tl.constexpr, REQUESTS: tl.constexpr, USE_PDL: tl.constexpr = False,
 ) -> typing.Any:  # fmt: skip
     """Each program makes some items of the plan, the first also the list of split requests."""
+    wait_for_inputs(USE_PDL)
     requests = tl.arange(0, REQUESTS)
     is_request = requests < num_requests
     begin = tl.load(query_starts + requests, mask=is_request, other=0)

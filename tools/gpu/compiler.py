@@ -22,6 +22,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
+from ...kernels import dependent_launch_triton
+
 ARCHITECTURES = (80, 89, 90, 100)
 # Bytes of shared memory that a program may have (CUDA C++ Programming Guide, technical specifications).
 SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
@@ -99,6 +101,9 @@ def compile_launch(launch: Launch) -> Compiled:
 
 @contextmanager
 def _replaced_run(found: list[Launch], target: GPUTarget) -> Generator[None]:
+    def overlaps(_: torch.device) -> bool:
+        return target.arch >= 90
+
     def record(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         assert not warmup
         backend, binder = _make_binder(self, target)
@@ -111,10 +116,12 @@ def _replaced_run(found: list[Launch], target: GPUTarget) -> Generator[None]:
         found.append(Launch(self, shape, key, parsed, signature, constants, attributes, target))
 
     run, JITFunction.run = JITFunction.run, record
+    can_overlap, dependent_launch_triton.can_overlap = dependent_launch_triton.can_overlap, overlaps
     try:
         yield
     finally:
         JITFunction.run = run
+        dependent_launch_triton.can_overlap = can_overlap
 
 
 @cache
