@@ -17,6 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
+from . import triton_runtime
+
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:
@@ -29,7 +31,7 @@ IS_ENABLED = True  # the one switch
 _MIN_CAPABILITY = (9, 0)
 _MIN_DRIVER = 12_030
 _ON = {"USE_PDL": True, "launch_pdl": True}
-_OFF: dict[str, bool] = {}
+_OFF = {"USE_PDL": False}
 
 
 @_jit
@@ -50,18 +52,17 @@ def prefetch(at: typing.Any):
 
 def launch_options(device: torch.device) -> dict[str, bool]:
     """What a launch on this device is given, of a kernel whose last parameter is USE_PDL."""
-    return _ON if IS_ENABLED and can_overlap(device) else _OFF
+    is_able = triton_runtime.find_capability(device) >= _MIN_CAPABILITY and _is_supported(device.type)
+    return _ON if IS_ENABLED and is_able else _OFF
 
 
 @functools.cache
-def can_overlap(device: torch.device) -> bool:
-    """Whether device, driver and Triton can do it."""
-    if device.type != "cuda" or gdc_wait is None:
-        return False
-    return torch.cuda.get_device_capability(device) >= _MIN_CAPABILITY and _find_driver() >= _MIN_DRIVER
+def _is_supported(device_type: str) -> bool:
+    """Whether Triton and the driver can do it; what stands in for a GPU has no driver."""
+    return gdc_wait is not None and (device_type != "cuda" or find_driver() >= _MIN_DRIVER)
 
 
-def _find_driver() -> int:
+def find_driver() -> int:
     """The CUDA release that the driver knows, 12.3 as 12030; 0 if there is none."""
     version = ctypes.c_int(0)
     try:

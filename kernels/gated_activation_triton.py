@@ -37,7 +37,7 @@ def _gated_activation(
     size: int,
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
-    USE_PDL: tl.constexpr = False,
+    USE_PDL: tl.constexpr,
 ):
     """One program a row and BLOCK columns. The activation is rounded first, as in the reference."""
     row = tl.program_id(0).to(tl.int64)

@@ -22,7 +22,7 @@ def _gather_rows(
     y: typing.Any,
     size: int,
     BLOCK: tl.constexpr,
-    USE_PDL: tl.constexpr = False,
+    USE_PDL: tl.constexpr,
 ):
     """One program a row and BLOCK columns."""
     row = tl.program_id(0).to(tl.int64)

@@ -28,7 +28,7 @@ def _layer_norm(
     HAS_RESIDUAL: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
-    USE_PDL: tl.constexpr = False,
+    USE_PDL: tl.constexpr,
 ):
     columns = tl.arange(0, BLOCK)
     is_there = columns < size

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import triton_runtime
 from .dependent_launch_triton import launch_options, prefetch, wait_for_inputs
 
 _jit: typing.Any = triton.jit
@@ -28,7 +29,7 @@ _ENOUGH_PROGRAMS = 132
 _ENOUGH_TILES = 48
 # Tiles of rows and outputs. Alone or few: the smallest that the matrix units take; many: what fits registers.
 _LONE_ROWS, _FEW_ROWS, FEW_OUT = 16, 64, 64
-MANY_ROWS, MANY_OUT = 128, 128
+MANY_OUT = 128
 _ADD_OUT = 512
 _MIN_SEGMENT = 256
 _BLOCK_K_BYTES = 128  # of a row of W; a block of K is this wide whatever the number of rows
@@ -149,7 +150,7 @@ def _linear_few(
     x: typing.Any, weight: typing.Any, scale: typing.Any, bias: typing.Any, y: typing.Any, m: typing.Any,
     num_out: typing.Any, num_in: typing.Any, segment_size: typing.Any, IS_WHOLE: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, USE_PDL: tl.constexpr = False,
+    BLOCK_K: tl.constexpr, USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """One program a tile and segment. `y` is the result if a segment is the whole, else sums [S, m, N]."""
     segment = tl.program_id(2)
@@ -167,7 +168,7 @@ def _linear_few(
 def _add_segments(
     sums: typing.Any, scale: typing.Any, bias: typing.Any, y: typing.Any, m: typing.Any, num_out: typing.Any,
     num_segments: typing.Any, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr,
-    USE_PDL: tl.constexpr = False,
+    USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """One program a row and BLOCK_N outputs."""
     wait_for_inputs(USE_PDL)
@@ -189,7 +190,7 @@ def _linear_many(
     x: typing.Any, weight: typing.Any, scale: typing.Any, bias: typing.Any, y: typing.Any, m: typing.Any,
     num_out: typing.Any, num_in: typing.Any, segment_size: typing.Any, num_segments: typing.Any,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP: tl.constexpr, USE_PDL: tl.constexpr = False,
+    BLOCK_K: tl.constexpr, GROUP: tl.constexpr, USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """One program a tile, segments in turn."""
     outs, rows = find_many_tile(m, num_out, BLOCK_M, BLOCK_N, GROUP, USE_PDL)
@@ -205,10 +206,14 @@ def _linear_many(
     store_tile(total, y, 0, outs, rows, m, num_out)
 
 
-def count_many_tiles(m: int, num_out: int) -> int:
-    """Of a launch with tiles for many rows; 0: tiles for few rows are faster."""
-    count = triton.cdiv(m, MANY_ROWS) * triton.cdiv(num_out, MANY_OUT)
-    return count if m > _FEW_ROWS and count >= _ENOUGH_TILES else 0
+def find_many_grid(m: int, num_out: int, device: torch.device) -> tuple[int, int]:
+    """(tiles for many rows, rows of one); no tiles: those for few rows are faster.
+
+    Before Hopper the operands lie in registers too, where a larger tile's sums leave no room for them.
+    """
+    block_m = 128 if triton_runtime.find_capability(device) >= (9, 0) else 64
+    count = triton.cdiv(m, block_m) * triton.cdiv(num_out, MANY_OUT)
+    return (count if m > _FEW_ROWS and count >= _ENOUGH_TILES else 0), block_m
 
 
 def find_few_grid(m: int, num_out: int, num_segments: int) -> tuple[tuple[int, int, int], int]:
@@ -251,12 +256,12 @@ def launch_linear(
         **launch_options(x.device),
     }
     extra = y if scale is None else scale, y if bias is None else bias  # not read where there is none
-    num_tiles = count_many_tiles(m, num_out)
+    num_tiles, block_m = find_many_grid(m, num_out, x.device)
     if num_tiles:
         _linear_many[(num_tiles,)](
             *(x, weight, *extra, y, m, num_out, x.shape[1], segments.size, segments.count),
             **constants,
-            BLOCK_M=MANY_ROWS,
+            BLOCK_M=block_m,
             BLOCK_N=MANY_OUT,
             GROUP=8,
             num_warps=8,

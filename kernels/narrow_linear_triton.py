@@ -22,12 +22,11 @@ from .dependent_launch_triton import launch_options
 from .linear_triton import (
     FEW_OUT,
     MANY_OUT,
-    MANY_ROWS,
     Segments,
     add_segments,
-    count_many_tiles,
     find_few_grid,
     find_few_tile,
+    find_many_grid,
     find_many_tile,
     finish,
     plan_segments_of,
@@ -204,7 +203,7 @@ def _narrow_linear_few(
     bias: typing.Any, y: typing.Any, m: typing.Any, num_out: typing.Any, num_in: typing.Any,
     row_bytes: typing.Any, segment_size: typing.Any, KIND: tl.constexpr, HAS_OFFSETS: tl.constexpr,
     HAS_BIAS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, USE_PDL: tl.constexpr = False,
+    BLOCK_N: tl.constexpr, USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """One program a tile and segment. `y` is the result if a segment is the whole, else sums [S, m, N]."""
     segment = tl.program_id(2)
@@ -225,7 +224,7 @@ def _narrow_linear_many(
     bias: typing.Any, y: typing.Any, m: typing.Any, num_out: typing.Any, num_in: typing.Any,
     row_bytes: typing.Any, segment_size: typing.Any, num_segments: typing.Any, KIND: tl.constexpr,
     HAS_OFFSETS: tl.constexpr, HAS_BIAS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILE_GROUP: tl.constexpr, USE_PDL: tl.constexpr = False,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILE_GROUP: tl.constexpr, USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """One program a tile, segments in turn."""
     outs, rows = find_many_tile(m, num_out, BLOCK_M, BLOCK_N, TILE_GROUP, USE_PDL)
@@ -266,11 +265,11 @@ def launch_narrow_linear(x: Tensor, weight: TritonNarrowWeight, bias: Tensor | N
         **launch_options(x.device),
     }
     no_bias = y if bias is None else bias
-    num_tiles = count_many_tiles(m, num_out)
+    num_tiles, block_m = find_many_grid(m, num_out, x.device)
     if num_tiles:
         _narrow_linear_many[(num_tiles,)](
             *tensors, *tables, no_bias, y, *sizes, segments.count, **constants, HAS_BIAS=bias is not None,
-            BLOCK_M=MANY_ROWS, BLOCK_N=MANY_OUT, TILE_GROUP=8, num_warps=8, num_stages=3,
+            BLOCK_M=block_m, BLOCK_N=MANY_OUT, TILE_GROUP=8, num_warps=8, num_stages=3,
         )  # fmt: skip
         return y
     is_whole = segments.count == 1

@@ -38,6 +38,8 @@ _LARGE_SHARED_BYTES = 200 << 10  # Hopper and later have 227 KB a program, Amper
 _MEDIUM_SHARED_BYTES = 160 << 10
 # Elements of a tile's sums in float32, which is multiplied without tensor cores: more leave the registers.
 _MAX_FLOAT32_TILE = 32 * 256
+# Of a thread of 4 warps, two programs of a processor: unsaid, ptxas spills to have three.
+_MAX_REGISTERS = 255
 _MAX_AHEAD = 1 << 30  # so that a position and it are an int32 together
 _LOG2_E = math.log2(math.e)
 
@@ -122,6 +124,7 @@ def launch_paged_attention(
             query, out, parts, sums, *tensors, work.items, num_requests, *scalars, **constants,
             IS_SINGLE=True, M=shape.rows, N=shape.keys,
             num_warps=shape.num_warps, num_stages=shape.num_stages,
+            maxnreg=_MAX_REGISTERS if shape.num_warps == 4 else None,
         )  # fmt: skip
         if plan.num_split:
             _combine_kernel[(plan.num_split, num_heads)](
@@ -286,7 +289,7 @@ def _paged_attention_kernel(
     table_stride: typing.Any, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr, HAS_SOFT_CAP: tl.constexpr,
     HAS_BIAS: tl.constexpr, SPLIT_KEYS: tl.constexpr, IS_SINGLE: tl.constexpr, M: tl.constexpr,
-    N: tl.constexpr, USE_PDL: tl.constexpr = False,
+    N: tl.constexpr, USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Grid (items or tiles, G). A request that is not of this launch's kind is left to the other launch."""
     wait_for_inputs(USE_PDL)
@@ -393,7 +396,7 @@ def _paged_attention_kernel(
 def _combine_kernel(
     out: typing.Any, parts: typing.Any, part_sums: typing.Any, query_starts: typing.Any, items: typing.Any,
     split_items: typing.Any, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr,
-    MAX_SPLITS: tl.constexpr, IS_STRICT: tl.constexpr, USE_PDL: tl.constexpr = False,
+    MAX_SPLITS: tl.constexpr, IS_STRICT: tl.constexpr, USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Grid (requests with several splits, H): the splits of one head, in strict mode in the order of keys."""
     wait_for_inputs(USE_PDL)

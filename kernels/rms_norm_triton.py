@@ -31,7 +31,7 @@ def _rms_norm(
     HAS_RESIDUAL: tl.constexpr,
     ROUNDS_NORMED: tl.constexpr,
     BLOCK: tl.constexpr,
-    USE_PDL: tl.constexpr = False,
+    USE_PDL: tl.constexpr,
 ):
     """Each step is rounded to the type of x where the reference rounds it."""
     columns = tl.arange(0, BLOCK)

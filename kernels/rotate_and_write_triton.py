@@ -57,7 +57,7 @@ def _rotate_and_write_kernel(
     k_cache: typing.Any, v_cache: typing.Any,
     slot_mapping: typing.Any, eps: typing.Any, HAS_ANGLES: tl.constexpr, HAS_NORM: tl.constexpr,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, USE_PDL: tl.constexpr = False,
+    BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Grid (T, groups of HEADS heads)."""
     token = tl.program_id(0).to(tl.int64)

@@ -29,6 +29,7 @@ _CHUNK_BLOCKS = tl.constexpr(32)  # blocks of a program of `_summarize`
 _STEP_BLOCKS = tl.constexpr(32)  # blocks that a filtered row looks at together
 # Blocks to look into for top-p before the whole row: enough for any model that is sure of itself.
 _TOP_P_BLOCKS = 256
+_MAX_REGISTERS = 255  # of a thread: unsaid, ptxas spills to have more programs at once than rows
 _ONE_BITS = tl.constexpr(0x3F800000)  # of 1.0
 
 
@@ -79,7 +80,7 @@ def _summarize(
     num_blocks: int,
     num_chunks: int,
     NUM_PARAMETERS: tl.constexpr,
-    USE_PDL: tl.constexpr = False,
+    USE_PDL: tl.constexpr,
 ):
     """Of each chunk: maxima of its blocks, its maximum (NaN if there is one) with its lowest id, its sum."""
     wait_for_inputs(USE_PDL)
@@ -115,7 +116,7 @@ def _choose(
     num_chunks: int,
     NUM_PARAMETERS: tl.constexpr,
     PADDED_CHUNKS: tl.constexpr,
-    USE_PDL: tl.constexpr = False,
+    USE_PDL: tl.constexpr,
 ):
     """The most likely token, or the noise's quantile of all tokens; the row's maximum and sum of weights."""
     wait_for_inputs(USE_PDL)
@@ -298,7 +299,7 @@ def _choose_filtered(
     NUM_PARAMETERS: tl.constexpr,
     TOP_P_BLOCKS: tl.constexpr,
     PADDED_BLOCKS: tl.constexpr,
-    USE_PDL: tl.constexpr = False,
+    USE_PDL: tl.constexpr,
 ):
     """Overwrite the token of a random row that has filters: min-p, then top-k, then top-p of what is left.
 
@@ -427,6 +428,7 @@ def launch_sample(logits: Tensor, parameters: Tensor, has_filters: bool) -> tupl
             TOP_P_BLOCKS=_TOP_P_BLOCKS,
             PADDED_BLOCKS=triton.next_power_of_2(num_blocks),
             num_warps=8,
+            maxnreg=_MAX_REGISTERS,
             **pdl,
         )
     return token_ids, row_tops
