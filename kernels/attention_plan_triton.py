@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch_triton import launch_options, wait_for_inputs
+
 _jit: typing.Any = triton.jit
 
 # Keys of a split in strict mode. Smaller ones fill the device at short lengths, larger ones need fewer sums.
@@ -25,7 +27,7 @@ _PROGRAMS_PER_PROCESSOR = 2
 _REQUESTS = 256  # of a launch, and four times as many, and so on
 _UNSPLIT = 1 << 30
 ITEM_SIZE = tl.constexpr(4)  # of numbers: request, which of its splits, their count, keys of one
-_ITEMS = tl.constexpr(64)  # of a program of `_plan_kernel`
+_TILE = 1 << 14  # items of a program of `_plan_kernel` times requests: more leave the registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +92,13 @@ def launch_plan(
     block = _REQUESTS
     while block < num_requests:  # few sizes, for each is compiled
         block *= 4
-    _plan_kernel[(triton.cdiv(plan.num_items, _ITEMS.value),)](
+    block_items = max(1, _TILE // block)
+    _plan_kernel[(triton.cdiv(plan.num_items, block_items),)](
         query_starts, seq_lens, items, split_items, num_requests, plan.num_items, plan.num_split,
         max(1, plan.num_items - num_requests), plan.split_keys if plan.num_split else _UNSPLIT,
         IS_STRICT=plan.split_keys > 0, WINDOW=window or 0,
-        MIN_KEYS=_MIN_SPLIT_KEYS, MAX_SPLITS=MAX_SPLITS, REQUESTS=block,
-        num_warps=4 if block == _REQUESTS else 8,
+        MIN_KEYS=_MIN_SPLIT_KEYS, MAX_SPLITS=MAX_SPLITS, REQUESTS=block, ITEMS=block_items,
+        num_warps=8, **launch_options(seq_lens.device),
     )  # fmt: skip
     return SplitWork(items, split_items)
 
@@ -105,9 +108,11 @@ def _plan_kernel(
     query_starts: typing.Any, seq_lens: typing.Any, items: typing.Any, split_items: typing.Any,
     num_requests: typing.Any, num_items: typing.Any, num_split: typing.Any, target: typing.Any,
     strict_keys: typing.Any, IS_STRICT: tl.constexpr, WINDOW: tl.constexpr,
-    MIN_KEYS: tl.constexpr, MAX_SPLITS: tl.constexpr, REQUESTS: tl.constexpr,
+    MIN_KEYS: tl.constexpr, MAX_SPLITS: tl.constexpr, REQUESTS: tl.constexpr, ITEMS: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Each program makes some items of the plan, the first also the list of split requests."""
+    wait_for_inputs(USE_PDL)
     requests = tl.arange(0, REQUESTS)
     is_request = requests < num_requests
     begin = tl.load(query_starts + requests, mask=is_request, other=0)
@@ -128,7 +133,7 @@ def _plan_kernel(
         count = tl.cdiv(keys, split_size)
     count = tl.where(is_single, tl.maximum(count, 1), 0)
     end = tl.cumsum(count, 0)
-    item = tl.program_id(0) * _ITEMS + tl.arange(0, _ITEMS)
+    item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
     is_before = end[None, :] <= item[:, None]
     request = tl.sum((is_before & is_request[None, :]).to(tl.int32), 1)
     split = item - tl.max(tl.where(is_before, end[None, :], 0), 1)

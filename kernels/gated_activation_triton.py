@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch_triton import launch_options, wait_for_inputs
 from .gated_activation import ACTIVATIONS
 
 _jit: typing.Any = triton.jit
@@ -31,12 +32,18 @@ def _activate(x: typing.Any, ACTIVATION: tl.constexpr) -> typing.Any:
 
 @_jit
 def _gated_activation(
-    gate_up: typing.Any, y: typing.Any, size: int, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
+    gate_up: typing.Any,
+    y: typing.Any,
+    size: int,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """One program a row and BLOCK columns. The activation is rounded first, as in the reference."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_there = columns < size
+    wait_for_inputs(USE_PDL)
     gate = tl.load(gate_up + 2 * row * size + columns, mask=is_there, other=0.0).to(tl.float32)
     up = tl.load(gate_up + (2 * row + 1) * size + columns, mask=is_there, other=0.0).to(tl.float32)
     activated = _activate(gate, ACTIVATION).to(y.dtype.element_ty).to(tl.float32)
@@ -52,6 +59,6 @@ def launch_gated_activation(gate_up: Tensor, activation: str) -> Tensor:
     if rows:
         block = min(_MAX_BLOCK, triton.next_power_of_2(size))
         _gated_activation[(rows, triton.cdiv(size, block))](
-            gate_up, y, size, ACTIVATION=activation, BLOCK=block
+            gate_up, y, size, ACTIVATION=activation, BLOCK=block, **launch_options(gate_up.device)
         )
     return y

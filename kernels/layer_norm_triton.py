@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch_triton import launch_options, wait_for_inputs
+
 _jit: typing.Any = triton.jit
 
 
@@ -26,10 +28,13 @@ def _layer_norm(
     HAS_RESIDUAL: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     columns = tl.arange(0, BLOCK)
     is_there = columns < size
     start = tl.program_id(0).to(tl.int64) * size
+    weights = tl.load(weight + columns, mask=is_there, other=0.0).to(tl.float32)
+    wait_for_inputs(USE_PDL)
     values = tl.load(x + start + columns, mask=is_there, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         values += tl.load(residual + start + columns, mask=is_there, other=0.0).to(tl.float32)
@@ -40,7 +45,7 @@ def _layer_norm(
     centered = tl.where(is_there, values - mean, 0.0)
     variance = tl.sum(centered * centered, axis=0) / size  # pyright: ignore[reportOperatorIssue]
     scaled = centered * (1.0 / tl.sqrt_rn(variance + eps))
-    scaled *= tl.load(weight + columns, mask=is_there, other=0.0).to(tl.float32)
+    scaled *= weights
     if HAS_BIAS:
         scaled += tl.load(bias + columns, mask=is_there, other=0.0).to(tl.float32)
     tl.store(y + start + columns, scaled.to(y.dtype.element_ty), mask=is_there)
@@ -71,5 +76,6 @@ def launch_layer_norm(
             HAS_BIAS=bias is not None,
             BLOCK=block,
             num_warps=min(max(block // 1024, 1), 32),
+            **launch_options(x.device),
         )
     return y

@@ -18,18 +18,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import triton_runtime
+from .dependent_launch_triton import launch_options, prefetch, wait_for_inputs
+
 _jit: typing.Any = triton.jit
 
 # Programs that fill a GPU: the 132 multiprocessors of an H100.
 _ENOUGH_PROGRAMS = 132
-# Tiles from which `_linear_many` pays: with fewer, most of the GPU would wait.
+# Tiles of many rows from which they pay: with fewer, most of the GPU would wait.
 _ENOUGH_TILES = 48
 # Tiles of rows and outputs. Alone or few: the smallest that the matrix units take; many: what fits registers.
-_LONE_ROWS, _FEW_ROWS, _FEW_OUT = 16, 64, 64
-_MANY_ROWS, _MANY_OUT = 128, 128
-ADD_OUT = 512
+_LONE_ROWS, _FEW_ROWS, FEW_OUT = 16, 64, 64
+MANY_OUT = 128
+_ADD_OUT = 512
 _MIN_SEGMENT = 256
 _BLOCK_K_BYTES = 128  # of a row of W; a block of K is this wide whatever the number of rows
+_LINES = tl.constexpr(4)  # of 128 bytes of each row of W that are on their way before x is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +53,68 @@ def plan_segments(weight: Tensor) -> Segments:
 
 def plan_segments_of(num_out: int, num_in: int, block_k: int) -> Segments:
     """The same of a weight [num_out, num_in] that is read in steps of `block_k` inputs."""
-    wanted = triton.cdiv(_ENOUGH_PROGRAMS, triton.cdiv(num_out, _FEW_OUT))
+    wanted = triton.cdiv(_ENOUGH_PROGRAMS, triton.cdiv(num_out, FEW_OUT))
     count = max(1, min(wanted, num_in // _MIN_SEGMENT))
     size = triton.cdiv(triton.cdiv(num_in, count), block_k) * block_k
     return Segments(block_k, size, triton.cdiv(num_in, size))
 
 
 @_jit
+def find_few_tile(
+    weight: typing.Any, num_out: typing.Any, row_size: typing.Any, first: typing.Any, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, LINE: tl.constexpr, USE_PDL: tl.constexpr,
+) -> typing.Any:  # fmt: skip
+    """int64 (outputs, rows of x) of a program of a grid (tiles of outputs, tiles of rows, any).
+
+    Returns when x is there. Until then W [num_out, row_size] is fetched, from `first` on in its rows, of
+    which LINE elements are 128 bytes.
+    """
+    outs = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    rows = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    if USE_PDL:
+        line = tl.minimum(first + tl.arange(0, _LINES) * LINE, row_size - 1)
+        prefetch(weight + tl.minimum(outs, num_out - 1)[:, None] * row_size + line[None, :])
+    wait_for_inputs(USE_PDL)
+    return outs, rows
+
+
+@_jit
+def find_many_tile(
+    m: typing.Any, num_out: typing.Any, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
+    USE_PDL: tl.constexpr,
+) -> typing.Any:  # fmt: skip
+    """The same in a grid of all tiles: GROUP tiles of rows pass over the same W while L2 holds it."""
+    num_row_tiles, num_out_tiles = tl.cdiv(m, BLOCK_M), tl.cdiv(num_out, BLOCK_N)
+    row_tile, out_tile = tl.swizzle2d(
+        tl.program_id(0) // num_out_tiles,
+        tl.program_id(0) % num_out_tiles,
+        num_row_tiles,
+        num_out_tiles,
+        GROUP,
+    )
+    outs = (out_tile * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    rows = (row_tile * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    wait_for_inputs(USE_PDL)
+    return outs, rows
+
+
+@_jit
+def store_tile(
+    total: typing.Any, y: typing.Any, first: typing.Any, outs: typing.Any, rows: typing.Any, m: typing.Any,
+    num_out: typing.Any,
+) -> typing.Any:  # fmt: skip
+    """Into `y` [any, num_out], where `first` is the place of x's first row."""
+    places = (first + rows[None, :]) * num_out + outs[:, None]
+    is_there = (outs < num_out)[:, None] & (rows < m)[None, :]
+    tl.store(y + places, total.to(y.dtype.element_ty), mask=is_there)
+
+
+@_jit
 def _sum_segment(
-    x: typing.Any,
-    weight: typing.Any,
-    rows: typing.Any,
-    outs: typing.Any,
-    m: int,
-    num_out: int,
-    num_in: int,
-    start: typing.Any,
-    segment_size: int,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-) -> typing.Any:
+    x: typing.Any, weight: typing.Any, rows: typing.Any, outs: typing.Any, m: typing.Any, num_out: typing.Any,
+    num_in: typing.Any, start: typing.Any, segment_size: typing.Any, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+) -> typing.Any:  # fmt: skip
     """float32 [BLOCK_N, BLOCK_M] of W x^T over K from `start` on."""
     total = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     for step in range(0, segment_size, BLOCK_K):
@@ -88,15 +133,10 @@ def _sum_segment(
 
 
 @_jit
-def _finish(
-    total: typing.Any,
-    scale: typing.Any,
-    bias: typing.Any,
-    outs: typing.Any,
-    is_out: typing.Any,
-    HAS_SCALE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-) -> typing.Any:
+def finish(
+    total: typing.Any, scale: typing.Any, bias: typing.Any, outs: typing.Any, is_out: typing.Any,
+    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr,
+) -> typing.Any:  # fmt: skip
     """total * scale + bias, `total` [N of the program, any]."""
     factor = tl.load(scale + outs, mask=is_out, other=0.0)[:, None] if HAS_SCALE else 1.0
     if HAS_BIAS:
@@ -107,51 +147,31 @@ def _finish(
 
 @_jit(do_not_specialize=["m"])  # which varies from step to step
 def _linear_few(
-    x: typing.Any,
-    weight: typing.Any,
-    scale: typing.Any,
-    bias: typing.Any,
-    y: typing.Any,
-    m: int,
-    num_out: int,
-    num_in: int,
-    segment_size: int,
-    IS_WHOLE: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    x: typing.Any, weight: typing.Any, scale: typing.Any, bias: typing.Any, y: typing.Any, m: typing.Any,
+    num_out: typing.Any, num_in: typing.Any, segment_size: typing.Any, IS_WHOLE: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, USE_PDL: tl.constexpr,
+) -> typing.Any:  # fmt: skip
     """One program a tile and segment. `y` is the result if a segment is the whole, else sums [S, m, N]."""
-    outs = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    rows = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     segment = tl.program_id(2)
     start = segment * segment_size
+    outs, rows = find_few_tile(weight, num_out, num_in, start, BLOCK_M, BLOCK_N, BLOCK_K, USE_PDL)
     total = _sum_segment(
         x, weight, rows, outs, m, num_out, num_in, start, segment_size, BLOCK_M, BLOCK_N, BLOCK_K
     )
     if IS_WHOLE:
-        total = _finish(total, scale, bias, outs, outs < num_out, HAS_SCALE, HAS_BIAS)
-    places = (segment.to(tl.int64) * m + rows[None, :]) * num_out + outs[:, None]
-    is_there = (outs < num_out)[:, None] & (rows < m)[None, :]
-    tl.store(y + places, total.to(y.dtype.element_ty), mask=is_there)
+        total = finish(total, scale, bias, outs, outs < num_out, HAS_SCALE, HAS_BIAS)
+    store_tile(total, y, segment.to(tl.int64) * m, outs, rows, m, num_out)
 
 
 @_jit(do_not_specialize=["m", "num_segments"])
-def add_segments(
-    sums: typing.Any,
-    scale: typing.Any,
-    bias: typing.Any,
-    y: typing.Any,
-    m: int,
-    num_out: int,
-    num_segments: int,
-    HAS_SCALE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+def _add_segments(
+    sums: typing.Any, scale: typing.Any, bias: typing.Any, y: typing.Any, m: typing.Any, num_out: typing.Any,
+    num_segments: typing.Any, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr,
+    USE_PDL: tl.constexpr,
+) -> typing.Any:  # fmt: skip
     """One program a row and BLOCK_N outputs."""
+    wait_for_inputs(USE_PDL)
     row = tl.program_id(0).to(tl.int64)
     outs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_out = outs < num_out
@@ -161,40 +181,19 @@ def add_segments(
     total = tl.load(sums + places, mask=is_there, other=0.0)
     for segment in range(1, num_segments):
         total += tl.load(sums + segment * step + places, mask=is_there, other=0.0)
-    total = _finish(total, scale, bias, outs, is_out, HAS_SCALE, HAS_BIAS)
+    total = finish(total, scale, bias, outs, is_out, HAS_SCALE, HAS_BIAS)
     tl.store(y + places, total.to(y.dtype.element_ty), mask=is_there)
 
 
 @_jit(do_not_specialize=["m", "num_segments"])
 def _linear_many(
-    x: typing.Any,
-    weight: typing.Any,
-    scale: typing.Any,
-    bias: typing.Any,
-    y: typing.Any,
-    m: int,
-    num_out: int,
-    num_in: int,
-    segment_size: int,
-    num_segments: int,
-    HAS_SCALE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    """One program a tile; GROUP tiles of rows pass over the same tiles of W while L2 holds them."""
-    num_row_tiles, num_out_tiles = tl.cdiv(m, BLOCK_M), tl.cdiv(num_out, BLOCK_N)
-    row_tile, out_tile = tl.swizzle2d(
-        tl.program_id(0) // num_out_tiles,
-        tl.program_id(0) % num_out_tiles,
-        num_row_tiles,
-        num_out_tiles,
-        GROUP,
-    )
-    outs = (out_tile * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    rows = (row_tile * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    x: typing.Any, weight: typing.Any, scale: typing.Any, bias: typing.Any, y: typing.Any, m: typing.Any,
+    num_out: typing.Any, num_in: typing.Any, segment_size: typing.Any, num_segments: typing.Any,
+    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP: tl.constexpr, USE_PDL: tl.constexpr,
+) -> typing.Any:  # fmt: skip
+    """One program a tile, segments in turn."""
+    outs, rows = find_many_tile(m, num_out, BLOCK_M, BLOCK_N, GROUP, USE_PDL)
     total = _sum_segment(
         x, weight, rows, outs, m, num_out, num_in, 0, segment_size, BLOCK_M, BLOCK_N, BLOCK_K
     )
@@ -203,10 +202,36 @@ def _linear_many(
         total += _sum_segment(
             x, weight, rows, outs, m, num_out, num_in, start, segment_size, BLOCK_M, BLOCK_N, BLOCK_K
         )
-    total = _finish(total, scale, bias, outs, outs < num_out, HAS_SCALE, HAS_BIAS)
-    is_there = (outs < num_out)[:, None] & (rows < m)[None, :]
-    places = rows[None, :] * num_out + outs[:, None]
-    tl.store(y + places, total.to(y.dtype.element_ty), mask=is_there)
+    total = finish(total, scale, bias, outs, outs < num_out, HAS_SCALE, HAS_BIAS)
+    store_tile(total, y, 0, outs, rows, m, num_out)
+
+
+def find_many_grid(m: int, num_out: int, device: torch.device) -> tuple[int, int]:
+    """(tiles for many rows, rows of one); no tiles: those for few rows are faster.
+
+    Before Hopper the operands lie in registers too, where a larger tile's sums leave no room for them.
+    """
+    block_m = 128 if triton_runtime.find_capability(device) >= (9, 0) else 64
+    count = triton.cdiv(m, block_m) * triton.cdiv(num_out, MANY_OUT)
+    return (count if m > _FEW_ROWS and count >= _ENOUGH_TILES else 0), block_m
+
+
+def find_few_grid(m: int, num_out: int, num_segments: int) -> tuple[tuple[int, int, int], int]:
+    """The grid of tiles for few rows and segments, and the rows of a tile."""
+    block_m = _LONE_ROWS if m <= _LONE_ROWS else _FEW_ROWS
+    return (triton.cdiv(num_out, FEW_OUT), triton.cdiv(m, block_m), num_segments), block_m
+
+
+def add_segments(sums: Tensor, y: Tensor, scale: Tensor | None, bias: Tensor | None) -> None:
+    """y [m, N] of the sums [S, m, N] of segments."""
+    m, num_out = y.shape
+    _add_segments[(m, triton.cdiv(num_out, _ADD_OUT))](
+        *(sums, y if scale is None else scale, y if bias is None else bias, y, m, num_out, sums.shape[0]),
+        HAS_SCALE=scale is not None,
+        HAS_BIAS=bias is not None,
+        BLOCK_N=_ADD_OUT,
+        **launch_options(y.device),
+    )
 
 
 def launch_linear(
@@ -224,16 +249,20 @@ def launch_linear(
     if m == 0:
         return y
     segments = plan_segments(weight)
-    has = {"HAS_SCALE": scale is not None, "HAS_BIAS": bias is not None}
-    scale, bias = y if scale is None else scale, y if bias is None else bias  # not read
-    num_tiles = triton.cdiv(m, _MANY_ROWS) * triton.cdiv(num_out, _MANY_OUT)
-    if m > _FEW_ROWS and num_tiles >= _ENOUGH_TILES:
+    constants: dict[str, typing.Any] = {
+        "HAS_SCALE": scale is not None,
+        "HAS_BIAS": bias is not None,
+        "BLOCK_K": segments.block_k,
+        **launch_options(x.device),
+    }
+    extra = y if scale is None else scale, y if bias is None else bias  # not read where there is none
+    num_tiles, block_m = find_many_grid(m, num_out, x.device)
+    if num_tiles:
         _linear_many[(num_tiles,)](
-            *(x, weight, scale, bias, y, m, num_out, x.shape[1], segments.size, segments.count),
-            **has,
-            BLOCK_M=_MANY_ROWS,
-            BLOCK_N=_MANY_OUT,
-            BLOCK_K=segments.block_k,
+            *(x, weight, *extra, y, m, num_out, x.shape[1], segments.size, segments.count),
+            **constants,
+            BLOCK_M=block_m,
+            BLOCK_N=MANY_OUT,
             GROUP=8,
             num_warps=8,
             num_stages=4,
@@ -241,19 +270,16 @@ def launch_linear(
         return y
     is_whole = segments.count == 1
     sums = y if is_whole else x.new_empty((segments.count, m, num_out), dtype=torch.float32)
-    block_m = _LONE_ROWS if m <= _LONE_ROWS else _FEW_ROWS
-    _linear_few[(triton.cdiv(num_out, _FEW_OUT), triton.cdiv(m, block_m), segments.count)](
-        *(x, weight, scale, bias, sums, m, num_out, x.shape[1], segments.size),
-        **has,
+    grid, block_m = find_few_grid(m, num_out, segments.count)
+    _linear_few[grid](
+        *(x, weight, *extra, sums, m, num_out, x.shape[1], segments.size),
+        **constants,
         IS_WHOLE=is_whole,
         BLOCK_M=block_m,
-        BLOCK_N=_FEW_OUT,
-        BLOCK_K=segments.block_k,
+        BLOCK_N=FEW_OUT,
         num_warps=4,
         num_stages=6,
     )
     if not is_whole:
-        add_segments[(m, triton.cdiv(num_out, ADD_OUT))](
-            sums, scale, bias, y, m, num_out, segments.count, **has, BLOCK_N=ADD_OUT
-        )
+        add_segments(sums, y, scale, bias)
     return y

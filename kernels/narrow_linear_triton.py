@@ -18,15 +18,25 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from .linear_triton import ADD_OUT, Segments, add_segments, plan_segments_of
+from .dependent_launch_triton import launch_options
+from .linear_triton import (
+    FEW_OUT,
+    MANY_OUT,
+    Segments,
+    add_segments,
+    find_few_grid,
+    find_few_tile,
+    find_many_grid,
+    find_many_tile,
+    finish,
+    plan_segments_of,
+    store_tile,
+)
 
 _jit: typing.Any = triton.jit
 
 INT4, INT8, FP8, CODEBOOK = range(4)  # what a code is; of the last, 4 bits are a place in a table of 16
 _HALVES = (64, 32, 16)  # codes of an output that are multiplied together, all of one group
-_LONE_ROWS, _FEW_ROWS, _MANY_ROWS = 16, 64, 128
-_LONE_OUT, _MANY_OUT = 64, 128
-_ENOUGH_TILES = 48
 # Of a thread: without the bound ptxas keeps to 80 on sm_80 and spills. Four programs of a processor have it.
 _LONE_REGISTERS = 128
 _REPACK_CODES = 1 << 25  # that are unpacked at a time
@@ -187,35 +197,25 @@ def _sum_segment(
     return total
 
 
-@_jit
-def _store(
-    total: typing.Any, bias: typing.Any, y: typing.Any, first: typing.Any, rows: typing.Any,
-    outs: typing.Any, m: typing.Any, num_out: typing.Any, HAS_BIAS: tl.constexpr,
-) -> typing.Any:  # fmt: skip
-    is_out = outs < num_out
-    if HAS_BIAS:
-        total += tl.load(bias + outs, mask=is_out, other=0.0).to(tl.float32)[:, None]
-    places = (first + rows[None, :]) * num_out + outs[:, None]
-    tl.store(y + places, total.to(y.dtype.element_ty), mask=is_out[:, None] & (rows < m)[None, :])
-
-
 @_jit(do_not_specialize=["m"])
 def _narrow_linear_few(
     x: typing.Any, codes: typing.Any, scales: typing.Any, offsets: typing.Any, codebook: typing.Any,
     bias: typing.Any, y: typing.Any, m: typing.Any, num_out: typing.Any, num_in: typing.Any,
     row_bytes: typing.Any, segment_size: typing.Any, KIND: tl.constexpr, HAS_OFFSETS: tl.constexpr,
     HAS_BIAS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr, USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """One program a tile and segment. `y` is the result if a segment is the whole, else sums [S, m, N]."""
-    outs = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    rows = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     segment = tl.program_id(2)
+    start = segment * segment_size
+    first = start // 2 if (KIND == 0) | (KIND == 3) else start
+    outs, rows = find_few_tile(codes, num_out, row_bytes, first, BLOCK_M, BLOCK_N, 128, USE_PDL)
     total = _sum_segment(
         x, codes, scales, offsets, codebook, rows, outs, m, num_out, num_in, row_bytes,
-        segment * segment_size, segment_size, KIND, HAS_OFFSETS, GROUP, HALF, BLOCK_M, BLOCK_N,
+        start, segment_size, KIND, HAS_OFFSETS, GROUP, HALF, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    _store(total, bias, y, segment.to(tl.int64) * m, rows, outs, m, num_out, HAS_BIAS)
+    total = finish(total, y, bias, outs, outs < num_out, False, HAS_BIAS)
+    store_tile(total, y, segment.to(tl.int64) * m, outs, rows, m, num_out)
 
 
 @_jit(do_not_specialize=["m", "num_segments"])
@@ -224,23 +224,18 @@ def _narrow_linear_many(
     bias: typing.Any, y: typing.Any, m: typing.Any, num_out: typing.Any, num_in: typing.Any,
     row_bytes: typing.Any, segment_size: typing.Any, num_segments: typing.Any, KIND: tl.constexpr,
     HAS_OFFSETS: tl.constexpr, HAS_BIAS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILE_GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILE_GROUP: tl.constexpr, USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
-    """One program a tile, segments in turn; TILE_GROUP tiles of rows pass over the same tiles of W."""
-    num_row_tiles, num_out_tiles = tl.cdiv(m, BLOCK_M), tl.cdiv(num_out, BLOCK_N)
-    row_tile, out_tile = tl.swizzle2d(
-        tl.program_id(0) // num_out_tiles, tl.program_id(0) % num_out_tiles,
-        num_row_tiles, num_out_tiles, TILE_GROUP,
-    )  # fmt: skip
-    outs = (out_tile * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    rows = (row_tile * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    """One program a tile, segments in turn."""
+    outs, rows = find_many_tile(m, num_out, BLOCK_M, BLOCK_N, TILE_GROUP, USE_PDL)
     total = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     for segment in range(0, num_segments):
         total += _sum_segment(
             x, codes, scales, offsets, codebook, rows, outs, m, num_out, num_in, row_bytes,
             segment * segment_size, segment_size, KIND, HAS_OFFSETS, GROUP, HALF, BLOCK_M, BLOCK_N,
         )  # fmt: skip
-    _store(total, bias, y, row_tile.to(tl.int64) * 0, rows, outs, m, num_out, HAS_BIAS)
+    total = finish(total, y, bias, outs, outs < num_out, False, HAS_BIAS)
+    store_tile(total, y, 0, outs, rows, m, num_out)
 
 
 def plan_narrow_segments(weight: TritonNarrowWeight) -> Segments:
@@ -267,26 +262,24 @@ def launch_narrow_linear(x: Tensor, weight: TritonNarrowWeight, bias: Tensor | N
         "HAS_OFFSETS": weight.offsets is not None,
         "GROUP": weight.group_size,
         "HALF": weight.half,
+        **launch_options(x.device),
     }
     no_bias = y if bias is None else bias
-    num_tiles = triton.cdiv(m, _MANY_ROWS) * triton.cdiv(num_out, _MANY_OUT)
-    if m > _FEW_ROWS and num_tiles >= _ENOUGH_TILES:
+    num_tiles, block_m = find_many_grid(m, num_out, x.device)
+    if num_tiles:
         _narrow_linear_many[(num_tiles,)](
             *tensors, *tables, no_bias, y, *sizes, segments.count, **constants, HAS_BIAS=bias is not None,
-            BLOCK_M=_MANY_ROWS, BLOCK_N=_MANY_OUT, TILE_GROUP=8, num_warps=8, num_stages=3,
+            BLOCK_M=block_m, BLOCK_N=MANY_OUT, TILE_GROUP=8, num_warps=8, num_stages=3,
         )  # fmt: skip
         return y
     is_whole = segments.count == 1
     sums = y if is_whole else x.new_empty((segments.count, m, num_out), dtype=torch.float32)
-    block_m = _LONE_ROWS if m <= _LONE_ROWS else _FEW_ROWS
-    _narrow_linear_few[(triton.cdiv(num_out, _LONE_OUT), triton.cdiv(m, block_m), segments.count)](
+    grid, block_m = find_few_grid(m, num_out, segments.count)
+    _narrow_linear_few[grid](
         *tensors, *tables, no_bias, sums, *sizes, **constants, HAS_BIAS=is_whole and bias is not None,
-        BLOCK_M=block_m, BLOCK_N=_LONE_OUT, num_warps=4, num_stages=4,
-        maxnreg=_LONE_REGISTERS if block_m == _LONE_ROWS else None,
+        BLOCK_M=block_m, BLOCK_N=FEW_OUT, num_warps=4, num_stages=4,
+        maxnreg=_LONE_REGISTERS if block_m < FEW_OUT else None,
     )  # fmt: skip
     if not is_whole:
-        add_segments[(m, triton.cdiv(num_out, ADD_OUT))](
-            sums, y, no_bias, y, m, num_out, segments.count,
-            HAS_SCALE=False, HAS_BIAS=bias is not None, BLOCK_N=ADD_OUT,
-        )  # fmt: skip
+        add_segments(sums, y, None, bias)
     return y

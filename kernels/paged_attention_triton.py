@@ -26,6 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .attention_plan_triton import ITEM_SIZE, MAX_SPLITS, AttentionPlan, SplitWork
+from .dependent_launch_triton import launch_options, wait_for_inputs
 
 _jit: typing.Any = triton.jit
 
@@ -37,6 +38,8 @@ _LARGE_SHARED_BYTES = 200 << 10  # Hopper and later have 227 KB a program, Amper
 _MEDIUM_SHARED_BYTES = 160 << 10
 # Elements of a tile's sums in float32, which is multiplied without tensor cores: more leave the registers.
 _MAX_FLOAT32_TILE = 32 * 256
+# Of a thread of 4 warps, two programs of a processor: unsaid, ptxas spills to have three.
+_MAX_REGISTERS = 255
 _MAX_AHEAD = 1 << 30  # so that a position and it are an int32 together
 _LOG2_E = math.log2(math.e)
 
@@ -111,6 +114,7 @@ def launch_paged_attention(
         "SPLIT_KEYS": plan.split_keys,
         # Two kernels must merge splits with the same roundings, and a compiler may fuse each its own way.
         "enable_fp_fusion": plan.split_keys == 0,
+        **launch_options(query.device),
     }
     num_requests = seq_lens.shape[0]
     if work is not None:
@@ -120,12 +124,14 @@ def launch_paged_attention(
             query, out, parts, sums, *tensors, work.items, num_requests, *scalars, **constants,
             IS_SINGLE=True, M=shape.rows, N=shape.keys,
             num_warps=shape.num_warps, num_stages=shape.num_stages,
+            maxnreg=_MAX_REGISTERS if shape.num_warps == 4 else None,
         )  # fmt: skip
         if plan.num_split:
             _combine_kernel[(plan.num_split, num_heads)](
                 out, parts, sums, query_starts, work.items, work.split_items, NUM_HEADS=num_heads,
                 HEAD_SIZE=head_size, PADDED_SIZE=_pad(head_size), MAX_SPLITS=MAX_SPLITS,
                 IS_STRICT=plan.split_keys > 0, num_warps=2, enable_fp_fusion=plan.split_keys == 0,
+                **launch_options(query.device),
             )  # fmt: skip
     if plan.num_chunks:
         shape = tile or _chunk_shape(query.dtype, head_size, group, plan)
@@ -283,9 +289,10 @@ def _paged_attention_kernel(
     table_stride: typing.Any, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr, HAS_SOFT_CAP: tl.constexpr,
     HAS_BIAS: tl.constexpr, SPLIT_KEYS: tl.constexpr, IS_SINGLE: tl.constexpr, M: tl.constexpr,
-    N: tl.constexpr,
+    N: tl.constexpr, USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Grid (items or tiles, G). A request that is not of this launch's kind is left to the other launch."""
+    wait_for_inputs(USE_PDL)
     TILE_TOKENS: tl.constexpr = M // GROUP
     kv_head = tl.program_id(1)
     num_kv_heads = tl.num_programs(1)
@@ -389,9 +396,10 @@ def _paged_attention_kernel(
 def _combine_kernel(
     out: typing.Any, parts: typing.Any, part_sums: typing.Any, query_starts: typing.Any, items: typing.Any,
     split_items: typing.Any, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr,
-    MAX_SPLITS: tl.constexpr, IS_STRICT: tl.constexpr,
+    MAX_SPLITS: tl.constexpr, IS_STRICT: tl.constexpr, USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Grid (requests with several splits, H): the splits of one head, in strict mode in the order of keys."""
+    wait_for_inputs(USE_PDL)
     item = tl.load(split_items + tl.program_id(0))
     if item < 0:
         return

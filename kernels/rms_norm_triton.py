@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch_triton import launch_options, wait_for_inputs
+
 _jit: typing.Any = triton.jit
 
 MAX_ROW_SIZE = 1 << 15  # a row is held in registers: 32 float32 a thread at 32 warps
@@ -29,11 +31,14 @@ def _rms_norm(
     HAS_RESIDUAL: tl.constexpr,
     ROUNDS_NORMED: tl.constexpr,
     BLOCK: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """Each step is rounded to the type of x where the reference rounds it."""
     columns = tl.arange(0, BLOCK)
     is_there = columns < size
     start = tl.program_id(0).to(tl.int64) * stride
+    weights = tl.load(weight + columns, mask=is_there, other=0.0).to(tl.float32)
+    wait_for_inputs(USE_PDL)
     values = tl.load(x + start + columns, mask=is_there, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         values += tl.load(residual + start + columns, mask=is_there, other=0.0).to(tl.float32)
@@ -43,7 +48,6 @@ def _rms_norm(
     mean = tl.sum(values * values, axis=0) / size  # pyright: ignore[reportOperatorIssue]
     scale = 1.0 / tl.sqrt_rn(mean + eps)
     normed = values * scale
-    weights = tl.load(weight + columns, mask=is_there, other=0.0).to(tl.float32)
     if ROUNDS_NORMED:
         normed = normed.to(y.dtype.element_ty).to(tl.float32)
     product = normed * (weights + weight_offset)
@@ -83,5 +87,6 @@ def launch_rms_norm(
             HAS_RESIDUAL=residual is not None,
             BLOCK=block,
             num_warps=min(max(block // 1024, 1), 32),
+            **launch_options(x.device),
         )
     return y

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch_triton import launch_options, wait_for_inputs
+
 _jit: typing.Any = triton.jit
 
 # Heads of one program: at 8 a step of one token of an 8B model still has 6 of them.
@@ -45,7 +47,7 @@ def launch_rotate_and_write(
         k_cache, v_cache, slot_mapping, eps, HAS_ANGLES=cos is not None, HAS_NORM=qk_norm is not None,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HALF=head_size // 2,
         PADDED_HALF=triton.next_power_of_2(head_size // 2), BLOCK_SIZE=block_size, HEADS=_HEADS,
-        num_warps=2 if head_size * qkv.element_size() <= 256 else 4,
+        num_warps=2 if head_size * qkv.element_size() <= 256 else 4, **launch_options(qkv.device),
     )  # fmt: skip
 
 
@@ -55,7 +57,7 @@ def _rotate_and_write_kernel(
     k_cache: typing.Any, v_cache: typing.Any,
     slot_mapping: typing.Any, eps: typing.Any, HAS_ANGLES: tl.constexpr, HAS_NORM: tl.constexpr,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Grid (T, groups of HEADS heads)."""
     token = tl.program_id(0).to(tl.int64)
@@ -68,6 +70,11 @@ def _rotate_and_write_kernel(
     mask = (heads < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & has_dim[None, :]
     row = qkv + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * HALF * 2)
     at = row + heads[:, None] * (HALF * 2) + dims[None, :]
+    if HAS_NORM:
+        weight_at = tl.where(is_key[:, None], key_norm + dims[None, :], query_norm + dims[None, :])
+        first_weight = tl.load(weight_at, mask=has_dim[None, :], other=0.0).to(tl.float32)
+        second_weight = tl.load(weight_at + HALF, mask=has_dim[None, :], other=0.0).to(tl.float32)
+    wait_for_inputs(USE_PDL)
     stored_first = tl.load(at, mask=mask, other=0.0)
     stored_second = tl.load(at + HALF, mask=mask, other=0.0)
     first = stored_first.to(tl.float32)
@@ -75,9 +82,6 @@ def _rotate_and_write_kernel(
     if HAS_NORM:
         squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
         factor = tl.rsqrt(squares / (HALF * 2) + eps)[:, None]
-        weight_at = tl.where(is_key[:, None], key_norm + dims[None, :], query_norm + dims[None, :])
-        first_weight = tl.load(weight_at, mask=has_dim[None, :], other=0.0).to(tl.float32)
-        second_weight = tl.load(weight_at + HALF, mask=has_dim[None, :], other=0.0).to(tl.float32)
         # The normed value is rounded before the weight multiplies it, and their product after.
         kind = qkv.dtype.element_ty
         first = ((first * factor).to(kind).to(tl.float32) * first_weight).to(kind).to(tl.float32)

@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch_triton import launch_options, wait_for_inputs
+
 _jit: typing.Any = triton.jit
 
 NUM_PARAMETERS = 5  # columns of `parameters`: scale (0: greedy), top_k, top_p, min_p, noise
@@ -27,6 +29,7 @@ _CHUNK_BLOCKS = tl.constexpr(32)  # blocks of a program of `_summarize`
 _STEP_BLOCKS = tl.constexpr(32)  # blocks that a filtered row looks at together
 # Blocks to look into for top-p before the whole row: enough for any model that is sure of itself.
 _TOP_P_BLOCKS = 256
+_MAX_REGISTERS = 255  # of a thread: unsaid, ptxas spills to have more programs at once than rows
 _ONE_BITS = tl.constexpr(0x3F800000)  # of 1.0
 
 
@@ -77,8 +80,10 @@ def _summarize(
     num_blocks: int,
     num_chunks: int,
     NUM_PARAMETERS: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """Of each chunk: maxima of its blocks, its maximum (NaN if there is one) with its lowest id, its sum."""
+    wait_for_inputs(USE_PDL)
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     blocks = chunk * _CHUNK_BLOCKS + tl.arange(0, _CHUNK_BLOCKS)
     ids = blocks[:, None] * _BLOCK + tl.arange(0, _BLOCK)[None, :]
@@ -111,8 +116,10 @@ def _choose(
     num_chunks: int,
     NUM_PARAMETERS: tl.constexpr,
     PADDED_CHUNKS: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """The most likely token, or the noise's quantile of all tokens; the row's maximum and sum of weights."""
+    wait_for_inputs(USE_PDL)
     row = tl.program_id(0).to(tl.int64)
     chunks = tl.arange(0, PADDED_CHUNKS)
     is_there = chunks < num_chunks
@@ -292,12 +299,14 @@ def _choose_filtered(
     NUM_PARAMETERS: tl.constexpr,
     TOP_P_BLOCKS: tl.constexpr,
     PADDED_BLOCKS: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """Overwrite the token of a random row that has filters: min-p, then top-k, then top-p of what is left.
 
     Three searches share one piece of code. The first is for the blocks to look into, in the tops of blocks
     as if they were a row; the others are for the thresholds of top-k and top-p in these blocks.
     """
+    wait_for_inputs(USE_PDL)
     row = tl.program_id(0).to(tl.int64)
     top = tl.load(row_tops + row)
     parameters += row * NUM_PARAMETERS
@@ -374,6 +383,7 @@ def launch_sample(logits: Tensor, parameters: Tensor, has_filters: bool) -> tupl
     token_ids = logits.new_empty(num_rows, dtype=torch.int64)
     row_tops = logits.new_empty(num_rows, dtype=torch.float32)
     row_sums = logits.new_empty(num_rows, dtype=torch.float64)
+    pdl = launch_options(logits.device)
     _summarize[(num_chunks, num_rows)](
         logits,
         parameters,
@@ -385,6 +395,7 @@ def launch_sample(logits: Tensor, parameters: Tensor, has_filters: bool) -> tupl
         num_blocks,
         num_chunks,
         NUM_PARAMETERS=NUM_PARAMETERS,
+        **pdl,
     )
     _choose[(num_rows,)](
         logits,
@@ -399,6 +410,7 @@ def launch_sample(logits: Tensor, parameters: Tensor, has_filters: bool) -> tupl
         num_chunks,
         NUM_PARAMETERS=NUM_PARAMETERS,
         PADDED_CHUNKS=triton.next_power_of_2(num_chunks),
+        **pdl,
     )
     if has_filters:
         blocks = logits.new_empty((num_rows, num_blocks), dtype=torch.int32)
@@ -416,5 +428,7 @@ def launch_sample(logits: Tensor, parameters: Tensor, has_filters: bool) -> tupl
             TOP_P_BLOCKS=_TOP_P_BLOCKS,
             PADDED_BLOCKS=triton.next_power_of_2(num_blocks),
             num_warps=8,
+            maxnreg=_MAX_REGISTERS,
+            **pdl,
         )
     return token_ids, row_tops

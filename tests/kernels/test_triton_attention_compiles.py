@@ -47,7 +47,7 @@ def launch():
 
 found = compile_launches(launch, architecture)
 print(json.dumps([
-    [one.name, one.shared_bytes, one.stack_bytes, one.copies_in_flight, one.has_wgmma] for one in found
+    [one.name, one.shared_bytes, one.num_spills, one.copies_in_flight, one.has_wgmma] for one in found
 ]))
 """
 _SHARED_BYTES = {89: 99 << 10, 90: 227 << 10}
@@ -73,7 +73,7 @@ CASES = {
 class Kernel:
     name: str
     shared_bytes: int
-    stack_bytes: int
+    num_spills: int
     copies_in_flight: int
     has_wgmma: bool
 
@@ -92,7 +92,7 @@ def test_a_mixed_step_in_bfloat16_compiles_to_five_kernels_that_copy_keys_ahead(
     names = ["_rotate_and_write_kernel", "_plan_kernel"]
     names += ["_paged_attention_kernel", "_combine_kernel", "_paged_attention_kernel"]
     assert [kernel.name for kernel in found] == names
-    assert not any(kernel.stack_bytes for kernel in found)
+    assert not any(kernel.num_spills for kernel in found)
     singles, chunks = found[2], found[4]
     # A tile's products wait for its own K or V, and leave those of the next tile on their way.
     assert singles.copies_in_flight == chunks.copies_in_flight == 2

@@ -132,8 +132,8 @@ def test_rows_have_the_same_bits_in_any_number(kind: str, monkeypatch: pytest.Mo
     for start, rows in ((63, 1), (5, 3), (40, 16)):
         part = compute(x[start : start + rows].contiguous(), weight, bias, monkeypatch)
         assert torch.equal(part, few[start : start + rows]), rows
-    monkeypatch.setattr(narrow_linear_triton, "_FEW_ROWS", 16)
-    monkeypatch.setattr(narrow_linear_triton, "_ENOUGH_TILES", 1)
+    monkeypatch.setattr(linear_triton, "_FEW_ROWS", 16)
+    monkeypatch.setattr(linear_triton, "_ENOUGH_TILES", 1)
     monkeypatch.setattr(narrow_linear_triton, "_narrow_linear_few", None)
     assert torch.equal(compute(x, weight, bias, monkeypatch), few)
 

@@ -22,10 +22,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
+from ...kernels import triton_runtime
+
 ARCHITECTURES = (80, 89, 90, 100)
 # Bytes of shared memory that a program may have (CUDA C++ Programming Guide, technical specifications).
 SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
-_REGISTERS = re.compile(r"REG:(\d+) STACK:(\d+)")
+_REGISTERS = re.compile(r"REG:(\d+)")
+_SPILLS = re.compile(r"\b(?:STL|LDL)\b")
 _WAITS = re.compile(r"cp\.async\.wait_group\s+(?:0x)?(\d+)")
 
 
@@ -57,7 +60,7 @@ class Compiled:
     asm: dict[str, Any]  # ttir, ttgir, llir, ptx, cubin
     shared_bytes: int
     num_registers: int  # of a thread
-    stack_bytes: int  # of a thread: what did not fit the registers
+    num_spills: int  # instructions that put away what does not fit the registers, or bring it back
     copies_in_flight: int  # groups of asynchronous copies that a wait leaves, 0: each is waited for at once
 
     @property
@@ -90,15 +93,18 @@ def compile_launch(launch: Launch) -> Compiled:
     """Through Triton's compiler and NVIDIA's assembler; from Triton's cache if it is there."""
     source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes)
     done: Any = triton.compile(source, target=launch.target, options=launch.options.__dict__)
-    registers, stack = _read_resources(done.asm["cubin"])
+    registers, spills = _read_resources(done.asm["cubin"])
     waits = [int(count) for count in _WAITS.findall(done.asm["ptx"])]
     return Compiled(
-        launch.name, launch.grid, done.asm, done.metadata.shared, registers, stack, max(waits, default=0)
+        launch.name, launch.grid, done.asm, done.metadata.shared, registers, spills, max(waits, default=0)
     )
 
 
 @contextmanager
 def _replaced_run(found: list[Launch], target: GPUTarget) -> Generator[None]:
+    def find_capability(_: torch.device) -> tuple[int, int]:
+        return divmod(int(target.arch), 10)
+
     def record(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         assert not warmup
         backend, binder = _make_binder(self, target)
@@ -111,10 +117,12 @@ def _replaced_run(found: list[Launch], target: GPUTarget) -> Generator[None]:
         found.append(Launch(self, shape, key, parsed, signature, constants, attributes, target))
 
     run, JITFunction.run = JITFunction.run, record
+    find, triton_runtime.find_capability = triton_runtime.find_capability, find_capability
     try:
         yield
     finally:
         JITFunction.run = run
+        triton_runtime.find_capability = find
 
 
 @cache
@@ -124,15 +132,23 @@ def _make_binder(kernel: Any, target: GPUTarget) -> tuple[Any, Any]:
 
 
 def _read_resources(cubin: bytes) -> tuple[int, int]:
-    """(registers, bytes of stack) of a thread, by the cuobjdump that Triton brings."""
+    """(registers of a thread, instructions on its stack), by the tools that Triton brings.
+
+    Not the stack's size: ptxas keeps 8 bytes of some kernels that never touch them.
+    """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [find_tool("cuobjdump"), "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        text = _run_tool("cuobjdump", "--dump-resource-usage", file.name)
+        code = _run_tool("nvdisasm", "--print-code", file.name)
     found = _REGISTERS.search(text)
     assert found is not None, text
-    return int(found[1]), int(found[2])
+    return int(found[1]), len(_SPILLS.findall(code))
+
+
+def _run_tool(name: str, *arguments: str) -> str:
+    command = [find_tool(name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
 
 
 def find_tool(name: str) -> str:

@@ -1,7 +1,7 @@
 """Every variant of a Triton kernel that serving a model launches, and what the compiler makes of it.
 
 `python -m quire.tools.gpu.variants [FILE]` compiles all of them for all architectures, no GPU needed, and
-writes the table that a test keeps: registers, spilled bytes, shared memory, copies on their way. Launches are
+writes the table that a test keeps: registers, spills, shared memory, copies on their way. Launches are
 recorded on tensors without memory, and are those of a warm-up (worker/warm_up.py): steps of one row, of 16
 and of another number, which is all that Triton tells apart.
 """
@@ -74,14 +74,14 @@ def record_case(case: Case, architecture: int) -> list[Launch]:
 
 
 def summarize(variants: list[Compiled]) -> dict[str, dict[str, Any]]:
-    """By kernel: how many, and of registers, spilled and shared bytes the most."""
+    """By kernel: how many, and of registers, spills and shared bytes the most."""
     table: dict[str, dict[str, Any]] = {}
     for name in sorted({each.name for each in variants}):
         own = [each for each in variants if each.name == name]
         table[name] = {
             "variants": len(own),
             "registers": max(each.num_registers for each in own),
-            "stack_bytes": max(each.stack_bytes for each in own),
+            "spills": max(each.num_spills for each in own),
             "shared_bytes": max(each.shared_bytes for each in own),
             "copies_in_flight": min(each.copies_in_flight for each in own),
         }
