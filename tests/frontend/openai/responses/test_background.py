@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from quire.frontend.openai.connections.auth import hash_key
 from quire.frontend.openai.limits import Limits
 from quire.frontend.openai.options import ServerOptions
+from quire.frontend.openai.responses import registry as registry_module
 from quire.frontend.openai.serving import Serving
 from quire.ipc.errors import RequestFailedError
 
@@ -107,6 +108,35 @@ def test_cancel_ends_it_with_what_it_has_and_may_be_said_twice() -> None:
         whole = (await client.post(PATH, {"input": "Hello?"})).json
         refused = await client.post(f"{PATH}/{whole['id']}/cancel", b"")
         assert (refused.status, refused.error["code"]) == (400, "invalid_state")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_cancel_is_final_though_the_engine_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(registry_module, "_CANCEL_S", 0.01)
+
+    async def ignore(_ids: list[str]) -> None:
+        pass
+
+    async def scenario(llm: FakeLLM, client: AsgiClient, serving: Serving) -> None:
+        llm.pieces, llm.holds_first, llm.abort = PIECES, not stream, ignore  # type: ignore[method-assign]
+        llm.gate.clear()
+        begun = asyncio.create_task(client.post(PATH, ASKED | {"stream": stream}))
+        await llm.wait_for_calls(1)
+        path = f"{PATH}/{llm.calls[0].request_id}"
+        cancelled = await client.post(f"{path}/cancel", b"")
+        Response.model_validate(cancelled.json)
+        assert (cancelled.status, cancelled.json["status"]) == (200, "cancelled")
+        assert (await client.get(path)).json == cancelled.json
+        deleted = await client.call("DELETE", path, b"", {})
+        assert (deleted.status, serving.responses.store.num_bytes) == (200, 0)
+        answer = await begun
+        if stream:
+            assert answer.events[-1]["response"] == cancelled.json
+        assert len(llm.ended) == 1  # the engine computes no more for it
 
     run(scenario)
 
