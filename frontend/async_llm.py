@@ -268,7 +268,7 @@ class AsyncLLM(AsyncUtilityCalls):
         await self._has_died.wait()
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End requests; at once each generator gets a final output, finish_reason 'abort', with what it has."""
+        """End requests; each generator gets a final output with finish_reason 'abort', at once."""
         self._loop.check()
         self._check_open()
         ids = [request_id] if isinstance(request_id, str) else request_id

@@ -93,6 +93,8 @@ class ResponseRegistry:
         give_up: of one that runs in the background.
         """
         self._running[response.id] = _Running(record.owner, response, abort, give_up)
+        if give_up is not None:
+            self.store.counts.begin_background()
         if response.store:
             self.store.add(response.id, record)
             if self._expiry is None:
@@ -123,7 +125,9 @@ class ResponseRegistry:
 
     def end(self, response_id: str, owner: str) -> None:
         """It does not run any more; what has not finished is forgotten: its client has left. Idempotent."""
-        self._running.pop(response_id, None)
+        running = self._running.pop(response_id, None)
+        if running is not None and running.give_up is not None:
+            self.store.counts.end_background(running.response.status)
         self._tell_end(response_id)
         if (record := self.store.find(response_id, owner)) is not None and not record.response:
             self.store.remove(response_id, owner)

@@ -15,6 +15,7 @@ from quire.frontend.openai.connections.auth import hash_key
 from quire.frontend.openai.limits import Limits
 from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.responses import registry as registry_module
+from quire.frontend.openai.responses.counts import ENDS
 from quire.frontend.openai.serving import Serving
 from quire.ipc.errors import RequestFailedError
 
@@ -207,6 +208,37 @@ def test_one_that_there_is_no_room_to_keep_is_refused() -> None:
         assert serving.responses.store.num_bytes == 0
 
     run(scenario, Limits(max_stored_bytes=2000))
+
+
+def test_metrics_tell_what_is_kept_and_how_background_responses_ended() -> None:
+    async def read(client: AsgiClient) -> list[float]:
+        text = (await client.get("/metrics")).body.decode()
+        names = ("stored_responses", "stored_response_bytes", "background_responses_running")
+        names += (
+            "stored_responses_evicted_total",
+            *(f'background_responses_total{{status="{end}"}}' for end in ENDS),
+        )
+        return [float(text.partition(f"\nquire:{name} ")[2].partition("\n")[0]) for name in names]
+
+    async def scenario(llm: FakeLLM, client: AsgiClient, serving: Serving) -> None:
+        llm.metrics_by_engine = no_engines  # type: ignore[attr-defined]
+        store = serving.responses.store
+        assert await read(client) == [0.0] * 8
+        llm.gate.clear()
+        ids = [(await client.post(PATH, ASKED)).json["id"] for _ in range(2)]
+        assert await read(client) == [2, store.num_bytes, 2, 0, 0, 0, 0, 0]
+        await client.post(f"{PATH}/{ids[0]}/cancel", b"")  # which lets the other end, too
+        await wait_for_status(client, ids[1], "completed")
+        assert await read(client) == [2, store.num_bytes, 0, 0, 1, 0, 1, 0]
+        for response_id in ids:
+            await client.call("DELETE", f"{PATH}/{response_id}", b"", {})
+        await client.post(PATH, {"input": "Once upon a time " * 350})
+        assert await read(client) == [0, 0, 0, 1, 1, 0, 1, 0]
+
+    async def no_engines() -> dict[int, Any]:
+        return {}
+
+    run(scenario, Limits(max_stored_bytes=6000))
 
 
 def test_one_that_outgrows_the_room_ends() -> None:
