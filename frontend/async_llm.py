@@ -268,13 +268,13 @@ class AsyncLLM(AsyncUtilityCalls):
         await self._has_died.wait()
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End requests; each generator gets a final output with finish_reason 'abort'."""
+        """End requests; each generator gets a final output with finish_reason 'abort', at once."""
         self._loop.check()
         self._check_open()
         ids = [request_id] if isinstance(request_id, str) else request_id
-        engine_ids = self._requests.find_engine_ids(ids) if self._client is not None else []
-        if engine_ids:
-            self._running_client().abort_requests(engine_ids)
+        if self._client is not None:
+            self._running_client()
+            self._requests.abort(ids)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None before `start` and with skip_tokenizer_init."""

@@ -112,6 +112,10 @@ class RequestState:
         if finish is not None and self.finish_reason is None:
             self._finish(output, finish)
 
+    def make_abort(self, engine_id: str) -> EngineCoreOutput:
+        """What ends it with what it has."""
+        return EngineCoreOutput(engine_id, len(self.token_ids), [], FinishReason.ABORT)
+
     def fail(self, cause: str) -> None:
         """End with an error."""
         self.finish_reason = _REASON_TEXTS[FinishReason.ERROR]
@@ -321,6 +325,12 @@ class OutputProcessor:
     def find_engine_ids(self, request_ids: Iterable[str]) -> list[str]:
         """The engine's ids of these requests' live sequences; unknown and finished ones are left out."""
         return [one for request_id in request_ids for one in self._engine_ids.get(request_id, ())]
+
+    def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
+        """End requests now, with what they have; returns what the engine shall end."""
+        engine_ids = self.find_engine_ids(request_ids)
+        self.process_outputs([self._states[engine_id].make_abort(engine_id) for engine_id in engine_ids])
+        return engine_ids
 
     def forget_requests(self, request_ids: Iterable[str]) -> list[str]:
         """Drop requests without a final output (their owner has gone); returns what the engine shall end."""

@@ -124,9 +124,11 @@ class AsyncRequests:
         """
         self._loop.do(functools.partial(self._leave, request_ids, is_finished))
 
-    def find_engine_ids(self, request_ids: Iterable[str]) -> list[str]:
-        """The engine's ids of live requests among these."""
-        return self._outputs.find_engine_ids(request_ids)
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End the live ones among these: each reader gets a final output with what has come, at once."""
+        engine_ids = self._outputs.abort_requests(request_ids)
+        if engine_ids:
+            self._client.abort_requests(engine_ids)
 
     def fail(self, error: Exception) -> None:
         """Let every reader raise EngineDeadError."""

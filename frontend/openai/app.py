@@ -116,7 +116,7 @@ def create_app(models: ServedModels, peers: PeerSockets | None = None) -> Direct
     endpoints = _add_post_routes(routes, models)
     add_tei_routes(routes, models)
     add_stored_responses_routes(routes, models, _find_caller)
-    add_metrics_routes(routes, models, lambda: counts.read())
+    add_metrics_routes(routes, models, lambda: counts)
     add_live_routes(app, routes, models)
     add_server_info_routes(routes, models)
 
@@ -129,6 +129,7 @@ def create_app(models: ServedModels, peers: PeerSockets | None = None) -> Direct
     found = [route for route in app.routes if isinstance(route, Route)]
     paths = [(method, route.path) for route in found for method in route.methods or ()]
     counts = HttpCounts(paths) if peers is None else HttpCounts(paths, peers.counts_fd, peers.place)
+    models.parts.responses.store.counts.write_to(counts.more)
     return DirectRoutes(app, endpoints, counts, routes)
 
 

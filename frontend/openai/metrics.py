@@ -4,7 +4,8 @@ The engine counts, not this process: any of N HTTP processes over one engine giv
 (`--metrics-prefix` names them otherwise), which `engine_series.py` makes of its counts.
 Of several models each has series of its own, told apart by model_name, and of several engines that share a
 model's requests each, told apart by engine. A model that does not answer has none but `quire:engine_up`. Only
-the `process_` and `python_` series are of the process that answers; `http_` series are of all HTTP processes.
+the `process_` and `python_` series are of the process that answers; `http_` series, and those of stored and
+background responses, are of all HTTP processes.
 """
 
 from __future__ import annotations
@@ -21,22 +22,26 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from ...ipc.engine_views import DEFAULT_METRICS_PREFIX
 from ...ipc.errors import QuireError
 from ..engine_series import EnginesCollector, EnginesMetrics
-from .access.http_counts import BOUNDS_S, STATUSES, RouteCounts
+from .access.http_counts import BOUNDS_S, STATUSES, HttpCounts, RouteCounts
 from .bodies.openapi import Routes
 from .engines.served_models import ServedModel, ServedModels
 from .health import ANSWER_S
+from .responses.counts import ENDS, EVICTED, RUNNING, STORED, STORED_BYTES
 
 
-def add_routes(
-    routes: Routes, models: ServedModels, read_counts: Callable[[], Sequence[RouteCounts]]
-) -> None:
+def add_routes(routes: Routes, models: ServedModels, find_counts: Callable[[], HttpCounts]) -> None:
     """Serve /metrics. The only engine, when it is gone, raises EngineDeadError, for the app to answer."""
     prefix = models.parts.options.metrics_prefix
     own = CollectorRegistry()
@@ -51,7 +56,9 @@ def add_routes(
             found = [await models.only.llm.metrics_by_engine()]
         names = [model.name for model in models.models]
         body = format_metrics(dict(zip(names, found, strict=True)), prefix)
-        body += format_http_counts(read_counts()) + generate_latest(own)
+        counts = find_counts()
+        body += format_http_counts(counts.read()) + format_response_counts(counts.read_more(), prefix)
+        body += generate_latest(own)
         return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
 
     routes.add("/metrics", show_metrics, "Prometheus metrics", "text/plain")
@@ -76,6 +83,11 @@ def format_metrics(found: Mapping[str, EnginesMetrics | None], prefix: str = DEF
 def format_http_counts(counts: Sequence[RouteCounts]) -> bytes:
     """Requests by route, with the names of prometheus_fastapi_instrumentator, which vLLM uses."""
     return _format(_HttpCollector(counts))
+
+
+def format_response_counts(numbers: Sequence[int], prefix: str = DEFAULT_METRICS_PREFIX) -> bytes:
+    """Stored and background responses. numbers: as ResponseCounts has them, summed over processes."""
+    return _format(_ResponsesCollector(numbers, prefix))
 
 
 def _format(collector: Collector) -> bytes:
@@ -103,3 +115,27 @@ class _HttpCollector(Collector):
             buckets = list(zip(bounds, accumulate(route.buckets), strict=True))
             times.add_metric([route.method, route.path], buckets, route.sum_s)
         return (total, times)
+
+
+class _ResponsesCollector(Collector):
+    """What the HTTP processes keep and run together."""
+
+    def __init__(self, numbers: Sequence[int], prefix: str) -> None:
+        self._numbers = numbers
+        self._prefix = prefix
+
+    def collect(self) -> Iterable[Metric]:
+        for place, name, text in (
+            (STORED, "stored_responses", "Responses that are kept, those included that run."),
+            (STORED_BYTES, "stored_response_bytes", "What they take, of each process's max_stored_bytes."),
+            (RUNNING, "background_responses_running", "Responses that run in the background."),
+        ):
+            yield GaugeMetricFamily(self._prefix + name, text, value=self._numbers[place])
+        text = "Responses that were forgotten before their time, for want of room."
+        name = f"{self._prefix}stored_responses_evicted"
+        yield CounterMetricFamily(name, text, value=self._numbers[EVICTED])
+        text = "Responses that have run in the background, by how they ended."
+        ended = CounterMetricFamily(f"{self._prefix}background_responses", text, labels=["status"])
+        for place, status in enumerate(ENDS, EVICTED + 1):
+            ended.add_metric([status], self._numbers[place])
+        yield ended

@@ -38,6 +38,10 @@ class PoolingState:
         self._parts: list[bytes] = []
         self._num_cached_tokens = 0
 
+    def make_abort(self, engine_id: str) -> EngineCoreOutput:
+        """What ends it without its result."""
+        return EngineCoreOutput(engine_id, 0, [], FinishReason.ABORT)
+
     def take(self, output: EngineCoreOutput) -> Pooled | None:
         """The result with the last of the answers, None before."""
         if output.num_cached_tokens is not None:

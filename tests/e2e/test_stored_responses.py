@@ -28,9 +28,28 @@ def follow_from_every_process(group: Served) -> None:
                 follower.close()
         with group.client() as other:
             assert other.responses.cancel(response_id).status == "cancelled"
+            other.responses.delete(response_id)  # at once: it has ended
         own = begun + list(stream)
     assert own[-1].response.status == "cancelled"  # type: ignore[union-attr]
     assert all(one == own[5:25] for one in others)
+
+
+def cancel_at_any_time(group: Served) -> None:
+    """What cancel answers is final, however far the response has come."""
+    asked: dict[str, Any] = {"model": "pocket", "input": "Tell me a story.", "background": True}
+    asked |= {"max_output_tokens": 1500, "extra_body": ENDLESS}
+    with group.client() as client:
+        for num_events in range(10):
+            if num_events:
+                with client.responses.create(**asked, stream=True) as stream:
+                    begun = [next(stream) for _ in range(num_events)]
+                response_id = begun[0].response.id  # type: ignore[union-attr]
+            else:
+                response_id = client.responses.create(**asked).id
+            cancelled = client.responses.cancel(response_id)
+            assert cancelled.status == "cancelled"
+            assert client.responses.retrieve(response_id) == cancelled
+            client.responses.delete(response_id)
 
 
 def test_every_process_continues_a_response_until_the_one_that_has_it_is_killed(
@@ -56,6 +75,7 @@ def test_every_process_continues_a_response_until_the_one_that_has_it_is_killed(
                 assert first.usage is not None
                 assert more.usage.input_tokens > first.usage.total_tokens
         follow_from_every_process(group)
+        cancel_at_any_time(group)
         victim = http[int(first.id[-2:], 16)]
         victim.kill()
         victim.wait(10)

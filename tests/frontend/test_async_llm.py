@@ -162,6 +162,26 @@ def test_abort_gives_the_reader_a_final_output(run: Any):
     run(scenario)
 
 
+def test_an_abort_is_final_though_the_engine_is_silent_and_then_says_more(run: Any):
+    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
+        params = SamplingParams(max_tokens=500, output_kind=RequestOutputKind.FINAL_ONLY)
+        reading = asyncio.ensure_future(anext(llm.generate([200], params, "whole")))
+        other = llm.generate([200], SamplingParams(max_tokens=500))
+        for _ in range(3):
+            had = (await anext(other)).outputs[0].token_ids
+        client.paused.clear()
+        await llm.abort("whole")
+        last = await reading
+        assert (last.finished, last.outputs[0].finish_reason) == (True, "abort")
+        assert last.outputs[0].token_ids[0] == had[0]
+        client.paused.set()
+        assert len((await anext(other)).outputs[0].token_ids) > len(had)
+        assert [one.rpartition("-")[0] for one in client.engine.aborted] == ["whole"]
+        await other.aclose()
+
+    run(scenario)
+
+
 def test_bad_input_is_refused_and_disturbs_nobody(run: Any):
     async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
         running = llm.generate([60], SamplingParams(max_tokens=500), "mine")

@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from ...core.engine_core import EngineCore
 from ...frontend.engine_args import EngineArgs
 from ...frontend.openai.access.http_counts import BOUNDS_S, STATUSES, RouteCounts
-from ...frontend.openai.metrics import format_http_counts, format_metrics
+from ...frontend.openai.metrics import format_http_counts, format_metrics, format_response_counts
+from ...frontend.openai.responses.counts import NUM_NUMBERS
 from ..markdown import format_table
 
 _COMMON_LABELS = ("model_name", "engine", "le")
@@ -25,7 +26,7 @@ def render_engine_metrics() -> str:
 def render_http_metrics() -> str:
     """Those of the HTTP processes."""
     counts = RouteCounts("POST", "/v1/completions", [1] * len(STATUSES), [1] * (len(BOUNDS_S) + 1), 1.0)
-    return _render(format_http_counts([counts]))
+    return _render(format_http_counts([counts]) + format_response_counts([0] * NUM_NUMBERS))
 
 
 def _render(text: bytes) -> str:

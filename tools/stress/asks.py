@@ -19,8 +19,8 @@ from ...ipc.sampling_params import RequestOutputKind, SamplingParams
 from ...ipc.structured_outputs import StructuredOutputsParams
 from .chats import QUESTIONS, Chat
 
-ClientKind = Literal["http", "async", "llm", "grpc"]
-CLIENT_KINDS: tuple[ClientKind, ...] = ("http", "async", "llm", "grpc")
+ClientKind = Literal["http", "async", "llm", "grpc", "background"]
+CLIENT_KINDS: tuple[ClientKind, ...] = ("http", "async", "llm", "grpc")  # to whom the load is dealt
 _UNSTREAMED: frozenset[ClientKind] = frozenset({"llm", "grpc"})
 Behaviour = Literal["reads", "leaves", "slow"]  # to the end, goes away in the middle, or reads with pauses
 
@@ -105,6 +105,22 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     def messages(self) -> list[dict[str, Any]]:
         """Of a chat."""
         return [{"role": "user", "content": self.prompt}]
+
+    def make_response_body(self, model: str) -> dict[str, Any]:
+        """Of a chat without tools, as /v1/responses takes it: streamed, and in the background."""
+        assert self.chat is not None
+        return {
+            "model": model,
+            "input": self.prompt,
+            **self.chat.fields,
+            "max_output_tokens": self.max_tokens,
+            "temperature": 0.0 if self.seed is None else 1.0,
+            "seed": self.seed,
+            "top_p": 1.0,
+            "ignore_eos": True,
+            "stream": True,
+            "background": True,
+        }
 
     def make_body(self, model: str) -> dict[str, Any]:
         """As a server takes it at `path`, streamed if it can be."""
@@ -250,6 +266,20 @@ def draw_arrivals(
         number, ask = len(arrivals), rng.randrange(pool_size)
         arrivals.append(Arrival(number=number, due_s=due_s, ask=ask, behaviour=behaviour))
     return arrivals
+
+
+def draw_conversations(seed: int, count: int, max_tokens: int, has_thoughts: bool) -> list[Ask]:
+    """Chats without tools, which are asked for in the background."""
+    rng = random.Random(f"conversations/{seed}")
+    return [
+        Ask(
+            prompt=rng.choice(QUESTIONS),
+            max_tokens=rng.randint(max(1, max_tokens // 4), max_tokens),
+            seed=rng.randrange(2**32) if number % 2 else None,
+            chat=Chat(is_thinking=has_thoughts and number % 4 > 1),
+        )
+        for number in range(count)
+    ]
 
 
 def list_all(pool: Sequence[Ask], num_requests: int | None = None) -> list[Arrival]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from .chats import is_beginning
 from .record import Golden, Record
 
+_WITHOUT_IDS = ("http", "background")  # clients who see only text
 _NUM_SHOWN = 5  # tokens, or characters, from where a request goes wrong
 
 
@@ -39,7 +40,8 @@ def _find_wrong(record: Record, golden: Golden) -> str | None:
         return f"{record.num_ends} final outputs, not one"
     if record.num_tokens != len(golden.token_ids):
         return f"{record.num_tokens} tokens, not {len(golden.token_ids)}"
-    if record.text != golden.text or (record.client != "http" and record.token_ids != golden.token_ids):
+    has_ids = record.client not in _WITHOUT_IDS
+    if record.text != golden.text or (has_ids and record.token_ids != golden.token_ids):
         return _describe_difference(record, golden)
     return None
 
@@ -54,7 +56,7 @@ def _find_wrong_beginning(record: Record, golden: Golden) -> str | None:
 def _describe_difference(record: Record, golden: Golden) -> str:
     """Where they part and what stands there: ids, or characters where there are no ids."""
     got, owed = (
-        (record.text, golden.text) if record.client == "http" else (record.token_ids, golden.token_ids)
+        (record.text, golden.text) if record.client in _WITHOUT_IDS else (record.token_ids, golden.token_ids)
     )
     pairs = enumerate(zip(got, owed, strict=False))
     place = next((place for place, (one, other) in pairs if one != other), min(len(got), len(owed)))

@@ -17,9 +17,9 @@ _RANKS = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
 _WEIGHTS = {"model": "pocket", "quantization": None}
 _DURATION_S, _HOSTILE_DURATION_S = 60.0, 300.0
 _EPILOG = """\
-Requests of known tokens come over HTTP and from AsyncLLM and LLM at once while processes are killed. Exit
-code 1 when a request is lost, fails or gets another token than in a run that nothing disturbs, or when a
-block, a process, a file or a file descriptor is left.
+Requests of known tokens come over HTTP, also in the background, and from AsyncLLM and LLM at once while
+processes are killed. Exit code 1 when a request is lost, fails or gets another token than in a run that
+nothing disturbs, or when a block, a process, a file, a file descriptor or a stored response is left.
 
 The engine is one of its own, unless --attach names a running daemon that nobody else uses meanwhile; of that
 one core and worker are killed only with --kill-others, and one that is served beyond this machine is refused.

@@ -22,6 +22,7 @@ from ...ipc.sampling_params import RequestOutputKind
 from ..bench.http_stream import Endpoint
 from .answers import answer_all, encode_vector, join_beams
 from .asks import Arrival, ClientPlan
+from .background import ask_in_background
 from .http_client import ask_http
 from .record import Golden, Record, Sent
 
@@ -42,7 +43,7 @@ def make_record(plan: ClientPlan, arrival: Arrival) -> Record:
         ask=arrival.ask,
         client=plan.kind,
         behaviour=arrival.behaviour,
-        is_streamed=plan.kind in ("http", "async") and plan.pool[arrival.ask].is_streamed,
+        is_streamed=plan.kind in ("http", "async", "background") and plan.pool[arrival.ask].is_streamed,
         began_at=time.monotonic(),
     )
 
@@ -123,6 +124,21 @@ class HttpClient(Client):
         pause_s = _SLOW_PAUSE_S if arrival.behaviour == "slow" else 0.0
         endpoint = Endpoint.parse(self._plan.url, self._plan.api_key)
         await ask_http(endpoint, ask.path, ask.make_body(self._plan.model), record, leave_after, pause_s)
+
+
+class BackgroundClient(Client):
+    """Responses of a server that run in the background; those of a lost HTTP process are asked for again."""
+
+    async def start(self) -> None:
+        pass
+
+    async def ask(self, arrival: Arrival, record: Record) -> None:
+        ask = self._plan.pool[arrival.ask]
+        leave_after = ask.max_tokens // 2 if arrival.behaviour == "leaves" else None
+        pause_s = _SLOW_PAUSE_S if arrival.behaviour == "slow" else 0.0
+        endpoint = Endpoint.parse(self._plan.url, self._plan.api_key)
+        body = ask.make_response_body(self._plan.model)
+        await ask_in_background(endpoint, body, record, leave_after, pause_s)
 
 
 class AsyncClient(Client):
@@ -213,7 +229,7 @@ def main() -> None:
     if plan.kind == "llm":
         run_llm(plan)
     else:
-        kinds = {"http": HttpClient, "async": AsyncClient, "grpc": GrpcClient}
+        kinds = {"http": HttpClient, "async": AsyncClient, "grpc": GrpcClient, "background": BackgroundClient}
         asyncio.run(kinds[plan.kind](plan).run())
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from ..bench.table import format_table
-from .asks import CLIENT_KINDS
+from .asks import ClientKind
 from .checks import count_failed
 from .measures import Recovery, find_gaps, find_recoveries
 from .record import Record
@@ -80,7 +80,7 @@ def summarize(recoveries: Sequence[Recovery]) -> tuple[str, str]:
 
 def _format_requests(result: StressResult) -> str:
     rows: list[list[str]] = []
-    for kind in CLIENT_KINDS:
+    for kind in get_args(ClientKind):
         records = [record for record in result.records if record.client == kind]
         if not records:
             continue

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,9 @@ class Site:
             self.can_embed = "embed" in facts.tasks
             known = llm.llm_engine.output_format
             self.chats = [] if known is None else list_chats(bool(known.calls), bool(known.thinking))
+            self.has_thoughts = known is not None and bool(known.thinking)
+            tokenizer = llm.get_tokenizer()
+            self.can_chat = tokenizer is not None and tokenizer.has_chat_template
             _check_private(
                 daemon, [one.pid for one in llm.llm_engine.snapshot().clients if one.kind == HTTP_CLIENT_KIND]
             )
@@ -191,6 +196,8 @@ class Site:
     def check_settled(self, open_before: dict[tuple[str, int], OpenFiles]) -> list[str]:
         """What is not as it was: requests, blocks, processes, what those have open. Waits a while for it."""
         broken = self.check_idle()
+        if not wait_until(lambda: not self._find_responses(), _SETTLE_TIMEOUT_S):
+            broken.append(f"the server has responses left: {', '.join(self._find_responses())}")
         wait_until(lambda: not self._find_left_open(open_before), _LEFTOVER_TIMEOUT_S)
         return broken + self._find_left_open(open_before)
 
@@ -225,6 +232,16 @@ class Site:
         if not wait_until(lambda: len(self.find_pids("http")) == NUM_HTTP_PROCESSES, _SETTLE_TIMEOUT_S):
             broken.append(f"{len(self.find_pids('http'))} HTTP processes, not {NUM_HTTP_PROCESSES}")
         return broken
+
+    def _find_responses(self) -> list[str]:
+        """What /metrics tells of responses that are kept or run, though all have been deleted."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/metrics", timeout=_LEFTOVER_TIMEOUT_S) as answer:
+                text = answer.read().decode()
+        except OSError as error:
+            return [str(error)]
+        found = re.findall(r"^\S+:(?:stored|background)_response\w*(?<!_total) [\d.e+]+$", text, re.MULTILINE)
+        return [line for line in found if float(line.split()[1])] or ([] if found else ["no series of them"])
 
     def _find_left_open(self, before: dict[tuple[str, int], OpenFiles]) -> list[str]:
         """Of the processes that have lived on."""

@@ -24,6 +24,7 @@ from .asks import (
     add_vectors,
     deal,
     draw_arrivals,
+    draw_conversations,
     draw_pool,
     list_all,
 )
@@ -40,6 +41,9 @@ from .site import Site, open_site
 from .victims import Victims
 
 _POOL_SIZE = 32
+_NUM_CONVERSATIONS = 8  # asked for in the background, beside the pool
+_BACKGROUND_SHARE = 0.2  # of the rate, beside it
+_BACKGROUND_ODD_SHARE = 0.6  # half of them are cancelled
 _ODD_SHARE = 0.2  # of the requests: their readers leave, or are slow
 _TIMEOUT_S = 90.0  # of one request: some deaths, and a queue behind them
 _USERS = 8  # of --reproduce
@@ -97,9 +101,21 @@ def run_stress(options: StressOptions) -> int:
         pool = add_odd(pool, options.seed, site.has_processor)
         pool = add_chats(pool, options.seed, site.chats)
         pool = add_vectors(pool, options.seed, site.can_embed)
+        spoken = range(len(pool), len(pool) + (_NUM_CONVERSATIONS if site.can_chat else 0))
+        pool += draw_conversations(options.seed, len(spoken), options.max_tokens, site.has_thoughts)
         golden = site.compute_golden(pool)
         kinds = CLIENT_KINDS if site.grpc_address else CLIENT_KINDS[:-1]
         plans = [_make_plan(site, kind, pool, share) for kind, share in deal(arrivals, kinds).items()]
+        if spoken:
+            talk = draw_arrivals(
+                options.seed,
+                _BACKGROUND_SHARE * options.rate,
+                options.duration_s,
+                len(spoken),
+                _BACKGROUND_ODD_SHARE,
+            )
+            talk = [msgspec.structs.replace(one, ask=spoken[one.ask]) for one in talk]
+            plans.append(_make_plan(site, "background", pool, talk))
         endless = [
             msgspec.structs.replace(
                 _make_plan(site, kind, pool, list_all(pool)), is_endless=True, max_concurrency=1

@@ -1,4 +1,4 @@
-"""HttpCounts: how many HTTP requests each route has answered, and how long that took.
+"""HttpCounts: how many HTTP requests each route has answered, and how long that took; and numbers of others.
 
 The processes of a group count in one piece of memory, each in a place of its own, so that any of them tells
 the same sums, and a lost one's are kept for the process in its place.
@@ -17,7 +17,8 @@ STATUSES = ("1xx", "2xx", "3xx", "4xx", "5xx")
 _NUM_BUCKETS = len(BOUNDS_S) + 1
 _ROUTE_NUMBERS = len(STATUSES) + _NUM_BUCKETS + 1  # the last is the sum of times, in nanoseconds
 _PLACE_BYTES = 2**16
-_MAX_ROUTES = _PLACE_BYTES // 8 // _ROUTE_NUMBERS
+_NUM_MORE = 64  # at the end of a place: not of routes
+_MAX_ROUTES = (_PLACE_BYTES // 8 - _NUM_MORE) // _ROUTE_NUMBERS
 OTHER = "none"  # what is no route, as prometheus_fastapi_instrumentator calls it
 
 
@@ -44,6 +45,8 @@ class HttpCounts:
         begin = place * _PLACE_BYTES // 8
         self._places = {route: begin + index * _ROUTE_NUMBERS for index, route in enumerate(self._routes)}
         self._other = self._places[OTHER, OTHER]
+        end = begin + _PLACE_BYTES // 8
+        self.more = self._numbers[end - _NUM_MORE : end]  # this process's, for others to count in
 
     def note(self, method: str, path: str, status: int, took_s: float) -> None:
         """A request was answered. `path`: a route's, or anything."""
@@ -66,6 +69,14 @@ class HttpCounts:
             if any(by_status):
                 found.append(RouteCounts(method, path, by_status, buckets, sums[-1] / 1e9))
         return found
+
+    def read_more(self) -> list[int]:
+        """The sums of `more` over all processes."""
+        ends = [(place + 1) * _PLACE_BYTES // 8 for place in range(self._num_places)]
+        return [
+            sum(numbers)
+            for numbers in zip(*(self._numbers[end - _NUM_MORE : end] for end in ends), strict=True)
+        ]
 
 
 def make_counts_memory(num_places: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from ...output_formats.answer_reader import AnswerReader
@@ -25,7 +25,7 @@ from ..serving import Serving
 from ..stream import encode_named_event
 from .encoder import ResponseEncoder
 from .event_log import EventLog
-from .registry import ResponseRegistry
+from .registry import GiveUp, ResponseRegistry
 from .store import Record
 
 _COUNT_BYTES = 4096  # by which a log grows until it is counted again
@@ -72,7 +72,7 @@ class Answer:
         self._record: Record | None = record
         self._num_top = num_top
 
-    def begin(self, log: EventLog | None = None, give_up: Callable[[], None] | None = None) -> None:
+    def begin(self, log: EventLog | None = None, give_up: GiveUp | None = None) -> None:
         """It is known, and kept, from now on; `run` does this itself. give_up: see ResponseRegistry.begin."""
         record, self._record = self._record, None
         assert record is not None
@@ -95,8 +95,7 @@ class Answer:
                     told = self.encoder.take(events[0], await self._make_logprobs(output))
                     self._counter.add(output)
                     if output.finished:
-                        told += self._end(output)
-                        self._registry.finish(self.response)
+                        told += self.finish(output.outputs[0].finish_reason)
                     yield told
             finally:
                 if not is_begun:
@@ -111,12 +110,13 @@ class Answer:
         """It runs no more. Idempotent."""
         self._registry.end(self.response.id, self._owner)
 
-    def _end(self, output: RequestOutput) -> list[ResponseEvent]:
+    def finish(self, finish_reason: str | None) -> list[ResponseEvent]:
+        """It is complete, or cut off, with what has come; returns its last events."""
         usage = self._counter.usage()
         if self.reader.has_errors(0):
             self.response.tool_parse_error = True
-        return self.encoder.end(
-            output.outputs[0].finish_reason,
+        told = self.encoder.end(
+            finish_reason,
             ResponsesUsage(
                 usage.prompt_tokens,
                 InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
@@ -125,6 +125,8 @@ class Answer:
                 usage.total_tokens,
             ),
         )
+        self._registry.finish(self.response)
+        return told
 
     async def _make_logprobs(self, output: RequestOutput) -> list[TokenLogprob]:
         """As JSON; not in the event loop where that takes long."""
@@ -145,6 +147,7 @@ class BackgroundAnswer:
         self._registry = registry
         self._answer = answer
         self._counted_bytes = 0  # of the log
+        self._is_cancelled = False
 
     def begin(self) -> None:
         """It can be asked for from now on. ApiError 413 or 429 when there is no room to keep it."""
@@ -163,6 +166,9 @@ class BackgroundAnswer:
                 async for events in told:
                     self._note(events)
         except asyncio.CancelledError:
+            if self._is_cancelled:
+                self._note(self._answer.finish("abort"))
+                return
             self._note(encoder.fail("response_dropped", "there was no room to keep it (max_stored_bytes)"))
         except Exception as error:
             api_error = as_api_error(error)
@@ -176,7 +182,8 @@ class BackgroundAnswer:
         if self.log is not None:
             self.log.close()
 
-    def _give_up(self) -> None:
+    def _give_up(self, *, is_cancelled: bool = False) -> None:
+        self._is_cancelled = is_cancelled
         if self.task is not None:
             self.task.cancel()
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from ....ipc.errors import shorten
 from ..bodies.responses import ResponsesResponse
@@ -20,6 +22,7 @@ from .event_log import EventLog
 from .peers import NO_EVENTS, UNKNOWN, Ask, Found, Peers, PeerSockets
 from .store import Record, ResponseStore
 
+_CANCEL_S = 1.0  # in which a response that is cancelled ends: what it has is written down in a few ms
 _EXPIRY_PERIOD_S = 60.0  # at least, between looks for what has been kept long enough: nobody sees it before
 _ID = re.compile("resp-[0-9a-f]{32}([0-9a-f]{2})")  # the last two digits: the process that has it
 
@@ -27,11 +30,24 @@ _ID = re.compile("resp-[0-9a-f]{32}([0-9a-f]{2})")  # the last two digits: the p
 AbortRequests = Callable[[list[str]], Awaitable[None]]
 
 
+class GiveUp(Protocol):
+    """Ends a response that runs in the background, in a moment."""
+
+    def __call__(self, *, is_cancelled: bool = False) -> None:
+        """is_cancelled: somebody wants that; otherwise it is kept no more, and nobody could ask for it."""
+        ...
+
+
 class _Running(NamedTuple):
     owner: str
     response: ResponsesResponse
     abort: AbortRequests
-    give_up: Callable[[], None] | None  # of one that runs in the background
+    give_up: GiveUp | None  # of one that runs in the background
+
+    @property
+    def has_ended(self) -> bool:
+        """Its status is final."""
+        return self.response.status not in ("queued", "in_progress")
 
 
 class ResponseRegistry:
@@ -44,6 +60,7 @@ class ResponseRegistry:
         self.has_store = limits.max_stored_bytes > 0
         self._keep_s = limits.max_stored_s
         self._running: dict[str, _Running] = {}  # by id
+        self._awaited: dict[str, asyncio.Event] = {}  # by id, of those whose end somebody waits for
         self._peers: Peers | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
@@ -69,13 +86,15 @@ class ResponseRegistry:
         response: ResponsesResponse,
         record: Record,
         abort: AbortRequests,
-        give_up: Callable[[], None] | None = None,
+        give_up: GiveUp | None = None,
     ) -> None:
         """A response runs from now on; it is to be kept if it says so. `abort`: of the engine that has it.
 
-        give_up: of one that runs in the background, ends it when it is kept no more: nobody could ask for it.
+        give_up: of one that runs in the background.
         """
         self._running[response.id] = _Running(record.owner, response, abort, give_up)
+        if give_up is not None:
+            self.store.counts.begin_background()
         if response.store:
             self.store.add(response.id, record)
             if self._expiry is None:
@@ -98,6 +117,7 @@ class ResponseRegistry:
         if response.store:
             output = msgspec.json.encode(response.output)
             self.store.finish(response.id, msgspec.json.encode(response), output, len(response.output))
+        self._tell_end(response.id)
 
     def grow(self, response_id: str) -> None:
         """The log of one that runs in the background has grown."""
@@ -105,7 +125,10 @@ class ResponseRegistry:
 
     def end(self, response_id: str, owner: str) -> None:
         """It does not run any more; what has not finished is forgotten: its client has left. Idempotent."""
-        self._running.pop(response_id, None)
+        running = self._running.pop(response_id, None)
+        if running is not None and running.give_up is not None:
+            self.store.counts.end_background(running.response.status)
+        self._tell_end(response_id)
         if (record := self.store.find(response_id, owner)) is not None and not record.response:
             self.store.remove(response_id, owner)
 
@@ -184,9 +207,27 @@ class ResponseRegistry:
         if running is None or running.owner != owner:
             record = self.store.find(response_id, owner)
             return UNKNOWN if record is None else Found("ended", record.response)
-        await running.abort([response_id])
-        cancelled = msgspec.structs.replace(running.response, status="cancelled")
-        return Found("running", msgspec.json.encode(cancelled))
+        if not running.has_ended:
+            await running.abort([response_id])
+            await self._wait_for_end(response_id, running)
+        if not running.has_ended and running.give_up is not None:  # the engine did not have it yet
+            running.give_up(is_cancelled=True)
+            await self._wait_for_end(response_id, running)
+        if running.has_ended:
+            return Found("ended", msgspec.json.encode(running.response))
+        # Its own stream is not read: it ends as it has been aborted when that is.
+        return Found("running", msgspec.json.encode(replace(running.response, status="cancelled")))
+
+    async def _wait_for_end(self, response_id: str, running: _Running) -> None:
+        """Not for long."""
+        if not running.has_ended and response_id in self._running:
+            ended = self._awaited.setdefault(response_id, asyncio.Event())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), _CANCEL_S)
+
+    def _tell_end(self, response_id: str) -> None:
+        if (ended := self._awaited.pop(response_id, None)) is not None:
+            ended.set()
 
     def _describe_running(self, response_id: str) -> Found:
         return Found("running", msgspec.json.encode(self._running[response_id].response))

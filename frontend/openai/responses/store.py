@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 
+from .counts import ResponseCounts
 from .event_log import EventLog
 
 _RECORD_BYTES = 1024  # of a record beside its texts
@@ -58,6 +59,7 @@ class ResponseStore:
         self._keep_s = keep_s
         self._now = now
         self._tell_dropped = tell_dropped
+        self.counts = ResponseCounts()
         self._records: dict[str, Record] = {}  # by response id, the one used last at the end
         self._ids_of: dict[str, dict[str, None]] = {}  # by tenant, likewise
         self._bytes_of: dict[str, int] = {}
@@ -76,7 +78,7 @@ class ResponseStore:
         if record.num_bytes <= self.max_bytes:
             self._put(response_id, record)
         else:
-            self._tell_dropped(response_id)
+            self._evict(response_id)
 
     def finish(self, response_id: str, response: bytes, output: bytes, num_items: int) -> None:
         """It has ended, with these items as its output. Nothing happens if it is kept no more."""
@@ -135,7 +137,12 @@ class ResponseStore:
         while self.num_bytes > self.max_bytes:
             ids = self._ids_of[max(self._bytes_of, key=self._bytes_of.__getitem__)]
             ended = (one for one in ids if self._records[one].response)
-            self._drop(next(ended, next(iter(ids))))
+            self._take(evicted := next(ended, next(iter(ids))))
+            self._evict(evicted)
+
+    def _evict(self, response_id: str) -> None:
+        self.counts.note_evicted()
+        self._tell_dropped(response_id)
 
     def _drop(self, response_id: str) -> None:
         self._take(response_id)
@@ -154,3 +161,4 @@ class ResponseStore:
     def _count(self, tenant: str, num_bytes: int) -> None:
         self.num_bytes += num_bytes
         self._bytes_of[tenant] = self._bytes_of.get(tenant, 0) + num_bytes
+        self.counts.note_stored(len(self._records), self.num_bytes)

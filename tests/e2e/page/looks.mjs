@@ -17,7 +17,7 @@ const browser = await chromium.launch({ executablePath, args: ["--no-sandbox"] }
 
 async function look([width, height], colorScheme) {
   const context = await browser.newContext({ viewport: { width, height }, colorScheme });
-  context.setDefaultTimeout(30_000);
+  context.setDefaultTimeout(120_000);
   const page = await context.newPage();
   const answers = [{ deltas: [{ reasoning_content: "Two ways." }, { content: ANSWER }], reason: "max_output_tokens" }];
   await page.route("**/v1/responses", (route) => {

@@ -22,12 +22,16 @@ from quire.ipc.engine_views import EngineSnapshot
 
 FOLDER = Path(__file__).parent
 DEADLINE_S = 60.0
+DRIVE_S = 600.0  # of a script; each of its waits has a shorter deadline
+MAX_MODEL_LEN = (
+    65_536  # of the pocket model, which writes nonsense then: an answer that nobody ends takes minutes
+)
 LONG = {"model": "pocket", "prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
 
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    """A server with few rows, so that requests wait; it ends by SIGTERM with exit code 0."""
+    """A server with few rows, so that requests wait, and long answers; it ends by SIGTERM with code 0."""
     command = [
         sys.executable,
         "-m",
@@ -39,6 +43,8 @@ def port() -> Iterator[int]:
         "8",
         "--drain-timeout",
         "60",
+        "--hf-overrides",
+        f'{{"max_position_embeddings": {MAX_MODEL_LEN}}}',
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         timer = threading.Timer(DEADLINE_S, server.kill)
@@ -153,15 +159,18 @@ def test_a_finished_request_is_in_every_metric_it_belongs_to(port: int):
     assert after["process_resident_memory_bytes"] > 0
 
 
+@pytest.mark.timeout(DRIVE_S)
 def test_the_page_works_in_a_browser(port: int, tmp_path: Path):
     drive("drive.mjs", port, str(tmp_path / "page.png"), needs="playwright-core")
     keep(tmp_path)
 
 
+@pytest.mark.timeout(DRIVE_S)
 def test_the_page_keeps_its_word_whatever_the_server_answers(port: int):
     drive("scripted.mjs", port, needs="playwright-core")
 
 
+@pytest.mark.timeout(DRIVE_S)
 def test_nothing_on_the_page_keeps_people_out_at_any_width_light_or_dark(port: int, tmp_path: Path):
     """`pictures/` holds what this draws, for people to look at; QUIRE_ARTIFACTS gets the new ones."""
     drive("looks.mjs", port, str(tmp_path), needs="axe-core")
@@ -177,7 +186,7 @@ def drive(script: str, port: int, *arguments: str, needs: str) -> None:
     if not (FOLDER / "node_modules" / needs).is_dir():
         pytest.skip(f"{needs} is needed: npm install --prefix {FOLDER}")
     command = [node, str(FOLDER / script), f"http://127.0.0.1:{port}", chromium, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DRIVE_S)
     assert done.returncode == 0, done.stderr
 
 

@@ -124,7 +124,7 @@ def test_the_first_failure_is_raised_and_ends_the_others(run: Any):
             await call
         assert sent[2] in client.engine.aborted
         assert held[0].request_id == sent[2]
-        assert llm.pooling._requests.find_engine_ids([f"mine-{place}" for place in range(3)]) == []  # pyright: ignore[reportPrivateUsage]
+        assert llm.pooling._requests._outputs.request_ids == []  # pyright: ignore[reportPrivateUsage]
 
     run(scenario)
 

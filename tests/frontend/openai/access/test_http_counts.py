@@ -7,6 +7,7 @@ import os
 from prometheus_client.parser import text_string_to_metric_families
 from quire.frontend.openai.access.http_counts import OTHER, HttpCounts, make_counts_memory
 from quire.frontend.openai.metrics import format_http_counts
+from quire.frontend.openai.responses.counts import EVICTED, RUNNING, STORED, STORED_BYTES, ResponseCounts
 
 ROUTES = [("POST", "/v1/completions"), ("GET", "/v1/models/{model:path}"), ("GET", "/health")]
 
@@ -35,6 +36,26 @@ def test_processes_of_a_group_tell_the_same_sums_also_after_one_is_lost() -> Non
         (health,) = process.read()
         assert health.by_status == [0, 7, 0, 0, 0]
         assert health.sum_s == 1.75
+
+
+def test_others_count_beside_the_routes_and_a_new_process_begins_with_its_own_gauges() -> None:
+    fd = make_counts_memory(2)
+    counts, responses = (
+        [HttpCounts(ROUTES, fd, place) for place in range(2)],
+        [ResponseCounts() for _ in range(2)],
+    )
+    for one, of_responses in zip(counts, responses, strict=True):
+        of_responses.write_to(one.more)
+        of_responses.note_stored(2, 100)
+        of_responses.begin_background()
+        of_responses.note_evicted()
+    again = HttpCounts(ROUTES, fd, 1)  # in the place of a lost one
+    ResponseCounts().write_to(again.more)
+    os.close(fd)
+    told = again.read_more()
+    assert told == counts[0].read_more()
+    assert [told[place] for place in (STORED, STORED_BYTES, RUNNING, EVICTED)] == [2, 100, 1, 2]
+    assert again.read() == []
 
 
 def test_the_series_have_the_names_that_dashboards_ask_for() -> None:

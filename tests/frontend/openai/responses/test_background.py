@@ -14,6 +14,8 @@ from pydantic import TypeAdapter
 from quire.frontend.openai.connections.auth import hash_key
 from quire.frontend.openai.limits import Limits
 from quire.frontend.openai.options import ServerOptions
+from quire.frontend.openai.responses import registry as registry_module
+from quire.frontend.openai.responses.counts import ENDS
 from quire.frontend.openai.serving import Serving
 from quire.ipc.errors import RequestFailedError
 
@@ -111,6 +113,35 @@ def test_cancel_ends_it_with_what_it_has_and_may_be_said_twice() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_cancel_is_final_though_the_engine_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(registry_module, "_CANCEL_S", 0.01)
+
+    async def ignore(_ids: list[str]) -> None:
+        pass
+
+    async def scenario(llm: FakeLLM, client: AsgiClient, serving: Serving) -> None:
+        llm.pieces, llm.holds_first, llm.abort = PIECES, not stream, ignore  # type: ignore[method-assign]
+        llm.gate.clear()
+        begun = asyncio.create_task(client.post(PATH, ASKED | {"stream": stream}))
+        await llm.wait_for_calls(1)
+        path = f"{PATH}/{llm.calls[0].request_id}"
+        cancelled = await client.post(f"{path}/cancel", b"")
+        Response.model_validate(cancelled.json)
+        assert (cancelled.status, cancelled.json["status"]) == (200, "cancelled")
+        assert (await client.get(path)).json == cancelled.json
+        deleted = await client.call("DELETE", path, b"", {})
+        assert (deleted.status, serving.responses.store.num_bytes) == (200, 0)
+        answer = await begun
+        if stream:
+            assert answer.events[-1]["response"] == cancelled.json
+        assert len(llm.ended) == 1  # the engine computes no more for it
+
+    run(scenario)
+
+
 def test_what_fails_is_kept_as_failed_and_its_stream_says_why() -> None:
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         llm.error, llm.error_after = RequestFailedError("it kills workers", "poison_request"), 1
@@ -177,6 +208,37 @@ def test_one_that_there_is_no_room_to_keep_is_refused() -> None:
         assert serving.responses.store.num_bytes == 0
 
     run(scenario, Limits(max_stored_bytes=2000))
+
+
+def test_metrics_tell_what_is_kept_and_how_background_responses_ended() -> None:
+    async def read(client: AsgiClient) -> list[float]:
+        text = (await client.get("/metrics")).body.decode()
+        names = ("stored_responses", "stored_response_bytes", "background_responses_running")
+        names += (
+            "stored_responses_evicted_total",
+            *(f'background_responses_total{{status="{end}"}}' for end in ENDS),
+        )
+        return [float(text.partition(f"\nquire:{name} ")[2].partition("\n")[0]) for name in names]
+
+    async def scenario(llm: FakeLLM, client: AsgiClient, serving: Serving) -> None:
+        llm.metrics_by_engine = no_engines  # type: ignore[attr-defined]
+        store = serving.responses.store
+        assert await read(client) == [0.0] * 8
+        llm.gate.clear()
+        ids = [(await client.post(PATH, ASKED)).json["id"] for _ in range(2)]
+        assert await read(client) == [2, store.num_bytes, 2, 0, 0, 0, 0, 0]
+        await client.post(f"{PATH}/{ids[0]}/cancel", b"")  # which lets the other end, too
+        await wait_for_status(client, ids[1], "completed")
+        assert await read(client) == [2, store.num_bytes, 0, 0, 1, 0, 1, 0]
+        for response_id in ids:
+            await client.call("DELETE", f"{PATH}/{response_id}", b"", {})
+        await client.post(PATH, {"input": "Once upon a time " * 350})
+        assert await read(client) == [0, 0, 0, 1, 1, 0, 1, 0]
+
+    async def no_engines() -> dict[int, Any]:
+        return {}
+
+    run(scenario, Limits(max_stored_bytes=6000))
 
 
 def test_one_that_outgrows_the_room_ends() -> None:

@@ -125,7 +125,9 @@ def test_what_has_been_kept_long_enough_is_forgotten_though_nobody_asks(
     asyncio.run(scenario())
 
 
-def test_only_its_key_cancels_a_response_that_runs() -> None:
+def test_only_its_key_cancels_a_response_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "_CANCEL_S", 0.01)
+
     async def scenario() -> None:
         registry = make_registry()
         response = begin(registry, store=False)
@@ -141,10 +143,13 @@ def test_only_its_key_cancels_a_response_that_runs() -> None:
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
-def test_every_process_of_a_group_finds_ends_and_forgets_the_responses_of_the_others(runner: object) -> None:
+def test_every_process_of_a_group_finds_ends_and_forgets_the_responses_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, runner: object
+) -> None:
     async def scenario() -> None:
         async with run_group() as (one, other):
             response = begin(other)
+            monkeypatch.setattr(registry_module, "_CANCEL_S", 0.01)  # its end waits for its reader
             assert (await one.ask(Ask("cancel", response.id, "key"))).status == "running"
             assert aborted == [response.id]
             finish(other, response)
