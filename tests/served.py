@@ -20,6 +20,8 @@ import psutil
 
 COMMAND = [sys.executable, "-m", "quire", "serve", "--port", "0", "--log-level", "WARNING"]
 TIMEOUT_S = 60.0
+START_S = 300.0  # a machine with other work took 100; a server that ends instead is not waited for
+STOP_S = 30.0
 
 
 class Answer(NamedTuple):
@@ -44,7 +46,7 @@ class Served:
         self.box = ""
         reader = threading.Thread(target=self._read_box)
         reader.start()
-        reader.join(TIMEOUT_S)
+        reader.join(START_S)
         found = re.search(r"https?://127\.0\.0\.1:(\d+)", self.box)
         assert found, self.box
         self.port = int(found[1])
@@ -111,7 +113,7 @@ class Served:
         assert self.process.stdout is not None
         children = psutil.Process(self.process.pid).children(recursive=True)
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(10)
+        code = self.process.wait(STOP_S)
         _, alive = psutil.wait_procs(children, timeout=5)
         assert not alive, "a process outlived the server"
         self.process.stdout.close()

@@ -19,7 +19,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
-from ...ipc.errors import QuireError
+from ...ipc.errors import QuireError, shorten
 from ...ipc.messages import MAX_REQUEST_ID_LENGTH
 from .access.http_counts import OTHER, HttpCounts
 from .bodies.chat_answers import ChatCompletion, ChatCompletionChunk
@@ -136,6 +136,9 @@ def create_app(models: ServedModels, peers: PeerSockets | None = None) -> Direct
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         error.headers = {"allow": ", ".join(sorted(_find_methods(request)))}
+        error.detail = f"method={request.method!r}: {error.headers['allow']} with this path"
+    elif isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
+        error.detail = f"path={shorten(request.scope['path'])}: not found: /docs has this server's paths"
     return make_error_response(error, request.scope["path"])
 
 

@@ -152,7 +152,7 @@ def _find_answer(error: Exception) -> ApiError:
         case HTTPException():
             status = HTTPStatus(error.status_code)
             code = status.phrase.lower().replace(" ", "_")
-            return ApiError(status, str(error.detail), code=code, headers=error.headers)
+            return ApiError(status, str(error.detail), code=code, headers=error.headers, cause=status.phrase)
         case InputError():
             code = "context_length_exceeded" if "max_model_len" in error.allowed else None
             cause = _describe_field(error.field, error.allowed)

@@ -81,6 +81,8 @@ def _check_message(name: str, message: Any, takes_parts: Callable[[], bool]) -> 
         if plain["content"] is None:
             return plain
     content = plain.get("content")
+    if content is None and role == "assistant":  # an answer without a text, as it was given
+        plain["content"] = content = ""
     if isinstance(content, list):
         texts = [_part_text(f"{name}.content[{i}]", part) for i, part in enumerate(cast(list[Any], content))]
         if not takes_parts():

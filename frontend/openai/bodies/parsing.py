@@ -22,6 +22,8 @@ from .json_cost import MAX_CHEAP_BYTES, check_json_cost
 from .lenient import make_lenient_body
 from .messages import KINDS_OF_MESSAGES
 from .pooling import CHOICES_OF_POOLING
+from .responses import ONLY_INPUT_TEXT
+from .schema import ONLY_TEXT, TEXT_TYPES
 
 BODY_EXTENSION = "quire.note_body"  # scope["extensions"]: has the connection look how much it still stores
 
@@ -36,6 +38,14 @@ _CHOICES = (
     | CHOICES_OF_POOLING
     | {"early_stopping": 'true, false or "never"', "truncation_side": '"left" or "right"'}
 )
+# Where an object's type says what its fields are: of another type those are not what is wrong. Path without
+# places -> the types that are known, and what is allowed.
+_KNOWN_TYPES = {
+    "messages[].content[]": (TEXT_TYPES, ONLY_TEXT),
+    "input[].content[]": ((*TEXT_TYPES, "reasoning_text"), ONLY_INPUT_TEXT),
+    "input[].output[]": (TEXT_TYPES, ONLY_INPUT_TEXT),
+    "tools[]": (("function", "namespace"), "'function'"),
+}
 _IGNORES = "; --unknown-fields ignore leaves unknown ones out"
 # pydantic's words for a bound, which clients of vLLM look for.
 _BOUNDS = {
@@ -195,6 +205,8 @@ def _explain(text: str, find: _Find | None, kind: type[msgspec.Struct]) -> ApiEr
     if not found:
         what, path = text, ""
     path = path.removeprefix(".").removesuffix("`")
+    if what.startswith((_UNKNOWN, _MISSING)) and (wrong := _find_wrong_type(path, find)) is not None:
+        return wrong
     if what.startswith(_UNKNOWN):
         name = _join(path, what[len(_UNKNOWN) : -1])
         if not path and name in RENAMED_FIELDS:
@@ -216,6 +228,13 @@ def _explain(text: str, find: _Find | None, kind: type[msgspec.Struct]) -> ApiEr
         name, words = _BOUNDS[bound[1]]
         allowed += f" ({name}: input should be {words} {bound[2]})"
     return _make_field_error(path or "body", find, allowed)
+
+
+def _find_wrong_type(path: str, find: _Find | None) -> ApiError | None:
+    """The error of an object of an unknown type, whose fields are unknown or missing."""
+    known, allowed = _KNOWN_TYPES.get(_PLACE.sub("[]", path), ((), ""))
+    kind = find(f"{path}.type") if known and find is not None else None
+    return FieldError(f"{path}.type", kind, allowed) if isinstance(kind, str) and kind not in known else None
 
 
 def _describe_renamed(new_name: str) -> str:

@@ -13,6 +13,7 @@ from .formats import ResponsesText, TextFormat
 from .schema import NumTokens, SharedFields, TextPart, TokenLogprob
 
 ItemId = Annotated[str, Meta(max_length=256)]  # answers repeat them
+ONLY_INPUT_TEXT = "'input_text': only text is supported"
 Status = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 

@@ -140,6 +140,10 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     prompt_embeds: Any = None
 
 
+TEXT_TYPES = ("text", "input_text", "output_text")
+ONLY_TEXT = "'text': only text is supported"
+
+
 class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A part of a message's content; Quire's models read text only."""
 
@@ -151,6 +155,7 @@ class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     image_url: Any = None
     input_audio: Any = None
     file: Any = None
+    cache_control: Any = None  # Anthropic's, here and below: prefixes are cached anyway
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -170,6 +175,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     # Clients add these to what they were answered.
     parsed: Any = None
     provider_specific_fields: dict[str, Any] | None = None
+    cache_control: Any = None
 
 
 class FunctionParam(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -186,6 +192,7 @@ class ToolParam(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     type: str
     function: FunctionParam
+    cache_control: Any = None
 
 
 class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):

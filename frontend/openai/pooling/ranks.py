@@ -28,7 +28,7 @@ from .scores import Pairs, Scores, score
 from .tei import find_truncation
 
 _TEI_FIELDS = ("raw_scores", "return_text", "truncate", "truncation_direction")
-_OTHER_FIELDS = ("documents", "top_n", "return_documents", "max_tokens_per_doc")
+_OTHER_FIELDS = ("documents", "return_documents", "max_tokens_per_doc")
 
 
 async def create_rerank(serving: Serving, request: RerankRequest, caller: Caller) -> Response:
@@ -98,7 +98,7 @@ async def _rank_texts(
             score=found.values[place],
             text=texts[place] if request.return_text else msgspec.UNSET,
         )
-        for place in _order(found)
+        for place in _order(found)[: request.top_n]
     ]
     return respond_json(msgspec.json.encode(ranks), answer_id)
 

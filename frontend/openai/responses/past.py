@@ -14,6 +14,7 @@ from ..serving import Caller, Serving
 from .encoder import find_response_id
 from .peers import Ask, Found
 
+_ITEM_ALLOWED = "the id of an item of a response that is kept"
 _decode_items = msgspec.json.Decoder(list[ConversationItem]).decode
 
 
@@ -58,13 +59,15 @@ async def resolve_references(
             resolved.append(item)
             continue
         field = f"input[{place}].id"
-        response_id, index = find_response_id(item.id or "") or ("", 0)
+        if (named := find_response_id(item.id or "")) is None:
+            raise FieldError(field, item.id, _ITEM_ALLOWED, "item_not_found")
+        response_id, index = named
         if response_id not in responses:
             found = await _find_response(serving, response_id, caller, field, "item_not_found")
             responses[response_id] = msgspec.json.decode(found.response, type=_Output).output
         output = responses[response_id]
         if index >= len(output) or output[index].id != item.id:
-            raise FieldError(field, item.id, "the id of an item of a response that is kept")
+            raise FieldError(field, item.id, _ITEM_ALLOWED)
         num_bytes += len(msgspec.json.encode(output[index]))
         if num_bytes > max_bytes:
             raise FieldError(field, item.id, f"items of at most {max_bytes} bytes in all (max_body_bytes)")
@@ -79,4 +82,4 @@ async def _find_response(serving: Serving, response_id: str, caller: Caller, fie
     except ApiError as error:
         if error.status != HTTPStatus.NOT_FOUND:
             raise
-        raise ApiError(HTTPStatus.BAD_REQUEST, str(error), param=field, code=code) from None
+        raise ApiError(HTTPStatus.BAD_REQUEST, f"{field}: {error}", param=field, code=code) from None

@@ -14,7 +14,15 @@ from ...structured_outputs.valid_schema import check_valid
 from ...text.prompts import describe_length
 from ...text.tokenizer import Tokenizer
 from ..bodies.messages import TokenCount
-from ..bodies.schema import ChatMessage, DetokenizeResponse, TextPart, TokenId, TokenizeResponse
+from ..bodies.schema import (
+    ONLY_TEXT,
+    TEXT_TYPES,
+    ChatMessage,
+    DetokenizeResponse,
+    TextPart,
+    TokenId,
+    TokenizeResponse,
+)
 from ..limits import MAX_TEXT_ANSWER_BYTES, MAX_TEXT_MEMORY_BYTES
 from .jobs import (
     Body,
@@ -177,7 +185,7 @@ def _to_plain(name: str, message: ChatMessage) -> dict[str, Any]:
         raise PromptError(f"{name}.audio", message.audio, "none: only text is supported")
     if message.function_call is not None:
         raise PromptError(f"{name}.function_call", message.function_call, "none: use tool_calls")
-    content = message.content
+    content = message.refusal if message.content is None else message.content
     if isinstance(content, list):
         content = [_check_part(f"{name}.content[{i}]", part) for i, part in enumerate(content)]
     plain: dict[str, Any] = {"role": message.role, "content": content}
@@ -189,8 +197,8 @@ def _to_plain(name: str, message: ChatMessage) -> dict[str, Any]:
 
 
 def _check_part(name: str, part: TextPart) -> dict[str, str]:
-    if part.type not in ("text", "input_text", "output_text"):
-        raise PromptError(f"{name}.type", part.type, "'text': only text is supported")
+    if part.type not in TEXT_TYPES:
+        raise PromptError(f"{name}.type", part.type, ONLY_TEXT)
     for field in _SILENT_PARTS:
         if getattr(part, field):
             raise PromptError(f"{name}.{field}", getattr(part, field), "none: only text is supported")

@@ -1,9 +1,8 @@
 """Command lines that run agents, against `quire serve` with the pocket model: a tool of theirs is called.
 
-`codex` (Responses) and `claude` (Messages) are taken from the PATH, or from the folder that QUIRE_AGENTS_BIN
-names: `npm install @openai/codex @anthropic-ai/claude-code` makes node_modules/.bin. They get short system
-prompts, since their own are longer than the pocket model's context, and their tool from mcp_tools.py. What
-else they say to a model is left out by a chat template (agent_prompt.jinja).
+`codex` (Responses) and `claude` (Messages) are where installed.py looks. They get short system prompts, since
+their own are longer than the pocket model's context, and their tool from mcp_tools.py. What else they say to
+a model is left out by a chat template (agent_prompt.jinja).
 """
 
 from __future__ import annotations
@@ -23,11 +22,13 @@ from served import Served
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # mcp_tools.py runs without pytest too
 
+from installed import find_node_program  # noqa: E402
 from local_tools import QUESTION, RESULT  # noqa: E402
 
 SERVER = {"command": sys.executable, "args": [str(HERE / "mcp_tools.py")]}
 SYSTEM_PROMPT = "You are a helpful assistant."
 KEY = "sk-agents"
+AGENT_S = 300
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +45,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     assert server.stop() == 0
 
 
-def find_program(name: str) -> str:
-    path = os.pathsep.join([os.environ.get("QUIRE_AGENTS_BIN", ""), os.environ.get("PATH", "")])
-    if (program := shutil.which(name, path=path)) is None:
-        pytest.skip(f"{name} is needed on the PATH, or in the folder that QUIRE_AGENTS_BIN names")
-    return program
-
-
 def run(command: list[str], home: Path, **env: str) -> str:
     """What the command line says in the end, in a home and a folder of its own."""
     work = home / "work"
@@ -62,17 +56,26 @@ def run(command: list[str], home: Path, **env: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=AGENT_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(AGENT_S + 100)
 def test_claude_code_calls_a_tool_and_uses_its_result(served: Served, tmp_path: Path) -> None:
     config = tmp_path / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"tools": SERVER}}))
-    command = [find_program("claude"), "-p", QUESTION, "--model", "pocket", "--system-prompt", SYSTEM_PROMPT]
+    command = [
+        find_node_program("claude"),
+        "-p",
+        QUESTION,
+        "--model",
+        "pocket",
+        "--system-prompt",
+        SYSTEM_PROMPT,
+    ]
     command += ["--tools", "", "--mcp-config", str(config), "--strict-mcp-config"]
     command += ["--allowedTools", "mcp__tools__calculator"]
     said = run(
@@ -87,6 +90,7 @@ def test_claude_code_calls_a_tool_and_uses_its_result(served: Served, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(AGENT_S + 100)
 def test_codex_calls_a_tool_and_uses_its_result(served: Served, tmp_path: Path) -> None:
     (tmp_path / "prompt.md").write_text(SYSTEM_PROMPT)
     (tmp_path / ".codex").mkdir()
@@ -108,5 +112,5 @@ def test_codex_calls_a_tool_and_uses_its_result(served: Served, tmp_path: Path) 
     } | {f"features.{name}": False for name in features}
     lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
     (tmp_path / ".codex" / "config.toml").write_text("\n".join(lines))
-    command = [find_program("codex"), "exec", "--skip-git-repo-check", QUESTION]
+    command = [find_node_program("codex"), "exec", "--skip-git-repo-check", QUESTION]
     assert RESULT in run(command, tmp_path, QUIRE_KEY=served.api_key)

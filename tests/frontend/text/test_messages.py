@@ -84,7 +84,7 @@ def test_thoughts_of_past_turns_have_both_names(name: str):
         ([turn({"id": "x", "type": "function"})], "messages[0].tool_calls[0].function", "an object"),
         ([turn("f")], "messages[0].tool_calls[0]", "a call"),
         ([{"role": "assistant", "tool_calls": {"a": 1}}], "messages[0].tool_calls", "a list"),
-        ([{"role": "assistant", "content": None}], "messages[0].content", "a text"),
+        ([{"role": "user", "content": None}], "messages[0].content", "a text"),
     ],
 )
 def test_calls_and_results_that_do_not_fit_are_refused_by_field(

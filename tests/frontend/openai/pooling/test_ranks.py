@@ -70,6 +70,8 @@ def test_what_has_texts_is_answered_as_tei_does() -> None:
         shown = (await client.post("/rerank", fields | {"raw_scores": True, "return_text": True})).json
         assert [rank["text"] for rank in shown] == [DOCUMENTS[1], DOCUMENTS[2], DOCUMENTS[0]]
         assert llm.pooled[1].params.use_activation is False
+        best = (await client.post("/rerank", fields | {"top_n": 2})).json  # litellm asks TEI's so
+        assert best == plain[:2]
         long = fields | {"texts": ["word " * 200]}
         assert (await client.post("/rerank", long)).error["param"] == "texts[0]"
         assert (await client.post("/rerank", long | {"truncate": True})).json[0]["score"] == 128.0
