@@ -274,28 +274,45 @@ def _run_route(argv: Sequence[str]) -> int:
 
 def _run_embed(argv: Sequence[str]) -> int:
     from .embed import EmbedOptions, run_embed
+    from .embed_http import run_embed_http
     from .encoder_models import ENCODERS
-    from .peers import EMBED_PEERS, SENTENCE_TRANSFORMERS, VLLM, default_peer_python
+    from .peers import (
+        EMBED_PEERS,
+        EMBED_SERVERS,
+        INFINITY,
+        SENTENCE_TRANSFORMERS,
+        VLLM,
+        default_peer_python,
+    )
 
-    parser = Parser("quire bench embed", "256 texts of 16 to 256 tokens in one call, on random encoders.")
+    text = "256 texts of 16 to 256 tokens in one call, or a text a request, on random encoders."
+    parser = Parser("quire bench embed", text)
     add = parser.add_argument
     names, dtypes = tuple(ENCODERS), ("bfloat16", "float32")
     add("--model", nargs="+", choices=names, default=names, metavar="M", help=f"of {', '.join(names)} (all)")
     add("--dtype", nargs="+", choices=dtypes, default=dtypes, metavar="T", help=f"of {', '.join(dtypes)}")
     add("--rounds", type=int, default=5, metavar="N", help="measured rounds (5)")
-    _add_peer_options(parser, ("none", *EMBED_PEERS), f"none, or of {', '.join(EMBED_PEERS)} (none)")
-    add(
-        "--sentence-transformers-python",
-        type=Path,
-        default=default_peer_python(SENTENCE_TRANSFORMERS),
-        metavar="FILE",
-        help="the Python of its environment (%(default)s)",
-    )
+    known = tuple(dict.fromkeys(("none", *EMBED_PEERS, *EMBED_SERVERS)))
+    _add_peer_options(parser, known, f"none, or of {', '.join(known[1:])} (none)")
+    text = "beside servers, 64 connections: of none, " + ", ".join(EMBED_SERVERS)
+    add("--http", action="store_true", help=text)
+    for peer in (SENTENCE_TRANSFORMERS, INFINITY):
+        default, text = default_peer_python(peer), "the Python of its environment (%(default)s)"
+        add(f"--{peer}-python", type=Path, default=default, metavar="FILE", help=text)
     options = parser.parse(argv)
     _check_counts(options, "rounds")
-    pythons = {VLLM: options.peer_python, SENTENCE_TRANSFORMERS: options.sentence_transformers_python}
-    peers = tuple(peer for peer in EMBED_PEERS if peer in (options.peer or ()))
-    return run_embed(EmbedOptions(tuple(options.model), tuple(options.dtype), peers, pythons, options.rounds))
+    run, able = (run_embed_http, EMBED_SERVERS) if options.http else (run_embed, EMBED_PEERS)
+    peers = tuple(peer for peer in known if peer in (options.peer or ()) and peer != "none")
+    for peer in peers:
+        if peer not in able:
+            way = "with" if options.http else "without"
+            raise InputError("peer", peer, f"none, or of {', '.join(able)} {way} --http")
+    pythons = {
+        VLLM: options.peer_python,
+        SENTENCE_TRANSFORMERS: options.sentence_transformers_python,
+        INFINITY: options.infinity_python,
+    }
+    return run(EmbedOptions(tuple(options.model), tuple(options.dtype), peers, pythons, options.rounds))
 
 
 def _run_grammar(argv: Sequence[str]) -> int:

@@ -149,7 +149,7 @@ class Contestant:
         report = self._take_report(JOB_TIMEOUT_S)
         if report.result is None:
             raise ContestError(f"{self.name}: {report.error}")
-        self._wait_until_idle()
+        wait_until_idle(self._process.pid)
         return report.result
 
     def close(self) -> None:
@@ -162,27 +162,6 @@ class Contestant:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._reader.join()  # the child's end of the pipe is closed, so it has come to its end
-
-    def _wait_until_idle(self) -> None:
-        """vLLM's worker spins for a second after a job, which would take a core from who comes next."""
-        deadline = time.monotonic() + IDLE_TIMEOUT_S
-        before = self._measure_cpu_s()
-        while time.monotonic() < deadline:
-            time.sleep(IDLE_WINDOW_S)
-            now = self._measure_cpu_s()
-            if now - before < IDLE_SHARE * IDLE_WINDOW_S:
-                return
-            before = now
-
-    def _measure_cpu_s(self) -> float:
-        """Processor seconds of the child and everything below it."""
-        total = 0.0
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child = psutil.Process(self._process.pid)
-            for process in (child, *child.children(recursive=True)):
-                times = process.cpu_times()
-                total += times.user + times.system
-        return total
 
     def _take_report(self, timeout_s: float) -> ChildReport:
         try:
@@ -204,10 +183,37 @@ class Contestant:
         self._reports.put(b"")
 
     def _describe_end(self) -> str:
-        code = self._process.wait()
-        with open(self._log_path, errors="replace") as log:
-            lines = [line.strip() for line in log if line.strip()]
-        return f"{self.name}: ended with code {code}: {lines[-1] if lines else 'no message'}"
+        return describe_end(self.name, self._process.wait(), self._log_path)
+
+
+def wait_until_idle(pid: int) -> None:
+    """vLLM's worker spins for a second after a job, which would take a core from who comes next."""
+    deadline = time.monotonic() + IDLE_TIMEOUT_S
+    before = sum(measure_cpu_s(pid).values())
+    while time.monotonic() < deadline:
+        time.sleep(IDLE_WINDOW_S)
+        now = sum(measure_cpu_s(pid).values())
+        if now - before < IDLE_SHARE * IDLE_WINDOW_S:
+            return
+        before = now
+
+
+def measure_cpu_s(pid: int) -> dict[int, float]:
+    """Processor seconds of a process and of each one below it, by process id."""
+    found: dict[int, float] = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            times = process.cpu_times()
+            found[process.pid] = times.user + times.system
+    return found
+
+
+def describe_end(name: str, code: int, log_path: str) -> str:
+    """Why a contestant ended: the last line that it wrote."""
+    with open(log_path, errors="replace") as log:
+        lines = [line.strip() for line in log if line.strip()]
+    return f"{name}: ended with code {code}: {lines[-1] if lines else 'no message'}"
 
 
 def _report(reports: int, report: ChildReport) -> None:

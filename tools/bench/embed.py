@@ -23,7 +23,8 @@ from .measurement import QUIRE
 from .peers import Launch, check_embed_peers, make_embed_launch
 from .table import format_megabytes, format_rate, format_table
 
-_NUM_TEXTS, _SHORTEST, _LONGEST = 256, 16, 256
+_NUM_TEXTS = 256
+SHORTEST, LONGEST = 16, 256  # tokens of a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def run_embed(options: EmbedOptions) -> int:
 
 def _measure(model: str, dtype: str, options: EmbedOptions) -> list[str]:
     """The row of a model in a number format."""
-    folder = _ensure_folder(model)
+    folder = ensure_folder(model)
     arguments = json.dumps({"dtype": dtype, "skip_tokenizer_init": False})
     command = [sys.executable, "-m", f"{__package__}.quire_engine", str(folder), arguments]
     launches = {QUIRE: Launch(command)}
@@ -71,19 +72,19 @@ def _measure(model: str, dtype: str, options: EmbedOptions) -> list[str]:
         finally:
             for contestant in contestants:
                 contestant.close()
-    floor_s = _compute_floor_s(model, dtype)
+    floor_s = compute_floor_s(model, dtype, _NUM_TEXTS)
     ours = seconds[QUIRE]
     return [
         f"{model}, {dtype}",
         *(format_rate(_NUM_TEXTS / statistics.median(found)) for found in seconds.values()),
-        *(_format_ratio(ours, seconds[peer]) for peer in options.peers),
+        *(format_ratio(ours, seconds[peer]) for peer in options.peers),
         f"{floor_s / statistics.median(ours):.0%}",
         f"{contestants[0].ready_s:.2f}",
         format_megabytes(sum(contestants[0].rss_bytes.values())),
     ]
 
 
-def _ensure_folder(model: str) -> Path:
+def ensure_folder(model: str) -> Path:
     """The encoder's folder, written by a process that loads torch."""
     command = [sys.executable, "-m", f"{__package__}.encoder_models", model]
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -94,7 +95,7 @@ def _run_rounds(model: str, contestants: list[Contestant], num_rounds: int) -> d
     """Seconds of every round but the first, which warms up, by contestant."""
     seconds: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
     for number in range(1 + num_rounds):
-        texts = make_texts(model, _NUM_TEXTS, _SHORTEST, _LONGEST, f"round {number}")
+        texts = make_texts(model, _NUM_TEXTS, SHORTEST, LONGEST, f"round {number}")
         for contestant in contestants if number % 2 else contestants[::-1]:
             result = contestant.run(Job(texts=texts))
             if number:
@@ -102,16 +103,16 @@ def _run_rounds(model: str, contestants: list[Contestant], num_rounds: int) -> d
     return seconds
 
 
-def _compute_floor_s(model: str, dtype: str) -> float:
-    """The operations of all texts over the machine's matrix rate."""
+def compute_floor_s(model: str, dtype: str, num_texts: int) -> float:
+    """The operations of so many texts over the machine's matrix rate."""
     size = make_encoder_size(model, dtype)
-    lengths = [count_tokens(text) for text in make_texts(model, _NUM_TEXTS, _SHORTEST, _LONGEST, "")]
+    lengths = [count_tokens(text) for text in make_texts(model, num_texts, SHORTEST, LONGEST, "")]
     flops = 2 * size.num_layer_params * sum(lengths)
     flops += size.attention_flops_per_key * sum(length * length for length in lengths)
     return flops / measure_rates("cpu", dtype, size.step_bytes).flops_per_s
 
 
-def _format_ratio(ours: list[float], theirs: list[float]) -> str:
+def format_ratio(ours: list[float], theirs: list[float]) -> str:
     """How many times as fast Quire is, the median over the rounds."""
     ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
     return f"{statistics.median(ratios):.2f}"

