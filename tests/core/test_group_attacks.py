@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import daemon_loads
 import msgspec
 import pytest
 from daemon_loads import TIMEOUT_S, make_named_config, under_load, wait_for_tokens
@@ -132,8 +133,12 @@ def test_of_drains_at_once_the_last_is_refused(three: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_comes_together_costs_no_token(three: str, seed: int) -> None:
+def test_whatever_comes_together_costs_no_token(
+    three: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two who command and one who kills, none of whom knows of the others."""
+    # What was lost with two engines runs alone; on a busy machine that takes a while.
+    monkeypatch.setattr(daemon_loads, "TIMEOUT_S", 90.0)
     is_over = threading.Event()
     unexpected: list[BaseException] = []
 
