@@ -17,8 +17,8 @@ _SAME_WISH_S = 1.0
 def unwinding_at_sigterm() -> Generator[None]:
     """Inside, the first SIGTERM raises SystemExit in the main thread, so that what was entered is left.
 
-    A second one ends the process at once, unless it comes with the first: timeout(1) sends one to its child and
-    one to the group of that. Nothing happens when another thread enters.
+    A second one ends the process at once, unless it comes with the first: timeout(1) sends one to its child
+    and one to the group of that. Nothing happens when another thread enters.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
