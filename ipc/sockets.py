@@ -27,7 +27,9 @@ HIGH_WATER_MARK = 1024  # messages a peer may have queued before its sender sees
 ROUTER_RECEIVE_HIGH_WATER_MARK = 262_144
 HEARTBEAT_INTERVAL_MS = 500
 HEARTBEAT_TIMEOUT_MS = 1500  # a client's lease: one that is stopped is dropped, and comes back later
-WORKER_HEARTBEAT_TIMEOUT_MS = 10_000  # losing this connection loses steps, and a starved worker is only late
+# Losing a worker loses steps, and a starved one is only late. One of this machine whose end nobody sees
+# is rare; of a silent node nothing else is seen.
+WORKER_HEARTBEAT_TIMEOUT_MS, NODE_HEARTBEAT_TIMEOUT_MS = 60_000, 10_000
 NETWORK_SILENCE_MS = 3000  # after which a client of the network takes its connection for lost
 NETWORK_HANDSHAKE_MS = 3000  # what a connection over TCP gets to show its key
 NETWORK_RECONNECT_MAX_MS = 500

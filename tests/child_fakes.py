@@ -9,6 +9,7 @@ class FakeProcess(ProcessHandle):
     """A process without one. `done` is what its owner did to it."""
 
     is_computing = False
+    cpu_time_s = 0.0
     is_stopped = False
     exit_code = None
 

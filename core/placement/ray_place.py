@@ -13,7 +13,7 @@ from ...ipc.network.keys import ClientKeys, OneClient, make_key_pairs
 from ...ipc.network.listening import open_everywhere, read_place
 from ...ipc.processes.child_args import WORKER_MODULE
 from ...ipc.processes.process import ChildProcess, ProcessHandle
-from ...ipc.sockets import WORKER_HEARTBEAT_TIMEOUT_MS, has_message
+from ...ipc.sockets import NODE_HEARTBEAT_TIMEOUT_MS, has_message
 from ..clients.network_listener import NetworkListener
 from ..clients.remote_clients import to_remote_identity, to_socket_identity
 from .launcher import LAUNCHER_IDENTITY, LaunchArgs
@@ -28,7 +28,7 @@ class RayPlace(WorkerPlace):
     is_elsewhere = True
 
     def __init__(self, config: EngineConfig) -> None:
-        self._heartbeat_timeout_ms = WORKER_HEARTBEAT_TIMEOUT_MS if config.step_timeout_s else None
+        self._heartbeat_timeout_ms = NODE_HEARTBEAT_TIMEOUT_MS if config.step_timeout_s else None
         parallel = config.parallel
         self._speaker = f"worker-{parallel.num_ranks - parallel.tensor_parallel_size}".encode()
         self._network: NetworkListener | None = None

@@ -31,7 +31,35 @@ _LATE_S = 0.5  # a watcher that comes this late was away itself, and has not lis
 STOPPED_LOOK_INTERVAL_S = 0.5
 MAX_LOOKS_STOPPED = 3  # in a row: it is given up within 2 s, and may be stopped and continued for a second
 LISTEN_TIMEOUT_S = 15.0  # a core that was started and does not listen by then; it takes 0.3 s if left alone
+# Of a second without a processor this much is forgiven. Not all: a system call may never come back.
+_STARVED_SHARE = 0.95
 DUMP_GRACE_S = 0.2  # what a process gets to write its stacks before it is killed; 40 threads take 10 ms
+
+
+class StarvedTime:
+    """How long a process was ready to compute and got no processor, from `begin` on; by looks at it.
+
+    A machine with more work than processors makes everything late: at a load of 20 a core took over 15 s to
+    import what it needs. Its own time counts then, so one that computes for ever is still found.
+    """
+
+    def __init__(self, read_cpu_time_s: Callable[[], float]) -> None:
+        self._read_cpu_time_s = read_cpu_time_s
+        self._looked_at = self._cpu_time_s = self._total_s = 0.0
+
+    def begin(self, now: float) -> None:
+        """Count from now on."""
+        self._looked_at, self._cpu_time_s, self._total_s = now, self._read_cpu_time_s(), 0.0
+
+    def look(self, now: float, is_computing: bool) -> float:
+        """Seconds since `begin`. What it does now, by `is_computing`, it has done since the last look."""
+        elapsed_s, self._looked_at = now - self._looked_at, now
+        cpu_time_s, before_s = self._read_cpu_time_s(), self._cpu_time_s
+        self._cpu_time_s = cpu_time_s
+        if is_computing:
+            starved_s = elapsed_s - (cpu_time_s - before_s)
+            self._total_s += min(max(starved_s, 0.0), _STARVED_SHARE * elapsed_s)
+        return self._total_s
 
 
 class LivenessMonitor:
@@ -41,8 +69,9 @@ class LivenessMonitor:
     thread that hangs would not stop them.
     """
 
-    def __init__(self, is_busy: Callable[[], bool]) -> None:
+    def __init__(self, is_busy: Callable[[], bool], read_cpu_time_s: Callable[[], float]) -> None:
         self._is_busy = is_busy
+        self._starved = StarvedTime(read_cpu_time_s)
         self._heard_at: float | None = None
         self._stage = 0
         self._look_at = 0.0  # in the last stage, when it was busy
@@ -91,9 +120,12 @@ class LivenessMonitor:
     def _may_be_late(self, now: float) -> bool:
         """Whether it is busy, or was at the last look: then its answer may be on its way."""
         assert self._heard_at is not None
+        if not self._look_at:
+            self._starved.begin(now)
         is_busy, was_busy = self._is_busy(), self._was_busy
         self._was_busy = is_busy
-        return now - self._heard_at < KILL_BUSY_AFTER_S and (is_busy or was_busy)
+        silent_s = now - self._heard_at - self._starved.look(now, is_busy)
+        return silent_s < KILL_BUSY_AFTER_S and (is_busy or was_busy)
 
 
 class Deadline:
@@ -104,7 +136,9 @@ class Deadline:
 
     def __init__(self, is_stopped: Callable[[], bool]) -> None:
         self._is_stopped = is_stopped
+        self._find_starved_s: Callable[[float], float] = lambda _now: 0.0
         self.due_at: float | None = None  # None: it owes nothing
+        self._limit_at = 0.0  # due_at of one that is never starved
         self._otherwise = ""
         self._look_at = 0.0
         self._num_looks_stopped = 0
@@ -115,9 +149,18 @@ class Deadline:
         due_at, look_at = self.due_at, self._look_at
         return look_at if due_at is not None and look_at < due_at else due_at
 
-    def set(self, now: float, limit_s: float, otherwise: str) -> None:
-        """It owes something within `limit_s`, and nothing that it owed before."""
-        self.due_at = now + limit_s
+    def set(
+        self,
+        now: float,
+        limit_s: float,
+        otherwise: str,
+        find_starved_s: Callable[[float], float] = lambda _now: 0.0,
+    ) -> None:
+        """It owes something within `limit_s`, and nothing that it owed before. What `find_starved_s` says of
+        the time until then does not count.
+        """
+        self.due_at = self._limit_at = now + limit_s
+        self._find_starved_s = find_starved_s
         self._otherwise = otherwise
         self._look_at = now + STOPPED_LOOK_INTERVAL_S
         self._num_looks_stopped = 0
@@ -130,6 +173,10 @@ class Deadline:
         """Why the process is to be given up, once; None if it is not."""
         if self.due_at is None:
             return None
+        was_due = now >= self.due_at
+        self.due_at = self._limit_at + self._find_starved_s(now)
+        if was_due and now < self.due_at:
+            self.due_at = max(self.due_at, now + STOPPED_LOOK_INTERVAL_S)
         if now >= self.due_at:
             self.due_at = None
             return self._otherwise
@@ -148,6 +195,8 @@ class Watched(Protocol):
     @property
     def is_computing(self) -> bool: ...
     @property
+    def cpu_time_s(self) -> float: ...
+    @property
     def is_stopped(self) -> bool: ...
     def dump_stacks(self) -> None: ...
     def kill(self, because: str) -> None: ...
@@ -161,7 +210,7 @@ class ChildWatch(LivenessMonitor):
     """
 
     def __init__(self, process: Watched) -> None:
-        super().__init__(lambda: process.is_computing)
+        super().__init__(lambda: process.is_computing, lambda: process.cpu_time_s)
         self._process = process
         self.deadline = Deadline(lambda: process.is_stopped)
         self.kill_reason: str | None = None  # why it was given up
@@ -176,8 +225,11 @@ class ChildWatch(LivenessMonitor):
         return owed_at if self._heard_at is None else find_earliest(self.silence_due_at, owed_at)
 
     def expect_listening(self, now: float) -> None:
-        """It was started, and is to be reached soon."""
-        self.deadline.set(now, LISTEN_TIMEOUT_S, f"it did not listen within {LISTEN_TIMEOUT_S:g} s")
+        """It was started, and is to be reached soon; time in which it got no processor does not count."""
+        process, otherwise = self._process, f"it did not listen within {LISTEN_TIMEOUT_S:g} s"
+        starved = StarvedTime(lambda: process.cpu_time_s)
+        starved.begin(now)
+        self.deadline.set(now, LISTEN_TIMEOUT_S, otherwise, lambda at: starved.look(at, process.is_computing))
 
     def note_listening(self) -> None:
         """It can be reached."""

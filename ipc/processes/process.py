@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from .process_limits import open_closed_streams
-from .process_state import has_handler, is_computing, is_stopped
+from .process_state import has_handler, is_computing, is_stopped, read_cpu_time_s
 
 EXIT_OK = 0
 EXIT_CRASHED = 1  # an exception that nobody expected; the traceback is on stderr
@@ -66,6 +66,11 @@ class ProcessHandle(ABC):
     def is_computing(self) -> bool:
         """Whether any of its threads runs or is ready to."""
         return is_computing(self.pid)
+
+    @property
+    def cpu_time_s(self) -> float:
+        """What its threads have computed so far."""
+        return read_cpu_time_s(self.pid)
 
     @property
     def is_stopped(self) -> bool:

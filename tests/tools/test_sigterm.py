@@ -27,6 +27,7 @@ with unwinding_at_sigterm():
         if {waits_again}:
             while True:
                 signal.pause()
+                print("again", flush=True)
 """
 
 
@@ -40,6 +41,9 @@ def test_the_first_one_unwinds_and_the_second_ends_at_once(waits_again: bool) ->
         assert process.stdout.readline() == "left\n"
         if waits_again:
             process.terminate()
+            assert process.stdout.readline() == "again\n", "it came with the first, as from timeout(1)"
+            while process.poll() is None:
+                process.terminate()
     assert process.returncode == (-signal.SIGTERM if waits_again else 128 + signal.SIGTERM)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from ...ipc.errors import ConfigError
+from ...ipc.errors import ConfigError, EngineStartError
 from ...ipc.extras import describe_install
 from ...ipc.processes.child_args import PACKAGE_DIR
 from .kills import Role
@@ -26,7 +26,7 @@ class RayNodes:
     """A head that has no processors to give, and as many nodes as engines, but two at least."""
 
     def __init__(self, num_nodes: int) -> None:
-        """Raises ConfigError if ray is not installed."""
+        """Raises ConfigError if ray is not installed, EngineStartError if a node of it does not start."""
         try:
             utils = importlib.import_module("ray.cluster_utils")
         except ImportError as error:
@@ -37,8 +37,12 @@ class RayNodes:
         self.address = str(self._cluster.address)
         self._folder = os.environ.get(_OWNER)  # nodes that come later are not of the daemon's folder either
         self._raylets: list[int] = []
-        for _ in range(max(2, num_nodes)):
-            self._add()
+        try:
+            for _ in range(max(2, num_nodes)):
+                self._add()
+        except Exception as error:  # of a busy machine; Ray gives a node 30 s
+            self.close()
+            raise EngineStartError(f"a node of Ray did not start: {error}") from None
 
     def find_pids(self, role: Role) -> list[int]:
         """Actors, workers below them, or the raylets of nodes with an actor."""

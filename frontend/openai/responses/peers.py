@@ -128,7 +128,9 @@ class Peers:
                     f"as many streams follow {shorten(ask.response_id)} and others as may at a time"
                 )
             return found, None
-        return found, _read_events(reader, writer, ask.response_id)
+        events = _read_events(reader, writer, ask.response_id)
+        await anext(events)  # from here on its end closes the connection, though nobody may read an event
+        return found, events
 
     async def _begin(self, place: int, ask: Ask) -> tuple[Found, asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection on which the first frame of the answer has come."""
@@ -194,7 +196,9 @@ async def _forward(log: EventLog, number: int, writer: asyncio.StreamWriter) -> 
 async def _read_events(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, response_id: str
 ) -> AsyncGenerator[bytes, None]:
+    """`b""` at once, then the events."""
     with closing(writer):
+        yield b""
         while True:
             try:
                 data = await _read_frame(reader)

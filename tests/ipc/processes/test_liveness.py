@@ -21,8 +21,10 @@ from quire.ipc.processes.liveness import (
 )
 
 
-def watch(is_busy: Callable[[], bool] = lambda: False) -> LivenessMonitor:
-    silence = LivenessMonitor(is_busy)
+def watch(
+    is_busy: Callable[[], bool] = lambda: False, read_cpu_time_s: Callable[[], float] | None = None
+) -> LivenessMonitor:
+    silence = LivenessMonitor(is_busy, read_cpu_time_s or (lambda: 0.0))
     silence.start(100.0)
     return silence
 
@@ -49,14 +51,36 @@ def test_an_answer_begins_anew() -> None:
 
 
 def test_a_main_thread_that_computes_gets_longer() -> None:
-    silence = watch(lambda: True)
-    verdicts = [silence.check(100.0 + s) for s in (ASK_AFTER_S, DUMP_AFTER_S)]
+    now = 100.0
+    silence = watch(lambda: True, lambda: now)
+    verdicts = [silence.check(now := 100.0 + s) for s in (ASK_AFTER_S, DUMP_AFTER_S)]
     assert verdicts == [Verdict.ASK, Verdict.DUMP]
     looks = 0
-    while (now := silence.silence_due_at) is not None and silence.check(now) is Verdict.WAIT:
-        looks += 1
+    while (due_at := silence.silence_due_at) is not None:
+        if silence.check(now := due_at) is Verdict.WAIT:
+            looks += 1
     assert now == pytest.approx(100.0 + KILL_BUSY_AFTER_S, abs=LOOK_INTERVAL_S)
     assert looks == pytest.approx((KILL_BUSY_AFTER_S - KILL_AFTER_S) / LOOK_INTERVAL_S, abs=1)
+
+
+@pytest.mark.parametrize(("share", "killed_after_s"), [(0.5, 20.0), (0.1, 100.0), (0.0, 200.0)])
+def test_one_that_gets_little_of_a_processor_is_judged_by_what_it_gets(
+    share: float, killed_after_s: float
+) -> None:
+    now = 100.0
+    silence = watch(lambda: True, lambda: share * now)
+    while (due_at := silence.silence_due_at) is not None:
+        silence.check(now := due_at)
+    assert now - 100.0 == pytest.approx(killed_after_s, rel=0.25)
+    now, process = 100.0, FakeProcess()
+    process.is_computing = True
+    child = ChildWatch(process)
+    child.expect_listening(now)
+    while not process.done:
+        now = child.next_check_at or 0.0
+        process.cpu_time_s = share * now
+        child.look(now)
+    assert now - 100.0 == pytest.approx(killed_after_s * LISTEN_TIMEOUT_S / KILL_BUSY_AFTER_S, rel=0.05)
 
 
 def test_one_that_stops_computing_and_stays_silent_is_killed_at_the_second_look() -> None:
@@ -84,7 +108,7 @@ def test_a_watcher_that_was_away_itself_asks_again_first() -> None:
 
 
 def test_nothing_is_due_while_nothing_is_watched() -> None:
-    silence = LivenessMonitor(lambda: False)
+    silence = LivenessMonitor(lambda: False, lambda: 0.0)
     silence.note_heard(1.0)
     assert silence.silence_due_at is None
     silence.start(1.0)

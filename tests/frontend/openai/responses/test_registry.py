@@ -220,6 +220,12 @@ def test_who_follows_with_all_streams_that_there_are_takes_none_from_another(
                 assert record is not None
                 record.log, ids[owner] = EventLog(), response.id
                 record.log.add([ResponseEvent(type="x", sequence_number=0)])
+            unread = [await one.follow(ids["greedy"], "greedy", -1) for _ in range(4)]
+            for events in unread:
+                await events.aclose()
+            assert other._peers is not None
+            while other._peers._following.amount:
+                await asyncio.sleep(0)
             taken = [await one.follow(ids["greedy"], "greedy", -1) for _ in range(4)]
             for events in taken:
                 await anext(events)
@@ -230,7 +236,6 @@ def test_who_follows_with_all_streams_that_there_are_takes_none_from_another(
             assert b"sequence_number" in await anext(events)
             for left in (*taken, events):
                 await left.aclose()
-            assert other._peers is not None
             while other._peers._following.amount:
                 await asyncio.sleep(0)
             events = await one.follow(ids["greedy"], "greedy", -1)
