@@ -18,8 +18,8 @@ from typing import Any, Self, TypeVar, cast, get_args
 import msgspec
 
 from ..ipc.config import (
+    ATTENTION_BACKENDS,
     DEFAULT_STEP_TIMEOUT_S,
-    AttentionBackendName,
     CacheConfig,
     Dtype,
     EngineConfig,
@@ -57,12 +57,6 @@ from .quantization import METHOD_NAMES, read_weight_formats, resolve_quantizatio
 from .text.chosen_template import read_chosen_template
 
 SHARED_MAX_QUEUED_BYTES = "1GiB"  # of engines that many clients share; a private one has no bound
-# vLLM's names.
-_ATTENTION_BACKENDS: dict[str, AttentionBackendName] = {
-    "FLASHINFER": "flashinfer",
-    "TRITON_ATTN": "triton",
-    "TORCH_SDPA": "torch",
-}
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 GENERATION_CONFIGS = ("auto", "vllm")
 _Part = TypeVar("_Part", bound=msgspec.Struct)
@@ -160,7 +154,7 @@ class EngineArgs(metaclass=DropsOffValues):
         None,
         "model",
         "attention on a GPU, of what covers the model; FLASHINFER if it is installed; default: TRITON_ATTN",
-        ("auto", *_ATTENTION_BACKENDS),
+        ("auto", *ATTENTION_BACKENDS),
     )
     enforce_eager: bool = _arg(False, "model", "no captured graphs; a CPU has none, so no effect there")
     logits_processors: Sequence[Any] | None = _arg(
@@ -377,7 +371,7 @@ class EngineArgs(metaclass=DropsOffValues):
             tokenizer=self._find_tokenizer(folder.path),
             spec=spec,
             dtype=dtype,
-            attention_backend=_ATTENTION_BACKENDS.get((self.attention_backend or "auto").upper(), "auto"),
+            attention_backend=ATTENTION_BACKENDS.get((self.attention_backend or "auto").upper(), "auto"),
             quantization=resolve_quantization(self.quantization, folder.config, bool(folder.gguf_tensors)),
             max_model_len=compute_max_model_len(spec, self.max_model_len, _find_usual_len(root, spec)),
             weight_files=tuple(_name_within(root, file) for file in folder.weight_files),

@@ -23,6 +23,12 @@ from .processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, Re
 from .weight_format import HeadQuantization, Quantization, WeightFormats, make_online_formats
 
 AttentionBackendName = Literal["auto", "flashinfer", "triton", "torch"]
+# By vLLM's names.
+ATTENTION_BACKENDS: dict[str, AttentionBackendName] = {
+    "FLASHINFER": "flashinfer",
+    "TRITON_ATTN": "triton",
+    "TORCH_SDPA": "torch",
+}
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 ExecutorBackend = Literal["mp", "uni", "ray"]

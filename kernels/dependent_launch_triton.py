@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from . import triton_runtime
+from . import triton_faults
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -52,7 +52,7 @@ def prefetch(at: typing.Any):
 
 def launch_options(device: torch.device) -> dict[str, bool]:
     """What a launch on this device is given, of a kernel whose last parameter is USE_PDL."""
-    is_able = triton_runtime.find_capability(device) >= _MIN_CAPABILITY and _is_supported(device.type)
+    is_able = triton_faults.find_capability(device) >= _MIN_CAPABILITY and _is_supported(device.type)
     return _ON if IS_ENABLED and is_able else _OFF
 
 

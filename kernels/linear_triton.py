@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import triton_runtime
+from . import triton_faults
 from .dependent_launch_triton import launch_options, prefetch, wait_for_inputs
 
 _jit: typing.Any = triton.jit
@@ -211,7 +211,7 @@ def find_many_grid(m: int, num_out: int, device: torch.device) -> tuple[int, int
 
     Before Hopper the operands lie in registers too, where a larger tile's sums leave no room for them.
     """
-    block_m = 128 if triton_runtime.find_capability(device) >= (9, 0) else 64
+    block_m = 128 if triton_faults.find_capability(device) >= (9, 0) else 64
     count = triton.cdiv(m, block_m) * triton.cdiv(num_out, MANY_OUT)
     return (count if m > _FEW_ROWS and count >= _ENOUGH_TILES else 0), block_m
 

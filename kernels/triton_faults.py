@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -24,6 +25,12 @@ _ADVICE = (
     ("no kernel image", "this torch or Triton was not built for this GPU: pip install a release that is"),
     ("0 active drivers", "Triton finds no driver for this GPU: install NVIDIA's driver, then run ldconfig"),
 )
+
+
+@functools.cache
+def find_capability(device: torch.device) -> tuple[int, int]:
+    """CUDA's compute capability; (0, 0) of what is no such device."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 def find_missing(device: torch.device) -> str | None:

@@ -34,12 +34,6 @@ def find_fault(device_type: str) -> str | None:
     return fault
 
 
-@functools.cache
-def find_capability(device: torch.device) -> tuple[int, int]:
-    """CUDA's compute capability; (0, 0) of what is no such device."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-
-
 class CompileWatch:
     """Counts the kernels that Triton compiles in this process, or loads from its cache on disk.
 

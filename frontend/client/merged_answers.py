@@ -82,8 +82,6 @@ def merge_snapshots(by_engine: Mapping[int, EngineSnapshot]) -> EngineSnapshot:
         blocks_per_cell=max(part.blocks_per_cell for part in parts),
         clients=_merge_clients(client for part in parts for client in part.clients),
         engines=[_describe_load(index, part) for index, part in sorted(by_engine.items())],
-        tensor_parallel_size=parts[0].tensor_parallel_size,
-        pipeline_parallel_size=parts[0].pipeline_parallel_size,
     )
 
 

@@ -23,7 +23,8 @@ def test_the_table_names_every_file_of_a_kernel() -> None:
     files = {path.name.removesuffix("_triton.py") for path in FOLDER.glob("*_triton.py")}
     named = {name for name, kinds in choice._IMPLEMENTATIONS.items() if "triton" in kinds}
     # Attention goes with its plan and what writes the cache's layout, linear layers with narrow ones.
-    assert named | {"attention_plan", "rotate_and_write", "narrow_linear"} == files
+    shared = {"attention_plan", "rotate_and_write", "narrow_linear", "dependent_launch"}
+    assert named | shared == files
     named = {name for name, kinds in choice._IMPLEMENTATIONS.items() if "native" in kinds}
     assert all((FOLDER / f"{name}.cpp").is_file() for name in named)
 

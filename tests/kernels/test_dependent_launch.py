@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from quire.kernels import dependent_launch_triton, triton_runtime
+from quire.kernels import dependent_launch_triton, triton_faults
 
 _TIMEOUT_S = 280.0
 CUDA = torch.device("cuda")
@@ -88,7 +88,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def be(capability: tuple[int, int], driver: int) -> dict[str, bool]:
         dependent_launch_triton._is_supported.cache_clear()
-        monkeypatch.setattr(triton_runtime, "find_capability", lambda _: capability)
+        monkeypatch.setattr(triton_faults, "find_capability", lambda _: capability)
         monkeypatch.setattr(dependent_launch_triton, "find_driver", lambda: driver)
         return dependent_launch_triton.launch_options(CUDA)
 

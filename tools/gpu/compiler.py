@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from ...kernels import triton_runtime
+from ...kernels import triton_faults
 
 ARCHITECTURES = (80, 89, 90, 100)
 # Bytes of shared memory that a program may have (CUDA C++ Programming Guide, technical specifications).
@@ -117,12 +117,12 @@ def _replaced_run(found: list[Launch], target: GPUTarget) -> Generator[None]:
         found.append(Launch(self, shape, key, parsed, signature, constants, attributes, target))
 
     run, JITFunction.run = JITFunction.run, record
-    find, triton_runtime.find_capability = triton_runtime.find_capability, find_capability
+    find, triton_faults.find_capability = triton_faults.find_capability, find_capability
     try:
         yield
     finally:
         JITFunction.run = run
-        triton_runtime.find_capability = find
+        triton_faults.find_capability = find
 
 
 @cache

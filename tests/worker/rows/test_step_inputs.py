@@ -143,7 +143,7 @@ def test_the_model_is_given_the_types_it_is_promised() -> None:
     _enter(rows, tables, 0, 5, 0, 0)
     _enter(rows, tables, 1, 20, 3, 22)
     inputs = build_step_inputs(SchedulerOutput(0, [1, 0], [1, 5]), rows, tables)
-    metadata = inputs.to_metadata(torch.device("cpu"))
+    metadata = inputs.send(torch.device("cpu"), np.arange(0)).metadata
     assert inputs.input_ids.dtype == inputs.positions.dtype == np.int64
     assert (
         metadata.query_starts.dtype == metadata.seq_lens.dtype == metadata.block_tables.dtype == torch.int32
