@@ -84,8 +84,10 @@ def _rotate_and_write_kernel(
         factor = tl.rsqrt(squares / (HALF * 2) + eps)[:, None]
         # The normed value is rounded before the weight multiplies it, and their product after.
         kind = qkv.dtype.element_ty
-        first = ((first * factor).to(kind).to(tl.float32) * first_weight).to(kind).to(tl.float32)
-        second = ((second * factor).to(kind).to(tl.float32) * second_weight).to(kind).to(tl.float32)
+        first = (first * factor).to(kind).to(tl.float32)
+        first = (first * first_weight).to(kind).to(tl.float32)  # pyright: ignore[reportPossiblyUnboundVariable]
+        second = (second * factor).to(kind).to(tl.float32)
+        second = (second * second_weight).to(kind).to(tl.float32)  # pyright: ignore[reportPossiblyUnboundVariable]
     if HAS_ANGLES:
         cos_row = tl.load(cos + token * HALF + dims, mask=has_dim, other=0.0)[None, :]
         sin_row = tl.load(sin + token * HALF + dims, mask=has_dim, other=0.0)[None, :]

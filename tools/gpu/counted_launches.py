@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
@@ -39,7 +40,7 @@ class _Kernel:
 
 def count_launches() -> list[str]:
     """From now on launches only add what they would compile to this list: a kernel's name and arguments."""
-    assert not triton.knobs.runtime.interpret
+    assert not knobs.runtime.interpret
     compiled: list[str] = []
 
     def compile_nothing(
@@ -58,13 +59,13 @@ def count_launches() -> list[str]:
         known = inspect.signature(self._call_hook).parameters
         targets = (target,) if "target" in known else ()  # Triton 3.6 takes none
         self._call_hook(
-            triton.knobs.runtime.jit_post_compile_hook,
+            knobs.runtime.jit_post_compile_hook,
             *(key, signature, *targets, device, constexprs, options, [attrs], warmup),
         )
         return kernel
 
     triton.runtime.driver.set_active(_Driver())  # pyright: ignore[reportArgumentType]
-    JITFunction._do_compile = compile_nothing
+    JITFunction._do_compile = compile_nothing  # pyright: ignore[reportPrivateUsage]
     # What kernels would have written: zeros are tokens and logits like others.
     torch.Tensor.new_empty = torch.Tensor.new_zeros
     torch.empty_like = torch.zeros_like

@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from ...ipc.config import EngineConfig
+from ...ipc.config import AttentionBackendName, EngineConfig
 from ...ipc.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, ModelSpec, RopeConfig
 from ...ipc.weight_format import LM_HEAD, WeightFormat
 from ...kernels.choice import native_library
@@ -118,7 +118,7 @@ class _Builder:
         self._max_model_len = config.model.max_model_len
         self._max_step_tokens = config.scheduler.max_num_batched_tokens
         self._wants_exact = config.wants_exact
-        self._attention_backend = config.model.attention_backend
+        self._attention_backend: AttentionBackendName = config.model.attention_backend
         self._formats = config.model.weight_formats
         self._weights = weights
         self._dtype = dtype

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import MutableSequence
 
 from ..bodies.responses import ResponseStatus
 
@@ -17,9 +16,9 @@ class ResponseCounts:
     """The numbers of one process, which it alone writes."""
 
     def __init__(self) -> None:
-        self._numbers: MutableSequence[int] = array("Q", bytes(8 * NUM_NUMBERS))
+        self._numbers: array[int] | memoryview[int] = array("Q", bytes(8 * NUM_NUMBERS))
 
-    def write_to(self, numbers: MutableSequence[int]) -> None:
+    def write_to(self, numbers: memoryview[int]) -> None:
         """Count in this memory from now on, where a lost process may have left what it had."""
         numbers[:EVICTED] = self._numbers[:EVICTED]
         self._numbers = numbers
