@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 # Enough to reach the code of prefill and decode; more tokens would only take time.
 _FEW_TOKENS = 4
-_NUM_ROWS = (1, 3, 16)
+_NUM_ROWS = (1, 3, 16, 40)  # 17 to 64 rows have tiles of their own
 _CHUNKS = (2, 16, 17)  # tokens of a prompt's part
 _PROGRESS_INTERVAL_S = 2.0
 
