@@ -48,9 +48,15 @@ template <int format>
 class PairUnits {
   public:
     explicit PairUnits(const QuireLinear& layer) {
-        const __m512 units = _mm512_loadu_ps(layer.codebook ? layer.codebook : kWholeNumbers);
-        const __m512 centred = _mm512_sub_ps(units, _mm512_set1_ps(layer.codebook ? 0.0f : find_middle(format)));
-        table_ = (__m512i)_mm512_cvtne2ps_pbh(centred, centred);
+        if constexpr (format == QUIRE_LINEAR_INT4) {
+            const __m512 units = _mm512_loadu_ps(layer.codebook ? layer.codebook : kWholeNumbers);
+            const __m512 centred = _mm512_sub_ps(units, _mm512_set1_ps(layer.codebook ? 0.0f : find_middle(format)));
+            table_ = (__m512i)_mm512_cvtne2ps_pbh(centred, centred);
+        } else {
+            const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            const __m512i first = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(0x00040004));
+            table_ = _mm512_add_epi16(first, _mm512_set1_epi32(0x00030001));
+        }
     }
 
     // [16 columns][2] units of a pair of k.
@@ -63,7 +69,7 @@ class PairUnits {
         } else {
             __m512 low, high;
             decode(from + pair * 32, low, high);
-            return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+            return _mm512_permutex2var_epi16((__m512i)low, table_, (__m512i)high);
         }
     }
 
@@ -81,7 +87,9 @@ class PairUnits {
         }
     }
 
-    __m512i table_;  // twice the same 16: of an index, the fifth bit may be anything
+    // Of 4 bits twice the same 16 units: of an index, the fifth bit may be anything. Of 8 bits the places of the upper
+    // halves of two vectors' floats, which units of 8 bits fill: nothing is rounded.
+    __m512i table_;
 };
 
 // What a task multiplies by; the last one of an odd number twice.
