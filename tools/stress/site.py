@@ -77,7 +77,7 @@ class Site:
             self.model, self.recovery = facts.served_model_name, facts.recovery
             self.has_processor = NO_REPEAT in facts.logits_processors
             self.can_embed = "embed" in facts.tasks
-            known = llm.llm_engine.output_format
+            known = llm.llm_engine.input_processor.output_format
             self.chats = [] if known is None else list_chats(bool(known.calls), bool(known.thinking))
             self.has_thoughts = known is not None and bool(known.thinking)
             tokenizer = llm.get_tokenizer()
