@@ -49,9 +49,8 @@ from quire.tools.stress.measures import find_gaps, find_recoveries
 from quire.tools.stress.open_files import (
     SHM_FOLDER,
     OpenFiles,
+    OwnShm,
     count_open_files,
-    find_abandoned_shm,
-    find_shm_segments,
 )
 from quire.tools.stress.record import Golden, Record
 from quire.tools.stress.samples import Sample, find_slopes
@@ -367,11 +366,10 @@ def test_a_process_that_is_dead_and_unseen_does_not_run():
 
 
 def test_sockets_and_shared_memory_are_counted_and_what_is_abandoned_is_found():
-    before = find_shm_segments()
+    own, others = OwnShm(), OwnShm()
     counts = count_open_files(os.getpid())
-    name = f"quire-test-{os.getpid()}"
-    path = SHM_FOLDER / name
-    with socket.socket(), path.open("w+b") as file:
+    path = SHM_FOLDER / f"test-of-stress-x{os.urandom(4).hex()}"
+    with socket.socket(), path.open("x+b") as file:
         try:
             file.truncate(4096)
             with mmap.mmap(file.fileno(), 4096):
@@ -379,11 +377,30 @@ def test_sockets_and_shared_memory_are_counted_and_what_is_abandoned_is_found():
                 assert now.num_fds == counts.num_fds + 3  # mmap has its own
                 assert now.num_sockets == counts.num_sockets + 1
                 assert now.num_shm == counts.num_shm + 1
-                assert name not in find_abandoned_shm(before)
-            assert name in find_abandoned_shm(before)
+                own.note(os.getpid())
+                assert path.name not in own.find_abandoned()
+            assert path.name in own.find_abandoned()
+            assert path.name not in others.find_abandoned()  # another program's
         finally:
             path.unlink()
-    assert name not in find_abandoned_shm(before)
+    assert path.name not in own.find_abandoned()
+
+
+def test_shared_memory_that_names_a_process_is_of_the_run_only_if_the_process_is():
+    own, earlier = OwnShm(), os.getpid()
+    with subprocess.Popen(["sleep", "60"]) as child:
+        own.note(child.pid)
+        child.kill()
+    made = {pid: SHM_FOLDER / f"__LIBRARY_OF_A_TEST_{pid}_0" for pid in (child.pid, earlier)}
+    try:
+        for path in made.values():
+            path.touch(exist_ok=False)
+        abandoned = own.find_abandoned()
+        assert made[child.pid].name in abandoned
+        assert made[earlier].name not in abandoned
+    finally:
+        for path in made.values():
+            path.unlink()
 
 
 def test_simulated_seeds_are_played_from_the_given_one_on(

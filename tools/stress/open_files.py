@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 import msgspec
 
 SHM_FOLDER = Path("/dev/shm")
+_NUMBER = re.compile(r"(?<![0-9A-Za-z])[0-9]+(?![0-9A-Za-z])")  # no part of a random name
 
 
 class OpenFiles(msgspec.Struct, frozen=True):
@@ -29,21 +31,42 @@ def count_open_files(pid: int) -> OpenFiles:
     return OpenFiles(len(targets), num_sockets, len(_find_mapped_shm(pid)))
 
 
-def find_shm_segments() -> set[str]:
-    """Names of all shared memory of this machine."""
+class OwnShm:
+    """Which shared memory of this machine a run's own processes have made; other programs make some too.
+
+    Quire itself makes none that has a name, so this is of libraries: what a process had mapped when it was
+    looked at, and what has the number of one in its name, as Intel's OpenMP has.
+    What was there at construction is of others.
+    """
+
+    def __init__(self) -> None:
+        self._names_before = _find_shm_names()
+        self._pids: set[str] = set()
+        self._mapped: set[str] = set()
+
+    def note(self, pid: int) -> None:
+        """A process of the run."""
+        self._pids.add(str(pid))
+        with contextlib.suppress(OSError):
+            self._mapped |= _find_mapped_shm(pid)
+
+    def find_abandoned(self) -> list[str]:
+        """Those that no process has mapped any more."""
+        left = {name for name in _find_shm_names() - self._names_before if self._is_own(name)}
+        if not left:
+            return []
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with contextlib.suppress(OSError):
+                    left -= _find_mapped_shm(int(name))
+        return sorted(left & _find_shm_names())
+
+    def _is_own(self, name: str) -> bool:
+        return name in self._mapped or not self._pids.isdisjoint(_NUMBER.findall(name))
+
+
+def _find_shm_names() -> set[str]:
     return {path.name for path in SHM_FOLDER.iterdir()} if SHM_FOLDER.is_dir() else set()
-
-
-def find_abandoned_shm(before: set[str]) -> list[str]:
-    """New segments that no process has mapped: those of others on this machine may come and go."""
-    new = find_shm_segments() - before
-    if not new:
-        return []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                new -= _find_mapped_shm(int(name))
-    return sorted(new & find_shm_segments())
 
 
 def _find_mapped_shm(pid: int) -> set[str]:

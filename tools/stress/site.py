@@ -33,7 +33,7 @@ from .answers import answer_all
 from .asks import Ask
 from .chats import list_chats
 from .kills import RAY_ROLES, SITE_ROLES, Role
-from .open_files import OpenFiles, count_open_files, find_abandoned_shm, find_shm_segments
+from .open_files import OpenFiles, OwnShm, count_open_files
 from .ray_nodes import RayNodes
 from .record import Golden
 from .server import NUM_HTTP_PROCESSES, Server
@@ -61,11 +61,13 @@ class Site:
         command_prefix: Sequence[str] = (),
         remote: RemoteDaemon | None = None,
         ray: RayNodes | None = None,
+        own_shm: OwnShm | None = None,
     ) -> None:
         """remote: the same daemon, as clients and the server are to come to it over the network. ray: where
-        its workers are.
+        its workers are. own_shm: gets to know its processes.
         """
         self.daemon = daemon
+        self._own_shm = OwnShm() if own_shm is None else own_shm
         self._ray = ray
         self.attachment: Attachment = daemon if remote is None else remote
         self.config = config
@@ -103,6 +105,7 @@ class Site:
 
     def note_killed(self, role: Role, pid: int) -> None:
         """A process of this role was killed."""
+        self._own_shm.note(pid)
         if self._ray is not None and role == "node":
             self._ray.replace(pid)
 
@@ -151,7 +154,10 @@ class Site:
         lasting = [("supervisor", self.supervisor.pid), ("server", self.server.pid)]
         own = [(role, pid) for role in SITE_ROLES for pid in self.find_pids(role)]
         texts = [("text", one) for role, pid in own if role == "http" for _, one in _list_children(pid)]
-        return lasting + own + texts
+        found = lasting + own + texts
+        for _, pid in found:
+            self._own_shm.note(pid)
+        return found
 
     def count_open_files(self) -> dict[tuple[str, int], OpenFiles]:
         """Of every process, by role and pid."""
@@ -275,7 +281,7 @@ def open_site(
         with contextlib.closing(Site(attach)) as site:
             yield site
         return
-    shm_before = find_shm_segments()
+    own_shm = OwnShm()
     with own_folders() as folder:
         args = EngineArgs(
             max_model_len=512,
@@ -290,7 +296,7 @@ def open_site(
         config = msgspec.structs.replace(args.create_engine_config(), recovery=recovery or RecoveryConfig())
         remote = start_own_daemon(config, folder if has_network else None)
         try:
-            with contextlib.closing(Site(OWN_NAME, config, remote=remote, ray=ray)) as site:
+            with contextlib.closing(Site(OWN_NAME, config, remote=remote, ray=ray, own_shm=own_shm)) as site:
                 yield site
         finally:
             with contextlib.suppress(QuireError):  # it has ended already, which the checks have seen
@@ -299,7 +305,7 @@ def open_site(
         if ray is not None:
             wait_until(lambda: not ray.find_left(), _LEFTOVER_TIMEOUT_S)
             broken += ray.find_left()
-        broken += [f"shared memory is left: {name}" for name in find_abandoned_shm(shm_before)]
+        broken += [f"shared memory is left: {name}" for name in own_shm.find_abandoned()]
 
 
 def start_own_daemon(config: EngineConfig, folder: Path | None) -> RemoteDaemon | None:
