@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from checkpoints import Recipe, make_checkpoint
+from quire.ipc.config import SchedulerConfig
 
 pytest.importorskip("triton")
 
@@ -29,11 +32,46 @@ import json, sys
 from quire.tools.gpu.variants import CASES, compile_case
 print(json.dumps(compile_case(CASES[sys.argv[1]], int(sys.argv[2]))))
 """
+# What a worker's start launches and what is listed of its model, each only there.
+_START = """
+import json, sys
+import msgspec, torch
+from triton.runtime import driver
+from quire.ipc.config import EngineConfig
+from quire.kernels import triton_runtime
+from quire.tools.gpu.compiler import SHARED_BYTES, record_launches
+from quire.tools.gpu.counted_launches import Driver
+from quire.tools.gpu.variants import Case, record_model
+from quire.worker.attention import triton_attention
+from quire.worker.worker import Worker
+
+config = msgspec.json.decode(sys.argv[1], type=EngineConfig)
+case = Case("", is_exact=config.exact, is_int4=config.model.quantization == "int4")
+listed = {launch.key for launch in record_model(config.model.spec, case, 90)}
+triton_runtime.DEVICE_TYPES = frozenset({"cpu"})
+triton_attention.find_card = lambda device: triton_attention.Card(132, SHARED_BYTES[90])
+driver.set_active(Driver())
+record_launches(lambda: triton_runtime.find_fault("cpu"))  # the kernel that shows whether kernels run
+torch.Tensor.new_empty, torch.empty_like = torch.Tensor.new_zeros, torch.zeros_like
+started = {launch.key for launch in record_launches(Worker(config, lambda phase: None).start)}
+print(json.dumps([len(started), sorted(started - listed), sorted(listed - started)]))
+"""
+_WIDTHS: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 400}
+_GEMMA = Recipe("gemma2", head_size=256, sliding_window=512, tied=True, **_WIDTHS)
+# A recipe, whether its kernels are exact, and what its weights become.
+_STARTS: dict[str, tuple[Recipe, bool, str | None]] = {
+    "plain": (Recipe("qwen3", num_heads=8, num_kv_heads=4, head_size=64, **_WIDTHS), False, None),
+    "int4": (Recipe(head_size=128, **_WIDTHS), False, "int4"),
+    "exact": (Recipe(head_size=128, **_WIDTHS), True, None),
+    "gemma2": (_GEMMA, False, None),
+    "gemma2, exact": (_GEMMA, True, None),
+}
 
 
 def run(script: str, *arguments: str, timeout_s: float = _TIMEOUT_S) -> Any:
     """In a process of its own, because Triton decides at its import whether it interprets."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["QUIRE_NATIVE_KERNELS"] = "0"
     command = [sys.executable, "-P", "-c", script, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -46,6 +84,20 @@ def test_serving_launches_as_many_variants_as_the_table_has() -> None:
         name: {kernel: row["variants"] for kernel, row in own["sm_90"].items()} for name, own in table.items()
     }
     assert run(_COUNT) == wanted
+
+
+@pytest.mark.parametrize("name", list(_STARTS))
+def test_a_start_launches_the_variants_that_are_listed_and_no_others(name: str, tmp_path: Path) -> None:
+    recipe, is_exact, quantization = _STARTS[name]
+    checkpoint = make_checkpoint(tmp_path, recipe)
+    config = msgspec.structs.replace(
+        checkpoint.engine_config("bfloat16", max_model_len=4096, quantization=quantization),
+        scheduler=SchedulerConfig(max_num_seqs=1024, max_num_batched_tokens=2048),
+        exact=is_exact,
+    )
+    num_started, only_started, only_listed = run(_START, msgspec.json.encode(config).decode())
+    assert (only_started, only_listed) == ([], [])
+    assert num_started >= 20
 
 
 def test_no_kernel_of_the_table_spills_and_all_fit_their_card() -> None:

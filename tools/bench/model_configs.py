@@ -76,6 +76,33 @@ DUMMY_MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+# Shapes whose kernels are compiled; no checkpoint is made of them.
+COMPILED_MODELS = DUMMY_MODELS | {
+    # Gemma 2 2B: heads of 256, which need other tiles, caps, and windows on every other layer.
+    "gemma2-2b": _COMMON
+    | {
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window": 4096,
+        "vocab_size": 256000,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+    },
+}
+
+
 def list_tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Every tensor of the checkpoint with its shape, by Hugging Face's names, for Llama and Qwen3."""
     hidden, ffn, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]

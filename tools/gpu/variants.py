@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...frontend.families import read_model_spec
 from ...ipc.linear_shapes import LinearShape, list_linears
-from ...ipc.model_spec import ModelSpec
+from ...ipc.model_spec import AttentionSpec, ModelSpec
 from ...kernels.attention_plan_triton import launch_plan, plan_attention
 from ...kernels.gated_activation_triton import launch_gated_activation
 from ...kernels.gather_rows_triton import launch_gather_rows
@@ -34,16 +34,17 @@ from ...kernels.rms_norm_triton import launch_rms_norm
 from ...kernels.rotate_and_write_triton import launch_rotate_and_write
 from ...kernels.sample_triton import NUM_PARAMETERS, launch_sample
 from ...kernels.token_bitmask_triton import launch_token_bitmask
-from ..bench.model_configs import DUMMY_MODELS
+from ..bench.model_configs import COMPILED_MODELS
 from .compiler import ARCHITECTURES, SHARED_BYTES, Compiled, Launch, compile_launch, make, record_launches
 
 TABLE = Path(__file__).parents[2] / "tests" / "kernels" / "compiled_kernels.json"
+MAX_NUM_SEQS = 1024  # of the largest cards
 _ROWS = (1, 3, 16)
-_MANY_ROWS = (40, 2048)
+_MANY_ROWS = (40, MAX_NUM_SEQS, 2048)
 _BLOCK_SIZE = 16
 _MAX_LEN = 4096
 _NUM_PROCESSORS = {80: 108, 89: 58, 90: 132, 100: 148}  # of an A100, L4, H100, B200
-_INT4_GROUP = 128
+_INT4_GROUP = 64  # as `quantization="int4"` has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +54,24 @@ class Case:
     model: str
     is_exact: bool = False
     is_int4: bool = False
-    has_sampling: bool = False  # its kernels too, which are alike for all models
 
 
 CASES = {
-    "qwen3-0.6b": Case("qwen3-0.6b", has_sampling=True),
+    "qwen3-0.6b": Case("qwen3-0.6b"),
     "llama-8b, int4": Case("llama-8b", is_int4=True),
     "llama-8b, exact": Case("llama-8b", is_exact=True),
+    "gemma2-2b": Case("gemma2-2b"),
+    "gemma2-2b, exact": Case("gemma2-2b", is_exact=True),
 }
 
 
 def record_case(case: Case, architecture: int) -> list[Launch]:
     """A launch of each variant."""
-    spec = read_model_spec(DUMMY_MODELS[case.model])
+    return record_model(read_model_spec(COMPILED_MODELS[case.model]), case, architecture)
+
+
+def record_model(spec: ModelSpec, case: Case, architecture: int) -> list[Launch]:
+    """The same of any model."""
     found: dict[str, Launch] = {}
     for call in _list_calls(spec, case, architecture):
         for launch in record_launches(call, architecture):
@@ -100,22 +106,26 @@ def _list_calls(spec: ModelSpec, case: Case, architecture: int) -> Iterator[Call
     for rows in (*_ROWS, *_MANY_ROWS):
         yield lambda rows=rows: _launch_layers(spec, rows)
         for shape in _list_weights(spec) if case.is_exact or case.is_int4 else ():
+            if shape.name == "lm_head" and rows > MAX_NUM_SEQS:
+                continue
             yield lambda rows=rows, shape=shape: _launch_linear(shape, rows, case)
-    for singles, chunks in ((1, 0), (3, 0), (16, 0), (2, 1), (0, 1)):
-        yield lambda singles=singles, chunks=chunks: _launch_attention(
-            spec, singles, chunks, case.is_exact, architecture
-        )
-    for rows in _ROWS if case.has_sampling else ():
+    for singles, chunks in ((1, 0), (3, 0), (16, 0), (2, 1), (0, 1), (MAX_NUM_SEQS, 0)):
+        for attention in dict.fromkeys(layer.attention for layer in spec.layers):
+            yield lambda own=attention, singles=singles, chunks=chunks: _launch_attention(
+                own, spec.norm_eps, singles, chunks, case.is_exact, architecture
+            )
+    for rows in _ROWS:
         ids = make(rows, dtype=torch.int64)
         yield lambda ids=ids: launch_gather_rows(make(vocab, hidden), ids)
-        yield lambda rows=rows, ids=ids: _launch_sampling(rows, ids, vocab)
+        yield lambda rows=rows, ids=ids: _launch_sampling(rows, ids, spec)
 
 
 def _launch_layers(spec: ModelSpec, rows: int) -> None:
     hidden, dense = make(rows, spec.hidden_size), spec.layers[0].ffn
     weight = make(spec.hidden_size)
-    launch_rms_norm(hidden, None, weight, spec.norm_eps)
-    launch_rms_norm(hidden, hidden, weight, spec.norm_eps)
+    numbers = spec.norm_eps, spec.norm_weight_offset, spec.norm_rounds_normed
+    for residual in (None, hidden):
+        launch_rms_norm(hidden, residual, weight, *numbers)
     launch_gated_activation(make(rows, 2 * dense.intermediate_size), dense.activation)
 
 
@@ -128,21 +138,25 @@ def _list_weights(spec: ModelSpec) -> list[LinearShape]:
 
 def _launch_linear(shape: LinearShape, rows: int, case: Case) -> None:
     x = make(rows, shape.num_in)
-    if not case.is_int4 or shape.name == "lm_head":
-        if case.is_exact:
-            launch_linear(x, make(shape.num_out, shape.num_in))
+    if case.is_exact:
+        launch_linear(x, make(shape.num_out, shape.num_in))
+        return
+    if shape.name == "lm_head":
+        int8 = make(shape.num_out, shape.num_in, dtype=torch.int8)
+        launch_linear(x, int8, None, make(shape.num_out, dtype=torch.float32))
         return
     codes = make(shape.num_out, shape.num_in // 2, dtype=torch.uint8)
     scales = make(shape.num_in // _INT4_GROUP, shape.num_out)
     launch_narrow_linear(x, TritonNarrowWeight(INT4, shape.num_in, _INT4_GROUP, 64, codes, scales))
 
 
-def _launch_attention(spec: ModelSpec, singles: int, chunks: int, is_exact: bool, architecture: int) -> None:
-    attention = spec.layers[0].attention
+def _launch_attention(
+    attention: AttentionSpec, eps: float, singles: int, chunks: int, is_exact: bool, architecture: int
+) -> None:
     heads, kv_heads, size = attention.num_heads, attention.num_kv_heads, attention.head_size
     requests, tokens = singles + chunks, singles + 40 * chunks
     cache, qkv = make(8, kv_heads, _BLOCK_SIZE, size), make(tokens, attention.qkv_size)
-    norm = None if attention.qk_norm is None else (make(size), make(size), spec.norm_eps)
+    norm = None if attention.qk_norm is None else (make(size), make(size), eps)
     angles = make(tokens, size // 2, dtype=torch.float32)
     slots = make(tokens, dtype=torch.int64)
     launch_rotate_and_write(qkv, heads, angles, angles, norm, cache, cache, slots)
@@ -151,16 +165,21 @@ def _launch_attention(spec: ModelSpec, singles: int, chunks: int, is_exact: bool
         singles, chunks, requests, kv_heads, _MAX_LEN, _NUM_PROCESSORS[architecture], is_exact,
         shared_bytes=SHARED_BYTES[architecture],
     )  # fmt: skip
-    work = launch_plan(plan, starts, lengths, None)
+    work = launch_plan(plan, starts, lengths, attention.window)
     tables = make(requests, _MAX_LEN // _BLOCK_SIZE, dtype=torch.int32)
     tensors = (cache, cache, tables, starts, lengths)
-    launch_paged_attention(qkv, attention.qkv_size, heads, *tensors, None, plan, work)
+    launch_paged_attention(
+        qkv, attention.qkv_size, heads, *tensors, attention.window, plan, work,
+        attention.soft_cap, attention.scale,
+    )  # fmt: skip
 
 
-def _launch_sampling(rows: int, ids: Tensor, vocab: int) -> None:
+def _launch_sampling(rows: int, ids: Tensor, spec: ModelSpec) -> None:
+    vocab = spec.vocab_size
     logits = make(rows, vocab, dtype=torch.float32)
     parameters = make(rows, NUM_PARAMETERS, dtype=torch.float64)
-    for own_logits in (logits, make(rows, vocab)):  # edited, and as the model has them
+    # Edited ones and those with a cap are float32, others as the model has them.
+    for own_logits in (logits, logits if spec.logit_soft_cap else make(rows, vocab)):
         for has_filters in (False, True):
             launch_sample(own_logits, parameters, has_filters)
     launch_log_totals(logits, ids)
