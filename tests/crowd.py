@@ -6,11 +6,14 @@ A capability registers its requests with `kind`; `e2e/test_exact.py` runs them a
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 from quire import LLM, PoolingParams, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire.frontend.input_processor import PreparedParams
 from quire.frontend.llm_engine import LLMEngine
@@ -111,6 +114,11 @@ def answer(llm: LLM, asks: list[Ask]) -> dict[str, Answer]:
     return answer_through(llm, asks, [])
 
 
+def answer_together(llm: LLM, asks: list[Ask]) -> dict[str, Answer]:
+    """Run requests at once; the core, a process of its own, sees none before all are sent."""
+    return answer_through(llm, asks, [], sending=stopped_core(llm))
+
+
 def answer_alone(llm: LLM, asks: list[Ask]) -> dict[str, Answer]:
     """Run requests one after the other."""
     answers: dict[str, Answer] = {}
@@ -119,17 +127,17 @@ def answer_alone(llm: LLM, asks: list[Ask]) -> dict[str, Answer]:
     return answers
 
 
-def answer_through(llm: LLM, asks: list[Ask], accidents: list[Callable[[], None]]) -> dict[str, Answer]:
-    """Run requests at once, with accidents at equal distances among their outputs."""
+def answer_through(
+    llm: LLM,
+    asks: list[Ask],
+    accidents: list[Callable[[], None]],
+    sending: AbstractContextManager[None] | None = None,
+) -> dict[str, Answer]:
+    """Run requests at once, sent within `sending`, with accidents at equal distances among their outputs."""
     engine = llm.llm_engine
-    vectors = PoolingProcessor(engine.facts, engine.tokenizer)
     found: dict[str, Answer] = {}
-    for ask in asks:
-        if isinstance(ask.params, PoolingParams):
-            (prompt,) = vectors.tokenize([ask.prompt], [ask.params], [ask.name])
-            add_vector(engine, vectors.make_input(ask.name, prompt, ask.params), found)
-        else:
-            engine.add_inputs([engine.input_processor.process(ask.name, ask.prompt, ask.params)], None)
+    with sending or contextlib.nullcontext():
+        add(engine, asks, found)
     num_tokens = sum(ask.num_tokens for ask in asks)
     waiting, num_seen = list(accidents), 0
     seen: dict[str, int] = {}
@@ -143,6 +151,28 @@ def answer_through(llm: LLM, asks: list[Ask], accidents: list[Callable[[], None]
             waiting.pop(0)()
     assert not waiting, "the load ended before the last accident"
     return {ask.name: found[ask.name] for ask in asks}
+
+
+@contextlib.contextmanager
+def stopped_core(llm: LLM) -> Generator[None]:
+    """The core stands still, so that all that is sent meanwhile is there at its next turn."""
+    core = psutil.Process(llm.llm_engine.facts.pids["core"])
+    core.suspend()
+    try:
+        yield
+    finally:
+        core.resume()
+
+
+def add(engine: LLMEngine, asks: list[Ask], found: dict[str, Answer]) -> None:
+    """Send requests; a vector comes into `found` by itself."""
+    vectors = PoolingProcessor(engine.facts, engine.tokenizer)
+    for ask in asks:
+        if isinstance(ask.params, PoolingParams):
+            (prompt,) = vectors.tokenize([ask.prompt], [ask.params], [ask.name])
+            add_vector(engine, vectors.make_input(ask.name, prompt, ask.params), found)
+        else:
+            engine.add_inputs([engine.input_processor.process(ask.name, ask.prompt, ask.params)], None)
 
 
 def add_vector(engine: LLMEngine, request: PoolingInput, found: dict[str, Answer]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crowd import Answer, Ask, answer, answer_alone
+from crowd import Answer, Ask, answer, answer_alone, answer_together
 from encoders import ENCODERS, make_encoder
 from quire import LLM, PoolingParams
 from quire.frontend.models.model_folder import POCKET_ENCODER
@@ -100,14 +100,14 @@ def test_a_shortage_of_memory_a_lost_worker_and_a_lost_core_change_no_bit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     faults = (
-        "core.schedule:slow",  # until all requests have come; two steps are formed of those that came first
+        *(f"core.schedule:slow@{count}" for count in range(1, 5)),  # until all are received
         "worker.execute:oom@3",
         "worker.execute:oom@4",
         "worker.execute:segfault@6",
         "core.schedule:exit@34",
     )
     with make_llm(model, "mp", max_num_batched_tokens=1024, fault_hooks=",".join(faults)) as llm:
-        assert answer(llm, asks) == alone
+        assert answer_together(llm, asks) == alone
     log = capfd.readouterr().err
     smaller = re.findall(r"steps have at most 1024 tokens and (\d+) requests for a while", log)
     assert len(smaller) == 2
