@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .dependent_launch_triton import launch_options, wait_for_inputs
+from .launch_sizes import ceil_div
 
 _jit: typing.Any = triton.jit
 
@@ -93,7 +94,7 @@ def launch_plan(
     while block < num_requests:  # few sizes, for each is compiled
         block *= 4
     block_items = max(1, _TILE // block)
-    _plan_kernel[(triton.cdiv(plan.num_items, block_items),)](
+    _plan_kernel[(ceil_div(plan.num_items, block_items),)](
         query_starts, seq_lens, items, split_items, num_requests, plan.num_items, plan.num_split,
         max(1, plan.num_items - num_requests), plan.split_keys if plan.num_split else _UNSPLIT,
         IS_STRICT=plan.split_keys > 0, WINDOW=window or 0,

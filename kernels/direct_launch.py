@@ -39,10 +39,9 @@ class _Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    run: Callable[..., None]
-    function: typing.Any
-    metadata: typing.Any
-    constants: tuple[typing.Any, ...]  # that follow a call's arguments
+    run: Callable[..., None]  # of a grid, a stream, `head`, a call's arguments, `constants`
+    head: tuple[typing.Any, ...]  # the function, its metadata, and no hooks
+    constants: tuple[typing.Any, ...]
 
 
 class Launch:
@@ -62,10 +61,7 @@ class Launch:
     def run(self, args: typing.Sequence[typing.Any]) -> None:
         """Queue it on the present stream."""
         variant, stream = self._variant, self._find_stream(self._device)
-        variant.run(
-            *self._grid, stream, variant.function, variant.metadata, None, None, None,
-            *args, *variant.constants,
-        )  # fmt: skip
+        variant.run(*self._grid, stream, *variant.head, *args, *variant.constants)
 
 
 class LaunchTape:
@@ -139,19 +135,20 @@ class DirectLaunches:
     def run(self, *args: typing.Any, grid: typing.Any, warmup: bool, **options: typing.Any) -> typing.Any:
         """As JITFunction's, but the compiled kernel comes back only from a launch that went Triton's way."""
         layout = self._layout
-        if layout is None or warmup or any(args[place] not in _INT32 for place in layout.others):
+        if layout is None or warmup:
             return self._run_as_triton(args, grid, warmup, options)
+        for place in layout.others:
+            if args[place] not in _INT32:
+                return self._run_as_triton(args, grid, warmup, options)
         tensors = layout.tensors(args)
-        if any(map(_find_offset, map(_find_address, tensors))):
-            return self._run_as_triton(args, grid, warmup, options)
         key = (*map(_find_dtype, tensors), *layout.numbers(args), *options, *options.values())
         variant = self._variants.get(key)
-        if variant is None:
+        if variant is None or any(map(_find_offset, map(_find_address, tensors))):
             return self._run_as_triton(args, grid, warmup, options)
-        launch = Launch(variant, (*grid, 1, 1)[:3], self._find_stream, self._device)
+        whole_grid = (*grid, 1, 1)[:3]
         if _tapes:
-            _tapes[-1].add(launch, args)
-        launch.run(args)
+            _tapes[-1].add(Launch(variant, whole_grid, self._find_stream, self._device), args)
+        variant.run(*whole_grid, self._find_stream(self._device), *variant.head, *args, *variant.constants)
         return None
 
     def _run_as_triton(
@@ -175,7 +172,8 @@ class DirectLaunches:
             return kernel
         key = (*map(_find_dtype, tensors), *layout.numbers(args), *options, *options.values())
         constants = tuple(options[param.name] for param in rest)
-        self._variants[key] = _Variant(kernel.run, kernel.function, kernel.packed_metadata, constants)
+        head = kernel.function, kernel.packed_metadata, None, None, None
+        self._variants[key] = _Variant(kernel.run, head, constants)
         return kernel
 
     def _find_layout(self, args: tuple[typing.Any, ...]) -> _Layout | None:
@@ -194,7 +192,8 @@ def _pick(places: list[int]) -> Callable[[typing.Any], tuple[typing.Any, ...]]:
     """Takes what stands at these places."""
     if len(places) > 1:
         return itemgetter(*places)
-    return lambda args: tuple(args[place] for place in places)
+    first = places[0] if places else 0  # of a slice, which is a tuple whatever its length
+    return itemgetter(slice(first, first + len(places)))
 
 
 def _is_offset(tensor: Tensor) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .dependent_launch_triton import launch_options, wait_for_inputs
 from .gated_activation import ACTIVATIONS
+from .launch_sizes import ceil_div, next_power_of_2
 
 _jit: typing.Any = triton.jit
 
@@ -57,8 +58,8 @@ def launch_gated_activation(gate_up: Tensor, activation: str) -> Tensor:
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     y = gate_up.new_empty((rows, size))
     if rows:
-        block = min(_MAX_BLOCK, triton.next_power_of_2(size))
-        _gated_activation[(rows, triton.cdiv(size, block))](
+        block = min(_MAX_BLOCK, next_power_of_2(size))
+        _gated_activation[(rows, ceil_div(size, block))](
             gate_up, y, size, ACTIVATION=activation, BLOCK=block, **launch_options(gate_up.device)
         )
     return y

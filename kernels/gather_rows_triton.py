@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .dependent_launch_triton import launch_options, wait_for_inputs
+from .launch_sizes import ceil_div, next_power_of_2
 
 _jit: typing.Any = triton.jit
 
@@ -40,8 +41,8 @@ def launch_gather_rows(table: Tensor, index: Tensor) -> Tensor:
     size = table.shape[1]
     y = table.new_empty((index.shape[0], size))
     if y.numel():
-        block = min(_MAX_BLOCK, triton.next_power_of_2(size))
-        _gather_rows[(index.shape[0], triton.cdiv(size, block))](
+        block = min(_MAX_BLOCK, next_power_of_2(size))
+        _gather_rows[(index.shape[0], ceil_div(size, block))](
             table, index, y, size, BLOCK=block, **launch_options(table.device)
         )
     return y

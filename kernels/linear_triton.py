@@ -20,6 +20,7 @@ from torch import Tensor
 
 from . import triton_faults
 from .dependent_launch_triton import launch_options, prefetch, wait_for_inputs
+from .launch_sizes import ceil_div
 
 _jit: typing.Any = triton.jit
 
@@ -53,10 +54,10 @@ def plan_segments(weight: Tensor) -> Segments:
 
 def plan_segments_of(num_out: int, num_in: int, block_k: int) -> Segments:
     """The same of a weight [num_out, num_in] that is read in steps of `block_k` inputs."""
-    wanted = triton.cdiv(_ENOUGH_PROGRAMS, triton.cdiv(num_out, FEW_OUT))
+    wanted = ceil_div(_ENOUGH_PROGRAMS, ceil_div(num_out, FEW_OUT))
     count = max(1, min(wanted, num_in // _MIN_SEGMENT))
-    size = triton.cdiv(triton.cdiv(num_in, count), block_k) * block_k
-    return Segments(block_k, size, triton.cdiv(num_in, size))
+    size = ceil_div(ceil_div(num_in, count), block_k) * block_k
+    return Segments(block_k, size, ceil_div(num_in, size))
 
 
 @_jit
@@ -212,20 +213,20 @@ def find_many_grid(m: int, num_out: int, device: torch.device) -> tuple[int, int
     Before Hopper the operands lie in registers too, where a larger tile's sums leave no room for them.
     """
     block_m = 128 if triton_faults.find_capability(device) >= (9, 0) else 64
-    count = triton.cdiv(m, block_m) * triton.cdiv(num_out, MANY_OUT)
+    count = ceil_div(m, block_m) * ceil_div(num_out, MANY_OUT)
     return (count if m > _FEW_ROWS and count >= _ENOUGH_TILES else 0), block_m
 
 
 def find_few_grid(m: int, num_out: int, num_segments: int) -> tuple[tuple[int, int, int], int]:
     """The grid of tiles for few rows and segments, and the rows of a tile."""
     block_m = _LONE_ROWS if m <= _LONE_ROWS else _FEW_ROWS
-    return (triton.cdiv(num_out, FEW_OUT), triton.cdiv(m, block_m), num_segments), block_m
+    return (ceil_div(num_out, FEW_OUT), ceil_div(m, block_m), num_segments), block_m
 
 
 def add_segments(sums: Tensor, y: Tensor, scale: Tensor | None, bias: Tensor | None) -> None:
     """y [m, N] of the sums [S, m, N] of segments."""
     m, num_out = y.shape
-    _add_segments[(m, triton.cdiv(num_out, _ADD_OUT))](
+    _add_segments[(m, ceil_div(num_out, _ADD_OUT))](
         *(sums, y if scale is None else scale, y if bias is None else bias, y, m, num_out, sums.shape[0]),
         HAS_SCALE=scale is not None,
         HAS_BIAS=bias is not None,

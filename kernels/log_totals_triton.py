@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch_sizes import ceil_div, next_power_of_2
+
 _jit: typing.Any = triton.jit
 
 _CHUNK = 4096
@@ -73,7 +75,7 @@ def launch_log_totals(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor
     assert logits.is_contiguous()
     assert token_ids.is_contiguous()
     num_rows, size = logits.shape
-    num_chunks = triton.cdiv(size, _CHUNK)
+    num_chunks = ceil_div(size, _CHUNK)
     tops = logits.new_empty((num_rows, num_chunks))
     sums = torch.empty_like(tops)
     counts = torch.empty_like(tops, dtype=torch.int32)
@@ -90,6 +92,6 @@ def launch_log_totals(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor
             log_totals,
             ranks,
             num_chunks,
-            PADDED_CHUNKS=triton.next_power_of_2(num_chunks),
+            PADDED_CHUNKS=next_power_of_2(num_chunks),
         )
     return log_totals, ranks

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from .attention_plan_triton import ITEM_SIZE, MAX_SPLITS, AttentionPlan, SplitWork
 from .dependent_launch_triton import launch_options, wait_for_inputs
+from .launch_sizes import next_power_of_2
 
 _jit: typing.Any = triton.jit
 
@@ -145,14 +146,14 @@ def launch_paged_attention(
 
 
 def _pad(head_size: int) -> int:
-    return max(16, triton.next_power_of_2(head_size))
+    return max(16, next_power_of_2(head_size))
 
 
 def _single_shape(dtype: torch.dtype, head_size: int, group: int, plan: AttentionPlan) -> TileShape:
     """The tile for requests of one token: no more rows than the group, keys enough to hide the memory."""
     if plan.split_keys:
         return _chunk_shape(dtype, head_size, group, plan)
-    rows = max(16, triton.next_power_of_2(group))
+    rows = max(16, next_power_of_2(group))
     if dtype == torch.float32:
         return TileShape(rows, 32 if _pad(head_size) <= 128 else 16, num_warps=4, num_stages=3)
     num_warps = 8 if rows > 64 else 4
@@ -166,7 +167,7 @@ def _chunk_shape(dtype: torch.dtype, head_size: int, group: int, plan: Attention
 
     As large as registers and the card's shared memory hold without spilling, by what the compiler reports.
     """
-    least = triton.next_power_of_2(group)
+    least = next_power_of_2(group)
     is_large = plan.shared_bytes >= _LARGE_SHARED_BYTES
     if dtype == torch.float32:  # without tensor cores a tile's products live in registers
         keys = 32 if _pad(head_size) <= 128 else 16

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch_sizes import ceil_div
+
 _jit: typing.Any = triton.jit
 
 _BLOCK = 512
@@ -42,6 +44,6 @@ def launch_penalties(logits: Tensor, places: Tensor, counts: Tensor, penalties: 
     assert penalties.is_contiguous()
     num_places = places.shape[0]
     if num_places:
-        _penalize[(triton.cdiv(num_places, _BLOCK),)](
+        _penalize[(ceil_div(num_places, _BLOCK),)](
             logits, places, counts, penalties, num_places, BLOCK=_BLOCK
         )

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch_sizes import ceil_div
 from .pool_rows import POOLS
 
 _jit: typing.Any = triton.jit
@@ -62,7 +63,7 @@ def launch_pool_rows(
     size, num_rows = hidden.shape[1], rows.shape[0]
     if not num_rows:
         return
-    grid = (num_rows, triton.cdiv(size, _BLOCK))
+    grid = (num_rows, ceil_div(size, _BLOCK))
     for pool, kind in enumerate(kinds):
         _pool_rows[grid](
             hidden, rows, starts, firsts, pools, pool, len(kinds), size, KIND=POOLS.index(kind), BLOCK=_BLOCK

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .dependent_launch_triton import launch_options, wait_for_inputs
+from .launch_sizes import next_power_of_2
 
 _jit: typing.Any = triton.jit
 
@@ -73,7 +74,7 @@ def launch_rms_norm(
     rows, size = x.shape
     y = x if in_place else x.new_empty((rows, size))
     if rows:
-        block = triton.next_power_of_2(size)
+        block = next_power_of_2(size)
         _rms_norm[(rows,)](
             x,
             x if residual is None else residual,

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .dependent_launch_triton import launch_options, wait_for_inputs
+from .launch_sizes import ceil_div, next_power_of_2
 
 _jit: typing.Any = triton.jit
 
@@ -41,12 +42,12 @@ def launch_rotate_and_write(
     """
     _, num_kv_heads, block_size, head_size = k_cache.shape
     query_norm, key_norm, eps = qk_norm or (qkv, qkv, 0.0)
-    num_programs = triton.cdiv(num_heads + 2 * num_kv_heads, _HEADS)
+    num_programs = ceil_div(num_heads + 2 * num_kv_heads, _HEADS)
     _rotate_and_write_kernel[(qkv.shape[0], num_programs)](
         qkv, qkv if cos is None else cos, qkv if sin is None else sin, query_norm, key_norm,
         k_cache, v_cache, slot_mapping, eps, HAS_ANGLES=cos is not None, HAS_NORM=qk_norm is not None,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HALF=head_size // 2,
-        PADDED_HALF=triton.next_power_of_2(head_size // 2), BLOCK_SIZE=block_size, HEADS=_HEADS,
+        PADDED_HALF=next_power_of_2(head_size // 2), BLOCK_SIZE=block_size, HEADS=_HEADS,
         num_warps=2 if head_size * qkv.element_size() <= 256 else 4, **launch_options(qkv.device),
     )  # fmt: skip
 

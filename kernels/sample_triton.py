@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .dependent_launch_triton import launch_options, wait_for_inputs
+from .launch_sizes import ceil_div, next_power_of_2
 
 _jit: typing.Any = triton.jit
 
@@ -374,8 +375,8 @@ def launch_sample(logits: Tensor, parameters: Tensor, has_filters: bool) -> tupl
     assert parameters.is_contiguous()
     num_rows, size = logits.shape
     block_size, chunk_blocks = _BLOCK.value, _CHUNK_BLOCKS.value
-    num_blocks = triton.cdiv(size, block_size)
-    num_chunks = triton.cdiv(num_blocks, chunk_blocks)
+    num_blocks = ceil_div(size, block_size)
+    num_chunks = ceil_div(num_blocks, chunk_blocks)
     block_tops = logits.new_empty((num_rows, num_blocks))  # of the logits' type, for both are searched
     chunk_tops = logits.new_empty((num_rows, num_chunks), dtype=torch.float32)
     chunk_ids = logits.new_empty((num_rows, num_chunks), dtype=torch.int32)
@@ -409,7 +410,7 @@ def launch_sample(logits: Tensor, parameters: Tensor, has_filters: bool) -> tupl
         size,
         num_chunks,
         NUM_PARAMETERS=NUM_PARAMETERS,
-        PADDED_CHUNKS=triton.next_power_of_2(num_chunks),
+        PADDED_CHUNKS=next_power_of_2(num_chunks),
         **pdl,
     )
     if has_filters:
@@ -426,7 +427,7 @@ def launch_sample(logits: Tensor, parameters: Tensor, has_filters: bool) -> tupl
             num_blocks,
             NUM_PARAMETERS=NUM_PARAMETERS,
             TOP_P_BLOCKS=_TOP_P_BLOCKS,
-            PADDED_BLOCKS=triton.next_power_of_2(num_blocks),
+            PADDED_BLOCKS=next_power_of_2(num_blocks),
             num_warps=8,
             maxnreg=_MAX_REGISTERS,
             **pdl,

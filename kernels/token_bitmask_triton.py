@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch_sizes import ceil_div
+
 _jit: typing.Any = triton.jit
 
 _BLOCK = 4096
@@ -34,7 +36,7 @@ def launch_token_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
     assert logits.is_contiguous()
     assert bitmask.is_contiguous()
     size, (num_rows, num_words) = logits.shape[1], bitmask.shape
-    assert num_words == triton.cdiv(size, 32), f"{num_words} words for {size} tokens"
+    assert num_words == ceil_div(size, 32), f"{num_words} words for {size} tokens"
     if num_rows:
-        grid = (triton.cdiv(size, _BLOCK), num_rows)
+        grid = (ceil_div(size, _BLOCK), num_rows)
         _apply_token_bitmask[grid](logits, bitmask, rows, size, num_words, BLOCK=_BLOCK)
