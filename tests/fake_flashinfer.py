@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from quire.kernels.paged_attention import paged_attention_reference
 from torch import Tensor
@@ -92,3 +94,10 @@ class BatchPrefillWithPagedKVCacheWrapper:
                 *(self.soft_cap, self.scale),
             )
         return out
+
+
+def put_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nvcc be found in `folder`."""
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "bin" / "nvcc").touch()
+    monkeypatch.setenv("CUDA_HOME", str(folder))

@@ -1,12 +1,12 @@
 """`python -m quire.tools.gpu_check`, or tools/gpu_check: one command for a machine with a GPU.
 
 Environment, a first answer, kernel tests compiled and under memcheck, golden runs, crowds, graphs on and off;
-a profile, a sweep over attention's tiles, benchmarks beside the cost model and other engines; faults brought
-about, ranks on two GPUs; ending in a table. Every part is a process of its own with a deadline: one that
-crashes or hangs costs its own rows. Rows are said, and written to --out, as they come; --page FILE makes such
-a file a part of docs/performance.md, on any machine. A part that lacks a module or the time has failed;
---wheels FOLDER installs what a machine without a network lacks, from wheels, into a folder of this run. A
-part that lacks GPUs is skipped, and said to be.
+a profile, a sweep over attention's tiles, benchmarks beside the cost model, FlashInfer and other engines;
+faults brought about, ranks on two GPUs; ending in a table. Every part is a process of its own with a
+deadline: one that crashes or hangs costs its own rows. Rows are said, and written to --out, as they come;
+--page FILE makes such a file a part of docs/performance.md, on any machine. A part that lacks a module or
+the time has failed; --wheels FOLDER installs what a machine without a network lacks, from wheels, into a
+folder of this run. A part that lacks GPUs is skipped, and said to be.
 Exit codes: 0 all that was judged is right, 1 something is not, 2 no GPU or wrong usage.
 """
 
@@ -44,6 +44,7 @@ PARTS = {
     "profile": 180.0,
     "attention sweep": 300.0,
     "kernels": 150.0,
+    "flashinfer": 240.0,
     "small engine": 240.0,
     "large engine": 135.0,
     "contest": 480.0,

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from ..kernels import build, native, triton_runtime
+from ..kernels import build, flashinfer_attention, native, triton_runtime
 from ..worker import devices
+from .bench.machine import find_version
 
 
 def probe_torch() -> dict[str, Any]:
@@ -62,6 +63,22 @@ def probe_triton() -> dict[str, Any]:
     return {"is_needed": True, "is_usable": fault is None, "detail": detail}
 
 
+def probe_flashinfer() -> dict[str, Any]:
+    """Whether attention_backend=FLASHINFER would be FlashInfer's; it is not loaded where no GPU is used."""
+    version = find_version("flashinfer-python")
+    if not torch.cuda.is_available() or devices.find_gpu_fault() is not None:
+        there = "not needed without a GPU" if version is None else f"{version}, not used without a GPU"
+        return {"is_needed": False, "is_usable": False, "detail": there}
+    fault = flashinfer_attention.find_fault()
+    if fault is None:
+        detail = f"{version or 'of no known version'}, used where attention_backend=FLASHINFER asks for it"
+    elif fault == flashinfer_attention.NOT_INSTALLED:
+        detail = "not installed: attention_backend=FLASHINFER (pip install flashinfer-python)"
+    else:
+        detail = f"{version or 'of no known version'}, but {fault}"
+    return {"is_needed": True, "is_usable": fault is None, "detail": detail}
+
+
 def _describe_gpu(index: int) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(index)
     capability = f"{properties.major}.{properties.minor}"
@@ -73,7 +90,11 @@ def _describe_gpu(index: int) -> dict[str, Any]:
 def main() -> None:
     """Print one JSON object, or end with the reason why QUIRE_NATIVE_KERNELS is refused."""
     try:
-        report = {**probe_torch(), "cpu_kernels": probe_cpu_kernels(), "triton": probe_triton()}
+        report = probe_torch() | {
+            "cpu_kernels": probe_cpu_kernels(),
+            "triton": probe_triton(),
+            "flashinfer": probe_flashinfer(),
+        }
     except ValueError as error:
         sys.exit(str(error))
     print(json.dumps(report))

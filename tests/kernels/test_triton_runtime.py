@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from quire.kernels import triton_runtime
+from quire.kernels import flashinfer_attention, triton_runtime
 from quire.tools import probe
 from quire.worker import devices
 from quire.worker.layers.norm import RMSNorm
@@ -75,3 +75,34 @@ def test_the_doctor_says_why_a_gpu_has_no_triton(monkeypatch: pytest.MonkeyPatch
     assert report["is_needed"]
     assert not report["is_usable"]
     assert report["detail"] == "slower torch operations instead: no C compiler"
+
+
+@pytest.mark.parametrize(
+    ("version", "fault", "detail"),
+    [
+        ("0.7.2", None, "0.7.2, used where attention_backend=FLASHINFER asks for it"),
+        (
+            None,
+            flashinfer_attention.NOT_INSTALLED,
+            "not installed: attention_backend=FLASHINFER (pip install flashinfer-python)",
+        ),
+        ("0.7.2", "it has no nvcc", "0.7.2, but it has no nvcc"),
+    ],
+)
+def test_the_doctor_says_whether_flashinfer_is_there_and_why_it_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, fault: str | None, detail: str
+) -> None:
+    monkeypatch.setattr(probe, "find_version", {"flashinfer-python": version}.get)
+    monkeypatch.setattr(flashinfer_attention, "find_fault", lambda: fault)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    without = probe.probe_flashinfer()
+    assert not without["is_needed"]
+    assert without["detail"] == (
+        "not needed without a GPU" if version is None else "0.7.2, not used without a GPU"
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(devices, "find_gpu_fault", lambda: None)
+    report = probe.probe_flashinfer()
+    assert report["is_needed"]
+    assert report["is_usable"] is (fault is None)
+    assert report["detail"].startswith(detail)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import logging
 import sys
+from pathlib import Path
 from typing import Any
 
 import fake_flashinfer
@@ -27,11 +28,12 @@ STEP = [(1, 40), (7, 23), (1, 1), (5, 5), (1, 33)]
 
 
 @pytest.fixture(autouse=True)
-def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def _installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(triton_runtime, "DEVICE_TYPES", {"cpu"})
     monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
     spec = importlib.machinery.ModuleSpec("flashinfer", None)
     monkeypatch.setattr(fake_flashinfer, "__spec__", spec)
+    fake_flashinfer.put_compiler(tmp_path, monkeypatch)
     fake_flashinfer.BatchPrefillWithPagedKVCacheWrapper.made.clear()
 
 
@@ -153,6 +155,24 @@ def test_without_it_installed_ours_take_its_place(
     monkeypatch.delitem(sys.modules, "flashinfer")
     assert make_attention(make_spec(), DTYPE, CPU, wanted="flashinfer").name == "triton"
     assert "pip install flashinfer-python" in caplog.text
+
+
+def test_without_a_compiler_for_it_ours_take_its_place(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
+    assert make_attention(make_spec(), DTYPE, CPU, wanted="flashinfer").name == "triton"
+    assert "it has no nvcc to compile its kernels" in caplog.text
+
+
+def test_one_that_does_not_load_is_said_to_and_ours_take_its_place(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "flashinfer.py").write_text("raise OSError('libcudart.so.13:\\n no such file')")
+    monkeypatch.delitem(sys.modules, "flashinfer")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert make_attention(make_spec(), DTYPE, CPU, wanted="flashinfer").name == "triton"
+    assert "it does not load: OSError: libcudart.so.13: no such file" in caplog.text
 
 
 def test_one_of_ours_can_be_named_too() -> None:

@@ -20,6 +20,7 @@ PARTS = {
     "profile": ("profiler", "profile_steps"),
     "attention sweep": ("sweep", "sweep_attention"),
     "kernels": ("kernels", "bench_kernels"),
+    "flashinfer": ("flashinfer", "check_flashinfer"),
     "small engine": ("engine", "bench_small_engine"),
     "large engine": ("engine", "bench_large_engine"),
     "contest": ("contest", "run_contest"),

@@ -57,6 +57,19 @@ def bench_large_engine(
             say(_bench_decode(llm, facts, spec, batch, card, most))
 
 
+def bench_attention_backend(
+    say: Say, name: str, device: str = "cuda", model: str = "qwen3-0.6b", batches: tuple[int, ...] = (1, 64)
+) -> None:
+    """Decode with another attention than the usual, if that is what computes."""
+    facts, spec, card = _read_model(model), load_spec(model), find_card(say, device)
+    with _make_llm(facts, device, attention_backend=name) as llm:
+        used = llm.llm_engine.facts.attention_backend
+        say(Row(f"{name} in an engine", f"attention is {used}'s", "its own", used == name.lower()))
+        for batch in batches:
+            row = _bench_decode(llm, facts, spec, batch, card, None)
+            say(Row(f"{row.name}, attention by {used}", row.value))
+
+
 def _read_model(model: str) -> ModelFacts:
     return read_model_facts(model, ensure_model(model), is_dummy=True)
 

@@ -110,7 +110,7 @@ def bench_attention(
             query, row_size, case.num_heads, *tensors, None, plan, work, ahead=ahead, tile=tile
         )
 
-    seconds = _time(attend, device)
+    seconds = time_call(attend, device)
     if query_len == 1:
         rate = (k_cache.nbytes + v_cache.nbytes) / seconds
         fraction, detail = rate / copy_rate, f"{rate / 1e9:,.0f} GB/s, {seconds * 1e6:,.0f} us"
@@ -140,14 +140,14 @@ def _bench_rotation(num_tokens: int, device: str, copy_rate: float) -> Row:
             qkv, num_heads, angles[0], angles[1], (weight, weight, 1e-6), k_cache, v_cache, slots
         )
 
-    seconds = _time(rotate, device)
+    seconds = time_call(rotate, device)
     rate = (2 * qkv.nbytes + angles.nbytes) / seconds
     detail = f"{rate / copy_rate:.0%} ({rate / 1e9:,.0f} GB/s, {seconds * 1e6:,.1f} us)"
     return Row(f"rotate and write {num_tokens} tokens", detail)
 
 
-def _time(call: Callable[[], object], device: str) -> float:
-    """Least seconds of a call."""
+def time_call(call: Callable[[], object], device: str) -> float:
+    """Least seconds of a call, of several in a graph."""
     if device == "cpu":
         return time_best(call, device, rounds=1)
     call()  # compiles

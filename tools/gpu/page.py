@@ -17,7 +17,7 @@ PART = "gpu"
 _RUN = "run"  # the part of the rows that say which run it was
 _PLACES = ("device", "versions")  # of the environment's rows
 # What says how fast it is; the rest says whether it is right, and is counted.
-_FIGURES = ("profile", "attention sweep", "kernels", "small engine", "large engine", "contest")
+_FIGURES = ("profile", "attention sweep", "kernels", "flashinfer", "small engine", "large engine", "contest")
 _MARKS = {True: "ok", False: "no", None: ""}
 
 

@@ -173,9 +173,10 @@ def check_torch() -> Iterator[Check]:
         yield Check("gpu", Status.OK, f"none; models run on the CPU (this torch is built for {built})")
     kernels: dict[str, Any] = report["cpu_kernels"]
     yield Check("cpu kernels", Status.OK if kernels["is_native"] else Status.NOTE, kernels["detail"])
-    triton: dict[str, Any] = report["triton"]
-    is_well = triton["is_usable"] or not triton["is_needed"]
-    yield Check("triton", Status.OK if is_well else Status.NOTE, triton["detail"])
+    for name in ("triton", "flashinfer"):
+        library: dict[str, Any] = report[name]
+        is_well = library["is_usable"] or not library["is_needed"]
+        yield Check(name, Status.OK if is_well else Status.NOTE, library["detail"])
 
 
 def check_ray() -> Iterator[Check]:
