@@ -143,3 +143,14 @@ def test_a_packed_weight_holds_no_more_bytes_than_its_format_says() -> None:
     packed = narrow_linear_triton.pack_narrow_weight(weight.codes, weight.scales, 4, 256, 64, weight.offsets)
     assert packed.size_bytes == 64 * 128 + 64 * 4 * (4 + 4)
     assert narrow_linear_triton.launch_narrow_linear(random(0, 256), packed).shape == (0, 64)
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="of the interpreter")
+def test_the_interpreters_product_and_sum_are_rounded_once() -> None:
+    import numpy as np
+
+    triton_interpreter = pytest.importorskip("triton_interpreter")
+    # The product is half way between two numbers, and float64 loses what is added to it.
+    x, z = np.float32([1 + 2.0**-12] * 3), np.float32([2.0**-60, 0, -(2.0**-60)])
+    found = triton_interpreter.multiply_and_add(x, x, z)
+    assert found.tolist() == [1 + 2.0**-11 + 2.0**-23, 1 + 2.0**-11, 1 + 2.0**-11]
