@@ -124,15 +124,12 @@ struct PairLayer {
     }
 
     // Asks for what both panels have from an offset on, or beyond their end what the panels of the next task have.
-    // `is_read_once`: nothing in the caches needs to make room for it. Inlined, because GCC drops the call of a
-    // function that does nothing but prefetch.
-    template <bool is_read_once>
+    // Inlined, because GCC drops the call of a function that does nothing but prefetch.
     QUIRE_INLINE void fetch_ahead(PanelPair panels, size_t offset, int bytes) const {
-        constexpr int kLocality = is_read_once ? 0 : 3;
         if (offset >= panel_bytes()) offset += panel_bytes();
         for (int line = 0; line < bytes; line += 64) {
-            __builtin_prefetch(find(panels.first, 0) + offset + line, 0, kLocality);
-            __builtin_prefetch(find(panels.second, 0) + offset + line, 0, kLocality);
+            __builtin_prefetch(find(panels.first, 0) + offset + line);
+            __builtin_prefetch(find(panels.second, 0) + offset + line);
         }
     }
 
@@ -218,8 +215,8 @@ QUIRE_INLINE inline void add_pair(const bf16* x, size_t lda, const __m512i (&num
     });
 }
 
-// totals of `Rows` rows from `row` on, group by group. `is_read_once`: no other rows of the step are multiplied.
-template <int Rows, bool is_read_once, int format>
+// totals of `Rows` rows from `row` on, group by group.
+template <int Rows, int format>
 void multiply_few_pairs(const PairLayer<format>& layer, PanelPair panels, int row, float* totals) {
     typedef PairLayer<format> Layer;
     const PairUnits<format> units(layer.weights);
@@ -230,8 +227,7 @@ void multiply_few_pairs(const PairLayer<format>& layer, PanelPair panels, int ro
         add_span<Rows>(layer, span, [&](auto& sums) QUIRE_INLINE {
             for (; half < end; ++half) {
                 const bf16* x = layer.x + row * layer.lda + half * kHalfDepth;
-                layer.template fetch_ahead<is_read_once>(panels, size_t(half) * Layer::kHalfBytes + kPairPrefetch,
-                                                         Layer::kHalfBytes);
+                layer.fetch_ahead(panels, size_t(half) * Layer::kHalfBytes + kPairPrefetch, Layer::kHalfBytes);
                 repeat<kPairsPerHalf>([&](auto pair) QUIRE_INLINE {
                     __m512i numbers[kPairTiles];
                     repeat<kPairTiles>([&](auto t) QUIRE_INLINE {
@@ -289,7 +285,7 @@ void multiply_many_pairs(const PairLayer<format>& layer, PanelPair panels, int f
     for (int start = 0, group = 0; start < layer.halves; start += kBlockHalves) {
         const int stop = std::min(start + kBlockHalves, layer.halves);
         block.fill(layer, panels, start, stop);
-        layer.template fetch_ahead<false>(panels, size_t(stop) * Layer::kHalfBytes, kBlockHalves * Layer::kHalfBytes);
+        layer.fetch_ahead(panels, size_t(stop) * Layer::kHalfBytes, kBlockHalves * Layer::kHalfBytes);
         for (int from = start; from < stop;) {
             const int to = std::min(stop, layer.group_end(group));
             const bool is_start = from == group * layer.group_halves, is_end = to == layer.group_end(group);
@@ -308,11 +304,7 @@ template <int format>
 void multiply_pairs(const PairLayer<format>& layer, PanelPair panels, int first, int rows, float* totals) {
     if (rows > few_pair_rows(format)) return multiply_many_pairs(layer, panels, first, rows, totals);
     for_row_tiles(rows, [&](int row, auto count) {
-        float* const to = totals + row * kPairLeading;
-        if (rows <= kMaxRows)
-            multiply_few_pairs<count, true>(layer, panels, first + row, to);
-        else
-            multiply_few_pairs<count, false>(layer, panels, first + row, to);
+        multiply_few_pairs<count>(layer, panels, first + row, totals + row * kPairLeading);
     });
 }
 

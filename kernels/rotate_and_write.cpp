@@ -110,35 +110,16 @@ void rotate_token(const Layer<T>& layer, int token) {
     }
 }
 
-// Asks for the lines of K and V that a token writes: of K one for each pair of numbers, which its heads' norms and
-// angles hide; one token of `small` takes half the time.
-template <typename T>
-void fetch_places(const Layer<T>& layer, int64_t slot) {
-    const int D = layer.head_size, size = layer.block_size;
-    constexpr int kPaired = sizeof(float) / sizeof(T);  // neighbours that lie together
-    for (int head = 0; head < layer.num_kv_heads; ++head) {
-        const size_t base = (size_t(slot / size) * layer.num_kv_heads + head) * size * D;
-        const int offset = int(slot % size), per_line = 64 / int(sizeof(T));
-        for (int d = 0; d < D; d += kPaired)
-            __builtin_prefetch(layer.k_cache + base + size_t(d) * size + offset * kPaired, 1);
-        for (int i = 0; i < kPaired * D; i += per_line)
-            __builtin_prefetch(layer.v_cache + base + size_t(offset / kPaired) * kPaired * D + i, 1);
-    }
-}
-
 template <typename T>
 void process_chunk(const Layer<T>& layer, int first, int last) {
-    for (int token = first; token < last;) {
+    for (int token = first; token < last; ++token) rotate_token(layer, token);
+    for (int token = first; layer.k_cache && token < last;) {
+        const int64_t slot = layer.slots[token];
         int count = 1;
-        if (layer.k_cache) {
-            const int64_t slot = layer.slots[token];
-            fetch_places(layer, slot);
-            while (token + count < last && layer.slots[token + count] == slot + count &&
-                   (slot + count) % layer.block_size != 0)
-                ++count;
-        }
-        for (int i = token; i < token + count; ++i) rotate_token(layer, i);
-        if (layer.k_cache) write_tokens(layer, token, count);
+        while (token + count < last && layer.slots[token + count] == slot + count &&
+               (slot + count) % layer.block_size != 0)
+            ++count;
+        write_tokens(layer, token, count);
         token += count;
     }
 }
