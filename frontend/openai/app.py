@@ -290,7 +290,7 @@ def _make_endpoint(models: ServedModels, parse: Parse[R], handler: Handler[R]) -
             models.check_open()
             request = await parse_request(http, parse, max_body_bytes)
             caller = _read_own_name(request, caller)
-            response = await run_while_connected(http.receive, handler(request, caller))
+            response = await run_while_connected(http.scope, handler(request, caller))
         except ClientDisconnect:
             return Response(status_code=_CLIENT_GONE)
         except Exception as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import logging
 import resource
 import signal
@@ -25,6 +26,7 @@ from ...ipc.processes.log_lines import start_logging
 from ...ipc.processes.process_limits import raise_file_limit
 from ..async_llm import AsyncLLM
 from ..client.engine_connection import PhaseCallback
+from ..text.tokenizer import encode_without_threads
 from .access.layer import log_access
 from .access.log import PROCESS, make_access_log
 from .app import create_app
@@ -78,6 +80,7 @@ def run_server(
     import uvloop
 
     limit_kept_heap()
+    encode_without_threads()  # many texts go to a text process
     start_logging(PROCESS, options.log_level, options.log_format, "WARNING")
     options = fit_connections(options, raise_file_limit())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -132,6 +135,7 @@ class Server:
         try:
             if await self._run_until_signal(self._engines.start(on_phase)):
                 listener = listener or await listen()
+                gc.freeze()  # what start-up made lives for ever; the collector need not walk it
                 if on_ready is not None:
                     on_ready(self._models)
                 self._has_died = await self._run_until_signal(self._engines.wait_until_dead())

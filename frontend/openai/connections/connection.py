@@ -37,6 +37,7 @@ class Connection(HttpToolsProtocol):
         self.is_ending = False  # the last answer has been given
         self._num_dropped_bytes = 0
         self._answered: RequestResponseCycle | None = None  # the request whose turn it is, or was last
+        self._on_gone: Callable[[], None] | None = None  # of that request
 
     @property
     def is_busy(self) -> bool:
@@ -90,6 +91,15 @@ class Connection(HttpToolsProtocol):
         self._forget_cycle()
         self._end()
         self.transport.abort()
+
+    def tell_when_gone(self, on_gone: Callable[[], None] | None) -> None:
+        """Have the request that is being answered told when its client is gone; None: not any more."""
+        self._on_gone = on_gone
+        if on_gone is None:
+            return
+        self.flow.resume_reading()  # else its end is not seen
+        if self._answered is None or self._answered.disconnected:
+            on_gone()
 
     def timeout_keep_alive_handler(self) -> None:
         """Nothing has come for a while; what the client has not read by now it does not want."""
@@ -175,4 +185,6 @@ class Connection(HttpToolsProtocol):
             return False
         cycle.disconnected = True
         cycle.message_event.set()
+        if self._on_gone is not None:
+            self._on_gone()
         return cycle.response_started
