@@ -68,6 +68,7 @@ from .endpoints.invocations import find_invoked
 from .endpoints.tokenize import create_detokenize, create_tokenize
 from .engines.served_models import ServedModels
 from .errors import MESSAGES_PATH, ErrorResponse, make_error_response
+from .headers import find_header
 from .health import add_routes as add_health_routes
 from .live import add_routes as add_live_routes
 from .messages.messages import count_message_tokens, create_message
@@ -311,13 +312,14 @@ def _read_own_name(request: object, caller: Caller) -> Caller:
 
 def _find_caller(http: Request) -> Caller:
     """Who asks: by the API key, or by the address where there are no keys."""
-    caller: Caller = http.scope["state"][CALLER_KEY]
-    named = http.headers.get(REQUEST_ID_HEADER.decode(), "")
+    scope = http.scope
+    caller: Caller = scope["state"][CALLER_KEY]
+    named = find_header(scope["headers"], REQUEST_ID_HEADER).decode("latin-1")
     if named and len(named) <= MAX_REQUEST_ID_LENGTH and named.isprintable():
         caller = msgspec.structs.replace(caller, request_id=named)
-    if caller.key_hash or http.client is None:
+    if caller.key_hash or not scope["client"]:
         return caller
-    return msgspec.structs.replace(caller, address=http.client.host)
+    return msgspec.structs.replace(caller, address=scope["client"][0])
 
 
 def _add_version_route(routes: Routes) -> None:

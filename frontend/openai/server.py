@@ -55,6 +55,9 @@ _TELL_S = 5.0  # between two lines on what a drain waits for
 _FLUSH_GRACE_S = 1.0  # for the last bytes on their way to slow readers
 _FLUSH_POLL_S = 0.01
 _OTHER_FILES = 192  # descriptors beside connections: files, pipes, and refused clients that still read why
+# As much garbage as by default may wait, and it is looked for a seventh as often: most requests have been
+# answered by then.
+_GC_THRESHOLDS = 5000, 5, 5
 _logger = logging.getLogger("quire.serve")
 
 ReadyCallback = Callable[[ServedModels], None]
@@ -136,6 +139,7 @@ class Server:
             if await self._run_until_signal(self._engines.start(on_phase)):
                 listener = listener or await listen()
                 gc.freeze()  # what start-up made lives for ever; the collector need not walk it
+                gc.set_threshold(*_GC_THRESHOLDS)
                 if on_ready is not None:
                     on_ready(self._models)
                 self._has_died = await self._run_until_signal(self._engines.wait_until_dead())

@@ -45,6 +45,11 @@ class Connection(HttpToolsProtocol):
         return self._answered is not None and not self._answered.response_complete
 
     @property
+    def has_deadline(self) -> bool:
+        """What it waits for has to come in time."""
+        return self._deadline is not None
+
+    @property
     def is_unread(self) -> bool:
         """The request that is being answered, or has been, has not come whole."""
         return self._answered is not None and self._answered.more_body

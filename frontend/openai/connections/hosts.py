@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ....ipc.errors import shorten
 from ..errors import ApiError, make_error_response
+from ..headers import find_header
 from .listen import LOCAL_NAME
 
 _KNOWN_HOSTS = 8  # Host headers, of at most max_header_bytes, that are remembered
@@ -67,7 +68,7 @@ def is_local_name(host: str) -> bool:
 
 
 def _read_host(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    return next((value for name, value in headers if name == b"host"), b"").decode("latin-1")
+    return find_header(headers, b"host").decode("latin-1")
 
 
 def _name_of(host: str) -> str:

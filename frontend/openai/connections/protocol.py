@@ -140,6 +140,9 @@ class CappedProtocol(Connection):
             self._take(view[start : start + _SLICE_BYTES])
         if self._meter.is_in_head and self._meter.has_begun and not self.is_ending:
             self._admission.connections.renew(self)
+            if not self.has_deadline:
+                max_s = self._limits.max_header_s
+                self._arm(max_s, self._on_deadline, "header", max_s)
         self._hold_bytes()
         self._admission.read_turns.note_read(self, len(data))
 
@@ -198,7 +201,7 @@ class CappedProtocol(Connection):
         }
         self._meter.begin()
         self._stores_body = False
-        self._arm(self._limits.max_header_s, self._on_deadline, "header", self._limits.max_header_s)
+        self._disarm()  # a head has a deadline if it does not come whole
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
