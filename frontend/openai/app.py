@@ -68,6 +68,7 @@ from .endpoints.invocations import find_invoked
 from .endpoints.tokenize import create_detokenize, create_tokenize
 from .engines.served_models import ServedModels
 from .errors import MESSAGES_PATH, ErrorResponse, make_error_response
+from .headers import find_header
 from .health import add_routes as add_health_routes
 from .live import add_routes as add_live_routes
 from .messages.messages import count_message_tokens, create_message
@@ -290,7 +291,7 @@ def _make_endpoint(models: ServedModels, parse: Parse[R], handler: Handler[R]) -
             models.check_open()
             request = await parse_request(http, parse, max_body_bytes)
             caller = _read_own_name(request, caller)
-            response = await run_while_connected(http.receive, handler(request, caller))
+            response = await run_while_connected(http.scope, handler(request, caller))
         except ClientDisconnect:
             return Response(status_code=_CLIENT_GONE)
         except Exception as error:
@@ -311,13 +312,14 @@ def _read_own_name(request: object, caller: Caller) -> Caller:
 
 def _find_caller(http: Request) -> Caller:
     """Who asks: by the API key, or by the address where there are no keys."""
-    caller: Caller = http.scope["state"][CALLER_KEY]
-    named = http.headers.get(REQUEST_ID_HEADER.decode(), "")
+    scope = http.scope
+    caller: Caller = scope["state"][CALLER_KEY]
+    named = find_header(scope["headers"], REQUEST_ID_HEADER).decode("latin-1")
     if named and len(named) <= MAX_REQUEST_ID_LENGTH and named.isprintable():
         caller = msgspec.structs.replace(caller, request_id=named)
-    if caller.key_hash or http.client is None:
+    if caller.key_hash or not scope["client"]:
         return caller
-    return msgspec.structs.replace(caller, address=http.client.host)
+    return msgspec.structs.replace(caller, address=scope["client"][0])
 
 
 def _add_version_route(routes: Routes) -> None:

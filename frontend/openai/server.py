@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import logging
 import resource
 import signal
@@ -25,6 +26,7 @@ from ...ipc.processes.log_lines import start_logging
 from ...ipc.processes.process_limits import raise_file_limit
 from ..async_llm import AsyncLLM
 from ..client.engine_connection import PhaseCallback
+from ..text.tokenizer import encode_without_threads
 from .access.layer import log_access
 from .access.log import PROCESS, make_access_log
 from .app import create_app
@@ -53,6 +55,9 @@ _TELL_S = 5.0  # between two lines on what a drain waits for
 _FLUSH_GRACE_S = 1.0  # for the last bytes on their way to slow readers
 _FLUSH_POLL_S = 0.01
 _OTHER_FILES = 192  # descriptors beside connections: files, pipes, and refused clients that still read why
+# As much garbage as by default may wait, and it is looked for a seventh as often: most requests have been
+# answered by then.
+_GC_THRESHOLDS = 5000, 5, 5
 _logger = logging.getLogger("quire.serve")
 
 ReadyCallback = Callable[[ServedModels], None]
@@ -78,6 +83,7 @@ def run_server(
     import uvloop
 
     limit_kept_heap()
+    encode_without_threads()  # many texts go to a text process
     start_logging(PROCESS, options.log_level, options.log_format, "WARNING")
     options = fit_connections(options, raise_file_limit())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -132,6 +138,8 @@ class Server:
         try:
             if await self._run_until_signal(self._engines.start(on_phase)):
                 listener = listener or await listen()
+                gc.freeze()  # what start-up made lives for ever; the collector need not walk it
+                gc.set_threshold(*_GC_THRESHOLDS)
                 if on_ready is not None:
                     on_ready(self._models)
                 self._has_died = await self._run_until_signal(self._engines.wait_until_dead())

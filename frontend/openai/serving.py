@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import uuid
+import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from hashlib import sha256
@@ -286,4 +286,4 @@ def _blame_limits(error: RequestFailedError, params: SamplingParams) -> Exceptio
 
 def make_id(prefix: str) -> str:
     """A new id such as 'chatcmpl-5c0f...'."""
-    return f"{prefix}-{uuid.uuid4().hex}"
+    return f"{prefix}-{os.urandom(16).hex()}"

@@ -21,6 +21,7 @@ from .limits import Limits
 
 DONE = b"data: [DONE]\n\n"
 CLOSE_EXTENSION = "quire.close_connection"  # scope["extensions"]: ends the connection, unsent bytes and all
+GONE_EXTENSION = "quire.tell_when_gone"  # takes what to call when the client leaves, or None
 REQUEST_ID_HEADER = b"x-request-id"  # OpenAI's clients show it; Anthropic's show the other one
 ID_HEADERS = (REQUEST_ID_HEADER, MESSAGES_ID_HEADER.encode())
 _PING = b": ping\n\n"
@@ -32,6 +33,7 @@ _HEADERS = [
 ]
 
 T = TypeVar("T")
+_TellWhenGone = Callable[[Callable[[], None] | None], None]
 
 
 def respond(body: msgspec.Struct, request_id: str | None = None, status: int = 200) -> Response:
@@ -58,28 +60,40 @@ def echo_request_id(response: Response, name: str) -> None:
         response.headers[REQUEST_ID_HEADER.decode()] = name
 
 
-async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def run_while_connected(scope: Scope, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`; ClientDisconnect when the client leaves first, and then `work` is cancelled.
 
-    It runs in the caller's task: to wait for a task of its own costs a request of one token 5 %.
+    It runs in the caller's task: to wait for a task of its own costs a request of one token 5 %. Nor does a
+    task watch the client: the connection calls. A batch's requests have none.
     """
-    until_gone = asyncio.timeout(None)
+    task = asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    has_begun = is_gone = False
 
-    async def watch() -> None:
-        await _wait_for_disconnect(receive)
-        until_gone.reschedule(0.0)  # cancels `work`
+    def leave() -> None:
+        nonlocal is_gone
+        is_gone = True
+        if has_begun:
+            task.cancel()
 
+    tell_when_gone: _TellWhenGone = scope.get("extensions", {}).get(GONE_EXTENSION, _ignore)
+    tell_when_gone(leave)
+    if is_gone:
+        work.close()
+        raise ClientDisconnect
+    has_begun = True
     try:
-        async with until_gone:
-            watching = asyncio.ensure_future(watch())
-            try:
-                return await work
-            finally:
-                watching.cancel()
-    except TimeoutError:
-        if until_gone.expired():
+        return await work
+    except asyncio.CancelledError:
+        if is_gone and not task.uncancel():  # nobody else has cancelled it
             raise ClientDisconnect from None
         raise
+    finally:
+        tell_when_gone(None)
+
+
+def _ignore(_on_gone: Callable[[], None] | None) -> None:
+    pass
 
 
 class EventStream(Response):

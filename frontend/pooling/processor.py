@@ -146,7 +146,7 @@ class PoolingProcessor:
         texts = [encoder.prepare(one.text or "", prompt) for one in raw]
         with refusing_texts(names, texts):
             for one, found in zip(raw, encoder.encode_texts(names, texts, cut), strict=True):
-                one.token_ids = found.token_ids
+                one.token_ids, one.is_encoded = found.token_ids, True
 
     def _encode_pairs(
         self, members: Sequence[tuple[RawPrompt, TextPair]], cut: Truncation | None, instruction: str | None
@@ -158,6 +158,7 @@ class PoolingProcessor:
             encoded = encoder.encode_pairs(names, pairs, cut, instruction)
         for (one, _), found in zip(members, encoded, strict=True):
             one.token_ids, one.type_start = found
+            one.is_encoded = True
 
     def _make_encoder(self, names: Sequence[str], texts: Sequence[str]) -> TextEncoder:
         return TextEncoder(require_tokenizer(self._tokenizer, names, texts), self.texts)

@@ -50,7 +50,7 @@ class PromptTokenizer:
         for one, encoding in zip(texts, encodings, strict=True):
             if one.truncation is None:
                 self._check_length(one.name, len(encoding))
-            one.token_ids = encoding.ids
+            one.token_ids, one.is_encoded = encoding.ids, True
         return [self.check(one) for one in prompts]
 
     def _encode(self, prompts: Sequence[RawPrompt], add_special_tokens: bool) -> list[Encoding]:
@@ -66,21 +66,21 @@ class PromptTokenizer:
         if raw.truncation is not None:
             raw.token_ids = raw.truncation.apply(list(raw.token_ids))
         self._check_length(raw.name, len(raw.token_ids))  # before anything that takes longer for more of them
-        if bool in set(map(type, raw.token_ids)):  # they would be packed as 0 and 1
+        if not raw.is_encoded and bool in set(map(type, raw.token_ids)):  # they would be packed as 0 and 1
             wrong = next(one for one in raw.token_ids if isinstance(one, bool))
             raise PromptError(raw.ids_name, wrong, "integers as token ids")
-        allowed = describe_token_ids(self._facts.vocab_size)
+        vocab_size = self._facts.vocab_size
         try:
             packed = encode_token_ids(raw.token_ids)
         except (TypeError, OverflowError):
             wrong = next((one for one in raw.token_ids if not _is_int32(one)), raw.token_ids)
-            raise PromptError(raw.name, wrong, allowed) from None
-        token_ids = decode_token_ids(packed)
+            raise PromptError(raw.name, wrong, describe_token_ids(vocab_size)) from None
+        token_ids = raw.token_ids if raw.is_encoded else decode_token_ids(packed)
         if not token_ids:
             raise PromptError(raw.name, raw.text if raw.text is not None else [], "at least one token")
-        if min(token_ids) < 0 or max(token_ids) >= self._facts.vocab_size:
-            wrong = next(one for one in token_ids if not 0 <= one < self._facts.vocab_size)
-            raise PromptError(raw.name, wrong, allowed)
+        if max(token_ids) >= vocab_size or not (raw.is_encoded or min(token_ids) >= 0):
+            wrong = next(one for one in token_ids if not 0 <= one < vocab_size)
+            raise PromptError(raw.name, wrong, describe_token_ids(vocab_size))
         return TokenizedPrompt(raw.name, raw.text, token_ids, packed, raw.cache_salt, raw.type_start)
 
     def _check_length(self, name: str, num_tokens: int) -> None:

@@ -36,7 +36,10 @@ _ALLOWED_PROMPT = "a text, a list of token ids, or a dict with 'prompt' or 'prom
 
 @dataclass(slots=True)
 class RawPrompt:
-    """A prompt whose form is right. `token_ids` None: they are still to be made of `text`."""
+    """A prompt whose form is right. `token_ids` None: they are still to be made of `text`.
+
+    is_encoded: they are a list that the tokenizer has made.
+    """
 
     name: str
     text: str | None
@@ -45,6 +48,7 @@ class RawPrompt:
     ids_name: str = "prompt"  # of the token ids alone
     truncation: Truncation | None = None
     type_start: int | None = None  # as in EngineCoreRequest
+    is_encoded: bool = False
 
 
 def is_many(prompts: Prompt | Sequence[Prompt]) -> bool:

@@ -442,3 +442,9 @@ def test_a_request_says_whether_it_offers_tools_or_thinks(
     rules = make_output_rules(output_format, (2,), tools, is_reasoning_open=is_open)
     prepared = processor.bind_rules(processor.prepare_params(SamplingParams()), rules)
     assert processor.process("a", [5], prepared).sequences[0].purpose == purpose
+
+
+def test_a_text_whose_tokens_the_model_lacks_is_refused(byte_level: Tokenizer) -> None:
+    processor = InputProcessor(make_facts(vocab_size=5), byte_level)
+    with pytest.raises(PromptError, match="out of vocabulary"):
+        processor.process("r", "the fox", SamplingParams())

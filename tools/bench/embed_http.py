@@ -37,7 +37,7 @@ from .contest import (
 from .embed import LONGEST, SHORTEST, EmbedOptions, compute_floor_s, ensure_folder, format_ratio
 from .encoder_models import make_texts
 from .http_stream import Endpoint, HttpClient
-from .load import LoadOptions, LoadRun
+from .load import LoadOptions, LoadResult, LoadRun
 from .machine import describe_machine, format_machine
 from .measurement import QUIRE
 from .peers import Launch, check_embed_peers, make_embed_server_launch
@@ -53,11 +53,15 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What a server took for a round's requests. http_cpu_s: of the process that answers HTTP."""
+    """What a server took for a round's requests. http_cpu_s: of the process that answers HTTP.
+
+    client_cpu_s: of the one that asks, which is no part of cpu_s.
+    """
 
     seconds: float
     cpu_s: float
     http_cpu_s: float
+    client_cpu_s: float
 
 
 class EmbedServer:
@@ -92,11 +96,11 @@ class EmbedServer:
         """Ask for a vector of each text and wait until the server is idle. Raises ContestError."""
         before = measure_cpu_s(self._process.pid)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            seconds = runner.run(self._ask(model, texts))
+            asked = runner.run(self._ask(model, texts))
         wait_until_idle(self._process.pid)
         after = measure_cpu_s(self._process.pid)
         spent = {pid: now - before.get(pid, 0.0) for pid, now in after.items()}
-        return _Round(seconds, sum(spent.values()), spent[self._process.pid])
+        return _Round(asked.duration_s, sum(spent.values()), spent[self._process.pid], asked.cpu_s)
 
     def measure_rss(self) -> int:
         """Resident bytes of all its processes."""
@@ -122,7 +126,7 @@ class EmbedServer:
         finally:
             connection.close()
 
-    async def _ask(self, model: str, texts: Sequence[str]) -> float:
+    async def _ask(self, model: str, texts: Sequence[str]) -> LoadResult:
         endpoint = Endpoint.parse(f"http://127.0.0.1:{self._port}", None)
         bodies = (
             msgspec.json.encode({"model": model, "input": text, "encoding_format": "base64"})
@@ -138,7 +142,7 @@ class EmbedServer:
         failed = [record.error for record in result.records if record.error is not None]
         if failed:
             raise ContestError(f"{self.name}: {len(failed)} requests failed: {failed[0]}")
-        return result.duration_s
+        return result
 
 
 def run_embed_http(options: EmbedOptions) -> int:
@@ -150,7 +154,7 @@ def run_embed_http(options: EmbedOptions) -> int:
     print(format_machine(machine) + "\n")
     header = ["", *(f"{name}, requests/s" for name in (QUIRE, *options.peers))]
     header += [*(f"quire/{peer}" for peer in options.peers), "the floor, texts/s", "of the floor"]
-    header += ["CPU us/request", "of it HTTP's", "ready, s", "RSS MB"]
+    header += ["CPU us/request", "of it HTTP's", "and the client's", "ready, s", "RSS MB"]
     rows = [_measure(model, dtype, options) for model in options.models for dtype in options.dtypes]
     print(format_table(header, rows))
     print(f"a text of {SHORTEST} to {LONGEST} tokens a request, {_NUM_CONNECTIONS} connections, base64")
@@ -190,11 +194,16 @@ def _measure(model: str, dtype: str, options: EmbedOptions) -> list[str]:
         *(format_ratio(seconds[QUIRE], seconds[peer]) for peer in options.peers),
         format_rate(num_requests / floor_s),
         f"{floor_s / ours_s:.0%}",
-        f"{statistics.median(one.cpu_s for one in rounds[QUIRE]) / num_requests * 1e6:,.0f}",
-        f"{statistics.median(one.http_cpu_s for one in rounds[QUIRE]) / num_requests * 1e6:,.0f}",
+        *(f"{cpu_s / num_requests * 1e6:,.0f}" for cpu_s in _find_medians(rounds[QUIRE])),
         f"{servers[0].ready_s:.2f}",
         format_megabytes(size_bytes),
     ]
+
+
+def _find_medians(rounds: Sequence[_Round]) -> tuple[float, ...]:
+    """Seconds of processor time: the server's, its HTTP process's, the client's."""
+    each = ([one.cpu_s, one.http_cpu_s, one.client_cpu_s] for one in rounds)
+    return tuple(map(statistics.median, zip(*each, strict=True)))
 
 
 def _make_launch(name: str, folder: Path, dtype: str, port: int, options: EmbedOptions) -> Launch:

@@ -47,6 +47,11 @@ PARTS = {
     "embed": Part(
         "embed --rounds 3", "embed --rounds 1 --model minilm --dtype bfloat16", ("sentence-transformers",)
     ),
+    "embed_http": Part(
+        "embed --http --rounds 3 --model tiny-encoder minilm --dtype bfloat16",
+        "embed --http --rounds 1 --model tiny-encoder --dtype bfloat16",
+        ("vllm",),
+    ),
     "startup": Part("startup", "startup --rounds 1 --idle 1"),
     "attach": Part("attach", "attach --rounds 1"),
     "http": Part("http", "http --streams 16 --chunks 50"),

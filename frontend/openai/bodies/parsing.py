@@ -12,11 +12,12 @@ from http import HTTPStatus
 from typing import Any, TypeVar, cast
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from ....ipc.errors import did_you_mean, shorten, shorten_name
 from ....ipc.structured_outputs import RENAMED_FIELDS
 from ..errors import ApiError, FieldError
+from ..headers import find_header
 from .formats import KINDS_OF_FORMATS
 from .json_cost import MAX_CHEAP_BYTES, check_json_cost
 from .lenient import make_lenient_body
@@ -77,7 +78,8 @@ _Find = Callable[[str], object]
 
 async def parse_request(request: Request, parse: Callable[[bytes], R], max_body_bytes: int) -> R:
     """What `parse` makes of the body. Raises ApiError, or ClientDisconnect when the client has left."""
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    given = find_header(request.scope["headers"], b"content-type").decode("latin-1")
+    content_type = given.partition(";")[0].strip().lower()
     if content_type != "application/json":
         # It also keeps web pages out: a browser sends JSON to another site only when that site agrees.
         raise ApiError(
@@ -182,7 +184,12 @@ def _find_all(value: Any, path: str) -> list[dict[str, Any]]:
 async def _read_body(request: Request, max_body_bytes: int) -> bytes:
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
+    has_more = True
+    while has_more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part, has_more = message.get("body", b""), message.get("more_body", False)
         size += len(part)
         if size > max_body_bytes:
             raise ApiError(

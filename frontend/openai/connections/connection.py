@@ -37,11 +37,17 @@ class Connection(HttpToolsProtocol):
         self.is_ending = False  # the last answer has been given
         self._num_dropped_bytes = 0
         self._answered: RequestResponseCycle | None = None  # the request whose turn it is, or was last
+        self._on_gone: Callable[[], None] | None = None  # of that request
 
     @property
     def is_busy(self) -> bool:
         """A response is under way."""
         return self._answered is not None and not self._answered.response_complete
+
+    @property
+    def has_deadline(self) -> bool:
+        """What it waits for has to come in time."""
+        return self._deadline is not None
 
     @property
     def is_unread(self) -> bool:
@@ -90,6 +96,15 @@ class Connection(HttpToolsProtocol):
         self._forget_cycle()
         self._end()
         self.transport.abort()
+
+    def tell_when_gone(self, on_gone: Callable[[], None] | None) -> None:
+        """Have the request that is being answered told when its client is gone; None: not any more."""
+        self._on_gone = on_gone
+        if on_gone is None:
+            return
+        self.flow.resume_reading()  # else its end is not seen
+        if self._answered is None or self._answered.disconnected:
+            on_gone()
 
     def timeout_keep_alive_handler(self) -> None:
         """Nothing has come for a while; what the client has not read by now it does not want."""
@@ -175,4 +190,6 @@ class Connection(HttpToolsProtocol):
             return False
         cycle.disconnected = True
         cycle.message_event.set()
+        if self._on_gone is not None:
+            self._on_gone()
         return cycle.response_started

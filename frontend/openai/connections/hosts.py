@@ -6,6 +6,7 @@ this server answers. The Host header still has the page's name, so that is what 
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from collections.abc import Iterable
 from http import HTTPStatus
@@ -14,7 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ....ipc.errors import shorten
 from ..errors import ApiError, make_error_response
+from ..headers import find_header
 from .listen import LOCAL_NAME
+
+_KNOWN_HOSTS = 8  # Host headers, of at most max_header_bytes, that are remembered
 
 
 class AllowedHosts:
@@ -50,6 +54,7 @@ class LocalHostMiddleware:
         await self._app(scope, receive, send)
 
 
+@functools.lru_cache(_KNOWN_HOSTS)
 def is_local_name(host: str) -> bool:
     """Whether a Host header, with or without a port, can only mean an address; true when there is none."""
     name = _name_of(host)
@@ -63,7 +68,7 @@ def is_local_name(host: str) -> bool:
 
 
 def _read_host(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    return next((value for name, value in headers if name == b"host"), b"").decode("latin-1")
+    return find_header(headers, b"host").decode("latin-1")
 
 
 def _name_of(host: str) -> str:

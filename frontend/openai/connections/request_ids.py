@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....ipc.messages import MAX_REQUEST_ID_LENGTH
+from ..headers import find_header
 from ..stream import REQUEST_ID_HEADER
 
 
@@ -18,7 +19,7 @@ class RequestIdMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        named = next((value for name, value in scope["headers"] if name == REQUEST_ID_HEADER), b"")
+        named = find_header(scope["headers"], REQUEST_ID_HEADER)
         is_usable = (
             named and len(named) <= MAX_REQUEST_ID_LENGTH and named.isascii() and named.decode().isprintable()
         )

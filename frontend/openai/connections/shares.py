@@ -110,6 +110,8 @@ class ByteShares(Generic[T]):
 
     def hold(self, member: T, client: str, num_bytes: int) -> bool:
         """Note that `member` holds that much from now on. True when all together hold too much."""
+        if not num_bytes and member not in self._held:
+            return self.num_bytes > self.max_bytes
         _, held = self._held.pop(member, _NOTHING)
         if num_bytes:
             self._held[member] = client, num_bytes

@@ -5,6 +5,7 @@ Knows neither the bodies that it was read from nor the answers that its vectors 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -20,6 +21,7 @@ from .tokenizing import tokenize_inputs
 from .vectors import Format, find_price
 
 _INPUTS_A_PLACE = 16  # a vector takes one step, where a text takes one a token
+_KNOWN_PARAMS = 64  # of earlier requests: most requests ask for the same
 _OF_PARAMS = ("dimensions", "use_activation", "truncate_prompt_tokens", "truncation_side")
 _OF_REQUESTS = ("priority", "timeout_s", "queue_timeout_s")
 
@@ -49,12 +51,17 @@ def make_params(serving: Serving, fields: Any, task: PoolingTask, **own: tuple[s
     Raises PoolingParamsError, in the request's words.
     """
     found = {field: (field, getattr(fields, field, None)) for field in _OF_PARAMS} | own
-    given = {field: value for field, (_, value) in found.items() if value is not None}
+    given = tuple((field, value) for field, (_, value) in found.items() if value is not None)
     try:
-        return serving.llm.pooling.processor.check_params(PoolingParams(task=task, **given), task)
+        return serving.llm.pooling.processor.check_params(_make_params(task, given), task)
     except PoolingParamsError as error:
         name, value = found.get(error.field, (error.field, error.value))
         raise PoolingParamsError(name, value, error.allowed) from None
+
+
+@functools.lru_cache(_KNOWN_PARAMS)
+def _make_params(task: PoolingTask, given: tuple[tuple[str, Any], ...]) -> PoolingParams:
+    return PoolingParams(task=task, **dict(given))
 
 
 async def ask(serving: Serving, caller: Caller, question: Question) -> Vectors:

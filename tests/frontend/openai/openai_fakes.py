@@ -22,6 +22,7 @@ from quire.frontend.openai.engines.served_models import ServedModels
 from quire.frontend.openai.errors import ApiError
 from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.serving import Serving
+from quire.frontend.openai.stream import GONE_EXTENSION
 from quire.frontend.openai.text.jobs import Refused, TextJob, decode_job, encode_body
 from quire.frontend.openai.text.work import do_job
 from quire.frontend.output_formats.output_format import OutputFormat
@@ -330,9 +331,12 @@ class AsgiClient:
     def __init__(self, app: Any) -> None:
         self.app = app
         self.gone = asyncio.Event()
+        self._on_gone: list[Callable[[], None]] = []
 
     def leave(self) -> None:
         self.gone.set()
+        for on_gone in self._on_gone:
+            on_gone()
 
     async def get(self, path: str, **headers: str) -> Answer:
         return await self.call("GET", path, b"", headers)
@@ -360,6 +364,18 @@ class AsgiClient:
             "server": ("127.0.0.1", 80),
             "state": {},
         }
+        told: list[Callable[[], None]] = []
+
+        def tell_when_gone(on_gone: Callable[[], None] | None) -> None:
+            if on_gone is None:
+                self._on_gone.remove(told.pop())
+                return
+            told.append(on_gone)
+            self._on_gone.append(on_gone)
+            if self.gone.is_set():
+                on_gone()
+
+        scope["extensions"] = {GONE_EXTENSION: tell_when_gone}
 
         async def receive() -> dict[str, Any]:
             if messages:

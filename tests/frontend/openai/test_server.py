@@ -270,3 +270,16 @@ def test_an_engine_that_does_not_start_ends_the_server_with_its_error() -> None:
             await server.serve(socket.create_server(("127.0.0.1", 0)))
 
     asyncio.run(main())
+
+
+def test_a_head_that_comes_in_pieces_and_does_not_end_has_a_deadline() -> None:
+    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
+        assert await peer.ask_live()  # nor does the request before it leave one behind
+        neighbour = await peer.make_neighbour()
+        for piece in (b"GET /live HTTP/1.1\r\n", b"host: localhost\r\n"):
+            await peer.say(piece)
+            assert await neighbour.ask_live()  # the piece has been read
+        assert (await peer.read_answer())[0] == 408
+        await peer.read_all()
+
+    run_with_server(scenario, max_header_s=0.4)

@@ -212,3 +212,13 @@ def test_long_texts_have_the_ids_of_the_librarys_slower_call(
     assert tokenizer.encode(text, adds) == ids
     (encoding,) = tokenizer.encode_texts([text], adds)
     assert (len(encoding), encoding.ids) == (len(ids), ids)
+
+
+def test_ids_are_the_same_where_the_library_starts_no_threads(
+    byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    without = Tokenizer(byte_level.backend, {}, None)
+    text = "the quick \u00e9\U0001f600 fox<|im_end|> </s>"
+    assert without.encode(text) == byte_level.encode(text)
+    assert without._locked_length == 0 < byte_level._locked_length
