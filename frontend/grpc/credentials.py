@@ -22,7 +22,11 @@ def make_credentials(options: TlsOptions) -> grpc.ServerCredentials:
             return _configure(options) if options.refreshes and files.refresh() else None
 
     needs_certificate = options.cert_reqs == ssl.CERT_REQUIRED
-    return grpc.dynamic_ssl_server_credentials(_configure(options), find_new, needs_certificate)
+    return grpc.dynamic_ssl_server_credentials(
+        _configure(options),
+        find_new,  # pyright: ignore[reportArgumentType] - its stubs leave None out
+        needs_certificate,
+    )
 
 
 def _configure(options: TlsOptions) -> grpc.ServerCertificateConfiguration:
