@@ -1,20 +1,29 @@
-"""`python daemon_client.py NAME PREFIX COUNT MAX_TOKENS`: a client process, to be killed or stopped.
+"""`python daemon_client.py NAME PREFIX COUNT MAX_TOKENS [NUM_SENDS]`: a client process, to be killed.
 
 Prints a line when it is attached and one when it has received tokens of every request; once all have ended,
-one with the tokens of each, as JSON.
+one with the tokens of each, as JSON. With NUM_SENDS it kills itself when its requests move to another engine
+and so many messages of that have left.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import threading
 
 from fakes import make_request
+from quire.frontend.client.engine_connection import EngineSocket
 from quire.frontend.client.engine_core_client import attach_sync_client
+from quire.frontend.client.engine_group import EngineGroup
 from quire.ipc.messages import EngineCoreRequest
+from quire.ipc.request_ledger import LedgerEntry
+
+_LEAVE_S = 0.01  # in which what was sent leaves this process
 
 
-def make_requests(prefix: str, count: int, max_tokens: int) -> list[EngineCoreRequest]:
+def make_requests(prefix: str, count: int, max_tokens: int = 200) -> list[EngineCoreRequest]:
     """The requests of the client that is called `prefix`."""
     return [
         make_request(f"{prefix}-{i}", [ord(prefix[0]), i, 3], max_tokens=max_tokens + i % 7)
@@ -22,7 +31,37 @@ def make_requests(prefix: str, count: int, max_tokens: int) -> list[EngineCoreRe
     ]
 
 
-def main(name: str, prefix: str, count: int, max_tokens: int) -> None:
+def die_at_move(num_sends: int) -> None:
+    """Have this process killed when requests have moved to another engine and so many messages have left."""
+    place_again, send = EngineGroup._place_again, EngineSocket.send
+    num_left: int | None = None
+
+    def die_if_due() -> None:
+        if num_left == 0:
+            threading.Event().wait(_LEAVE_S)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def move(group: EngineGroup, entries: list[LedgerEntry], now: float) -> None:
+        nonlocal num_left
+        place_again(group, entries, now)
+        num_left = num_sends
+        die_if_due()
+
+    def send_and_count(socket: EngineSocket, frames: tuple[bytes]) -> bool:
+        nonlocal num_left
+        is_sent = send(socket, frames)
+        if num_left is not None:
+            num_left -= is_sent
+            die_if_due()
+        return is_sent
+
+    EngineGroup._place_again = move  # type: ignore[method-assign]
+    EngineSocket.send = send_and_count  # type: ignore[method-assign]
+
+
+def main(name: str, prefix: str, count: int, max_tokens: int, num_sends: int | None = None) -> None:
+    if num_sends is not None:
+        die_at_move(num_sends)
     client = attach_sync_client(name, "script")
     print("attached", flush=True)
     tokens: dict[str, list[int]] = {}
@@ -42,4 +81,4 @@ def main(name: str, prefix: str, count: int, max_tokens: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(*sys.argv[1:3], *map(int, sys.argv[3:]))

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 
+import daemon_client
 import msgspec
+from daemon_client import make_requests
 from daemons import wait_until
-from fakes import expected_output, make_config, make_request
+from fakes import expected_output, make_config
 from quire.frontend.client.async_engine_core_client import attach_async_client
 from quire.frontend.client.engine_core_client import SyncClient, attach_sync_client
 from quire.ipc.config import EngineConfig
@@ -30,13 +36,6 @@ def make_named_config(name: str, model: str = "fake") -> EngineConfig:
 
 
 PACED = make_named_config("paced")
-
-
-def make_requests(prefix: str, count: int, max_tokens: int = 200) -> list[EngineCoreRequest]:
-    return [
-        make_request(f"{prefix}-{i}", [ord(prefix[0]), i, 3], max_tokens=max_tokens + i % 7)
-        for i in range(count)
-    ]
 
 
 def collect(client: SyncClient, ids: set[str], outputs: Outputs | None = None) -> Outputs:
@@ -155,3 +154,37 @@ def wait_for_tokens(loads: list[SyncLoad], count: int) -> None:
     """Until each has received that many tokens; fails if one has ended."""
     assert wait_until(lambda: all(load.num_tokens >= count or load.error for load in loads), TIMEOUT_S)
     assert all(load.is_alive() for load in loads), [load.error for load in loads]
+
+
+class Script:
+    """A client process (daemon_client.py). `more`: its further arguments."""
+
+    def __init__(self, name: str, prefix: str, count: int, max_tokens: int, *more: str) -> None:
+        self._requests = make_requests(prefix, count, max_tokens)
+        arguments = [name, prefix, str(count), str(max_tokens), *more]
+        self.process = subprocess.Popen(
+            [sys.executable, daemon_client.__file__, *arguments], stdout=subprocess.PIPE, text=True
+        )
+
+    def read_line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def wait_until_busy(self) -> None:
+        assert [self.read_line(), self.read_line()] == ["attached", "busy"]
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def assert_undisturbed(self) -> None:
+        """It ends with the tokens of an undisturbed run."""
+        tokens = json.loads(self.read_line())
+        max_model_len = PACED.model.max_model_len
+        assert tokens == {r.request_id: expected_output(r, max_model_len)[0] for r in self._requests}
+
+    def __enter__(self) -> Script:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()

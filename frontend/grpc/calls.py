@@ -151,7 +151,7 @@ class CallHandler:
         if not method.is_open:
             raise ApiError(
                 HTTPStatus.UNAUTHORIZED,
-                "authorization: an API key of this server, as 'Bearer KEY' (or as x-api-key)",
+                "authorization: an API key of this server, as 'Bearer KEY' (or as x-api-key or api-key)",
                 param="authorization",
                 code="invalid_api_key",
             )

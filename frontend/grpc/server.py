@@ -17,6 +17,7 @@ from ..openai.access.log import AccessLog
 from ..openai.engines.served_models import ServedModels
 from ..openai.options import ServerOptions, find_max_grpc_connections
 from .calls import CallHandler, find_max_message_bytes
+from .credentials import make_credentials
 from .engine_service import EngineService
 from .health import HealthService
 
@@ -37,8 +38,8 @@ class GrpcServer:
         """address: 'HOST:PORT', which others may share (SO_REUSEPORT). `tasks`: holds the calls under way.
         access_log: gets a line a call; its owner starts and closes it.
         """
-        self._address = address
         options = models.parts.options
+        self._address, self._tls = address, options.tls
         self._server = grpc.aio.server(
             options=_make_options(options), maximum_concurrent_rpcs=options.limits.max_connections
         )
@@ -54,9 +55,13 @@ class GrpcServer:
         self.port = 0  # known after `start`
 
     async def start(self) -> None:
-        """Listen. Raises ConfigError when the address cannot be listened on."""
+        """Listen. Raises ConfigError for an address or a certificate that cannot be used."""
+        credentials = None if self._tls is None else make_credentials(self._tls)
         try:
-            self.port = self._server.add_insecure_port(self._address)
+            if credentials is None:
+                self.port = self._server.add_insecure_port(self._address)
+            else:
+                self.port = self._server.add_secure_port(self._address, credentials)
         except RuntimeError as error:
             raise ConfigError("grpc_port", self._address, f"an address that is free ({error})") from None
         await self._server.start()

@@ -32,8 +32,10 @@ def test_a_unix_socket_and_tls_are_in_the_example() -> None:
     box = format_box(Place("127.0.0.1", 0, uds="/run/my models/q.sock"), models, "", has_keys=False)
     assert "curl --unix-socket '/run/my models/q.sock' http://localhost/v1/chat/completions" in box
     assert "socket      /run/my models/q.sock" in box
-    box = format_box(Place("0.0.0.0", 8443, has_tls=True), models, "", has_keys=True)
+    place = Place("0.0.0.0", 8443, has_tls=True)
+    box = format_box(place, models, "", has_keys=True, grpc_address="0.0.0.0:50051")
     assert "OpenAI API  https://127.0.0.1:8443/v1" in box
+    assert "gRPC        127.0.0.1:50051 (TLS)\n" in box
 
 
 def test_an_engine_is_named_after_where_its_server_listens() -> None:

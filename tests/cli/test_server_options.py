@@ -62,6 +62,11 @@ def test_files_paths_and_names_are_taken_as_they_are_meant() -> None:
         (["--ssl-keyfile", PEM], "ssl_certfile=None: a PEM file, beside ssl_keyfile"),
         (["--ssl-certfile", "/no/such.pem"], "ssl_certfile='/no/such.pem': a file that can be read"),
         (["--ssl-certfile", PEM, "--ssl-cert-reqs", "5"], "ssl_cert_reqs=5: 0 "),
+        (["--ssl-certfile", PEM, "--ssl-cert-reqs", "2"], "ssl_ca_certs=None: a PEM file, beside"),
+        (
+            ["--ssl-certfile", PEM, "--ssl-cert-reqs", "1", "--grpc-port", "0"],
+            "ssl_cert_reqs=1: 0 or 2 with grpc_port",
+        ),
     ],
 )
 def test_values_that_cannot_be_are_refused_by_their_option(words: list[str], message: str) -> None:

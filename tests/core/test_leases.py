@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
 import zmq
 from daemon_client import make_requests
+from daemon_loads import Script
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
 from fakes import expected_output, make_config, make_request
 from quire.core.clients.outbox import MAX_REPLIES
@@ -44,7 +41,6 @@ from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.sockets import connect_dealer
 from quire.ipc.token_lists import TokenLists
 
-TESTS = Path(__file__).parent.parent
 MAX_MODEL_LEN = 512
 CODEC = make_client_codec()
 
@@ -112,47 +108,6 @@ class Stranger:
         self._context.destroy(linger=0)
 
 
-class Script:
-    """A client process."""
-
-    def __init__(self, daemon: Daemon, prefix: str, count: int, max_tokens: int) -> None:
-        self._requests = make_requests(prefix, count, max_tokens)
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                str(TESTS / "daemon_client.py"),
-                daemon.name,
-                prefix,
-                str(count),
-                str(max_tokens),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def read_line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def wait_until_busy(self) -> None:
-        assert [self.read_line(), self.read_line()] == ["attached", "busy"]
-
-    def send_signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def assert_undisturbed(self) -> None:
-        """It ends with the tokens of an undisturbed run."""
-        tokens = json.loads(self.read_line())
-        assert tokens == {r.request_id: expected_output(r, MAX_MODEL_LEN)[0] for r in self._requests}
-
-    def __enter__(self) -> Script:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
 def read_stats(client: SyncClient) -> SchedulerStats:
     stats = client.call_utility(UtilityMethod.STATS).stats
     assert stats is not None
@@ -190,7 +145,7 @@ def run_requests(client: SyncClient, requests: list[EngineCoreRequest]) -> None:
 
 
 def test_a_killed_clients_requests_are_gone_within_two_seconds(daemon: Daemon, client: SyncClient) -> None:
-    with Script(daemon, "victim", 8, 450) as victim, Script(daemon, "other", 8, 200) as other:
+    with Script(daemon.name, "victim", 8, 450) as victim, Script(daemon.name, "other", 8, 200) as other:
         victim.wait_until_busy()
         other.wait_until_busy()
         victim.send_signal(signal.SIGKILL)
@@ -207,7 +162,7 @@ def test_a_killed_clients_requests_are_gone_within_two_seconds(daemon: Daemon, c
 def test_a_stopped_client_is_let_go_and_ends_with_the_right_tokens_when_it_goes_on(
     daemon: Daemon, client: SyncClient
 ) -> None:
-    with Script(daemon, "stopped", 6, 450) as stopped, Script(daemon, "other", 4, 200) as other:
+    with Script(daemon.name, "stopped", 6, 450) as stopped, Script(daemon.name, "other", 4, 200) as other:
         stopped.wait_until_busy()
         other.wait_until_busy()
         stopped.send_signal(signal.SIGSTOP)
@@ -377,7 +332,7 @@ def test_requests_that_no_frontend_would_send_end_with_an_error(daemon: Daemon, 
 
 
 def test_a_live_id_of_another_client_is_refused_and_its_owner_undisturbed(daemon: Daemon) -> None:
-    with Script(daemon, "owner", 2, 300) as owner:
+    with Script(daemon.name, "owner", 2, 300) as owner:
         owner.wait_until_busy()
         with Stranger(daemon) as thief:
             thief.hello()

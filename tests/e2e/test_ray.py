@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -21,6 +20,7 @@ from daemons import wait_for_end, wait_until
 from generated import find_tokens
 from quire import LLM, SamplingParams
 from quire.ipc.errors import EngineStartError
+from quire.tools.stress.ray_nodes import link_package
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
 ray = pytest.importorskip("ray")
@@ -86,8 +86,8 @@ def list_children(pid: int, name: str) -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]), prepend=os.pathsep)
+    with pytest.MonkeyPatch.context() as patch, link_package() as folder:
+        patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         nodes = Nodes()
         patch.setenv("RAY_ADDRESS", nodes.cluster.address)

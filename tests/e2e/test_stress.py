@@ -6,6 +6,7 @@ QUIRE_STRESS_KILLS sets how many of each the long one kills (200).
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -156,6 +157,14 @@ def test_hundreds_of_kills_under_64_streams_cost_no_token(site: Site, golden: li
 @pytest.mark.parametrize("seed", range(3))
 def test_everything_at_once_breaks_no_invariant(seed: int):
     assert run_command(["stress", "--seed", str(seed), "--duration", "40", "--kill-interval", "4"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+def test_clients_over_tls_lose_nothing_while_certificates_are_replaced():
+    options = ["--kills", "core,http", "--duration", "24", "--kill-interval", "6"]
+    assert run_command(["stress", "--ssl", *options]) == 0
 
 
 @pytest.mark.slow

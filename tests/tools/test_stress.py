@@ -54,8 +54,9 @@ from quire.tools.stress.open_files import (
 )
 from quire.tools.stress.record import Golden, Record
 from quire.tools.stress.samples import Sample, find_slopes
-from quire.tools.stress.site import is_running, wait_until
+from quire.tools.stress.site import is_running
 from quire.tools.stress.stress import check_kills
+from quire.tools.stress.waiting import wait_until
 
 GOLDEN = [Golden([7, 8, 9], "abc")]
 

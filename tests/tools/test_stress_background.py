@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 from quire.tools.bench.http_stream import Endpoint
 from quire.tools.stress.background import ask_in_background
-from quire.tools.stress.http_client import RefusedError
+from quire.tools.stress.certificates import open_certificates
+from quire.tools.stress.http_client import RefusedError, make_client_context
 from quire.tools.stress.record import Record
 
 PIECES = [f"w{number} " for number in range(30)]
+PEM = str(Path(__file__).parents[1] / "localhost.pem")
 PATH = "/v1/responses/resp-1"
 
 
@@ -63,13 +67,19 @@ class Script:
         return "".join(lines[:5] if is_first else lines).encode()  # the first connection is cut
 
 
-def ask(script: Script, leave_after: int | None = None) -> Record:
+def ask(script: Script, leave_after: int | None = None, ca_path: str | None = None) -> Record:
+    """ca_path: whom the client believes; then the server speaks TLS."""
+    client, server_tls = None, None
+    if ca_path is not None:
+        client, server_tls = make_client_context(ca_path), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server_tls.load_cert_chain(PEM)
+
     async def main() -> Record:
-        server = await asyncio.start_server(script.serve, "127.0.0.1", 0)
+        server = await asyncio.start_server(script.serve, "127.0.0.1", 0, ssl=server_tls)
         record = Record(number=0, ask=0, client="background", behaviour="reads", began_at=0.0)
         endpoint = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1], False, "", None)
         async with server, asyncio.timeout(20):
-            await ask_in_background(endpoint, {"input": "?"}, record, leave_after, 0.0)
+            await ask_in_background(endpoint, {"input": "?"}, record, leave_after, 0.0, client)
         return record
 
     return asyncio.run(main())
@@ -109,3 +119,14 @@ def test_a_server_that_does_not_keep_its_word_is_found(
 ) -> None:
     with pytest.raises(RefusedError, match=why):
         ask(script, leave_after)
+
+
+def test_an_answer_over_tls_is_taken_up_too() -> None:
+    record = ask(script := Script(), ca_path=PEM)
+    assert (record.end, record.num_ends, record.text) == ("finished", 1, "".join(PIECES))
+    assert script.asked[-1] == f"DELETE {PATH}"
+
+
+def test_a_certificate_of_another_authority_is_refused_at_once() -> None:
+    with open_certificates() as others, pytest.raises(RefusedError, match="the server's certificate: "):
+        ask(Script(), ca_path=others.ca_path)

@@ -170,6 +170,7 @@ class ClientPlan(msgspec.Struct, frozen=True, kw_only=True):
     url: str  # of the server, for http
     grpc_address: str = ""  # likewise, for grpc
     api_key: str | None = None  # likewise
+    ca_path: str | None = None  # who signed its certificate, for https
     model: str
     pool: list[Ask]
     arrivals: list[Arrival]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 from typing import Any
 
@@ -18,7 +19,7 @@ from ...frontend.output_formats.events import AssistantMessage
 from ...ipc.errors import QuireError
 from ..bench.http_stream import AnswerError, AnswerParser, Endpoint, EventParser
 from .chats import join_message
-from .http_client import RefusedError
+from .http_client import RefusedError, open_connection
 from .record import Record
 
 _PATH = "/v1/responses"
@@ -64,7 +65,12 @@ class _Event(msgspec.Struct):
 
 
 async def ask_in_background(
-    endpoint: Endpoint, body: dict[str, Any], record: Record, leave_after: int | None, pause_s: float
+    endpoint: Endpoint,
+    body: dict[str, Any],
+    record: Record,
+    leave_after: int | None,
+    pause_s: float,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Fill the record. `leave_after` so many pieces it is cancelled. Raises RefusedError.
 
@@ -73,7 +79,7 @@ async def ask_in_background(
     while True:
         record.piece_times, record.text, record.num_tokens, record.num_ends = [], "", 0, 0
         try:
-            await _Background(endpoint, record, pause_s).run(body, leave_after)
+            await _Background(endpoint, record, pause_s, tls).run(body, leave_after)
             return
         except _LostError:
             record.broken_at.append(time.monotonic())
@@ -83,8 +89,11 @@ async def ask_in_background(
 class _Background:
     """One response, from its beginning until it is deleted or lost."""
 
-    def __init__(self, endpoint: Endpoint, record: Record, pause_s: float) -> None:
+    def __init__(
+        self, endpoint: Endpoint, record: Record, pause_s: float, tls: ssl.SSLContext | None
+    ) -> None:
         self._endpoint = endpoint
+        self._tls = tls
         self._record = record
         self._pause_s = pause_s
         self._message = AssistantMessage()
@@ -174,7 +183,7 @@ class _Background:
         self, method: str, path: str, body: bytes, events: EventParser | None, most: int | None = None
     ) -> tuple[int, bytes]:
         """Status and body. Raises AnswerError or OSError for what may be tried again."""
-        reader, writer = await asyncio.open_connection(self._endpoint.host, self._endpoint.port)
+        reader, writer = await open_connection(self._endpoint, self._tls, _READ_BYTES)
         answer, whole = AnswerParser(), b""
         try:
             writer.write(self._endpoint.encode_request(method, path, body))

@@ -59,6 +59,8 @@ def _run(options: argparse.Namespace) -> int:
     roles = tuple(name for name in names if name != _SUPERVISOR)
     methods = _parse_names("signals", options.signals, METHODS)
     if options.reproduce is not None:
+        if options.ssl:
+            raise InputError("ssl", True, "not given with --reproduce")
         if options.attach is not None:
             raise InputError("attach", options.attach, "not given with --reproduce, which kills its engine")
         for field, default in (_RANKS | _WEIGHTS).items():
@@ -103,6 +105,7 @@ def _run(options: argparse.Namespace) -> int:
             },
             has_network=options.network,
             has_ray=has_ray,
+            has_ssl=options.ssl,
             json_path=options.json,
             plot_path=options.plot,
         )
@@ -122,7 +125,7 @@ def _check_victims_of_others(options: argparse.Namespace, names: set[str]) -> No
 def _run_hostile(options: argparse.Namespace) -> int:
     """Its daemon and server are its own, since it takes all that they have and deletes their files."""
     ray = "distributed_executor_backend"
-    given = ("attach", "reproduce", "kills", "plot", "warm_spare", *_RANKS, *_WEIGHTS, "network", ray)
+    given = ("attach", "reproduce", "kills", "plot", "warm_spare", *_RANKS, *_WEIGHTS, "network", "ssl", ray)
     for field in given:
         value = getattr(options, field)
         if value not in (None, False, 1, "mp", "pocket"):
@@ -192,6 +195,8 @@ def _make_parser() -> Parser:
     add("--noise", action=argparse.BooleanOptionalAction, default=True, help=text)
     add("--engines", type=int, default=1, metavar="N", help="of its own daemon, any of which may die (1)")
     add("--network", action="store_true", help="clients come to its own daemon over TCP, with keys")
+    text = "the server speaks TLS, with certificates that openssl makes and that are replaced meanwhile"
+    add("--ssl", action="store_true", help=text)
     add("--warm-spare", action="store_true", help="the engine keeps a spare for the next worker")
     text = "ranks of each stage of the engine, any of which may be the worker that is killed (1)"
     add("--tensor-parallel-size", type=int, default=1, metavar="N", help=text)

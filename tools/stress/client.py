@@ -21,9 +21,9 @@ from ...ipc.errors import EngineDeadError, QuireError
 from ...ipc.sampling_params import RequestOutputKind
 from ..bench.http_stream import Endpoint
 from .answers import answer_all, encode_vector, join_beams
-from .asks import Arrival, ClientPlan
+from .asks import Arrival, Ask, ClientPlan
 from .background import ask_in_background
-from .http_client import ask_http
+from .http_client import ask_http, make_client_context
 from .record import Golden, Record, Sent
 
 _SLOW_PAUSE_S = 0.05
@@ -112,33 +112,44 @@ class Client(ABC):
         write_record(record)
 
 
-class HttpClient(Client):
+class ServerClient(Client):
+    """What asks a server over HTTP: each request over a connection of its own."""
+
+    async def start(self) -> None:
+        self._tls = None if self._plan.ca_path is None else make_client_context(self._plan.ca_path)
+
+    async def ask(self, arrival: Arrival, record: Record) -> None:
+        ask = self._plan.pool[arrival.ask]
+        leave_after = ask.max_tokens // 2 if arrival.behaviour == "leaves" else None
+        pause_s = _SLOW_PAUSE_S if arrival.behaviour == "slow" else 0.0
+        endpoint = Endpoint.parse(self._plan.url, self._plan.api_key)
+        await self.send(endpoint, ask, record, leave_after, pause_s)
+
+    @abstractmethod
+    async def send(
+        self, endpoint: Endpoint, ask: Ask, record: Record, leave_after: int | None, pause_s: float
+    ) -> None:
+        """Fill the record; the request ends after `leave_after` pieces, and pauses after each read."""
+
+
+class HttpClient(ServerClient):
     """Streams of a server; a connection that breaks is made again and the request sent again."""
 
-    async def start(self) -> None:
-        pass
-
-    async def ask(self, arrival: Arrival, record: Record) -> None:
-        ask = self._plan.pool[arrival.ask]
-        leave_after = ask.max_tokens // 2 if arrival.behaviour == "leaves" else None
-        pause_s = _SLOW_PAUSE_S if arrival.behaviour == "slow" else 0.0
-        endpoint = Endpoint.parse(self._plan.url, self._plan.api_key)
-        await ask_http(endpoint, ask.path, ask.make_body(self._plan.model), record, leave_after, pause_s)
+    async def send(
+        self, endpoint: Endpoint, ask: Ask, record: Record, leave_after: int | None, pause_s: float
+    ) -> None:
+        body = ask.make_body(self._plan.model)
+        await ask_http(endpoint, ask.path, body, record, leave_after, pause_s, self._tls)
 
 
-class BackgroundClient(Client):
+class BackgroundClient(ServerClient):
     """Responses of a server that run in the background; those of a lost HTTP process are asked for again."""
 
-    async def start(self) -> None:
-        pass
-
-    async def ask(self, arrival: Arrival, record: Record) -> None:
-        ask = self._plan.pool[arrival.ask]
-        leave_after = ask.max_tokens // 2 if arrival.behaviour == "leaves" else None
-        pause_s = _SLOW_PAUSE_S if arrival.behaviour == "slow" else 0.0
-        endpoint = Endpoint.parse(self._plan.url, self._plan.api_key)
+    async def send(
+        self, endpoint: Endpoint, ask: Ask, record: Record, leave_after: int | None, pause_s: float
+    ) -> None:
         body = ask.make_response_body(self._plan.model)
-        await ask_in_background(endpoint, body, record, leave_after, pause_s)
+        await ask_in_background(endpoint, body, record, leave_after, pause_s, self._tls)
 
 
 class AsyncClient(Client):
@@ -178,12 +189,12 @@ class GrpcClient(Client):
     """Whole answers of a server's gRPC API, each over a channel of its own."""
 
     async def start(self) -> None:
-        from .grpc_client import ask_grpc  # which needs an extra
+        from .grpc_client import GrpcEndpoint  # which needs an extra
 
-        self._ask = ask_grpc
+        self._endpoint = GrpcEndpoint(self._plan.grpc_address, self._plan.ca_path)
 
     async def ask(self, arrival: Arrival, record: Record) -> None:
-        await self._ask(self._plan.grpc_address, self._plan.pool[arrival.ask], record)
+        await self._endpoint.ask(self._plan.pool[arrival.ask], record)
 
 
 def run_llm(plan: ClientPlan) -> None:

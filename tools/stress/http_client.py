@@ -8,6 +8,7 @@ error in the stream, is final.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from typing import Any
 
@@ -62,6 +63,7 @@ async def ask_http(
     record: Record,
     leave_after: int | None,
     pause_s: float,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Fill the record. Ends when the stream has, or with the connection dropped after `leave_after` pieces.
 
@@ -72,12 +74,30 @@ async def ask_http(
     while True:
         _begin_again(record)
         try:
-            await _Exchange(record, leave_after, pause_s).run(endpoint, request)
+            await _Exchange(record, leave_after, pause_s).run(endpoint, request, tls)
             return
         except (AnswerError, OSError):
             record.broken_at.append(time.monotonic())
         await asyncio.sleep(pause_before_retry_s)
         pause_before_retry_s = min(2 * pause_before_retry_s, _MAX_RETRY_PAUSE_S)
+
+
+def make_client_context(ca_path: str) -> ssl.SSLContext:
+    """Of clients that believe this authority alone, and look at the server's name."""
+    return ssl.create_default_context(cafile=ca_path)
+
+
+async def open_connection(
+    endpoint: Endpoint, tls: ssl.SSLContext | None, limit: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """tls: as `make_client_context` makes it; None without TLS.
+
+    Raises OSError for what may be tried again, RefusedError for a certificate that is not believed.
+    """
+    try:
+        return await asyncio.open_connection(endpoint.host, endpoint.port, limit=limit, ssl=tls)
+    except ssl.SSLCertVerificationError as error:
+        raise RefusedError(f"the server's certificate: {error.verify_message}") from None
 
 
 def _begin_again(record: Record) -> None:
@@ -97,10 +117,10 @@ class _Exchange:
         self._is_done = False
         self._joiner = DeltaJoiner()
 
-    async def run(self, endpoint: Endpoint, request: bytes) -> None:
+    async def run(self, endpoint: Endpoint, request: bytes, tls: ssl.SSLContext | None) -> None:
         """Raises AnswerError or OSError for what may be tried again, RefusedError."""
         limit = _SLOW_READ_BYTES if self._pause_s else _READ_BYTES
-        reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, limit=limit)
+        reader, writer = await open_connection(endpoint, tls, limit)
         try:
             writer.write(request)
             await self._read(reader, limit)

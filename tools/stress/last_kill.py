@@ -13,7 +13,8 @@ from .asks import ClientPlan
 from .checks import check_records
 from .client_process import ClientProcess
 from .record import Golden, Record
-from .site import Site, wait_until
+from .site import Site
+from .waiting import wait_until
 
 _RUN_TIMEOUT_S = 30.0  # for each client's first request
 _TOLD_WITHIN_S = 5.0

@@ -65,11 +65,14 @@ class Noise:
                 self._send_junk_over_network(self._site.attachment.address)
             self.num_junk_messages += send_junk_to_core(self._site.daemon, self._rng)
 
-    def _connect(self) -> socket.socket:
+    def _connect(self, speaks_tls: bool = True) -> socket.socket:
+        """speaks_tls: if the server does."""
         url = urlsplit(self._site.url)
         connection = socket.create_connection((url.hostname or "", url.port or 0), _TIMEOUT_S)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.num_connections += 1
+        if self._site.tls is not None and speaks_tls:
+            return self._site.tls.wrap_socket(connection, server_hostname=url.hostname)
         return connection
 
     def _storm(self) -> None:
@@ -86,12 +89,12 @@ class Noise:
 
     def _send_junk_over_http(self) -> None:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 30\r\n\r\n"
-        for data in (
-            _draw_junk(self._rng),
-            head + _draw_junk(self._rng),
-            head[: self._rng.randrange(len(head))],
+        for data, speaks_tls in (
+            (_draw_junk(self._rng), False),
+            (head + _draw_junk(self._rng), True),
+            (head[: self._rng.randrange(len(head))], True),
         ):
-            with suppress(OSError), self._connect() as connection:
+            with suppress(OSError), self._connect(speaks_tls) as connection:
                 connection.sendall(data)
 
     def _send_junk_over_network(self, address: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import tempfile
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,12 +78,21 @@ class RayNodes:
 @contextlib.contextmanager
 def open_ray(num_nodes: int) -> Generator[RayNodes]:
     """A cluster that engines started in this block find, and whose nodes find this Quire."""
-    path = os.pathsep.join([str(Path(PACKAGE_DIR).parent), os.environ.get("PYTHONPATH", "")])
     with contextlib.ExitStack() as stack:
+        path = os.pathsep.join([stack.enter_context(link_package()), os.environ.get("PYTHONPATH", "")])
         stack.enter_context(_set_environment({"PYTHONPATH": path, "RAY_ADDRESS": None}))
         nodes = stack.enter_context(contextlib.closing(RayNodes(num_nodes)))
         os.environ["RAY_ADDRESS"] = nodes.address
         yield nodes
+
+
+@contextlib.contextmanager
+def link_package() -> Generator[str]:
+    """A folder for PYTHONPATH, with nothing but this Quire: its own may be called otherwise, and lie beside
+    another that is called quire."""
+    with tempfile.TemporaryDirectory(prefix="q") as folder:
+        Path(folder, __name__.partition(".")[0]).symlink_to(PACKAGE_DIR, target_is_directory=True)
+        yield folder
 
 
 @contextlib.contextmanager

@@ -19,8 +19,9 @@ from .line_process import READY_TIMEOUT_S
 from .noise import Noise
 from .record import Golden, Record
 from .samples import Sample, Sampler
-from .site import Site, wait_until
+from .site import Site
 from .victims import Victims
+from .waiting import wait_until
 
 _FIND_TIMEOUT_S = 30.0  # for a process to be killed to be there again
 _PROGRESS_TIMEOUT_S = 60.0  # for requests to end after a kill

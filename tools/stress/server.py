@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from ...frontend.client.remote_daemon import Attachment, RemoteDaemon
 from ...ipc.errors import QuireError
+from .certificates import Certificates
 
 NUM_HTTP_PROCESSES = 2
 _START_TIMEOUT_S = 60.0
@@ -23,16 +24,24 @@ _STOP_TIMEOUT_S = 40.0
 class Server:
     """Runs from construction to `close`. Raises QuireError when it is not ready in time.
 
-    `api_keys` are those that it lets in, none for everybody; `command_prefix` goes before its command.
+    `api_keys` are those that it lets in, none for everybody; `command_prefix` goes before its command. With
+    `certificates` it speaks TLS.
     """
 
     def __init__(
-        self, daemon: Attachment, api_keys: Sequence[str] = (), command_prefix: Sequence[str] = ()
+        self,
+        daemon: Attachment,
+        api_keys: Sequence[str] = (),
+        command_prefix: Sequence[str] = (),
+        certificates: Certificates | None = None,
     ) -> None:
         command = [*command_prefix, sys.executable, "-P", "-m", "quire", "serve", "--attach", str(daemon)]
         if isinstance(daemon, RemoteDaemon):
             command += ["--keys", daemon.keys]
         command += ["--port", "0", "--api-server-count", str(NUM_HTTP_PROCESSES), "--log-level", "ERROR"]
+        if certificates is not None:
+            command += ["--ssl-certfile", certificates.cert_path, "--ssl-keyfile", certificates.key_path]
+            command += ["--enable-ssl-refresh"]
         self._has_grpc = importlib.util.find_spec("grpc") is not None
         command += ["--grpc-port", "0"] if self._has_grpc else []
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - until close
@@ -78,7 +87,7 @@ class Server:
         assert self._process.stdout is not None
         stdout, deadline, box = self._process.stdout, time.monotonic() + _START_TIMEOUT_S, b""
         while True:
-            http = re.search(rb"(http://127\.0\.0\.1:\d+)/v1\s", box)
+            http = re.search(rb"(https?://127\.0\.0\.1:\d+)/v1\s", box)
             grpc = re.search(rb"gRPC +(127\.0\.0\.1:\d+)\s", box)
             if http and (grpc or not self._has_grpc):
                 return http[1].decode(), grpc[1].decode() if grpc else ""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import tempfile
-import time
 import urllib.request
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +29,20 @@ from ...ipc.network.keys import make_keys
 from ...ipc.sampling_params import SamplingParams
 from .answers import answer_all
 from .asks import Ask
+from .certificates import Certificates
 from .chats import list_chats
+from .http_client import make_client_context
 from .kills import RAY_ROLES, SITE_ROLES, Role
 from .open_files import OpenFiles, OwnShm, count_open_files
 from .ray_nodes import RayNodes
 from .record import Golden
 from .server import NUM_HTTP_PROCESSES, Server
+from .waiting import wait_until
 
 OWN_NAME = "stress"
 NO_REPEAT = "quire.tools.stress.no_repeat:NoRepeat"  # the logits processor of an engine of one's own
 _SETTLE_TIMEOUT_S = 20.0
 _LEFTOVER_TIMEOUT_S = 3.0
-_POLL_S = 0.02
 _NUM_LAST_WORDS = 12  # lines of a log
 
 
@@ -62,9 +62,11 @@ class Site:
         remote: RemoteDaemon | None = None,
         ray: RayNodes | None = None,
         own_shm: OwnShm | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         """remote: the same daemon, as clients and the server are to come to it over the network. ray: where
         its workers are. own_shm: gets to know its processes.
+        certificates: the server's, which then speaks TLS.
         """
         self.daemon = daemon
         self._own_shm = OwnShm() if own_shm is None else own_shm
@@ -85,7 +87,9 @@ class Site:
             _check_private(
                 daemon, [one.pid for one in llm.llm_engine.snapshot().clients if one.kind == HTTP_CLIENT_KIND]
             )
-        self._server = Server(self.attachment, api_keys, command_prefix)
+        self._server = Server(self.attachment, api_keys, command_prefix, certificates)
+        self.ca_path = None if certificates is None else certificates.ca_path
+        self.tls = None if self.ca_path is None else make_client_context(self.ca_path)
         self.grpc_address = self._server.grpc_address
         self.url, self.server = self._server.url, psutil.Process(self._server.pid)
 
@@ -242,7 +246,9 @@ class Site:
     def _find_responses(self) -> list[str]:
         """What /metrics tells of responses that are kept or run, though all have been deleted."""
         try:
-            with urllib.request.urlopen(f"{self.url}/metrics", timeout=_LEFTOVER_TIMEOUT_S) as answer:
+            with urllib.request.urlopen(
+                f"{self.url}/metrics", timeout=_LEFTOVER_TIMEOUT_S, context=self.tls
+            ) as answer:
                 text = answer.read().decode()
         except OSError as error:
             return [str(error)]
@@ -271,14 +277,15 @@ def open_site(
     *,
     has_network: bool = False,
     ray: RayNodes | None = None,
+    certificates: Certificates | None = None,
 ) -> Generator[Site]:
     """A site on a running daemon, or with one of its own; what that leaves behind is added to `broken`.
 
     `recovery` and `engine`, arguments by EngineArgs' names, are the own daemon's; None takes the defaults.
-    has_network: its clients come over TCP. ray: its workers are there.
+    has_network: its clients come over TCP. ray: its workers are there. certificates: of its server.
     """
     if attach is not None:
-        with contextlib.closing(Site(attach)) as site:
+        with contextlib.closing(Site(attach, certificates=certificates)) as site:
             yield site
         return
     own_shm = OwnShm()
@@ -296,7 +303,8 @@ def open_site(
         config = msgspec.structs.replace(args.create_engine_config(), recovery=recovery or RecoveryConfig())
         remote = start_own_daemon(config, folder if has_network else None)
         try:
-            with contextlib.closing(Site(OWN_NAME, config, remote=remote, ray=ray, own_shm=own_shm)) as site:
+            site = Site(OWN_NAME, config, remote=remote, ray=ray, own_shm=own_shm, certificates=certificates)
+            with contextlib.closing(site):
                 yield site
         finally:
             with contextlib.suppress(QuireError):  # it has ended already, which the checks have seen
@@ -403,13 +411,3 @@ def _check_private(daemon: str, server_pids: list[int]) -> None:
                     raise InputError(
                         "attach", daemon, f"a daemon that is served on loopback only, not on {served}"
                     )
-
-
-def wait_until(is_true: Callable[[], object], timeout_s: float) -> bool:
-    """Ask again and again, a little apart, until it is; False when the time is over."""
-    deadline = time.monotonic() + timeout_s
-    while not is_true():
-        if time.monotonic() > deadline:
-            return False
-        select.select([], [], [], _POLL_S)
-    return True

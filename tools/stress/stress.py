@@ -28,6 +28,7 @@ from .asks import (
     draw_pool,
     list_all,
 )
+from .certificates import open_certificates
 from .checks import count_failed
 from .kills import Kill, KillPace, Method, Role, draw_kills
 from .last_kill import kill_supervisor
@@ -75,6 +76,7 @@ class StressOptions:
     engine: dict[str, Any]  # likewise, arguments by EngineArgs' names
     has_network: bool  # whether its clients come over TCP
     has_ray: bool  # whether its workers are on nodes of a Ray
+    has_ssl: bool  # whether its server speaks TLS, with certificates that are replaced
     json_path: str | None
     plot_path: str | None
 
@@ -92,8 +94,15 @@ def run_stress(options: StressOptions) -> int:
     num_engines: int = options.engine.get("data_parallel_size", 1)
     with (
         open_ray(num_engines) if options.has_ray else contextlib.nullcontext() as ray,
+        open_certificates() if options.has_ssl else contextlib.nullcontext() as certificates,
         open_site(
-            options.attach, left, recovery, options.engine, has_network=options.has_network, ray=ray
+            options.attach,
+            left,
+            recovery,
+            options.engine,
+            has_network=options.has_network,
+            ray=ray,
+            certificates=certificates,
         ) as site,
     ):
         check_kills(options.roles, site.recovery)
@@ -124,7 +133,10 @@ def run_stress(options: StressOptions) -> int:
         ]
         victims = Victims(endless) if "client" in options.roles else None
         noise_seed = options.seed if options.has_noise else None
-        result = run_load(site, plans, kills, golden, noise_seed, victims)
+        with contextlib.nullcontext() if certificates is None else certificates.replacing():
+            result = run_load(site, plans, kills, golden, noise_seed, victims)
+        if certificates is not None:
+            result.broken += certificates.find_stale(site.url)
         if options.kills_supervisor:
             result.broken += kill_supervisor(site, endless, golden)
     result.broken += left
@@ -134,6 +146,8 @@ def run_stress(options: StressOptions) -> int:
         f"{len(result.strikes)} of {len(kills)} kills done, "
         f"{result.num_lost_clients} clients lost; beside them {result.noise or 'no noise'}"
     )
+    if certificates is not None:
+        print(f"its clients spoke TLS with a server that had {certificates.num_made} certificates in turn")
     if options.kills_supervisor:
         print("then the supervisor was killed, and another daemon started in its place")
     if options.json_path is not None:
@@ -200,6 +214,7 @@ def _make_plan(site: Site, kind: ClientKind, pool: list[Ask], arrivals: list[Arr
         kind=kind,
         daemon=site.attachment,
         url=site.url,
+        ca_path=site.ca_path,
         grpc_address=site.grpc_address,
         model=site.model,
         pool=pool,

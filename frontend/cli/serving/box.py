@@ -84,7 +84,8 @@ def format_box(
     if formats:
         rows.append(("formats", formats))
     if grpc_address is not None:
-        rows.append(("gRPC", f"{place.shown_host}:{grpc_address.rpartition(':')[2]}"))
+        address = f"{place.shown_host}:{grpc_address.rpartition(':')[2]}"
+        rows.append(("gRPC", f"{address} (TLS)" if place.has_tls else address))
     lines = [f"  {name:<11} {value}" for name, value in rows]
     return "\n".join(["Quire is ready", *lines, "", f"  {curl}", ""])
 

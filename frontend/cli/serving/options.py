@@ -105,7 +105,7 @@ def make_parser() -> Parser:
 def _add_proxy_options(parser: Parser) -> None:
     """What stands between clients and the server: TLS, a proxy, browsers. Names and meaning are vLLM's."""
     add = parser.add_argument_group("network options").add_argument
-    add("--ssl-certfile", metavar="FILE", help="serve HTTPS with this certificate (PEM)")
+    add("--ssl-certfile", metavar="FILE", help="serve HTTPS, and gRPC over TLS, with this certificate (PEM)")
     add("--ssl-keyfile", metavar="FILE", help="its key, without a password; default: in the same file")
     add("--ssl-ca-certs", metavar="FILE", help="whose certificates clients may have")
     text = "certificates of clients: 0 not asked for, 1 checked, 2 needed (0)"
@@ -242,9 +242,13 @@ def _read_tls(options: argparse.Namespace) -> dict[str, Any] | None:
         raise ConfigError("enable_ssl_refresh", True, "given with --ssl-certfile")
     if "certfile" not in given:
         raise ConfigError("ssl_certfile", None, f"a PEM file, beside ssl_{next(iter(given))}")
+    import ssl
+
     from ...openai.connections.tls import make_tls_context
     from ...openai.options import TlsOptions
 
+    if options.grpc_port is not None and options.ssl_cert_reqs == ssl.CERT_OPTIONAL:
+        raise ConfigError("ssl_cert_reqs", 1, "0 or 2 with grpc_port: gRPC asks every client or none")
     make_tls_context(TlsOptions(**given))  # refused now rather than by each HTTP process
     return given
 

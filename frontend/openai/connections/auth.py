@@ -16,6 +16,7 @@ from ..serving import Caller
 
 OPEN_PATHS = frozenset({"/live", "/ready", "/health"})
 CALLER_KEY = "quire.caller"  # of scope["state"]
+_KEY_HEADERS = (b"x-api-key", b"api-key")  # whose value is the key
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -46,7 +47,8 @@ class ApiKeys:
 class ApiKeyMiddleware:
     """Lets in who has one of the keys.
 
-    It comes as `Authorization: Bearer KEY`, for browsers as a password, or as Anthropic's `x-api-key: KEY`.
+    It comes as `Authorization: Bearer KEY`, for browsers as a password, as Anthropic's `x-api-key: KEY`, or
+    as Azure's `api-key: KEY`.
 
     A caller whom the connection has identified stands in the scope's state under CALLER_KEY.
     """
@@ -69,12 +71,12 @@ class ApiKeyMiddleware:
 
 
 def _read_keys(headers: Headers) -> list[str]:
-    """The keys that were sent: a client may send one in either header, and only one that counts here."""
+    """The keys that were sent: one may come in each of these headers, and only one of them counts here."""
     sent: dict[bytes, str] = {}
     for name, value in headers:
-        if name in (b"authorization", b"x-api-key"):
+        if name == b"authorization" or name in _KEY_HEADERS:
             sent.setdefault(name, value.decode("latin-1"))
-    keys = [_read_authorization(sent.get(b"authorization", "")), sent.get(b"x-api-key", "").strip()]
+    keys = [_read_authorization(sent.pop(b"authorization", "")), *(value.strip() for value in sent.values())]
     return [key for key in keys if key]
 
 
@@ -97,7 +99,8 @@ def _make_refusal(scope: Scope) -> ASGIApp:
     return make_error_response(
         ApiError(
             HTTPStatus.UNAUTHORIZED,
-            "authorization: an API key of this server, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+            "authorization: an API key of this server, as 'Authorization: Bearer KEY', 'x-api-key: KEY' "
+            "or 'api-key: KEY'",
             code="invalid_api_key",
             headers={"www-authenticate": f'{scheme} realm="quire"'},
         ),

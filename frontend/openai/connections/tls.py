@@ -34,13 +34,15 @@ def make_tls_context(options: TlsOptions) -> ssl.SSLContext:
         raise ConfigError(
             "ssl_cert_reqs", options.cert_reqs, "0 (no certificate of clients), 1 or 2 (needed)"
         )
+    if options.cert_reqs == ssl.CERT_REQUIRED and options.ca_certs is None:
+        raise ConfigError("ssl_ca_certs", None, f"a PEM file, beside ssl_cert_reqs={options.cert_reqs}")
     for field, path in (
         ("ssl_certfile", options.certfile),
         ("ssl_keyfile", options.keyfile),
         ("ssl_ca_certs", options.ca_certs),
     ):
         if path is not None:
-            _check_readable(field, path)
+            _read(field, path, 1)
     try:
         # Without the callback OpenSSL asks the terminal, or whoever reads it.
         context.load_cert_chain(options.certfile, options.keyfile, password=_refuse_password)
@@ -57,6 +59,16 @@ def make_tls_context(options: TlsOptions) -> ssl.SSLContext:
     return context
 
 
+def read_tls_files(options: TlsOptions) -> tuple[bytes, bytes, bytes | None]:
+    """Key, certificate and authorities in PEM, for a library that reads no files.
+
+    Raises ConfigError for one that cannot be read.
+    """
+    certificate = _read("ssl_certfile", options.certfile)
+    key = certificate if options.keyfile is None else _read("ssl_keyfile", options.keyfile)
+    return key, certificate, None if options.ca_certs is None else _read("ssl_ca_certs", options.ca_certs)
+
+
 class TlsFiles:
     """The context of new connections, made of files that may be replaced while the server runs."""
 
@@ -66,17 +78,22 @@ class TlsFiles:
         self._seen = self._look()
         self.context = make_tls_context(options)
 
-    def refresh(self) -> None:
-        """Read files that have changed since; a context that cannot be made of them leaves the old one."""
+    def refresh(self) -> bool:
+        """Read files that have changed since; a context that cannot be made of them leaves the old one.
+
+        True when there is another context.
+        """
         seen = self._look()
         if seen == self._seen:
-            return
+            return False
         self._seen = seen
         try:
             self.context = make_tls_context(self._options)
             _logger.info("the certificate was read again: %s", self._options.certfile)
+            return True
         except ConfigError as error:
             _logger.warning("the certificate of before goes on: %s", error)
+            return False
 
     def _look(self) -> list[tuple[int, int, int] | None]:
         options = self._options
@@ -162,10 +179,11 @@ class Handshake:
             self._client.shutdown(socket.SHUT_RDWR)
 
 
-def _check_readable(field: str, path: str) -> None:
+def _read(field: str, path: str, size: int = -1) -> bytes:
+    """The first `size` bytes; all of them by default."""
     try:
         with open(path, "rb") as file:
-            file.read(1)
+            return file.read(size)
     except OSError as error:
         raise ConfigError(field, path, f"a file that can be read ({error.strerror})") from None
 

@@ -21,7 +21,7 @@ from ....ipc.errors import ProtocolError, QuireError
 from ....ipc.messages import PROTOCOL_VERSION, Hello, UtilityCall, UtilityMethod, UtilityResult, Welcome
 from ....ipc.sockets import connect_dealer, make_ipc_address
 from ..noise import send_junk_to_core
-from ..site import wait_until
+from ..waiting import wait_until
 from .attack import Attack
 
 _CONNECT_TIMEOUT_S = 2.0

@@ -21,7 +21,8 @@ from ..record import Golden
 from ..report import BROKEN_EXIT_CODE
 from ..samples import Sample, Sampler
 from ..server import NUM_HTTP_PROCESSES
-from ..site import OWN_NAME, Site, find_leftovers, own_folders, wait_until
+from ..site import OWN_NAME, Site, find_leftovers, own_folders
+from ..waiting import wait_until
 from .attacker_process import AttackerProcess
 from .judge import (
     LATENCY_MARGIN_S,
