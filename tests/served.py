@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import openai
@@ -38,9 +38,15 @@ Ask = Callable[..., Answer]
 class Served:
     """A `quire serve` process, ready, with what it printed. `api_key`: what its clients and `get` send."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None, api_key: str = "none") -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        api_key: str = "none",
+        command: Sequence[str] = COMMAND,
+    ) -> None:
         self.process = subprocess.Popen(
-            [*COMMAND, *arguments], stdout=subprocess.PIPE, text=True, env=os.environ | (env or {})
+            [*command, *arguments], stdout=subprocess.PIPE, text=True, env=os.environ | (env or {})
         )
         self.api_key = api_key
         self.box = ""

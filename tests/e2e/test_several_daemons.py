@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,11 +17,20 @@ from daemons import Daemon, fake_modules, wait_until
 from quire import EngineArgs
 from quire.frontend.daemon import DaemonStarter, stop_daemon
 from quire.ipc.daemon.daemon_state import SupervisorArgs
-from served import TIMEOUT_S, Served
+from served import COMMAND, TIMEOUT_S, Served
 
 NUM_STREAMS = 4  # of each model
 OTHER = f"other-{os.getpid()}"  # beside the shared server, whose folder all tests share
 OTHER_MODEL = "paced"  # with a fake worker that is slow enough to be killed in the middle
+# `quire serve` that waits 2 s, not 10, for a daemon before it begins without it.
+IMPATIENT = """
+import sys
+from quire.frontend.cli.entry import run_command
+from quire.frontend.openai.engines import attachments
+
+attachments._FIRST_TRY_S = 2.0
+sys.exit(run_command(sys.argv[1:]))
+"""
 ASKED: dict[str, Any] = {
     "prompt": "Once",
     "max_tokens": 300,
@@ -77,7 +87,8 @@ def test_a_daemon_that_starts_does_not_keep_the_server_from_its_requests(shared_
     server = None
     try:
         starter.wait_until_attachable()
-        server = Served("--attach", f"serve-{shared_server.port}", "--attach", OTHER)
+        command = [sys.executable, "-c", IMPATIENT, *COMMAND[COMMAND.index("serve") :]]
+        server = Served("--attach", f"serve-{shared_server.port}", "--attach", OTHER, command=command)
         with server.client() as client:
             cards = {card.id: card for card in client.models.list()}
             assert list(cards) == ["pocket", "unready"]

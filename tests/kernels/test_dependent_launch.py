@@ -20,6 +20,8 @@ _TIMEOUT_S = 280.0
 CUDA = torch.device("cuda")
 ON = {"USE_PDL": True, "launch_pdl": True}
 
+Instructions = dict[tuple[int, bool], dict[str, list[str]]]
+
 # In a process of its own, because Triton decides at its import whether it interprets.
 _SCRIPT = """
 import json, re, sys, torch
@@ -36,26 +38,31 @@ def launch():
     slots = make(2, dtype=torch.int64)
     launch_rotate_and_write(make(2, 512), 4, angle, angle, (weight, weight, 1e-6), cache, cache, slots)
 
-dependent_launch_triton.IS_ENABLED = bool(int(sys.argv[2]))
 wanted = r"griddepcontrol\\.\\w+|prefetch\\.global|[ls][dt]\\.global|cp\\.async\\.c\\w|\\w+(?:\\.\\w+)*\\.f32"
-found = compile_launches(launch, int(sys.argv[1]))
-print(json.dumps({one.name: re.findall(wanted, one.asm["ptx"]) for one in found}))
+made = []
+for architecture, is_enabled in json.loads(sys.argv[1]):
+    dependent_launch_triton.IS_ENABLED = is_enabled
+    found = compile_launches(launch, architecture)
+    made.append({one.name: re.findall(wanted, one.asm["ptx"]) for one in found})
+print(json.dumps(made))
 """
 
 
-def compile_kernels(architecture: int, is_enabled: bool = True) -> dict[str, list[str]]:
-    """By kernel its instructions that matter here, in order."""
+@pytest.fixture(scope="module")
+def compiled() -> Instructions:
+    """By (architecture, whether it is enabled) and kernel the instructions that matter here, in order."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-P", "-c", _SCRIPT, str(architecture), str(int(is_enabled))]
+    cases = [(90, True), (90, False), (80, True)]
+    command = [sys.executable, "-P", "-c", _SCRIPT, json.dumps(cases)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return dict(zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
 @pytest.mark.timeout(_TIMEOUT_S + 20)
-def test_kernels_wait_once_before_they_touch_what_others_write() -> None:
+def test_kernels_wait_once_before_they_touch_what_others_write(compiled: Instructions) -> None:
     loads_of_weights = {"_rms_norm": True, "_rotate_and_write_kernel": True}
-    for name, found in compile_kernels(90).items():
+    for name, found in compiled[90, True].items():
         waits = [one for one in found if one.startswith("griddepcontrol")]
         assert waits == ["griddepcontrol.wait", "griddepcontrol.launch_dependents"], name
         before = found[: found.index("griddepcontrol.wait")]
@@ -65,11 +72,11 @@ def test_kernels_wait_once_before_they_touch_what_others_write() -> None:
 
 
 @pytest.mark.timeout(_TIMEOUT_S + 20)
-def test_the_arithmetic_is_the_same_with_it_and_without() -> None:
+def test_the_arithmetic_is_the_same_with_it_and_without(compiled: Instructions) -> None:
     def count(found: list[str]) -> Counter[str]:
         return Counter(one for one in found if not one.startswith(("griddepcontrol", "prefetch")))
 
-    with_it, without = compile_kernels(90), compile_kernels(90, is_enabled=False)
+    with_it, without = compiled[90, True], compiled[90, False]
     assert with_it.keys() == without.keys()
     for name, found in without.items():
         assert not any(one.startswith(("griddepcontrol", "prefetch")) for one in found), name
@@ -77,8 +84,8 @@ def test_the_arithmetic_is_the_same_with_it_and_without() -> None:
 
 
 @pytest.mark.timeout(_TIMEOUT_S + 20)
-def test_a_card_before_hopper_has_none_of_it() -> None:
-    for name, found in compile_kernels(80).items():
+def test_a_card_before_hopper_has_none_of_it(compiled: Instructions) -> None:
+    for name, found in compiled[80, True].items():
         assert not any(one.startswith(("griddepcontrol", "prefetch")) for one in found), name
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from itertools import islice, pairwise
 from pathlib import Path
 from random import Random
@@ -35,6 +36,7 @@ from quire.tools.pocket.tokenizer import (
 )
 from quire.tools.pocket.train import make_config
 from quire.tools.pocket.wiring import wire
+from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 NUM_DOCUMENTS = 6_000
@@ -54,6 +56,19 @@ needs_model = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def documents() -> list[Document]:
     return list(islice(draw_documents(seed=7), NUM_DOCUMENTS))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(documents: list[Document]) -> Tokenizer:
+    return train_tokenizer(map(render, documents))
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Iterator[Pocket]:
+    """The shipped model, with one engine for all who ask it."""
+    pocket = Pocket(MODEL_DIR)
+    yield pocket
+    pocket.engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -224,16 +239,14 @@ def test_a_fault_is_found_in_each_kind_of_bad_story() -> None:
     assert find_story_fault("The cat sat.", True, words) == "3 words"
 
 
-def test_the_tokenizer_splits_digits_and_encodes_any_text(documents: list[Document]) -> None:
-    tokenizer = train_tokenizer(map(render, documents[:2000]))
+def test_the_tokenizer_splits_digits_and_encodes_any_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("a 123").tokens[-3:] == ["1", "2", "3"]
     strange = "naïve 日本語 🙂 \t\n\x00"
     assert tokenizer.decode(tokenizer.encode(strange).ids) == strange
     assert [tokenizer.token_to_id(token) for token in (END_OF_TEXT, TURN_START, TURN_END)] == [0, 1, 2]
 
 
-def test_a_word_has_the_same_tokens_after_a_space_and_after_a_quote(documents: list[Document]) -> None:
-    tokenizer = train_tokenizer(map(render, documents))
+def test_a_word_has_the_same_tokens_after_a_space_and_after_a_quote(tokenizer: Tokenizer) -> None:
     assert tokenizer.get_vocab_size() == VOCAB_SIZE
     assert [tokenizer.token_to_id(marker) for marker in MARKERS] == list(range(VOCAB_SIZE - 6, VOCAB_SIZE))
     rng = Random(15)
@@ -333,8 +346,9 @@ def test_thoughts_about_sums_end_with_the_result() -> None:
     assert taken == "12 without 7 leaves 5. 4 without 1 without 1 leaves 2. So 25."
 
 
-def test_the_prompt_opens_thoughts_and_training_asks_only_for_the_rest(documents: list[Document]) -> None:
-    tokenizer = train_tokenizer(map(render, documents))
+def test_the_prompt_opens_thoughts_and_training_asks_only_for_the_rest(
+    documents: list[Document], tokenizer: Tokenizer
+) -> None:
     thinking = [document for document in documents if isinstance(document, Chat) and document.thought]
     assert len(thinking) > 300
     for chat, (ids, targets) in zip(thinking, encode_documents(tokenizer, iter(thinking)), strict=True):
@@ -389,33 +403,33 @@ def test_the_shipped_tokenizer_renders_chats_and_adds_nothing() -> None:
 
 
 @needs_model
-def test_the_shipped_model_adds_held_out_pairs() -> None:
+def test_the_shipped_model_adds_held_out_pairs(shipped: Pocket) -> None:
     question, answer = ADD_FORMS[0]
     asked = [Sum(a, b) for a, b in sorted(HELD_OUT)[::8]]
-    answers = Pocket(MODEL_DIR).chat([each.fill(question) for each in asked], 20)
+    answers = shipped.chat([each.fill(question) for each in asked], 20)
     right = [each.fill(answer) == said for each, said in zip(asked, answers, strict=True)]
     assert sum(right) >= 0.95 * len(right)
 
 
 @needs_model
-def test_a_raw_story_of_the_shipped_model_is_fluent_and_ends_by_itself() -> None:
+def test_a_raw_story_of_the_shipped_model_is_fluent_and_ends_by_itself(shipped: Pocket) -> None:
     words = {
         word for text in (tell_story(Random(seed)).text for seed in range(2000)) for word in split_words(text)
     }
     start = "Once upon a time"
-    [(text, has_ended)] = Pocket(MODEL_DIR).complete([start], 300)
+    [(text, has_ended)] = shipped.complete([start], 300)
     assert find_story_fault(start + text, has_ended, words) is None
 
 
 @needs_model
-def test_the_shipped_model_calls_the_tool_that_a_question_is_for() -> None:
+def test_the_shipped_model_calls_the_tool_that_a_question_is_for(shipped: Pocket) -> None:
     tools = [
         make_tool(kind.names[0], kind.descriptions[0], (kind.keys[0][0],), kind.types)
         for kind in (CALCULATOR, LOOKUP)
     ]
     questions = ["What is 12 plus 30?", "What is the age of Mia?", "What is the capital of Norway?", "Hello!"]
     prompts = [render_chat([{"role": "user", "content": each}], True, tools) for each in questions]
-    called = [read_calls(text) for text, _ in Pocket(MODEL_DIR).complete(prompts, 60)]
+    called = [read_calls(text) for text, _ in shipped.complete(prompts, 60)]
     assert called == [
         [{"name": "calculator", "arguments": {"expression": "12 + 30"}}],
         [{"name": "lookup", "arguments": {"key": "age of Mia"}}],
@@ -425,23 +439,23 @@ def test_the_shipped_model_calls_the_tool_that_a_question_is_for() -> None:
 
 
 @needs_model
-def test_the_shipped_model_thinks_where_the_prompt_opens_thoughts() -> None:
+def test_the_shipped_model_thinks_where_the_prompt_opens_thoughts(shipped: Pocket) -> None:
     asked = [Sum(a, b) for a, b in sorted(HELD_OUT)[::40]]
     question, answer = ADD_FORMS[0]
     prompts = [
         render_chat([{"role": "user", "content": each.fill(question)}], True, is_thinking=True)
         for each in asked
     ]
-    said = [text for text, _ in Pocket(MODEL_DIR).complete(prompts, 80)]
+    said = [text for text, _ in shipped.complete(prompts, 80)]
     expected = [f"{think_about_sum(each)}\n</think>\n\n{each.fill(answer)}" for each in asked]
     assert sum(map(str.__eq__, said, expected)) >= 0.9 * len(asked)
 
 
 @needs_model
-def test_the_shipped_model_copies_facts_into_json() -> None:
+def test_the_shipped_model_copies_facts_into_json(shipped: Pocket) -> None:
     rng = Random(16)
     drawn = [draw_held_out_json_task(rng) for _ in range(150)]
     tasks = [task for task in drawn if task.is_extraction]
-    answers = Pocket(MODEL_DIR).chat([task.prompt for task in tasks])
+    answers = shipped.chat([task.prompt for task in tasks])
     right = [task.answer == answer for task, answer in zip(tasks, answers, strict=True)]
     assert sum(right) >= 0.75 * len(right)

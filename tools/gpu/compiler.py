@@ -59,9 +59,17 @@ class Compiled:
     grid: tuple[int, ...]
     asm: dict[str, Any]  # ttir, ttgir, llir, ptx, cubin
     shared_bytes: int
-    num_registers: int  # of a thread
-    num_spills: int  # instructions that put away what does not fit the registers, or bring it back
     copies_in_flight: int  # groups of asynchronous copies that a wait leaves, 0: each is waited for at once
+
+    @property
+    def num_registers(self) -> int:
+        """Of a thread."""
+        return _read_resources(self.asm["cubin"])[0]
+
+    @property
+    def num_spills(self) -> int:
+        """Instructions that put away what does not fit the registers, or bring it back."""
+        return _read_resources(self.asm["cubin"])[1]
 
     @property
     def has_wgmma(self) -> bool:
@@ -93,11 +101,8 @@ def compile_launch(launch: Launch) -> Compiled:
     """Through Triton's compiler and NVIDIA's assembler; from Triton's cache if it is there."""
     source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes)
     done: Any = triton.compile(source, target=launch.target, options=launch.options.__dict__)
-    registers, spills = _read_resources(done.asm["cubin"])
     waits = [int(count) for count in _WAITS.findall(done.asm["ptx"])]
-    return Compiled(
-        launch.name, launch.grid, done.asm, done.metadata.shared, registers, spills, max(waits, default=0)
-    )
+    return Compiled(launch.name, launch.grid, done.asm, done.metadata.shared, max(waits, default=0))
 
 
 @contextmanager
@@ -131,8 +136,9 @@ def _make_binder(kernel: Any, target: GPUTarget) -> tuple[Any, Any]:
     return backend, create_function_from_signature(kernel.signature, kernel.params, backend)
 
 
+@cache
 def _read_resources(cubin: bytes) -> tuple[int, int]:
-    """(registers of a thread, instructions on its stack), by the tools that Triton brings.
+    """(registers of a thread, instructions on its stack), by the tools that Triton brings: 0.3 s a kernel.
 
     Not the stack's size: ptxas keeps 8 bytes of some kernels that never touch them.
     """
