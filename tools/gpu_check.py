@@ -39,7 +39,7 @@ PARTS = {
     "kernel tests": 240.0,
     "memcheck": 240.0,
     "golden": 120.0,
-    "crowds": 300.0,
+    "crowds": 420.0,
     "graphs": 120.0,
     "profile": 180.0,
     "attention sweep": 300.0,

@@ -133,8 +133,8 @@ def test_the_parts_that_a_cpu_can_run_do() -> None:
 
     rows: list[Row] = []
     check_first_answer(rows.append, device="cpu")
-    check_crowds(rows.append, device="cpu", sizes=(1, 3))
-    assert len(rows) == 2 + 2 * 2
+    check_crowds(rows.append, device="cpu", sizes=(1, 9))
+    assert len(rows) == 2 + 2 * (2 + 1)
     assert all(row.is_ok for row in rows)
 
 

@@ -16,6 +16,7 @@ from .rows import Row, Say
 
 _PROMPTS = ("Once upon a time", "The little fox", "What is 12 plus 30?", "In the morning, the")
 _NUM_TOKENS = 48
+_LEAST_BLOCKS = 5  # of 16 tokens, for one of 64 and the one that nobody has
 # bfloat16 may be as far from float32 as transformers' own is, and half more.
 _BFLOAT16_SLACK = 1.5
 
@@ -105,7 +106,7 @@ def check_crowds(say: Say, device: str = "cuda", sizes: tuple[int, ...] = (1, 3,
     """An engine with run-ahead and padded graphs beside one in lock-step without graphs: the same tokens.
 
     Exact kernels, so that they must be; greedy, with filters and penalties by turns, and lengths that differ,
-    so that rows end while others run.
+    so that rows end while others run. The largest crowd also where it has to be sent back for want of blocks.
     """
     from ...frontend.llm import LLM
     from ...ipc.sampling_params import SamplingParams
@@ -127,19 +128,34 @@ def check_crowds(say: Say, device: str = "cuda", sizes: tuple[int, ...] = (1, 3,
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     common: dict[str, Any] = {
-        "device": device, "exact": True, "max_num_seqs": max(sizes), "kv_cache_memory_bytes": "512MiB",
-        "log_level": "WARNING",
+        "device": device, "exact": True, "max_num_seqs": max(sizes), "log_level": "WARNING",
     }  # fmt: skip
-    for dtype in ("float32", "bfloat16"):
+    room = {"kv_cache_memory_bytes": "512MiB"}
+    # A block each, of which many need two in the end; never less than one alone may have.
+    most = max(sizes)
+    little_room = {"num_gpu_blocks_override": max(_LEAST_BLOCKS, most + 1), "max_model_len": 64}
+    dtypes = ("float32", "bfloat16", "float16")
+    for dtype in dtypes[:2] if device == "cpu" else dtypes:  # a CPU has no exact kernels for the last
         with (
-            LLM(dtype=dtype, **common) as ahead,
-            LLM(dtype=dtype, enforce_eager=True, distributed_executor_backend="uni", **common) as lock_step,
+            LLM(dtype=dtype, **common, **room) as ahead,
+            LLM(
+                dtype=dtype, enforce_eager=True, distributed_executor_backend="uni", **common, **room
+            ) as eager,
+            LLM(dtype=dtype, **common, **little_room) as narrow,
         ):
             for size in sizes:
-                ours, wanted = run(ahead, size), run(lock_step, size)
-                num_equal = sum(a == b for a, b in zip(ours, wanted, strict=True))
-                name, found = f"{dtype}, {size} requests as in lock-step", f"{num_equal} of {size} equal"
-                say(Row(name, found, "all", num_equal == size))
+                name = f"{dtype}, {size} requests as in lock-step"
+                say(_count_equal(name, run(ahead, size), run(eager, size)))
+            name = f"{dtype}, {most} requests in little memory"
+            found = _count_equal(name, run(narrow, most), run(eager, most))
+            times = narrow.stats().num_preemptions_total
+            value = f"{found.value}, sent back {times} times"
+            say(Row(found.name, value, "all, sent back", bool(found.is_ok) and times > 0))
+
+
+def _count_equal(name: str, ours: list[list[int]], wanted: list[list[int]]) -> Row:
+    num_equal = sum(a == b for a, b in zip(ours, wanted, strict=True))
+    return Row(name, f"{num_equal} of {len(wanted)} equal", "all", num_equal == len(wanted))
 
 
 def check_graphs(say: Say, device: str = "cuda") -> None:
