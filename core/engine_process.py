@@ -21,11 +21,10 @@ import msgspec
 import zmq
 
 from ..ipc.due import until_ms
-from ..ipc.errors import QuireError
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.messages import EngineCoreOutputs, EngineDead, Refusal
 from ..ipc.network.served_files import hash_served_files
-from ..ipc.processes.child_args import PACKAGE_DIR, CoreArgs, NetworkArgs
+from ..ipc.processes.child_args import PACKAGE_DIR, CoreArgs
 from ..ipc.processes.folder_lock import keep_folder
 from ..ipc.processes.log_lines import start_logging
 from ..ipc.processes.process import (
@@ -73,7 +72,9 @@ class EngineCoreProcess:
         max_frame_bytes = find_max_frame_bytes(config.model.max_model_len)
         self._router = bind_router(self._context, args.client_address, max_frame_bytes=max_frame_bytes)
         self._listener = Listener(self._router, args.client_address)
-        self._network = _listen_on_network(args.network, max_frame_bytes)
+        self._network = None
+        if args.network is not None:
+            self._network = NetworkListener.of_daemon(args.network, max_frame_bytes)
         self._executor = make_executor(config, self._context, args.worker_address)
         group = GroupRoster(args.engine_index, args.roster, args.owner_identity)
         self._registry = ClientRegistry(secrets.token_hex(8), started_at, self._send, group=group)
@@ -212,17 +213,6 @@ class EngineCoreProcess:
             if self._client_poller.poll(int(left_s * 1000)):
                 self._loop.take_messages(self._receive())
             self._registry.deliver()
-
-
-def _listen_on_network(args: NetworkArgs | None, max_frame_bytes: int) -> NetworkListener | None:
-    """For other machines' clients. Where its keys cannot be used none comes, and this machine's go on."""
-    if args is None:
-        return None
-    try:
-        return NetworkListener.of_daemon(args, max_frame_bytes)
-    except QuireError as error:
-        _log.error("no client of another machine can come until the engine is restarted: %s", error)
-        return None
 
 
 def name_engine(args: CoreArgs) -> str:

@@ -202,7 +202,7 @@ class Supervisor:
             return
         _log.info("restarting the engine core")
         for engine in self._group.engines.values():
-            engine.restart()
+            self._group.restart(engine)
 
     def _end(self, code: int) -> None:
         self._exit_code = code

@@ -24,7 +24,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from ...ipc.codec import MAX_BODY_BYTES
-from ...ipc.network.keys import AuthorizedClients, KeyRing, ServerKeys, read_server_keys
+from ...ipc.network.keys import AuthorizedClients, KeyRing, ServerKeys
 from ...ipc.processes.child_args import NetworkArgs
 from ...ipc.sockets import HEARTBEAT_TIMEOUT_MS, NOBLOCK, bind_network_router, has_message, send_to
 from .connection_limits import ConnectionLimits
@@ -86,11 +86,10 @@ class NetworkListener:
 
     @classmethod
     def of_daemon(cls, args: NetworkArgs, max_frame_bytes: int) -> NetworkListener:
-        """With the keys of files. Raises ConfigError if they cannot be used."""
+        """Lets in whom the file in the daemon's folder names."""
         folder = Path(args.keys)
-        keys = read_server_keys(folder)
         network = cls(
-            args.listening_fd, keys, lambda: AuthorizedClients(folder), max_frame_bytes=max_frame_bytes
+            args.listening_fd, args.server, lambda: AuthorizedClients(folder), max_frame_bytes=max_frame_bytes
         )
         _log.info("clients of other machines come to port %d", network._port.getsockname()[1])
         return network

@@ -132,7 +132,7 @@ class GroupCommands:
                 while engine.state.state != "drained" and time.monotonic() < deadline:
                     yield
             _log.info("restarting engine %d", index)
-            engine.restart()
+            self._group.restart(engine)
             if not was_draining:
                 engine.resume()
             while not engine.is_open:

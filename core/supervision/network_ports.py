@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from pathlib import Path
 
@@ -12,18 +13,20 @@ from ...ipc.network.tcp_address import TcpAddress, parse_tcp_address
 from ...ipc.processes.child_args import NetworkArgs
 
 _NUM_TRIES = 20  # for free ports in a row
+_log = logging.getLogger(__name__)
 
 
 class NetworkPorts:
     """Listening sockets for one core after the other: whoever comes between two waits for the next.
 
-    Engine K listens at the port of `address` + K.
+    Engine K listens at the port of `address` + K. A core that replaces a lost one has the keys of that one,
+    whatever has become of their files.
     """
 
     def __init__(self, listen: str, keys: str, num_engines: int) -> None:
         """Check the keys and listen for so many. Raises ConfigError."""
-        read_server_keys(Path(keys))
         self._keys = keys
+        self._server = read_server_keys(Path(keys))
         self._listeners: dict[int, socket.socket] = {}
         self._refusing: set[int] = set()
         self.address = parse_tcp_address("listen", listen, is_listening=True)
@@ -43,7 +46,14 @@ class NetworkPorts:
         listener = self._listeners.get(index)
         if listener is None:
             listener = self._listeners[index] = open_listener(self.address.shift(index))
-        return NetworkArgs(listening_fd=listener.fileno(), keys=self._keys)
+        return NetworkArgs(listening_fd=listener.fileno(), keys=self._keys, server=self._server)
+
+    def renew_keys(self) -> None:
+        """Read the daemon's own keys again, for cores to come. Files that cannot be used change nothing."""
+        try:
+            self._server = read_server_keys(Path(self._keys))
+        except ConfigError as error:
+            _log.warning("the keys of before go on: %s", error)
 
     def refuse_at(self, indexes: set[int]) -> None:
         """Who comes to these engines is refused, instead of waiting for a core; at all others it waits."""

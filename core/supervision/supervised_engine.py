@@ -18,6 +18,7 @@ from ...ipc.daemon.daemon_state import EngineState, FailedReport
 from ...ipc.due import find_earliest
 from ...ipc.errors import USER_ERRORS, ProtocolError, QuireError
 from ...ipc.messages import EngineRoster
+from ...ipc.processes.child_args import NetworkArgs
 from ...ipc.processes.core_child import STOP_GRACE_S, CoreChild
 from ...ipc.processes.process import EXIT_CORE_LOST, EXIT_START_FAILED
 from .core_link import CoreLink
@@ -97,6 +98,10 @@ class SupervisedEngine:
         """Which share of the machine the next core gets: `rank` of `num_engines`."""
         self.rank = rank
         self._core.set_share(rank, num_engines)
+
+    def set_network(self, network: NetworkArgs) -> None:
+        """Where its next core listens for clients of other machines."""
+        self._core.set_network(network)
 
     def start_if_due(self, now: float) -> bool:
         """Start a core when it is time; whether it was."""

@@ -133,6 +133,13 @@ class SupervisedGroup:
         self._next_index += 1
         return engine
 
+    def restart(self, engine: SupervisedEngine) -> None:
+        """As its own; its next core has the keys that are in the daemon's files now."""
+        if self._ports is not None:
+            self._ports.renew_keys()
+            engine.set_network(self._ports.open(engine.state.index))
+        engine.restart()
+
     def remove(self, engine: SupervisedEngine) -> None:
         """End it, once all are told; waits for its end."""
         del self.engines[engine.state.index]

@@ -84,7 +84,7 @@ def read_server_keys(folder: Path) -> ServerKeys:
     """A daemon's. Raises ConfigError naming the file; a secret that others can read is refused."""
     _check_curve()
     secret = _read_secret(folder / SERVER_SECRET)
-    AuthorizedClients(folder)
+    AuthorizedClients(folder).check()
     return ServerKeys(zmq.curve_public(secret), secret)
 
 
@@ -126,10 +126,12 @@ class AuthorizedClients:
     """The public keys of who is let in. The file is read again when it has changed; one thread asks."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ConfigError if the file cannot be used, or could be written by others."""
         self._path = folder / CLIENTS
         self._names: dict[bytes, str] = {}
         self._version: object = None
+
+    def check(self) -> None:
+        """Raise ConfigError if the file cannot be used, or could be written by others."""
         self._read_if_changed()
 
     def find_name(self, key: bytes) -> str | None:

@@ -8,7 +8,7 @@ import msgspec
 
 from ..config import EngineConfig
 from ..messages import EngineRoster
-from ..network.keys import ClientKeys
+from ..network.keys import ClientKeys, ServerKeys
 
 CORE_MODULE = "quire.core"
 WORKER_MODULE = "quire.worker"
@@ -20,7 +20,8 @@ class NetworkArgs(msgspec.Struct, frozen=True, kw_only=True):
     """Where a core listens for clients from other machines."""
 
     listening_fd: int  # which the core inherits
-    keys: str  # the folder with the daemon's keys and its clients'
+    keys: str  # the folder that says which clients are let in
+    server: ServerKeys  # the daemon's own, as they were when it read them
 
 
 class CoreArgs(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,6 +65,10 @@ class CoreChild(ManagedChild[ChildProcess]):
         config = self._args.config.for_engine(rank, num_engines)
         self._args = msgspec.structs.replace(self._args, config=config)
 
+    def set_network(self, network: NetworkArgs) -> None:
+        """What the next core is started with."""
+        self._args = msgspec.structs.replace(self._args, network=network)
+
     def remove_socket(self) -> None:
         """Take away what a core that was killed has left: there will be none at this address."""
         with contextlib.suppress(OSError):

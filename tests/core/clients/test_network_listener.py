@@ -32,7 +32,14 @@ from quire.ipc.messages import (
     UtilityResult,
     Welcome,
 )
-from quire.ipc.network.keys import CLIENTS, SERVER_PUBLIC, add_client, make_keys, read_client_keys
+from quire.ipc.network.keys import (
+    CLIENTS,
+    SERVER_PUBLIC,
+    add_client,
+    make_keys,
+    read_client_keys,
+    read_server_keys,
+)
 from quire.ipc.network.tcp_address import parse_tcp_address
 from quire.ipc.processes.child_args import NetworkArgs
 from quire.ipc.sockets import connect_dealer
@@ -309,7 +316,7 @@ async def outlive(daemon: Daemon, remote: RemoteDaemon) -> None:
 
 def test_a_number_that_is_something_elses_by_now_is_no_connection(keys: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        args = NetworkArgs(listening_fd=listener.fileno(), keys=str(keys))
+        args = NetworkArgs(listening_fd=listener.fileno(), keys=str(keys), server=read_server_keys(keys))
         network = NetworkListener.of_daemon(args, 1 << 20)
         ours, other = socket.socketpair()
         end, begin = os.pipe()
