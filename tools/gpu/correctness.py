@@ -130,10 +130,11 @@ def check_crowds(say: Say, device: str = "cuda", sizes: tuple[int, ...] = (1, 3,
     common: dict[str, Any] = {
         "device": device, "exact": True, "max_num_seqs": max(sizes), "log_level": "WARNING",
     }  # fmt: skip
-    room = {"kv_cache_memory_bytes": "512MiB"}
+    room: dict[str, Any] = {"kv_cache_memory_bytes": "512MiB"}
     # A block each, of which many need two in the end; never less than one alone may have.
     most = max(sizes)
-    little_room = {"num_gpu_blocks_override": max(_LEAST_BLOCKS, most + 1), "max_model_len": 64}
+    num_blocks = max(_LEAST_BLOCKS, most + 1)
+    little_room: dict[str, Any] = {"num_gpu_blocks_override": num_blocks, "max_model_len": 64}
     dtypes = ("float32", "bfloat16", "float16")
     for dtype in dtypes[:2] if device == "cpu" else dtypes:  # a CPU has no exact kernels for the last
         with (
