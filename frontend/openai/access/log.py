@@ -23,9 +23,7 @@ PROCESS = "quire serve"
 _MAX_WAITING = 10_000  # lines that have not been written
 _MAX_WRITE_BYTES = 4096  # what a pipe takes as one piece, so that several processes' lines stay whole
 _CLOSE_S = 1.0
-_GATHER_S = (
-    0.02  # between two writes: to wake the thread for each of 2,000 requests/s costs more than its lines
-)
+_GATHER_S = 0.02  # between two writes: waking the thread for each request costs more than writing its line
 _CLIENT_GONE = 499  # nginx's code of a request whose client left before it was answered
 _LEVELS = {"DEBUG": 0, "INFO": 0, "WARNING": 400, "ERROR": 500}  # the least status that is logged
 _Level = Literal["INFO", "WARNING", "ERROR"]
