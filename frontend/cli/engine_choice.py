@@ -89,7 +89,7 @@ def check_names_end(argv: Sequence[str], names: Sequence[str] | None, argument: 
         raise ConfigError("served_model_name", " ".join(names or ()), allowed)
 
 
-def choose_only_daemon() -> str:
+def _choose_only_daemon() -> str:
     """The name of the only daemon of this user that runs. Raises ConfigError if there are several, and
     DaemonError if there is none.
     """
@@ -102,10 +102,13 @@ def choose_only_daemon() -> str:
 
 
 def choose_daemons(names: Sequence[str], keys: str | None) -> list[Attachment]:
-    """Daemons only to look at. Raises ConfigError."""
+    """Daemons only to look at, without names the only one that runs. Raises ConfigError and DaemonError."""
     if not any(map(is_tcp, names)):
         check_unattached(keys=keys)
-    return [choose_attachment(name, keys if is_tcp(name) else None, looks_only=True) for name in names]
+    return [
+        choose_attachment(name, keys if is_tcp(name) else None, looks_only=True)
+        for name in names or [_choose_only_daemon()]
+    ]
 
 
 def _is_remote(attach: str | list[str]) -> bool:

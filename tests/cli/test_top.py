@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from daemons import Daemon, fake_modules, runtime_folders
 from fakes import make_config
+from quire.frontend.cli import engine_choice
 from quire.frontend.cli.commands import top
 from quire.frontend.cli.entry import run_command
 from quire.frontend.cli.top.frame import render
@@ -144,7 +145,7 @@ def test_a_prompt_being_computed_shows_how_far_it_is():
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     fake = FakeEngine(make_snapshot())
     monkeypatch.setattr(top, "attach_engine", lambda _name: fake)
-    monkeypatch.setattr(top, "choose_only_daemon", lambda: "only")
+    monkeypatch.setattr(engine_choice, "list_daemons", lambda: ["only"])
     return fake
 
 

@@ -25,12 +25,13 @@ SCREEN = """
 import sys
 sys.path[:0] = {folders!r}
 import top_fakes
+from quire.frontend.cli import engine_choice
 from quire.frontend.cli.commands import top
 from quire.frontend.cli.entry import run_command
 requests = [top_fakes.make_request(f"request-{{number:03}}", age_s=float(number)) for number in range(100)]
 fake = top_fakes.FakeEngine(top_fakes.make_snapshot(requests))
 top.attach_engine = lambda name: fake
-top.choose_only_daemon = lambda: "only"
+engine_choice.list_daemons = lambda: ["only"]
 code = run_command(["top", *{options!r}])
 print("aborted", fake.aborted)
 sys.exit(code)

@@ -63,6 +63,9 @@ class Bench:
     def check_others_serve(self, engine: FakeEngine, wish: str) -> None:
         """They do."""
 
+    def restart(self, engine: FakeEngine) -> None:
+        engine.restart()
+
     def remove(self, engine: FakeEngine) -> None:
         del self.engines[engine.state.index]
 

@@ -14,19 +14,23 @@ import psutil
 import pytest
 from quire.tools.sigterm import unwinding_at_sigterm
 
+# pause() would miss a signal that comes just before it; here each leaves a byte.
 PROGRAM = """
-import signal
+import signal, socket
 from quire.tools.sigterm import unwinding_at_sigterm
+told, woken = socket.socketpair()
+woken.setblocking(False)
+signal.set_wakeup_fd(woken.fileno())
 with unwinding_at_sigterm():
     try:
         print("inside", flush=True)
         while True:
-            signal.pause()
+            told.recv(1)
     finally:
         print("left", flush=True)
         if {waits_again}:
             while True:
-                signal.pause()
+                told.recv(1)
                 print("again", flush=True)
 """
 

@@ -17,7 +17,7 @@ from ....ipc.errors import QuireError
 from ...client.engine_core_client import attach_sync_client
 from ...client.remote_daemon import Attachment
 from ...llm_engine import LLMEngine
-from ..engine_choice import add_keys_option, choose_daemons, choose_only_daemon
+from ..engine_choice import add_keys_option, choose_daemons
 from ..exit_codes import ExitCode
 from ..parser import Parser
 from ..top.frame import render
@@ -32,8 +32,7 @@ _PIPED_SIZE = (100, 40)  # columns and lines where there is no terminal to ask
 def run(argv: Sequence[str]) -> int:
     """Run `quire top`."""
     options = _make_parser().parse(argv)
-    names = [*options.name, *(options.attach or ())] or [choose_only_daemon()]
-    daemons = choose_daemons(names, options.keys)
+    daemons = choose_daemons([*options.name, *(options.attach or ())], options.keys)
     with ExitStack() as stack:
         engines = [stack.enter_context(attach_engine(daemon)) for daemon in daemons]
         lookers = [
