@@ -159,6 +159,7 @@ class TerminalChat:
         self.process_id, self._fd = pty.fork()
         if self.process_id == 0:
             os.environ["TERM"] = term
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a run under nohup begins with it ignored
             os.execv(sys.executable, [*COMMAND, "chat", *arguments])
         self.output = ""
 
