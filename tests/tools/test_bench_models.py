@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from quire.tools.bench.model_facts import quantize_facts, read_model_facts
+from quire.tools.bench.gguf_models import write_gguf
+from quire.tools.bench.model_facts import quantize_facts, read_gguf_facts, read_model_facts
 from quire.tools.bench.models import BENCH_MODELS, ensure_model, list_tensor_shapes, write_checkpoint
 from safetensors.torch import load_file
 
@@ -70,3 +71,14 @@ def test_transformers_finds_every_tensor_and_nothing_else(name: str, tmp_path: P
     assert not info["unexpected_keys"]
     assert model.dtype == torch.bfloat16
     assert json.loads((tmp_path / name / "config.json").read_text())["model_type"] == model.config.model_type
+
+
+def test_a_gguf_file_has_the_tensors_of_its_model_in_4_bits(tmp_path: Path) -> None:
+    config = BENCH_MODELS["small"] | {"num_hidden_layers": 1, "vocab_size": 320}  # small enough for a test
+    write_checkpoint(config, tmp_path / "plain")
+    write_gguf(config, load_file(tmp_path / "plain" / "model.safetensors"), tmp_path / "plain.gguf")
+    facts, plain = read_gguf_facts(tmp_path / "plain.gguf"), read_model_facts("plain", tmp_path / "plain")
+    assert facts.dtype == "q4_0"
+    assert (facts.num_params, facts.vocab_size) == (plain.num_params, 320)
+    # 32 numbers in 18 bytes; norms stay in float32
+    assert facts.size.step_bytes == pytest.approx(plain.num_params * 18 / 32, rel=0.01)

@@ -72,8 +72,8 @@ def _run_offline(argv: Sequence[str]) -> int:
     add(
         "--model",
         default="tiny",
-        help="tiny, small (random weights, made on first use), qwen3-0.6b, llama-8b (no weights), pocket, "
-        "a folder, or a GGUF file",
+        help="tiny, small, small-q4_0 (random weights, made on first use), qwen3-0.6b, llama-8b (no "
+        "weights), pocket, a folder, or a GGUF file",
     )
     add("--workload", nargs="+", choices=tuple(WORKLOADS), metavar="W")
     _add_peer_options(

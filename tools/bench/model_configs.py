@@ -75,6 +75,9 @@ DUMMY_MODELS: dict[str, dict[str, Any]] = {
     },
 }
 
+# GGUF files: the model of which each has the tensors, in Q4_0.
+GGUF_MODELS = {"small-q4_0": "small"}
+
 
 # Shapes whose kernels are compiled; no checkpoint is made of them.
 COMPILED_MODELS = DUMMY_MODELS | {

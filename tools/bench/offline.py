@@ -20,7 +20,7 @@ from .ceilings import MEMORY_READ_BYTES, MachineRates, measure_rates
 from .contest import Contestant, ContestError, Job
 from .machine import describe_machine, format_machine
 from .measurement import QUIRE, Measurement, Measurements
-from .model_configs import BENCH_MODELS, DUMMY_MODELS
+from .model_configs import BENCH_MODELS, DUMMY_MODELS, GGUF_MODELS
 from .model_facts import ModelFacts, quantize_facts, read_gguf_facts, read_model_facts
 from .offline_report import OfflineReport
 from .peers import (
@@ -107,13 +107,17 @@ def load_model_facts(model: str) -> ModelFacts:
         command = [sys.executable, "-m", "quire.tools.bench.models", model]
         out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         return read_model_facts(model, Path(out.strip().splitlines()[-1]), is_dummy=model in DUMMY_MODELS)
+    if model in GGUF_MODELS:
+        command = [sys.executable, "-m", "quire.tools.bench.gguf_models", model]
+        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        return read_gguf_facts(Path(out.strip().splitlines()[-1]))
     folder = Path(__file__).parents[1] / "pocket" / "model" if model == "pocket" else Path(model)
     if folder.suffix == ".gguf" and folder.is_file():
         return read_gguf_facts(folder.resolve())
     try:
         return read_model_facts(folder.name if model != "pocket" else model, folder)
     except (OSError, ValueError, KeyError) as error:
-        names = ", ".join((*BENCH_MODELS, *DUMMY_MODELS))
+        names = ", ".join((*BENCH_MODELS, *DUMMY_MODELS, *GGUF_MODELS))
         allowed = f"{names}, pocket, a folder with config.json and safetensors, or a GGUF file"
         raise InputError("model", model, f"{allowed} ({error})") from None
 
