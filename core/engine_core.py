@@ -28,9 +28,8 @@ from .kv.block_pool import BlockPool
 from .kv.digests import Digests
 from .kv.kv_cache_manager import KVCacheManager
 from .kv.prefix_misses import PrefixMisses
-from .scheduling.admission import find_refusal
+from .scheduling.admission import find_overload, find_refusal
 from .scheduling.deadlines import Deadlines
-from .scheduling.overload import find_overload
 from .scheduling.pooling import find_answer_bytes, needs_cached_tokens
 from .scheduling.request import Request
 from .scheduling.scheduler import Scheduler

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from quire.core.clients import outbox
-from quire.core.clients.outbox import Outbox
+from quire.core.clients.clients import Outbox
 from quire.ipc.messages import EngineCoreOutput, EngineCoreOutputs, LogprobsBlock
 
 BLOCK = LogprobsBlock(1, 4, bytes(16), bytes(16), bytes(4))
