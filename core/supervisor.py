@@ -43,7 +43,7 @@ from .supervision.supervised_group import SupervisedGroup
 
 
 class Reporter:
-    """Writes reports to what was standard output, a line each.
+    """Tells the process that starts a daemon how the start goes, a line a report on its standard output.
 
     Children must not inherit that: its end-of-file says that this process has ended.
     """

@@ -36,8 +36,7 @@ from .pooling.pooler import LaunchedVectors, PooledRows, Pooler, find_pooled_row
 from .rows.block_tables import BlockTables
 from .rows.request_rows import RequestRows
 from .rows.staging import HostCopies, to_device
-from .rows.step_inputs import StepInputs, build_step_inputs, find_sampling
-from .rows.token_types import find_types
+from .rows.step_inputs import StepInputs, build_step_inputs, find_sampling, find_types
 from .sampling.grammars import Grammars
 from .sampling.logits_processor import LogitsProcessor
 from .sampling.logprobs import LogprobsTensors, compute_logprobs, join_logprobs, pack_logprobs

@@ -20,7 +20,11 @@ MAX_MERGED_BYTES = 16 * 1024 * 1024  # of logprobs and vectors in a message, bey
 
 
 class Outbox:
-    """Messages to one client, in order; token outputs of a request merge while they wait."""
+    """Messages to one client, in order; token outputs of a request merge while they wait.
+
+    So a slow reader costs a bounded amount of memory (its own tokens) and never blocks the engine or another
+    client.
+    """
 
     def __init__(self) -> None:
         self._replies: deque[msgspec.Struct] = deque()
@@ -77,19 +81,13 @@ class Outbox:
 def merge_outputs(first: EngineCoreOutput, second: EngineCoreOutput) -> EngineCoreOutput:
     """One output that says what `first` and then `second` said about the same request."""
     cached = first.num_cached_tokens if second.num_cached_tokens is None else second.num_cached_tokens
-    return EngineCoreOutput(
-        request_id=first.request_id,
+    return msgspec.structs.replace(
+        second,
         start=first.start,
         new_token_ids=first.new_token_ids + second.new_token_ids,
-        finish_reason=second.finish_reason,
-        stop_reason=second.stop_reason,
-        error=second.error,
         logprobs=_join(first.logprobs, second.logprobs),
         prompt_logprobs=_join(first.prompt_logprobs, second.prompt_logprobs),
         num_cached_tokens=cached,
-        times=second.times,
-        error_code=second.error_code,
-        beams=second.beams,
         pooled=_join_pooled(first.pooled, second.pooled),
         pooled_start=second.pooled_start if first.pooled is None else first.pooled_start,
     )

@@ -231,7 +231,12 @@ def _open_copy(fd: int) -> socket.socket:
 
 
 class ConnectionLimits:
-    """The connections that stand. One thread at a time."""
+    """Which connections of the network stand, and which is cut where there are too many. Of one thread.
+
+    A connection waits until its client, whose key was found good, has said something. Of those that wait the
+    oldest of the address that has most of them is cut: who has a key needs a few round trips, so that a crowd
+    of silent callers cuts itself. Knows no socket: connections are known by their descriptors.
+    """
 
     def __init__(self, max_connections: int, max_waiting: int) -> None:
         self._max_connections = max_connections

@@ -22,7 +22,10 @@ FoundBy = Literal["step", "worker death", "core death"]
 
 
 class PoisonReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One convicted request."""
+    """What is logged about a request that was found to make steps, workers or cores fail.
+
+    Ids and numbers only: no text of a prompt, no token, nothing that an exception says beyond its class.
+    """
 
     request_id: str
     client: str  # identity in hex
@@ -35,25 +38,6 @@ class PoisonReport(msgspec.Struct, frozen=True, kw_only=True):
     max_total_tokens: int
     num_preemptions: int
     num_attempts: int  # engine cores that were lost with it
-
-
-def make_poison_report(
-    request: Request, code: ErrorCode, found_by: FoundBy, error: str, step_id: int | None
-) -> PoisonReport:
-    """The report on a request that is about to end with `error`."""
-    return PoisonReport(
-        request_id=request.request_id,
-        client=request.client.hex(),
-        code=str(code),
-        found_by=found_by,
-        cause=error.partition(":")[0],
-        step_id=step_id,
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_output_tokens=request.num_output_tokens,
-        max_total_tokens=request.max_total_tokens,
-        num_preemptions=request.num_preemptions,
-        num_attempts=request.num_attempts,
-    )
 
 
 FinishRequests = Callable[[list[Request], FinishReason, str, ErrorCode], None]
@@ -132,7 +116,21 @@ class Failures:
         self, request: Request, code: ErrorCode, found_by: FoundBy, error: str, step_id: int | None = None
     ) -> None:
         """End the one request that makes something fail."""
-        self._poison_reports.append(make_poison_report(request, code, found_by, error, step_id))
+        self._poison_reports.append(
+            PoisonReport(
+                request_id=request.request_id,
+                client=request.client.hex(),
+                code=str(code),
+                found_by=found_by,
+                cause=error.partition(":")[0],
+                step_id=step_id,
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_output_tokens=request.num_output_tokens,
+                max_total_tokens=request.max_total_tokens,
+                num_preemptions=request.num_preemptions,
+                num_attempts=request.num_attempts,
+            )
+        )
         self._finish([request], FinishReason.ERROR, error, code)
 
     def _shrink_steps(self, failed: StepFailed) -> None:

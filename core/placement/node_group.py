@@ -162,7 +162,6 @@ def _wait_for_end(processes: list[ProcessHandle], *, is_watched: bool) -> int:
 
 _FOLDERS = ("core", "ipc", "kernels", "worker")
 _SUFFIXES = (".cpp", ".h", ".py")
-_SHOWN = 12
 
 
 def compute_source_digest() -> str:

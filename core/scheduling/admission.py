@@ -1,7 +1,7 @@
-"""What the engine refuses at once: requests that could never run here, with the numbers in the text.
+"""What the engine refuses at once: requests that could never run here, or find the queue full; and why.
 
 The frontend has checked requests with more knowledge; this is the core's own line, so that no client can make
-a step fail or wait for ever. Pure functions of a request and the engine's limits.
+a step fail or wait for ever. Pure functions, which take nothing on.
 """
 
 from __future__ import annotations

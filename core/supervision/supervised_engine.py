@@ -31,7 +31,10 @@ _NUM_IDLE_LOOKS = 3
 
 
 class DrainWatch:
-    """Asks over `protocol`, the supervisor's own conversation with a core, until the core is empty."""
+    """Whether an engine from which its frontends withdraw has something to do. Pure.
+
+    Asks over `protocol`, the supervisor's own conversation with a core, until the core is empty.
+    """
 
     def __init__(self, protocol: ClientProtocol) -> None:
         self._protocol = protocol
@@ -65,7 +68,10 @@ _CODEC = make_client_codec()
 
 
 class CoreLink(ProtocolLink):
-    """From a core's start until it is lost. It watches the core, and tells it who else there is."""
+    """The supervisor's conversation with one core process, from its start until it is lost.
+
+    It watches the core, and tells it who else there is.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], core: CoreChild) -> None:
         super().__init__(context, core.address, SUPERVISOR_ROLE, core.owner_identity)

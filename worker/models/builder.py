@@ -21,7 +21,7 @@ from ...kernels.shared_group import SharedGroup
 from ..attention import AttentionBackend, QKNorm, make_attention
 from ..first_calls import make_first_calls
 from ..layers.activation import GatedActivation
-from ..layers.attention import Attention
+from ..layers.attention import Attention, make_position_bias
 from ..layers.collectives import (
     AllReduce,
     GatheredLogits,
@@ -37,7 +37,6 @@ from ..layers.layer_norm import LayerNorm
 from ..layers.linear import Linear, NativeLinear, TorchLinear, make_linear
 from ..layers.logits import LogitsHead
 from ..layers.norm import NoNorm, RMSNorm
-from ..layers.relative_bias import make_position_bias
 from ..layers.rotary import RotaryEmbedding
 from ..packed_cache import PackedCache, open_packed_cache
 from ..pooling.head import load_pooling_head
