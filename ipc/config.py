@@ -17,9 +17,8 @@ from .fault_hooks import keep_lasting, parse_fault_hooks
 from .gguf_tensor import GgufTensor, find_main_type
 from .model_spec import Dtype, ModelSpec
 from .param_fields import MAX_INT
-from .processes.core_losses import CoreLosses
 from .processes.log_lines import LogFormat
-from .processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
+from .processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, CoreLosses, RestartBudget
 from .weight_format import HeadQuantization, Quantization, WeightFormats, make_online_formats
 
 AttentionBackendName = Literal["auto", "flashinfer", "triton", "torch"]

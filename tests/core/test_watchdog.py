@@ -29,7 +29,7 @@ from quire.ipc.errors import ConfigError, EngineStartError
 from quire.ipc.messages import EngineCoreOutput
 from quire.ipc.processes import liveness, process
 from quire.ipc.processes.liveness import Deadline
-from quire.ipc.processes.process_state import is_computing, is_stopped
+from quire.ipc.processes.process import is_computing, is_stopped
 from quire.ipc.sockets import connect_dealer
 from quire.ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
 
