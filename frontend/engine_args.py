@@ -40,7 +40,7 @@ from ..ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSE
 from ..ipc.weight_format import HeadQuantization, Quantization
 from .families import read_model_spec
 from .gguf.files import find_gguf_files
-from .gguf.formats import make_formats
+from .gguf.tensors import make_formats
 from .gpu_cards import choose_step_defaults
 from .logits_processor_names import find_module_folders, name_logits_processors
 from .models.hf_config import compute_max_model_len, read_default_sampling, read_dtype, read_eos_token_ids

@@ -27,8 +27,7 @@ from ..ipc.step import ModelRunnerOutput, RowFailure, RowLogprobs, SchedulerOutp
 from ..kernels.argmax import launch_argmax
 from ..kernels.choice import choose_kernel, native_library
 from .attention.metadata import KVCaches
-from .cuda_graphs import make_step_graphs
-from .graph_capture import capture_on_cuda
+from .cuda_graphs import capture_on_cuda, make_step_graphs
 from .kv_cache import copy_blocks
 from .models.decoder import Decoder
 from .native_steps import NativeSteps

@@ -21,7 +21,7 @@ from ...ipc.due import find_earliest
 from ...ipc.errors import USER_ERRORS, ProtocolError, QuireError
 from ...ipc.messages import EngineRoster, UtilityMethod
 from ...ipc.processes.child_args import NetworkArgs
-from ...ipc.processes.core_child import STOP_GRACE_S, CoreChild
+from ...ipc.processes.managed_child import STOP_GRACE_S, CoreChild
 from ...ipc.processes.process import EXIT_CORE_LOST, EXIT_START_FAILED
 from ...ipc.protocol_link import ProtocolLink
 

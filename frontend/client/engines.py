@@ -16,8 +16,8 @@ from ...ipc.errors import DaemonError, EngineDeadError, QuireError
 from ...ipc.messages import EngineFacts, RosterEntry
 from ...ipc.network.keys import ClientKeys
 from ...ipc.processes.child_args import CORE_MODULE
-from ...ipc.processes.core_child import STOP_GRACE_S, CoreChild
 from ...ipc.processes.liveness import ChildWatch
+from ...ipc.processes.managed_child import STOP_GRACE_S, CoreChild
 from ...ipc.processes.process import EXIT_OK, EXIT_WORKER_LOST, ChildProcess, wait_readable
 from ...ipc.sockets import make_ipc_address
 from .handshake_watch import HandshakeWatch
