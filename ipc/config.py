@@ -362,24 +362,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         num_stages = self.parallel.pipeline_parallel_size
         if num_stages == 1:
             return self
-        change = msgspec.structs.replace
-        return change(
-            self,
-            model=change(self.model, spec=self.model.spec.for_stage(stage, num_stages)),
-            parallel=change(self.parallel, pipeline_parallel_size=1),
-        )
+        return self._for_part(self.model.spec.for_stage(stage, num_stages), pipeline_parallel_size=1)
 
     def for_rank(self) -> EngineConfig:
         """What a worker plans with: the config of an engine that has its rank's share of the model alone."""
         size = self.parallel.tensor_parallel_size
         if size == 1:
             return self
+        return self._for_part(self.model.spec.for_rank(size), tensor_parallel_size=1)
+
+    def _for_part(self, spec: ModelSpec, **parallel: int) -> EngineConfig:
         change = msgspec.structs.replace
-        return change(
-            self,
-            model=change(self.model, spec=self.model.spec.for_rank(size)),
-            parallel=change(self.parallel, tensor_parallel_size=1),
-        )
+        model = change(self.model, spec=spec)
+        return change(self, model=model, parallel=change(self.parallel, **parallel))
 
     @property
     def max_blocks_per_request(self) -> int:

@@ -28,7 +28,7 @@ from ...ipc.codec import MAX_BODY_BYTES
 from ...ipc.network.keys import AuthorizedClients, KeyRing, ServerKeys
 from ...ipc.processes.child_args import NetworkArgs
 from ...ipc.sockets import HEARTBEAT_TIMEOUT_MS, NOBLOCK, bind_network_router, has_message, send_to
-from .listener import call_unlocked
+from .listener import call_unlocked, take_event
 from .remote_clients import to_remote_identity, to_socket_identity
 
 _log = logging.getLogger(__name__)
@@ -108,10 +108,7 @@ class NetworkListener:
 
     def has_lost_one(self) -> bool:
         """True if a client's connection has ended since the last call."""
-        try:
-            return os.eventfd_read(self.lost_fd) > 0
-        except BlockingIOError:
-            return False
+        return take_event(self.lost_fd)
 
     def stop(self, linger_ms: int) -> None:
         """End the thread and every connection. What was said last gets so long to leave."""

@@ -93,19 +93,9 @@ class StatsCollector:
 
     def metrics(self, stats: SchedulerStats) -> EngineMetrics:
         """Everything that was counted since the start."""
-        return EngineMetrics(
-            stats=stats,
-            histograms=self.observations.to_messages(),
-            finished_total=self.observations.finished_total,
-            finished_by_kind_total=self.observations.finished_by_kind_total,
-            tool_parse_errors_total=self.observations.tool_parse_errors_total,
-            reasoning_tokens_total=self.observations.reasoning_tokens_total,
-            cache_config=self._describe_cache(),
-        )
-
-    def _describe_cache(self) -> dict[str, str]:
-        found = {name: str(value) for name, value in msgspec.structs.asdict(self._config.cache).items()}
-        return found | {"num_gpu_blocks": str(self._pool.num_blocks), "cache_dtype": self._config.model.dtype}
+        cache = {name: str(value) for name, value in msgspec.structs.asdict(self._config.cache).items()}
+        cache |= {"num_gpu_blocks": str(self._pool.num_blocks), "cache_dtype": self._config.model.dtype}
+        return self.observations.to_message(stats, cache)
 
     def snapshot(
         self, surroundings: Surroundings, ids_of: Mapping[bytes, Collection[str]], now: float
