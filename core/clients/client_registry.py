@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -39,8 +40,30 @@ from ..engine_core import EngineCore
 from ..stats.engine_facts import call_utility
 from ..stats.stats_collector import Surroundings
 from .clients import Client, LeaseWatch
-from .group_roster import GroupRoster
 from .remote_clients import adapt_request, find_refusal, is_remote, refuse_call, to_remote_facts
+
+
+@dataclass(slots=True)
+class GroupRoster:
+    """Which engines there are beside this one, as the owner of the group says.
+
+    `index` is this engine's own number; `owner` is the identity of the socket that may change `roster`.
+
+    The identity is random and known to the two processes alone: what a client says that it is does not count.
+    """
+
+    index: int = 0
+    roster: EngineRoster | None = None  # None: there is no other engine
+    owner: bytes = b""
+
+    def take(self, sender: bytes, roster: EngineRoster) -> bool:
+        """Take a roster in; whether it is another one. Raises ProtocolError if somebody else has sent it."""
+        if not self.owner or sender != self.owner:
+            raise ProtocolError("EngineRoster is taken from the supervisor only")
+        has_changed = roster != self.roster
+        self.roster = roster
+        return has_changed
+
 
 _REST = 20  # times the cost of a round, for each answer in it: looks take at most 5 % of the core's time
 MAX_WAITING_CALLS = 1024  # of a client and a method; whoever asks more often gets no answer to the rest

@@ -13,8 +13,7 @@ from ...ipc.config import EngineConfig, SchedulerConfig
 from ...ipc.messages import EngineCoreRequest
 from ...ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
 from ...ipc.token_lists import TokenLists, has_unpacked, is_token_mask
-from .logprob_cost import find_bad_logprobs
-from .pooling import find_bad_pooling
+from .answer_cost import find_bad_logprobs, find_bad_pooling
 from .scheduler import Scheduler
 from .tenant import Tenant, TenantLedger
 

@@ -35,16 +35,14 @@ from ..layers.collectives import (
 )
 from ..layers.embedding import Embedding, StageInput
 from ..layers.feed_forward import MLP, Experts, FeedForward, PlainMLP
-from ..layers.layer_norm import LayerNorm
 from ..layers.linear import Linear, NativeLinear, TorchLinear, make_linear
 from ..layers.logits import LogitsHead
-from ..layers.norm import NoNorm, RMSNorm
+from ..layers.norm import LayerNorm, NoNorm, RMSNorm
 from ..layers.rotary import RotaryEmbedding
 from ..packed_cache import PackedCache, open_packed_cache
 from ..pooling.head import load_pooling_head
 from ..quantization.integer_weight import NarrowWeight
-from ..quantization.layer_weights import take_narrow_stacked
-from ..quantization.online import quantize
+from ..quantization.layer_weights import quantize, take_narrow_stacked
 from ..threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
 from ..weights import WHOLE, Cut, DummySource, RankCuts, SafetensorsSource, WeightSource
 from .coverage import check_covered
