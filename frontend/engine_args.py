@@ -32,8 +32,7 @@ from ..ipc.config import (
     SchedulerConfig,
     SchedulingPolicy,
 )
-from ..ipc.errors import ConfigError, ModelError, did_you_mean
-from ..ipc.extras import describe_install
+from ..ipc.errors import ConfigError, ModelError, describe_install, did_you_mean
 from ..ipc.model_spec import ModelSpec
 from ..ipc.processes.log_lines import LOG_FORMATS
 from ..ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES

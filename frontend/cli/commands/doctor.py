@@ -28,8 +28,7 @@ from ....ipc.model_spec import ModelSpec, find_stages
 from ....ipc.weight_format import Quantization, make_online_formats
 from ...engine_args import EngineArgs
 from ...models.model_folder import inspect_model_folder, pocket_encoder_folder, pocket_folder
-from ...output_formats.choose import choose_output_format
-from ...output_formats.summary import summarize
+from ...output_formats.choose import choose_output_format, summarize
 from ...text.tokenizer import load_tokenizer
 from ..exit_codes import ExitCode
 from ..parser import Parser
