@@ -25,9 +25,8 @@ from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_pa
 from .pooling.tasks import check_task
 from .request_fields import check_fields, check_priority, check_request_id
 from .text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt
-from .text.prompts import Prompt, describe_token_ids, parse_prompt
+from .text.prompts import Prompt, Truncation, describe_token_ids, find_truncation, parse_prompt
 from .text.tokenizer import Tokenizer
-from .text.truncation import Truncation, find_truncation
 
 if TYPE_CHECKING:
     from .output_formats.grammars.rules import OutputRules
