@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -189,4 +188,6 @@ def _is_word(word: str, other: str) -> bool:
 
 def describe_install(extra: str) -> str:
     """The command that adds an extra of pyproject.toml to the Python that runs this."""
+    import shlex
+
     return f"{shlex.quote(sys.executable)} -m pip install 'quire[{extra}]'"

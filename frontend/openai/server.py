@@ -21,8 +21,9 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from ...ipc.errors import EngineDeadError
+from ...ipc.processes.heap import limit_kept_heap
 from ...ipc.processes.log_lines import start_logging
-from ...ipc.processes.process_limits import limit_kept_heap, raise_file_limit
+from ...ipc.processes.process_limits import raise_file_limit
 from ..async_llm import AsyncLLM
 from ..client.engine_connection import PhaseCallback
 from ..text.tokenizer import encode_without_threads

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ....ipc.processes.process_limits import trim_heap
+from ....ipc.processes.heap import trim_heap
 
 LARGE_BYTES = 2**17  # of a body; what smaller ones leave is soon taken again
 _DELAY_S = 1.0

@@ -15,8 +15,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from ....ipc.processes.heap import trim_heap
 from ....ipc.processes.process import EXIT_OK, Lifeline
-from ....ipc.processes.process_limits import lower_priority, trim_heap
+from ....ipc.processes.process_limits import lower_priority
 from ...text.tokenizer import Tokenizer, load_tokenizer
 from ..limits import MAX_TEXT_MEMORY_BYTES
 from .jobs import FrameReader, Ready, TextArgs, decode_job, encode_body, make_frame

@@ -7,7 +7,7 @@ import pytest
 # A large piece that is freed raises glibc's thresholds; then a thread takes 48 MB in pieces, and frees all.
 _PROGRAM = """
 import os, sys, threading
-from quire.ipc.processes.process_limits import limit_kept_heap
+from quire.ipc.processes.heap import limit_kept_heap
 
 if sys.argv[1] == "limited":
     limit_kept_heap()
