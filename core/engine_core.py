@@ -23,15 +23,13 @@ from .clients.request_names import RequestNames
 from .engine_outputs import EngineOutputs
 from .faults.blame import FAILURES_ALONE, Blame
 from .faults.failures import Failures
-from .kv.block_hash import BlockHasher
 from .kv.block_pool import BlockPool
 from .kv.digests import Digests
-from .kv.kv_cache_manager import KVCacheManager
+from .kv.kv_cache_manager import BlockHasher, KVCacheManager
 from .kv.prefix_misses import PrefixMisses
-from .scheduling.admission import find_refusal
+from .scheduling.admission import find_overload, find_refusal
+from .scheduling.answer_cost import find_answer_bytes, needs_cached_tokens
 from .scheduling.deadlines import Deadlines
-from .scheduling.overload import find_overload
-from .scheduling.pooling import find_answer_bytes, needs_cached_tokens
 from .scheduling.request import Request
 from .scheduling.scheduler import Scheduler
 from .scheduling.step import Step

@@ -39,8 +39,7 @@ from ..ipc.processes.process import (
 from ..ipc.processes.process_limits import raise_file_limit
 from ..ipc.request_price import find_max_frame_bytes
 from ..ipc.sockets import NOBLOCK, bind_router, send_to
-from .clients.client_registry import ClientRegistry
-from .clients.group_roster import GroupRoster
+from .clients.client_registry import ClientRegistry, GroupRoster
 from .clients.listener import Listener
 from .clients.network_listener import NetworkListener
 from .clients.remote_clients import is_remote

@@ -31,10 +31,9 @@ from ..ipc.step import (
     WorkerProgress,
     WorkerReady,
 )
-from .faults.step_watch import StepWatch
 from .placement.local_place import LocalPlace
 from .placement.place import WorkerPlace
-from .worker_group import WorkerEvent, WorkerGroup, name_roles
+from .worker_group import StepWatch, WorkerEvent, WorkerGroup, name_roles
 
 _log = logging.getLogger(__name__)
 

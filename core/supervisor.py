@@ -27,6 +27,7 @@ from ..ipc.daemon.daemon_state import (
     PhaseReport,
     ReadyReport,
     SupervisorArgs,
+    SupervisorReport,
     write_state,
 )
 from ..ipc.daemon.run_dir import RunDirectory
@@ -38,8 +39,29 @@ from ..ipc.processes.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, 
 from ..ipc.processes.process_limits import raise_file_limit
 from .supervision.group_commands import GroupCommands
 from .supervision.network_ports import NetworkPorts
-from .supervision.reporter import Reporter
 from .supervision.supervised_group import SupervisedGroup
+
+
+class Reporter:
+    """Tells the process that starts a daemon how the start goes, a line a report on its standard output.
+
+    Children must not inherit that: its end-of-file says that this process has ended.
+    """
+
+    def __init__(self) -> None:
+        self._fd: int | None = os.dup(1)
+        os.dup2(2, 1)
+
+    def report(self, report: SupervisorReport) -> None:
+        """Say it, if somebody still listens. Nothing is said after the start."""
+        if self._fd is None:
+            return
+        with contextlib.suppress(OSError):
+            os.write(self._fd, msgspec.json.encode(report) + b"\n")
+        if isinstance(report, ReadyReport):
+            os.close(self._fd)
+            self._fd = None
+
 
 _log = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from ..ipc.pooling_params import PoolingParams, PoolingTask
 from ..ipc.sampling_params import SamplingParams
 from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
 from .client.async_engine_core_client import AsyncMPClient, attach_async_client, make_async_client
-from .client.async_requests import AsyncRequests, OutputCollector
-from .client.owner_loop import OwnerLoop
+from .client.async_requests import AsyncRequests, OutputCollector, OwnerLoop
 from .client.remote_daemon import Attachment, check_unattached, choose_attachment
 from .client.utility_calls import AsyncUtilityCalls
 from .engine_args import EngineArgs

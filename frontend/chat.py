@@ -13,7 +13,7 @@ from .output_formats.grammars.rules import make_output_rules
 from .output_formats.offered_tools import check_tools, list_unfollowed, read_tool_choice, read_tools
 from .output_formats.output_format import OutputFormat, is_reasoning_open
 from .outputs import CompletionOutput, RequestOutput
-from .structured_outputs.valid_schema import check_valid
+from .structured_outputs.json_schema import check_valid
 from .text.prompt_tokenizer import TokenizedPrompt
 from .text.tokenizer import Tokenizer
 

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast, get_args
 
@@ -31,15 +32,14 @@ from ..ipc.config import (
     SchedulerConfig,
     SchedulingPolicy,
 )
-from ..ipc.errors import ConfigError, ModelError, did_you_mean
-from ..ipc.extras import describe_install
+from ..ipc.errors import ConfigError, ModelError, describe_install, did_you_mean
 from ..ipc.model_spec import ModelSpec
 from ..ipc.processes.log_lines import LOG_FORMATS
 from ..ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
 from ..ipc.weight_format import HeadQuantization, Quantization
 from .families import read_model_spec
 from .gguf.files import find_gguf_files
-from .gguf.formats import make_formats
+from .gguf.tensors import make_formats
 from .gpu_cards import choose_step_defaults
 from .logits_processor_names import find_module_folders, name_logits_processors
 from .models.hf_config import compute_max_model_len, read_default_sampling, read_dtype, read_eos_token_ids
@@ -74,10 +74,16 @@ _SIZE = re.compile(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def _arg(
-    default: Any, group: str, help_text: str, choices: tuple[str, ...] | None = None, alias: str = ""
+    group: str, default: Any, help_text: str, choices: tuple[str, ...] | None = None, alias: str = ""
 ) -> Any:
     metadata = {"group": group, "help": help_text, "choices": choices, "alias": alias}
     return field(default=default, metadata=metadata)
+
+
+# An argument of each group of options.
+_model, _parallel, _cache, _scheduler, _process = (
+    partial(_arg, group) for group in ("model", "parallel", "cache", "scheduler", "process")
+)
 
 
 @dataclass
@@ -89,158 +95,136 @@ class EngineArgs(metaclass=DropsOffValues):
     `model` and `tokenizer` may be given as a path object; they are kept as text.
     """
 
-    model: str = _arg(
-        POCKET, "model", "a folder, .gguf file or hub name; or Quire's 'pocket', 'pocket-encoder'"
+    model: str = _model(POCKET, "a folder, .gguf file or hub name; or Quire's 'pocket', 'pocket-encoder'")
+    served_model_name: str | Sequence[str] | None = _model(
+        None, "the name shown to clients; more of them are taken in requests; default: the model's"
     )
-    served_model_name: str | Sequence[str] | None = _arg(
-        None, "model", "the name shown to clients; more of them are taken in requests; default: the model's"
+    tokenizer: str | None = _model(None, "a folder or hub name; default: the model's own")
+    skip_tokenizer_init: bool = _model(
+        False, "run without a tokenizer: token ids in, token ids out (detokenize=False)"
     )
-    tokenizer: str | None = _arg(None, "model", "a folder or hub name; default: the model's own")
-    skip_tokenizer_init: bool = _arg(
-        False, "model", "run without a tokenizer: token ids in, token ids out (detokenize=False)"
+    trust_remote_code: bool = _model(False, "must stay off: Quire never runs code from a checkpoint")
+    runner: str = _model("auto", "generate text or pool vectors; auto: as the model says", get_args(Runner))
+    convert: str = _model(
+        "auto", "the head of a model that has no pooling of its own; auto: embed", get_args(Convert)
     )
-    trust_remote_code: bool = _arg(False, "model", "must stay off: Quire never runs code from a checkpoint")
-    runner: str = _arg(
-        "auto", "model", "generate text or pool vectors; auto: as the model says", get_args(Runner)
+    pooler_config: Mapping[str, Any] | str | None = _model(
+        None, 'how vectors are pooled, such as {"pooling_type": "MEAN"}; default: as the model says'
     )
-    convert: str = _arg(
-        "auto", "model", "the head of a model that has no pooling of its own; auto: embed", get_args(Convert)
+    hf_overrides: Mapping[str, Any] | str | None = _model(
+        None, 'values in the place of config.json\'s, such as {"is_matryoshka": true}'
     )
-    pooler_config: Mapping[str, Any] | str | None = _arg(
-        None, "model", 'how vectors are pooled, such as {"pooling_type": "MEAN"}; default: as the model says'
-    )
-    hf_overrides: Mapping[str, Any] | str | None = _arg(
-        None, "model", 'values in the place of config.json\'s, such as {"is_matryoshka": true}'
-    )
-    load_format: str = _arg("auto", "model", "'dummy' fills the weights with noise", get_args(LoadFormat))
-    dtype: str = _arg("auto", "model", "number format; auto: the checkpoint's", DTYPES)
-    quantization: str | None = _arg(
+    load_format: str = _model("auto", "'dummy' fills the weights with noise", get_args(LoadFormat))
+    dtype: str = _model("auto", "number format; auto: the checkpoint's", DTYPES)
+    quantization: str | None = _model(
         None,
-        "model",
         "make a plain checkpoint's weights narrower while they are read; or a quantized one's own method",
         (*get_args(Quantization), *METHOD_NAMES),
     )
-    lm_head_quantization: str | None = _arg(
+    lm_head_quantization: str | None = _model(
         None,
-        "model",
         "with quantization: of the projection to logits; default: the same, but int8 with int4",
         get_args(HeadQuantization),
     )
-    packed_cache_bytes: int | str = _arg(
+    packed_cache_bytes: int | str = _model(
         "16GiB",
-        "model",
         "disk for weights of 4 and 8 bits as a CPU's kernels take them, which the next start reads; 0: none",
     )
-    seed: int | None = _arg(
+    seed: int | None = _model(
         None,
-        "model",
         "of an LLM: makes requests without a seed repeatable; also of dummy weights; default: 0 for these",
     )
-    exact: bool | None = _arg(
-        None,
-        "model",
-        "the same tokens bit for bit whatever else runs, or no start; default: where float32 allows it",
+    exact: bool | None = _model(
+        None, "the same tokens bit for bit whatever else runs, or no start; default: where float32 allows it"
     )
-    max_model_len: int | None = _arg(None, "model", "most tokens of prompt and output; default: the model's")
-    max_logprobs: int = _arg(20, "model", "most logprobs of a request; -1: the whole vocabulary")
-    revision: str | None = _arg(None, "model", "branch, tag or commit of a hub model")
-    generation_config: str = _arg(
-        "auto",
-        "model",
-        "default sampling: from generation_config.json (auto) or vLLM's own",
-        GENERATION_CONFIGS,
+    max_model_len: int | None = _model(None, "most tokens of prompt and output; default: the model's")
+    max_logprobs: int = _model(20, "most logprobs of a request; -1: the whole vocabulary")
+    revision: str | None = _model(None, "branch, tag or commit of a hub model")
+    generation_config: str = _model(
+        "auto", "default sampling: from generation_config.json (auto) or vLLM's own", GENERATION_CONFIGS
     )
-    attention_backend: str | None = _arg(
+    attention_backend: str | None = _model(
         None,
-        "model",
         "attention on a GPU, of what covers the model; FLASHINFER if it is installed; default: TRITON_ATTN",
         ("auto", *ATTENTION_BACKENDS),
     )
-    enforce_eager: bool = _arg(False, "model", "no captured graphs; a CPU has none, so no effect there")
-    logits_processors: Sequence[Any] | None = _arg(
-        None, "model", "a class that edits logits (quire.LogitsProcessor), whose code is run; repeatable"
+    enforce_eager: bool = _model(False, "no captured graphs; a CPU has none, so no effect there")
+    logits_processors: Sequence[Any] | None = _model(
+        None, "a class that edits logits (quire.LogitsProcessor), whose code is run; repeatable"
     )
-    chat_template: str | None = _arg(
-        None, "model", "a file, or the text, of a Jinja template in place of the model's own"
+    chat_template: str | None = _model(
+        None, "a file, or the text, of a Jinja template in place of the model's own"
     )
-    tool_call_parser: str | None = _arg(
-        None, "model", "how the model writes tool calls, by vLLM's names; default: as its chat template says"
+    tool_call_parser: str | None = _model(
+        None, "how the model writes tool calls, by vLLM's names; default: as its chat template says"
     )
-    reasoning_parser: str | None = _arg(None, "model", "how the model writes its thoughts; likewise")
-    distributed_executor_backend: str | None = _arg(
+    reasoning_parser: str | None = _model(None, "how the model writes its thoughts; likewise")
+    distributed_executor_backend: str | None = _parallel(
         None,
-        "parallel",
         "mp: a process per device (default); uni: one process; ray: on nodes of a Ray cluster",
         get_args(ExecutorBackend),
     )
-    tensor_parallel_size: int = _arg(
-        1, "parallel", "processes (ranks) that share one model; each has a GPU or CPU cores"
+    tensor_parallel_size: int = _parallel(
+        1, "processes (ranks) that share one model; each has a GPU or CPU cores"
     )
-    pipeline_parallel_size: int = _arg(
-        1, "parallel", "stages of a model's layers, each of tensor_parallel_size processes, on a CPU"
+    pipeline_parallel_size: int = _parallel(
+        1, "stages of a model's layers, each of tensor_parallel_size processes, on a CPU"
     )
-    data_parallel_size: int = _arg(
-        1, "parallel", "engines that share the requests, each with the whole model", alias="--engines"
+    data_parallel_size: int = _parallel(
+        1, "engines that share the requests, each with the whole model", alias="--engines"
     )
-    device: str = _arg(
-        "auto",
-        "parallel",
-        "cpu, cuda, or a GPU by its number (cuda:1); auto takes a GPU if there is one",
+    device: str = _parallel(
+        "auto", "cpu, cuda, or a GPU by its number (cuda:1); auto takes a GPU if there is one"
     )
-    num_threads: int | None = _arg(None, "parallel", "threads of a CPU worker; default: by model and cores")
-    block_size: int = _arg(16, "cache", "tokens in one block of the KV cache")
-    enable_prefix_caching: bool = _arg(True, "cache", "share the KV blocks of equal prompt beginnings")
-    gpu_memory_utilization: float = _arg(0.9, "cache", "fraction of the device's memory that may be used")
-    kv_cache_memory_bytes: int | str | None = _arg(
-        None, "cache", "size of the KV cache, such as 2GiB; wins over the fraction"
+    num_threads: int | None = _parallel(None, "threads of a CPU worker; default: by model and cores")
+    block_size: int = _cache(16, "tokens in one block of the KV cache")
+    enable_prefix_caching: bool = _cache(True, "share the KV blocks of equal prompt beginnings")
+    gpu_memory_utilization: float = _cache(0.9, "fraction of the device's memory that may be used")
+    kv_cache_memory_bytes: int | str | None = _cache(
+        None, "size of the KV cache, such as 2GiB; wins over the fraction"
     )
-    num_gpu_blocks_override: int | None = _arg(None, "cache", "blocks of the KV cache; wins over both")
-    max_num_batched_tokens: int | None = _arg(
-        None, "scheduler", "most tokens in one step; default 2048, 8192 on a GPU of 70 GiB that is no A100"
+    num_gpu_blocks_override: int | None = _cache(None, "blocks of the KV cache; wins over both")
+    max_num_batched_tokens: int | None = _scheduler(
+        None, "most tokens in one step; default 2048, 8192 on a GPU of 70 GiB that is no A100"
     )
-    max_num_seqs: int | None = _arg(
-        None, "scheduler", "most sequences in one step; default 256, on such a GPU 1024"
+    max_num_seqs: int | None = _scheduler(None, "most sequences in one step; default 256, on such a GPU 1024")
+    enable_chunked_prefill: bool = _scheduler(True, "split long prompts over steps")
+    long_prefill_token_threshold: int = _scheduler(
+        0, "most prompt tokens of one request beside decodes; 0: a quarter of a step"
     )
-    enable_chunked_prefill: bool = _arg(True, "scheduler", "split long prompts over steps")
-    long_prefill_token_threshold: int = _arg(
-        0, "scheduler", "most prompt tokens of one request beside decodes; 0: a quarter of a step"
-    )
-    scheduling_policy: str = _arg(
+    scheduling_policy: str = _scheduler(
         "fcfs",
-        "scheduler",
         "order of waiting requests; priority: low first; fair: who was served least first",
         get_args(SchedulingPolicy),
     )
-    max_num_queued_reqs: int | None = _arg(
-        None, "scheduler", "most requests that wait, more are refused; default: no bound"
+    max_num_queued_reqs: int | None = _scheduler(
+        None, "most requests that wait, more are refused; default: no bound"
     )
-    max_queued_bytes: int | str | None = _arg(
+    max_queued_bytes: int | str | None = _scheduler(
         None,
-        "scheduler",
         "most memory for live requests' prompts and lists, such as 1GiB; more are refused; default: no bound",
     )
-    async_scheduling: bool | None = _arg(
-        None, "scheduler", "schedule a step while the one before it runs; default on"
+    async_scheduling: bool | None = _scheduler(
+        None, "schedule a step while the one before it runs; default on"
     )
-    log_level: str = _arg("INFO", "process", "what the engine's processes log to standard error", LOG_LEVELS)
-    log_format: str = _arg("text", "process", "lines of text or of JSON", LOG_FORMATS)
-    ready_timeout_s: float = _arg(600.0, "process", "how long an engine may take to start")
-    step_timeout_s: float | None = _arg(
+    log_level: str = _process("INFO", "what the engine's processes log to standard error", LOG_LEVELS)
+    log_format: str = _process("text", "lines of text or of JSON", LOG_FORMATS)
+    ready_timeout_s: float = _process(600.0, "how long an engine may take to start")
+    step_timeout_s: float | None = _process(
         DEFAULT_STEP_TIMEOUT_S,
-        "process",
         "a worker whose step takes longer is hung and replaced; 0: no process is watched, for debuggers",
     )
-    max_core_restarts: int = _arg(
-        MAX_LOSSES, "process", "most lost engine cores that are replaced within restart_window_s"
+    max_core_restarts: int = _process(
+        MAX_LOSSES, "most lost engine cores that are replaced within restart_window_s"
     )
-    max_worker_restarts: int = _arg(
-        MAX_WORKER_LOSSES, "process", "most lost workers that one engine core replaces within the same time"
+    max_worker_restarts: int = _process(
+        MAX_WORKER_LOSSES, "most lost workers that one engine core replaces within the same time"
     )
-    restart_window_s: float = _arg(LOSS_WINDOW_S, "process", "seconds after which a loss is forgotten")
-    warm_spare: bool = _arg(
-        False, "process", "keep a process with torch loaded, so that a lost worker or core is back sooner"
+    restart_window_s: float = _process(LOSS_WINDOW_S, "seconds after which a loss is forgotten")
+    warm_spare: bool = _process(
+        False, "keep a process with torch loaded, so that a lost worker or core is back sooner"
     )
-    fault_hooks: str = _arg("", "process", argparse.SUPPRESS)
+    fault_hooks: str = _process("", argparse.SUPPRESS)
 
     def __new__(cls, *_args: Any, **kwargs: Any) -> Self:
         """Refuse an unknown name as every other user error is refused, before the dataclass' TypeError."""

@@ -14,7 +14,26 @@ from ..ipc.engine_views import EngineMetrics, Histogram
 
 EnginesMetrics = Mapping[int, EngineMetrics]  # of one model, by the number of the engine: vLLM's label
 
-_HELP_OF_HISTOGRAM = {
+_HELP = {
+    "cache_config_info": "How the KV cache was made, as labels; the value is 1.",
+    "num_requests_running": "Requests in the running batch.",
+    "num_requests_waiting": "Requests that wait to run.",
+    "num_clients": "Frontends attached to the engine.",
+    "kv_cache_usage_perc": "KV blocks in use; 1 is all of them.",
+    "kv_blocks": "KV blocks that there are.",
+    "request_held_bytes": "What the engine core holds for live requests.",
+    "prefix_cache_queries": "Tokens looked up in the prefix cache.",
+    "prefix_cache_hits": "Tokens found in the prefix cache.",
+    "num_preemptions": "Requests sent back to the queue.",
+    "prompt_tokens": "Prompt tokens computed; cached ones are not.",
+    "generation_tokens": "Tokens generated.",
+    "engine_steps": "Steps scheduled.",
+    "prefix_cache_misses": "Tokens of whole blocks that were looked up in the prefix cache and not found.",
+    "request_success": "Requests that have ended.",
+    "requests_by_kind": "Requests that have ended, by what their outputs were found with.",
+    "tool_parse_errors": "Calls of tools that could not be read, and stayed in the answer's text.",
+    "reasoning_tokens": "Generated tokens of thoughts.",
+    "step_loop_seconds": "The step loop's time: deciding, taking results, waiting for the worker.",
     "time_to_first_token_seconds": "From a request's arrival to its first token.",
     "inter_token_latency_seconds": "Between two tokens of a request.",
     "e2e_request_latency_seconds": "From a request's arrival to its last token.",
@@ -69,89 +88,62 @@ class _EngineCollector(Collector):
         self._labels = {"model_name": model_name, "engine": engine}
 
     def collect(self) -> Iterable[Metric]:
+        metrics, stats = self._metrics, self._metrics.stats
         yield self._tell_cache_config()
-        stats = self._metrics.stats
         used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
-        for name, text, value in (
-            ("num_requests_running", "Requests in the running batch.", stats.num_running),
-            ("num_requests_waiting", "Requests that wait to run.", stats.num_waiting),
-            ("num_clients", "Frontends attached to the engine.", stats.num_clients),
-            ("kv_cache_usage_perc", "KV blocks in use; 1 is all of them.", used),
-            ("kv_blocks", "KV blocks that there are.", stats.kv_blocks_total),
-            ("request_held_bytes", "What the engine core holds for live requests.", stats.held_bytes),
-        ):
-            yield self._fill(GaugeMetricFamily, name, text, {"": value})
-        for name, text, value in (
-            (
-                "prefix_cache_queries",
-                "Tokens looked up in the prefix cache.",
-                stats.prefix_cache_queries_total,
-            ),
-            ("prefix_cache_hits", "Tokens found in the prefix cache.", stats.prefix_cache_hits_total),
-            ("num_preemptions", "Requests sent back to the queue.", stats.num_preemptions_total),
-            ("prompt_tokens", "Prompt tokens computed; cached ones are not.", stats.prompt_tokens_total),
-            ("generation_tokens", "Tokens generated.", stats.generation_tokens_total),
-            ("engine_steps", "Steps scheduled.", stats.num_steps_total),
-        ):
-            yield self._fill(CounterMetricFamily, name, text, {"": value})
+        yield self._fill(GaugeMetricFamily, "num_requests_running", stats.num_running)
+        yield self._fill(GaugeMetricFamily, "num_requests_waiting", stats.num_waiting)
+        yield self._fill(GaugeMetricFamily, "num_clients", stats.num_clients)
+        yield self._fill(GaugeMetricFamily, "kv_cache_usage_perc", used)
+        yield self._fill(GaugeMetricFamily, "kv_blocks", stats.kv_blocks_total)
+        yield self._fill(GaugeMetricFamily, "request_held_bytes", stats.held_bytes)
+        yield self._fill(CounterMetricFamily, "prefix_cache_queries", stats.prefix_cache_queries_total)
+        yield self._fill(CounterMetricFamily, "prefix_cache_hits", stats.prefix_cache_hits_total)
+        yield self._fill(CounterMetricFamily, "num_preemptions", stats.num_preemptions_total)
+        yield self._fill(CounterMetricFamily, "prompt_tokens", stats.prompt_tokens_total)
+        yield self._fill(CounterMetricFamily, "generation_tokens", stats.generation_tokens_total)
+        yield self._fill(CounterMetricFamily, "engine_steps", stats.num_steps_total)
         misses = {
             "no_such_prefix": stats.prefix_misses_unknown_total,
             "evicted": stats.prefix_misses_evicted_total,
             "other_salt": stats.prefix_misses_other_salt_total,
         }
-        text = "Tokens of whole blocks that were looked up in the prefix cache and not found."
-        yield self._fill(CounterMetricFamily, "prefix_cache_misses", text, misses, "reason")
-        ends = self._metrics.finished_total
-        yield self._fill(
-            CounterMetricFamily, "request_success", "Requests that have ended.", ends, "finished_reason"
-        )
-        text = "Requests that have ended, by what their outputs were found with."
-        kinds = self._metrics.finished_by_kind_total
-        yield self._fill(CounterMetricFamily, "requests_by_kind", text, kinds, "kind")
-        for name, text, value in (
-            (
-                "tool_parse_errors",
-                "Calls of tools that could not be read, and stayed in the answer's text.",
-                self._metrics.tool_parse_errors_total,
-            ),
-            ("reasoning_tokens", "Generated tokens of thoughts.", self._metrics.reasoning_tokens_total),
-        ):
-            yield self._fill(CounterMetricFamily, name, text, {"": value})
+        yield self._fill_each("prefix_cache_misses", "reason", misses)
+        yield self._fill_each("request_success", "finished_reason", metrics.finished_total)
+        yield self._fill_each("requests_by_kind", "kind", metrics.finished_by_kind_total)
+        yield self._fill(CounterMetricFamily, "tool_parse_errors", metrics.tool_parse_errors_total)
+        yield self._fill(CounterMetricFamily, "reasoning_tokens", metrics.reasoning_tokens_total)
         times = {
             "schedule": stats.schedule_s_total,
             "update": stats.update_s_total,
             "wait": stats.step_wait_s_total,
         }
-        text = "The step loop's time: deciding, taking results, waiting for the worker."
-        yield self._fill(CounterMetricFamily, "step_loop_seconds", text, times, "part")
-        for name, histogram in self._metrics.histograms.items():
+        yield self._fill_each("step_loop_seconds", "part", times)
+        for name, histogram in metrics.histograms.items():
             yield self._histogram(name, histogram)
 
     def _tell_cache_config(self) -> Metric:
-        config = self._metrics.cache_config
-        text = "How the KV cache was made, as labels; the value is 1."
-        family = GaugeMetricFamily(f"{self._prefix}cache_config_info", text, labels=[*self._labels, *config])
+        config, name = self._metrics.cache_config, "cache_config_info"
+        family = GaugeMetricFamily(self._prefix + name, _HELP[name], labels=[*self._labels, *config])
         family.add_metric([*self._labels.values(), *config.values()], 1)
         return family
 
-    def _fill(
-        self,
-        kind: type[GaugeMetricFamily | CounterMetricFamily],
-        name: str,
-        text: str,
-        values: Mapping[str, float],
-        label: str | None = None,
-    ) -> Metric:
-        """A family with a series for each value of `label`, or one without it."""
-        family = kind(self._prefix + name, text, labels=[*self._labels, *([label] if label else ())])
+    def _fill(self, kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, value: float) -> Metric:
+        family = kind(self._prefix + name, _HELP[name], labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _fill_each(self, name: str, label: str, values: Mapping[str, float]) -> Metric:
+        """Counters, a series for each value of `label`."""
+        family = CounterMetricFamily(self._prefix + name, _HELP[name], labels=[*self._labels, label])
         for part, value in values.items():
-            family.add_metric([*self._labels.values(), *([part] if label else ())], value)
+            family.add_metric([*self._labels.values(), part], value)
         return family
 
     def _histogram(self, name: str, histogram: Histogram) -> Metric:
         # As prometheus_client writes bounds in its own histograms: 1.0, not 1.
         bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
-        text = _HELP_OF_HISTOGRAM.get(name, name)
+        text = _HELP.get(name, name)
         family = HistogramMetricFamily(self._prefix + name, text, labels=list(self._labels))
         buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
         family.add_metric(list(self._labels.values()), buckets, histogram.sum)

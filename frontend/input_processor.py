@@ -24,16 +24,36 @@ from ..ipc.structured_outputs import StructuredOutputsParams
 from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_packed, pack_token_lists
 from .pooling.tasks import check_task
 from .request_fields import check_fields, check_priority, check_request_id
-from .seeds import SeedSource
 from .text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt
-from .text.prompts import Prompt, describe_token_ids, parse_prompt
+from .text.prompts import Prompt, Truncation, describe_token_ids, find_truncation, parse_prompt
 from .text.tokenizer import Tokenizer
-from .text.truncation import Truncation, find_truncation
 
 if TYPE_CHECKING:
     from .output_formats.grammars.rules import OutputRules
     from .output_formats.output_format import OutputFormat
     from .structured_outputs.compiler import GrammarCompiler
+import hashlib
+
+
+class SeedSource:
+    """Draws from the system's entropy; or, with a seed of an engine's owner, the same ones in every run.
+
+    Then the n-th request has the n-th seed, so a program that makes the same requests in the same order gets
+    the same tokens again. Threads may share it; the order is then theirs.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._seed = seed
+        self._numbers = itertools.count()
+
+    def draw(self) -> int:
+        """A seed of 63 bits for the next request; one with a seed of its own takes its turn too."""
+        number = next(self._numbers)
+        if self._seed is None:
+            return int.from_bytes(os.urandom(8), "little") >> 1
+        digest = hashlib.blake2b(f"{self._seed} {number}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 1
+
 
 _LONG_TEXT = 4000  # characters; to tokenize more takes over a millisecond
 _LONG_IDS = 20_000  # token ids; to check more, likewise

@@ -50,8 +50,8 @@ from .messages import (
 from .param_fields import make_plain
 from .processes.liveness import ChildWatch
 from .processes.restarts import RestartBudget
-from .request_frames import frame_requests, frame_resumed
 from .request_ledger import RequestLedger
+from .request_price import frame_requests, frame_resumed
 
 # Notices that come sooner are of what was sent before the last Hello.
 REGREET_AFTER_S = 1.0

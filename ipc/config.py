@@ -17,9 +17,8 @@ from .fault_hooks import keep_lasting, parse_fault_hooks
 from .gguf_tensor import GgufTensor, find_main_type
 from .model_spec import Dtype, ModelSpec
 from .param_fields import MAX_INT
-from .processes.core_losses import CoreLosses
 from .processes.log_lines import LogFormat
-from .processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
+from .processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, CoreLosses, RestartBudget
 from .weight_format import HeadQuantization, Quantization, WeightFormats, make_online_formats
 
 AttentionBackendName = Literal["auto", "flashinfer", "triton", "torch"]
@@ -363,24 +362,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         num_stages = self.parallel.pipeline_parallel_size
         if num_stages == 1:
             return self
-        change = msgspec.structs.replace
-        return change(
-            self,
-            model=change(self.model, spec=self.model.spec.for_stage(stage, num_stages)),
-            parallel=change(self.parallel, pipeline_parallel_size=1),
-        )
+        return self._for_part(self.model.spec.for_stage(stage, num_stages), pipeline_parallel_size=1)
 
     def for_rank(self) -> EngineConfig:
         """What a worker plans with: the config of an engine that has its rank's share of the model alone."""
         size = self.parallel.tensor_parallel_size
         if size == 1:
             return self
+        return self._for_part(self.model.spec.for_rank(size), tensor_parallel_size=1)
+
+    def _for_part(self, spec: ModelSpec, **parallel: int) -> EngineConfig:
         change = msgspec.structs.replace
-        return change(
-            self,
-            model=change(self.model, spec=self.model.spec.for_rank(size)),
-            parallel=change(self.parallel, tensor_parallel_size=1),
-        )
+        model = change(self.model, spec=spec)
+        return change(self, model=model, parallel=change(self.parallel, **parallel))
 
     @property
     def max_blocks_per_request(self) -> int:

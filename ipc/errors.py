@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NoReturn, cast
@@ -183,3 +184,10 @@ def _is_word(word: str, other: str) -> bool:
     short, long = sorted((word, other), key=len)
     is_shortened = len(short) >= _MIN_BEGINNING and long.startswith(short)
     return is_shortened or difflib.SequenceMatcher(None, word, other).ratio() >= _NEAR_WORD
+
+
+def describe_install(extra: str) -> str:
+    """The command that adds an extra of pyproject.toml to the Python that runs this."""
+    import shlex
+
+    return f"{shlex.quote(sys.executable)} -m pip install 'quire[{extra}]'"

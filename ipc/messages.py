@@ -17,12 +17,11 @@ from msgspec import Meta
 
 from .beam_search import BeamSearch
 from .config import RecoveryConfig
-from .engine_views import EngineMetrics, EngineSnapshot, SchedulerStats
+from .engine_views import EngineMetrics, EngineSnapshot, SchedulerStats, StepTrace
 from .network.served_files import ServedFiles
 from .pooling_params import PoolingParams
 from .prefix_digest import EngineDigest
 from .sampling_params import MAX_EXTRA_ARGS_BYTES, SamplingParams
-from .step_trace import StepTrace
 from .token_lists import TokenLists
 
 PROTOCOL_VERSION = 3

@@ -1,14 +1,22 @@
 """The price of a request: what it may make a process hold, known before anything is done for it.
 
 Held: what the core holds for a sequence from its arrival to its end (its worker's row holds as much again
-while it runs). Result: what a frontend may come to hold until the answer is whole.
+while it runs). Result: what a frontend may come to hold until the answer is whole. By their prices requests
+that a client hands over together share frames.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from .messages import MAX_GRAMMAR_LENGTH, EngineCoreRequest
+from .messages import (
+    MAX_GRAMMAR_LENGTH,
+    MAX_REQUESTS_PER_FRAME,
+    AbortRequests,
+    EngineCoreRequest,
+    EngineCoreRequests,
+)
 from .sampling_params import RequestOutputKind, SamplingParams, count_alternatives
 from .token_ids import TOKEN_SIZE_BYTES
 from .token_lists import MAX_LISTS_BYTES
@@ -70,3 +78,35 @@ def find_result_price(
 def _count_entries(num_logprobs: int | None, vocab_size: int) -> int:
     num_others = count_alternatives(num_logprobs, vocab_size)
     return 0 if num_others is None else 1 + num_others
+
+
+# Of the requests in a frame beyond the first, by their price; a core decodes so many bytes in some 1 ms.
+MAX_SHARED_BYTES = 512 * 1024
+
+
+def frame_requests(requests: Iterable[EngineCoreRequest]) -> Iterator[EngineCoreRequest | EngineCoreRequests]:
+    """The messages that hand these over, in their order; one alone is a message itself."""
+    batch: list[EngineCoreRequest] = []
+    size_bytes = 0
+    for request in requests:
+        price = find_held_bytes(request)
+        if batch and (len(batch) == MAX_REQUESTS_PER_FRAME or size_bytes + price > MAX_SHARED_BYTES):
+            yield _make_message(batch)
+            batch, size_bytes = [], 0
+        batch.append(request)
+        size_bytes += price
+    if batch:
+        yield _make_message(batch)
+
+
+def frame_resumed(
+    messages: Sequence[EngineCoreRequest | AbortRequests],
+) -> list[EngineCoreRequest | EngineCoreRequests | AbortRequests]:
+    """What a ledger says to an engine, with its requests, which come first, framed."""
+    requests = [message for message in messages if isinstance(message, EngineCoreRequest)]
+    aborts = [message for message in messages if isinstance(message, AbortRequests)]
+    return [*frame_requests(requests), *aborts]
+
+
+def _make_message(batch: list[EngineCoreRequest]) -> EngineCoreRequest | EngineCoreRequests:
+    return batch[0] if len(batch) == 1 else EngineCoreRequests(batch)

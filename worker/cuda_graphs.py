@@ -2,15 +2,20 @@
 
 Graphs are captured when the worker starts. A step is padded to the next size that has one, as
 `AttentionMetadata` says; lengths are read on the device. Steps larger than any graph run without. It knows
-how to fill and replay, not what the model computes.
+how to capture, fill and replay, not what the model computes.
 Legend: T tokens of a graph, R requests of a step.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,12 +23,129 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..ipc.config import EngineConfig
+from ..ipc.errors import CaptureError
 from .attention.metadata import AttentionMetadata, HostStep, KVCaches
-from .graph_capture import Capture, Replay
-from .graph_sizes import GraphSize, GraphSizes
 from .models.decoder import Decoder
 from .rows.staging import StagingRing
 from .rows.step_inputs import StepInputs
+
+# Requests of one token: 1, 2, 4, then so far apart. Beyond 512 (vLLM's largest) the device's work hides the
+# launches of a large model, not those of a small one.
+_STEPS = ((8, 256, 8), (256, 512, 16), (512, 1024, 64))
+# Tokens of mixed steps and prefills. Larger steps take the device longer than the host needs to launch them.
+_MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+# Requests of a mixed step: splits of the keys follow from the bound, so there is one for a few.
+_MIXED_REQUESTS = (8, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSize:
+    """What a graph has room for."""
+
+    num_tokens: int
+    num_requests: int
+    is_mixed: bool  # some request may have more than one token
+
+
+def make_ladder(max_num_seqs: int) -> list[int]:
+    """Batch sizes that get a graph, rising up to `max_num_seqs`."""
+    sizes = [1, 2, 4, *(size for step in _STEPS for size in range(*step))]
+    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
+
+
+class GraphSizes:
+    """All sizes of an engine, and the choice of one. It knows numbers, no tensors.
+
+    A step of single tokens is computed by a graph of requests, any other by a graph of tokens that has room
+    for so many requests. A graph's work is bounded on the device, so what is padded costs launches of empty
+    programs and the matrix products of the tokens in excess.
+    """
+
+    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, *, captures_chunks: bool) -> None:
+        """Without `captures_chunks` there are graphs for steps of single tokens only."""
+        self._singles = make_ladder(max_num_seqs)
+        tokens = [size for size in _MIXED_TOKENS if size < max_num_batched_tokens]
+        if max_num_batched_tokens <= _MIXED_TOKENS[-1]:
+            tokens.append(max_num_batched_tokens)
+        self._tokens = tokens if captures_chunks else []
+        self._requests = [*(count for count in _MIXED_REQUESTS if count < max_num_seqs), max_num_seqs]
+
+    @property
+    def all(self) -> list[GraphSize]:
+        """Largest first: the others then fit into the memory that it has taken."""
+        singles = [GraphSize(size, size, is_mixed=False) for size in self._singles]
+        mixed = [
+            GraphSize(size, count, is_mixed=True)
+            for size in self._tokens
+            for count in dict.fromkeys(min(count, size) for count in self._requests)
+        ]
+        return sorted(singles + mixed, key=lambda size: (size.num_tokens, size.num_requests), reverse=True)
+
+    def choose(self, num_tokens: int, num_requests: int) -> GraphSize | None:
+        """The smallest that holds such a step; None if none does."""
+        if num_tokens == num_requests:
+            size = _least(self._singles, num_requests)
+            return None if size is None else GraphSize(size, size, is_mixed=False)
+        size, count = _least(self._tokens, num_tokens), _least(self._requests, num_requests)
+        if size is None or count is None:
+            return None
+        return GraphSize(size, min(count, size), is_mixed=True)
+
+
+def _least(rising: list[int], number: int) -> int | None:
+    place = bisect_left(rising, number)
+    return rising[place] if place < len(rising) else None
+
+
+Replay = Callable[[], None]
+
+
+class Capture(Protocol):
+    """Captures a computation on fixed tensors: (a function that runs it again, its result)."""
+
+    def __call__(self, compute: Callable[[], Tensor], /) -> tuple[Replay, Tensor]: ...
+
+
+@contextmanager
+def capture_on_cuda(device: torch.device) -> Generator[Capture]:
+    """Gives a Capture for all graphs of a worker, which share one memory pool: they replay one by one.
+
+    A capture that fails leaves its stream, and torch's allocator, in a state that nothing brings them out of:
+    CaptureError, and the worker's process ends.
+
+    The device is waited for, and its free memory given back, once for all of them. A computation runs as it
+    is before it is captured: what is compiled, loaded or allocated at a first call is there by then.
+    """
+    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+
+    def capture(compute: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+        try:
+            compute()
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                result = compute()
+            finally:
+                graph.capture_end()
+        except RuntimeError as error:
+            # The end of a capture that has failed fails too; the first error is the reason.
+            raise CaptureError(error.__context__ or error) from error
+        return graph.replay, result
+
+    gc.collect()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    was_enabled = gc.isenabled()
+    gc.disable()  # what it frees of the device would be part of a capture
+    try:
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            yield capture
+        torch.cuda.current_stream(device).wait_stream(stream)
+    finally:
+        if was_enabled:
+            gc.enable()
+
 
 _log = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ import torch
 from ..ipc.cgroup import find_free_memory
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError
+from ..ipc.linear_shapes import count_weight_bytes
 from ..ipc.model_spec import DTYPE_SIZE_BYTES, LayerSpec
 from ..ipc.step import LedgerEntry
 from ..ipc.weight_format import WeightFormats, make_online_formats
-from ..ipc.weight_sizes import count_weight_bytes
 from ..kernels.huge_pages import allocate_huge
 from .attention.metadata import KVCaches
 

@@ -27,8 +27,7 @@ from ..ipc.step import ModelRunnerOutput, RowFailure, RowLogprobs, SchedulerOutp
 from ..kernels.argmax import launch_argmax
 from ..kernels.choice import choose_kernel, native_library
 from .attention.metadata import KVCaches
-from .cuda_graphs import make_step_graphs
-from .graph_capture import capture_on_cuda
+from .cuda_graphs import capture_on_cuda, make_step_graphs
 from .kv_cache import copy_blocks
 from .models.decoder import Decoder
 from .native_steps import NativeSteps
@@ -36,8 +35,7 @@ from .pooling.pooler import LaunchedVectors, PooledRows, Pooler, find_pooled_row
 from .rows.block_tables import BlockTables
 from .rows.request_rows import RequestRows
 from .rows.staging import HostCopies, to_device
-from .rows.step_inputs import StepInputs, build_step_inputs, find_sampling
-from .rows.token_types import find_types
+from .rows.step_inputs import StepInputs, build_step_inputs, find_sampling, find_types
 from .sampling.grammars import Grammars
 from .sampling.logits_processor import LogitsProcessor
 from .sampling.logprobs import LogprobsTensors, compute_logprobs, join_logprobs, pack_logprobs

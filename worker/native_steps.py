@@ -18,7 +18,7 @@ from .attention.metadata import KVCaches
 from .models.native_forward import NativeForward
 from .rows.block_tables import BlockTables
 from .rows.request_rows import RequestRows
-from .rows.token_types import find_types
+from .rows.step_inputs import find_types
 
 Int64s = NDArray[np.int64]
 

@@ -21,11 +21,69 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..ipc.errors import ModelError
+from ..ipc.model_spec import AttentionSpec
 from ..ipc.weight_format import WeightFormat
-from .quantization.dummy import make_dummy_weight
-from .quantization.integer_weight import NarrowWeight
+from .quantization.integer_weight import IntegerWeight, NarrowWeight, ScaledFp8Weight
 from .quantization.readers import read_weight
 from .rows.staging import StagingRing
+
+
+@dataclass(frozen=True, slots=True)
+class RankCuts:
+    """Which part of each weight a rank of a tensor parallel group has.
+
+    Projections with whose results each rank goes on alone (queries, keys, values, gate, up), and that to
+    logits, are cut by outputs, rows of the weight; those that follow (attention's output, down) are cut by
+    inputs, its columns: what they give are terms of a sum. Sizes are the whole model's, which `size` divides;
+    if it is 1, all is WHOLE.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    def take_columns(self, count: int) -> Cut:
+        """Its share of `count` inputs."""
+        return WHOLE if self.size == 1 else Cut(columns=self._share(count))
+
+    def take_rows(self, *counts: int) -> Cut:
+        """Its share of each of several projections, with so many outputs, that lie one after the other."""
+        starts = [sum(counts[:index]) for index in range(len(counts))]
+        pairs = zip(counts, starts, strict=True)
+        return self._rows(*(_shift(self._share(count), start) for count, start in pairs))
+
+    def take_heads(self, spec: AttentionSpec) -> Cut:
+        """Its heads of queries, and those of keys and values that they need."""
+        keys, first = self._keys(spec), spec.query_size
+        starts = (first, first + spec.kv_size)
+        kv = [_shift(rows, start) for start in starts for rows in keys]
+        return self._rows(self._share(spec.query_size), *kv)
+
+    def take_key_heads(self, spec: AttentionSpec) -> Cut:
+        """Its heads of keys alone."""
+        return self._rows(*self._keys(spec))
+
+    def is_first_of_keys(self, spec: AttentionSpec) -> bool:
+        """Whether no rank before this one has its heads of keys."""
+        return self.rank == 0 or self._keys(spec) != RankCuts(self.rank - 1, self.size)._keys(spec)
+
+    def take_tokens(self, vocab_size: int) -> Cut:
+        """Its part of the vocabulary, which need not divide."""
+        return self._rows(self._share(vocab_size))
+
+    def _keys(self, spec: AttentionSpec) -> list[range]:
+        heads, size = spec.find_rank_heads(self.rank, self.size), spec.head_size
+        return [range(head * size, (head + 1) * size) for head in heads]
+
+    def _share(self, count: int) -> range:
+        return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+
+    def _rows(self, *rows: range) -> Cut:
+        return WHOLE if self.size == 1 else Cut(rows)
+
+
+def _shift(rows: range, by: int) -> range:
+    return range(rows.start + by, rows.stop + by)
+
 
 _FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _CACHE_SCALES = ("q_scale", "k_scale", "v_scale", "kv_scale", "output_scale")
@@ -292,3 +350,36 @@ def _open_files(paths: Sequence[Path], files: dict[Path, Any]) -> dict[str, Path
 
 def _unreadable(path: Path, error: Exception) -> ModelError:
     return ModelError("model", str(path), f"a readable file; truncated or corrupt? {error}")
+
+
+_CODEBOOK = 16
+
+
+def make_dummy_weight(
+    weight_format: WeightFormat, shape: tuple[int, int], std: float, seed: int
+) -> NarrowWeight:
+    """Random, as wide as a checkpoint's and as fast: [out, in] with numbers of about the deviation `std`."""
+    num_out, num_in = shape
+    generator = torch.Generator().manual_seed(seed)
+    groups = weight_format.count_groups(num_in)
+    if weight_format.kind == "fp8":
+        values = torch.randn(shape, generator=generator).to(torch.float8_e4m3fn)
+        scales = torch.full((-(-num_out // (weight_format.group_rows or num_out)), groups), std)
+        return ScaledFp8Weight(values, scales, weight_format.group_rows, weight_format.group_size)
+    bits, middle = weight_format.bits, 1 << weight_format.bits - 1
+    width = num_in if bits == 8 else -(-num_in // 2)
+    codes = torch.randint(0, 256, (num_out, width), generator=generator, dtype=torch.uint8)
+    step = std * 12**0.5 / (2 * middle)  # of numbers spread evenly over a range
+    dtype = torch.bfloat16 if weight_format.scale_dtype == "bfloat16" else torch.float32
+    scales = torch.full((num_out, groups), middle * step if weight_format.has_codebook else step, dtype=dtype)
+    order = torch.Generator().manual_seed(num_in)  # the same for what lies in one layer
+    return IntegerWeight(
+        codes,
+        scales,
+        bits,
+        num_in,
+        weight_format.group_size,
+        scales.float() * middle if weight_format.has_offsets else None,
+        torch.randperm(num_in, generator=order).int() if weight_format.has_permutation else None,
+        torch.linspace(-1, 1, _CODEBOOK) if weight_format.has_codebook else None,
+    )

@@ -6,12 +6,113 @@ client is then sent a LeaseCheck, a few times: the event may overtake the socket
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ...ipc.messages import Hello
+import msgspec
+
+from ...ipc.messages import EngineCoreOutput, EngineCoreOutputs, Hello, LogprobsBlock
 from ..stats.stats_collector import AttachedClient
-from .outbox import Outbox
+
+MAX_REPLIES = 1024  # that wait for one client, beside as many in its socket
+MAX_MERGED_BYTES = 16 * 1024 * 1024  # of logprobs and vectors in a message, beyond those of one step
+
+
+class Outbox:
+    """Messages to one client, in order; token outputs of a request merge while they wait.
+
+    So a slow reader costs a bounded amount of memory (its own tokens) and never blocks the engine or another
+    client.
+    """
+
+    def __init__(self) -> None:
+        self._replies: deque[msgspec.Struct] = deque()
+        self._outputs: dict[str, EngineCoreOutput] = {}
+        self._bulk_bytes = 0  # of logprobs and vectors in these
+        self._full: deque[list[EngineCoreOutput]] = deque()  # earlier ones; no more is merged into them
+
+    def __bool__(self) -> bool:
+        return bool(self._replies or self._full or self._outputs)
+
+    @property
+    def num_unsent(self) -> int:
+        """Messages and merged outputs that wait."""
+        return len(self._replies) + sum(map(len, self._full)) + len(self._outputs)
+
+    def add_reply(self, message: msgspec.Struct) -> None:
+        """Queue a message before any waiting outputs; dropped when MAX_REPLIES wait, which nobody reads."""
+        if len(self._replies) < MAX_REPLIES:
+            self._replies.append(message)
+
+    def add_outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
+        """Queue outputs; one of a request that is still waiting grows instead."""
+        waiting = self._outputs
+        for output in outputs:
+            if output.pooled is not None:
+                self._bulk_bytes += len(output.pooled)
+            if output.logprobs is not None or output.prompt_logprobs is not None:
+                self._bulk_bytes += _count_bytes(output.logprobs) + _count_bytes(output.prompt_logprobs)
+            request_id = output.request_id
+            if request_id in waiting:
+                output = merge_outputs(waiting[request_id], output)
+            waiting[request_id] = output
+        if self._bulk_bytes > MAX_MERGED_BYTES:
+            self._full.append(list(waiting.values()))
+            self._outputs, self._bulk_bytes = {}, 0
+
+    def flush(self, send: Callable[[msgspec.Struct], bool], epoch: str) -> bool:
+        """Hand everything to `send` until it answers False (try later). Returns True when empty."""
+        while self._replies:
+            if not send(self._replies[0]):
+                return False
+            self._replies.popleft()
+        while self._full:
+            if not send(EngineCoreOutputs(self._full[0], epoch)):
+                return False
+            self._full.popleft()
+        if self._outputs:
+            if not send(EngineCoreOutputs(list(self._outputs.values()), epoch)):
+                return False
+            self._outputs, self._bulk_bytes = {}, 0
+        return True
+
+
+def merge_outputs(first: EngineCoreOutput, second: EngineCoreOutput) -> EngineCoreOutput:
+    """One output that says what `first` and then `second` said about the same request."""
+    cached = first.num_cached_tokens if second.num_cached_tokens is None else second.num_cached_tokens
+    return msgspec.structs.replace(
+        second,
+        start=first.start,
+        new_token_ids=first.new_token_ids + second.new_token_ids,
+        logprobs=_join(first.logprobs, second.logprobs),
+        prompt_logprobs=_join(first.prompt_logprobs, second.prompt_logprobs),
+        num_cached_tokens=cached,
+        pooled=_join_pooled(first.pooled, second.pooled),
+        pooled_start=second.pooled_start if first.pooled is None else first.pooled_start,
+    )
+
+
+def _count_bytes(block: LogprobsBlock | None) -> int:
+    return 0 if block is None else len(block.token_ids) + len(block.logprobs) + len(block.ranks)
+
+
+def _join_pooled(first: bytes | None, second: bytes | None) -> bytes | None:
+    return first + second if first is not None and second is not None else first or second
+
+
+def _join(first: LogprobsBlock | None, second: LogprobsBlock | None) -> LogprobsBlock | None:
+    if first is None or second is None:
+        return first or second
+    assert first.width == second.width, "a request asks for one number of logprobs"
+    return LogprobsBlock(
+        first.num_positions + second.num_positions,
+        first.width,
+        first.token_ids + second.token_ids,
+        first.logprobs + second.logprobs,
+        first.ranks + second.ranks,
+    )
+
 
 _CHECKS_AFTER_S = (0.0, 0.05, 0.5)
 _REST = 20  # times the cost of a check before the next: a storm of connections takes 5 % of the core's time

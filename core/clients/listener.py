@@ -69,10 +69,7 @@ class Listener:
 
     def has_lost_one(self) -> bool:
         """True if a connection has ended since the last call."""
-        try:
-            return os.eventfd_read(self.lost_fd) > 0
-        except BlockingIOError:
-            return False
+        return take_event(self.lost_fd)
 
     def restore(self, now: float) -> None:
         """Bind the address again if its file is gone, if it is time to look. Monotonic time."""
@@ -128,6 +125,14 @@ class Listener:
     def _move(self, old: Path, new: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # somebody has removed it
             os.rename(old, new)
+
+
+def take_event(fd: int) -> bool:
+    """Whether somebody has written to the eventfd since the last call."""
+    try:
+        return os.eventfd_read(fd) > 0
+    except BlockingIOError:
+        return False
 
 
 def call_unlocked(name: str, socket: zmq.Socket[bytes], *args: bytes | int | None) -> None:

@@ -16,6 +16,7 @@ import resource
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,8 +28,7 @@ from ...ipc.codec import MAX_BODY_BYTES
 from ...ipc.network.keys import AuthorizedClients, KeyRing, ServerKeys
 from ...ipc.processes.child_args import NetworkArgs
 from ...ipc.sockets import HEARTBEAT_TIMEOUT_MS, NOBLOCK, bind_network_router, has_message, send_to
-from .connection_limits import ConnectionLimits
-from .listener import call_unlocked
+from .listener import call_unlocked, take_event
 from .remote_clients import to_remote_identity, to_socket_identity
 
 _log = logging.getLogger(__name__)
@@ -108,10 +108,7 @@ class NetworkListener:
 
     def has_lost_one(self) -> bool:
         """True if a client's connection has ended since the last call."""
-        try:
-            return os.eventfd_read(self.lost_fd) > 0
-        except BlockingIOError:
-            return False
+        return take_event(self.lost_fd)
 
     def stop(self, linger_ms: int) -> None:
         """End the thread and every connection. What was said last gets so long to leave."""
@@ -228,3 +225,54 @@ def _open_copy(fd: int) -> socket.socket:
         connection.close()
         raise OSError(errno.EAFNOSUPPORT, "not of the network")
     return connection
+
+
+class ConnectionLimits:
+    """Which connections of the network stand, and which is cut where there are too many. Of one thread.
+
+    A connection waits until its client, whose key was found good, has said something. Of those that wait the
+    oldest of the address that has most of them is cut: who has a key needs a few round trips, so that a crowd
+    of silent callers cuts itself. Knows no socket: connections are known by their descriptors.
+    """
+
+    def __init__(self, max_connections: int, max_waiting: int) -> None:
+        self._max_connections = max_connections
+        self._max_waiting = max_waiting
+        self._waiting: dict[int, str] = {}  # descriptor -> address, the oldest first
+        self._per_address: Counter[str] = Counter()
+        self._clients: set[int] = set()
+
+    def accept(self, fd: int, address: str) -> int | None:
+        """Somebody has come; returns the connection that is to be cut, None if there is room."""
+        self.end(fd)
+        self._waiting[fd] = address
+        self._per_address[address] += 1
+        room = min(self._max_waiting, self._max_connections - len(self._clients))
+        return self._take_oldest() if len(self._waiting) > room else None
+
+    def note_client(self, fd: int) -> None:
+        """A message of a client that is let in has come over it: it is cut no more."""
+        if fd in self._waiting:
+            self._forget_waiting(fd)
+            self._clients.add(fd)
+
+    def end(self, fd: int) -> bool:
+        """A connection has ended; returns whether it was a client's."""
+        if fd in self._waiting:
+            self._forget_waiting(fd)
+        if fd not in self._clients:
+            return False
+        self._clients.remove(fd)
+        return True
+
+    def _take_oldest(self) -> int:
+        ((address, _),) = self._per_address.most_common(1)
+        fd = next(fd for fd, its_address in self._waiting.items() if its_address == address)
+        self._forget_waiting(fd)
+        return fd
+
+    def _forget_waiting(self, fd: int) -> None:
+        address = self._waiting.pop(fd)
+        self._per_address[address] -= 1
+        if not self._per_address[address]:
+            del self._per_address[address]

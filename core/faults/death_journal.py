@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...ipc.processes.core_losses import DeathRecord, read_death_record
+from ...ipc.processes.restarts import DeathRecord, read_death_record
 
 _log = logging.getLogger(__name__)
 

@@ -6,6 +6,9 @@ Blame says which request it was, StepLimits how large steps may be. It does not 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
+
+import msgspec
 
 from ...ipc.config import SchedulerConfig
 from ...ipc.messages import ErrorCode, FinishReason
@@ -13,8 +16,29 @@ from ...ipc.step import StepFailed
 from ..scheduling.request import Request, drop_finished
 from ..scheduling.scheduler import Scheduler
 from .blame import Blame, WorkerDeath
-from .poison_report import FoundBy, PoisonReport, make_poison_report
 from .step_limits import StepLimits
+
+FoundBy = Literal["step", "worker death", "core death"]
+
+
+class PoisonReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What is logged about a request that was found to make steps, workers or cores fail.
+
+    Ids and numbers only: no text of a prompt, no token, nothing that an exception says beyond its class.
+    """
+
+    request_id: str
+    client: str  # identity in hex
+    code: str  # of the error that it ended with
+    found_by: FoundBy
+    cause: str  # class of the exception, or how the process ended
+    step_id: int | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    max_total_tokens: int
+    num_preemptions: int
+    num_attempts: int  # engine cores that were lost with it
+
 
 FinishRequests = Callable[[list[Request], FinishReason, str, ErrorCode], None]
 
@@ -92,7 +116,21 @@ class Failures:
         self, request: Request, code: ErrorCode, found_by: FoundBy, error: str, step_id: int | None = None
     ) -> None:
         """End the one request that makes something fail."""
-        self._poison_reports.append(make_poison_report(request, code, found_by, error, step_id))
+        self._poison_reports.append(
+            PoisonReport(
+                request_id=request.request_id,
+                client=request.client.hex(),
+                code=str(code),
+                found_by=found_by,
+                cause=error.partition(":")[0],
+                step_id=step_id,
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_output_tokens=request.num_output_tokens,
+                max_total_tokens=request.max_total_tokens,
+                num_preemptions=request.num_preemptions,
+                num_attempts=request.num_attempts,
+            )
+        )
         self._finish([request], FinishReason.ERROR, error, code)
 
     def _shrink_steps(self, failed: StepFailed) -> None:

@@ -35,7 +35,7 @@ from ...ipc.processes.process import (
 )
 from ...ipc.sockets import connect_dealer
 from ...ipc.step import WorkerFailed, WorkerProgress
-from .node_group import NodeArgs, NodeEnd, NodeGroup, NodeReport
+from .node_group import NodeArgs, NodeEnd, NodeGroup, NodeReport, compute_source_digest
 from .ray_cluster import (
     ACTOR_TIMEOUT_S,
     NodeLostError,
@@ -45,7 +45,6 @@ from .ray_cluster import (
     format_resources,
     load_ray,
 )
-from .source_digest import compute_source_digest
 
 _log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ they connect to their core themselves.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import select
 import socket
@@ -19,12 +20,11 @@ from ...ipc.errors import ModelError, QuireError
 from ...ipc.file_samples import hash_samples
 from ...ipc.network.keys import ClientKeys
 from ...ipc.network.tcp_address import parse_tcp_address
-from ...ipc.processes.child_args import WorkerArgs
+from ...ipc.processes.child_args import PACKAGE_DIR, WorkerArgs
 from ...ipc.processes.liveness import MAX_LOOKS_STOPPED, STOPPED_LOOK_INTERVAL_S
 from ...ipc.processes.process import EXIT_PARENT_LOST, ChildProcess, ProcessHandle
 from ..worker_group import WorkerGroup, make_group_args, name_roles
 from .local_place import make_worker_env
-from .source_digest import compute_source_digest
 
 _SHOWN = 12  # characters of a hash
 _REACH_TIMEOUT_S = 5.0
@@ -158,3 +158,17 @@ def _wait_for_end(processes: list[ProcessHandle], *, is_watched: bool) -> int:
             if is_watched and num_stopped == MAX_LOOKS_STOPPED:
                 for process in processes:
                     process.kill("it is stopped")
+
+
+_FOLDERS = ("core", "ipc", "kernels", "worker")
+_SUFFIXES = (".cpp", ".h", ".py")
+
+
+def compute_source_digest() -> str:
+    """Equal for the same sources of what a node runs. Raises OSError."""
+    digest, root = hashlib.sha256(), Path(PACKAGE_DIR)
+    files = (path for folder in _FOLDERS for path in sorted((root / folder).rglob("*")))
+    for path in files:
+        if path.suffix in _SUFFIXES:
+            digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:_SHOWN]

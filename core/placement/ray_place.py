@@ -10,7 +10,7 @@ import zmq
 
 from ...ipc.config import EngineConfig
 from ...ipc.network.keys import ClientKeys, OneClient, make_key_pairs
-from ...ipc.network.listening import open_everywhere, read_place
+from ...ipc.network.tcp_address import open_everywhere, read_place
 from ...ipc.processes.child_args import WORKER_MODULE
 from ...ipc.processes.process import ChildProcess, ProcessHandle
 from ...ipc.sockets import NODE_HEARTBEAT_TIMEOUT_MS, has_message

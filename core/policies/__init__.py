@@ -7,8 +7,7 @@ from typing import Any
 
 from ..scheduling.running_batch import RunningBatch
 from .fair import FairPolicy
-from .fcfs import FcfsPolicy
-from .policy import Policy
+from .policy import FcfsPolicy, Policy
 from .priority import PriorityPolicy
 
 # The second argument is the monotonic clock.

@@ -22,9 +22,8 @@ from ...ipc.messages import EngineCoreRequest
 from ..scheduling.request import QueueOrder, Request
 from ..scheduling.running_batch import RunningBatch
 from ..scheduling.step import Step
-from .fair_accounts import Account, AccountKey, Accounts, FairRecord, account_of, record_of
+from .fair_accounts import Account, AccountKey, Accounts, FairQueue, FairRecord, account_of, record_of
 from .fair_preemption import FairPreemption
-from .fair_queue import FairQueue
 from .policy import Policy
 from .step_pacer import PacedStep, StepPacer, is_in_excess
 

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ..scheduling.request import Request
 from ..scheduling.running_batch import RunningBatch
-from .fair_accounts import Account, account_of
-from .fair_queue import FairQueue
+from .fair_accounts import Account, FairQueue, account_of
 
 
 class Holdings:

@@ -1,7 +1,7 @@
-"""What the engine refuses at once: requests that could never run here, with the numbers in the text.
+"""What the engine refuses at once: requests that could never run here, or find the queue full; and why.
 
 The frontend has checked requests with more knowledge; this is the core's own line, so that no client can make
-a step fail or wait for ever. Pure functions of a request and the engine's limits.
+a step fail or wait for ever. Pure functions, which take nothing on.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from ...ipc.config import EngineConfig
+from ...ipc.config import EngineConfig, SchedulerConfig
 from ...ipc.messages import EngineCoreRequest
 from ...ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
 from ...ipc.token_lists import TokenLists, has_unpacked, is_token_mask
-from .logprob_cost import find_bad_logprobs
-from .pooling import find_bad_pooling
+from .answer_cost import find_bad_logprobs, find_bad_pooling
+from .scheduler import Scheduler
+from .tenant import Tenant, TenantLedger
 
 
 def find_refusal(request: EngineCoreRequest, config: EngineConfig, num_blocks: int) -> str | None:
@@ -165,3 +166,35 @@ def _find_lack_of_blocks(request: EngineCoreRequest, config: EngineConfig, num_b
         f"there are {num_blocks}: lower max_tokens, or raise kv_cache_memory_bytes, gpu_memory_utilization "
         "or num_gpu_blocks_override"
     )
+
+
+def find_overload(
+    request: EngineCoreRequest,
+    tenant: Tenant,
+    held_bytes: int,
+    config: SchedulerConfig,
+    scheduler: Scheduler,
+    tenants: TenantLedger,
+) -> str | None:
+    """Why this request may not wait, None if it may. The tenant's account has it and its bytes already.
+
+    Under the fair policy a tenant has its share of both bounds. A resumed request was taken on before, so
+    it finds a place; its bytes do while there are twice as many, which is as far as shares reach.
+    """
+    was_taken_on = request.is_resumed or bool(request.output_token_ids)
+    part = tenant.weight / tenants.active_weight
+    policy = scheduler.policy
+    bound = config.max_num_queued_reqs
+    if bound is not None and not was_taken_on:
+        taken = scheduler.num_queued + max(0, len(policy.parked) - config.max_num_seqs)
+        if not policy.admits(1, taken, tenant.num_live - 1 - tenant.num_rows, bound, part):
+            return f"{taken} requests wait already, and max_num_queued_reqs={bound}: try again later"
+    bound = config.max_queued_bytes
+    if bound is not None:
+        taken, own = tenants.held_bytes - held_bytes, tenant.held_bytes - held_bytes
+        if not policy.admits(held_bytes, taken, own, 2 * bound if was_taken_on else bound, part):
+            return (
+                f"it takes {held_bytes} bytes, live requests hold {taken} ({own} of them this tenant's), "
+                f"and max_queued_bytes={bound}: try again later"
+            )
+    return None

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, get_args
 
-from ...ipc.engine_views import Histogram
+from ...ipc.engine_views import EngineMetrics, Histogram, SchedulerStats
 from ...ipc.messages import FinishReason
 from ..kv.prefix_misses import PrefixMiss
 from ..scheduling.request import Request, RequestKind
@@ -212,19 +212,17 @@ class Observations:
         for name, value in observed.items():
             self._histograms[name].observe(value)
 
-    @property
-    def finished_total(self) -> dict[str, int]:
-        """Finish reason -> requests, every reason present."""
-        return {str(reason): count for reason, count in self._finished.items()}
-
-    @property
-    def finished_by_kind_total(self) -> dict[str, int]:
-        """Kind -> requests that were live, every kind present."""
-        return self._finished_by_kind.copy()
-
-    def to_messages(self) -> dict[str, Histogram]:
-        """Every histogram under its name."""
-        return {name: histogram.to_message() for name, histogram in self._histograms.items()}
+    def to_message(self, stats: SchedulerStats, cache_config: dict[str, str]) -> EngineMetrics:
+        """A copy for the wire, beside `stats`; every finish reason and every kind is present."""
+        return EngineMetrics(
+            stats=stats,
+            histograms={name: histogram.to_message() for name, histogram in self._histograms.items()},
+            finished_total={str(reason): count for reason, count in self._finished.items()},
+            finished_by_kind_total=self._finished_by_kind.copy(),
+            tool_parse_errors_total=self.tool_parse_errors_total,
+            reasoning_tokens_total=self.reasoning_tokens_total,
+            cache_config=cache_config,
+        )
 
 
 def _one_two_five(highest: int) -> Iterable[int]:

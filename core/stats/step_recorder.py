@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ipc.step_trace import MAX_TRACED_STEPS, StepTrace, TracedStep
+from ...ipc.engine_views import MAX_TRACED_STEPS, StepTrace, TracedStep
 from ..scheduling.step import Step
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from ...ipc.errors import ConfigError
 from ...ipc.network.keys import read_server_keys
-from ...ipc.network.listening import BACKLOG, open_listener, read_place
-from ...ipc.network.tcp_address import TcpAddress, parse_tcp_address
+from ...ipc.network.tcp_address import BACKLOG, TcpAddress, open_listener, parse_tcp_address, read_place
 from ...ipc.processes.child_args import NetworkArgs
 
 _NUM_TRIES = 20  # for free ports in a row

@@ -13,7 +13,7 @@ from ...ipc.daemon.run_dir import RunDirectory
 from ...ipc.due import find_earliest
 from ...ipc.errors import DaemonError
 from ...ipc.messages import EngineRoster, RosterEntry
-from ...ipc.processes.core_child import CoreChild
+from ...ipc.processes.managed_child import CoreChild
 from .network_ports import NetworkPorts
 from .supervised_engine import SupervisedEngine
 

@@ -16,8 +16,8 @@ from ...ipc.errors import DaemonError, EngineDeadError, QuireError
 from ...ipc.messages import EngineFacts, RosterEntry
 from ...ipc.network.keys import ClientKeys
 from ...ipc.processes.child_args import CORE_MODULE
-from ...ipc.processes.core_child import STOP_GRACE_S, CoreChild
 from ...ipc.processes.liveness import ChildWatch
+from ...ipc.processes.managed_child import STOP_GRACE_S, CoreChild
 from ...ipc.processes.process import EXIT_OK, EXIT_WORKER_LOST, ChildProcess, wait_readable
 from ...ipc.sockets import make_ipc_address
 from .handshake_watch import HandshakeWatch
@@ -175,17 +175,33 @@ class EngineProcess(Engine):
         return self._core.process
 
 
-class DaemonEngine(Engine):
-    """The engine of a running daemon: it stays when this client leaves."""
+class AttachedEngine(Engine):
+    """An engine that stays when this client leaves."""
 
     linger_ms = 200
 
-    def __init__(self, name: str, index: int = 0, socket_name: str = CLIENT_SOCKET_NAME) -> None:
-        """Raises ConfigError for a name that cannot be one, DaemonError if no such daemon runs."""
+    def __init__(self, index: int) -> None:
         self.started_at = time.time()
         self.index = index
-        self._name = name
         self._owner_pid = os.getpid()
+
+    def check_owner(self) -> None:
+        if os.getpid() != self._owner_pid:
+            raise EngineDeadError("this process is a fork of an attached one; attach by itself")
+
+    def stop(self) -> None:
+        if self.exit_fd >= 0:
+            os.close(self.exit_fd)
+            self.exit_fd = -1
+
+
+class DaemonEngine(AttachedEngine):
+    """The engine of a running daemon on this machine."""
+
+    def __init__(self, name: str, index: int = 0, socket_name: str = CLIENT_SOCKET_NAME) -> None:
+        """Raises ConfigError for a name that cannot be one, DaemonError if no such daemon runs."""
+        super().__init__(index)
+        self._name = name
         directory = find_named(name)
         self._pid = find_daemon(name)
         try:
@@ -197,20 +213,11 @@ class DaemonEngine(Engine):
     def make_sibling(self, entry: RosterEntry) -> Engine:
         return DaemonEngine(self._name, entry.index, entry.socket)
 
-    def check_owner(self) -> None:
-        if os.getpid() != self._owner_pid:
-            raise EngineDeadError("this process is a fork of an attached one; attach by itself")
-
     def describe_end(self) -> str | None:
         if self.exit_fd < 0:  # this client has left
             return None
         has_ended = wait_readable(self.exit_fd, 0)
         return f"the daemon {self._name!r} (pid {self._pid}) has ended" if has_ended else None
-
-    def stop(self) -> None:
-        if self.exit_fd >= 0:
-            os.close(self.exit_fd)
-            self.exit_fd = -1
 
 
 def start_engines(config: EngineConfig) -> list[Engine]:

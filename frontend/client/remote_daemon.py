@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...ipc.errors import ConfigError, EngineDeadError
+from ...ipc.errors import ConfigError
 from ...ipc.messages import EngineFacts, RosterEntry
 from ...ipc.network.keys import read_client_keys
 from ...ipc.network.served_files import ServedFiles, check_copy
@@ -18,7 +18,7 @@ from ...ipc.network.tcp_address import is_tcp, parse_tcp_address
 from ...ipc.processes.liveness import ChildWatch
 from ..models.model_folder import POCKET, find_model_folder
 from ..models.sentence_transformers import find_transformer_folder
-from .engines import Engine, find_engines
+from .engines import AttachedEngine, Engine, find_engines
 from .handshake_watch import HandshakeWatch
 
 _log = logging.getLogger(__name__)
@@ -87,10 +87,9 @@ def _find_copies(
     return str(root), str(find_model_folder(os.fspath(tokenizer), field_name="tokenizer"))
 
 
-class RemoteEngine(Engine):
-    """An engine of it, which stays when this client leaves. Only the connection tells how it is."""
+class RemoteEngine(AttachedEngine):
+    """An engine of it. Only the connection tells how it is."""
 
-    linger_ms = 200
     is_computing = True  # for all that is known here: it may be late with an answer
     is_stopped = False
 
@@ -100,12 +99,10 @@ class RemoteEngine(Engine):
         """Raises ConfigError for keys that cannot be used, or a host that is not known. Without `handshakes`
         this may wait for a name server.
         """
-        self.started_at = time.time()
-        self.index = index
+        super().__init__(index)
         self.address = daemon.address
         self.keys = read_client_keys(Path(daemon.keys))
         self._daemon = daemon
-        self._owner_pid = os.getpid()
         self.handshakes = handshakes or HandshakeWatch(self.address)
         self.watch = ChildWatch(self)
         self._reconnect: Callable[[], None] = lambda: None
@@ -127,10 +124,6 @@ class RemoteEngine(Engine):
 
     def on_silence(self, reconnect: Callable[[], None]) -> None:
         self._reconnect = reconnect
-
-    def check_owner(self) -> None:
-        if os.getpid() != self._owner_pid:
-            raise EngineDeadError("this process is a fork of an attached one; attach by itself")
 
     def describe_end(self) -> str | None:
         return None
@@ -157,11 +150,6 @@ class RemoteEngine(Engine):
     def measure_startup(self, facts: EngineFacts) -> list[tuple[str, float]]:  # noqa: ARG002
         """The other machine's clock counts for nothing."""
         return [("attach", time.time() - self.started_at)]
-
-    def stop(self) -> None:
-        if self.exit_fd >= 0:
-            os.close(self.exit_fd)
-            self.exit_fd = -1
 
 
 def check_unattached(**given: object) -> None:

@@ -81,6 +81,11 @@ class ConfigFields:
             raise self.error(key, value, "true or false")
         return value
 
+    def only(self, key: str, allowed: object) -> None:
+        """Refuse any value but the one that is computed here; absent or null: that one."""
+        if (value := self.get(key, allowed)) != allowed:
+            raise self.error(key, value, "null" if allowed is None else f"{allowed!r}".lower())
+
     def error(self, key: str, value: object, allowed: str) -> ModelError:
         """What to raise for a value."""
         missing = "missing; " if value is None else ""

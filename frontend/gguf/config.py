@@ -65,12 +65,13 @@ ROPE_TABLE = "rope_freqs.weight"
 def read_config(header: GgufHeader) -> Config:
     """The model as config.json has it; ModelError with the file, the key, its value and what is allowed."""
     fields = ConfigFields(header.metadata, file=header.file.name)
-    architecture = fields.get("general.architecture")
-    reader = _ARCHITECTURES.get(architecture) if isinstance(architecture, str) else None
-    if reader is None:
-        raise fields.error("general.architecture", architecture, f"one of {', '.join(_ARCHITECTURES)}")
-    keys = _Keys(header, cast(str, architecture))
-    config = _read_common(header, keys) | reader(header, keys)
+    name = fields.get("general.architecture")
+    if not isinstance(name, str) or name not in _ARCHITECTURES:
+        raise fields.error("general.architecture", name, f"one of {', '.join(_ARCHITECTURES)}")
+    architecture, model_type, read_own = _ARCHITECTURES[name]
+    keys = _Keys(header, name)
+    config: Config = {"architectures": [architecture], "model_type": model_type}
+    config |= _read_common(header, keys) | read_own(keys)
     keys.check_rest()
     return {name: value for name, value in config.items() if value is not None}
 
@@ -93,7 +94,7 @@ class _Keys(ConfigFields):
         }
         super().__init__(values, prefix, header.file.name)
         self._names: set[str] = {*_READ, *_HARMLESS}
-        self.architecture = architecture
+        self.header, self.architecture = header, architecture
         self._own = values
 
     def family_number(self, key: str, default: float | None = None) -> float | None:
@@ -212,14 +213,10 @@ def make_llama3_divisors(factor: float, theta: float, head_dim: int) -> list[flo
     return divisors
 
 
-def _read_llama(header: GgufHeader, keys: _Keys) -> Config:
+def _read_llama(keys: _Keys) -> Config:
     """Llama and, under the same name, Mistral; with experts it is Mixtral."""
     if keys.get("expert_count", 0) == 0:
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "attention_bias": "blk.0.attn_q.bias" in header.tensors,
-        }
+        return {"attention_bias": "blk.0.attn_q.bias" in keys.header.tensors}
     return {
         "architectures": ["MixtralForCausalLM"],
         "model_type": "mixtral",
@@ -229,18 +226,13 @@ def _read_llama(header: GgufHeader, keys: _Keys) -> Config:
     }
 
 
-def _read_qwen2(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
-    return {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+def _read_nothing(_keys: _Keys) -> Config:
+    """Of a family without keys of its own."""
+    return {}
 
 
-def _read_qwen3(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
-    return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
-
-
-def _read_qwen3_moe(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
+def _read_qwen3_moe(keys: _Keys) -> Config:
     return {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
         "num_experts": keys.integer("expert_count"),
         "num_experts_per_tok": keys.integer("expert_used_count"),
         "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
@@ -248,41 +240,22 @@ def _read_qwen3_moe(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
     }
 
 
-def _read_gemma(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
-    return {"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}
+def _read_phi3(keys: _Keys) -> Config:
+    return {"sliding_window": keys.family_integer("attention.sliding_window", 0, low=0) or None}
 
 
-def _read_phi3(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
-    window = keys.family_integer("attention.sliding_window", 0, low=0)
+def _read_gemma2(keys: _Keys) -> Config:
     return {
-        "architectures": ["Phi3ForCausalLM"],
-        "model_type": "phi3",
-        "sliding_window": window or None,
-    }
-
-
-def _read_gemma2(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
-    hidden_size, num_heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
-    head_dim = keys.integer("attention.key_length", max(1, hidden_size // num_heads))
-    is_27b = keys.integer("block_count") == 46  # alone scales by another number, which no key tells
-    return {
-        "architectures": ["Gemma2ForCausalLM"],
-        "model_type": "gemma2",
-        "query_pre_attn_scalar": hidden_size // num_heads if is_27b else head_dim,
+        "query_pre_attn_scalar": _read_query_scalar(keys, num_layers_of_27b=46),
         "attn_logit_softcapping": keys.family_number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": keys.family_number("final_logit_softcapping", 30.0),
         "sliding_window": keys.family_integer("attention.sliding_window", 4096),
     }
 
 
-def _read_gemma3(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
-    hidden_size, num_heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
-    head_dim = keys.integer("attention.key_length", max(1, hidden_size // num_heads))
-    is_27b = keys.integer("block_count") == 62  # alone scales by another number, which no key tells
+def _read_gemma3(keys: _Keys) -> Config:
     return {
-        "architectures": ["Gemma3ForCausalLM"],
-        "model_type": "gemma3_text",
-        "query_pre_attn_scalar": hidden_size // num_heads if is_27b else head_dim,
+        "query_pre_attn_scalar": _read_query_scalar(keys, num_layers_of_27b=62),
         "final_logit_softcapping": keys.family_number("final_logit_softcapping"),
         "sliding_window": keys.family_integer("attention.sliding_window", 4096),
         "sliding_window_pattern": keys.family_integer("attention.sliding_window_pattern", 6),
@@ -291,13 +264,22 @@ def _read_gemma3(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
     }
 
 
-_ARCHITECTURES: dict[str, Callable[[GgufHeader, _Keys], Config]] = {
-    "gemma": _read_gemma,
-    "gemma2": _read_gemma2,
-    "gemma3": _read_gemma3,
-    "llama": _read_llama,
-    "phi3": _read_phi3,
-    "qwen2": _read_qwen2,
-    "qwen3": _read_qwen3,
-    "qwen3moe": _read_qwen3_moe,
+def _read_query_scalar(keys: _Keys, num_layers_of_27b: int) -> int:
+    """What Gemma scales scores by; the largest model alone has another number, which no key tells."""
+    hidden_size, num_heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    if keys.integer("block_count") == num_layers_of_27b:
+        return hidden_size // num_heads
+    return keys.integer("attention.key_length", max(1, hidden_size // num_heads))
+
+
+# By general.architecture: config.json's architecture and model_type, and what only this family has.
+_ARCHITECTURES: dict[str, tuple[str, str, Callable[[_Keys], Config]]] = {
+    "gemma": ("GemmaForCausalLM", "gemma", _read_nothing),
+    "gemma2": ("Gemma2ForCausalLM", "gemma2", _read_gemma2),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text", _read_gemma3),
+    "llama": ("LlamaForCausalLM", "llama", _read_llama),
+    "phi3": ("Phi3ForCausalLM", "phi3", _read_phi3),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2", _read_nothing),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3", _read_nothing),
+    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe", _read_qwen3_moe),
 }

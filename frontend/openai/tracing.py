@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...ipc.errors import ConfigError
-from ...ipc.extras import describe_install
+from ...ipc.errors import ConfigError, describe_install
 from ...ipc.pooling_params import EMBEDDING, PoolingParams
 from ...ipc.sampling_params import SamplingParams
 from ..outputs import RequestOutput

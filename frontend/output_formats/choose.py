@@ -13,6 +13,8 @@ from .response_template import read_response_template
 
 if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
+from ...ipc.config import ModelConfig
+from ...ipc.messages import EngineFacts
 
 _log = logging.getLogger(__name__)
 
@@ -147,3 +149,14 @@ def _override_thinking(chosen: OutputFormat, name: str | None) -> OutputFormat:
     if is_harmony or chosen.channels:
         raise ConfigError("reasoning_parser", name, f"one that fits calls in the format {chosen.name}")
     return replace(chosen, thinking=None if name == "none" else REASONING_PARSERS[name])
+
+
+def summarize(output_format: OutputFormat | None, chosen: EngineFacts | ModelConfig) -> str:
+    """Such as 'calls: hermes; thoughts: none (from the chat template)'. `chosen`: by the operator."""
+    source = "from the chat template"
+    if chosen.tool_call_parser or chosen.reasoning_parser:
+        source = "as chosen by --tool-call-parser or --reasoning-parser"
+    elif output_format is not None and output_format.name == "response_template":
+        source = "from tokenizer_config.json"
+    described = "calls: none; thoughts: none" if output_format is None else output_format.describe()
+    return f"{described} ({source})"

@@ -6,6 +6,8 @@ Sources: the models' chat templates, and for harmony github.com/openai/harmony d
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .output_format import CallFormat, ChannelFormat, OutputFormat, ThinkingFormat
 
 THINK = ThinkingFormat("<think>\n", "\n</think>\n\n")
@@ -59,17 +61,7 @@ _GEMMA4 = CallFormat("<|tool_call>call:", "", "<tool_call|>", form="braces", quo
 _PYTHONIC = CallFormat(
     "", "(", ")", section_open="[", separator=", ", section_close="]", form="python", is_bare=True
 )
-_LLAMA4 = CallFormat(
-    "",
-    "(",
-    ")",
-    section_open="[",
-    separator=", ",
-    section_close="]",
-    form="python",
-    lead="<|python_start|>",
-    is_bare=True,
-)
+_LLAMA4 = replace(_PYTHONIC, lead="<|python_start|>")
 _HARMONY = CallFormat(
     "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "<|call|>", is_parallel=False
 )

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...ipc.errors import PromptError
+from ..text.prompts import Truncation
 from ..text.tokenizer import Tokenizer
-from ..text.truncation import Truncation
 from .model_texts import ModelTexts
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from ...ipc.pooling_params import EMBEDDING, PoolingParams, PoolingTask
 from ...ipc.sampling_params import SamplingParams
 from ..request_fields import check_priority, check_request_id
 from ..text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt, refusing_texts, require_tokenizer
-from ..text.prompts import Prompt, RawPrompt, parse_prompt
+from ..text.prompts import Prompt, RawPrompt, Truncation, parse_prompt
 from ..text.tokenizer import Tokenizer
-from ..text.truncation import Truncation
 from .encoder import EncodedText, TextEncoder, TextPair
 from .model_texts import ModelTexts, read_model_texts
 from .state import PoolingInput

@@ -33,7 +33,7 @@ _METHODS: dict[str, Callable[[QuantizationFields], FormatRule]] = {
 }
 
 
-_GGUF = "gguf"  # whose types are in the file's header (frontend/gguf/formats.py)
+_GGUF = "gguf"  # whose types are in the file's header (frontend/gguf/tensors.py)
 METHOD_NAMES = (*_METHODS, _GGUF, "gptq_marlin", "awq_marlin")  # the last are kernels of vLLM
 
 

@@ -1,15 +1,20 @@
-"""RestartBudget: how often, and how soon, a lost process is started again. Pure."""
+"""RestartBudget: how often, and how soon, a lost process is started again; CoreLosses: an engine core."""
 
 from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
 
 MAX_LOSSES = 5  # within LOSS_WINDOW_S; one more is too many
 MAX_WORKER_LOSSES = 3
 LOSS_WINDOW_S = 60.0
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0  # before the second restart within the window, then doubled
+MAX_RECORD_BYTES = 1 << 20
 
 
 class RestartBudget:
-    """Counts the losses of one kind of process."""
+    """Counts the losses of one kind of process. Pure."""
 
     def __init__(self, max_losses: int = MAX_LOSSES, window_s: float = LOSS_WINDOW_S) -> None:
         """More than `max_losses` within `window_s` are too many."""
@@ -34,3 +39,39 @@ class RestartBudget:
         """What is too many, for a person: '6 times in 60 s'."""
         count = f"{self._max_losses + 1} times" if self._max_losses else "once"
         return f"{count} in {self._window_s:g} s"
+
+
+class DeathRecord(msgspec.Struct):
+    """`alone`: the suspect that runs, and nothing else. `num_deaths`: request -> cores that died under it."""
+
+    alone: str | None = None
+    num_deaths: dict[str, int] = {}
+
+
+def read_death_record(path: Path) -> DeathRecord:
+    """What the last core left; an empty record where nothing can be read."""
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(MAX_RECORD_BYTES), type=DeathRecord)
+    except (OSError, msgspec.MsgspecError):
+        return DeathRecord()
+
+
+class CoreLosses(RestartBudget):
+    """Counts the lost cores of one owner. `journal_path` is the file in which a core names its suspect.
+
+    If it names a suspect request that ran alone (core/faults/death_journal.py), the loss is the suspect's,
+    which fails after two; all others count against the budget.
+    """
+
+    def __init__(self, journal_path: str, max_losses: int, window_s: float = LOSS_WINDOW_S) -> None:
+        super().__init__(max_losses, window_s)
+        self._journal_path = Path(journal_path)
+        self._explained = DeathRecord()  # what the file said at the last loss that was not counted
+
+    def note_loss(self, now: float) -> float | None:
+        record = read_death_record(self._journal_path)
+        if record.alone is not None and record != self._explained:  # else it is the file of an earlier core
+            self._explained = record
+            return 0.0
+        return super().note_loss(now)

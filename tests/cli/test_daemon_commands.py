@@ -25,7 +25,7 @@ from quire.frontend.models.model_folder import pocket_folder
 from quire.ipc.daemon.daemon_state import DaemonState, EngineState
 from quire.ipc.daemon.run_dir import find_daemon, find_named, find_owner, list_daemons
 from quire.ipc.errors import DaemonError, shorten
-from quire.ipc.processes.process_state import is_stopped
+from quire.ipc.processes.process import is_stopped
 
 REAL = [sys.executable, "-m", "quire"]
 FAKE = [

@@ -34,7 +34,7 @@ from quire.ipc.messages import (
     UtilityMethod,
     Welcome,
 )
-from quire.ipc.processes import core_child
+from quire.ipc.processes import managed_child
 from quire.ipc.sockets import connect_dealer
 
 CONFIG = make_config()
@@ -253,7 +253,7 @@ def test_a_core_of_another_checkout_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
     from quire.ipc.processes.child_args import CoreArgs
 
-    monkeypatch.setattr(core_child, "CoreArgs", functools.partial(CoreArgs, package_dir="/elsewhere"))
+    monkeypatch.setattr(managed_child, "CoreArgs", functools.partial(CoreArgs, package_dir="/elsewhere"))
     with pytest.raises(EngineStartError, match="runs quire from /elsewhere"):
         make_sync_client(CONFIG)
 

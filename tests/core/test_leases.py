@@ -18,7 +18,7 @@ from daemon_client import make_requests
 from daemon_loads import Script
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
 from fakes import expected_output, make_config, make_request
-from quire.core.clients.outbox import MAX_REPLIES
+from quire.core.clients.clients import MAX_REPLIES
 from quire.frontend.client.engine_core_client import SyncClient, attach_sync_client
 from quire.frontend.daemon import find_log
 from quire.ipc.codec import MAX_BODY_BYTES, make_client_codec

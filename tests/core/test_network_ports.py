@@ -10,8 +10,7 @@ import pytest
 from quire.core.supervision.network_ports import NetworkPorts
 from quire.ipc.errors import ConfigError
 from quire.ipc.network.keys import make_keys
-from quire.ipc.network.listening import open_listener
-from quire.ipc.network.tcp_address import TcpAddress
+from quire.ipc.network.tcp_address import TcpAddress, open_listener
 
 
 def test_the_port_of_a_lost_engine_refuses_until_it_is_started_again(tmp_path: Path) -> None:

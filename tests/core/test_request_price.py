@@ -9,8 +9,8 @@ import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.clients.client_registry import ClientRegistry
 from quire.core.clients.clients import LeaseWatch
-from quire.core.scheduling import logprob_cost, scheduler
-from quire.core.scheduling.logprob_cost import SCORED_TOKEN_PRICE
+from quire.core.scheduling import answer_cost, scheduler
+from quire.core.scheduling.answer_cost import SCORED_TOKEN_PRICE
 from quire.core.scheduling.request import Request
 from quire.core.stats.remarks import PERIOD_S
 from quire.core.stats.stats_collector import Surroundings
@@ -144,9 +144,9 @@ def test_prompt_tokens_with_logprobs_are_fewer_in_a_step_that_also_decodes() -> 
 
 
 def test_logprobs_of_whole_vocabularies_are_bounded_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprob_cost, "_ENTRIES_OF_A_TOKEN", 100)
-    monkeypatch.setattr(logprob_cost, "_MANY_ENTRIES", 100)
-    monkeypatch.setattr(logprob_cost, "_MAX_SAMPLED_ENTRIES", 2 * (VOCAB_SIZE + 1))
+    monkeypatch.setattr(answer_cost, "_ENTRIES_OF_A_TOKEN", 100)
+    monkeypatch.setattr(answer_cost, "_MANY_ENTRIES", 100)
+    monkeypatch.setattr(answer_cost, "_MAX_SAMPLED_ENTRIES", 2 * (VOCAB_SIZE + 1))
     engine = make_engine(max_num_batched_tokens=90)
     engine.add(make_request("prompt", PROMPT, max_tokens=1, prompt_logprobs=VOCAB_SIZE))
     engine.run()
@@ -170,7 +170,7 @@ def test_logprobs_of_whole_vocabularies_are_bounded_in_a_step(monkeypatch: pytes
 def test_logprobs_that_no_step_can_hold_are_refused(
     monkeypatch: pytest.MonkeyPatch, params: dict[str, int], chunks: bool, cause: str | None
 ) -> None:
-    monkeypatch.setattr(logprob_cost, "_MAX_WHOLE_ENTRIES", 100)
+    monkeypatch.setattr(answer_cost, "_MAX_WHOLE_ENTRIES", 100)
     engine = make_engine(max_num_batched_tokens=1100, enable_chunked_prefill=chunks)
     engine.add(make_request("a", PROMPT, max_tokens=1, **params))
     engine.run()

@@ -18,8 +18,8 @@ import zmq
 from daemons import Daemon, wait_for_end, wait_until
 from fakes import expected_output, make_config, make_request
 from quire.core.executor import ExecutorEvent, ProcessExecutor, WorkerLost
-from quire.core.faults.step_watch import StepWatch
 from quire.core.placement.local_place import LocalPlace
+from quire.core.worker_group import StepWatch
 from quire.frontend.client.async_engine_core_client import make_async_client
 from quire.frontend.client.engine_core_client import SyncMPClient, make_sync_client
 from quire.frontend.daemon import find_log
@@ -29,7 +29,7 @@ from quire.ipc.errors import ConfigError, EngineStartError
 from quire.ipc.messages import EngineCoreOutput
 from quire.ipc.processes import liveness, process
 from quire.ipc.processes.liveness import Deadline
-from quire.ipc.processes.process_state import is_computing, is_stopped
+from quire.ipc.processes.process import is_computing, is_stopped
 from quire.ipc.sockets import connect_dealer
 from quire.ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
 

@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLParserLimits
 from quire.frontend.input_processor import InputProcessor
 from quire.frontend.structured_outputs import compiler as module
 from quire.frontend.structured_outputs.compiler import GrammarCompiler
-from quire.frontend.structured_outputs.valid_schema import check_valid
+from quire.frontend.structured_outputs.json_schema import check_valid
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import SamplingParamsError
 from quire.ipc.messages import MAX_GRAMMAR_LENGTH

@@ -33,7 +33,7 @@ from quire.ipc.messages import (
 )
 from quire.ipc.processes.liveness import ASK_AFTER_S, LISTEN_TIMEOUT_S, ChildWatch
 from quire.ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
-from quire.ipc.request_frames import MAX_SHARED_BYTES
+from quire.ipc.request_price import MAX_SHARED_BYTES
 from quire.ipc.step import WorkerReady
 
 FACTS = make_engine_facts(make_config(), WorkerReady(8, "fake", []), {}, StartupClock("start", 0.0))

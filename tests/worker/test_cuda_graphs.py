@@ -23,9 +23,15 @@ from quire.ipc.config import CacheConfig, EngineConfig, SchedulerConfig
 from quire.ipc.errors import CaptureError
 from quire.ipc.sampling_params import SamplingParams
 from quire.kernels import triton_runtime
-from quire.worker.cuda_graphs import StepGraphs, can_capture, make_step_graphs
-from quire.worker.graph_capture import capture_on_cuda
-from quire.worker.graph_sizes import GraphSize, GraphSizes, make_ladder
+from quire.worker.cuda_graphs import (
+    GraphSize,
+    GraphSizes,
+    StepGraphs,
+    can_capture,
+    capture_on_cuda,
+    make_ladder,
+    make_step_graphs,
+)
 from quire.worker.kv_cache import allocate_kv_caches
 from quire.worker.model_runner import GPUModelRunner
 from quire.worker.models import Decoder, load_model

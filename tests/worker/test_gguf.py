@@ -12,11 +12,10 @@ from quire.frontend.engine_args import EngineArgs
 from quire.frontend.gguf import folder as gguf_folder
 from quire.ipc.config import EngineConfig
 from quire.ipc.errors import ModelError
-from quire.worker.gguf import GgufSource
+from quire.worker.gguf import GgufSource, read_blocks
 from quire.worker.models import load_model
-from quire.worker.quantization.gguf_blocks import read_blocks
+from quire.worker.models.builder import open_weights
 from quire.worker.quantization.integer_weight import dequantize
-from quire.worker.weight_files import open_weights
 from quire.worker.weights import WHOLE, Cut
 
 from ..checkpoints import Recipe, make_checkpoint

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from ...ipc.model_spec import AttentionSpec
 from ...kernels.layer_norm import layer_norm_reference
 from ...worker.attention import make_attention
-from ...worker.layers.layer_norm import LayerNorm
 from ...worker.layers.linear import make_linear
+from ...worker.layers.norm import LayerNorm
 from .attention_steps import make_cache, make_metadata
 from .kernel_case import Bench, Case
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...ipc.errors import InputError
-from ...ipc.extras import describe_install
+from ...ipc.errors import InputError, describe_install
 from .load import LoadResult
 from .serve_metrics import measure
 

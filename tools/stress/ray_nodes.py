@@ -12,8 +12,7 @@ from typing import Any
 
 import psutil
 
-from ...ipc.errors import ConfigError, EngineStartError
-from ...ipc.extras import describe_install
+from ...ipc.errors import ConfigError, EngineStartError, describe_install
 from ...ipc.processes.child_args import PACKAGE_DIR
 from .kills import Role
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ...ipc.model_spec import AttentionSpec
-from ...kernels.paged_attention import NO_WINDOW, default_scale
+from ...kernels.paged_attention import NO_WINDOW, default_scale, pack_position_bias
 from ...kernels.program import Attend, EncoderAttend, Kind, NotNativeError, Program, Rotate, Slot
 from ..attention import AttentionBackend, QKNorm
 from ..attention.metadata import AttentionMetadata
@@ -90,3 +92,20 @@ class Attention:
 
 def _heads_of(spec: AttentionSpec) -> dict[str, int]:
     return {"num_heads": spec.num_heads, "num_kv_heads": spec.num_kv_heads, "head_size": spec.head_size}
+
+
+def make_position_bias(table: Tensor, max_distance: int, max_model_len: int) -> Tensor:
+    """float32 [H, 2 L - 1] by key less query, as kernels take it, from a table [buckets, H].
+
+    The buckets are T5's for attention both ways (arXiv 1910.10683, 2.1): half of them for keys after the
+    query, small distances one by one, larger ones by their logarithm up to `max_distance`.
+    """
+    num_buckets = table.shape[0] // 2
+    num_exact = num_buckets // 2
+    distances = torch.arange(1 - max_model_len, max_model_len)
+    sizes = distances.abs()
+    growth = torch.log(sizes.clamp(min=1).float() / num_exact) / math.log(max_distance / num_exact)
+    large = num_exact + (growth * (num_buckets - num_exact)).long()
+    buckets = torch.where(sizes < num_exact, sizes, large.clamp(max=num_buckets - 1))
+    buckets += (distances > 0) * num_buckets
+    return pack_position_bias(table.float()[buckets.to(table.device)].t().contiguous())

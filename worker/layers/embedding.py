@@ -11,8 +11,7 @@ from ...kernels.choice import choose_kernel
 from ...kernels.gather_rows import gather_rows_reference
 from ...kernels.program import AddRows, Embed, Kind, Program, Scale, Slot
 from .collectives import VocabParallelLookup
-from .layer_norm import LayerNorm
-from .norm import RMSNorm
+from .norm import LayerNorm, RMSNorm
 
 
 class Embedding:

@@ -6,12 +6,13 @@ Of several ranks each builds what its cuts of the weights give, and what joins t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from ...ipc.config import AttentionBackendName, EngineConfig
+from ...ipc.config import AttentionBackendName, EngineConfig, ModelConfig
 from ...ipc.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, ModelSpec, RopeConfig
 from ...ipc.weight_format import LM_HEAD, WeightFormat
 from ...kernels.choice import native_library
@@ -20,8 +21,9 @@ from ...kernels.native import SWITCH, is_switched_off
 from ...kernels.shared_group import SharedGroup
 from ..attention import AttentionBackend, QKNorm, make_attention
 from ..first_calls import make_first_calls
+from ..gguf import GgufSource
 from ..layers.activation import GatedActivation
-from ..layers.attention import Attention
+from ..layers.attention import Attention, make_position_bias
 from ..layers.collectives import (
     AllReduce,
     GatheredLogits,
@@ -33,24 +35,19 @@ from ..layers.collectives import (
 )
 from ..layers.embedding import Embedding, StageInput
 from ..layers.feed_forward import MLP, Experts, FeedForward, PlainMLP
-from ..layers.layer_norm import LayerNorm
 from ..layers.linear import Linear, NativeLinear, TorchLinear, make_linear
 from ..layers.logits import LogitsHead
-from ..layers.norm import NoNorm, RMSNorm
-from ..layers.relative_bias import make_position_bias
+from ..layers.norm import LayerNorm, NoNorm, RMSNorm
 from ..layers.rotary import RotaryEmbedding
 from ..packed_cache import PackedCache, open_packed_cache
 from ..pooling.head import load_pooling_head
 from ..quantization.integer_weight import NarrowWeight
-from ..quantization.layer_weights import take_narrow_stacked
-from ..quantization.online import quantize
+from ..quantization.layer_weights import quantize, take_narrow_stacked
 from ..threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
-from ..weight_files import open_weights
-from ..weights import WHOLE, Cut, WeightSource
+from ..weights import WHOLE, Cut, DummySource, RankCuts, SafetensorsSource, WeightSource
 from .coverage import check_covered
 from .decoder import Decoder, DecoderLayer, Layer, Norm, SumNormLayer
 from .native_forward import make_native_forward
-from .rank_cuts import RankCuts
 
 # Why a row may depend on the rows beside it, and what avoids that; for Decoder.batch_variance_reason.
 INEXACT_LINEAR = "torch multiplies; a CPU with g++ has exact kernels for dtype float32 and bfloat16"
@@ -446,3 +443,13 @@ def find_ropes(spec: ModelSpec) -> list[RopeConfig]:
 def _explain(reason: str) -> str:
     """The reason, and the switch if that is in it."""
     return f"{reason}; {SWITCH}=0 keeps them off" if is_switched_off() else reason
+
+
+def open_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> WeightSource:
+    """The source that `model.load_format` and its files name. ModelError when they cannot be used."""
+    if model.load_format == "dummy":
+        return DummySource(model.seed, dtype, device)
+    if model.gguf_tensors:
+        return GgufSource(model, dtype, device)
+    naming = model.spec.optional_prefix, model.spec.unused_tensors
+    return SafetensorsSource(Path(model.model), model.weight_files, dtype, device, *naming)

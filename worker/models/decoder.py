@@ -15,9 +15,8 @@ from ..attention.metadata import AttentionMetadata, KVCaches
 from ..layers.attention import Attention
 from ..layers.embedding import Embedding, StageInput
 from ..layers.feed_forward import FeedForward
-from ..layers.layer_norm import LayerNorm
 from ..layers.logits import LogitsHead
-from ..layers.norm import NoNorm, RMSNorm
+from ..layers.norm import LayerNorm, NoNorm, RMSNorm
 from ..layers.rotary import RotaryEmbedding
 from ..pooling.head import PoolingHead
 from .native_forward import NativeForward

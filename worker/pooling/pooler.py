@@ -21,11 +21,12 @@ from ...ipc.step import RowPooled, SchedulerOutput
 from ...kernels.choice import choose_kernel, native_library
 from ...kernels.pool_rows import find_divisors, launch_pool_rows, pool_rows_reference
 from ..rows.staging import HostCopies, to_device
-from .answers import finish_vectors
-from .head import PoolingHead
+from .head import PoolingHead, activate_array
 
 Int64s = NDArray[np.int64]
+Float32s = NDArray[np.float32]
 
+_LEAST_NORM = np.float32(1e-12)  # as sentence-transformers': a vector of zeros stays one
 _PoolRows = Callable[[Tensor, Int64s, Int64s, Int64s, Sequence[str], Tensor], None]
 
 
@@ -177,3 +178,48 @@ def _pool_by_reference(
     pool_rows_reference(hidden.cpu(), rows, starts, firsts, kinds, on_host)
     if on_host is not pools:
         pools.copy_(on_host)
+
+
+def finish_vectors(
+    vectors: Float32s, params: Sequence[PoolingParams], counts: Sequence[int], spec: PoolingSpec
+) -> list[bytes | None]:
+    """What is sent of `vectors` [P, width]: `counts[i]` of them belong to `params[i]`. None: not finite.
+
+    They are cut, normalised or activated, in float32 and row by row, so that neither the number of vectors
+    nor those beside one change a bit.
+    """
+    if not params:
+        return []
+    asked = [(each.dimensions, each.use_activation) for each in params]
+    if len(set(asked)) == 1:  # as good as always: all at once
+        vectors = _finish(vectors, params[0], spec)
+        is_finite: NDArray[np.bool_] = np.asarray(np.isfinite(vectors).all(axis=1))
+        size_bytes = vectors.itemsize * vectors.shape[1]
+        data, ends = vectors.tobytes(), np.cumsum(counts).tolist()
+        bounds = [(end - count, end) for count, end in zip(counts, ends, strict=True)]
+        return [
+            data[start * size_bytes : end * size_bytes] if is_finite[start:end].all() else None
+            for start, end in bounds
+        ]
+    answers: list[bytes | None] = []
+    start = 0
+    for each, count in zip(params, counts, strict=True):
+        answers += finish_vectors(vectors[start : start + count], [each], [count], spec)
+        start += count
+    return answers
+
+
+def _finish(vectors: Float32s, params: PoolingParams, spec: PoolingSpec) -> Float32s:
+    """Contiguous, in the order dimensions, normalise or activate."""
+    if params.dimensions is not None:
+        vectors = vectors[:, : params.dimensions]
+    vectors = np.ascontiguousarray(vectors)
+    if spec.num_labels:
+        return activate_array(vectors, spec.activation) if params.is_activated else vectors
+    wants_norm = spec.normalize if params.use_activation is None else params.use_activation
+    return _normalize(vectors) if wants_norm else vectors
+
+
+def _normalize(vectors: Float32s) -> Float32s:
+    norms = np.sqrt((vectors * vectors).sum(axis=1, keepdims=True))
+    return vectors / np.maximum(norms, _LEAST_NORM)

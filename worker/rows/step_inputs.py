@@ -6,6 +6,7 @@ Legend: T tokens and R requests of the step, S requests that sample, W blocks of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,3 +124,17 @@ def build_step_inputs(
         last_tokens=ends[sampling] - 1,
         rope_lengths=np.maximum(rows.num_prompt[token_rows], positions + 1) if has_dynamic_rope else None,
     )
+
+
+def find_types(
+    row_ids: Int64s, num_tokens: Int64s, firsts: Int64s, type_starts: Mapping[int, int]
+) -> Int64s | None:
+    """int64 [T]: the types of the tokens, whose rows begin at positions `firsts`; None if all are 0."""
+    rows = row_ids.tolist()
+    if type_starts.keys().isdisjoint(rows):
+        return None
+    never = np.iinfo(np.int64).max
+    starts = np.array([type_starts.get(row, never) for row in rows])
+    ends = np.cumsum(num_tokens)
+    positions = np.arange(ends[-1]) + np.repeat(firsts - (ends - num_tokens), num_tokens)
+    return (positions >= np.repeat(starts, num_tokens)).astype(np.int64)

@@ -42,7 +42,7 @@ class LogitEdit(ABC, Generic[Edit]):
 
     State is made of prompt and output when a request enters a row, and advanced by each token. So it comes
     back after a preemption or a lost worker without anybody's help. Classes that a command line names are run
-    by one of them (custom_processors.py).
+    by one of them (CustomProcessors).
     """
 
     # Whether the row's last token must be on the host, and appended, before the next one can be sampled.

@@ -10,16 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
+import msgspec
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ...ipc.token_ids import TOKEN_SIZE_BYTES
 from ...ipc.token_lists import is_token_mask, unpack_bad_words
-from .custom_processors import CustomProcessors
+from ...kernels.choice import choose_kernel
+from ...kernels.penalties import penalize_reference
+from ..rows.staging import to_device
 from .grammar import Grammar, Masks
 from .logit_edit import EditedRow, EditedRows, Ids, LogitEdit, RowStart, ban, find_places, join, keep_only
-from .penalties import Penalties
+from .logits_processor import LogitsProcessor, LogitsRequest
 
 
 class AllowedTokens(LogitEdit["AllowedTokens"]):
@@ -107,6 +111,102 @@ class LogitBias(LogitEdit["LogitBias"]):
         places = find_places(logits, [(row, edit._ids) for row, edit in rows])
         flat = logits.view(-1)  # ids of a row are distinct, so nothing is added twice
         flat[places] = flat[places] + join([edit._values for _, edit in rows], logits.device)
+
+
+class CustomProcessors(LogitEdit["CustomProcessors"]):
+    """A row's logits processors (logits_processor.py), in the order of the engine's arguments."""
+
+    def __init__(self, processors: list[LogitsProcessor]) -> None:
+        self._processors = processors
+        self._readers = [one for one in processors if type(one).append is not LogitsProcessor.append]
+        self.needs_history = bool(self._readers)
+
+    @classmethod
+    def make(cls, start: RowStart) -> Self | None:
+        if not start.processors:
+            return None
+        asked = start.request.extra_args
+        request = LogitsRequest(
+            start.request.sampling_params,
+            msgspec.json.decode(asked) if asked else {},
+            start.prompt.tolist(),
+            start.output.tolist(),
+            start.vocab_size,
+        )
+        made = [kind.for_request(request) for kind in start.processors]
+        processors = [one for one in made if one is not None]
+        return cls(processors) if processors else None
+
+    def append(self, token: int) -> None:
+        for processor in self._readers:
+            processor.append(token)
+
+    @classmethod
+    def apply(cls, logits: Tensor, rows: EditedRows[CustomProcessors]) -> None:
+        for row, edit in rows:
+            for processor in edit._processors:
+                own = logits[row.index]
+                changed = processor.apply(own)
+                if changed is not None and changed is not own:
+                    if changed.shape != own.shape:
+                        name = type(processor).__name__
+                        shapes = f"{list(changed.shape)}, not {list(own.shape)}"
+                        raise ValueError(f"{name}.apply returned logits of shape {shapes}")
+                    own.copy_(changed)
+
+
+class Penalties(LogitEdit["Penalties"]):
+    """repetition_penalty, frequency_penalty, presence_penalty of the distinct tokens of a row.
+
+    The prompt counts for repetition only, the output for all three (OpenAI's and CTRL's definitions).
+
+    A dict finds a token's place, two arrays hold the ids and counts, so that a step costs one append and the
+    sampler reads arrays whose length is the number of distinct tokens.
+    """
+
+    needs_history = True
+
+    def __init__(self, start: RowStart) -> None:
+        params = start.request.sampling_params
+        self._factors = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+        # Without a repetition penalty the prompt has no say, and its tokens need no place.
+        seen: list[int] = np.unique(start.prompt).tolist() if params.repetition_penalty != 1.0 else []
+        self._place_of = {token: place for place, token in enumerate(seen)}
+        self._ids = np.array(seen, dtype=np.int64)
+        self._counts = np.zeros(len(seen), dtype=np.float32)  # in the output; 0 for those of the prompt
+        for token in start.output.tolist():
+            self.append(token)
+
+    @classmethod
+    def make(cls, start: RowStart) -> Self | None:
+        params = start.request.sampling_params
+        is_off = (
+            params.repetition_penalty == 1.0 and params.frequency_penalty == params.presence_penalty == 0.0
+        )
+        return None if is_off else cls(start)
+
+    def append(self, token: int) -> None:
+        """Count `token`."""
+        place = self._place_of.setdefault(token, len(self._place_of))
+        if place == len(self._ids):
+            room = max(64, len(self._ids))
+            self._ids = np.concatenate((self._ids, np.zeros(room, dtype=np.int64)))
+            self._counts = np.concatenate((self._counts, np.zeros(room, dtype=np.float32)))
+        self._ids[place] = token
+        self._counts[place] += 1.0
+
+    @classmethod
+    def apply(cls, logits: Tensor, rows: EditedRows[Penalties]) -> None:
+        device, sizes = logits.device, [len(edit._place_of) for _, edit in rows]
+        places = find_places(logits, [(row, edit._ids[: len(edit._place_of)]) for row, edit in rows])
+        counts = join([edit._counts[: len(edit._place_of)] for _, edit in rows], device)
+        factors = np.array([edit._factors for _, edit in rows], dtype=np.float32)
+        penalties = to_device(np.repeat(factors.T, sizes, axis=1), device)
+        if choose_kernel("penalties", torch.float32, device) == "triton":
+            from ...kernels.penalties_triton import launch_penalties as penalize
+        else:
+            penalize = penalize_reference
+        penalize(logits.view(-1), places, counts, penalties)
 
 
 # In the order in which they are applied, which is vLLM's; a grammar last, so that nothing overrules it.

@@ -13,8 +13,7 @@ from typing import TextIO
 from ....ipc.daemon.daemon_state import read_state
 from ....ipc.daemon.run_dir import find_named, find_owner
 from ....ipc.errors import InputError
-from ....ipc.network.listening import check_listening
-from ....ipc.network.tcp_address import parse_tcp_address
+from ....ipc.network.tcp_address import check_listening, parse_tcp_address
 from ...daemon import (
     add_engine,
     check_name_is_free,

@@ -23,13 +23,12 @@ from ....ipc.cpu_cores import describe_engines, describe_ranks, list_cores
 from ....ipc.daemon.daemon_state import read_state
 from ....ipc.daemon.run_dir import RunDirectory, find_named, list_daemons
 from ....ipc.errors import EngineStartError, QuireError
+from ....ipc.linear_shapes import count_weight_bytes
 from ....ipc.model_spec import ModelSpec, find_stages
 from ....ipc.weight_format import Quantization, make_online_formats
-from ....ipc.weight_sizes import count_weight_bytes
 from ...engine_args import EngineArgs
 from ...models.model_folder import inspect_model_folder, pocket_encoder_folder, pocket_folder
-from ...output_formats.choose import choose_output_format
-from ...output_formats.summary import summarize
+from ...output_formats.choose import choose_output_format, summarize
 from ...text.tokenizer import load_tokenizer
 from ..exit_codes import ExitCode
 from ..parser import Parser

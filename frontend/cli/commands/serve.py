@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ....ipc.daemon.daemon_state import SupervisorArgs
-from ....ipc.errors import ConfigError
-from ....ipc.extras import describe_install
+from ....ipc.errors import ConfigError, describe_install
 from ....ipc.network.tcp_address import is_tcp
 from ....ipc.processes.process_limits import discard_unwritable
 from ...client.remote_daemon import Attachment, check_unattached

@@ -6,11 +6,10 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from ....ipc.model_spec import DenseSpec, EmbeddingSpec, LayerSpec, ModelSpec, RopeConfig
+from ....ipc.model_spec import DenseSpec, LayerSpec, ModelSpec, RopeConfig
 from ..config_fields import ConfigFields
 from ..parts import read_num_layers
-from ..rope import read_rope
-from .parts import read_encoder, read_encoder_activation, read_heads
+from .parts import name_embeddings, read_encoder, read_encoder_activation, read_heads, read_static_rope
 
 # The last one weighs tokens for sparse vectors, in checkpoints that have both.
 _UNUSED = ("pooler.", "lm_head.", "embeddings.position_ids", "classifier.")
@@ -45,14 +44,8 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
         fields,
         prefix,
         [layer] * read_num_layers(fields),
-        hidden_size=fields.integer("hidden_size"),
         max_positions=max_positions,
-        embedding=EmbeddingSpec(
-            tokens=f"{prefix}embeddings.word_embeddings",
-            types=f"{prefix}embeddings.token_type_embeddings" if num_types else None,
-            num_types=num_types,
-            norm=f"{prefix}embeddings.LayerNorm",
-        ),
+        embedding=replace(name_embeddings(prefix, num_types=num_types), positions=None),
         layer_prefix=f"{prefix}encoder.layer.{{}}",
         unused=_UNUSED,
         norm_eps=fields.number("layer_norm_eps", 1e-12),
@@ -63,14 +56,10 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
 def _check_variant(fields: ConfigFields) -> None:
     """Refuse the settings of the model's code that no published checkpoint uses."""
     fields.ignore("use_memory_efficient_attention", "logn_attention_clip1")  # speed; a part of the last below
-    for key, only in (
-        ("pack_qkv", True),
-        ("layer_norm_type", "layer_norm"),
-        ("position_embedding_type", "rope"),
-        ("logn_attention_scale", False),
-    ):
-        if fields.get(key, only) != only:
-            raise fields.error(key, fields.get(key), f"{only!r}")
+    fields.only("pack_qkv", True)
+    fields.only("layer_norm_type", "layer_norm")
+    fields.only("position_embedding_type", "rope")
+    fields.only("logn_attention_scale", False)
 
 
 def _read_rope(fields: ConfigFields, head_size: int, max_positions: int, theta: float) -> RopeConfig:
@@ -80,15 +69,11 @@ def _read_rope(fields: ConfigFields, head_size: int, max_positions: int, theta: 
     """
     scaling: Any = fields.get("rope_scaling")
     if not isinstance(scaling, dict) or "ntk" not in cast(dict[str, Any], scaling).values():
-        rope = read_rope(fields, max_positions, theta)
-        if rope.type == "dynamic":
-            raise fields.error("rope_scaling", scaling, "another type than 'dynamic'")
-        return rope
+        return read_static_rope(fields, max_positions, theta)
     values = ConfigFields(cast(dict[str, Any], scaling), "rope_scaling.")
     values.ignore("type", "rope_type")
     factor = values.number("factor", low=1.0)
     values.check_rest("rope_type 'ntk'")
-    if values.get("mixed_b") is not None:
-        raise values.error("mixed_b", values.get("mixed_b"), "null")
+    values.only("mixed_b", None)
     base = fields.number("rope_theta", theta, low=1.0)
     return RopeConfig(type="linear", theta=base * factor, factor=factor ** (2 / head_size))

@@ -39,7 +39,6 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
         fields,
         "model.",
         _read_layers(fields, is_sliding, ropes[_SLIDING]),
-        hidden_size=fields.integer("hidden_size"),
         max_positions=fields.integer("max_position_embeddings", 8192),
         embedding=EmbeddingSpec(tokens="model.embeddings.tok_embeddings", norm="model.embeddings.norm"),
         layer_prefix="model.layers.{}",
@@ -105,8 +104,7 @@ def _read_rope(fields: ConfigFields, kind: str) -> RopeConfig:
     if not isinstance(values, dict):
         raise fields.error("rope_parameters", objects, f"an object with {_FULL!r} and {_SLIDING!r}")
     rope = ConfigFields(cast(dict[str, Any], values), f"rope_parameters.{kind}.")
-    if rope.get("rope_type", "default") != "default":
-        raise rope.error("rope_type", rope.get("rope_type"), "'default'")
+    rope.only("rope_type", "default")
     theta = rope.number("rope_theta", theta, low=1.0)
     rope.check_rest("ModernBERT's rope")
     return RopeConfig(theta=theta)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ....ipc.model_spec import EmbeddingSpec, ModelSpec, RelativeBiasSpec
+from ....ipc.model_spec import ModelSpec, RelativeBiasSpec
 from ..config_fields import ConfigFields
 from ..parts import read_num_layers
-from .bert import read_layer, read_max_positions
-from .parts import check_encoder, read_encoder
+from .bert import read_max_positions
+from .parts import check_encoder, name_embeddings, read_encoder, read_plain_layer
 
 _POSITION_OFFSET = 2  # transformers takes 1 as the padding token, whatever config.json says
 _NUM_BUCKETS = 32  # likewise
@@ -16,24 +16,20 @@ _UNUSED = ("pooler.", "lm_head.", "embeddings.position_ids")
 def read_spec(fields: ConfigFields) -> ModelSpec:
     """The encoder of config.json."""
     check_encoder(fields)
-    if (buckets := fields.integer("relative_attention_num_buckets", _NUM_BUCKETS)) != _NUM_BUCKETS:
-        raise fields.error("relative_attention_num_buckets", buckets, f"{_NUM_BUCKETS}")
+    fields.only("relative_attention_num_buckets", _NUM_BUCKETS)
     max_positions = read_max_positions(fields, _POSITION_OFFSET)
-    qkv = ("attention.attn.q", "attention.attn.k", "attention.attn.v")
-    layer = read_layer(fields, qkv, "attention.attn.o", "attention.LayerNorm")
-    embeddings = "mpnet.embeddings."
+    layer = read_plain_layer(
+        fields,
+        qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+        out="attention.attn.o",
+        norm="attention.LayerNorm",
+    )
     return read_encoder(
         fields,
         "mpnet.",
         [layer] * read_num_layers(fields),
-        hidden_size=fields.integer("hidden_size"),
         max_positions=max_positions,
-        embedding=EmbeddingSpec(
-            tokens=f"{embeddings}word_embeddings",
-            positions=f"{embeddings}position_embeddings",
-            position_offset=_POSITION_OFFSET,
-            norm=f"{embeddings}LayerNorm",
-        ),
+        embedding=name_embeddings("mpnet.", _POSITION_OFFSET),
         relative_bias=RelativeBiasSpec(
             name="mpnet.encoder.relative_attention_bias", num_buckets=_NUM_BUCKETS
         ),

@@ -13,15 +13,20 @@ from ....ipc.model_spec import (
     Activation,
     AttentionSpec,
     DenseSpec,
-    EmbeddingSpec,
     LayerSpec,
     ModelSpec,
     RopeConfig,
 )
 from ..config_fields import ConfigFields
 from ..parts import MAX_LAYERS, read_num_layers
-from ..rope import read_rope
-from .parts import read_encoder, read_encoder_activation, read_heads, with_pooler
+from .parts import (
+    name_embeddings,
+    read_encoder,
+    read_encoder_activation,
+    read_heads,
+    read_static_rope,
+    with_pooler,
+)
 
 _PREFIX = "nomic_bert."  # of transformers' classifiers
 _THETA = 1000.0
@@ -61,8 +66,7 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
     is_original = "n_embd" in fields
     if is_original:
         for key, only in _ONLY.items():
-            if fields.get(key, only) != only:
-                raise fields.error(key, fields.get(key), f"{only!r}".lower())
+            fields.only(key, only)
     sizes = _read_original(fields) if is_original else _read_ported(fields)
     layer = LayerSpec(
         attention=replace(sizes.heads, qkv=("attn.Wqkv",), out="attn.out_proj"),
@@ -76,13 +80,9 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
         fields,
         _PREFIX,
         [layer] * sizes.num_layers,
-        hidden_size=sizes.heads.query_size,
         max_positions=sizes.max_positions,
-        embedding=EmbeddingSpec(
-            tokens=f"{_PREFIX}embeddings.word_embeddings",
-            types=f"{_PREFIX}embeddings.token_type_embeddings" if num_types else None,
-            num_types=num_types,
-            norm=f"{_PREFIX}emb_ln",
+        embedding=replace(
+            name_embeddings(_PREFIX, num_types=num_types), positions=None, norm=f"{_PREFIX}emb_ln"
         ),
         layer_prefix=f"{_PREFIX}encoder.layers.{{}}",
         unused=_UNUSED,
@@ -121,9 +121,7 @@ def _read_original(fields: ConfigFields) -> _Sizes:
 
 def _read_ported(fields: ConfigFields) -> _Sizes:
     max_positions = fields.integer("max_position_embeddings", 2048)
-    rope = read_rope(fields, max_positions, _THETA)
-    if rope.type == "dynamic":
-        raise fields.error("rope_parameters", rope.type, "another type than 'dynamic'")
+    rope = read_static_rope(fields, max_positions, _THETA)
     ffn = DenseSpec(
         intermediate_size=fields.integer("intermediate_size"),
         activation=read_encoder_activation(fields, default="silu"),

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from ....ipc.model_spec import (
     Activation,
     AttentionSpec,
+    DenseSpec,
     EmbeddingSpec,
     HeadActivation,
     LayerSpec,
@@ -19,7 +20,9 @@ from ....ipc.model_spec import (
 from ..config_fields import ConfigFields
 from ..heads import Reader, make_classifier, make_square
 from ..parts import ACTIVATIONS
+from ..rope import read_rope
 
+_BERT_KEYS = ("num_attention_heads", "hidden_size", "intermediate_size", "hidden_act")
 _ACTIVATIONS: dict[str, Activation] = {**ACTIVATIONS, "relu": "relu"}
 
 
@@ -28,7 +31,6 @@ def read_encoder(
     prefix: str,
     layers: Sequence[LayerSpec],
     *,
-    hidden_size: int,
     max_positions: int,
     embedding: EmbeddingSpec,
     layer_prefix: str,
@@ -46,7 +48,7 @@ def read_encoder(
     spec = ModelSpec(
         architecture="",
         vocab_size=fields.integer("vocab_size"),
-        hidden_size=hidden_size,
+        hidden_size=layers[0].attention.query_size,
         layers=tuple(layers),
         norm_eps=norm_eps,
         max_position_embeddings=max_positions,
@@ -95,12 +97,9 @@ def _with_dense(
 
 def check_encoder(fields: ConfigFields) -> None:
     """Refuse what would make a decoder of a BERT, or give it other positions than learned ones."""
-    for key in ("is_decoder", "add_cross_attention"):
-        if fields.boolean(key, False):
-            raise fields.error(key, True, "false (an encoder)")
-    kind = fields.get("position_embedding_type", "absolute")
-    if kind != "absolute":
-        raise fields.error("position_embedding_type", kind, "'absolute'")
+    fields.only("is_decoder", False)
+    fields.only("add_cross_attention", False)
+    fields.only("position_embedding_type", "absolute")
     # Of exports of multilingual BERT for TensorFlow, which no version of transformers reads.
     fields.ignore("pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")
 
@@ -116,6 +115,60 @@ def read_heads(
     if fields.integer("head_dim", head_size) != head_size:
         raise fields.error("head_dim", fields.get("head_dim"), f"{head_size}, {size_key} by heads")
     return AttentionSpec(num_heads=num_heads, num_kv_heads=num_heads, head_size=head_size, is_causal=False)
+
+
+def read_plain_layer(
+    fields: ConfigFields,
+    qkv: tuple[str, str, str],
+    out: str,
+    norm: str,
+    ffn: tuple[str, str, str] = ("intermediate.dense", "output.dense", "output.LayerNorm"),
+    keys: tuple[str, str, str, str] = _BERT_KEYS,
+) -> LayerSpec:
+    """A layer of BERT: biases everywhere, two projections of the feed-forward part, norms of sums.
+
+    `norm` is attention's; `ffn` names that part's projections and its norm. `keys` of config.json: heads,
+    hidden size, width, activation.
+    """
+    heads_key, size_key, width_key, activation_key = keys
+    return LayerSpec(
+        attention=replace(
+            read_heads(fields, heads_key, size_key), qkv_bias=True, o_bias=True, qkv=qkv, out=out
+        ),
+        ffn=DenseSpec(
+            intermediate_size=fields.integer(width_key),
+            activation=read_encoder_activation(fields, activation_key),
+            bias=True,
+            is_gated=False,
+            up=ffn[0],
+            down=ffn[1],
+        ),
+        attention_norm=norm,
+        ffn_norm=ffn[2],
+        norms_sum=True,
+    )
+
+
+def name_embeddings(prefix: str, position_offset: int = 0, num_types: int = 0) -> EmbeddingSpec:
+    """BERT's tables and their norm, under a family's prefix; without types there is no table of them."""
+    embeddings = f"{prefix}embeddings."
+    return EmbeddingSpec(
+        tokens=f"{embeddings}word_embeddings",
+        positions=f"{embeddings}position_embeddings",
+        position_offset=position_offset,
+        types=f"{embeddings}token_type_embeddings" if num_types else None,
+        num_types=num_types,
+        norm=f"{embeddings}LayerNorm",
+    )
+
+
+def read_static_rope(fields: ConfigFields, max_positions: int, theta: float) -> RopeConfig:
+    """As of decoders, but for "dynamic": an encoder's angles do not follow the length of a prompt."""
+    rope = read_rope(fields, max_positions, theta)
+    if rope.type == "dynamic":
+        key = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
+        raise fields.error(key, rope.type, "another type than 'dynamic'")
+    return rope
 
 
 def read_encoder_activation(

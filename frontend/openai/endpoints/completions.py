@@ -17,7 +17,7 @@ from starlette.responses import Response
 from ....ipc.errors import PromptError
 from ...input_processor import PreparedParams
 from ...outputs import CompletionOutput, RequestOutput
-from ...text.truncation import find_truncation
+from ...text.prompts import find_truncation
 from ..bodies.schema import CompletionChoice, CompletionRequest, CompletionResponse
 from ..errors import ApiError, FieldError
 from ..serving import Caller, PromptInput, Serving, make_id

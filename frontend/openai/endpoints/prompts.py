@@ -16,8 +16,7 @@ from ....ipc.errors import SamplingParamsError
 from ....ipc.sampling_params import SamplingParams
 from ....ipc.token_ids import decode_token_ids, encode_token_ids
 from ...input_processor import PreparedParams, list_bad_word_texts
-from ...text.prompts import describe_length
-from ...text.truncation import Truncation
+from ...text.prompts import Truncation, describe_length
 from ..bodies.parsing import NEEDS_PROMPT
 from ..errors import FieldError
 from ..serving import Caller, PromptInput, Serving

@@ -12,7 +12,7 @@ from ....ipc.errors import shorten
 from ....ipc.messages import EngineFacts
 from ...async_llm import AsyncLLM
 from ...client.remote_daemon import Attachment
-from ...output_formats.summary import summarize
+from ...output_formats.choose import summarize
 from ..bodies.schema import ModelCard
 from ..errors import ApiError, FieldError, unavailable
 from ..options import ServerOptions

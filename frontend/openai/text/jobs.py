@@ -16,7 +16,7 @@ from ....ipc.structured_outputs import StructuredOutputsFields
 from ...output_formats.grammars.rules import OutputRules
 from ...output_formats.tools import Tool
 from ...pooling.model_texts import ModelTexts
-from ...text.truncation import Truncation
+from ...text.prompts import Truncation
 from ..bodies.schema import ChatMessage
 
 _HEAD = struct.Struct("<If")

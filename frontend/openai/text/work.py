@@ -10,7 +10,7 @@ import msgspec
 from ....ipc.errors import InputError, PromptError, describe_refusal
 from ....ipc.structured_outputs import StructuredOutputsParams
 from ....ipc.token_ids import decode_token_ids, encode_token_ids
-from ...structured_outputs.valid_schema import check_valid
+from ...structured_outputs.json_schema import check_valid
 from ...text.prompts import describe_length
 from ...text.tokenizer import Tokenizer
 from ..bodies.messages import TokenCount

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from fakes import FakeEngine, make_config
-from quire.core.clients.client_registry import ClientRegistry
-from quire.core.clients.group_roster import GroupRoster
+from quire.core.clients.client_registry import ClientRegistry, GroupRoster
 from quire.core.stats.engine_facts import StartupClock, make_engine_facts
 from quire.ipc.errors import ProtocolError
 from quire.ipc.messages import PROTOCOL_VERSION, EngineRoster, Hello, RosterEntry, Welcome, WorkerStatus

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from quire.core.clients import outbox
-from quire.core.clients.outbox import Outbox
+from quire.core.clients import clients
+from quire.core.clients.clients import Outbox
 from quire.ipc.messages import EngineCoreOutput, EngineCoreOutputs, LogprobsBlock
 
 BLOCK = LogprobsBlock(1, 4, bytes(16), bytes(16), bytes(4))
 
 
 def test_outputs_with_logprobs_merge_up_to_a_size_and_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "MAX_MERGED_BYTES", 100)
+    monkeypatch.setattr(clients, "MAX_MERGED_BYTES", 100)
     waiting, sent = Outbox(), list[EngineCoreOutputs]()
     for place in range(7):
         waiting.add_outputs([EngineCoreOutput("a", place, [place], logprobs=BLOCK)])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fakes import FakeEngine, make_config
-from quire.core.clients.client_registry import ClientRegistry
-from quire.core.clients.utility_calls import MAX_WAITING_CALLS, UtilityCalls
+from quire.core.clients.client_registry import MAX_WAITING_CALLS, ClientRegistry, UtilityCalls
 from quire.ipc.messages import (
     PROTOCOL_VERSION,
     FrontendCounts,

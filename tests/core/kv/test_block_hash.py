@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fakes import make_config, make_request
-from quire.core.kv.block_hash import BlockHasher
+from quire.core.kv.kv_cache_manager import BlockHasher
 from quire.core.scheduling.request import Request
 from quire.core.scheduling.tenant import Tenant
 from quire.ipc.model_spec import RopeConfig

@@ -9,9 +9,8 @@ from fakes import make_config, make_request
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from quire.core.kv.block_hash import BlockHasher
 from quire.core.kv.block_pool import BlockPool
-from quire.core.kv.kv_cache_manager import KVCacheManager
+from quire.core.kv.kv_cache_manager import BlockHasher, KVCacheManager
 from quire.core.scheduling.request import Request
 from quire.core.scheduling.tenant import Tenant
 

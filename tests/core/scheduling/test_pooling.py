@@ -9,7 +9,7 @@ import pytest
 from fakes import FakeEngine, make_config, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quire.core.scheduling.pooling import MAX_STEP_ANSWER_BYTES
+from quire.core.scheduling.answer_cost import MAX_STEP_ANSWER_BYTES
 from quire.ipc.config import SchedulerConfig, SchedulingPolicy
 from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest, ErrorCode, FinishReason
 from quire.ipc.model_spec import EmbeddingSpec, PoolingSpec

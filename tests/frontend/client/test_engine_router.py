@@ -8,9 +8,8 @@ from collections import deque
 import msgspec
 import pytest
 from fakes import make_config, make_request
-from quire.core.kv.block_hash import BlockHasher
 from quire.core.kv.block_pool import BlockPool
-from quire.core.kv.kv_cache_manager import KVCacheManager
+from quire.core.kv.kv_cache_manager import BlockHasher, KVCacheManager
 from quire.core.scheduling.request import Request
 from quire.core.scheduling.tenant import Tenant
 from quire.frontend.client.engine_router import EngineRouter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.frontend.client.known_prefixes import KnownPrefixes
+from quire.frontend.client.engine_router import KnownPrefixes
 
 DEPTHS = [1, 2, 3, 4]
 A, B, C = ([letter * 10 + depth for depth in DEPTHS] for letter in (1, 2, 3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from frontend_fakes import make_stats
-from quire.frontend.client.merged_answers import merge_metrics, merge_snapshots, merge_stats
+from quire.frontend.client.utility_calls import merge_metrics, merge_snapshots, merge_stats
 from quire.ipc.engine_views import ClientView, EngineMetrics, EngineSnapshot, Histogram, StalledRequest
 
 

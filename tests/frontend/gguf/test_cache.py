@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quire.frontend.gguf import cache
 from quire.frontend.gguf import folder as gguf_folder
-from quire.frontend.gguf.cache import remove_old
-from quire.frontend.gguf.folder import open_gguf
+from quire.frontend.gguf.folder import open_gguf, remove_old
 
 from .files import make_tiny
 
@@ -38,7 +36,7 @@ def names(folder: Path) -> list[str]:
 def test_only_the_folders_used_last_are_kept_and_those_that_are_served(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr(cache, "NUM_KEPT", 4)
+    monkeypatch.setattr(gguf_folder, "NUM_KEPT", 4)
     make_folders(tmp_path, 8)
     command = [sys.executable, "-P", "-c", KEEP, str(tmp_path / "m06")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
@@ -55,10 +53,10 @@ def test_folders_have_a_bound_of_bytes_but_the_last_one_stays(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     make_folders(tmp_path, 5, 100)
-    monkeypatch.setattr(cache, "MAX_BYTES", 250)
+    monkeypatch.setattr(gguf_folder, "MAX_BYTES", 250)
     remove_old(tmp_path)
     assert names(tmp_path) == ["m00", "m01"]
-    monkeypatch.setattr(cache, "MAX_BYTES", 50)
+    monkeypatch.setattr(gguf_folder, "MAX_BYTES", 50)
     remove_old(tmp_path)
     assert names(tmp_path) == ["m00"]
 
@@ -73,7 +71,7 @@ def test_what_killed_processes_left_is_removed_later(tmp_path: Path):
 
 def test_a_model_that_is_opened_again_counts_as_used(monkeypatch: Any, tmp_path: Path):
     monkeypatch.setattr(gguf_folder, "cache_folder", lambda: tmp_path / "cache")
-    monkeypatch.setattr(cache, "NUM_KEPT", 2)
+    monkeypatch.setattr(gguf_folder, "NUM_KEPT", 2)
     first = make_tiny().write(tmp_path / "first.gguf")
     second = make_tiny().write(tmp_path / "second.gguf")
     kept = open_gguf([first]).folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.frontend.gguf.formats import make_formats
+from quire.frontend.gguf.tensors import make_formats
 from quire.ipc.gguf_tensor import GgufTensor, find_main_type
 from quire.ipc.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from quire.ipc.weight_format import WeightFormat, WeightFormats

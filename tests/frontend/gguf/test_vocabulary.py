@@ -11,8 +11,7 @@ import tokenizers
 from quire.frontend.gguf import folder, vocabulary
 from quire.frontend.gguf.folder import open_gguf
 from quire.frontend.gguf.header import read_header
-from quire.frontend.gguf.pre_tokenizers import EXPRESSIONS
-from quire.frontend.gguf.vocabulary import Vocabulary, make_tokenizer
+from quire.frontend.gguf.vocabulary import EXPRESSIONS, Vocabulary, make_tokenizer
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.ipc.errors import ModelError
 from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer

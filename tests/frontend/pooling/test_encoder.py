@@ -10,8 +10,8 @@ import pytest
 from frontend_fakes import write_byte_level_folder, write_encoder_folder
 from quire.frontend.pooling.encoder import TextEncoder, TextPair
 from quire.frontend.pooling.model_texts import ModelTexts, read_model_texts
+from quire.frontend.text.prompts import Truncation
 from quire.frontend.text.tokenizer import load_tokenizer
-from quire.frontend.text.truncation import Truncation
 from quire.ipc.errors import InputError, PromptError
 from transformers import PreTrainedTokenizerFast
 

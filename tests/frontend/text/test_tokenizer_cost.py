@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from quire.frontend.models.model_folder import pocket_folder
-from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
-from quire.frontend.text.tokenizer_cost import has_bounded_decoder, is_predictable
+from quire.frontend.text.tokenizer import Tokenizer, has_bounded_decoder, is_predictable, load_tokenizer
 from quire.ipc.errors import ModelError
 from tokenizers import Regex, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend

@@ -19,8 +19,14 @@ import pytest
 from quire.ipc.daemon import run_dir
 from quire.ipc.daemon.daemon_mark import DaemonMark
 from quire.ipc.daemon.daemon_state import DaemonState, read_state, write_state
-from quire.ipc.daemon.directory_lock import DirectoryLock
-from quire.ipc.daemon.run_dir import RunDirectory, find_base, find_named, find_owner, list_daemons
+from quire.ipc.daemon.run_dir import (
+    DirectoryLock,
+    RunDirectory,
+    find_base,
+    find_named,
+    find_owner,
+    list_daemons,
+)
 from quire.ipc.errors import ConfigError, DaemonError, EngineStartError
 from quire.ipc.processes.process import wait_readable
 from quire.ipc.sockets import make_ipc_address

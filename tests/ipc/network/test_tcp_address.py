@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 from quire.ipc.errors import ConfigError
-from quire.ipc.network.listening import check_listening, open_listener, read_place
-from quire.ipc.network.tcp_address import TcpAddress, parse_tcp_address
+from quire.ipc.network.tcp_address import (
+    TcpAddress,
+    check_listening,
+    open_listener,
+    parse_tcp_address,
+    read_place,
+)
 
 
 @pytest.mark.parametrize(

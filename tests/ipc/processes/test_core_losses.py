@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-from quire.ipc.processes.core_losses import CoreLosses, DeathRecord, read_death_record
+from quire.ipc.processes.restarts import CoreLosses, DeathRecord, read_death_record
 
 
 def leave(path: Path, alone: str | None, **num_deaths: int) -> None:

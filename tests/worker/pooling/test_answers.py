@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from quire.ipc.model_spec import HeadActivation, PoolingSpec
 from quire.ipc.pooling_params import PoolingParams
-from quire.worker.pooling.answers import finish_vectors
 from quire.worker.pooling.head import activate, activate_array
+from quire.worker.pooling.pooler import finish_vectors
 from torch.nn import functional as F
 
 EMBED = PoolingParams(task="embed")

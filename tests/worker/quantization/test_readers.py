@@ -11,7 +11,7 @@ from quire.ipc.errors import ModelError
 from quire.ipc.weight_format import WeightFormat
 from quire.worker.quantization.integer_weight import check_weight, dequantize
 from quire.worker.quantization.readers import read_weight
-from quire.worker.quantization.readers.mxfp4 import make_mxfp4_weight
+from quire.worker.quantization.readers.compressed_tensors import make_mxfp4_weight
 from quire.worker.quantization.readers.packed_bits import count_words, sort_by_group, unpack_words
 
 # The library rounds code * largest, then that * 1/127; here largest * 1/127 is the scale: four roundings.

@@ -8,8 +8,8 @@ import pytest
 import torch
 from checkpoints import RECIPES, make_checkpoint, make_spec
 from quire.ipc.errors import ConfigError
+from quire.ipc.linear_shapes import count_weight_bytes
 from quire.ipc.weight_format import WeightFormat, WeightFormats, make_online_formats
-from quire.ipc.weight_sizes import count_weight_bytes
 from quire.worker import kv_cache
 from quire.worker.kv_cache import check_weights_fit
 from quire.worker.models import load_model

@@ -16,7 +16,7 @@ from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.serving import Serving
 from quire.frontend.openai.text.jobs import PoolingJob
 from quire.frontend.pooling.encoder import EncodedText
-from quire.frontend.text.truncation import Truncation
+from quire.frontend.text.prompts import Truncation
 from quire.ipc.errors import RequestFailedError
 
 PATH = "/v1/embeddings"
