@@ -10,7 +10,7 @@ import pytest
 from quire.frontend.cli.commands import daemon, serve
 from quire.frontend.cli.engine_choice import choose_model
 from quire.frontend.cli.parser import UsageError
-from quire.frontend.cli.serving.options import make_parser
+from quire.frontend.cli.serve_options import make_parser
 from quire.ipc.errors import ConfigError
 
 FILE = """

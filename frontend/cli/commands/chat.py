@@ -6,15 +6,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ....ipc.errors import PromptError
+from ....ipc.errors import InputError, PromptError, RequestFailedError
 from ..chat.answer_printer import choose_style
-from ..chat.commands import HELP
+from ..chat.commands import HELP, LEAVING, Commands
 from ..chat.conversation import Conversation
-from ..chat.line_history import LineHistory, find_history
-from ..chat.terminal import Terminal
+from ..chat.line_editor import LineEditor, LineHistory, Typed, find_history
 from ..engine_choice import add_engine_options, choose_model, read_engine_choice
-from ..exit_codes import ExitCode
-from ..parser import Parser
+from ..parser import ExitCode, Parser
 from ..piped import read_piped
 from ..sampling_options import add_sampling_options, read_sampling_options
 from ..tools import NAMES, find_tools
@@ -84,3 +82,47 @@ def _make_parser() -> Parser:
     parser.set_defaults(log_level="WARNING")  # a text is not to be preceded by a table
     add_sampling_options(sampling)  # after the engine's, whose --seed it takes over
     return parser
+
+
+class Terminal:
+    """Talks with the user about one conversation."""
+
+    def __init__(
+        self, conversation: Conversation, history: LineHistory | None = None, has_color: bool = False
+    ) -> None:
+        """history: None keeps nothing of what is typed."""
+        self._conversation = conversation
+        self._commands = Commands(conversation)
+        self._history = history
+        self._has_color = has_color
+
+    def run(self) -> int:
+        """The loop; returns the exit code. Ctrl-D and /bye leave, Ctrl-C does not."""
+        editor = LineEditor(self._commands.complete, self._history, self._has_color)
+        print("/help lists the commands, Ctrl-D leaves")
+        while True:
+            try:
+                typed = editor.read_message()
+            except EOFError:
+                print()
+                return ExitCode.OK
+            except KeyboardInterrupt:
+                print("\nCtrl-D or /bye leaves")
+                continue
+            if not typed.is_quoted and typed.text in LEAVING:
+                return ExitCode.OK
+            self._take(typed)
+
+    def _take(self, typed: Typed) -> None:
+        """Run a command or print an answer; what goes wrong is told, and the conversation goes on."""
+        try:
+            if typed.text.startswith("/") and not typed.is_quoted:
+                self._commands.run(typed.text)
+            elif typed.text:
+                self._conversation.answer(typed.text)
+        except PromptError as error:
+            print(f"{error} (/clear starts anew)")
+        except (InputError, RequestFailedError) as error:
+            print(error)
+        except KeyboardInterrupt:  # the second one while an answer does not move
+            print("\nstopped; Ctrl-D or /bye leaves")

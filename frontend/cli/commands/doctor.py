@@ -31,8 +31,7 @@ from ...models.model_folder import inspect_model_folder, pocket_encoder_folder, 
 from ...output_formats.choose import choose_output_format
 from ...output_formats.summary import summarize
 from ...text.tokenizer import load_tokenizer
-from ..exit_codes import ExitCode
-from ..parser import Parser
+from ..parser import ExitCode, Parser
 
 MIN_PYTHON = (3, 11)
 LOW_MEMORY_BYTES = 2 * 2**30

@@ -15,8 +15,7 @@ from ....ipc.pooling_params import POOLING_FIELDS, PoolingParams
 from ...models.model_folder import POCKET_ENCODER
 from ...pooling.outputs import EmbeddingRequestOutput, to_embedding
 from ..engine_choice import add_engine_options, read_engine_choice
-from ..exit_codes import ExitCode
-from ..parser import Parser, split_at_dashes
+from ..parser import ExitCode, Parser, split_at_dashes
 from ..piped import read_lines
 
 _EPILOG = """\
@@ -45,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
     texts = [*options.text, *literal_texts] or read_lines("text", "a TEXT, or lines piped in")
     engine_args = read_engine_choice(options, POCKET_ENCODER)
     from ...pooling.calls import PoolingCalls
-    from ..engine_start import start_engine
+    from ..session import start_engine
 
     with start_engine(engine_args, options.attach) as engine:
         found = PoolingCalls(engine, itertools.count()).encode(

@@ -13,8 +13,7 @@ from ....ipc.errors import PromptError
 from ...outputs import RequestOutput
 from ..control_characters import show_controls
 from ..engine_choice import add_engine_options, read_engine_choice
-from ..exit_codes import ExitCode
-from ..parser import Parser, split_at_dashes
+from ..parser import ExitCode, Parser, split_at_dashes
 from ..piped import read_piped
 from ..sampling_options import add_sampling_options, make_sampling_params, read_sampling_options
 

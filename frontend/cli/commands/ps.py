@@ -8,8 +8,7 @@ import msgspec
 
 from ....ipc.daemon.run_dir import find_daemon
 from ...daemon import DaemonInfo, EngineInfo, inspect_daemons
-from ..exit_codes import ExitCode
-from ..parser import Parser
+from ..parser import ExitCode, Parser
 
 _EPILOG = """\
 --json prints a list of objects with the keys name, model, state, uptime_s, restarts, clients, num_running,

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from ...gguf.files import find_gguf_files
 from ...models.model_folder import find_model_folder
-from ..exit_codes import ExitCode
-from ..parser import Parser
+from ..parser import ExitCode, Parser
 
 _EPILOG = """\
 Prints where the model is. What was interrupted goes on where it stopped, and what is there is not loaded

@@ -13,8 +13,7 @@ import msgspec
 from ....ipc.errors import InputError, PromptError
 from ...models.model_folder import POCKET_ENCODER
 from ..engine_choice import add_engine_options, read_engine_choice
-from ..exit_codes import ExitCode
-from ..parser import Parser, split_at_dashes
+from ..parser import ExitCode, Parser, split_at_dashes
 from ..piped import read_lines, split_lines
 
 _EPILOG = """\
@@ -47,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
     documents = documents or read_lines("document", "DOCUMENTs, --documents, or lines piped in")
     engine_args = read_engine_choice(options, POCKET_ENCODER)
     from ...pooling.calls import PoolingCalls
-    from ..engine_start import start_engine
+    from ..session import start_engine
 
     with start_engine(engine_args, options.attach) as engine:
         found = PoolingCalls(engine, itertools.count()).score(

@@ -15,8 +15,7 @@ from ....ipc.errors import InputError
 from ...async_llm import AsyncLLM
 from ..batch_files import Progress, ResultFile, open_input, read_lines, read_progress
 from ..engine_choice import add_engine_options, read_engine_choice
-from ..exit_codes import ExitCode
-from ..parser import Parser, UsageError
+from ..parser import ExitCode, Parser, UsageError
 from ..progress import PhaseLine
 
 if TYPE_CHECKING:  # it loads FastAPI, which --help and a finished batch do without

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ....ipc.daemon.daemon_state import read_state
-from ....ipc.daemon.run_dir import find_named
-from ....ipc.errors import ConfigError
-from ....ipc.network.tcp_address import is_tcp
-from ....ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
-from ...engine_args import SHARED_MAX_QUEUED_BYTES
-from ...openai.connections.listen import is_loopback
-from ..config_file import add_config_option
-from ..engine_choice import add_engine_options
-from ..parser import Parser
+from ...ipc.daemon.daemon_state import read_state
+from ...ipc.daemon.run_dir import find_named
+from ...ipc.errors import ConfigError
+from ...ipc.network.tcp_address import is_tcp
+from ...ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
+from ..engine_args import SHARED_MAX_QUEUED_BYTES
+from ..openai.connections.listen import is_loopback
+from .config_file import add_config_option
+from .engine_choice import add_engine_options
+from .parser import Parser
 
 if TYPE_CHECKING:  # the server's modules load FastAPI, which --help does without
-    from ...openai.limits import Limits
-    from ...openai.options import ServerOptions
+    from ..openai.limits import Limits
+    from ..openai.options import ServerOptions
 
 ENV_KEY = "QUIRE_API_KEY"
 _EPILOG = """\
@@ -49,7 +49,7 @@ _FORMS = {
     "allowed_headers": (_TOKEN, "the name of a header, or '*'"),
 }
 _MAX_KEY_FILE_BYTES = 1 << 20
-_BOARD = Path(__file__).parents[3] / "tools" / "grafana" / "quire.json"
+_BOARD = Path(__file__).parents[2] / "tools" / "grafana" / "quire.json"
 
 
 def make_parser() -> Parser:
@@ -144,7 +144,7 @@ def _add_log_options(parser: Parser) -> None:
 
 def print_limits(limits: Limits) -> None:
     """A table of each limit, its value, and what is answered beyond it."""
-    from ...openai.limits import list_limits
+    from ..openai.limits import list_limits
 
     rows = [(row.name, f"{row.value:.12g}", row.meaning, row.answer) for row in list_limits(limits)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -154,11 +154,11 @@ def print_limits(limits: Limits) -> None:
 
 def make_server_options(options: argparse.Namespace, keys: Sequence[str], limits: Limits) -> ServerOptions:
     """Raises ConfigError for a value that cannot be."""
-    from ...openai.connections.auth import hash_key
-    from ...openai.options import ServerOptions
+    from ..openai.connections.auth import hash_key
+    from ..openai.options import ServerOptions
 
     if options.otlp_traces_endpoint is not None:
-        from ...openai.tracing import check_endpoint
+        from ..openai.tracing import check_endpoint
 
         check_endpoint(options.otlp_traces_endpoint)
     values = {
@@ -244,8 +244,8 @@ def _read_tls(options: argparse.Namespace) -> dict[str, Any] | None:
         raise ConfigError("ssl_certfile", None, f"a PEM file, beside ssl_{next(iter(given))}")
     import ssl
 
-    from ...openai.connections.tls import make_tls_context
-    from ...openai.options import TlsOptions
+    from ..openai.connections.tls import make_tls_context
+    from ..openai.options import TlsOptions
 
     if options.grpc_port is not None and options.ssl_cert_reqs == ssl.CERT_OPTIONAL:
         raise ConfigError("ssl_cert_reqs", 1, "0 or 2 with grpc_port: gRPC asks every client or none")
