@@ -18,8 +18,7 @@ import grpc
 import grpc.aio
 import msgspec
 
-from ..openai.access.log import AccessLog
-from ..openai.access.record import CURRENT, KEY_LENGTH, AccessRecord
+from ..openai.access.log import CURRENT, KEY_LENGTH, AccessLog, AccessRecord
 from ..openai.connections.auth import ApiKeys
 from ..openai.connections.shares import name_address
 from ..openai.errors import ApiError, as_api_error, overloaded

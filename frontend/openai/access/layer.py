@@ -15,8 +15,7 @@ from ..connections.auth import CALLER_KEY
 from ..engines.server_parts import ServerParts
 from ..errors import ApiError
 from ..stream import REQUEST_ID_HEADER
-from .log import AccessLog
-from .record import CURRENT, KEY_LENGTH, AccessRecord
+from .log import CURRENT, KEY_LENGTH, AccessLog, AccessRecord
 
 RECORD_KEY = "quire.access_record"  # of scope["state"]
 

@@ -1,4 +1,9 @@
-"""A request's body or fields -> a Struct of schema.py, by msgspec; mistakes name field, value and allowed."""
+"""A request's body or fields -> a Struct of schema.py, by msgspec; mistakes name field, value and allowed.
+
+What a large body costs to decode is told before it is: msgspec holds the interpreter meanwhile. Megabytes of
+text or token ids take milliseconds; as many numbers that are hard to round, or little lists, take seconds.
+Only what stands outside of strings counts: in a text every sign is as cheap as any other.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +23,14 @@ from ....ipc.errors import did_you_mean, shorten, shorten_name
 from ....ipc.structured_outputs import RENAMED_FIELDS
 from ..errors import ApiError, FieldError
 from ..headers import find_header
+from ..limits import (
+    MAX_JSON_CONTAINERS,
+    MAX_JSON_FLOATS,
+    MAX_JSON_LONG_NUMBERS,
+    MAX_JSON_STRINGS,
+    MAX_JSON_VALUES,
+)
 from .formats import KINDS_OF_FORMATS
-from .json_cost import MAX_CHEAP_BYTES, check_json_cost
 from .lenient import make_lenient_body
 from .messages import KINDS_OF_MESSAGES
 from .pooling import CHOICES_OF_POOLING
@@ -74,6 +85,10 @@ _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
 _Find = Callable[[str], object]
+MAX_CHEAP_BYTES = 2**16  # nothing of that size takes long
+_LONG_NUMBERS = 100  # 40 us at 700 digits
+_LONG_NUMBER = b"0" * 24
+_DIGITS_TO_0 = bytes.maketrans(b"123456789", b"000000000")
 
 
 async def parse_request(request: Request, parse: Callable[[bytes], R], max_body_bytes: int) -> R:
@@ -300,3 +315,35 @@ def _read_number(text: str) -> object:
         return number if abs(number) < math.inf else _Literal(text)
     except ValueError:  # more digits than Python converts
         return _Literal(text)
+
+
+def check_json_cost(body: bytes) -> None:
+    """Raise ApiError 400 for a text that would take longer than some 50 ms to decode."""
+    if len(body) <= MAX_CHEAP_BYTES:
+        return
+    _check("strings", _count_strings(body), MAX_JSON_STRINGS)
+    rest = _cut_strings(body)
+    _check("values", rest.count(b","), MAX_JSON_VALUES)
+    _check("lists and objects", rest.count(b"[") + rest.count(b"{"), MAX_JSON_CONTAINERS)
+    num_floats = max(rest.count(b"."), rest.count(b"e") + rest.count(b"E"))
+    _check("floats", num_floats, MAX_JSON_FLOATS)
+    num_long = rest.translate(_DIGITS_TO_0).count(_LONG_NUMBER)
+    _check(f"times {len(_LONG_NUMBER)} digits in a row", num_long, MAX_JSON_LONG_NUMBERS)
+
+
+def _count_strings(body: bytes) -> int:
+    """At least as many as there are; escaped quotes are few, or dear themselves."""
+    return (body.count(b'"') - body.count(b'\\"')) // 2
+
+
+def _cut_strings(body: bytes) -> bytes:
+    """What stands between strings."""
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return b"".join(body.split(b'"')[::2])
+
+
+def _check(what: str, count: int, allowed: int) -> None:
+    if count > allowed:
+        text = f"body={count} {what}: at most {allowed} in JSON of more than {MAX_CHEAP_BYTES} bytes"
+        raise ApiError(HTTPStatus.BAD_REQUEST, text, code="json_too_complex")

@@ -22,12 +22,10 @@ from ..bodies.schema import CompletionChoice, CompletionRequest, CompletionRespo
 from ..errors import ApiError, FieldError
 from ..serving import Caller, PromptInput, Serving, make_id
 from ..stream import DONE, cancel_and_wait, encode_event, respond
-from .beam_search import read_beam_search
-from .completion_logprobs import LogprobsOfChoices
 from .formats import find_format
-from .logprobs import make_beside
+from .logprobs import LogprobsOfChoices, make_beside
 from .prompts import decode_prompt, prepare_params, split_prompts, tokenize_prompts
-from .sampling import make_completion_params
+from .sampling import make_completion_params, read_beam_search
 from .unsupported import COMPLETION_RULES, check_supported
 from .usage import UsageCounter, choose_usage, take_last
 

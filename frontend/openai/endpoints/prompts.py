@@ -22,8 +22,8 @@ from ..bodies.parsing import NEEDS_PROMPT
 from ..errors import FieldError
 from ..serving import Caller, PromptInput, Serving
 from ..text.jobs import DecodeJob, EncodeJob, RenderJob, Text, TextJob, TokenIds
-from .beam_search import make_search_params
 from .formats import FormatSource, compile_format
+from .sampling import make_search_params
 
 # Characters of texts that are tokenized in the event loop: half a millisecond of the usual tokenizers.
 MAX_INLINE_LENGTH = 2000

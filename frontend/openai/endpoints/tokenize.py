@@ -6,10 +6,10 @@ from starlette.responses import Response
 
 from ...output_formats.offered_tools import check_tools
 from ..bodies.schema import DetokenizeRequest, TokenizeRequest
-from ..chat.chat_conversation import make_prompt_conversation
 from ..errors import FieldError
 from ..serving import Caller, Serving
 from ..text.jobs import Body, DetokenizeJob, EncodeJob, RenderJob, TextJob, TokenizeJob
+from .chat import make_prompt_conversation
 from .conversation import make_render_job
 from .prompts import check_conversation
 from .unsupported import TOKENIZE_RULES, check_supported

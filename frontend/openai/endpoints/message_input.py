@@ -10,11 +10,11 @@ from ...output_formats.offered_tools import ToolFields
 from ...output_formats.tools import Tool, ToolChoice
 from ..bodies import messages as body
 from ..bodies.schema import ChatMessage
-from ..endpoints.conversation import Conversation
-from ..endpoints.formats import FormatSource
-from ..endpoints.unsupported import MESSAGES_RULES, check_supported
 from ..errors import FieldError
 from ..serving import Serving
+from .conversation import Conversation
+from .formats import FormatSource
+from .unsupported import MESSAGES_RULES, check_supported
 
 _FIELDS = ToolFields(name="name", schema="input_schema")
 # Claude Code's first system text has a hash that differs each time: no prefix would be found in the cache.

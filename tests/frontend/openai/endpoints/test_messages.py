@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai_fakes import Answer, AsgiClient, FakeLLM, run_with_app
 from quire.frontend.openai.bodies.messages import MessageParam, MessagesRequest
-from quire.frontend.openai.messages.messages import create_message
+from quire.frontend.openai.endpoints.messages import create_message
 from quire.frontend.openai.serving import Caller, Serving
 from quire.frontend.openai.stream import EventStream
 from quire.frontend.openai.text.jobs import CountJob
