@@ -49,14 +49,6 @@ class _Body(msgspec.Struct):
     stream: Any = None
 
 
-class _CustomId(msgspec.Struct):
-    custom_id: str
-
-
-class _AnswerHead(msgspec.Struct):
-    id: str
-
-
 class LineError(Exception):
     """A line that cannot be sent; `custom_id` as far as it could be read."""
 
@@ -160,7 +152,7 @@ class BatchRun:
                 id=line.result_id, custom_id=error.custom_id, error=BatchError(error.code, str(error))
             )
         status, answer = await self._ask(app, asked)
-        request_id = _read_answer_id(answer) or line.result_id
+        request_id = _read_text(answer, "id") or line.result_id
         response = BatchResponse(status, request_id, msgspec.Raw(answer))
         return BatchResult(id=line.result_id, custom_id=asked.custom_id, response=response)
 
@@ -198,7 +190,7 @@ def parse_line(line: InputLine) -> _Line:
         body = msgspec.json.decode(asked.body, type=_Body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         code = "invalid_request" if isinstance(error, msgspec.ValidationError) else "invalid_json"
-        raise LineError(code, f"line {line.number}: {error}", _read_custom_id(line.text)) from None
+        raise LineError(code, f"line {line.number}: {error}", _read_text(line.text, "custom_id")) from None
     if asked.method != "POST":
         message = f"line {line.number}: {describe_refusal('method', asked.method, 'POST')}"
         raise LineError("invalid_method", message, asked.custom_id)
@@ -248,15 +240,10 @@ async def call_app(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
     return status, b"".join(answer)
 
 
-def _read_custom_id(text: bytes) -> str | None:
+def _read_text(data: bytes, name: str) -> str | None:
+    """A field of a JSON object; None where it is no text, or cannot be read."""
     try:
-        return msgspec.json.decode(text, type=_CustomId).custom_id
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _read_answer_id(answer: bytes) -> str | None:
-    try:
-        return msgspec.json.decode(answer, type=_AnswerHead).id
-    except msgspec.DecodeError:
+        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        return msgspec.json.decode(fields[name], type=str)
+    except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

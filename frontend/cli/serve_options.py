@@ -161,30 +161,19 @@ def make_server_options(options: argparse.Namespace, keys: Sequence[str], limits
         from ..openai.tracing import check_endpoint
 
         check_endpoint(options.otlp_traces_endpoint)
-    values = {
-        "host": options.host,
-        "port": options.port,
+    same = (name for name in ServerOptions.__struct_fields__ if hasattr(options, name))
+    values = {name: getattr(options, name) for name in same} | {
         "api_key_hashes": tuple(hash_key(key) for key in keys),
-        "max_waiting": options.max_waiting,
         "drain_timeout_s": options.drain_timeout,
-        "max_http_restarts": options.max_http_restarts,
-        "otlp_traces_endpoint": options.otlp_traces_endpoint,
-        "stall_s": options.stall_s,
-        "unknown_fields": options.unknown_fields,
-        "enable_force_include_usage": options.enable_force_include_usage,
-        "enable_tokenizer_info_endpoint": options.enable_tokenizer_info_endpoint,
         "limits": limits,
-        "uds": options.uds,
         "root_path": read_root_path(options.root_path),
         "allowed_hosts": tuple(_read_matching("allowed_hosts", options.allowed_hosts)),
         "cors": _read_cors(options),
         "tls": _read_tls(options),
-        "enable_request_id_headers": options.enable_request_id_headers,
         "has_access_log": not options.disable_access_log,
         "unlogged_paths": tuple(filter(None, options.disable_access_log_for_endpoints.split(","))),
         "metrics_prefix": _check_prefix(options.metrics_prefix),
         "log_level": options.log_level.upper(),
-        "log_format": options.log_format,
     }
     try:
         return msgspec.convert(values, ServerOptions)
@@ -298,10 +287,9 @@ def _refuse_fault_hooks(options: argparse.Namespace) -> None:
 
 def check_exposure(options: argparse.Namespace, keys: list[str]) -> None:
     """Raise ConfigError for numbers out of range, and for an address that others reach without a key."""
-    if options.port < 0 or options.port > 65535:
-        raise ConfigError("port", options.port, "an integer from 0 to 65535")
-    if options.grpc_port is not None and not 0 <= options.grpc_port <= 65535:
-        raise ConfigError("grpc_port", options.grpc_port, "an integer from 0 to 65535")
+    for name in ("port", "grpc_port"):
+        if (port := getattr(options, name)) is not None and not 0 <= port <= 65535:
+            raise ConfigError(name, port, "an integer from 0 to 65535")
     if options.max_waiting < 0:
         raise ConfigError("max_waiting", options.max_waiting, "an integer of at least 0")
     if not 0 <= options.drain_timeout <= 86400:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from ...ipc.fair_share import has_room
+from ..openai.room import Tally
 from ..openai.text.turns import TurnQueue
 
 _Turn = tuple[str, asyncio.Future[None]]  # of a tenant
@@ -19,19 +18,18 @@ class ReceiveGate:
 
     def __init__(self, num_places: int) -> None:
         self._num_places = num_places
-        self._taken: Counter[str] = Counter()  # by tenant; no entry is 0
+        self._taken = Tally()
         self._waiting: TurnQueue[_Turn] = TurnQueue(_NO_BOUND, _NO_BOUND, _NO_BOUND)
 
     def has_place(self, tenant: str) -> bool:
         """Whether `place` would not wait."""
-        share = 1 / len(self._taken.keys() | {tenant})
-        return has_room(1, self._taken.total(), self._taken[tenant], self._num_places, share)
+        return self._taken.has_room(tenant, 1, self._num_places)
 
     @asynccontextmanager
     async def place(self, tenant: str) -> AsyncGenerator[None, None]:
         """Hold a place for the block."""
         if self.has_place(tenant):
-            self._taken[tenant] += 1
+            self._taken.enter(tenant, 1)
         else:
             await self._wait(tenant)
         try:
@@ -51,10 +49,8 @@ class ReceiveGate:
             raise
 
     def _leave(self, tenant: str) -> None:
-        self._taken[tenant] -= 1
-        if not self._taken[tenant]:
-            del self._taken[tenant]
-        if self._taken.total() < self._num_places and (turn := self._waiting.take()) is not None:
+        self._taken.leave(tenant, 1)
+        if self._taken.amount < self._num_places and (turn := self._waiting.take()) is not None:
             next_tenant, is_next = turn
-            self._taken[next_tenant] += 1
+            self._taken.enter(next_tenant, 1)
             is_next.set_result(None)

@@ -8,6 +8,7 @@ server shall not end it for an engine that is away. `?model=NAME` asks about tha
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -59,23 +60,15 @@ class EngineCheck:
         return HealthResponse("stalled", stall.request_id, stall.stage, round(stall.free_s, 3))
 
 
-class ModelCheck:
-    """How one model is."""
-
-    def __init__(self, model: ServedModel, stall_s: float) -> None:
-        self._model = model
-        self._engine = EngineCheck(lambda: model.serving.llm.stats(), stall_s)
-
-    async def look(self) -> HealthResponse:
-        """'ready' if all is well."""
-        status = self._model.status
-        problem = await self._engine.find_problem() if status == "ready" else None
-        return problem or HealthResponse(status, stage=self._model.away_because)
-
-
 def add_routes(routes: Routes, models: ServedModels) -> None:
     """Serve the three."""
-    checks = {model: ModelCheck(model, models.parts.options.stall_s) for model in models.models}
+    stall_s = models.parts.options.stall_s
+    checks = {model: EngineCheck(functools.partial(_ask, model), stall_s) for model in models.models}
+
+    async def look(model: ServedModel) -> HealthResponse:
+        status = model.status
+        problem = await checks[model].find_problem() if status == "ready" else None
+        return problem or HealthResponse(status, stage=model.away_because)
 
     async def live() -> Response:
         return respond(StatusResponse("live"))
@@ -91,11 +84,11 @@ def add_routes(routes: Routes, models: ServedModels) -> None:
 
     async def health(model: str | None = None) -> Response:
         if model is not None or not models.has_several:
-            body = await checks[models.find(model)].look()
+            body = await look(models.find(model))
         else:
-            found = await asyncio.gather(*(checks[one].look() for one in models.models))
-            each = {one.name: look for one, look in zip(models.models, found, strict=True)}
-            body = HealthResponse(sum_up(look.status for look in found), models=each)
+            found = await asyncio.gather(*map(look, models.models))
+            each = {one.name: body for one, body in zip(models.models, found, strict=True)}
+            body = HealthResponse(sum_up(one.status for one in found), models=each)
         return respond(body, status=200 if body.status in WELL else 503)
 
     routes.add("/live", live, "The process answers.", StatusResponse, name="live")
@@ -107,3 +100,7 @@ def add_routes(routes: Routes, models: ServedModels) -> None:
     routes.add(
         "/health", health, text, HealthResponse, name="health", more={404: ErrorResponse, 503: HealthResponse}
     )
+
+
+async def _ask(model: ServedModel) -> SchedulerStats:
+    return await model.serving.llm.stats()

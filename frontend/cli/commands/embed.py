@@ -27,15 +27,6 @@ _NUMBERS_SHOWN = 4
 _FLAGS = ("dimensions", "truncate_prompt_tokens")
 
 
-class JsonLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One text's result with --json."""
-
-    index: int
-    text: str
-    embedding: list[float]
-    prompt_tokens: int
-
-
 def run(argv: Sequence[str]) -> int:
     """Run `quire embed`."""
     argv, literal_texts = split_at_dashes(argv)
@@ -67,9 +58,8 @@ def shorten(output: EmbeddingRequestOutput) -> list[float]:
 
 
 def _make_json(index: int, text: str, output: EmbeddingRequestOutput) -> str:
-    num_tokens = len(output.prompt_token_ids)
-    line = JsonLine(index=index, text=text, embedding=shorten(output), prompt_tokens=num_tokens)
-    return msgspec.json.encode(line).decode()
+    line = {"index": index, "text": text, "embedding": shorten(output)}
+    return msgspec.json.encode(line | {"prompt_tokens": len(output.prompt_token_ids)}).decode()
 
 
 def _make_table(texts: Sequence[str], outputs: Sequence[EmbeddingRequestOutput]) -> list[str]:

@@ -28,19 +28,6 @@ completion_tokens, cached_tokens.
 """
 
 
-class JsonLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt's result with --json. `text` is the continuation alone."""
-
-    index: int
-    prompt: str
-    text: str
-    finish_reason: str | None
-    stop_reason: int | str | None
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-
 def run(argv: Sequence[str]) -> int:
     """Run `quire generate`."""
     argv, literal_prompts = split_at_dashes(argv)
@@ -120,16 +107,16 @@ class JsonPrinter(Printer):
         if not output.finished:
             return
         completion = output.outputs[0]
-        line = JsonLine(
-            index=index,
-            prompt=self._prompts[index],
-            text=completion.text,
-            finish_reason=completion.finish_reason,
-            stop_reason=completion.stop_reason,
-            prompt_tokens=len(output.prompt_token_ids),
-            completion_tokens=len(completion.token_ids),
-            cached_tokens=output.num_cached_tokens or 0,
-        )
+        line = {
+            "index": index,
+            "prompt": self._prompts[index],
+            "text": completion.text,  # the continuation alone
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+            "prompt_tokens": len(output.prompt_token_ids),
+            "completion_tokens": len(completion.token_ids),
+            "cached_tokens": output.num_cached_tokens or 0,
+        }
         sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
         sys.stdout.flush()
 

@@ -24,14 +24,6 @@ line: index, score, document.
 """
 
 
-class JsonLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One document's result with --json. `index`: its place among those that were given, from 0."""
-
-    index: int
-    score: float
-    document: str
-
-
 def run(argv: Sequence[str]) -> int:
     """Run `quire rerank`."""
     argv, literal_texts = split_at_dashes(argv)
@@ -61,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _make_line(index: int, score: float, document: str, is_json: bool) -> str:
     if is_json:
-        line = JsonLine(index=index, score=score, document=document)
+        line = {"index": index, "score": score, "document": document}  # its place among those given
         return msgspec.json.encode(line).decode() + "\n"
     return f"{score:.4f}{'  ' if sys.stdout.isatty() else chr(9)}{document}\n"
 

@@ -38,7 +38,7 @@ from ..bodies.chat_answers import (
 from ..bodies.schema import ChatCompletionRequest, ChoiceLogprobs, TokenizeRequest, ToolParam
 from ..errors import FieldError
 from ..serving import Caller, Serving, make_id
-from ..stream import DONE, encode_event, respond
+from ..stream import DONE, ChunkTemplate, encode_event, respond
 from .conversation import Conversation, parse_outputs, prepare_conversation, read_output
 from .formats import find_format
 from .logprobs import make_beside, make_chat_logprobs, make_prompt_logprobs
@@ -47,7 +47,6 @@ from .unsupported import CHAT_RULES, check_supported
 from .usage import UsageCounter, choose_usage, take_last
 
 Outputs = AsyncGenerator[RequestOutput, None]
-_TEXT_BEGINS, _TEXT_ENDS = b'{"content":', b"}"
 
 
 async def create_chat_completion(
@@ -226,7 +225,7 @@ def _make_tool(number: int, given: ToolParam) -> Tool:
 
 
 class ChunkMaker:
-    """Chunks of one stream. A chunk that only brings text is a fixed prefix, the text and a fixed suffix."""
+    """Chunks of one stream."""
 
     def __init__(
         self,
@@ -248,15 +247,10 @@ class ChunkMaker:
         self._head = ChatCompletionChunk(id=request_id, created=int(time.time()), model=model, choices=[])
         if self._has_usage:
             self._head.usage = None
-        # The encoded head ends in `"choices":[]}` or `"choices":[],"usage":null}`.
-        before, after = msgspec.json.encode(self._head).split(b'"choices":[]')
-        self._prefix = (
-            b'data: %b"choices":[{"index":%%d,"delta":' % before.replace(b"%", b"%%") + _TEXT_BEGINS
-        )
-        self._suffix = _TEXT_ENDS + b',"logprobs":null,"finish_reason":null}]%b\n\n' % after
-        self._prefixes: dict[int, bytes] = {}
+        after = b',"logprobs":null,"finish_reason":null'
+        self._texts = ChunkTemplate(self._head, b'"delta":{"content":', b"}" + after)
+        self._deltas = ChunkTemplate(self._head, b'"delta":', after)
         self._has_calls: defaultdict[int, bool] = defaultdict(bool)  # by answer
-        self._encode = msgspec.json.Encoder().encode
 
     def make_roles(self, n: int, output: RequestOutput) -> bytes:
         """The first chunk of each answer says whose it is; made once."""
@@ -272,9 +266,9 @@ class ChunkMaker:
     def make(self, output: RequestOutput, events: Sequence[Sequence[OutputEvent]] | None) -> bytes:
         """A chunk for each answer that has something new. `events`: of each answer; None: all is text."""
         if events is None:
-            parts = [self._make_one(one) for one in output.outputs]
+            parts = [self._make_one(one, None) for one in output.outputs]
         else:
-            parts = [self._make_deltas(one, own) for one, own in zip(output.outputs, events, strict=True)]
+            parts = [self._make_one(one, own) for one, own in zip(output.outputs, events, strict=True)]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def make_last(self) -> bytes:
@@ -284,43 +278,20 @@ class ChunkMaker:
         chunk = msgspec.structs.replace(self._head, usage=self.counter.usage())
         return encode_event(chunk) + DONE
 
-    def _make_one(self, output: CompletionOutput) -> bytes:
-        logprobs = choose_logprobs(self._request, output) if output.logprobs is not None else None
-        if output.finish_reason is None and logprobs is None and not self._says_more:
-            if not output.text:
-                return b""
-            prefix = self._prefixes.get(output.index) or self._add_prefix(output.index)
-            return prefix + self._encode(output.text) + self._suffix
-        choice = ChunkChoice(
-            output.index,
-            Delta(content=output.text) if output.text else Delta(),
-            logprobs,
-            output.finish_reason,
-        )
-        if output.finish_reason is not None:
-            choice.stop_reason = output.stop_reason
-        if self._request.return_token_ids:
-            choice.token_ids = output.token_ids
-        return encode_event(self._chunk([choice]))
-
-    def _make_plain(self, index: int, delta: Delta) -> bytes:
-        """A chunk that says nothing but `delta`."""
-        prefix = self._prefixes.get(index) or self._add_prefix(index)
-        return prefix[: -len(_TEXT_BEGINS)] + self._encode(delta) + self._suffix[len(_TEXT_ENDS) :]
-
-    def _add_prefix(self, index: int) -> bytes:
-        prefix = self._prefixes[index] = self._prefix % index
-        return prefix
-
-    def _make_deltas(self, output: CompletionOutput, events: Sequence[OutputEvent]) -> bytes:
-        """A chunk an event. The last one says what else there is of this output."""
+    def _make_one(self, output: CompletionOutput, events: Sequence[OutputEvent] | None) -> bytes:
+        """A chunk an event, or one of all the text. The last one says what else there is of this output."""
         index, finish = output.index, output.finish_reason
-        deltas = [delta for event in events if (delta := _make_delta(event)) is not None]
-        if not self._has_calls[index] and has_whole_call(events):
-            self._has_calls[index] = True
-        logprobs = choose_logprobs(self._request, output) if output.logprobs is not None else None
-        if finish is None and logprobs is None and not self._says_more:
-            return b"".join([self._make_plain(index, delta) for delta in deltas])
+        logprobs = choose_logprobs(self._request, output)
+        says_more = finish is not None or logprobs is not None or self._says_more
+        if events is None and not says_more:
+            return self._texts.make(index, output.text) if output.text else b""
+        if events is None:
+            deltas = [Delta(content=output.text)] if output.text else []
+        else:
+            deltas = [delta for event in events if (delta := _make_delta(event)) is not None]
+            self._has_calls[index] = self._has_calls[index] or has_whole_call(events)
+        if not says_more:
+            return b"".join([self._deltas.make(index, delta) for delta in deltas])
         *earlier, last = deltas or [Delta()]
         choice = ChunkChoice(index, last, logprobs)
         if self._request.return_token_ids:
