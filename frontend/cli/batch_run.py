@@ -67,7 +67,6 @@ class BatchCounts:
     num_failed: int = 0  # statuses 5xx
 
     def add(self, result: BatchResult) -> None:
-        """Count a result."""
         status = 400 if result.response is None else result.response.status_code
         if status < 400:
             self.num_answered += 1

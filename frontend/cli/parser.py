@@ -169,7 +169,6 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
     """
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """As argparse's."""
         known = self._option_string_actions
         words = spell_with_dashes(sys.argv[1:] if args is None else args, known)
         if FLAG in known:

@@ -20,7 +20,7 @@ from ..outputs import RequestOutput
 from ..text.messages import as_template_tools
 from ..text.prompts import Prompt
 from ..text.tokenizer import Tokenizer
-from .progress import PhaseLine
+from .streams import PhaseLine
 
 
 def start_engine(engine_args: EngineArgs | None, attach: Attachment | None) -> LLMEngine:
@@ -52,12 +52,10 @@ class Session:
 
     @property
     def facts(self) -> EngineFacts:
-        """The engine's facts."""
         return self._engine.facts
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
         tokenizer = self._engine.tokenizer
         assert tokenizer is not None, "the commands do not offer skip_tokenizer_init"
         return tokenizer

@@ -17,7 +17,7 @@ from ...output_formats.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from ..control_characters import show_controls
+from ..streams import show_controls
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -47,7 +47,6 @@ class PlainPrinter:
         print(text, end="", flush=True)
 
     def end(self) -> None:
-        """End the line."""
         print(flush=True)
 
 
@@ -60,7 +59,6 @@ class AnswerPrinter:
         self._answer = self._make_answer()
 
     def take(self, event: OutputEvent) -> None:
-        """Print an event."""
         match event:
             case TextDelta(text):
                 self._begin(sys.stdout)

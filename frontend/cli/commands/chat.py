@@ -13,13 +13,12 @@ from ..chat.conversation import Conversation
 from ..chat.line_editor import LineEditor, LineHistory, Typed, find_history
 from ..engine_choice import add_engine_options, choose_model, read_engine_choice
 from ..parser import ExitCode, Parser
-from ..piped import read_piped
 from ..sampling_options import add_sampling_options, read_sampling_options
+from ..streams import read_piped
 from ..tools import NAMES, find_tools
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run `quire chat`."""
     options = _make_parser().parse(argv)
     given = read_sampling_options(options)
     tools = () if options.tools is None else find_tools(options.tools)

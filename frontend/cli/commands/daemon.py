@@ -30,7 +30,7 @@ from ...engine_args import SHARED_MAX_QUEUED_BYTES, EngineArgs
 from ..config_file import add_config_option
 from ..engine_choice import choose_model
 from ..parser import ExitCode, Parser, UsageError, run_subcommand
-from ..progress import PhaseLine
+from ..streams import PhaseLine
 
 DEFAULT_NAME = "default"
 _NUM_LOG_LINES = 100
@@ -61,7 +61,6 @@ _CHUNK = 65_536  # characters
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run `quire daemon`."""
     return run_subcommand("quire daemon", _USAGE, _COMMANDS, argv)
 
 

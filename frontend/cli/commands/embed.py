@@ -16,7 +16,7 @@ from ...models.model_folder import POCKET_ENCODER
 from ...pooling.outputs import EmbeddingRequestOutput, to_embedding
 from ..engine_choice import add_engine_options, read_engine_choice
 from ..parser import ExitCode, Parser, split_at_dashes
-from ..piped import read_lines
+from ..streams import read_lines
 
 _EPILOG = """\
 Without a TEXT, each line that is piped in is one. A TEXT that begins with a dash goes after '--'.
@@ -28,7 +28,6 @@ _FLAGS = ("dimensions", "truncate_prompt_tokens")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run `quire embed`."""
     argv, literal_texts = split_at_dashes(argv)
     options = _make_parser().parse(argv)
     params = _read_params(options)

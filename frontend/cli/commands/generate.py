@@ -11,11 +11,10 @@ import msgspec
 
 from ....ipc.errors import PromptError
 from ...outputs import RequestOutput
-from ..control_characters import show_controls
 from ..engine_choice import add_engine_options, read_engine_choice
 from ..parser import ExitCode, Parser, split_at_dashes
-from ..piped import read_piped
 from ..sampling_options import add_sampling_options, make_sampling_params, read_sampling_options
+from ..streams import read_piped, show_controls
 
 # Another story each time, and still a sensible one; llama.cpp and ollama have 0.8 and top_p 0.9 to 0.95.
 DEFAULTS: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95, "max_tokens": 256}
@@ -29,7 +28,6 @@ completion_tokens, cached_tokens.
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run `quire generate`."""
     argv, literal_prompts = split_at_dashes(argv)
     options = _make_parser().parse(argv)
     given = read_sampling_options(options)

@@ -14,7 +14,7 @@ from ....ipc.errors import InputError, PromptError
 from ...models.model_folder import POCKET_ENCODER
 from ..engine_choice import add_engine_options, read_engine_choice
 from ..parser import ExitCode, Parser, split_at_dashes
-from ..piped import read_lines, split_lines
+from ..streams import read_lines, split_lines
 
 _EPILOG = """\
 Without a DOCUMENT or --documents, each line that is piped in is one. What begins with a dash goes after '--'.
@@ -25,7 +25,6 @@ line: index, score, document.
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run `quire rerank`."""
     argv, literal_texts = split_at_dashes(argv)
     options = _make_parser().parse(argv)
     query, *documents = [*options.text, *literal_texts] or [""]

@@ -33,7 +33,6 @@ from ...openai.connections.unix_socket import listen_at_path
 from ...openai.engines.daemon_model import DaemonModel, load_daemon_model, load_daemon_models
 from ..engine_choice import check_names_end, choose_model, read_engine_choice
 from ..parser import ExitCode
-from ..progress import PhaseLine
 from ..serve_options import (
     ENV_KEY,
     check_exposure,
@@ -42,6 +41,7 @@ from ..serve_options import (
     make_server_options,
     print_limits,
 )
+from ..streams import PhaseLine
 
 if TYPE_CHECKING:  # the server's modules load FastAPI, which --help does without
     from ...openai.options import ServerOptions
@@ -58,7 +58,6 @@ _EXAMPLES: tuple[tuple[str, str, dict[str, Any]], ...] = (  # a task, its route,
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run `quire serve`."""
     options = make_parser().parse(argv)
     options.model = choose_model(argv, options.model_name, options.model)
     check_names_end(argv, options.served_model_name, options.model_name)

@@ -99,7 +99,6 @@ class AccessLog:
         self._thread = threading.Thread(target=self._write_all, name="access-log", daemon=True)
 
     def start(self) -> None:
-        """Begin to write."""
         self._thread.start()
 
     def note(self, record: AccessRecord) -> None:

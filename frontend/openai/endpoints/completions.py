@@ -125,7 +125,6 @@ class _Job:
 
     @property
     def id(self) -> str:
-        """The answer's id."""
         return self._head.id
 
     async def complete(self) -> CompletionResponse:

@@ -69,7 +69,6 @@ class TextProcess(asyncio.Protocol):
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._child.pid
 
     @property
@@ -83,7 +82,6 @@ class TextProcess(asyncio.Protocol):
         return self._child.exit_code in _MEMORY_EXITS
 
     def describe_exit(self) -> str:
-        """How it ended."""
         return self._child.describe_exit()
 
     def send(self, frame: bytes) -> None:
