@@ -77,7 +77,6 @@ def create_app(models: ServedModels, peers: PeerSockets | None = None) -> Direct
         app.add_exception_handler(kind, _answer_error)
     routes = Routes(app, models.parts.options.root_path)
     add_health_routes(routes, models)
-    _add_version_route(routes)
     _add_model_routes(routes, models)
     endpoints = _add_post_routes(routes, models)
     add_tei_routes(routes, models)
@@ -340,14 +339,10 @@ async def create_abort(models: ServedModels, request: schema.AbortRequest, calle
     return respond(schema.StatusResponse("ok"))
 
 
-def _add_version_route(routes: Routes) -> None:
+def _add_model_routes(routes: Routes, models: ServedModels) -> None:
     async def get_version() -> Response:
         return respond(schema.VersionResponse(version("quire")))
 
-    routes.add("/version", get_version, "Quire's version.", schema.VersionResponse, name="version")
-
-
-def _add_model_routes(routes: Routes, models: ServedModels) -> None:
     async def list_models() -> Response:
         models.check_open()
         cards = [models.make_card(one, name) for one in models.models for name in one.names]
@@ -357,6 +352,7 @@ def _add_model_routes(routes: Routes, models: ServedModels) -> None:
         models.check_open()
         return respond(models.make_card(models.find(model), model))
 
+    routes.add("/version", get_version, "Quire's version.", schema.VersionResponse, name="version")
     routes.add("/v1/models", list_models, "What is served.", schema.ModelList)
     path = "/v1/models/{model:path}"
     routes.add(path, get_model, "One model.", schema.ModelCard, more={404: ErrorResponse})

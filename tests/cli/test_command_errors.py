@@ -157,7 +157,7 @@ def test_a_closed_standard_error_prevents_nothing(closed: str, tmp_path: Path) -
     script = tmp_path / "quire"  # with what a command needs of standard error: its progress, a child, a log
     script.write_text(
         "import sys\nfrom quire.frontend.cli.entry import run_command\n"
-        "from quire.frontend.cli.progress import PhaseLine\nimport quire.frontend.cli.commands.ps as ps\n"
+        "from quire.frontend.cli.streams import PhaseLine\nimport quire.frontend.cli.commands.ps as ps\n"
         "def run(argv):\n    PhaseLine('x').show('y'); print(open(0).read(), 'done'); return 0\n"
         "ps.run = run\nsys.exit(run_command(['ps']))\n"
     )

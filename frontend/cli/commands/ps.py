@@ -17,17 +17,8 @@ engines: [{index, state, restarts, last_loss, and the counts}]; counts are null 
 Engines of a daemon that has several are listed below it, as NAME/ENGINE.
 """
 _COLUMNS = (
-    "NAME",
-    "MODEL",
-    "STATE",
-    "UPTIME",
-    "RESTARTS",
-    "CLIENTS",
-    "RUNNING",
-    "WAITING",
-    "KV",
-    "TOK/S",
-    "PIDS",
+    *("NAME", "MODEL", "STATE", "UPTIME", "RESTARTS"),
+    *("CLIENTS", "RUNNING", "WAITING", "KV", "TOK/S", "PIDS"),
 )
 
 

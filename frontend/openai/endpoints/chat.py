@@ -61,7 +61,7 @@ async def create_chat_completion(
     prepared = await prepare_conversation(serving, caller, params, make_conversation(request), search=search)
     request_id = make_id("chatcmpl")
     outputs = serving.generate(request_id, prepared.prompt, prepared.params, caller, request)
-    reader = prepared.make_reader()
+    reader = prepared.reader
     if request.stream:
         forces_usage = serving.options.enable_force_include_usage
         chunks = ChunkMaker(request, request_id, serving.model_id, echoed, reader, forces_usage)

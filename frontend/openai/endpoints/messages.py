@@ -24,16 +24,15 @@ from ...output_formats.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from ...output_formats.offered_tools import check_tools
 from ...outputs import CompletionOutput, RequestOutput
 from ..bodies import messages as body
 from ..errors import ApiError, FieldError, as_api_error, encode_messages_error
 from ..serving import Caller, Serving
 from ..stream import encode_named_event, respond
-from ..text.jobs import Body, CountJob
-from .conversation import ParsedOutputs, make_render_job, parse_outputs, prepare_conversation
+from ..text.jobs import TokenizeJob
+from .conversation import ParsedOutputs, make_checked_job, parse_outputs, prepare_conversation
 from .message_input import make_conversation
-from .prompts import check_conversation
+from .prompts import answer_by_text
 from .sampling import make_messages_params
 from .usage import UsageCounter
 
@@ -191,7 +190,7 @@ async def create_message(serving: Serving, request: body.MessagesRequest, caller
         prepared = await prepare_conversation(serving, caller, params, make_conversation(serving, request))
     except ApiError as error:
         raise _rename(error) from None
-    reader = prepared.make_reader()
+    reader = prepared.reader
     answer = _Answer(serving.model_id, reader, getattr(thinking, "display", None) != "omitted")
     outputs = serving.generate(answer.id, prepared.prompt, prepared.params, caller, request)
     parsed = parse_outputs(serving, outputs, reader)
@@ -212,13 +211,9 @@ async def count_message_tokens(
     serving: Serving, request: body.CountTokensRequest, caller: Caller
 ) -> Response:
     """Count the input tokens of a message that is not asked for."""
-    conversation = make_conversation(serving, request)
-    check_tools(conversation.tools, conversation.choice, conversation.fields)
-    job = make_render_job(conversation)
-    check_conversation(serving, job)
-    answer = await serving.text.run(CountJob(source=job), caller.tenant)
-    assert isinstance(answer, Body)
-    return Response(answer.json, media_type="application/json")
+    source = make_checked_job(serving, make_conversation(serving, request))
+    job = TokenizeJob(source=source, max_model_len=serving.llm.facts.max_model_len, only_counts=True)
+    return await answer_by_text(serving, job, caller)
 
 
 class _Answer:

@@ -150,7 +150,7 @@ class BackgroundAnswer:
         response = self._answer.response
         self._note(self._answer.encoder.queue())
         self._answer.begin(self.log, self._give_up)
-        if not self._registry.keeps(response.id):
+        if response.id not in self._registry.store:
             self._answer.end()
             raise self._registry.make_no_room(response.id)
 
@@ -189,4 +189,4 @@ class BackgroundAnswer:
         self.log.add(events)
         if self.log.num_bytes - self._counted_bytes >= _COUNT_BYTES:
             self._counted_bytes = self.log.num_bytes
-            self._registry.grow(self._answer.response.id)
+            self._registry.store.grow(self._answer.response.id)

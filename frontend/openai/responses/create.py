@@ -102,7 +102,7 @@ async def _prepare(
     record = Record(caller.key_hash, caller.tenant, turns, len(past.items) + len(own))
     num_top = None if params.logprobs is None else request.top_logprobs or 0
     encoder = ResponseEncoder(response, offer.namespaces)
-    return Answer(serving, encoder, prepared.make_reader(), record, num_top), prepared
+    return Answer(serving, encoder, prepared.reader, record, num_top), prepared
 
 
 async def _run_beside(items: Sequence[Any], function: Callable[[T], U], argument: T) -> U:

@@ -108,7 +108,7 @@ class ResponseStore:
 
     def add(self, response_id: str, record: Record) -> None:
         """Keep a response from its beginning on: what it was asked is counted while it runs."""
-        self._drop_expired()
+        self.drop_expired()
         record.log_bytes = 0 if record.log is None else record.log.num_bytes
         if record.num_bytes <= self.max_bytes:
             self._put(response_id, record)
@@ -132,7 +132,7 @@ class ResponseStore:
 
     def find(self, response_id: str, owner: str) -> Record | None:
         """A response of this owner, which is kept for as long again; None if there is none."""
-        self._drop_expired()
+        self.drop_expired()
         record = self._records.get(response_id)
         if record is None or record.owner != owner:
             return None
@@ -142,7 +142,7 @@ class ResponseStore:
 
     def remove(self, response_id: str, owner: str) -> bool:
         """Forget a response; False if this owner has no such one."""
-        self._drop_expired()
+        self.drop_expired()
         record = self._records.get(response_id)
         if record is None or record.owner != owner:
             return False
@@ -151,18 +151,15 @@ class ResponseStore:
 
     def drop_expired(self) -> float | None:
         """Forget what has been kept long enough; returns when the next will have been."""
-        self._drop_expired()
-        return next((record.expires_at for record in self._records.values()), None)
-
-    def _drop_expired(self) -> None:
         now = self._now()
         expired = takewhile(lambda one: one[1].expires_at <= now, self._records.items())
         for response_id, record in list(expired):
+            self._take(response_id)
             if record.response:
-                self._drop(response_id)
+                self._tell_dropped(response_id)
             else:  # it runs: its time counts from its end
-                self._take(response_id)
                 self._put(response_id, record)
+        return next((record.expires_at for record in self._records.values()), None)
 
     def _put(self, response_id: str, record: Record) -> None:
         record.expires_at = self._now() + self._keep_s
@@ -177,10 +174,6 @@ class ResponseStore:
 
     def _evict(self, response_id: str) -> None:
         self.counts.note_evicted()
-        self._tell_dropped(response_id)
-
-    def _drop(self, response_id: str) -> None:
-        self._take(response_id)
         self._tell_dropped(response_id)
 
     def _take(self, response_id: str) -> Record | None:

@@ -97,6 +97,6 @@ class TextService:
 
 
 def _count_messages(job: jobs.TextJob) -> int:
-    if isinstance(job, jobs.TokenizeJob | jobs.CountJob):
+    if isinstance(job, jobs.TokenizeJob):
         return _count_messages(job.source)
     return len(job.messages) + len(job.tools) if isinstance(job, jobs.RenderJob) else 0

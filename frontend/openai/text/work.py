@@ -53,7 +53,7 @@ def do_job(tokenizer: Tokenizer, job: jobs.TextJob) -> jobs.TextAnswer:
 def name_of(job: jobs.TextJob) -> str:
     """The request's field that a job is about."""
     match job:
-        case jobs.TokenizeJob() | jobs.CountJob():
+        case jobs.TokenizeJob():
             return name_of(job.source)
         case jobs.RenderJob():
             return job.param
@@ -81,9 +81,6 @@ def _do(tokenizer: Tokenizer, job: jobs.TextJob) -> jobs.TextAnswer:
             return encode_for_pooling(tokenizer, job)
         case jobs.TokenizeJob():
             return _tokenize(tokenizer, job)
-        case jobs.CountJob():
-            (ids,) = _encode(tokenizer, job.source)
-            return _make_body(name_of(job), TokenCount(len(ids)))
         case jobs.DetokenizeJob():
             return _detokenize(tokenizer, job)
         case jobs.DecodeJob():
@@ -102,6 +99,8 @@ def _make_compiler(tokenizer: Tokenizer) -> GrammarCompiler:
 
 def _tokenize(tokenizer: Tokenizer, job: jobs.TokenizeJob) -> jobs.TextAnswer:
     (ids,) = _encode(tokenizer, job.source)
+    if job.only_counts:
+        return _make_body(name_of(job), TokenCount(len(ids)))
     strings = [tokenizer.backend.id_to_token(one) or "" for one in ids] if job.wants_strings else None
     return _make_body(name_of(job), schema.TokenizeResponse(len(ids), job.max_model_len, ids, strings))
 
