@@ -34,7 +34,6 @@ from .endpoints.tokenize import create_detokenize, create_tokenize
 from .engines.served_models import ServedModels
 from .errors import MESSAGES_PATH, ApiError, ErrorResponse, make_error_response, unavailable
 from .headers import find_header
-from .health import add_routes as add_health_routes
 from .live import add_routes as add_live_routes
 from .metrics import add_routes as add_metrics_routes
 from .pooling.cohere import create_cohere_embedding
@@ -47,7 +46,7 @@ from .pooling.tei import create_similarity, create_tei_embedding
 from .responses.create import create_response
 from .responses.peers import PeerSockets
 from .responses.stored import add_routes as add_stored_responses_routes
-from .server_info import add_routes as add_server_info_routes
+from .server_info import add_health_routes, add_info_routes
 from .serving import Caller, Serving
 from .stream import REQUEST_ID_HEADER, echo_request_id, respond, run_while_connected
 
@@ -83,7 +82,7 @@ def create_app(models: ServedModels, peers: PeerSockets | None = None) -> Direct
     add_stored_responses_routes(routes, models, _find_caller)
     add_metrics_routes(routes, models, lambda: counts)
     add_live_routes(app, routes, models)
-    add_server_info_routes(routes, models)
+    add_info_routes(routes, models)
 
     async def show_docs() -> Response:
         headers = {"content-security-policy": CONTENT_SECURITY_POLICY}

@@ -37,8 +37,8 @@ from ..engine_series import EnginesCollector, EnginesMetrics
 from .access.http_counts import BOUNDS_S, STATUSES, HttpCounts, RouteCounts
 from .bodies.openapi import Routes
 from .engines.served_models import ServedModel, ServedModels
-from .health import ANSWER_S
 from .responses.store import ENDS, EVICTED, RUNNING, STORED, STORED_BYTES
+from .server_info import ANSWER_S
 
 
 def add_routes(routes: Routes, models: ServedModels, find_counts: Callable[[], HttpCounts]) -> None:

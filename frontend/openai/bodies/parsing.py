@@ -11,12 +11,15 @@ import asyncio
 import functools
 import json
 import math
+import operator
 import re
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, TypeVar, cast
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import NODEFAULT
 from starlette.requests import ClientDisconnect, Request
 
 from ....ipc.errors import did_you_mean, shorten, shorten_name
@@ -31,11 +34,10 @@ from ..limits import (
     MAX_JSON_VALUES,
 )
 from .formats import KINDS_OF_FORMATS
-from .lenient import make_lenient_body
 from .messages import KINDS_OF_MESSAGES
 from .pooling import CHOICES_OF_POOLING
 from .responses import ONLY_INPUT_TEXT
-from .schema import ONLY_TEXT, TEXT_TYPES
+from .schema import ONLY_TEXT, TEXT_TYPES, SharedFields
 
 BODY_EXTENSION = "quire.note_body"  # scope["extensions"]: has the connection look how much it still stores
 
@@ -82,13 +84,13 @@ _MAX_SAID = 200  # characters of what msgspec says, which may be what it was giv
 _PLACE = re.compile(r"\[\d+\]")
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
-T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
 _Find = Callable[[str], object]
 MAX_CHEAP_BYTES = 2**16  # nothing of that size takes long
 _LONG_NUMBERS = 100  # 40 us at 700 digits
 _LONG_NUMBER = b"0" * 24
 _DIGITS_TO_0 = bytes.maketrans(b"123456789", b"000000000")
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 async def parse_request(request: Request, parse: Callable[[bytes], R], max_body_bytes: int) -> R:
@@ -347,3 +349,74 @@ def _check(what: str, count: int, allowed: int) -> None:
     if count > allowed:
         text = f"body={count} {what}: at most {allowed} in JSON of more than {MAX_CHEAP_BYTES} bytes"
         raise ApiError(HTTPStatus.BAD_REQUEST, text, code="json_too_complex")
+
+
+def make_lenient(kind: type[T]) -> type[T]:
+    """A subclass whose values, and those within them, have unknown fields left out when they are decoded."""
+    return cast(type[T], _make_kind(kind))
+
+
+def make_lenient_body(kind: type[T]) -> type[T]:
+    """As make_lenient, of a whole body: a field that has another name today is still known, to be refused."""
+    return cast(type[T], _make_body_kind(kind))
+
+
+@functools.cache
+def _make_body_kind(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    if not issubclass(kind, SharedFields):
+        return _make_kind(kind)
+    old = [(name, Any, None) for name in RENAMED_FIELDS]
+    bases = (_make_kind(kind),)
+    return msgspec.defstruct(kind.__name__, old, bases=bases, module=kind.__module__, kw_only=True)
+
+
+@functools.cache
+def _make_kind(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    hints = get_type_hints(kind, include_extras=True)
+    changed: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    for field in msgspec.structs.fields(kind):
+        hint = _relax(hints[field.name])
+        if hint is hints[field.name]:
+            continue
+        if field.default_factory is not NODEFAULT:
+            changed.append((field.name, hint, msgspec.field(default_factory=field.default_factory)))
+        elif field.default is not NODEFAULT:
+            changed.append((field.name, hint, field.default))
+        else:
+            changed.append((field.name, hint))
+    config = kind.__struct_config__
+    return msgspec.defstruct(
+        kind.__name__,
+        changed,
+        bases=(kind,),
+        module=kind.__module__,
+        tag=config.tag,
+        tag_field=config.tag_field,
+        frozen=config.frozen,
+        omit_defaults=config.omit_defaults,
+        kw_only=True,
+        forbid_unknown_fields=False,
+    )
+
+
+def is_lenient(request: msgspec.Struct) -> bool:
+    """Whether a body was decoded as such a kind."""
+    return not type(request).__struct_config__.forbid_unknown_fields
+
+
+def _relax(hint: Any) -> Any:
+    """A field's type with the lenient kinds; the same object where it has no kinds."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return _make_kind(hint)
+    origin, given = get_origin(hint), get_args(hint)
+    if origin is None or not given:
+        return hint
+    inner = given[:1] if origin is Annotated else given
+    relaxed = tuple(map(_relax, inner))
+    if all(map(operator.is_, relaxed, inner)):
+        return hint
+    if origin is Annotated:
+        return Annotated[(relaxed[0], *given[1:])]
+    if origin in (Union, UnionType):
+        return functools.reduce(operator.or_, relaxed)
+    return origin[relaxed]

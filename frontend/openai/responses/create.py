@@ -18,7 +18,7 @@ from starlette.responses import Response
 from ....ipc.sampling_params import RequestOutputKind, SamplingParams
 from ...output_formats.offered_tools import read_tool_choice
 from ..bodies import responses as body
-from ..bodies.lenient import is_lenient, make_lenient
+from ..bodies.parsing import is_lenient, make_lenient
 from ..endpoints.conversation import (
     Conversation,
     ParsedOutputs,
@@ -39,6 +39,10 @@ from .items import ToolOffer, is_unfinished, make_messages, read_items, read_off
 from .peers import Ask, Found
 from .store import Record
 
+_REPEATED_FIELDS = (
+    *("instructions", "max_output_tokens", "max_tool_calls", "temperature", "top_p", "top_logprobs"),
+    *("metadata", "previous_response_id", "reasoning", "user"),
+)
 _MAX_INLINE_ITEMS = 64  # are read in the event loop: half a millisecond
 T = TypeVar("T")
 U = TypeVar("U")
@@ -158,22 +162,13 @@ def _make_response(
         id=serving.responses.make_id(),
         created_at=int(time.time()),
         model=serving.model_id,
-        instructions=request.instructions,
-        max_output_tokens=request.max_output_tokens,
-        max_tool_calls=request.max_tool_calls,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_logprobs=request.top_logprobs,
-        metadata=request.metadata,
         parallel_tool_calls=request.parallel_tool_calls is not False,
-        previous_response_id=request.previous_response_id,
         store=serving.responses.has_store and request.store is not False,
         background=bool(request.background),
-        reasoning=request.reasoning,
         tool_choice=request.tool_choice or "auto",
         tools=tools,
         truncation=request.truncation or "disabled",
-        user=request.user,
+        **{name: getattr(request, name) for name in _REPEATED_FIELDS},
     )
     if request.text is not None and request.text.format is not None:
         response.text = request.text
