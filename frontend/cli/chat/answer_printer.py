@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NamedTuple, Protocol, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from ...output_formats.events import (
     AssistantMessage,
@@ -19,6 +19,9 @@ from ...output_formats.events import (
 )
 from ..streams import show_controls
 
+if TYPE_CHECKING:  # it loads rich
+    from .markdown_printer import MarkdownPrinter
+
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -29,40 +32,27 @@ class AnswerStyle(NamedTuple):
     is_markdown: bool = False
 
 
-class TextPrinter(Protocol):
-    """Prints an answer's text."""
-
-    def write(self, text: str) -> None:
-        """Print what comes next."""
-
-    def end(self) -> None:
-        """It was all: whatever comes next begins a line."""
-
-
-class PlainPrinter:
-    """The text as it comes."""
-
-    def write(self, text: str) -> None:
-        """Print what comes next."""
-        print(text, end="", flush=True)
-
-    def end(self) -> None:
-        print(flush=True)
-
-
 class AnswerPrinter:
     """Takes a turn's events; what is not the answer is dimmed where the terminal can do that."""
 
     def __init__(self, style: AnswerStyle | None = None) -> None:
         self._style = style or AnswerStyle()
         self._stream: TextIO | None = None  # in which
-        self._answer = self._make_answer()
+        self._markdown: MarkdownPrinter | None = None
+        if self._style.is_markdown:
+            from .markdown_printer import MarkdownPrinter
+
+            self._markdown = MarkdownPrinter(sys.stdout, self._style.has_color)
 
     def take(self, event: OutputEvent) -> None:
         match event:
             case TextDelta(text):
                 self._begin(sys.stdout)
-                self._answer.write(show_controls(text, sys.stdout))
+                shown = show_controls(text, sys.stdout)
+                if self._markdown is None:
+                    print(shown, end="", flush=True)
+                else:
+                    self._markdown.write(shown)
             case ReasoningDelta(text):
                 self._think(text)
             case ToolCallStart(_, _, name):
@@ -91,8 +81,8 @@ class AnswerPrinter:
 
     def end_line(self) -> None:
         """Whatever comes next begins a line."""
-        if self._stream is sys.stdout:
-            self._answer.end()
+        if self._stream is sys.stdout and self._markdown is not None:
+            self._markdown.end()
         elif self._stream is not None:
             print(file=self._stream, flush=True)
         self._stream = None
@@ -116,13 +106,6 @@ class AnswerPrinter:
         if self._stream is not stream:
             self.end_line()
             self._stream = stream
-
-    def _make_answer(self) -> TextPrinter:
-        if not self._style.is_markdown:
-            return PlainPrinter()
-        from .markdown_printer import MarkdownPrinter
-
-        return MarkdownPrinter(sys.stdout, self._style.has_color)
 
 
 def choose_style(color: str, is_markdown: bool) -> AnswerStyle:
