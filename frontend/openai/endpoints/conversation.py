@@ -38,6 +38,32 @@ ParsedOutputs = AsyncGenerator[tuple[RequestOutput, Sequence[Sequence[OutputEven
 _MAX_INLINE_TOKENS = 1000  # parsed in the event loop: 5 ms
 
 
+@dataclass(slots=True)
+class MessageDraft:
+    """A message of a conversation while its pieces are collected, of APIs that have them one by one."""
+
+    role: str
+    texts: list[str] = field(default_factory=list[str])
+    thoughts: list[str] = field(default_factory=list[str])
+    calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    call_id: str | None = None
+
+    def add_call(self, call_id: str, name: str, arguments: Any) -> None:
+        """`arguments`: an object, or its JSON."""
+        function = {"name": name, "arguments": arguments}
+        self.calls.append({"id": call_id, "type": "function", "function": function})
+
+    def finish(self, separator: str = "\n") -> ChatMessage:
+        """The message, without content if it has calls only. separator: between texts."""
+        return ChatMessage(
+            role=self.role,
+            content=separator.join(self.texts) if self.texts or not self.calls else None,
+            tool_calls=self.calls or None,
+            tool_call_id=self.call_id,
+            reasoning_content="\n".join(self.thoughts) or None,
+        )
+
+
 @dataclass(slots=True, kw_only=True)
 class Conversation:
     """What a request asks the model to continue, and how. Consumed by `prepare_conversation`.

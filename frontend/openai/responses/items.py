@@ -17,6 +17,7 @@ from ...output_formats.tools import Tool
 from ..bodies import responses as body
 from ..bodies.parsing import make_struct
 from ..bodies.schema import ChatMessage, TextPart
+from ..endpoints.conversation import MessageDraft
 from ..errors import FieldError
 
 _TEXT_TYPES = ("input_text", "output_text", "text")
@@ -63,30 +64,12 @@ def is_unfinished(item: body.ConversationItem) -> bool:
     )
 
 
-@dataclass(slots=True)
-class _Turn:
-    """What the assistant has said since somebody else has."""
-
-    texts: list[str] = field(default_factory=list[str])
-    thoughts: list[str] = field(default_factory=list[str])
-    calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-
-    def make_message(self) -> ChatMessage:
-        text = "".join(self.texts)
-        return ChatMessage(
-            role="assistant",
-            content=None if self.calls and not text else text,
-            reasoning_content="\n".join(self.thoughts) or None,
-            tool_calls=self.calls or None,
-        )
-
-
 class _Conversation:
     """Messages as they are made. What is joined is collected first: a request may have many items."""
 
     def __init__(self) -> None:
         self._messages: list[ChatMessage] = []
-        self._turn: _Turn | None = None
+        self._turn: MessageDraft | None = None  # what the assistant has said since somebody else has
         self._beginning: list[str] = []  # system messages before any other
         self._call_ids: set[str] = set()
 
@@ -94,14 +77,16 @@ class _Conversation:
         match item:
             case body.MessageItem(role="assistant", content=content):
                 texts = [content] if isinstance(content, str) else _read_texts(content, f"{place}.content")
-                self._assistant().texts += texts
+                self._assistant().texts += filter(None, texts)
             case body.ReasoningItem():
                 self._assistant().thoughts += _read_thoughts(item, place)
             case body.FunctionCallItem(status="incomplete"):
                 pass  # an answer's end cut it: nobody has run it, and no template takes half an object
             case body.FunctionCallItem():
                 self._call_ids.add(item.call_id)
-                self._assistant().calls.append(_read_call(item, place))
+                _check_arguments(item, place)
+                name = item.name if item.namespace is None else join_names(item.namespace, item.name)
+                self._assistant().add_call(item.call_id, name, item.arguments)
             case body.MessageItem(role="user", content=content):
                 self._say(ChatMessage(role="user", content=_read_content(content, f"{place}.content")))
             case body.MessageItem(content=content):
@@ -128,17 +113,17 @@ class _Conversation:
         self._say(None)
         return self._messages
 
-    def _assistant(self) -> _Turn:
+    def _assistant(self) -> MessageDraft:
         if self._turn is None:
             self._begin()
-            self._turn = _Turn()
+            self._turn = MessageDraft("assistant")
         return self._turn
 
     def _say(self, message: ChatMessage | None) -> None:
         """Somebody else's word ends the assistant's turn."""
         self._begin()
         if self._turn is not None:
-            self._messages.append(self._turn.make_message())
+            self._messages.append(self._turn.finish(separator=""))
             self._turn = None
         if message is not None:
             self._messages.append(message)
@@ -149,15 +134,12 @@ class _Conversation:
             self._beginning = []
 
 
-def _read_call(item: body.FunctionCallItem, place: str) -> dict[str, Any]:
+def _check_arguments(item: body.FunctionCallItem, place: str) -> None:
     try:
         if item.arguments:  # of a tool that takes none they may be ''
             _check_object(item.arguments)
     except (msgspec.DecodeError, RecursionError):
         raise FieldError(f"{place}.arguments", item.arguments, "the text of a JSON object") from None
-    name = item.name if item.namespace is None else join_names(item.namespace, item.name)
-    function = {"name": name, "arguments": item.arguments}
-    return {"id": item.call_id, "type": "function", "function": function}
 
 
 def _read_thoughts(item: body.ReasoningItem, place: str) -> list[str]:
