@@ -77,9 +77,9 @@ def main() -> int:
                 peers=args.peers,
             )
     except QuireError as error:
-        if control.has_served:
-            return EXIT_ENGINE_LOST  # the group says so, once for all its processes
-        control.tell(FAILED, str(error))  # the group says so, once for all its processes
+        if control.has_served:  # the group says so, once for all its processes; likewise of a failed start
+            return EXIT_ENGINE_LOST
+        control.tell(FAILED, str(error))
         return EXIT_START_FAILED
     return EXIT_OK
 

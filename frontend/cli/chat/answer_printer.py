@@ -8,15 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from ...output_formats.events import (
-    AssistantMessage,
-    OutputEvent,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from ...output_formats import events as turn
 from ..streams import show_controls
 
 if TYPE_CHECKING:  # it loads rich
@@ -44,26 +36,26 @@ class AnswerPrinter:
 
             self._markdown = MarkdownPrinter(sys.stdout, self._style.has_color)
 
-    def take(self, event: OutputEvent) -> None:
+    def take(self, event: turn.OutputEvent) -> None:
         match event:
-            case TextDelta(text):
+            case turn.TextDelta(text):
                 self._begin(sys.stdout)
                 shown = show_controls(text, sys.stdout)
                 if self._markdown is None:
                     print(shown, end="", flush=True)
                 else:
                     self._markdown.write(shown)
-            case ReasoningDelta(text):
+            case turn.ReasoningDelta(text):
                 self._think(text)
-            case ToolCallStart(_, _, name):
+            case turn.ToolCallStart(_, _, name):
                 self.end_line()
                 self._print_beside(f"-> {name} ")
-            case ToolCallDelta(_, arguments):
+            case turn.ToolCallDelta(_, arguments):
                 self._print_beside(arguments)
-            case ToolCallEnd():
+            case turn.ToolCallEnd():
                 self.end_line()
 
-    def end_message(self, message: AssistantMessage) -> None:
+    def end_message(self, message: turn.AssistantMessage) -> None:
         """End the last line; an answer without a text is an empty line."""
         if self._stream is None and not message.tool_calls:
             self._stream = sys.stdout

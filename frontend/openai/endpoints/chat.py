@@ -11,16 +11,8 @@ from contextlib import aclosing
 import msgspec
 from starlette.responses import Response
 
+from ...output_formats import events as turn
 from ...output_formats.answer_reader import AnswerReader
-from ...output_formats.events import (
-    AssistantMessage,
-    OutputEvent,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
-)
 from ...output_formats.offered_tools import check_num_tools, read_tool_choice
 from ...output_formats.tools import Tool
 from ...outputs import CompletionOutput, RequestOutput
@@ -104,7 +96,7 @@ def _make_completion(
     request: ChatCompletionRequest,
     request_id: str,
     model: str,
-    parsed: tuple[RequestOutput, Sequence[Sequence[OutputEvent]]],
+    parsed: tuple[RequestOutput, Sequence[Sequence[turn.OutputEvent]]],
     reader: AnswerReader,
     echoed: str,
 ) -> ChatCompletion:
@@ -132,11 +124,11 @@ def _make_completion(
 def _make_choice(
     request: ChatCompletionRequest,
     one: CompletionOutput,
-    events: Sequence[OutputEvent],
+    events: Sequence[turn.OutputEvent],
     reader: AnswerReader,
     echoed: str,
 ) -> ChatChoice:
-    said = AssistantMessage()
+    said = turn.AssistantMessage()
     for event in events:
         said.add(event)
     message = AnswerMessage(content=echoed + said.content)
@@ -263,7 +255,7 @@ class ChunkMaker:
             chunk.prompt_token_ids = output.prompt_token_ids
         return encode_event(chunk)
 
-    def make(self, output: RequestOutput, events: Sequence[Sequence[OutputEvent]] | None) -> bytes:
+    def make(self, output: RequestOutput, events: Sequence[Sequence[turn.OutputEvent]] | None) -> bytes:
         """A chunk for each answer that has something new. `events`: of each answer; None: all is text."""
         if events is None:
             parts = [self._make_one(one, None) for one in output.outputs]
@@ -278,7 +270,7 @@ class ChunkMaker:
         chunk = msgspec.structs.replace(self._head, usage=self.counter.usage())
         return encode_event(chunk) + DONE
 
-    def _make_one(self, output: CompletionOutput, events: Sequence[OutputEvent] | None) -> bytes:
+    def _make_one(self, output: CompletionOutput, events: Sequence[turn.OutputEvent] | None) -> bytes:
         """A chunk an event, or one of all the text. The last one says what else there is of this output."""
         index, finish = output.index, output.finish_reason
         logprobs = choose_logprobs(self._request, output)
@@ -311,25 +303,25 @@ class ChunkMaker:
         return chunk
 
 
-def _make_delta(event: OutputEvent) -> Delta | None:
+def _make_delta(event: turn.OutputEvent) -> Delta | None:
     match event:
-        case TextDelta(text):
+        case turn.TextDelta(text):
             return Delta(content=text)
-        case ReasoningDelta(text):
+        case turn.ReasoningDelta(text):
             return Delta(reasoning_content=text, reasoning=text)
-        case ToolCallStart(index, call_id, name):
+        case turn.ToolCallStart(index, call_id, name):
             begun = AnswerFunction(name, "")
             return Delta(tool_calls=[DeltaToolCall(index=index, id=call_id, type="function", function=begun)])
-        case ToolCallDelta(index, arguments):
+        case turn.ToolCallDelta(index, arguments):
             more = AnswerFunction(arguments=arguments)
             return Delta(tool_calls=[DeltaToolCall(index=index, function=more)])
-        case ToolCallEnd():
+        case turn.ToolCallEnd():
             return None
 
 
-def has_whole_call(events: Sequence[OutputEvent]) -> bool:
+def has_whole_call(events: Sequence[turn.OutputEvent]) -> bool:
     """Whether a call ends in them; a stop string may have cut the only one off."""
-    return any(isinstance(event, ToolCallEnd) for event in events)
+    return any(isinstance(event, turn.ToolCallEnd) for event in events)
 
 
 def choose_finish_reason(reason: str | None, has_calls: bool) -> str | None:

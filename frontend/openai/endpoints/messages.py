@@ -15,15 +15,8 @@ import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
+from ...output_formats import events as turn
 from ...output_formats.answer_reader import AnswerReader
-from ...output_formats.events import (
-    OutputEvent,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
-)
 from ...outputs import CompletionOutput, RequestOutput
 from ..bodies import messages as body
 from ..errors import ApiError, FieldError, as_api_error, encode_messages_error
@@ -57,18 +50,18 @@ class BlockWriter:
         self._open: type[body.Block] | None = None
         self._blank = ""  # white space that no block has: before a call nobody wants it
 
-    def take(self, event: OutputEvent) -> _Events:
+    def take(self, event: turn.OutputEvent) -> _Events:
         """What is to be said of the turn's next event."""
         match event:
-            case TextDelta(text):
+            case turn.TextDelta(text):
                 return self._take_text(text)
-            case ReasoningDelta(text):
+            case turn.ReasoningDelta(text):
                 return self._take_thoughts(text)
-            case ToolCallStart(_, call_id, name):
+            case turn.ToolCallStart(_, call_id, name):
                 return self._begin(body.ToolUseBlock(id=call_id, name=name, input=_NO_INPUT))
-            case ToolCallDelta(_, arguments):
+            case turn.ToolCallDelta(_, arguments):
                 return [self._delta(body.InputJsonDelta(partial_json=arguments))] if arguments else []
-            case ToolCallEnd():
+            case turn.ToolCallEnd():
                 self.has_called = True
                 return self._stop()
 
@@ -250,7 +243,7 @@ class _Answer:
         """The event that ends a stream in which something went wrong."""
         return b"event: error\ndata: %b\n\n" % encode_messages_error(as_api_error(error), self.id)
 
-    def _take(self, output: RequestOutput, events: Sequence[OutputEvent]) -> list[body.MessageEvent]:
+    def _take(self, output: RequestOutput, events: Sequence[turn.OutputEvent]) -> list[body.MessageEvent]:
         self._counter.add(output)
         told = [one for event in events for one in self._writer.take(event)]
         if output.finished:

@@ -11,14 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from ...output_formats.events import (
-    OutputEvent,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from ...output_formats import events as turn
 from ..bodies import responses as body
 from ..bodies.schema import TokenLogprob
 
@@ -61,20 +54,20 @@ class ResponseEncoder:
         return self._hand_over()
 
     def take(
-        self, events: Iterable[OutputEvent], logprobs: Sequence[TokenLogprob] = ()
+        self, events: Iterable[turn.OutputEvent], logprobs: Sequence[TokenLogprob] = ()
     ) -> list[body.ResponseEvent]:
         """More of the answer. `logprobs`: of its tokens; those of thoughts and calls are not told."""
         self._held += logprobs
         for event in events:
             match event:
-                case TextDelta(text):
+                case turn.TextDelta(text):
                     self._write_text(text)
                     continue
-                case ReasoningDelta(text):
+                case turn.ReasoningDelta(text):
                     self._enter(body.OutputReasoning)
                     self._texts.append(text)
                     self._say("response.reasoning_text.delta", **self._place, content_index=0, delta=text)
-                case ToolCallStart(_, call_id, name):
+                case turn.ToolCallStart(_, call_id, name):
                     self._close("completed")
                     namespace, name = self._namespaces.get(name, (UNSET, name))
                     self._open(
@@ -82,10 +75,10 @@ class ResponseEncoder:
                             id=self._make_id("fc"), call_id=call_id, name=name, namespace=namespace
                         )
                     )
-                case ToolCallDelta(_, arguments):
+                case turn.ToolCallDelta(_, arguments):
                     self._texts.append(arguments)
                     self._say("response.function_call_arguments.delta", **self._place, delta=arguments)
-                case ToolCallEnd():
+                case turn.ToolCallEnd():
                     self._close("completed")
             self._held = []
         return self._hand_over()
