@@ -31,16 +31,9 @@ from ...engine_args import EngineArgs
 from ...openai.connections.listen import bind_socket, reserve_port
 from ...openai.connections.unix_socket import listen_at_path
 from ...openai.engines.daemon_model import DaemonModel, load_daemon_model, load_daemon_models
+from .. import serve_options
 from ..engine_choice import check_names_end, choose_model, read_engine_choice
 from ..parser import ExitCode
-from ..serve_options import (
-    ENV_KEY,
-    check_exposure,
-    collect_keys,
-    make_parser,
-    make_server_options,
-    print_limits,
-)
 from ..streams import PhaseLine
 
 if TYPE_CHECKING:  # the server's modules load FastAPI, which --help does without
@@ -58,18 +51,18 @@ _EXAMPLES: tuple[tuple[str, str, dict[str, Any]], ...] = (  # a task, its route,
 
 
 def run(argv: Sequence[str]) -> int:
-    options = make_parser().parse(argv)
+    options = serve_options.make_parser().parse(argv)
     options.model = choose_model(argv, options.model_name, options.model)
     check_names_end(argv, options.served_model_name, options.model_name)
     from ...openai.limits import parse_limits
 
     limits = parse_limits(options.limit)
     if options.help_limits:
-        print_limits(limits)
+        serve_options.print_limits(limits)
         return ExitCode.OK
-    keys = collect_keys(options)
-    check_exposure(options, keys)
-    server_options = make_server_options(options, keys, limits)
+    keys = serve_options.collect_keys(options)
+    serve_options.check_exposure(options, keys)
+    server_options = serve_options.make_server_options(options, keys, limits)
     engine_args = _read_engine_args(options)
     with _listen(options) as listening_socket, _reserve_grpc_port(options) as grpc_address:
         place = _name_place(options, listening_socket)
@@ -246,7 +239,7 @@ def format_box(
     """
     url = place.url
     path, body = _make_example(models)
-    auth = f' -H "Authorization: Bearer ${ENV_KEY}"' if has_keys else ""
+    auth = f' -H "Authorization: Bearer ${serve_options.ENV_KEY}"' if has_keys else ""
     curl = (
         f"curl {_name_socket(place)}{url}{path} -H 'Content-Type: application/json'{auth} "
         f"-d {shlex.quote(msgspec.json.encode(body).decode())}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from quire.frontend.grpc.receive_gate import ReceiveGate
+from quire.frontend.grpc.calls import ReceiveGate
 
 
 class Calls:
