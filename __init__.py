@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .frontend.async_llm import AsyncLLM as AsyncLLM
     from .frontend.beam_search import BeamSearchOutput as BeamSearchOutput
-    from .frontend.cli.flexible_parser import FlexibleArgumentParser as FlexibleArgumentParser
+    from .frontend.cli.parser import FlexibleArgumentParser as FlexibleArgumentParser
     from .frontend.engine_args import EngineArgs as EngineArgs
     from .frontend.llm import LLM as LLM
     from .frontend.llm_engine import LLMEngine as LLMEngine
@@ -48,7 +48,7 @@ _HOME_OF = {
     "AsyncLLM": "frontend.async_llm",
     "LLMEngine": "frontend.llm_engine",
     "EngineArgs": "frontend.engine_args",
-    "FlexibleArgumentParser": "frontend.cli.flexible_parser",
+    "FlexibleArgumentParser": "frontend.cli.parser",
     "RequestOutput": "frontend.outputs",
     "CompletionOutput": "frontend.outputs",
     "Metric": "frontend.metric_values",

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from quire.frontend.cli.chat.answer_printer import AnswerStyle
 from quire.frontend.cli.chat.conversation import Conversation
-from quire.frontend.cli.chat.terminal import Terminal
+from quire.frontend.cli.commands.chat import talk
 from quire.frontend.cli.session import Session
 from quire.frontend.cli.tools import find_tools
 from quire.frontend.output_formats.events import OutputEvent, TextDelta
@@ -86,4 +86,4 @@ def run_terminal(
         return line
 
     monkeypatch.setattr("builtins.input", read_line)
-    return Terminal(conversation).run()
+    return talk(conversation)

@@ -19,15 +19,7 @@ from ..openai.connections.auth import ApiKeyMiddleware
 from ..openai.engines.served_models import ServedModels
 from ..openai.options import ServerOptions
 from ..openai.stream import cancel_and_wait
-from .batch_files import (
-    MAX_LINE_BYTES,
-    BatchError,
-    BatchResponse,
-    BatchResult,
-    InputLine,
-    Progress,
-    ResultFile,
-)
+from . import batch_files as files
 
 _TEXT_URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _SCORE_URLS = ("/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank")
@@ -49,14 +41,6 @@ class _Body(msgspec.Struct):
     stream: Any = None
 
 
-class _CustomId(msgspec.Struct):
-    custom_id: str
-
-
-class _AnswerHead(msgspec.Struct):
-    id: str
-
-
 class LineError(Exception):
     """A line that cannot be sent; `custom_id` as far as it could be read."""
 
@@ -74,8 +58,7 @@ class BatchCounts:
     num_refused: int = 0  # malformed lines, and statuses 4xx
     num_failed: int = 0  # statuses 5xx
 
-    def add(self, result: BatchResult) -> None:
-        """Count a result."""
+    def add(self, result: files.BatchResult) -> None:
         status = 400 if result.response is None else result.response.status_code
         if status < 400:
             self.num_answered += 1
@@ -95,11 +78,11 @@ class BatchRun:
     """One run over the lines that are due, at most `max_concurrency` at a time (None: by the engine)."""
 
     llm: AsyncLLM
-    lines: Iterator[InputLine]
-    progress: Progress
-    results: ResultFile
+    lines: Iterator[files.InputLine]
+    progress: files.Progress
+    results: files.ResultFile
     max_concurrency: int | None
-    on_result: Callable[[BatchResult], None] | None = None
+    on_result: Callable[[files.BatchResult], None] | None = None
     counts: BatchCounts = field(default_factory=BatchCounts, init=False)
     _stop: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -144,25 +127,25 @@ class BatchRun:
             if self.progress.is_due(line):
                 self._keep(await self._answer(app, line))
 
-    def _keep(self, result: BatchResult) -> None:
+    def _keep(self, result: files.BatchResult) -> None:
         self.results.append(result)
         self.progress.add(result.id)
         self.counts.add(result)
         if self.on_result is not None:
             self.on_result(result)
 
-    async def _answer(self, app: ASGIApp, line: InputLine) -> BatchResult:
+    async def _answer(self, app: ASGIApp, line: files.InputLine) -> files.BatchResult:
         """A line's result. Raises EngineDeadError instead of one that says no more than that."""
         try:
             asked = parse_line(line)
         except LineError as error:
-            return BatchResult(
-                id=line.result_id, custom_id=error.custom_id, error=BatchError(error.code, str(error))
+            return files.BatchResult(
+                id=line.result_id, custom_id=error.custom_id, error=files.BatchError(error.code, str(error))
             )
         status, answer = await self._ask(app, asked)
-        request_id = _read_answer_id(answer) or line.result_id
-        response = BatchResponse(status, request_id, msgspec.Raw(answer))
-        return BatchResult(id=line.result_id, custom_id=asked.custom_id, response=response)
+        request_id = _read_text(answer, "id") or line.result_id
+        response = files.BatchResponse(status, request_id, msgspec.Raw(answer))
+        return files.BatchResult(id=line.result_id, custom_id=asked.custom_id, response=response)
 
     async def _ask(self, app: ASGIApp, asked: _Line) -> tuple[int, bytes]:
         """(status, body) of the answer; where there is no room, of the last of many tries."""
@@ -189,16 +172,16 @@ class BatchRun:
                 loop.remove_signal_handler(number)
 
 
-def parse_line(line: InputLine) -> _Line:
+def parse_line(line: files.InputLine) -> _Line:
     """A line as a request. Raises LineError."""
     if line.is_cut:
-        raise LineError("line_too_long", f"line {line.number}: more than {MAX_LINE_BYTES} bytes")
+        raise LineError("line_too_long", f"line {line.number}: more than {files.MAX_LINE_BYTES} bytes")
     try:
         asked = msgspec.json.decode(line.text, type=_Line)
         body = msgspec.json.decode(asked.body, type=_Body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         code = "invalid_request" if isinstance(error, msgspec.ValidationError) else "invalid_json"
-        raise LineError(code, f"line {line.number}: {error}", _read_custom_id(line.text)) from None
+        raise LineError(code, f"line {line.number}: {error}", _read_text(line.text, "custom_id")) from None
     if asked.method != "POST":
         message = f"line {line.number}: {describe_refusal('method', asked.method, 'POST')}"
         raise LineError("invalid_method", message, asked.custom_id)
@@ -248,15 +231,10 @@ async def call_app(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
     return status, b"".join(answer)
 
 
-def _read_custom_id(text: bytes) -> str | None:
+def _read_text(data: bytes, name: str) -> str | None:
+    """A field of a JSON object; None where it is no text, or cannot be read."""
     try:
-        return msgspec.json.decode(text, type=_CustomId).custom_id
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _read_answer_id(answer: bytes) -> str | None:
-    try:
-        return msgspec.json.decode(answer, type=_AnswerHead).id
-    except msgspec.DecodeError:
+        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        return msgspec.json.decode(fields[name], type=str)
+    except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from ...ipc.errors import InputError, QuireError, did_you_mean
 from ...ipc.processes.process_limits import discard_unwritable, open_closed_streams
-from .exit_codes import ExitCode
-from .parser import UsageError
+from .parser import ExitCode, UsageError
 
 
 class Command(NamedTuple):

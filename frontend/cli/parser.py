@@ -1,18 +1,19 @@
-"""An ArgumentParser whose errors are UsageErrors in the house's form: field=value: what is allowed."""
+"""Parsers of command lines: the commands' own, whose errors are UsageErrors in the house's form (field=value:
+what is allowed), and one for users' scripts; and what the command's exit codes mean.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from enum import IntEnum
 from typing import Any, NoReturn
 
 from ...ipc.errors import QuireError, did_you_mean
 from .config_file import FLAG, expand_config
-from .exit_codes import ExitCode
-from .flexible_parser import spell_with_dashes
 
 _INVALID_VALUE = re.compile(r"argument (?P<field>[^:]+): invalid (?P<kind>\w+) value: (?P<value>.*)", re.S)
 _INVALID_CHOICE = re.compile(
@@ -20,6 +21,16 @@ _INVALID_CHOICE = re.compile(
 )
 _OTHER = re.compile(r"argument (?P<field>[^:]+): (?P<rest>.*)", re.S)
 _NAME_OF_TYPE = {"int": "an integer", "float": "a number"}
+
+
+class ExitCode(IntEnum):
+    """Every exit code of the `quire` command."""
+
+    OK = 0
+    FAILED = 1  # it started and could not finish; the last line on stderr is the root cause
+    USAGE = 2  # a value that the user gave cannot be used; nothing was started
+    INTERRUPTED = 130  # Ctrl-C, as shells report SIGINT
+    OUTPUT_CLOSED = 141  # the reader of stdout left, as shells report SIGPIPE
 
 
 class UsageError(QuireError):
@@ -149,3 +160,29 @@ def in_house_form(message: str) -> str:
 def _field_name(flags: str) -> str:
     """'-m/--max-tokens' -> 'max_tokens', as SamplingParams and EngineArgs name it."""
     return flags.split("/")[-1].lstrip("-").replace("-", "_")
+
+
+class FlexibleArgumentParser(argparse.ArgumentParser):
+    """Options may be spelled with '_' for '-', and a `--config FILE.yaml` that it has is read.
+
+    `EngineArgs.add_cli_args` fills it, and `LLM(**vars(parser.parse_args()))` uses what it gives.
+    """
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        known = self._option_string_actions
+        words = spell_with_dashes(sys.argv[1:] if args is None else args, known)
+        if FLAG in known:
+            words = expand_config(known, words)
+        return super().parse_known_args(words, namespace)
+
+
+def spell_with_dashes(words: Iterable[str], known: Collection[str]) -> list[str]:
+    """Command line words with options such as --max_tokens as `known` has them."""
+    return [_with_dashes(word, known) for word in words]
+
+
+def _with_dashes(word: str, known: Collection[str]) -> str:
+    flag, sign, value = word.partition("=")
+    dashed = flag.replace("_", "-")
+    is_spelled_so = flag.startswith("--") and flag not in known and dashed in known
+    return f"{dashed}{sign}{value}" if is_spelled_so else word

@@ -12,7 +12,7 @@ from ..chat import ChatTurns
 from ..client.remote_daemon import Attachment
 from ..engine_args import EngineArgs
 from ..input_processor import PreparedParams
-from ..llm_engine import read_served_sampling
+from ..llm_engine import LLMEngine, read_served_sampling
 from ..output_formats.answer_reader import AnswerReader
 from ..output_formats.events import OutputEvent
 from ..output_formats.tools import Tool
@@ -20,7 +20,20 @@ from ..outputs import RequestOutput
 from ..text.messages import as_template_tools
 from ..text.prompts import Prompt
 from ..text.tokenizer import Tokenizer
-from .engine_start import start_engine
+from .streams import PhaseLine
+
+
+def start_engine(engine_args: EngineArgs | None, attach: Attachment | None) -> LLMEngine:
+    """Start an engine, or attach to the daemon `attach` where `engine_args` is None.
+
+    Raises ConfigError or ModelError before anything is started, EngineStartError if it fails, DaemonError
+    when no such daemon runs.
+    """
+    if engine_args is None:
+        assert attach is not None
+        return LLMEngine.attach(attach, client_kind="cli")
+    with PhaseLine(f"loading {engine_args.model}") as line:
+        return LLMEngine.from_engine_args(engine_args, line.show)
 
 
 class Session:
@@ -39,12 +52,10 @@ class Session:
 
     @property
     def facts(self) -> EngineFacts:
-        """The engine's facts."""
         return self._engine.facts
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
         tokenizer = self._engine.tokenizer
         assert tokenizer is not None, "the commands do not offer skip_tokenizer_init"
         return tokenizer

@@ -2,14 +2,15 @@
 
 A message is asked for only after the key was found good: until then gRPC's core holds what fits its window
 (64 KiB a call). Every method is registered as one of streams, because gRPC takes the message of any other
-before it calls its handler.
+before it calls its handler. How many are received at once is bounded by ReceiveGate, fairly.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import unquote
@@ -18,15 +19,15 @@ import grpc
 import grpc.aio
 import msgspec
 
-from ..openai.access.log import AccessLog
-from ..openai.access.record import CURRENT, KEY_LENGTH, AccessRecord
+from ..openai.access.log import CURRENT, KEY_LENGTH, AccessLog, AccessRecord
 from ..openai.connections.auth import ApiKeys
 from ..openai.connections.shares import name_address
 from ..openai.errors import ApiError, as_api_error, overloaded
 from ..openai.limits import Limits
 from ..openai.options import ServerOptions
+from ..openai.room import Tally
 from ..openai.serving import Caller
-from .receive_gate import ReceiveGate
+from ..openai.text.turns import TurnQueue
 
 _USUAL_MESSAGE_BYTES = 4 << 20  # gRPC's own default; the dearest message of that size takes 60 ms to parse
 _MAX_KEYLESS_CALLS = 64  # answered at once; who does not read its answer stays for write_timeout_s
@@ -43,6 +44,51 @@ _STATUSES = {
 }
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
+_Turn = tuple[str, asyncio.Future[None]]  # of a tenant
+_NO_BOUND = 2**31  # who waits holds no message, and the number of calls is bounded elsewhere
+
+
+class ReceiveGate:
+    """`num_places` that tenants share as ipc/fair_share.py says; who finds none waits for a turn."""
+
+    def __init__(self, num_places: int) -> None:
+        self._num_places = num_places
+        self._taken = Tally()
+        self._waiting: TurnQueue[_Turn] = TurnQueue(_NO_BOUND, _NO_BOUND, _NO_BOUND)
+
+    def has_place(self, tenant: str) -> bool:
+        """Whether `place` would not wait."""
+        return self._taken.has_room(tenant, 1, self._num_places)
+
+    @asynccontextmanager
+    async def place(self, tenant: str) -> AsyncGenerator[None, None]:
+        """Hold a place for the block."""
+        if self.has_place(tenant):
+            self._taken.enter(tenant, 1)
+        else:
+            await self._wait(tenant)
+        try:
+            yield
+        finally:
+            self._leave(tenant)
+
+    async def _wait(self, tenant: str) -> None:
+        turn: _Turn = tenant, asyncio.get_running_loop().create_future()
+        self._waiting.put(tenant, turn, 0)
+        try:
+            await turn[1]
+        except asyncio.CancelledError:
+            self._waiting.remove(tenant, turn)
+            if not turn[1].cancelled():  # it was given a place meanwhile
+                self._leave(tenant)
+            raise
+
+    def _leave(self, tenant: str) -> None:
+        self._taken.leave(tenant, 1)
+        if self._taken.amount < self._num_places and (turn := self._waiting.take()) is not None:
+            next_tenant, is_next = turn
+            self._taken.enter(next_tenant, 1)
+            is_next.set_result(None)
 
 
 def find_max_message_bytes(limits: Limits) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from google.protobuf.message import DecodeError, Message
@@ -31,13 +31,6 @@ _OWN_FIELDS = ("request_id", "text", "tokenized", "sampling_params")  # not a co
 M = TypeVar("M", bound=Message)
 
 
-class GenerateFields(NamedTuple):
-    """A GenerateRequest, checked. `request_id`: None if the caller left it out."""
-
-    request_id: str | None
-    request: CompletionRequest
-
-
 def parse_message(data: bytes, kind: type[M]) -> M:
     """The message of these bytes; raises ApiError with status 400."""
     try:
@@ -47,8 +40,13 @@ def parse_message(data: bytes, kind: type[M]) -> M:
         raise ApiError(HTTPStatus.BAD_REQUEST, text, code="invalid_message") from None
 
 
-def read_generate_request(message: pb.GenerateRequest, max_model_len: int, is_stream: bool) -> GenerateFields:
-    """The request of a message. Raises ApiErrors and InputErrors that name the field."""
+def read_generate_request(
+    message: pb.GenerateRequest, max_model_len: int, is_stream: bool
+) -> tuple[str | None, CompletionRequest]:
+    """The caller's id, None if it was left out, and the request.
+
+    Raises ApiErrors and InputErrors that name the field.
+    """
     values = _read_fields(message.sampling_params)
     values.update({name: value for name, value in _read_fields(message).items() if name not in _OWN_FIELDS})
     if values.get("max_tokens") == 0:
@@ -57,7 +55,7 @@ def read_generate_request(message: pb.GenerateRequest, max_model_len: int, is_st
         values["vllm_xargs"] = _read_object("vllm_xargs", values["vllm_xargs"])
     values["prompt"] = _read_prompt(message, max_model_len)
     values["stream"] = is_stream
-    return GenerateFields(_read_request_id(message), make_struct(values, CompletionRequest))
+    return _read_request_id(message), make_struct(values, CompletionRequest)
 
 
 def make_response(request_id: str, output: RequestOutput, has_prompt_logprobs: bool) -> bytes:

@@ -6,7 +6,9 @@ gRPC's core reads sockets in threads of its own; everything else runs in the eve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
+import ssl
 from typing import Any
 
 import grpc
@@ -14,12 +16,11 @@ import grpc.aio
 
 from ...ipc.errors import ConfigError
 from ..openai.access.log import AccessLog
+from ..openai.connections.tls import TlsFiles, read_tls_files
 from ..openai.engines.served_models import ServedModels
-from ..openai.options import ServerOptions, find_max_grpc_connections
+from ..openai.options import ServerOptions, TlsOptions, find_max_grpc_connections
 from .calls import CallHandler, find_max_message_bytes
-from .credentials import make_credentials
-from .engine_service import EngineService
-from .health import HealthService
+from .engine_service import EngineService, HealthService
 
 _MAX_STREAMS = 1024  # calls under way on one connection; more wait at the client
 _FLUSH_GRACE_S = 1.0  # for the last answers on their way
@@ -97,3 +98,25 @@ def _make_options(options: ServerOptions) -> list[tuple[str, Any]]:
         # Else the window in which bytes come before anybody asks for them grows to megabytes.
         ("grpc.http2.bdp_probe", 0),
     ]
+
+
+def make_credentials(options: TlsOptions) -> grpc.ServerCredentials:
+    """Raises ConfigError for a file that cannot be used."""
+    files = TlsFiles(options)
+
+    def find_new() -> grpc.ServerCertificateConfiguration | None:
+        # gRPC asks in a thread of its own, before each handshake; None leaves what it has.
+        with contextlib.suppress(ConfigError):  # it is being replaced again: there is another look to come
+            return _configure(options) if options.refreshes and files.refresh() else None
+
+    needs_certificate = options.cert_reqs == ssl.CERT_REQUIRED
+    return grpc.dynamic_ssl_server_credentials(
+        _configure(options),
+        find_new,  # pyright: ignore[reportArgumentType] - its stubs leave None out
+        needs_certificate,
+    )
+
+
+def _configure(options: TlsOptions) -> grpc.ServerCertificateConfiguration:
+    key, certificate, authorities = read_tls_files(options)
+    return grpc.ssl_server_certificate_configuration([(key, certificate)], authorities)

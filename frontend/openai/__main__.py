@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import socket
 import sys
 
@@ -31,18 +32,10 @@ class Control:
         asyncio.get_running_loop().add_reader(self._socket, self._answer)
         self._say(ALIVE)
 
-    def note_serving(self, formats: str) -> None:
-        """Requests are taken. formats: how tool calls and thoughts are read."""
-        self.has_served = True
-        self._say_line(SERVES, formats)
-
-    def note_phase(self, phase: str) -> None:
-        """A phase of the engine's start has begun."""
-        self._say_line(PHASE, phase)
-
-    def note_failure(self, reason: str) -> None:
-        """The engine has not started: the group says so, once for all its processes."""
-        self._say_line(FAILED, reason)
+    def tell(self, kind: bytes, text: str) -> None:
+        """A line: it SERVES, a PHASE of the engine's start has begun, or it has FAILED to start."""
+        self.has_served = self.has_served or kind == SERVES
+        self._say(kind + " ".join(text.split("\n")).encode(errors="replace") + b"\n")
 
     def _answer(self) -> None:
         asked = b""
@@ -52,9 +45,6 @@ class Control:
             self._say(ALIVE)
         else:  # the group is gone, which the lifeline acts on
             asyncio.get_running_loop().remove_reader(self._socket)
-
-    def _say_line(self, kind: bytes, text: str) -> None:
-        self._say(kind + " ".join(text.split("\n")).encode(errors="replace") + b"\n")
 
     def _say(self, word: bytes) -> None:
         with contextlib.suppress(OSError):
@@ -73,7 +63,7 @@ def main() -> int:
         engines = AsyncLLM(attach=engines, client_kind=HTTP_CLIENT_KIND)
 
     def note_serving(models: ServedModels) -> None:
-        control.note_serving(models.describe_formats())
+        control.tell(SERVES, models.describe_formats())
 
     try:
         with socket.socket(fileno=args.listening_fd) as listening_socket:
@@ -82,14 +72,14 @@ def main() -> int:
                 args.options,
                 listening_socket,
                 note_serving,
-                control.note_phase,
+                functools.partial(control.tell, PHASE),
                 on_loop=control.begin,
                 peers=args.peers,
             )
     except QuireError as error:
-        if control.has_served:
-            return EXIT_ENGINE_LOST  # the group says so, once for all its processes
-        control.note_failure(str(error))
+        if control.has_served:  # the group says so, once for all its processes; likewise of a failed start
+            return EXIT_ENGINE_LOST
+        control.tell(FAILED, str(error))
         return EXIT_START_FAILED
     return EXIT_OK
 

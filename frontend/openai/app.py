@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI
+from msgspec import UNSET, Raw, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
@@ -22,56 +23,18 @@ from starlette.types import Message as AsgiMessage
 from ...ipc.errors import QuireError, shorten
 from ...ipc.messages import MAX_REQUEST_ID_LENGTH
 from .access.http_counts import OTHER, HttpCounts
-from .bodies.chat_answers import ChatCompletion, ChatCompletionChunk
-from .bodies.docs_page import CONTENT_SECURITY_POLICY, render_docs
-from .bodies.messages import CountTokensRequest, Message, MessageEvent, MessagesRequest, TokenCount
-from .bodies.openapi import Routes
+from .bodies import chat_answers, messages, pooling, responses, schema
+from .bodies.openapi import CONTENT_SECURITY_POLICY, Routes, render_docs
 from .bodies.parsing import parse_body, parse_leniently, parse_request
-from .bodies.pooling import (
-    AnyRerankRequest,
-    ClassifyRequest,
-    ClassifyResponse,
-    CohereEmbedRequest,
-    CohereEmbedResponse,
-    EmbeddingRequest,
-    EmbeddingResponse,
-    PoolingRequest,
-    PoolingResponse,
-    RerankRequest,
-    RerankResponse,
-    ScoreRequest,
-    ScoreResponse,
-    SimilarityRequest,
-    TeiEmbedRequest,
-    TeiRank,
-)
-from .bodies.responses import ResponseEvent, ResponsesRequest, ResponsesResponse
-from .bodies.schema import (
-    AbortRequest,
-    ChatCompletionRequest,
-    CompletionRequest,
-    CompletionResponse,
-    DetokenizeRequest,
-    DetokenizeResponse,
-    ModelCard,
-    ModelList,
-    StatusResponse,
-    TokenizeRequest,
-    TokenizeResponse,
-    VersionResponse,
-)
-from .chat.chat import create_chat_completion
 from .connections.auth import CALLER_KEY
-from .endpoints.abort import create_abort
+from .endpoints.chat import create_chat_completion
 from .endpoints.completions import create_completion
-from .endpoints.invocations import find_invoked
+from .endpoints.messages import count_message_tokens, create_message
 from .endpoints.tokenize import create_detokenize, create_tokenize
 from .engines.served_models import ServedModels
-from .errors import MESSAGES_PATH, ErrorResponse, make_error_response
+from .errors import MESSAGES_PATH, ApiError, ErrorResponse, make_error_response, unavailable
 from .headers import find_header
-from .health import add_routes as add_health_routes
 from .live import add_routes as add_live_routes
-from .messages.messages import count_message_tokens, create_message
 from .metrics import add_routes as add_metrics_routes
 from .pooling.cohere import create_cohere_embedding
 from .pooling.embeddings import create_classification, create_embedding, create_pooling
@@ -83,11 +46,12 @@ from .pooling.tei import create_similarity, create_tei_embedding
 from .responses.create import create_response
 from .responses.peers import PeerSockets
 from .responses.stored import add_routes as add_stored_responses_routes
-from .server_info import add_routes as add_server_info_routes
+from .server_info import add_health_routes, add_info_routes
 from .serving import Caller, Serving
 from .stream import REQUEST_ID_HEADER, echo_request_id, respond, run_while_connected
 
 _CLIENT_GONE = 499  # nginx's code; nobody reads it
+_NOT_INVOKED = "body: 'messages', 'prompt', 'input', 'text_1' or 'queries' with 'documents', or 'query'"
 T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -112,14 +76,13 @@ def create_app(models: ServedModels, peers: PeerSockets | None = None) -> Direct
         app.add_exception_handler(kind, _answer_error)
     routes = Routes(app, models.parts.options.root_path)
     add_health_routes(routes, models)
-    _add_version_route(routes)
     _add_model_routes(routes, models)
     endpoints = _add_post_routes(routes, models)
     add_tei_routes(routes, models)
     add_stored_responses_routes(routes, models, _find_caller)
     add_metrics_routes(routes, models, lambda: counts)
     add_live_routes(app, routes, models)
-    add_server_info_routes(routes, models)
+    add_info_routes(routes, models)
 
     async def show_docs() -> Response:
         headers = {"content-security-policy": CONTENT_SECURITY_POLICY}
@@ -219,31 +182,34 @@ def _add_post_routes(routes: Routes, models: ServedModels) -> dict[str, Endpoint
         name = handler.__name__
         routes.add(path, endpoint, handler.__doc__, answer, name=name, request=kind, event=event)
 
-    add("/v1/completions", CompletionRequest, create_completion, CompletionResponse, CompletionResponse)
-    path = "/v1/chat/completions"
-    add(path, ChatCompletionRequest, create_chat_completion, ChatCompletion, ChatCompletionChunk)
-    add("/v1/responses", ResponsesRequest, create_response, ResponsesResponse, ResponseEvent)
-    add(MESSAGES_PATH, MessagesRequest, create_message, Message, MessageEvent)
+    answer, event = schema.CompletionResponse, schema.CompletionResponse
+    add("/v1/completions", schema.CompletionRequest, create_completion, answer, event)
+    answer, event = chat_answers.ChatCompletion, chat_answers.ChatCompletionChunk
+    add("/v1/chat/completions", schema.ChatCompletionRequest, create_chat_completion, answer, event)
+    answer, event = responses.ResponsesResponse, responses.ResponseEvent
+    add("/v1/responses", responses.ResponsesRequest, create_response, answer, event)
+    add(MESSAGES_PATH, messages.MessagesRequest, create_message, messages.Message, messages.MessageEvent)
     path = f"{MESSAGES_PATH}/count_tokens"
-    add(path, CountTokensRequest, count_message_tokens, TokenCount)
-    add("/v1/embeddings", EmbeddingRequest, create_embedding, EmbeddingResponse)
-    add("/v2/embed", CohereEmbedRequest, create_cohere_embedding, CohereEmbedResponse)
-    add("/embed", TeiEmbedRequest, create_tei_embedding, list[list[float]])
-    add("/similarity", SimilarityRequest, create_similarity, list[float])
-    add("/rerank", AnyRerankRequest, create_any_rerank, RerankResponse | list[TeiRank])
-    add("/v1/rerank", RerankRequest, create_rerank, RerankResponse)
-    add("/v2/rerank", RerankRequest, create_cohere_rerank, RerankResponse)
+    add(path, messages.CountTokensRequest, count_message_tokens, messages.TokenCount)
+    add("/v1/embeddings", pooling.EmbeddingRequest, create_embedding, pooling.EmbeddingResponse)
+    add("/v2/embed", pooling.CohereEmbedRequest, create_cohere_embedding, pooling.CohereEmbedResponse)
+    add("/embed", pooling.TeiEmbedRequest, create_tei_embedding, list[list[float]])
+    add("/similarity", pooling.SimilarityRequest, create_similarity, list[float])
+    ranks = pooling.RerankResponse | list[pooling.TeiRank]
+    add("/rerank", pooling.AnyRerankRequest, create_any_rerank, ranks)
+    add("/v1/rerank", pooling.RerankRequest, create_rerank, pooling.RerankResponse)
+    add("/v2/rerank", pooling.RerankRequest, create_cohere_rerank, pooling.RerankResponse)
     for path in ("/score", "/v1/score"):
-        add(path, ScoreRequest, create_score, ScoreResponse)
-    add("/classify", ClassifyRequest, create_classification, ClassifyResponse)
-    add("/pooling", PoolingRequest, create_pooling, PoolingResponse)
-    add("/tokenize", TokenizeRequest, create_tokenize, TokenizeResponse)
-    add("/detokenize", DetokenizeRequest, create_detokenize, DetokenizeResponse)
+        add(path, pooling.ScoreRequest, create_score, pooling.ScoreResponse)
+    add("/classify", pooling.ClassifyRequest, create_classification, pooling.ClassifyResponse)
+    add("/pooling", pooling.PoolingRequest, create_pooling, pooling.PoolingResponse)
+    add("/tokenize", schema.TokenizeRequest, create_tokenize, schema.TokenizeResponse)
+    add("/detokenize", schema.DetokenizeRequest, create_detokenize, schema.DetokenizeResponse)
     path = "/abort_requests"  # names no model: ids of answers do not tell it
-    parse = functools.partial(parse_body, kind=AbortRequest)
+    parse = functools.partial(parse_body, kind=schema.AbortRequest)
     abort = endpoints[path] = _make_endpoint(models, parse, functools.partial(create_abort, models))
     name, text = create_abort.__name__, create_abort.__doc__
-    routes.add(path, abort, text, StatusResponse, name=name, request=AbortRequest)
+    routes.add(path, abort, text, schema.StatusResponse, name=name, request=schema.AbortRequest)
     endpoints["/invocations"] = _add_invocations(routes, models, handled)
     return endpoints
 
@@ -254,7 +220,7 @@ def _add_invocations(
     """The route that is any of `handled`, which by path is what reads a body and what answers it."""
 
     def parse(body: bytes) -> tuple[msgspec.Struct, Handler[Any]]:
-        parse_own, handler = handled[find_invoked(body, models)]
+        parse_own, handler = handled[_find_invoked(body, models)]
         return parse_own(body), handler
 
     def handle(asked: tuple[msgspec.Struct, Handler[Any]], caller: Caller) -> Coroutine[Any, Any, Response]:
@@ -262,11 +228,47 @@ def _add_invocations(
         return handler(request, caller)
 
     endpoint = _make_endpoint(models, parse, handle)
-    kinds = CompletionRequest | ChatCompletionRequest | EmbeddingRequest | ScoreRequest | RerankRequest
+    kinds = schema.CompletionRequest | schema.ChatCompletionRequest
+    kinds |= pooling.EmbeddingRequest | pooling.ScoreRequest | pooling.RerankRequest
+    answers = schema.CompletionResponse | chat_answers.ChatCompletion
+    answers |= pooling.EmbeddingResponse | pooling.ScoreResponse | pooling.RerankResponse
     text = "Answer a request of another route, as SageMaker's callers ask."
-    answers = CompletionResponse | ChatCompletion | EmbeddingResponse | ScoreResponse | RerankResponse
     routes.add("/invocations", endpoint, text, answers, name="invocations", request=kinds)
     return endpoint
+
+
+class _InvokedFields(msgspec.Struct):
+    """Those that tell what a body is; the values are not looked at."""
+
+    model: str | None = None
+    messages: Raw | UnsetType = UNSET
+    prompt: Raw | UnsetType = UNSET
+    input: Raw | UnsetType = UNSET
+    text_1: Raw | UnsetType = UNSET
+    queries: Raw | UnsetType = UNSET
+    query: Raw | UnsetType = UNSET
+
+
+def _find_invoked(body: bytes, models: ServedModels) -> str:
+    """The path of the route. Raises ApiErrors."""
+    try:
+        fields = msgspec.json.decode(body, type=_InvokedFields)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(HTTPStatus.BAD_REQUEST, f"body: JSON ({error})", code="invalid_json") from None
+    if fields.prompt is not UNSET:
+        return "/v1/completions"
+    if fields.text_1 is not UNSET or fields.queries is not UNSET:
+        return "/score"
+    if fields.query is not UNSET:
+        return "/v1/rerank"
+    tasks = models.find(fields.model).facts.tasks
+    if fields.messages is not UNSET and "generate" in tasks:
+        return "/v1/chat/completions"
+    if fields.messages is UNSET and fields.input is UNSET:
+        raise ApiError(HTTPStatus.BAD_REQUEST, _NOT_INVOKED, code="missing_field")
+    if "embed" in tasks:
+        return "/v1/embeddings"
+    return "/classify" if "classify" in tasks else "/pooling"
 
 
 def _make_handler(models: ServedModels, handler: ModelHandler[T], task: str | None) -> Handler[T]:
@@ -322,23 +324,34 @@ def _find_caller(http: Request) -> Caller:
     return msgspec.structs.replace(caller, address=scope["client"][0])
 
 
-def _add_version_route(routes: Routes) -> None:
-    async def get_version() -> Response:
-        return respond(VersionResponse(version("quire")))
+async def create_abort(models: ServedModels, request: schema.AbortRequest, caller: Caller) -> Response:
+    """End requests of this API key: each answer ends with what it has and finish_reason "abort".
 
-    routes.add("/version", get_version, "Quire's version.", VersionResponse, name="version")
+    Ids that are unknown, finished or another key's are ignored: nobody learns what another has asked.
+    """
+    engines = [serving.llm for serving in models.servings if serving.llm.is_running]
+    for llm in engines:  # an id does not tell whose it is
+        if not llm.is_recovering:
+            llm.abort_named(request.request_ids, caller.tenant if caller.key_hash else "")
+    if any(llm.is_recovering for llm in engines):
+        raise unavailable("an engine is being restarted: try again", "recovering")
+    return respond(schema.StatusResponse("ok"))
 
 
 def _add_model_routes(routes: Routes, models: ServedModels) -> None:
+    async def get_version() -> Response:
+        return respond(schema.VersionResponse(version("quire")))
+
     async def list_models() -> Response:
         models.check_open()
-        return respond(
-            ModelList(data=[models.make_card(one, name) for one in models.models for name in one.names])
-        )
+        cards = [models.make_card(one, name) for one in models.models for name in one.names]
+        return respond(schema.ModelList(data=cards))
 
     async def get_model(model: str) -> Response:
         models.check_open()
         return respond(models.make_card(models.find(model), model))
 
-    routes.add("/v1/models", list_models, "What is served.", ModelList)
-    routes.add("/v1/models/{model:path}", get_model, "One model.", ModelCard, more={404: ErrorResponse})
+    routes.add("/version", get_version, "Quire's version.", schema.VersionResponse, name="version")
+    routes.add("/v1/models", list_models, "What is served.", schema.ModelList)
+    path = "/v1/models/{model:path}"
+    routes.add(path, get_model, "One model.", schema.ModelCard, more={404: ErrorResponse})

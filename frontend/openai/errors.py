@@ -25,7 +25,7 @@ from ...ipc.errors import (
     describe_refusal,
     shorten_name,
 )
-from .access.record import note_cause
+from .access.log import note_cause
 
 MESSAGES_PATH = "/v1/messages"
 MESSAGES_ID_HEADER = "request-id"  # Anthropic's clients show it

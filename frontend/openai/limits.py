@@ -29,7 +29,7 @@ from ..output_formats.offered_tools import MAX_TOOLS
 MAX_TEXT_MEMORY_BYTES = 2 << 30  # of a text process's address space
 MAX_TEXT_ANSWER_BYTES = 64 << 20
 MAX_TOP_LOGPROBS = 20  # OpenAI's; the engine's max_logprobs may be lower
-# Of a body outside of strings, so that msgspec decodes it in some 50 ms on a core of 2 GHz: json_cost.py.
+# Of a body outside of strings, so that msgspec decodes it in some 50 ms on a core of 2 GHz (parsing.py).
 MAX_JSON_VALUES = 2**21  # token ids
 MAX_JSON_STRINGS = 2**17
 MAX_JSON_CONTAINERS = 2**16

@@ -22,12 +22,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
@@ -37,8 +32,8 @@ from ..engine_series import EnginesCollector, EnginesMetrics
 from .access.http_counts import BOUNDS_S, STATUSES, HttpCounts, RouteCounts
 from .bodies.openapi import Routes
 from .engines.served_models import ServedModel, ServedModels
-from .health import ANSWER_S
-from .responses.counts import ENDS, EVICTED, RUNNING, STORED, STORED_BYTES
+from .responses.store import ENDS, EVICTED, RUNNING, STORED, STORED_BYTES
+from .server_info import ANSWER_S
 
 
 def add_routes(routes: Routes, models: ServedModels, find_counts: Callable[[], HttpCounts]) -> None:
@@ -77,65 +72,49 @@ async def _ask(model: ServedModel) -> EnginesMetrics | None:
 
 def format_metrics(found: Mapping[str, EnginesMetrics | None], prefix: str = DEFAULT_METRICS_PREFIX) -> bytes:
     """The series of each model's engines in the text format; None: of a model that does not answer."""
-    return _format(EnginesCollector(found, prefix))
+    return generate_latest(EnginesCollector(found, prefix))
 
 
 def format_http_counts(counts: Sequence[RouteCounts]) -> bytes:
     """Requests by route, with the names of prometheus_fastapi_instrumentator, which vLLM uses."""
-    return _format(_HttpCollector(counts))
+    names = ["method", "handler"]
+    total = CounterMetricFamily("http_requests", "HTTP requests answered.", labels=[*names, "status"])
+    text = "From an HTTP request's head to the end of its answer."
+    times = HistogramMetricFamily("http_request_duration_seconds", text, labels=names)
+    bounds = [*map(str, BOUNDS_S), "+Inf"]
+    for route in counts:
+        for status, value in zip(STATUSES, route.by_status, strict=True):
+            if value:
+                total.add_metric([route.method, route.path, status], value)
+        buckets = list(zip(bounds, accumulate(route.buckets), strict=True))
+        times.add_metric([route.method, route.path], buckets, route.sum_s)
+    return generate_latest(_Families([total, times]))
 
 
 def format_response_counts(numbers: Sequence[int], prefix: str = DEFAULT_METRICS_PREFIX) -> bytes:
     """Stored and background responses. numbers: as ResponseCounts has them, summed over processes."""
-    return _format(_ResponsesCollector(numbers, prefix))
-
-
-def _format(collector: Collector) -> bytes:
-    registry = CollectorRegistry()
-    registry.register(collector)
-    return generate_latest(registry)
-
-
-class _HttpCollector(Collector):
-    """What the HTTP processes have counted together."""
-
-    def __init__(self, counts: Sequence[RouteCounts]) -> None:
-        self._counts = counts
-
-    def collect(self) -> Iterable[Metric]:
-        names = ["method", "handler"]
-        total = CounterMetricFamily("http_requests", "HTTP requests answered.", labels=[*names, "status"])
-        text = "From an HTTP request's head to the end of its answer."
-        times = HistogramMetricFamily("http_request_duration_seconds", text, labels=names)
-        bounds = [*map(str, BOUNDS_S), "+Inf"]
-        for route in self._counts:
-            for status, value in zip(STATUSES, route.by_status, strict=True):
-                if value:
-                    total.add_metric([route.method, route.path, status], value)
-            buckets = list(zip(bounds, accumulate(route.buckets), strict=True))
-            times.add_metric([route.method, route.path], buckets, route.sum_s)
-        return (total, times)
-
-
-class _ResponsesCollector(Collector):
-    """What the HTTP processes keep and run together."""
-
-    def __init__(self, numbers: Sequence[int], prefix: str) -> None:
-        self._numbers = numbers
-        self._prefix = prefix
-
-    def collect(self) -> Iterable[Metric]:
+    metrics: list[Metric] = [
+        GaugeMetricFamily(prefix + name, text, value=numbers[place])
         for place, name, text in (
             (STORED, "stored_responses", "Responses that are kept, those included that run."),
             (STORED_BYTES, "stored_response_bytes", "What they take, of each process's max_stored_bytes."),
             (RUNNING, "background_responses_running", "Responses that run in the background."),
-        ):
-            yield GaugeMetricFamily(self._prefix + name, text, value=self._numbers[place])
-        text = "Responses that were forgotten before their time, for want of room."
-        name = f"{self._prefix}stored_responses_evicted"
-        yield CounterMetricFamily(name, text, value=self._numbers[EVICTED])
-        text = "Responses that have run in the background, by how they ended."
-        ended = CounterMetricFamily(f"{self._prefix}background_responses", text, labels=["status"])
-        for place, status in enumerate(ENDS, EVICTED + 1):
-            ended.add_metric([status], self._numbers[place])
-        yield ended
+        )
+    ]
+    text = "Responses that were forgotten before their time, for want of room."
+    metrics.append(CounterMetricFamily(f"{prefix}stored_responses_evicted", text, value=numbers[EVICTED]))
+    text = "Responses that have run in the background, by how they ended."
+    ended = CounterMetricFamily(f"{prefix}background_responses", text, labels=["status"])
+    for place, status in enumerate(ENDS, EVICTED + 1):
+        ended.add_metric([status], numbers[place])
+    return generate_latest(_Families([*metrics, ended]))
+
+
+class _Families(Collector):
+    """Metrics that have been made, to be written."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics

@@ -51,21 +51,13 @@ class TlsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of one HTTP process.
+    """Options of one HTTP process; what is not said here is as `quire serve` says of its options.
 
-    api_key_hashes: hex sha256 of each key that is let in; empty lets everyone in. max_waiting: sequences of
-    this process beyond the engine's max_num_seqs before a new one gets 429. drain_timeout_s: what running
-    requests get after SIGTERM. max_http_restarts: lost processes of a group that are replaced within 60 s;
-    one more ends the server. accepts_when_ready: leave connections to others on the same socket until the
-    engine answers; else they are answered 503 meanwhile. stall_s: /health fails when a request had no token
-    for so long while the device was free; 0: never. otlp_traces_endpoint: where spans of requests are sent,
-    None for nowhere. grpc_address: 'HOST:PORT' of the gRPC API, None without one. uds: the path of the Unix
-    socket that it listens on in place of host and port. root_path: what a proxy puts before every path; it is
-    taken away where it comes. allowed_hosts: names that requests may be for, '*.example.com' too; empty: any.
-    enable_request_id_headers: every answer has the X-Request-Id of its request, or a new one. has_access_log:
-    a line a request on standard error, but for successes of `unlogged_paths`.
-    enable_force_include_usage: each chunk of each stream has its usage. unknown_fields: what becomes of a
-    request with fields that are not known. enable_tokenizer_info_endpoint: /tokenizer_info answers.
+    api_key_hashes: hex sha256 of each key that is let in; empty lets everyone in. accepts_when_ready: leave
+    connections to others on the same socket until the engine answers; else they are answered 503 meanwhile.
+    otlp_traces_endpoint: None for nowhere. grpc_address: 'HOST:PORT' of the gRPC API, None without one.
+    allowed_hosts: empty: any. has_access_log: a line a request on standard error, but for successes of
+    `unlogged_paths`.
     """
 
     host: str = DEFAULT_HOST

@@ -36,9 +36,8 @@ from .connections.hosts import AllowedHosts
 from .connections.layers import wrap_routes
 from .connections.listen import BACKLOG
 from .connections.protocol import CappedProtocol
-from .engines.attachments import Attachments
+from .engines.attachments import Attachments, OnlyEngine
 from .engines.daemon_model import DaemonModel
-from .engines.only_engine import OnlyEngine
 from .engines.served_models import ServedModels
 from .engines.server_parts import ServerParts
 from .options import ServerOptions, find_max_grpc_connections

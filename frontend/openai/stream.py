@@ -52,6 +52,28 @@ def encode_named_event(name: str, body: msgspec.Struct) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(body))
 
 
+class ChunkTemplate:
+    """Chunks of a stream in which one answer says one thing: a fixed beginning, what it says, a fixed end.
+
+    head: any chunk of the stream, without choices. before, after: what stands around it in the choice.
+    """
+
+    def __init__(self, head: msgspec.Struct, before: bytes, after: bytes) -> None:
+        # The encoded head ends in `"choices":[]}` or `"choices":[],"usage":null}`.
+        beginning, end = msgspec.json.encode(head).split(b'"choices":[]')
+        self._beginning = b'data: %b"choices":[{"index":%%d,%b' % (beginning.replace(b"%", b"%%"), before)
+        self._end = b"%b}]%b\n\n" % (after, end)
+        self._beginnings: dict[int, bytes] = {}  # by answer
+        self._encode = msgspec.json.Encoder().encode
+
+    def make(self, index: int, said: str | msgspec.Struct) -> bytes:
+        """The event of an answer's chunk."""
+        beginning = self._beginnings.get(index)
+        if beginning is None:
+            beginning = self._beginnings[index] = self._beginning % index
+        return beginning + self._encode(said) + self._end
+
+
 def echo_request_id(response: Response, name: str) -> None:
     """Have an answer's X-Request-Id say what its caller has called the request, in place of its own id."""
     if isinstance(response, EventStream):

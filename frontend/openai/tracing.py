@@ -58,7 +58,7 @@ class Tracing:
         """The app with a span around each such request; `parts` tells spans what the engines say."""
         parts.on_output.append(note_output)
         parts.on_pooled.append(note_pooled)
-        return _TracingMiddleware(app, self._provider)
+        return trace_requests(app, self._provider)
 
     def close(self) -> None:
         """Send finished spans, for a bounded time."""
@@ -66,26 +66,23 @@ class Tracing:
         self._provider.shutdown()
 
 
-class _TracingMiddleware:
-    def __init__(self, app: ASGIApp, provider: TracerProvider) -> None:
-        from opentelemetry import propagate, trace
+def trace_requests(app: ASGIApp, provider: TracerProvider) -> ASGIApp:
+    """The app with a span around each such request."""
+    from opentelemetry import propagate, trace
 
-        self._app = app
-        self._tracer = provider.get_tracer(__name__)
-        self._extract = propagate.extract
-        self._server_kind = trace.SpanKind.SERVER
+    tracer = provider.get_tracer(__name__)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not _is_traced(scope["path"]):
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         path = scope["path"][:_MAX_PATH_LENGTH]
         attributes = {"http.request.method": scope["method"], "url.path": path}
-        with self._tracer.start_as_current_span(
+        with tracer.start_as_current_span(
             f"{scope['method']} {path}",
-            context=self._extract(headers),
-            kind=self._server_kind,
+            context=propagate.extract(headers),
+            kind=trace.SpanKind.SERVER,
             attributes=attributes,
         ) as span:
 
@@ -94,7 +91,9 @@ class _TracingMiddleware:
                     span.set_attribute("http.response.status_code", message["status"])
                 await send(message)
 
-            await self._app(scope, receive, send_and_note)
+            await app(scope, receive, send_and_note)
+
+    return answer
 
 
 def _is_traced(path: str) -> bool:

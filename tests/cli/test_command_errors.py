@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from quire.frontend.cli import piped
+from quire.frontend.cli import streams
 from quire.frontend.cli.commands import daemon
 from quire.frontend.cli.entry import COMMANDS, run_command
 from quire.tools.bench import cli as bench
@@ -157,7 +157,7 @@ def test_a_closed_standard_error_prevents_nothing(closed: str, tmp_path: Path) -
     script = tmp_path / "quire"  # with what a command needs of standard error: its progress, a child, a log
     script.write_text(
         "import sys\nfrom quire.frontend.cli.entry import run_command\n"
-        "from quire.frontend.cli.progress import PhaseLine\nimport quire.frontend.cli.commands.ps as ps\n"
+        "from quire.frontend.cli.streams import PhaseLine\nimport quire.frontend.cli.commands.ps as ps\n"
         "def run(argv):\n    PhaseLine('x').show('y'); print(open(0).read(), 'done'); return 0\n"
         "ps.run = run\nsys.exit(run_command(['ps']))\n"
     )
@@ -191,7 +191,7 @@ def test_the_script_of_pyproject_is_the_commands_main() -> None:
 def test_what_is_piped_in_without_end_is_refused_with_the_limit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(piped, "MAX_PIPED_LENGTH", 1000)
+    monkeypatch.setattr(streams, "MAX_PIPED_LENGTH", 1000)
     for command in ("generate", "chat"):
         with open("/dev/zero") as endless:
             monkeypatch.setattr("sys.stdin", endless)

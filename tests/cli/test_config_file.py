@@ -10,7 +10,7 @@ import pytest
 from quire.frontend.cli.commands import daemon, serve
 from quire.frontend.cli.engine_choice import choose_model
 from quire.frontend.cli.parser import UsageError
-from quire.frontend.cli.serving.options import make_parser
+from quire.frontend.cli.serve_options import make_parser
 from quire.ipc.errors import ConfigError
 
 FILE = """
@@ -116,7 +116,7 @@ def test_two_models_in_one_command_are_an_error(run: object) -> None:
 
 def test_yaml_is_loaded_by_who_gives_a_file_only() -> None:
     code = (
-        "import sys; from quire.frontend.cli.serving.options import make_parser; make_parser().parse([]);"
+        "import sys; from quire.frontend.cli.serve_options import make_parser; make_parser().parse([]);"
         "assert 'yaml' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,8 +7,7 @@ from types import ModuleType
 
 import pytest
 from quire.frontend.cli import entry
-from quire.frontend.cli.exit_codes import ExitCode
-from quire.frontend.cli.parser import Parser, UsageError, in_house_form, split_at_dashes
+from quire.frontend.cli.parser import ExitCode, Parser, UsageError, in_house_form, split_at_dashes
 from quire.ipc.errors import ConfigError, EngineStartError
 
 

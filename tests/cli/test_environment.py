@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from quire.frontend.cli.serving.options import make_parser
+from quire.frontend.cli.serve_options import make_parser
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("ipc", "frontend", "core", "worker", "kernels")

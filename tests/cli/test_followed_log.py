@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.frontend.cli.followed_log import follow_log
+from quire.frontend.cli.commands.daemon import follow_log
 
 
 def test_all_that_is_written_is_read_also_just_before_the_end(tmp_path: Path):

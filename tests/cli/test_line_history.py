@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from quire.frontend.cli.chat.line_history import MAX_ENTRIES, MAX_ENTRY_BYTES, LineHistory
+from quire.frontend.cli.chat.line_editor import MAX_ENTRIES, MAX_ENTRY_BYTES, LineHistory
 
 
 def test_entries_are_there_in_the_next_run_and_nobody_else_reads_them(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from quire.frontend.cli.serving.box import Place, format_box
+from quire.frontend.cli.commands.serve import Place, format_box
 
 
 @pytest.mark.parametrize(

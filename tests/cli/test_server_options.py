@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from quire.frontend.cli.serving.options import check_exposure, collect_keys, make_parser, make_server_options
+from quire.frontend.cli.serve_options import check_exposure, collect_keys, make_parser, make_server_options
 from quire.frontend.openai.limits import Limits
 from quire.frontend.openai.options import CorsOptions, ServerOptions, TlsOptions
 from quire.ipc.errors import ConfigError

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from quire.frontend.cli.top.keys import decode_keys
+from quire.frontend.cli.commands.top import decode_keys
 from quire.frontend.cli.top.view import SORT_NAMES, Action, View
 from terminal_screen import TerminalScreen
 from top_fakes import make_request

@@ -16,7 +16,7 @@ import torch
 from checkpoints import RECIPES, Recipe, make_checkpoint
 from quire import LLM, SamplingParams
 from quire.frontend.cli.entry import run_command
-from quire.frontend.cli.exit_codes import ExitCode
+from quire.frontend.cli.parser import ExitCode
 from quire.frontend.models.model_folder import pocket_folder
 from quire.ipc.errors import InputError, ModelError
 from quire.tools.quantize import layers as layer_stream

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...frontend.cli.exit_codes import ExitCode
-from ...frontend.cli.parser import Parser, UsageError, name_commands_if_asked
+from ...frontend.cli.parser import ExitCode, Parser, UsageError, name_commands_if_asked
 from ...ipc.errors import InputError, QuireError, did_you_mean
 from ..sigterm import unwinding_at_sigterm
 

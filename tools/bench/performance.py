@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...frontend.cli.exit_codes import ExitCode
+from ...frontend.cli.parser import ExitCode
 from ...ipc.errors import InputError
 from ..markdown import format_table, replace_part
 from .peers import default_peer_python

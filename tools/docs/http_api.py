@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterator
 from typing import Any, cast
 
 from ...frontend.openai.app import create_app
-from ...frontend.openai.bodies.docs_page import describe_type
-from ...frontend.openai.bodies.schema import SamplingFields
-from ...frontend.openai.bodies.silent import SilentFields
+from ...frontend.openai.bodies.openapi import describe_type
+from ...frontend.openai.bodies.schema import SamplingFields, SilentFields
 from ...frontend.openai.endpoints import unsupported
 from ...frontend.openai.engines.served_models import ServedModels, ServerParts
 from ...frontend.openai.limits import Limits, list_limits

@@ -11,7 +11,7 @@ from ...core.engine_core import EngineCore
 from ...frontend.engine_args import EngineArgs
 from ...frontend.openai.access.http_counts import BOUNDS_S, STATUSES, RouteCounts
 from ...frontend.openai.metrics import format_http_counts, format_metrics, format_response_counts
-from ...frontend.openai.responses.counts import NUM_NUMBERS
+from ...frontend.openai.responses.store import NUM_NUMBERS
 from ..markdown import format_table
 
 _COMMON_LABELS = ("model_name", "engine", "le")

@@ -8,8 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...frontend.cli.exit_codes import ExitCode
-from ...frontend.cli.parser import Parser
+from ...frontend.cli.parser import ExitCode, Parser
 from ...ipc.errors import InputError
 from ..sigterm import unwinding_at_sigterm
 

@@ -6,18 +6,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NamedTuple, Protocol, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from ...output_formats.events import (
-    AssistantMessage,
-    OutputEvent,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
-)
-from ..control_characters import show_controls
+from ...output_formats import events as turn
+from ..streams import show_controls
+
+if TYPE_CHECKING:  # it loads rich
+    from .markdown_printer import MarkdownPrinter
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -29,53 +24,38 @@ class AnswerStyle(NamedTuple):
     is_markdown: bool = False
 
 
-class TextPrinter(Protocol):
-    """Prints an answer's text."""
-
-    def write(self, text: str) -> None:
-        """Print what comes next."""
-
-    def end(self) -> None:
-        """It was all: whatever comes next begins a line."""
-
-
-class PlainPrinter:
-    """The text as it comes."""
-
-    def write(self, text: str) -> None:
-        """Print what comes next."""
-        print(text, end="", flush=True)
-
-    def end(self) -> None:
-        """End the line."""
-        print(flush=True)
-
-
 class AnswerPrinter:
     """Takes a turn's events; what is not the answer is dimmed where the terminal can do that."""
 
     def __init__(self, style: AnswerStyle | None = None) -> None:
         self._style = style or AnswerStyle()
         self._stream: TextIO | None = None  # in which
-        self._answer = self._make_answer()
+        self._markdown: MarkdownPrinter | None = None
+        if self._style.is_markdown:
+            from .markdown_printer import MarkdownPrinter
 
-    def take(self, event: OutputEvent) -> None:
-        """Print an event."""
+            self._markdown = MarkdownPrinter(sys.stdout, self._style.has_color)
+
+    def take(self, event: turn.OutputEvent) -> None:
         match event:
-            case TextDelta(text):
+            case turn.TextDelta(text):
                 self._begin(sys.stdout)
-                self._answer.write(show_controls(text, sys.stdout))
-            case ReasoningDelta(text):
+                shown = show_controls(text, sys.stdout)
+                if self._markdown is None:
+                    print(shown, end="", flush=True)
+                else:
+                    self._markdown.write(shown)
+            case turn.ReasoningDelta(text):
                 self._think(text)
-            case ToolCallStart(_, _, name):
+            case turn.ToolCallStart(_, _, name):
                 self.end_line()
                 self._print_beside(f"-> {name} ")
-            case ToolCallDelta(_, arguments):
+            case turn.ToolCallDelta(_, arguments):
                 self._print_beside(arguments)
-            case ToolCallEnd():
+            case turn.ToolCallEnd():
                 self.end_line()
 
-    def end_message(self, message: AssistantMessage) -> None:
+    def end_message(self, message: turn.AssistantMessage) -> None:
         """End the last line; an answer without a text is an empty line."""
         if self._stream is None and not message.tool_calls:
             self._stream = sys.stdout
@@ -93,8 +73,8 @@ class AnswerPrinter:
 
     def end_line(self) -> None:
         """Whatever comes next begins a line."""
-        if self._stream is sys.stdout:
-            self._answer.end()
+        if self._stream is sys.stdout and self._markdown is not None:
+            self._markdown.end()
         elif self._stream is not None:
             print(file=self._stream, flush=True)
         self._stream = None
@@ -118,13 +98,6 @@ class AnswerPrinter:
         if self._stream is not stream:
             self.end_line()
             self._stream = stream
-
-    def _make_answer(self) -> TextPrinter:
-        if not self._style.is_markdown:
-            return PlainPrinter()
-        from .markdown_printer import MarkdownPrinter
-
-        return MarkdownPrinter(sys.stdout, self._style.has_color)
 
 
 def choose_style(color: str, is_markdown: bool) -> AnswerStyle:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
+import termios
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....ipc.errors import InputError, PromptError
@@ -13,7 +16,6 @@ from ...output_formats.events import AssistantMessage, ToolCall, ToolCallEnd
 from ..sampling_options import make_sampling_params
 from ..tools import run_call
 from .answer_printer import AnswerPrinter, AnswerStyle
-from .keyboard import interrupts_noted
 
 if TYPE_CHECKING:
     from ....ipc.messages import EngineFacts
@@ -26,6 +28,51 @@ Turn = list[dict[str, Any]]  # messages: a question, what the model says and cal
 # The likeliest answer, up to the model's own end; most chat models recommend something else and get it.
 DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": None}
 MAX_ROUNDS = 5  # of an answer: turns that call tools, and the one that uses their results
+
+
+class Interrupt:
+    """Whether Ctrl-C was pressed."""
+
+    is_set = False
+
+
+@contextlib.contextmanager
+def interrupts_noted() -> Generator[Interrupt]:
+    """Inside, a first Ctrl-C is only noted; a second one raises KeyboardInterrupt, in case nothing moves."""
+    interrupt = Interrupt()
+
+    def note(_number: int, _frame: object) -> None:
+        if interrupt.is_set:
+            raise KeyboardInterrupt
+        interrupt.is_set = True
+
+    if not sys.stdin.isatty():  # a pipe has no second message to go on with: Ctrl-C ends the program
+        yield interrupt
+        return
+    with _silent_keys():
+        previous = signal.signal(signal.SIGINT, note)
+        try:
+            yield interrupt
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+
+@contextlib.contextmanager
+def _silent_keys() -> Generator[None]:
+    """Keys that are pressed meanwhile are kept for the prompt, and do not stand in the answer."""
+    try:
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+    except (OSError, termios.error):  # no terminal that can do that
+        yield
+        return
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(descriptor, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(termios.error):  # the terminal was closed
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 class Conversation:
@@ -59,7 +106,6 @@ class Conversation:
 
     @property
     def facts(self) -> EngineFacts:
-        """The engine's facts."""
         return self._session.facts
 
     @property
@@ -224,7 +270,6 @@ class AnswerRates:
         self.finish_reason: str | None = None
 
     def take(self, output: RequestOutput) -> None:
-        """Count a delta."""
         self._last_at = time.perf_counter()
         self._first_at = self._first_at or self._last_at
         self._num_prompt_tokens = len(output.prompt_token_ids)

@@ -6,22 +6,19 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ....ipc.errors import PromptError
+from ....ipc.errors import InputError, PromptError, RequestFailedError
 from ..chat.answer_printer import choose_style
-from ..chat.commands import HELP
+from ..chat.commands import HELP, LEAVING, Commands
 from ..chat.conversation import Conversation
-from ..chat.line_history import LineHistory, find_history
-from ..chat.terminal import Terminal
+from ..chat.line_editor import LineEditor, LineHistory, Typed, find_history
 from ..engine_choice import add_engine_options, choose_model, read_engine_choice
-from ..exit_codes import ExitCode
-from ..parser import Parser
-from ..piped import read_piped
+from ..parser import ExitCode, Parser
 from ..sampling_options import add_sampling_options, read_sampling_options
+from ..streams import read_piped
 from ..tools import NAMES, find_tools
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run `quire chat`."""
     options = _make_parser().parse(argv)
     given = read_sampling_options(options)
     tools = () if options.tools is None else find_tools(options.tools)
@@ -39,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
             conversation.answer(message)
             return ExitCode.OK
         history = LineHistory(find_history()) if options.history else None
-        return Terminal(conversation, history, style.has_color).run()
+        return talk(conversation, history, style.has_color)
 
 
 def _read_pipe() -> str | None:
@@ -84,3 +81,40 @@ def _make_parser() -> Parser:
     parser.set_defaults(log_level="WARNING")  # a text is not to be preceded by a table
     add_sampling_options(sampling)  # after the engine's, whose --seed it takes over
     return parser
+
+
+def talk(conversation: Conversation, history: LineHistory | None = None, has_color: bool = False) -> int:
+    """Talk with the user about a conversation; returns the exit code. Ctrl-D and /bye leave, Ctrl-C does not.
+
+    history: None keeps nothing of what is typed.
+    """
+    commands = Commands(conversation)
+    editor = LineEditor(commands.complete, history, has_color)
+    print("/help lists the commands, Ctrl-D leaves")
+    while True:
+        try:
+            typed = editor.read_message()
+        except EOFError:
+            print()
+            return ExitCode.OK
+        except KeyboardInterrupt:
+            print("\nCtrl-D or /bye leaves")
+            continue
+        if not typed.is_quoted and typed.text in LEAVING:
+            return ExitCode.OK
+        _take(typed, conversation, commands)
+
+
+def _take(typed: Typed, conversation: Conversation, commands: Commands) -> None:
+    """Run a command or print an answer; what goes wrong is told, and the conversation goes on."""
+    try:
+        if typed.text.startswith("/") and not typed.is_quoted:
+            commands.run(typed.text)
+        elif typed.text:
+            conversation.answer(typed.text)
+    except PromptError as error:
+        print(f"{error} (/clear starts anew)")
+    except (InputError, RequestFailedError) as error:
+        print(error)
+    except KeyboardInterrupt:  # the second one while an answer does not move
+        print("\nstopped; Ctrl-D or /bye leaves")

@@ -6,7 +6,7 @@ import sys
 import time
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -28,10 +28,8 @@ from ...daemon import (
 from ...engine_args import SHARED_MAX_QUEUED_BYTES, EngineArgs
 from ..config_file import add_config_option
 from ..engine_choice import choose_model
-from ..exit_codes import ExitCode
-from ..followed_log import follow_log
-from ..parser import Parser, UsageError, run_subcommand
-from ..progress import PhaseLine
+from ..parser import ExitCode, Parser, UsageError, run_subcommand
+from ..streams import PhaseLine
 
 DEFAULT_NAME = "default"
 _NUM_LOG_LINES = 100
@@ -58,10 +56,10 @@ of a daemon with several engines (start --engines N), whose numbers `quire ps` s
 `quire ps` lists those that run. A NAME that is not given is 'default'.
 Afterwards: quire generate --attach NAME "Once upon a time", LLM(attach="NAME"), quire serve --attach NAME.
 """
+_CHUNK = 65_536  # characters
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run `quire daemon`."""
     return run_subcommand("quire daemon", _USAGE, _COMMANDS, argv)
 
 
@@ -208,3 +206,17 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "add-engine": _add_engine,
     "remove-engine": _remove_engine,
 }
+
+
+def follow_log(log: TextIO, is_running: Callable[[], bool], wait: Callable[[], None]) -> Iterator[str]:
+    """What comes after where `log` stands, until its writer has ended and all of it has been read.
+
+    wait: called whenever there is no more for the moment.
+    """
+    while True:
+        runs = is_running()  # asked first: what is written before the end is read after it
+        while text := log.read(_CHUNK):
+            yield text
+        if not runs:
+            return
+        wait()

@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 import functools
 import platform
+import re
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -30,37 +32,17 @@ from ...engine_args import EngineArgs
 from ...models.model_folder import inspect_model_folder, pocket_encoder_folder, pocket_folder
 from ...output_formats.choose import choose_output_format, summarize
 from ...text.tokenizer import load_tokenizer
-from ..exit_codes import ExitCode
-from ..parser import Parser
+from ..parser import ExitCode, Parser
 
 MIN_PYTHON = (3, 11)
 LOW_MEMORY_BYTES = 2 * 2**30
-REQUIRED_PACKAGES = (
-    "torch",
-    "pyzmq",
-    "msgspec",
-    "numpy",
-    "safetensors",
-    "tokenizers",
-    "jinja2",
-    "huggingface_hub",
-    "psutil",
-    "fastapi",
-    "uvicorn",
-    "httptools",
-    "uvloop",
-    "prometheus_client",
-    "rich",
-    "tqdm",
-    "llguidance",
-    "pyyaml",
-)
 OPTIONAL_PACKAGES = {
     "transformers": "the peer of `quire bench offline`",
     "matplotlib": "the picture of `quire bench serve --plot`",
     "grpcio": "`quire serve --grpc-port`",
     "ray": "distributed_executor_backend=ray",
 }
+_PACKAGE_NAME = re.compile(r"[^\w.-]")  # what comes after it
 _RAY_TIMEOUT_S = 60.0
 _PROBE_TIMEOUT_S = 300.0  # the native kernel may be compiled on the way
 
@@ -83,7 +65,6 @@ class Check(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run `quire doctor`."""
     options = _make_parser().parse(argv)
     parts = _PARTS
     if options.engines is not None:
@@ -134,7 +115,7 @@ def check_packages() -> Iterator[Check]:
     """Installed versions; a missing requirement is fatal, a missing extra is a note."""
     from ....tools.bench.machine import find_version
 
-    found = {name: find_version(name) for name in REQUIRED_PACKAGES}
+    found = {name: find_version(name) for name in list_required_packages()}
     missing = [name for name, version in found.items() if version is None]
     if missing:
         yield Check("packages", Status.MISSING, f"pip install {' '.join(missing)}")
@@ -142,6 +123,12 @@ def check_packages() -> Iterator[Check]:
     for name, purpose in OPTIONAL_PACKAGES.items():
         version = find_version(name)
         yield Check(name, Status.OK if version else Status.NOTE, version or f"not installed: {purpose}")
+
+
+def list_required_packages() -> list[str]:
+    """As the package itself says, without those of extras."""
+    needed = [text for text in metadata.requires("quire") or () if "extra ==" not in text]
+    return [_PACKAGE_NAME.split(text, maxsplit=1)[0] for text in needed]
 
 
 @functools.cache

@@ -15,9 +15,8 @@ from ....ipc.pooling_params import POOLING_FIELDS, PoolingParams
 from ...models.model_folder import POCKET_ENCODER
 from ...pooling.outputs import EmbeddingRequestOutput, to_embedding
 from ..engine_choice import add_engine_options, read_engine_choice
-from ..exit_codes import ExitCode
-from ..parser import Parser, split_at_dashes
-from ..piped import read_lines
+from ..parser import ExitCode, Parser, split_at_dashes
+from ..streams import read_lines
 
 _EPILOG = """\
 Without a TEXT, each line that is piped in is one. A TEXT that begins with a dash goes after '--'.
@@ -28,24 +27,14 @@ _NUMBERS_SHOWN = 4
 _FLAGS = ("dimensions", "truncate_prompt_tokens")
 
 
-class JsonLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One text's result with --json."""
-
-    index: int
-    text: str
-    embedding: list[float]
-    prompt_tokens: int
-
-
 def run(argv: Sequence[str]) -> int:
-    """Run `quire embed`."""
     argv, literal_texts = split_at_dashes(argv)
     options = _make_parser().parse(argv)
     params = _read_params(options)
     texts = [*options.text, *literal_texts] or read_lines("text", "a TEXT, or lines piped in")
     engine_args = read_engine_choice(options, POCKET_ENCODER)
     from ...pooling.calls import PoolingCalls
-    from ..engine_start import start_engine
+    from ..session import start_engine
 
     with start_engine(engine_args, options.attach) as engine:
         found = PoolingCalls(engine, itertools.count()).encode(
@@ -68,9 +57,8 @@ def shorten(output: EmbeddingRequestOutput) -> list[float]:
 
 
 def _make_json(index: int, text: str, output: EmbeddingRequestOutput) -> str:
-    num_tokens = len(output.prompt_token_ids)
-    line = JsonLine(index=index, text=text, embedding=shorten(output), prompt_tokens=num_tokens)
-    return msgspec.json.encode(line).decode()
+    line = {"index": index, "text": text, "embedding": shorten(output)}
+    return msgspec.json.encode(line | {"prompt_tokens": len(output.prompt_token_ids)}).decode()
 
 
 def _make_table(texts: Sequence[str], outputs: Sequence[EmbeddingRequestOutput]) -> list[str]:

@@ -11,12 +11,10 @@ import msgspec
 
 from ....ipc.errors import PromptError
 from ...outputs import RequestOutput
-from ..control_characters import show_controls
 from ..engine_choice import add_engine_options, read_engine_choice
-from ..exit_codes import ExitCode
-from ..parser import Parser, split_at_dashes
-from ..piped import read_piped
+from ..parser import ExitCode, Parser, split_at_dashes
 from ..sampling_options import add_sampling_options, make_sampling_params, read_sampling_options
+from ..streams import read_piped, show_controls
 
 # Another story each time, and still a sensible one; llama.cpp and ollama have 0.8 and top_p 0.9 to 0.95.
 DEFAULTS: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95, "max_tokens": 256}
@@ -29,21 +27,7 @@ completion_tokens, cached_tokens.
 """
 
 
-class JsonLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt's result with --json. `text` is the continuation alone."""
-
-    index: int
-    prompt: str
-    text: str
-    finish_reason: str | None
-    stop_reason: int | str | None
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-
 def run(argv: Sequence[str]) -> int:
-    """Run `quire generate`."""
     argv, literal_prompts = split_at_dashes(argv)
     options = _make_parser().parse(argv)
     given = read_sampling_options(options)
@@ -121,16 +105,16 @@ class JsonPrinter(Printer):
         if not output.finished:
             return
         completion = output.outputs[0]
-        line = JsonLine(
-            index=index,
-            prompt=self._prompts[index],
-            text=completion.text,
-            finish_reason=completion.finish_reason,
-            stop_reason=completion.stop_reason,
-            prompt_tokens=len(output.prompt_token_ids),
-            completion_tokens=len(completion.token_ids),
-            cached_tokens=output.num_cached_tokens or 0,
-        )
+        line = {
+            "index": index,
+            "prompt": self._prompts[index],
+            "text": completion.text,  # the continuation alone
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+            "prompt_tokens": len(output.prompt_token_ids),
+            "completion_tokens": len(completion.token_ids),
+            "cached_tokens": output.num_cached_tokens or 0,
+        }
         sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
         sys.stdout.flush()
 

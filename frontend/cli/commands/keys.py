@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ....ipc.network.keys import CLIENT_SECRET, CLIENTS, SERVER_PUBLIC, add_client, make_keys
-from ..exit_codes import ExitCode
-from ..parser import Parser, run_subcommand
+from ..parser import ExitCode, Parser, run_subcommand
 
 _USAGE = f"""\
 usage: quire keys COMMAND
@@ -26,7 +25,6 @@ To lock a client out remove its line from DIR/{CLIENTS}: the file is read again 
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run `quire keys`."""
     return run_subcommand("quire keys", _USAGE, _COMMANDS, argv)
 
 

@@ -8,8 +8,7 @@ import msgspec
 
 from ....ipc.daemon.run_dir import find_daemon
 from ...daemon import DaemonInfo, EngineInfo, inspect_daemons
-from ..exit_codes import ExitCode
-from ..parser import Parser
+from ..parser import ExitCode, Parser
 
 _EPILOG = """\
 --json prints a list of objects with the keys name, model, state, uptime_s, restarts, clients, num_running,
@@ -18,22 +17,12 @@ engines: [{index, state, restarts, last_loss, and the counts}]; counts are null 
 Engines of a daemon that has several are listed below it, as NAME/ENGINE.
 """
 _COLUMNS = (
-    "NAME",
-    "MODEL",
-    "STATE",
-    "UPTIME",
-    "RESTARTS",
-    "CLIENTS",
-    "RUNNING",
-    "WAITING",
-    "KV",
-    "TOK/S",
-    "PIDS",
+    *("NAME", "MODEL", "STATE", "UPTIME", "RESTARTS"),
+    *("CLIENTS", "RUNNING", "WAITING", "KV", "TOK/S", "PIDS"),
 )
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run `quire ps`."""
     parser = Parser("quire ps", "List the daemons of this user that run.", _EPILOG, " [NAME ...]")
     parser.add_argument("name", nargs="*", metavar="NAME", help="only these")
     parser.add_argument("--json", action="store_true", help="print a JSON list")

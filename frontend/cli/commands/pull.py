@@ -7,8 +7,7 @@ from pathlib import Path
 
 from ...gguf.files import find_gguf_files
 from ...models.model_folder import find_model_folder
-from ..exit_codes import ExitCode
-from ..parser import Parser
+from ..parser import ExitCode, Parser
 
 _EPILOG = """\
 Prints where the model is. What was interrupted goes on where it stopped, and what is there is not loaded
@@ -17,7 +16,6 @@ again. Files go to the Hugging Face cache (HF_HOME); HF_TOKEN opens what is not 
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run `quire pull`."""
     parser = Parser("quire pull", "Download a model from the Hugging Face hub.", _EPILOG, " NAME")
     text = "a hub name, such as Qwen/Qwen3-0.6B, or with a tag the GGUF file of it: owner/name:Q4_K_M"
     parser.add_argument("name", metavar="NAME", help=text)

@@ -13,9 +13,8 @@ import msgspec
 from ....ipc.errors import InputError, PromptError
 from ...models.model_folder import POCKET_ENCODER
 from ..engine_choice import add_engine_options, read_engine_choice
-from ..exit_codes import ExitCode
-from ..parser import Parser, split_at_dashes
-from ..piped import read_lines, split_lines
+from ..parser import ExitCode, Parser, split_at_dashes
+from ..streams import read_lines, split_lines
 
 _EPILOG = """\
 Without a DOCUMENT or --documents, each line that is piped in is one. What begins with a dash goes after '--'.
@@ -25,16 +24,7 @@ line: index, score, document.
 """
 
 
-class JsonLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One document's result with --json. `index`: its place among those that were given, from 0."""
-
-    index: int
-    score: float
-    document: str
-
-
 def run(argv: Sequence[str]) -> int:
-    """Run `quire rerank`."""
     argv, literal_texts = split_at_dashes(argv)
     options = _make_parser().parse(argv)
     query, *documents = [*options.text, *literal_texts] or [""]
@@ -47,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
     documents = documents or read_lines("document", "DOCUMENTs, --documents, or lines piped in")
     engine_args = read_engine_choice(options, POCKET_ENCODER)
     from ...pooling.calls import PoolingCalls
-    from ..engine_start import start_engine
+    from ..session import start_engine
 
     with start_engine(engine_args, options.attach) as engine:
         found = PoolingCalls(engine, itertools.count()).score(
@@ -62,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _make_line(index: int, score: float, document: str, is_json: bool) -> str:
     if is_json:
-        line = JsonLine(index=index, score=score, document=document)
+        line = {"index": index, "score": score, "document": document}  # its place among those given
         return msgspec.json.encode(line).decode() + "\n"
     return f"{score:.4f}{'  ' if sys.stdout.isatty() else chr(9)}{document}\n"
 

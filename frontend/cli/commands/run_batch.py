@@ -15,9 +15,8 @@ from ....ipc.errors import InputError
 from ...async_llm import AsyncLLM
 from ..batch_files import Progress, ResultFile, open_input, read_lines, read_progress
 from ..engine_choice import add_engine_options, read_engine_choice
-from ..exit_codes import ExitCode
-from ..parser import Parser, UsageError
-from ..progress import PhaseLine
+from ..parser import ExitCode, Parser, UsageError
+from ..streams import PhaseLine
 
 if TYPE_CHECKING:  # it loads FastAPI, which --help and a finished batch do without
     from tqdm import tqdm
@@ -40,7 +39,6 @@ Exit code: 0 when every line of this run was answered, 1 when one was refused or
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run `quire run-batch`."""
     options = _make_parser().parse(argv)
     input_path = _choose_path("input", options.input, options.input_file)
     output_path = _choose_path("output", options.output, options.output_file)

@@ -1,4 +1,7 @@
-"""`quire serve`: binds the port, then starts the engine and the OpenAI-compatible server on it."""
+"""`quire serve`: binds the port, then starts the engine and the OpenAI-compatible server on it.
+
+When that is ready it prints where its API is, and a request to copy.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ import argparse
 import contextlib
 import functools
 import importlib
+import re
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,39 +30,38 @@ from ...engine_args import EngineArgs
 from ...openai.connections.listen import bind_socket, reserve_port
 from ...openai.connections.unix_socket import listen_at_path
 from ...openai.engines.daemon_model import DaemonModel, load_daemon_model, load_daemon_models
+from .. import serve_options
 from ..engine_choice import check_names_end, choose_model, read_engine_choice
-from ..exit_codes import ExitCode
-from ..progress import PhaseLine
-from ..serving.box import Place, bracket, format_box
-from ..serving.options import (
-    check_exposure,
-    collect_keys,
-    make_parser,
-    make_server_options,
-    print_limits,
-)
+from ..parser import ExitCode
+from ..streams import PhaseLine
 
 if TYPE_CHECKING:  # the server's modules load FastAPI, which --help does without
     from ...openai.options import ServerOptions
 
 _MAX_PROCESSES = 64
 _GRPC_SERVER = "...grpc.server"
+_MAX_NAME_REST = 26  # letters behind 'serve-'
+_EXAMPLES: tuple[tuple[str, str, dict[str, Any]], ...] = (  # a task, its route, what is asked
+    ("generate", "/v1/chat/completions", {"messages": [{"role": "user", "content": "What is 12 plus 30?"}]}),
+    ("embed", "/v1/embeddings", {"input": "A rose."}),
+    ("score", "/rerank", {"query": "What is red?", "documents": ["A rose.", "A sum."]}),
+    ("classify", "/classify", {"input": "A rose."}),
+)
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run `quire serve`."""
-    options = make_parser().parse(argv)
+    options = serve_options.make_parser().parse(argv)
     options.model = choose_model(argv, options.model_name, options.model)
     check_names_end(argv, options.served_model_name, options.model_name)
     from ...openai.limits import parse_limits
 
     limits = parse_limits(options.limit)
     if options.help_limits:
-        print_limits(limits)
+        serve_options.print_limits(limits)
         return ExitCode.OK
-    keys = collect_keys(options)
-    check_exposure(options, keys)
-    server_options = make_server_options(options, keys, limits)
+    keys = serve_options.collect_keys(options)
+    serve_options.check_exposure(options, keys)
+    server_options = serve_options.make_server_options(options, keys, limits)
     engine_args = _read_engine_args(options)
     with _listen(options) as listening_socket, _reserve_grpc_port(options) as grpc_address:
         place = _name_place(options, listening_socket)
@@ -185,3 +191,84 @@ def _announce(text: str) -> None:
     with contextlib.suppress(OSError):
         print(text)
     discard_unwritable(sys.stdout)
+
+
+def bracket(host: str) -> str:
+    """A host as URLs have it: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server listens: at a port, or at the Unix socket `uds`."""
+
+    host: str
+    port: int
+    uds: str | None = None
+    has_tls: bool = False
+
+    @property
+    def shown_host(self) -> str:
+        """An address that reaches it from this machine."""
+        return "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else bracket(self.host)
+
+    @property
+    def url(self) -> str:
+        """Of its root."""
+        scheme = "https" if self.has_tls else "http"
+        return f"{scheme}://localhost" if self.uds else f"{scheme}://{self.shown_host}:{self.port}"
+
+    @property
+    def engine_name(self) -> str:
+        """What its engine is called, if nobody says otherwise."""
+        rest = str(self.port) if self.uds is None else re.sub(r"[^A-Za-z0-9_-]", "-", Path(self.uds).stem)
+        return f"serve-{rest[:_MAX_NAME_REST]}"
+
+
+def format_box(
+    place: Place,
+    models: Mapping[str, Sequence[str]],
+    formats: str,
+    has_keys: bool,
+    grpc_address: str | None = None,
+) -> str:
+    """What to do with the server, as text to copy from.
+
+    models: what each can do. formats: how tool calls and thoughts are read, '' without any to read.
+    """
+    url = place.url
+    path, body = _make_example(models)
+    auth = f' -H "Authorization: Bearer ${serve_options.ENV_KEY}"' if has_keys else ""
+    curl = (
+        f"curl {_name_socket(place)}{url}{path} -H 'Content-Type: application/json'{auth} "
+        f"-d {shlex.quote(msgspec.json.encode(body).decode())}"
+    )
+    rows = [
+        ("OpenAI API", f"{url}/v1"),
+        ("model" if len(models) == 1 else "models", ", ".join(models)),
+        ("docs", f"{url}/docs"),
+        ("metrics", f"{url}/metrics"),
+        ("page", f"{url}/"),
+    ]
+    if place.uds is not None:
+        rows.append(("socket", place.uds))
+    if formats:
+        rows.append(("formats", formats))
+    if grpc_address is not None:
+        address = f"{place.shown_host}:{grpc_address.rpartition(':')[2]}"
+        rows.append(("gRPC", f"{address} (TLS)" if place.has_tls else address))
+    lines = [f"  {name:<11} {value}" for name, value in rows]
+    return "\n".join(["Quire is ready", *lines, "", f"  {curl}", ""])
+
+
+def _name_socket(place: Place) -> str:
+    return "" if place.uds is None else f"--unix-socket {shlex.quote(place.uds)} "
+
+
+def _make_example(models: Mapping[str, Sequence[str]]) -> tuple[str, dict[str, Any]]:
+    """Path and body of a request: to a model that generates, if there is one."""
+    for task, path, fields in _EXAMPLES:
+        for name, tasks in models.items():
+            if task in tasks:
+                return path, {"model": name} | fields
+    return "/pooling", {"model": next(iter(models)), "input": "A rose."}

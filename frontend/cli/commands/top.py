@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+import termios
 import time
+import tty
 from collections import deque
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -14,23 +18,24 @@ from rich.live import Live
 from rich.text import Text
 
 from ....ipc.errors import QuireError
+from ....ipc.processes.process import wait_readable
 from ...client.engine_core_client import attach_sync_client
 from ...client.remote_daemon import Attachment
 from ...llm_engine import LLMEngine
 from ..engine_choice import add_keys_option, choose_daemons
-from ..exit_codes import ExitCode
-from ..parser import Parser
+from ..parser import ExitCode, Parser
 from ..top.frame import render
-from ..top.keys import read_keys, unbuffered_keys
 from ..top.look import Look, Looker
 from ..top.view import ENGINES_ORDER, SORT_NAMES, Action, View
 
 PERIOD_S = 0.5
 _PIPED_SIZE = (100, 40)  # columns and lines where there is no terminal to ask
+_SEQUENCE = re.compile(rb"\x1b(?:\[|O)([0-9;]*)([A-Za-z~])|\x1b|[\x20-\x7e\t]|[^\x00]")
+_NAMES = {b"A": "up", b"B": "down", b"H": "home", b"F": "end"}
+_TILDES = {b"1": "home", b"4": "end", b"5": "pgup", b"6": "pgdn", b"7": "home", b"8": "end"}
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run `quire top`."""
     options = _make_parser().parse(argv)
     daemons = choose_daemons([*options.name, *(options.attach or ())], options.keys)
     with ExitStack() as stack:
@@ -139,3 +144,40 @@ class Screen:
                 for look, history, view in parts
             )
         )
+
+
+@contextmanager
+def unbuffered_keys() -> Generator[None]:
+    """Keys arrive as they are pressed and are not shown. Ctrl-C ends the block."""
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def read_keys(timeout_s: float) -> list[str] | None:
+    """What is pressed within `timeout_s`, [] if nothing; None when nothing more can be."""
+    if not wait_readable(sys.stdin.fileno(), max(0.0, timeout_s)):
+        return []
+    data = os.read(sys.stdin.fileno(), 1024)
+    return decode_keys(data) if data else None
+
+
+def decode_keys(data: bytes) -> list[str]:
+    """Sequences that have no name are left out."""
+    keys: list[str] = []
+    for found in _SEQUENCE.finditer(data):
+        number, end = found.groups()
+        if end == b"~":
+            keys.append(_TILDES.get(number, ""))
+        elif end is not None:
+            keys.append(_NAMES.get(end, ""))
+        elif found[0] == b"\x1b":
+            keys.append("esc")
+        else:
+            keys.append(found[0].decode("latin-1"))
+    return [key for key in keys if key]

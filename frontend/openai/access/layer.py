@@ -15,27 +15,17 @@ from ..connections.auth import CALLER_KEY
 from ..engines.server_parts import ServerParts
 from ..errors import ApiError
 from ..stream import REQUEST_ID_HEADER
-from .log import AccessLog
-from .record import CURRENT, KEY_LENGTH, AccessRecord
+from .log import CURRENT, KEY_LENGTH, AccessLog, AccessRecord
 
 RECORD_KEY = "quire.access_record"  # of scope["state"]
 
 
 def log_access(app: ASGIApp, log: AccessLog, parts: ServerParts) -> ASGIApp:
-    """The app with a line for each request; `parts` tells how many tokens it had."""
+    """The app with a line for each request, around all other layers; `parts` tells how many tokens it had."""
     parts.on_output.append(note_output)
     parts.on_pooled.append(note_pooled)
-    return AccessMiddleware(app, log)
 
-
-class AccessMiddleware:
-    """Goes around all other layers."""
-
-    def __init__(self, app: ASGIApp, log: AccessLog) -> None:
-        self._app = app
-        self._log = log
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         record = AccessRecord.of(scope)
         CURRENT.set(record)  # a request has a task, and with it a context, of its own
         state = scope.setdefault("state", {})
@@ -50,13 +40,15 @@ class AccessMiddleware:
             return send(message)
 
         try:
-            await self._app(scope, receive, send_and_note)
+            await app(scope, receive, send_and_note)
         finally:
             record.ended = time.monotonic()
             caller = state.get(CALLER_KEY)
             if caller is not None:
                 record.key = caller.key_hash[:KEY_LENGTH]
-            self._log.note(record)
+            log.note(record)
+
+    return answer
 
 
 def note_refusal(

@@ -1,4 +1,6 @@
-"""The access log: a line a request. A request costs a put into a queue; a thread formats and writes.
+"""The access log: a line a request, of what is noted while it is answered (neither its text nor its tokens).
+
+A request costs a put into a queue; a thread formats and writes.
 
 A reader of standard error that does not read costs lines, which are counted, and nothing else.
 """
@@ -11,13 +13,14 @@ import queue
 import threading
 import time
 from collections.abc import Collection, Sequence
-from typing import Literal
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 import msgspec
+from starlette.types import Scope
 
 from ....ipc.processes.log_lines import LogFormat, format_time
 from ..options import ServerOptions
-from .record import AccessRecord
 
 PROCESS = "quire serve"
 _MAX_WAITING = 10_000  # lines that have not been written
@@ -26,26 +29,54 @@ _CLOSE_S = 1.0
 _GATHER_S = 0.02  # between two writes: waking the thread for each request costs more than writing its line
 _CLIENT_GONE = 499  # nginx's code of a request whose client left before it was answered
 _LEVELS = {"DEBUG": 0, "INFO": 0, "WARNING": 400, "ERROR": 500}  # the least status that is logged
-_Level = Literal["INFO", "WARNING", "ERROR"]
+KEY_LENGTH = 8  # of what an API key hashes to
+_MAX_PATH_LENGTH = 200  # a caller without a key is logged as well
 
 
-class AccessLine(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A line as JSON."""
+@dataclass(slots=True)
+class AccessRecord:
+    """One request's. `status`: 0 until it is answered. The times are of time.time and time.monotonic."""
 
-    time: str
-    level: _Level
-    process: str
-    message: Literal["request"]
-    method: str = ""
-    path: str = ""
+    method: str
+    path: str
+    client: str
+    key: str = ""  # the beginning of what its API key hashes to
     status: int = 0
-    ms: float = 0.0
+    cause: str = ""  # why it was refused, or failed
+    request_id: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    id: str = ""
-    client: str = ""
-    key: str = ""
-    cause: str = ""
+    at: float = field(default_factory=time.time)
+    began: float = field(default_factory=time.monotonic)
+    ended: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.path = self.path[:_MAX_PATH_LENGTH]
+        self.ended = self.began
+
+    @classmethod
+    def of(cls, scope: Scope) -> AccessRecord:
+        """A request's that has just come."""
+        client = scope.get("client")
+        return cls(scope["method"], scope["path"], client[0] if client else "")
+
+
+# Of the request that a task answers; None where nobody wants to know.
+CURRENT: ContextVar[AccessRecord | None] = ContextVar("access_record", default=None)
+
+
+def note_request_id(request_id: str) -> None:
+    """What the request of this task is called."""
+    record = CURRENT.get()
+    if record is not None:
+        record.request_id = request_id
+
+
+def note_cause(status: int, cause: str) -> None:
+    """Why the request of this task was refused, or failed."""
+    record = CURRENT.get()
+    if record is not None:
+        record.cause = f"{cause} ({status})" if record.status and record.status != status else cause
 
 
 class AccessLog:
@@ -68,7 +99,6 @@ class AccessLog:
         self._thread = threading.Thread(target=self._write_all, name="access-log", daemon=True)
 
     def start(self) -> None:
-        """Begin to write."""
         self._thread.start()
 
     def note(self, record: AccessRecord) -> None:
@@ -130,24 +160,21 @@ def _join(lines: Sequence[bytes]) -> list[bytes]:
 
 
 def _encode_json(record: AccessRecord) -> bytes:
-    level: _Level = "INFO" if record.status < 400 else "WARNING" if record.status < 500 else "ERROR"
-    line = AccessLine(
-        time=format_time(record.at),
-        level=level,
-        process=PROCESS,
-        message="request",
-        method=record.method,
-        path=_clean(record.path),
-        status=record.status,
-        ms=_measure_ms(record),
-        prompt_tokens=record.prompt_tokens,
-        completion_tokens=record.completion_tokens,
-        id=_clean(record.request_id),
-        client=_clean(record.client),
-        key=record.key,
-        cause=_clean(record.cause),
-    )
-    return msgspec.json.encode(line) + b"\n"
+    level = "INFO" if record.status < 400 else "WARNING" if record.status < 500 else "ERROR"
+    line = {"time": format_time(record.at), "level": level, "process": PROCESS, "message": "request"}
+    noted = {
+        "method": record.method,
+        "path": _clean(record.path),
+        "status": record.status,
+        "ms": _measure_ms(record),
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.completion_tokens,
+        "id": _clean(record.request_id),
+        "client": _clean(record.client),
+        "key": record.key,
+        "cause": _clean(record.cause),
+    }
+    return msgspec.json.encode(line | {name: value for name, value in noted.items() if value}) + b"\n"
 
 
 def _encode_text(record: AccessRecord) -> bytes:

@@ -1,4 +1,9 @@
-"""A request's body or fields -> a Struct of schema.py, by msgspec; mistakes name field, value and allowed."""
+"""A request's body or fields -> a Struct of schema.py, by msgspec; mistakes name field, value and allowed.
+
+What a large body costs to decode is told before it is: msgspec holds the interpreter meanwhile. Megabytes of
+text or token ids take milliseconds; as many numbers that are hard to round, or little lists, take seconds.
+Only what stands outside of strings counts: in a text every sign is as cheap as any other.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +11,33 @@ import asyncio
 import functools
 import json
 import math
+import operator
 import re
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, TypeVar, cast
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import NODEFAULT
 from starlette.requests import ClientDisconnect, Request
 
 from ....ipc.errors import did_you_mean, shorten, shorten_name
 from ....ipc.structured_outputs import RENAMED_FIELDS
 from ..errors import ApiError, FieldError
 from ..headers import find_header
+from ..limits import (
+    MAX_JSON_CONTAINERS,
+    MAX_JSON_FLOATS,
+    MAX_JSON_LONG_NUMBERS,
+    MAX_JSON_STRINGS,
+    MAX_JSON_VALUES,
+)
 from .formats import KINDS_OF_FORMATS
-from .json_cost import MAX_CHEAP_BYTES, check_json_cost
-from .lenient import make_lenient_body
 from .messages import KINDS_OF_MESSAGES
 from .pooling import CHOICES_OF_POOLING
 from .responses import ONLY_INPUT_TEXT
-from .schema import ONLY_TEXT, TEXT_TYPES
+from .schema import ONLY_TEXT, TEXT_TYPES, SharedFields
 
 BODY_EXTENSION = "quire.note_body"  # scope["extensions"]: has the connection look how much it still stores
 
@@ -71,9 +84,13 @@ _MAX_SAID = 200  # characters of what msgspec says, which may be what it was giv
 _PLACE = re.compile(r"\[\d+\]")
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
-T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
 _Find = Callable[[str], object]
+MAX_CHEAP_BYTES = 2**16  # nothing of that size takes long
+_LONG_NUMBERS = 100  # 40 us at 700 digits
+_LONG_NUMBER = b"0" * 24
+_DIGITS_TO_0 = bytes.maketrans(b"123456789", b"000000000")
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 async def parse_request(request: Request, parse: Callable[[bytes], R], max_body_bytes: int) -> R:
@@ -300,3 +317,106 @@ def _read_number(text: str) -> object:
         return number if abs(number) < math.inf else _Literal(text)
     except ValueError:  # more digits than Python converts
         return _Literal(text)
+
+
+def check_json_cost(body: bytes) -> None:
+    """Raise ApiError 400 for a text that would take longer than some 50 ms to decode."""
+    if len(body) <= MAX_CHEAP_BYTES:
+        return
+    _check("strings", _count_strings(body), MAX_JSON_STRINGS)
+    rest = _cut_strings(body)
+    _check("values", rest.count(b","), MAX_JSON_VALUES)
+    _check("lists and objects", rest.count(b"[") + rest.count(b"{"), MAX_JSON_CONTAINERS)
+    num_floats = max(rest.count(b"."), rest.count(b"e") + rest.count(b"E"))
+    _check("floats", num_floats, MAX_JSON_FLOATS)
+    num_long = rest.translate(_DIGITS_TO_0).count(_LONG_NUMBER)
+    _check(f"times {len(_LONG_NUMBER)} digits in a row", num_long, MAX_JSON_LONG_NUMBERS)
+
+
+def _count_strings(body: bytes) -> int:
+    """At least as many as there are; escaped quotes are few, or dear themselves."""
+    return (body.count(b'"') - body.count(b'\\"')) // 2
+
+
+def _cut_strings(body: bytes) -> bytes:
+    """What stands between strings."""
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return b"".join(body.split(b'"')[::2])
+
+
+def _check(what: str, count: int, allowed: int) -> None:
+    if count > allowed:
+        text = f"body={count} {what}: at most {allowed} in JSON of more than {MAX_CHEAP_BYTES} bytes"
+        raise ApiError(HTTPStatus.BAD_REQUEST, text, code="json_too_complex")
+
+
+def make_lenient(kind: type[T]) -> type[T]:
+    """A subclass whose values, and those within them, have unknown fields left out when they are decoded."""
+    return cast(type[T], _make_kind(kind))
+
+
+def make_lenient_body(kind: type[T]) -> type[T]:
+    """As make_lenient, of a whole body: a field that has another name today is still known, to be refused."""
+    return cast(type[T], _make_body_kind(kind))
+
+
+@functools.cache
+def _make_body_kind(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    if not issubclass(kind, SharedFields):
+        return _make_kind(kind)
+    old = [(name, Any, None) for name in RENAMED_FIELDS]
+    bases = (_make_kind(kind),)
+    return msgspec.defstruct(kind.__name__, old, bases=bases, module=kind.__module__, kw_only=True)
+
+
+@functools.cache
+def _make_kind(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    hints = get_type_hints(kind, include_extras=True)
+    changed: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    for field in msgspec.structs.fields(kind):
+        hint = _relax(hints[field.name])
+        if hint is hints[field.name]:
+            continue
+        if field.default_factory is not NODEFAULT:
+            changed.append((field.name, hint, msgspec.field(default_factory=field.default_factory)))
+        elif field.default is not NODEFAULT:
+            changed.append((field.name, hint, field.default))
+        else:
+            changed.append((field.name, hint))
+    config = kind.__struct_config__
+    return msgspec.defstruct(
+        kind.__name__,
+        changed,
+        bases=(kind,),
+        module=kind.__module__,
+        tag=config.tag,
+        tag_field=config.tag_field,
+        frozen=config.frozen,
+        omit_defaults=config.omit_defaults,
+        kw_only=True,
+        forbid_unknown_fields=False,
+    )
+
+
+def is_lenient(request: msgspec.Struct) -> bool:
+    """Whether a body was decoded as such a kind."""
+    return not type(request).__struct_config__.forbid_unknown_fields
+
+
+def _relax(hint: Any) -> Any:
+    """A field's type with the lenient kinds; the same object where it has no kinds."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return _make_kind(hint)
+    origin, given = get_origin(hint), get_args(hint)
+    if origin is None or not given:
+        return hint
+    inner = given[:1] if origin is Annotated else given
+    relaxed = tuple(map(_relax, inner))
+    if all(map(operator.is_, relaxed, inner)):
+        return hint
+    if origin is Annotated:
+        return Annotated[(relaxed[0], *given[1:])]
+    if origin in (Union, UnionType):
+        return functools.reduce(operator.or_, relaxed)
+    return origin[relaxed]

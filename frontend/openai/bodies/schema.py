@@ -1,7 +1,8 @@
 """Requests and responses of the API as msgspec Structs; /openapi.json is made from them.
 
 A field that is not here is refused, so nothing that would change an answer is ignored in silence. Fields that
-change nothing are dropped; of those that Quire does not have, `unsupported.py` refuses what asks for more.
+say nothing about the answer are taken and left (SilentFields); of those that Quire does not have,
+`endpoints/unsupported.py` refuses what asks for more.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from ....ipc.sampling_params import (
 from ....ipc.structured_outputs import StructuredOutputsFields
 from ..limits import MAX_TOP_LOGPROBS
 from .formats import ResponseFormat
-from .silent import SilentFields
 
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
 NumTokens = Annotated[int, Meta(ge=0, le=MAX_INT)]
@@ -38,6 +38,29 @@ CacheSalt = Annotated[str, Meta(min_length=1, max_length=MAX_CACHE_SALT_LENGTH)]
 # SamplingParams says which ones there are, where msgspec would only say that another is none of them.
 TruncationSide = Annotated[str, Meta(extra_json_schema={"enum": ["left", "right"]})]
 Bias = Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS)]
+# OpenAI's limits. An answer repeats them, so a stream would hold whatever they are.
+User = Annotated[str, Meta(max_length=512)]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+
+
+class SilentFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's, then vLLM's. request_id: as X-Request-Id, which goes before it."""
+
+    user: User | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    client_metadata: dict[str, Any] | None = None
+    request_id: RequestName | None = None
+    session_id: str | None = None
+    stream_interval: Annotated[int, Meta(ge=1)] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):

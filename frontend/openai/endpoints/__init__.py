@@ -1,1 +1,1 @@
-"""The small POST endpoints, and what all endpoints have in common."""
+"""The POST endpoints that generate or tokenize (of responses: `responses/`), and what all have in common."""

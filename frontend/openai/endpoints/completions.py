@@ -21,13 +21,11 @@ from ...text.prompts import find_truncation
 from ..bodies.schema import CompletionChoice, CompletionRequest, CompletionResponse
 from ..errors import ApiError, FieldError
 from ..serving import Caller, PromptInput, Serving, make_id
-from ..stream import DONE, cancel_and_wait, encode_event, respond
-from .beam_search import read_beam_search
-from .completion_logprobs import LogprobsOfChoices
+from ..stream import DONE, ChunkTemplate, cancel_and_wait, encode_event, respond
 from .formats import find_format
-from .logprobs import make_beside
+from .logprobs import LogprobsOfChoices, make_beside
 from .prompts import decode_prompt, prepare_params, split_prompts, tokenize_prompts
-from .sampling import make_completion_params
+from .sampling import make_completion_params, read_beam_search
 from .unsupported import COMPLETION_RULES, check_supported
 from .usage import UsageCounter, choose_usage, take_last
 
@@ -120,17 +118,13 @@ class _Job:
             id=make_id("cmpl"), created=int(time.time()), model=serving.model_id, choices=[]
         )
         self._begun: set[int] = set()  # choices of which something was sent
-        self._prefixes: dict[int, bytes] = {}
         if self._has_usage:
             self._head.usage = None
-        before, after = msgspec.json.encode(self._head).split(b'"choices":[]')
-        self._prefix = b'data: %b"choices":[{"index":%%d,"text":' % before.replace(b"%", b"%%")
-        self._suffix = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]%b\n\n' % after
-        self._encode = msgspec.json.Encoder().encode
+        after = b',"logprobs":null,"finish_reason":null,"stop_reason":null'
+        self._texts = ChunkTemplate(self._head, b'"text":', after)
 
     @property
     def id(self) -> str:
-        """The answer's id."""
         return self._head.id
 
     async def complete(self) -> CompletionResponse:
@@ -249,12 +243,7 @@ class _Job:
         index = place * self._n + one.index
         is_plain = one.finish_reason is None and one.logprobs is None and not self._says_more
         if is_plain and (not self._has_beginning or index in self._begun):
-            if not one.text:
-                return b""
-            prefix = self._prefixes.get(index)
-            if prefix is None:
-                prefix = self._prefixes[index] = self._prefix % index
-            return prefix + self._encode(one.text) + self._suffix
+            return self._texts.make(index, one.text) if one.text else b""
         chunk = msgspec.structs.replace(self._head, choices=[self._make_choice(place, one, prompt)])
         if self._always_has_usage:
             chunk.usage = self._counter.usage()

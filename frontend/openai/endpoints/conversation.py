@@ -18,7 +18,7 @@ from ....ipc.errors import EngineDeadError
 from ....ipc.messages import FrontendCounts
 from ....ipc.sampling_params import SamplingParams
 from ...input_processor import PreparedParams
-from ...output_formats.answer_reader import AnswerReader, Parsing, choose_parsing
+from ...output_formats.answer_reader import AnswerReader, choose_parsing
 from ...output_formats.events import OutputEvent
 from ...output_formats.grammars.rules import OutputRules, make_output_rules
 from ...output_formats.offered_tools import CHAT_FIELDS, ToolFields, check_tools, list_unfollowed
@@ -30,12 +30,38 @@ from ..errors import FieldError
 from ..serving import Caller, Serving
 from ..text.jobs import RenderJob
 from .formats import FormatSource, compile_format
-from .prompts import prepare_params, render_chat
+from .prompts import check_conversation, prepare_params, render_chat
 
 ParsedOutputs = AsyncGenerator[tuple[RequestOutput, Sequence[Sequence[OutputEvent]]], None]
 """Outputs of a request, each with the events of each of its answers."""
 
 _MAX_INLINE_TOKENS = 1000  # parsed in the event loop: 5 ms
+
+
+@dataclass(slots=True)
+class MessageDraft:
+    """A message of a conversation while its pieces are collected, of APIs that have them one by one."""
+
+    role: str
+    texts: list[str] = field(default_factory=list[str])
+    thoughts: list[str] = field(default_factory=list[str])
+    calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    call_id: str | None = None
+
+    def add_call(self, call_id: str, name: str, arguments: Any) -> None:
+        """`arguments`: an object, or its JSON."""
+        function = {"name": name, "arguments": arguments}
+        self.calls.append({"id": call_id, "type": "function", "function": function})
+
+    def finish(self, separator: str = "\n") -> ChatMessage:
+        """The message, without content if it has calls only. separator: between texts."""
+        return ChatMessage(
+            role=self.role,
+            content=separator.join(self.texts) if self.texts or not self.calls else None,
+            tool_calls=self.calls or None,
+            tool_call_id=self.call_id,
+            reasoning_content="\n".join(self.thoughts) or None,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,15 +97,11 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedConversation:
-    """The prompt and parameters for the engine. parsing: None where an answer is nothing but text."""
+    """The prompt and parameters for the engine, and what reads its outputs."""
 
     prompt: list[int]
     params: PreparedParams
-    parsing: Parsing | None = None
-
-    def make_reader(self) -> AnswerReader:
-        """For the outputs of one request."""
-        return AnswerReader(self.parsing)
+    reader: AnswerReader
 
 
 async def prepare_conversation(
@@ -117,7 +139,7 @@ async def prepare_conversation(
         grammar = await _make_grammar(serving, caller, conversation.format, rules)
         purpose = "" if rules is None else rules.purpose
         prepared = dataclasses.replace(prepared, grammar=grammar, purpose=purpose)
-    return PreparedConversation(prompt=prompt, params=prepared, parsing=parsing)
+    return PreparedConversation(prompt=prompt, params=prepared, reader=AnswerReader(parsing))
 
 
 async def parse_outputs(
@@ -161,6 +183,14 @@ def make_render_job(
         tools=conversation.tools,
         schema_places=list_unfollowed(conversation.tools, conversation.choice, conversation.fields),
     )
+
+
+def make_checked_job(serving: Serving, conversation: Conversation) -> RenderJob:
+    """The same of a conversation that is only tokenized. Raises InputErrors and ApiErrors."""
+    check_tools(conversation.tools, conversation.choice, conversation.fields)
+    job = make_render_job(conversation)
+    check_conversation(serving, job)
+    return job
 
 
 def _make_variables(conversation: Conversation) -> dict[str, Any] | None:

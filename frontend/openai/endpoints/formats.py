@@ -14,13 +14,7 @@ from ....ipc.structured_outputs import StructuredOutputsFields, StructuredOutput
 from ...input_processor import check_has_end
 from ...output_formats.grammars.rules import OutputRules
 from ...structured_outputs.grammar_cache import make_key
-from ..bodies.formats import (
-    JsonObjectFormat,
-    JsonSchema,
-    JsonSchemaFormat,
-    ResponsesFormat,
-    StructuralTagFormat,
-)
+from ..bodies import formats as body
 from ..bodies.responses import ResponsesRequest
 from ..bodies.schema import SamplingFields
 from ..errors import FieldError
@@ -92,23 +86,23 @@ def _as_fields(fields: StructuredOutputsFields) -> dict[str, Any]:
 
 
 def _read_format(
-    given: JsonSchemaFormat | StructuralTagFormat | ResponsesFormat | None, place: str
+    given: body.JsonSchemaFormat | body.StructuralTagFormat | body.ResponsesFormat | None, place: str
 ) -> FormatSource | None:
     match given:
-        case JsonObjectFormat():
+        case body.JsonObjectFormat():
             return FormatSource(StructuredOutputsParams(json_object=True), place)
-        case JsonSchemaFormat():
+        case body.JsonSchemaFormat():
             return _read_schema(given.json_schema, f"{place}.json_schema.schema")
-        case JsonSchema():
+        case body.JsonSchema():
             return _read_schema(given, f"{place}.schema")
-        case StructuralTagFormat():
+        case body.StructuralTagFormat():
             tag = msgspec.to_builtins(given)
             return FormatSource(StructuredOutputsParams(structural_tag=tag), place)
         case _:
             return None
 
 
-def _read_schema(given: JsonSchema, place: str) -> FormatSource:
+def _read_schema(given: body.JsonSchema, place: str) -> FormatSource:
     if not given.schema:
         raise FieldError(place, given.schema, "a JSON schema that is not empty")
     return FormatSource(StructuredOutputsParams(json=given.schema), place, bool(given.strict))

@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import cast
 
+from starlette.responses import Response
+
 from ....ipc.beam_search import BeamSearch
 from ....ipc.errors import SamplingParamsError
 from ....ipc.sampling_params import SamplingParams
@@ -20,9 +22,9 @@ from ...text.prompts import Truncation, describe_length
 from ..bodies.parsing import NEEDS_PROMPT
 from ..errors import FieldError
 from ..serving import Caller, PromptInput, Serving
-from ..text.jobs import DecodeJob, EncodeJob, RenderJob, Text, TextJob, TokenIds
-from .beam_search import make_search_params
+from ..text.jobs import Body, DecodeJob, EncodeJob, RenderJob, Text, TextJob, TokenIds
 from .formats import FormatSource, compile_format
+from .sampling import make_search_params
 
 # Characters of texts that are tokenized in the event loop: half a millisecond of the usual tokenizers.
 MAX_INLINE_LENGTH = 2000
@@ -173,6 +175,13 @@ async def decode_prompt(serving: Serving, token_ids: list[int], caller: Caller) 
     answer = await serving.text.run(DecodeJob(token_ids=encode_token_ids(token_ids)), caller.tenant)
     assert isinstance(answer, Text)
     return answer.text
+
+
+async def answer_by_text(serving: Serving, job: TextJob, caller: Caller) -> Response:
+    """The answer to a request that a text process makes whole."""
+    answer = await serving.text.run(job, caller.tenant)
+    assert isinstance(answer, Body)
+    return Response(answer.json, media_type="application/json")
 
 
 async def _run_for_ids(serving: Serving, job: TextJob, caller: Caller) -> list[list[int]]:

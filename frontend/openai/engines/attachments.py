@@ -1,4 +1,6 @@
-"""Attachments: the engines of several daemons, each of which comes and goes without the others."""
+"""How the engines of a server come and go: OnlyEngine, whose end is the server's, and Attachments, to several
+daemons, each of which comes and goes without the others.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,32 @@ from .server_parts import ServerParts
 _RETRY_S = 1.0  # between looks for a daemon that is away
 _FIRST_TRY_S = 10.0  # for each to come; the server then begins without those that have not
 _logger = logging.getLogger("quire.serve")
+
+
+class OnlyEngine:
+    """As Attachments, for one Serving that is there from the beginning."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    @property
+    def dead_error(self) -> Exception | None:
+        """Why it has ended."""
+        return self._serving.llm.dead_error
+
+    async def start(self, on_phase: PhaseCallback | None = None) -> None:
+        """Until requests may enter. Raises as AsyncLLM.start."""
+        await self._serving.llm.start(on_phase)
+        self._serving.open()
+        self._serving.start_text()
+
+    async def wait_until_dead(self) -> None:
+        """Until it is gone for good."""
+        await self._serving.llm.wait_until_dead()
+
+    def shutdown(self) -> None:
+        """Leave it, or end it if it is this process's own."""
+        self._serving.llm.shutdown()
 
 
 class Attachments:

@@ -9,13 +9,7 @@ from contextlib import aclosing
 
 from ...output_formats.answer_reader import AnswerReader
 from ...outputs import RequestOutput
-from ..bodies.responses import (
-    InputTokensDetails,
-    OutputTokensDetails,
-    ResponseEvent,
-    ResponsesUsage,
-    StreamError,
-)
+from ..bodies import responses as body
 from ..bodies.schema import TokenLogprob
 from ..endpoints.conversation import ParsedOutputs
 from ..endpoints.logprobs import as_json, make_beside, make_chat_logprobs
@@ -31,7 +25,9 @@ from .store import Record
 _COUNT_BYTES = 4096  # by which a log grows until it is counted again
 
 
-async def encode_events(events: AsyncGenerator[list[ResponseEvent], None]) -> AsyncGenerator[bytes, None]:
+async def encode_events(
+    events: AsyncGenerator[list[body.ResponseEvent], None],
+) -> AsyncGenerator[bytes, None]:
     """As a stream has them."""
     async with aclosing(events):
         async for some in events:
@@ -39,15 +35,15 @@ async def encode_events(events: AsyncGenerator[list[ResponseEvent], None]) -> As
                 yield _join(some)
 
 
-def _join(events: list[ResponseEvent]) -> bytes:
+def _join(events: list[body.ResponseEvent]) -> bytes:
     return b"".join(encode_named_event(event.type, event) for event in events)
 
 
 def encode_stream_failure(error: Exception) -> bytes:
     """The end of a stream that cannot go on, while its response does, or is lost with its process."""
     api_error = as_api_error(error)
-    body = StreamError(code=api_error.code or "server_error", message=str(api_error))
-    return encode_named_event("error", body)
+    said = body.StreamError(code=api_error.code or "server_error", message=str(api_error))
+    return encode_named_event("error", said)
 
 
 class Answer:
@@ -80,7 +76,7 @@ class Answer:
         # From here on the record is counted, and may be dropped.
         self._registry.begin(self.response, record, self._abort, give_up)
 
-    async def run(self, parsed: ParsedOutputs) -> AsyncGenerator[list[ResponseEvent], None]:
+    async def run(self, parsed: ParsedOutputs) -> AsyncGenerator[list[body.ResponseEvent], None]:
         """The events, those of an output at a time. The response is complete, and kept, when they end."""
         async with aclosing(parsed):
             is_begun = self._record is None  # then its end is also somebody else's
@@ -110,18 +106,18 @@ class Answer:
         """It runs no more. Idempotent."""
         self._registry.end(self.response.id, self._owner)
 
-    def finish(self, finish_reason: str | None) -> list[ResponseEvent]:
+    def finish(self, finish_reason: str | None) -> list[body.ResponseEvent]:
         """It is complete, or cut off, with what has come; returns its last events."""
         usage = self._counter.usage()
         if self.reader.has_errors(0):
             self.response.tool_parse_error = True
         told = self.encoder.end(
             finish_reason,
-            ResponsesUsage(
+            body.ResponsesUsage(
                 usage.prompt_tokens,
-                InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+                body.InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
                 usage.completion_tokens,
-                OutputTokensDetails(self.reader.num_reasoning_tokens or 0),
+                body.OutputTokensDetails(self.reader.num_reasoning_tokens or 0),
                 usage.total_tokens,
             ),
         )
@@ -154,7 +150,7 @@ class BackgroundAnswer:
         response = self._answer.response
         self._note(self._answer.encoder.queue())
         self._answer.begin(self.log, self._give_up)
-        if not self._registry.keeps(response.id):
+        if response.id not in self._registry.store:
             self._answer.end()
             raise self._registry.make_no_room(response.id)
 
@@ -187,10 +183,10 @@ class BackgroundAnswer:
         if self.task is not None:
             self.task.cancel()
 
-    def _note(self, events: list[ResponseEvent]) -> None:
+    def _note(self, events: list[body.ResponseEvent]) -> None:
         if self.log is None:
             return
         self.log.add(events)
         if self.log.num_bytes - self._counted_bytes >= _COUNT_BYTES:
             self._counted_bytes = self.log.num_bytes
-            self._registry.grow(self._answer.response.id)
+            self._registry.store.grow(self._answer.response.id)

@@ -1,4 +1,6 @@
-"""POST /v1/responses: items in, items out. What is kept can be continued by its id (stored.py)."""
+"""POST /v1/responses: items in, items out. What is kept can be continued by its id (stored.py), and its
+items can be named in place of sending them.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +9,16 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from http import HTTPStatus
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from starlette.responses import Response
 
 from ....ipc.sampling_params import RequestOutputKind, SamplingParams
 from ...output_formats.offered_tools import read_tool_choice
-from ..bodies.lenient import is_lenient, make_lenient
-from ..bodies.responses import (
-    ConversationItem,
-    InputItems,
-    OfferedTool,
-    OfferedTools,
-    ResponsesRequest,
-    ResponsesResponse,
-)
+from ..bodies import responses as body
+from ..bodies.parsing import is_lenient, make_lenient
 from ..endpoints.conversation import (
     Conversation,
     ParsedOutputs,
@@ -33,26 +29,31 @@ from ..endpoints.conversation import (
 from ..endpoints.formats import find_format
 from ..endpoints.sampling import make_responses_params
 from ..endpoints.unsupported import LOGPROBS_ITEM, RESPONSES_RULES, check_supported
-from ..errors import FieldError
+from ..errors import ApiError, FieldError
 from ..serving import Caller, Serving
 from ..stream import respond
 from .answer import Answer, BackgroundAnswer, encode_events, encode_stream_failure
-from .encoder import ResponseEncoder
+from .encoder import ResponseEncoder, find_response_id
 from .event_log import EventLog
-from .items import is_unfinished, make_messages, read_items
-from .past import Past, load_past, resolve_references
+from .items import ToolOffer, is_unfinished, make_messages, read_items, read_offer
+from .peers import Ask, Found
 from .store import Record
-from .tools import ToolOffer, read_offer
 
+_REPEATED_FIELDS = (
+    *("instructions", "max_output_tokens", "max_tool_calls", "temperature", "top_p", "top_logprobs"),
+    *("metadata", "previous_response_id", "reasoning", "user"),
+)
 _MAX_INLINE_ITEMS = 64  # are read in the event loop: half a millisecond
 T = TypeVar("T")
 U = TypeVar("U")
+_ITEM_ALLOWED = "the id of an item of a response that is kept"
+_decode_items = msgspec.json.Decoder(list[body.ConversationItem]).decode
 
 
-async def create_response(serving: Serving, request: ResponsesRequest, caller: Caller) -> Response:
+async def create_response(serving: Serving, request: body.ResponsesRequest, caller: Caller) -> Response:
     """Answer a conversation. Raises InputErrors and ApiErrors before anything is generated."""
     _check(serving, request)
-    tools_kind = make_lenient(OfferedTools) if is_lenient(request) else OfferedTools
+    tools_kind = make_lenient(body.OfferedTools) if is_lenient(request) else body.OfferedTools
     offer = read_offer(request.tools, request.tool_choice, tools_kind)
     wants_logprobs = LOGPROBS_ITEM in (request.include or ()) or request.top_logprobs is not None
     params = make_responses_params(serving, request, wants_logprobs)
@@ -90,10 +91,10 @@ def _run_in_background(serving: Serving, answer: Answer, parsed: ParsedOutputs, 
 
 
 async def _prepare(
-    serving: Serving, request: ResponsesRequest, caller: Caller, params: SamplingParams, offer: ToolOffer
+    serving: Serving, request: body.ResponsesRequest, caller: Caller, params: SamplingParams, offer: ToolOffer
 ) -> tuple[Answer, PreparedConversation]:
     past = await load_past(serving, request.previous_response_id, caller)
-    items_kind = make_lenient(InputItems) if is_lenient(request) else InputItems
+    items_kind = make_lenient(body.InputItems) if is_lenient(request) else body.InputItems
     read = functools.partial(read_items, kind=items_kind)
     items = await _run_beside(request.input, read, request.input)
     own = await resolve_references(serving, items, caller)
@@ -105,7 +106,7 @@ async def _prepare(
     record = Record(caller.key_hash, caller.tenant, turns, len(past.items) + len(own))
     num_top = None if params.logprobs is None else request.top_logprobs or 0
     encoder = ResponseEncoder(response, offer.namespaces)
-    return Answer(serving, encoder, prepared.make_reader(), record, num_top), prepared
+    return Answer(serving, encoder, prepared.reader, record, num_top), prepared
 
 
 async def _run_beside(items: Sequence[Any], function: Callable[[T], U], argument: T) -> U:
@@ -114,7 +115,7 @@ async def _run_beside(items: Sequence[Any], function: Callable[[T], U], argument
     return function(argument) if is_short else await asyncio.to_thread(function, argument)
 
 
-def _check(serving: Serving, request: ResponsesRequest) -> None:
+def _check(serving: Serving, request: body.ResponsesRequest) -> None:
     check_supported(request, RESPONSES_RULES)
     if request.background and not serving.responses.has_store:
         allowed = "false: this server keeps no responses (max_stored_bytes=0)"
@@ -134,7 +135,7 @@ def _check(serving: Serving, request: ResponsesRequest) -> None:
 
 
 def _make_conversation(
-    request: ResponsesRequest, offer: ToolOffer, past: Past, own: Sequence[ConversationItem]
+    request: body.ResponsesRequest, offer: ToolOffer, past: Past, own: Sequence[body.ConversationItem]
 ) -> Conversation:
     goes_on = bool(own) and is_unfinished(own[-1])
     return Conversation(
@@ -154,30 +155,88 @@ def _make_conversation(
 
 
 def _make_response(
-    serving: Serving, request: ResponsesRequest, tools: list[OfferedTool]
-) -> ResponsesResponse:
+    serving: Serving, request: body.ResponsesRequest, tools: list[body.OfferedTool]
+) -> body.ResponsesResponse:
     """What an answer says from its beginning on, which repeats much of the request."""
-    response = ResponsesResponse(
+    response = body.ResponsesResponse(
         id=serving.responses.make_id(),
         created_at=int(time.time()),
         model=serving.model_id,
-        instructions=request.instructions,
-        max_output_tokens=request.max_output_tokens,
-        max_tool_calls=request.max_tool_calls,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_logprobs=request.top_logprobs,
-        metadata=request.metadata,
         parallel_tool_calls=request.parallel_tool_calls is not False,
-        previous_response_id=request.previous_response_id,
         store=serving.responses.has_store and request.store is not False,
         background=bool(request.background),
-        reasoning=request.reasoning,
         tool_choice=request.tool_choice or "auto",
         tools=tools,
         truncation=request.truncation or "disabled",
-        user=request.user,
+        **{name: getattr(request, name) for name in _REPEATED_FIELDS},
     )
     if request.text is not None and request.text.format is not None:
         response.text = request.text
     return response
+
+
+class Past(NamedTuple):
+    """The conversation before a request. turns: the same as JSON, turn by turn."""
+
+    turns: tuple[bytes, ...] = ()
+    items: Sequence[body.ConversationItem] = ()
+
+
+class _Output(msgspec.Struct):
+    """Of a stored response, what an item of it is read from."""
+
+    output: list[body.ConversationItem]
+
+
+async def load_past(serving: Serving, response_id: str | None, caller: Caller) -> Past:
+    """The conversation that a response ends. Raises ApiErrors."""
+    if response_id is None:
+        return Past()
+    field = "previous_response_id"
+    found = await _find_response(serving, response_id, caller, field, "previous_response_not_found")
+    if found.status != "ended":
+        raise FieldError(field, response_id, "a response that has ended: this one is in progress")
+    num_bytes, limits = sum(map(len, found.items)), serving.options.limits
+    if num_bytes > limits.max_body_bytes or found.num_items > limits.max_messages:
+        value = f"a conversation of {num_bytes} bytes and {found.num_items} items"
+        allowed = f"at most {limits.max_body_bytes} (max_body_bytes) and {limits.max_messages} (max_messages)"
+        raise FieldError(field, value, allowed)
+    return Past(found.items, [item for turn in found.items for item in _decode_items(turn)])
+
+
+async def resolve_references(
+    serving: Serving, items: list[body.InputItem], caller: Caller
+) -> list[body.ConversationItem]:
+    """The items, with those of stored responses in place of what stands for them."""
+    responses: dict[str, list[body.ConversationItem]] = {}
+    resolved: list[body.ConversationItem] = []
+    num_bytes, max_bytes = 0, serving.options.limits.max_body_bytes
+    for place, item in enumerate(items):
+        if not isinstance(item, body.ItemReference):
+            resolved.append(item)
+            continue
+        field = f"input[{place}].id"
+        if (named := find_response_id(item.id or "")) is None:
+            raise FieldError(field, item.id, _ITEM_ALLOWED, "item_not_found")
+        response_id, index = named
+        if response_id not in responses:
+            found = await _find_response(serving, response_id, caller, field, "item_not_found")
+            responses[response_id] = msgspec.json.decode(found.response, type=_Output).output
+        output = responses[response_id]
+        if index >= len(output) or output[index].id != item.id:
+            raise FieldError(field, item.id, _ITEM_ALLOWED)
+        num_bytes += len(msgspec.json.encode(output[index]))
+        if num_bytes > max_bytes:
+            raise FieldError(field, item.id, f"items of at most {max_bytes} bytes in all (max_body_bytes)")
+        resolved.append(output[index])
+    return resolved
+
+
+async def _find_response(serving: Serving, response_id: str, caller: Caller, field: str, code: str) -> Found:
+    """A response that `field` names; as with OpenAI, a 400 when this caller has none such."""
+    try:
+        return await serving.responses.ask(Ask("find", response_id, caller.key_hash))
+    except ApiError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        raise ApiError(HTTPStatus.BAD_REQUEST, f"{field}: {error}", param=field, code=code) from None

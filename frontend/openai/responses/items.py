@@ -1,40 +1,39 @@
-"""Items of a conversation, as a request or the store has them -> the messages that a chat template takes.
+"""What requests to /v1/responses have -> what a chat template takes: items -> messages, tools -> functions.
 
 The assistant's items that follow each other (thoughts, text, calls) are one message, as the model wrote them.
+The functions of a namespace (with Codex: an MCP server) have its name and their own joined as their name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import msgspec
 
-from ...output_formats.offered_tools import join_names
+from ...output_formats.offered_tools import ToolFields, check_num_tools, join_names
+from ...output_formats.tools import Tool
+from ..bodies import responses as body
 from ..bodies.parsing import make_struct
-from ..bodies.responses import (
-    ConversationItem,
-    FunctionCallItem,
-    FunctionCallOutputItem,
-    InputItem,
-    InputItems,
-    MessageItem,
-    ReasoningItem,
-)
 from ..bodies.schema import ChatMessage, TextPart
+from ..endpoints.conversation import MessageDraft
 from ..errors import FieldError
 
 _TEXT_TYPES = ("input_text", "output_text", "text")
 _THOUGHT_TYPES = ("reasoning_text", "summary_text", "text")
 _check_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_KINDS = {str(kind.__struct_config__.tag): kind for kind in get_args(InputItem)}
+_KINDS = {str(kind.__struct_config__.tag): kind for kind in get_args(body.InputItem)}
+_TOOL_KINDS = ("function", "namespace")
+_TOOLS_ALLOWED = "'function' or 'namespace': tools that the client runs; this server has none of its own"
 
 
-def read_items(given: str | list[dict[str, Any]], kind: type[InputItems] = InputItems) -> list[InputItem]:
+def read_items(
+    given: str | list[dict[str, Any]], kind: type[body.InputItems] = body.InputItems
+) -> list[body.InputItem]:
     """A request's `input`, checked one by one. Raises ApiErrors that name the place."""
     if isinstance(given, str):
-        return [MessageItem(role="user", content=given)]
+        return [body.MessageItem(role="user", content=given)]
     if not given:
         raise FieldError("input", given, "a text, or a list of at least one item")
     for place, item in enumerate(given):
@@ -45,7 +44,7 @@ def read_items(given: str | list[dict[str, Any]], kind: type[InputItems] = Input
 
 
 def make_messages(
-    instructions: str | None, items: Sequence[ConversationItem], num_stored: int = 0
+    instructions: str | None, items: Sequence[body.ConversationItem], num_stored: int = 0
 ) -> list[ChatMessage]:
     """The conversation. The first `num_stored` items come from the store, the others from the request."""
     conversation = _Conversation()
@@ -56,31 +55,13 @@ def make_messages(
     return conversation.end()
 
 
-def is_unfinished(item: ConversationItem) -> bool:
+def is_unfinished(item: body.ConversationItem) -> bool:
     """Whether an item at the end of a conversation is the beginning of the answer, which goes on."""
     return (
-        isinstance(item, MessageItem)
+        isinstance(item, body.MessageItem)
         and item.role == "assistant"
         and item.status in ("in_progress", "incomplete")
     )
-
-
-@dataclass(slots=True)
-class _Turn:
-    """What the assistant has said since somebody else has."""
-
-    texts: list[str] = field(default_factory=list[str])
-    thoughts: list[str] = field(default_factory=list[str])
-    calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-
-    def make_message(self) -> ChatMessage:
-        text = "".join(self.texts)
-        return ChatMessage(
-            role="assistant",
-            content=None if self.calls and not text else text,
-            reasoning_content="\n".join(self.thoughts) or None,
-            tool_calls=self.calls or None,
-        )
 
 
 class _Conversation:
@@ -88,28 +69,30 @@ class _Conversation:
 
     def __init__(self) -> None:
         self._messages: list[ChatMessage] = []
-        self._turn: _Turn | None = None
+        self._turn: MessageDraft | None = None  # what the assistant has said since somebody else has
         self._beginning: list[str] = []  # system messages before any other
         self._call_ids: set[str] = set()
 
-    def add(self, item: ConversationItem, place: str) -> None:
+    def add(self, item: body.ConversationItem, place: str) -> None:
         match item:
-            case MessageItem(role="assistant", content=content):
+            case body.MessageItem(role="assistant", content=content):
                 texts = [content] if isinstance(content, str) else _read_texts(content, f"{place}.content")
-                self._assistant().texts += texts
-            case ReasoningItem():
+                self._assistant().texts += filter(None, texts)
+            case body.ReasoningItem():
                 self._assistant().thoughts += _read_thoughts(item, place)
-            case FunctionCallItem(status="incomplete"):
+            case body.FunctionCallItem(status="incomplete"):
                 pass  # an answer's end cut it: nobody has run it, and no template takes half an object
-            case FunctionCallItem():
+            case body.FunctionCallItem():
                 self._call_ids.add(item.call_id)
-                self._assistant().calls.append(_read_call(item, place))
-            case MessageItem(role="user", content=content):
+                _check_arguments(item, place)
+                name = item.name if item.namespace is None else join_names(item.namespace, item.name)
+                self._assistant().add_call(item.call_id, name, item.arguments)
+            case body.MessageItem(role="user", content=content):
                 self._say(ChatMessage(role="user", content=_read_content(content, f"{place}.content")))
-            case MessageItem(content=content):
+            case body.MessageItem(content=content):
                 texts = [content] if isinstance(content, str) else _read_texts(content, f"{place}.content")
                 self.add_system("\n".join(texts))
-            case FunctionCallOutputItem(call_id=call_id, output=output):
+            case body.FunctionCallOutputItem(call_id=call_id, output=output):
                 if call_id not in self._call_ids:
                     allowed = "the call_id of a function_call before it, in `input` or the previous response"
                     raise FieldError(f"{place}.call_id", call_id, allowed)
@@ -130,17 +113,17 @@ class _Conversation:
         self._say(None)
         return self._messages
 
-    def _assistant(self) -> _Turn:
+    def _assistant(self) -> MessageDraft:
         if self._turn is None:
             self._begin()
-            self._turn = _Turn()
+            self._turn = MessageDraft("assistant")
         return self._turn
 
     def _say(self, message: ChatMessage | None) -> None:
         """Somebody else's word ends the assistant's turn."""
         self._begin()
         if self._turn is not None:
-            self._messages.append(self._turn.make_message())
+            self._messages.append(self._turn.finish(separator=""))
             self._turn = None
         if message is not None:
             self._messages.append(message)
@@ -151,18 +134,15 @@ class _Conversation:
             self._beginning = []
 
 
-def _read_call(item: FunctionCallItem, place: str) -> dict[str, Any]:
+def _check_arguments(item: body.FunctionCallItem, place: str) -> None:
     try:
         if item.arguments:  # of a tool that takes none they may be ''
             _check_object(item.arguments)
     except (msgspec.DecodeError, RecursionError):
         raise FieldError(f"{place}.arguments", item.arguments, "the text of a JSON object") from None
-    name = item.name if item.namespace is None else join_names(item.namespace, item.name)
-    function = {"name": name, "arguments": item.arguments}
-    return {"id": item.call_id, "type": "function", "function": function}
 
 
-def _read_thoughts(item: ReasoningItem, place: str) -> list[str]:
+def _read_thoughts(item: body.ReasoningItem, place: str) -> list[str]:
     if not (item.content or item.summary) and item.encrypted_content:
         allowed = "none without content: only the server that made it can read it"
         raise FieldError(f"{place}.encrypted_content", item.encrypted_content, allowed)
@@ -187,3 +167,70 @@ def _read_texts(parts: list[TextPart], place: str, types: tuple[str, ...] = _TEX
             raise FieldError(f"{place}[{number}].text", None, "a text")
         texts.append(part.text)
     return texts
+
+
+@dataclass(slots=True)
+class ToolOffer:
+    """What a request offers. given: in its own form, without what is left out. namespaces: by the name that
+    the model knows, the namespace and the name in it. places: of `tools` in the request.
+    """
+
+    given: list[body.OfferedTool] = field(default_factory=list[body.OfferedTool])
+    tools: list[Tool] = field(default_factory=list[Tool])
+    namespaces: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    places: list[str] = field(default_factory=list[str])
+
+    @property
+    def fields(self) -> ToolFields:
+        """What the request calls them."""
+        return ToolFields(name="name", schema="parameters", places=self.places)
+
+
+def read_offer(
+    given: Sequence[dict[str, Any]] | None, choice: object, kind: type[body.OfferedTools] = body.OfferedTools
+) -> ToolOffer:
+    """A request's `tools`. Raises ApiErrors that name the place.
+
+    A search of the web, which agents offer unasked, is left out unless a call of any tool is required.
+    """
+    may_leave_out = choice != "required"
+    typed = [
+        {"type": "web_search"} if may_leave_out and _is_web_search(tool) else _check_kind(tool, f"tools[{n}]")
+        for n, tool in enumerate(given or ())
+    ]
+    offer = ToolOffer()
+    for number, one in enumerate(make_struct({"tools": typed}, kind).tools):
+        if isinstance(one, body.WebSearchTool):
+            continue
+        offer.given.append(one)
+        check_num_tools(len(offer.tools) + (len(one.tools) if isinstance(one, body.NamespaceTool) else 1))
+        for place, name, function in _find_functions(one, f"tools[{number}]"):
+            offer.places.append(place)
+            offer.tools.append(Tool(name, function.description, function.parameters, bool(function.strict)))
+            if isinstance(one, body.NamespaceTool):
+                offer.namespaces[name] = one.name, function.name
+    return offer
+
+
+def _is_web_search(tool: dict[str, Any]) -> bool:
+    """Whatever its date."""
+    return str(tool.get("type")).startswith("web_search")
+
+
+def _check_kind(tool: dict[str, Any], place: str) -> dict[str, Any]:
+    if (kind := tool.get("type")) not in _TOOL_KINDS:
+        raise FieldError(f"{place}.type", kind, _TOOLS_ALLOWED, "unsupported_tool")
+    inner = tool.get("tools") if kind == "namespace" else None
+    for number, one in enumerate(cast(list[Any], inner) if isinstance(inner, list) else ()):
+        if isinstance(one, dict) and (kind := cast(dict[str, Any], one).get("type")) != "function":
+            raise FieldError(f"{place}.tools[{number}].type", kind, "'function'", "unsupported_tool")
+    return tool
+
+
+def _find_functions(tool: body.OfferedTool, place: str) -> Iterator[tuple[str, str, body.FunctionTool]]:
+    """Each with its place and the name that the model knows."""
+    if isinstance(tool, body.FunctionTool):
+        yield place, tool.name, tool
+        return
+    for number, function in enumerate(tool.tools):
+        yield f"{place}.tools[{number}]", join_names(tool.name, function.name), function

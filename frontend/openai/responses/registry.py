@@ -100,10 +100,6 @@ class ResponseRegistry:
             if self._expiry is None:
                 self._drop_expired()
 
-    def keeps(self, response_id: str) -> bool:
-        """Whether a response that runs is kept, so that it can be asked for."""
-        return response_id in self.store
-
     def make_no_room(self, response_id: str) -> ApiError:
         """Why a response that has just begun is not kept."""
         message = (
@@ -118,10 +114,6 @@ class ResponseRegistry:
             output = msgspec.json.encode(response.output)
             self.store.finish(response.id, msgspec.json.encode(response), output, len(response.output))
         self._tell_end(response.id)
-
-    def grow(self, response_id: str) -> None:
-        """The log of one that runs in the background has grown."""
-        self.store.grow(response_id)
 
     def end(self, response_id: str, owner: str) -> None:
         """It does not run any more; what has not finished is forgotten: its client has left. Idempotent."""

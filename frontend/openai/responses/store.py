@@ -5,14 +5,49 @@ Knows no HTTP, no other process, and no clock but the one that it is given.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 
-from .counts import ResponseCounts
+from ..bodies.responses import ResponseStatus
 from .event_log import EventLog
 
 _RECORD_BYTES = 1024  # of a record beside its texts
+# Where a number stands: gauges, a counter, then a counter for each way in which a background response ends.
+STORED, STORED_BYTES, RUNNING, EVICTED = range(4)
+ENDS: tuple[ResponseStatus, ...] = ("completed", "incomplete", "cancelled", "failed")
+NUM_NUMBERS = EVICTED + 1 + len(ENDS)
+
+
+class ResponseCounts:
+    """The numbers of one process, which it alone writes."""
+
+    def __init__(self) -> None:
+        self._numbers: array[int] | memoryview[int] = array("Q", bytes(8 * NUM_NUMBERS))
+
+    def write_to(self, numbers: memoryview[int]) -> None:
+        """Count in this memory from now on, where a lost process may have left what it had."""
+        numbers[:EVICTED] = self._numbers[:EVICTED]
+        self._numbers = numbers
+
+    def note_stored(self, num_responses: int, num_bytes: int) -> None:
+        """So many are kept."""
+        self._numbers[STORED], self._numbers[STORED_BYTES] = num_responses, num_bytes
+
+    def note_evicted(self) -> None:
+        """One is forgotten before its time, for want of room."""
+        self._numbers[EVICTED] += 1
+
+    def begin_background(self) -> None:
+        """One more runs in the background."""
+        self._numbers[RUNNING] += 1
+
+    def end_background(self, status: ResponseStatus) -> None:
+        """One runs no more; a status that is not final: it was refused."""
+        self._numbers[RUNNING] -= 1
+        if status in ENDS:
+            self._numbers[EVICTED + 1 + ENDS.index(status)] += 1
 
 
 @dataclass(slots=True)
@@ -73,7 +108,7 @@ class ResponseStore:
 
     def add(self, response_id: str, record: Record) -> None:
         """Keep a response from its beginning on: what it was asked is counted while it runs."""
-        self._drop_expired()
+        self.drop_expired()
         record.log_bytes = 0 if record.log is None else record.log.num_bytes
         if record.num_bytes <= self.max_bytes:
             self._put(response_id, record)
@@ -97,7 +132,7 @@ class ResponseStore:
 
     def find(self, response_id: str, owner: str) -> Record | None:
         """A response of this owner, which is kept for as long again; None if there is none."""
-        self._drop_expired()
+        self.drop_expired()
         record = self._records.get(response_id)
         if record is None or record.owner != owner:
             return None
@@ -107,7 +142,7 @@ class ResponseStore:
 
     def remove(self, response_id: str, owner: str) -> bool:
         """Forget a response; False if this owner has no such one."""
-        self._drop_expired()
+        self.drop_expired()
         record = self._records.get(response_id)
         if record is None or record.owner != owner:
             return False
@@ -116,18 +151,15 @@ class ResponseStore:
 
     def drop_expired(self) -> float | None:
         """Forget what has been kept long enough; returns when the next will have been."""
-        self._drop_expired()
-        return next((record.expires_at for record in self._records.values()), None)
-
-    def _drop_expired(self) -> None:
         now = self._now()
         expired = takewhile(lambda one: one[1].expires_at <= now, self._records.items())
         for response_id, record in list(expired):
+            self._take(response_id)
             if record.response:
-                self._drop(response_id)
+                self._tell_dropped(response_id)
             else:  # it runs: its time counts from its end
-                self._take(response_id)
                 self._put(response_id, record)
+        return next((record.expires_at for record in self._records.values()), None)
 
     def _put(self, response_id: str, record: Record) -> None:
         record.expires_at = self._now() + self._keep_s
@@ -142,10 +174,6 @@ class ResponseStore:
 
     def _evict(self, response_id: str) -> None:
         self.counts.note_evicted()
-        self._tell_dropped(response_id)
-
-    def _drop(self, response_id: str) -> None:
-        self._take(response_id)
         self._tell_dropped(response_id)
 
     def _take(self, response_id: str) -> Record | None:

@@ -11,15 +11,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..bodies import responses as body
 from ..bodies.openapi import Routes
-from ..bodies.responses import (
-    DeletedResponse,
-    InputItem,
-    InputItemList,
-    ResponseEvent,
-    ResponsesResponse,
-    ResponseStatus,
-)
 from ..engines.served_models import ServedModels
 from ..errors import ApiError, ErrorResponse, FieldError
 from ..serving import Caller
@@ -29,7 +22,7 @@ from .peers import Ask, Found
 
 _PATH = "/v1/responses/{response_id}"
 _LIMIT, _MAX_LIMIT = 20, 100  # items of a page: OpenAI's
-_decode_items = msgspec.json.Decoder(list[InputItem]).decode
+_decode_items = msgspec.json.Decoder(list[body.InputItem]).decode
 
 
 def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Request], Caller]) -> None:
@@ -51,7 +44,7 @@ def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Requ
         """Forget a response."""
         if (await ask("remove", response_id, http)).status == "running":
             raise _refuse(response_id, "it is in progress: cancel it")
-        return respond(DeletedResponse(id=response_id))
+        return respond(body.DeletedResponse(id=response_id))
 
     async def cancel_response(response_id: str, http: Request) -> Response:
         """End a response that runs: its own answer ends as well, with what it has."""
@@ -70,18 +63,16 @@ def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Requ
         return _send(await asyncio.to_thread(_encode_items, found.items[:-1], page))
 
     more = {400: ErrorResponse, 404: ErrorResponse}
-    text = get_response.__doc__
-    routes.add(_PATH, get_response, text, ResponsesResponse, event=ResponseEvent, more=more)
-    routes.add(_PATH, delete_response, delete_response.__doc__, DeletedResponse, more=more, method="DELETE")
-    path = f"{_PATH}/cancel"
-    routes.add(path, cancel_response, cancel_response.__doc__, ResponsesResponse, more=more, method="POST")
-    routes.add(f"{_PATH}/input_items", list_input_items, list_input_items.__doc__, InputItemList, more=more)
+    routes.add(_PATH, get_response, None, body.ResponsesResponse, event=body.ResponseEvent, more=more)
+    routes.add(_PATH, delete_response, None, body.DeletedResponse, more=more, method="DELETE")
+    routes.add(f"{_PATH}/cancel", cancel_response, None, body.ResponsesResponse, more=more, method="POST")
+    routes.add(f"{_PATH}/input_items", list_input_items, None, body.InputItemList, more=more)
 
 
 class _Told(msgspec.Struct):
     """Of a response, what it has come to."""
 
-    status: ResponseStatus
+    status: body.ResponseStatus
 
 
 _decode_status = msgspec.json.Decoder(_Told).decode
@@ -118,7 +109,7 @@ class _Page(NamedTuple):
             raise FieldError("order", order, "'asc' or 'desc'")
         return cls(int(limit), query.get("after"), order == "desc")
 
-    def cut(self, items: list[InputItem]) -> tuple[list[InputItem], bool]:
+    def cut(self, items: list[body.InputItem]) -> tuple[list[body.InputItem], bool]:
         """Of all items, those of the page, and whether more follow. Raises FieldError."""
         if self.is_reversed:
             items = items[::-1]
@@ -138,7 +129,7 @@ def _encode_items(turns: Sequence[bytes], page: _Page) -> bytes:
     shown, has_more = page.cut(items)
     ends = (shown[0].id, shown[-1].id) if shown else (None, None)
     return msgspec.json.encode(
-        InputItemList(data=shown, first_id=ends[0], last_id=ends[1], has_more=has_more)
+        body.InputItemList(data=shown, first_id=ends[0], last_id=ends[1], has_more=has_more)
     )
 
 

@@ -84,17 +84,14 @@ class PoolingJob(msgspec.Struct, frozen=True, kw_only=True, tag="pooling"):
 
 
 class TokenizeJob(msgspec.Struct, frozen=True, kw_only=True, tag="tokenize"):
-    """The whole answer of /tokenize."""
+    """The whole answer of /tokenize, or of /v1/messages/count_tokens if it `only_counts`: no event loop is to
+    hold as many ids as there may be.
+    """
 
     source: RenderJob | EncodeJob
     max_model_len: int
-    wants_strings: bool
-
-
-class CountJob(msgspec.Struct, frozen=True, kw_only=True, tag="count"):
-    """The whole answer of /v1/messages/count_tokens: no event loop is to hold as many ids as there may be."""
-
-    source: RenderJob
+    wants_strings: bool = False
+    only_counts: bool = False
 
 
 class DetokenizeJob(msgspec.Struct, frozen=True, kw_only=True, tag="detokenize"):
@@ -122,7 +119,7 @@ class GrammarJob(msgspec.Struct, frozen=True, kw_only=True, tag="grammar"):
     rules: OutputRules | None = None
 
 
-TextJob = RenderJob | EncodeJob | PoolingJob | TokenizeJob | CountJob | DetokenizeJob | DecodeJob | GrammarJob
+TextJob = RenderJob | EncodeJob | PoolingJob | TokenizeJob | DetokenizeJob | DecodeJob | GrammarJob
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

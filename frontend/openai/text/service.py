@@ -6,21 +6,8 @@ import functools
 from http import HTTPStatus
 
 from ..errors import ApiError, overloaded, unavailable
-from .jobs import (
-    Body,
-    CountJob,
-    GrammarJob,
-    Refused,
-    RenderJob,
-    Text,
-    TextAnswer,
-    TextJob,
-    TokenIds,
-    TokenizeJob,
-    encode_body,
-)
-from .lane import EndedBy, JobEndedError, LaneLimits, TextLane, TextUnavailableError
-from .process import TextProcess
+from . import jobs
+from .lane import EndedBy, JobEndedError, LaneLimits, TextLane, TextProcess, TextUnavailableError
 from .turns import TurnQueueFullError
 from .work import MEMORY_ALLOWED, name_of
 
@@ -60,7 +47,7 @@ class TextService:
         """The processes that run now: of short jobs, of long ones."""
         return [lane.pid for lane in (self._short, self._long) if lane.pid is not None]
 
-    async def run(self, job: TextJob, tenant: str) -> TokenIds | Body | Text:
+    async def run(self, job: jobs.TextJob, tenant: str) -> jobs.TokenIds | jobs.Body | jobs.Text:
         """The answer to a job, which counts as `tenant`'s.
 
         Raises ApiError: 400 for what the request itself is to blame for, also for too much time or memory,
@@ -68,7 +55,7 @@ class TextService:
         """
         name = name_of(job)
         try:
-            body = encode_body(job)
+            body = jobs.encode_body(job)
         except (UnicodeEncodeError, RecursionError, TypeError, OverflowError) as error:
             raise ApiError(
                 HTTPStatus.BAD_REQUEST, f"{name}: JSON that can be sent on ({error})", param=name
@@ -76,18 +63,18 @@ class TextService:
         try:
             answer = await self._try(job, body, tenant)
         except JobEndedError as error:
-            done = "compiled" if isinstance(job, GrammarJob) else "rendered and tokenized"
+            done = "compiled" if isinstance(job, jobs.GrammarJob) else "rendered and tokenized"
             raise self._blame(name, len(body), done, error) from None
         except TurnQueueFullError as error:
             raise overloaded(f"{name}={len(body)} bytes: of this client's texts {error}") from None
         except TextUnavailableError as error:
             raise unavailable(str(error), "no_text_process") from None
-        if isinstance(answer, Refused):
+        if isinstance(answer, jobs.Refused):
             raise ApiError(HTTPStatus.BAD_REQUEST, answer.message, param=answer.field, code=answer.code)
-        assert isinstance(answer, TokenIds | Body | Text), "only the first frame says that it is ready"
+        assert not isinstance(answer, jobs.Ready), "only the first frame says so"
         return answer
 
-    async def _try(self, job: TextJob, body: bytes, tenant: str) -> TextAnswer:
+    async def _try(self, job: jobs.TextJob, body: bytes, tenant: str) -> jobs.TextAnswer:
         if len(body) <= SHORT_JOB_BYTES and _count_messages(job) <= _SHORT_JOB_MESSAGES:
             try:
                 return await self._short.run(body, tenant)
@@ -109,7 +96,7 @@ class TextService:
         return ApiError(HTTPStatus.BAD_REQUEST, f"{name}={size_bytes} bytes: {allowed}", param=name)
 
 
-def _count_messages(job: TextJob) -> int:
-    if isinstance(job, TokenizeJob | CountJob):
+def _count_messages(job: jobs.TextJob) -> int:
+    if isinstance(job, jobs.TokenizeJob):
         return _count_messages(job.source)
-    return len(job.messages) + len(job.tools) if isinstance(job, RenderJob) else 0
+    return len(job.messages) + len(job.tools) if isinstance(job, jobs.RenderJob) else 0

@@ -10,37 +10,15 @@ import msgspec
 from ....ipc.errors import InputError, PromptError, describe_refusal
 from ....ipc.structured_outputs import StructuredOutputsParams
 from ....ipc.token_ids import decode_token_ids, encode_token_ids
+from ...pooling.encoder import EncodedText, TextEncoder, TextPair
 from ...structured_outputs.json_schema import check_valid
+from ...text.prompt_tokenizer import require_tokenizer
 from ...text.prompts import describe_length
 from ...text.tokenizer import Tokenizer
+from ..bodies import schema
 from ..bodies.messages import TokenCount
-from ..bodies.schema import (
-    ONLY_TEXT,
-    TEXT_TYPES,
-    ChatMessage,
-    DetokenizeResponse,
-    TextPart,
-    TokenId,
-    TokenizeResponse,
-)
 from ..limits import MAX_TEXT_ANSWER_BYTES, MAX_TEXT_MEMORY_BYTES
-from .jobs import (
-    Body,
-    CountJob,
-    DecodeJob,
-    DetokenizeJob,
-    EncodeJob,
-    GrammarJob,
-    PoolingJob,
-    Refused,
-    RenderJob,
-    Text,
-    TextAnswer,
-    TextJob,
-    TokenIds,
-    TokenizeJob,
-)
-from .pooling_work import encode_for_pooling
+from . import jobs
 
 if TYPE_CHECKING:
     from ...structured_outputs.compiler import GrammarCompiler
@@ -48,9 +26,10 @@ if TYPE_CHECKING:
 _SILENT_PARTS = ("image_url", "input_audio", "file")
 _PANIC = "PanicException"  # of the tokenizers library's Rust: no Exception, and not to be imported
 MEMORY_ALLOWED = f"what takes at most {MAX_TEXT_MEMORY_BYTES >> 20} MiB of memory to render and tokenize"
+_ENCODED_AT_ONCE = 1024  # texts: what the tokenizer holds of a token is some hundred bytes
 
 
-def do_job(tokenizer: Tokenizer, job: TextJob) -> TextAnswer:
+def do_job(tokenizer: Tokenizer, job: jobs.TextJob) -> jobs.TextAnswer:
     """The answer to a job; never raises for what is wrong with the request."""
     try:
         return _do(tokenizer, job)
@@ -58,7 +37,7 @@ def do_job(tokenizer: Tokenizer, job: TextJob) -> TextAnswer:
         if isinstance(error.__cause__, MemoryError):  # as the template's failure
             return _refuse(error.field, error.value, MEMORY_ALLOWED)
         code = "context_length_exceeded" if "max_model_len" in error.allowed else None
-        return Refused(describe_refusal(error.field, error.value, error.allowed), error.field, code)
+        return jobs.Refused(describe_refusal(error.field, error.value, error.allowed), error.field, code)
     except MemoryError:
         return _refuse(name_of(job), "a text", MEMORY_ALLOWED)
     except RecursionError:
@@ -71,47 +50,44 @@ def do_job(tokenizer: Tokenizer, job: TextJob) -> TextAnswer:
         return _refuse(name_of(job), "a text", f"a text that the model's tokenizer can take ({error})")
 
 
-def name_of(job: TextJob) -> str:
+def name_of(job: jobs.TextJob) -> str:
     """The request's field that a job is about."""
     match job:
-        case TokenizeJob() | CountJob():
+        case jobs.TokenizeJob():
             return name_of(job.source)
-        case RenderJob():
+        case jobs.RenderJob():
             return job.param
-        case EncodeJob() | PoolingJob():
+        case jobs.EncodeJob() | jobs.PoolingJob():
             return job.names[0] if len(job.names) == 1 else job.names[0].partition("[")[0]
-        case DetokenizeJob():
+        case jobs.DetokenizeJob():
             return "tokens"
-        case DecodeJob():
+        case jobs.DecodeJob():
             return "prompt"
-        case GrammarJob():
+        case jobs.GrammarJob():
             if job.fields is None and job.rules is not None:
                 return job.rules.tools_place
             return job.place or "structured_outputs"
 
 
-def _refuse(field: str, value: object, allowed: str) -> Refused:
-    return Refused(describe_refusal(field, value, allowed), field)
+def _refuse(field: str, value: object, allowed: str) -> jobs.Refused:
+    return jobs.Refused(describe_refusal(field, value, allowed), field)
 
 
-def _do(tokenizer: Tokenizer, job: TextJob) -> TextAnswer:
+def _do(tokenizer: Tokenizer, job: jobs.TextJob) -> jobs.TextAnswer:
     match job:
-        case RenderJob() | EncodeJob():
-            return TokenIds([encode_token_ids(ids) for ids in _encode(tokenizer, job)])
-        case PoolingJob():
+        case jobs.RenderJob() | jobs.EncodeJob():
+            return jobs.TokenIds([encode_token_ids(ids) for ids in _encode(tokenizer, job)])
+        case jobs.PoolingJob():
             return encode_for_pooling(tokenizer, job)
-        case TokenizeJob():
+        case jobs.TokenizeJob():
             return _tokenize(tokenizer, job)
-        case CountJob():
-            (ids,) = _encode(tokenizer, job.source)
-            return _make_body(name_of(job), TokenCount(len(ids)))
-        case DetokenizeJob():
+        case jobs.DetokenizeJob():
             return _detokenize(tokenizer, job)
-        case DecodeJob():
-            return Text(tokenizer.decode(decode_token_ids(job.token_ids), skip_special_tokens=False))
-        case GrammarJob():
+        case jobs.DecodeJob():
+            return jobs.Text(tokenizer.decode(decode_token_ids(job.token_ids), skip_special_tokens=False))
+        case jobs.GrammarJob():
             params = job.fields and StructuredOutputsParams(**msgspec.structs.asdict(job.fields))
-            return Text(_make_compiler(tokenizer).compile(params, job.place, job.is_strict, job.rules))
+            return jobs.Text(_make_compiler(tokenizer).compile(params, job.place, job.is_strict, job.rules))
 
 
 @functools.lru_cache(maxsize=1)
@@ -121,31 +97,33 @@ def _make_compiler(tokenizer: Tokenizer) -> GrammarCompiler:
     return GrammarCompiler(tokenizer)
 
 
-def _tokenize(tokenizer: Tokenizer, job: TokenizeJob) -> TextAnswer:
+def _tokenize(tokenizer: Tokenizer, job: jobs.TokenizeJob) -> jobs.TextAnswer:
     (ids,) = _encode(tokenizer, job.source)
+    if job.only_counts:
+        return _make_body(name_of(job), TokenCount(len(ids)))
     strings = [tokenizer.backend.id_to_token(one) or "" for one in ids] if job.wants_strings else None
-    return _make_body(name_of(job), TokenizeResponse(len(ids), job.max_model_len, ids, strings))
+    return _make_body(name_of(job), schema.TokenizeResponse(len(ids), job.max_model_len, ids, strings))
 
 
-def _detokenize(tokenizer: Tokenizer, job: DetokenizeJob) -> TextAnswer:
+def _detokenize(tokenizer: Tokenizer, job: jobs.DetokenizeJob) -> jobs.TextAnswer:
     try:
-        ids = msgspec.json.decode(job.token_ids, type=list[TokenId])
+        ids = msgspec.json.decode(job.token_ids, type=list[schema.TokenId])
     except (msgspec.DecodeError, RecursionError) as error:
         what, _, place = str(error).partition(" - at `$")
         field = f"tokens{place.rstrip('`')}"
-        return Refused(f"{field}: {what[:1].lower() + what[1:]}", field)
-    return _make_body("tokens", DetokenizeResponse(tokenizer.decode(ids, skip_special_tokens=False)))
+        return jobs.Refused(f"{field}: {what[:1].lower() + what[1:]}", field)
+    return _make_body("tokens", schema.DetokenizeResponse(tokenizer.decode(ids, skip_special_tokens=False)))
 
 
-def _make_body(name: str, body: msgspec.Struct) -> TextAnswer:
+def _make_body(name: str, body: msgspec.Struct) -> jobs.TextAnswer:
     json = msgspec.json.encode(body)
     if len(json) > MAX_TEXT_ANSWER_BYTES:
         return _refuse(name, f"an answer of {len(json)} bytes", f"at most {MAX_TEXT_ANSWER_BYTES}")
-    return Body(json)
+    return jobs.Body(json)
 
 
-def _encode(tokenizer: Tokenizer, job: RenderJob | EncodeJob) -> list[list[int]]:
-    if isinstance(job, EncodeJob):
+def _encode(tokenizer: Tokenizer, job: jobs.RenderJob | jobs.EncodeJob) -> list[list[int]]:
+    if isinstance(job, jobs.EncodeJob):
         names, texts = job.names, job.texts
     else:
         names, texts = [job.param], [_render(tokenizer, job)]
@@ -153,14 +131,14 @@ def _encode(tokenizer: Tokenizer, job: RenderJob | EncodeJob) -> list[list[int]]
     if job.truncation is not None:
         encoded = [job.truncation.apply(ids) for ids in encoded]
     limit = job.max_model_len
-    num_generated = job.num_generated if isinstance(job, RenderJob) else 1
+    num_generated = job.num_generated if isinstance(job, jobs.RenderJob) else 1
     for name, ids in zip(names, encoded, strict=True):
         if limit is not None and len(ids) + num_generated > limit:
             raise PromptError(name, f"{len(ids)} tokens", describe_length(limit, num_generated))
     return encoded
 
 
-def _render(tokenizer: Tokenizer, job: RenderJob) -> str:
+def _render(tokenizer: Tokenizer, job: jobs.RenderJob) -> str:
     template = tokenizer.chat_template
     if template is None:
         allowed = "/v1/completions: this model has no chat template"
@@ -179,7 +157,7 @@ def _render(tokenizer: Tokenizer, job: RenderJob) -> str:
     )
 
 
-def _to_plain(name: str, message: ChatMessage) -> dict[str, Any]:
+def _to_plain(name: str, message: schema.ChatMessage) -> dict[str, Any]:
     """A message as the template takes it, without what clients echo back from an answer."""
     if message.audio is not None:
         raise PromptError(f"{name}.audio", message.audio, "none: only text is supported")
@@ -196,12 +174,49 @@ def _to_plain(name: str, message: ChatMessage) -> dict[str, Any]:
     return plain
 
 
-def _check_part(name: str, part: TextPart) -> dict[str, str]:
-    if part.type not in TEXT_TYPES:
-        raise PromptError(f"{name}.type", part.type, ONLY_TEXT)
+def _check_part(name: str, part: schema.TextPart) -> dict[str, str]:
+    if part.type not in schema.TEXT_TYPES:
+        raise PromptError(f"{name}.type", part.type, schema.ONLY_TEXT)
     for field in _SILENT_PARTS:
         if getattr(part, field):
             raise PromptError(f"{name}.{field}", getattr(part, field), "none: only text is supported")
     if part.text is None:
         raise PromptError(f"{name}.text", None, "a text")
     return {"type": "text", "text": part.text}
+
+
+def encode_for_pooling(tokenizer: Tokenizer, job: jobs.PoolingJob) -> jobs.TokenIds:
+    """Token ids of all texts. Raises InputErrors."""
+    packed: list[bytes] = []
+    type_starts: list[int | None] = []
+    for start in range(0, len(job.texts), _ENCODED_AT_ONCE):
+        part = slice(start, start + _ENCODED_AT_ONCE)
+        for name, (ids, type_start) in zip(job.names[part], _encode_part(tokenizer, job, part), strict=True):
+            if len(ids) > job.max_tokens:
+                raise PromptError(name, f"{len(ids)} tokens", describe_length(job.max_tokens, 0))
+            packed.append(encode_token_ids(ids))
+            type_starts.append(type_start)
+    return jobs.TokenIds(packed, type_starts)
+
+
+def _encode_part(tokenizer: Tokenizer, job: jobs.PoolingJob, part: slice) -> list[EncodedText]:
+    encoder = TextEncoder(tokenizer, job.model)
+    names, texts = job.names[part], job.texts[part]
+    require_tokenizer(tokenizer, names, texts)
+    if job.max_tokens_per_text is not None:
+        texts = _cut_texts(tokenizer, texts, job.max_tokens_per_text)
+    if job.queries is None:
+        return encoder.encode_texts(
+            names, [encoder.prepare(text, job.prompt) for text in texts], job.truncation
+        )
+    queries = job.queries * len(texts) if len(job.queries) == 1 else job.queries[part]
+    return encoder.encode_pairs(names, list(map(TextPair, queries, texts)), job.truncation)
+
+
+def _cut_texts(tokenizer: Tokenizer, texts: list[str], max_tokens: int) -> list[str]:
+    """The texts as far as so many of their own tokens reach."""
+    encodings = tokenizer.backend.encode_batch(texts, add_special_tokens=False)
+    return [
+        text if len(encoding) <= max_tokens else text[: encoding.offsets[max_tokens - 1][1]]
+        for text, encoding in zip(texts, encodings, strict=True)
+    ]

@@ -18,8 +18,7 @@ from grpc_client import make_client, with_key
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from openai_fakes import FakeLLM
 from quire.frontend.grpc.calls import CallHandler, find_address
-from quire.frontend.grpc.engine_service import EngineService
-from quire.frontend.grpc.health import HealthService
+from quire.frontend.grpc.engine_service import EngineService, HealthService
 from quire.frontend.openai.connections.auth import hash_key
 from quire.frontend.openai.engines.served_models import ServedModels
 from quire.frontend.openai.options import ServerOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from quire.frontend.grpc.receive_gate import ReceiveGate
+from quire.frontend.grpc.calls import ReceiveGate
 
 
 class Calls:
@@ -49,7 +49,7 @@ def run(scenario: Callable[[Calls], Awaitable[None]], num_places: int) -> None:
         for name in list(calls.tasks):
             if not calls.tasks[name].cancelled():
                 await calls.end(name)
-        assert not gate._taken
+        assert not gate._taken.amount
 
     asyncio.run(main())
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openai_fakes import CHAT, MESSAGES, AsgiClient, FakeLLM, chat, run_with_app
 from quire.frontend.openai.bodies.schema import ChatCompletionRequest, ChatMessage, CompletionRequest
-from quire.frontend.openai.chat.chat import create_chat_completion
+from quire.frontend.openai.endpoints.chat import create_chat_completion
 from quire.frontend.openai.endpoints.completions import create_completion
 from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.serving import Caller, Serving

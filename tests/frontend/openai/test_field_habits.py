@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 from openai_fakes import AsgiClient, FakeLLM, run_with_app
-from quire.frontend.openai.bodies.lenient import is_lenient, make_lenient
+from quire.frontend.openai.bodies.parsing import is_lenient, make_lenient
 from quire.frontend.openai.bodies.responses import InputItems, ItemReference, ResponsesRequest
-from quire.frontend.openai.bodies.schema import ChatCompletionRequest, CompletionRequest
-from quire.frontend.openai.bodies.silent import SilentFields
+from quire.frontend.openai.bodies.schema import ChatCompletionRequest, CompletionRequest, SilentFields
 from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.serving import Serving
 from quire.ipc.errors import RequestFailedError

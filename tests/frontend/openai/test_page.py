@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from quire.frontend import openai
-from quire.frontend.openai.page import load_page, make_content_security_policy
+from quire.frontend.openai.live import load_page, make_content_security_policy
 
 
 def test_the_policy_allows_the_pages_own_script_and_nothing_else():

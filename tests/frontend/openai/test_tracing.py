@@ -16,7 +16,7 @@ from daemons import Daemon, fake_modules, runtime_folders
 from openai_fakes import AsgiClient, FakeLLM, run_with_app
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.openai.serving import Serving
-from quire.frontend.openai.tracing import _TracingMiddleware, note_pooled
+from quire.frontend.openai.tracing import note_pooled, trace_requests
 from served import Served
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -116,7 +116,7 @@ def test_the_span_of_a_request_for_vectors_has_its_figures() -> None:
 
     async def scenario(_llm: FakeLLM, client: AsgiClient, serving: Serving) -> None:
         serving._parts.on_pooled.append(note_pooled)
-        client.app = _TracingMiddleware(client.app, provider)
+        client.app = trace_requests(client.app, provider)
         for path in ("/v1/embeddings", "/pooling", "/embed"):
             fields = {"inputs" if path == "/embed" else "input": ["One", "Two words"]}
             assert (await client.post(path, fields)).status == 200

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 from frontend_fakes import FakeSyncClient, write_encoder_folder
-from quire.frontend.cli import engine_start, entry
-from quire.frontend.cli.exit_codes import ExitCode
+from quire.frontend.cli import entry, session
+from quire.frontend.cli.parser import ExitCode
 from quire.frontend.llm_engine import LLMEngine
 from quire.frontend.text.tokenizer import load_tokenizer
 
@@ -28,7 +28,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSyncClient:
         lambda _: [2], tasks=ENCODER, model=str(folder), num_gpu_blocks=0, embedding_size=3
     )
     tokenizer = load_tokenizer(folder)
-    monkeypatch.setattr(engine_start, "start_engine", lambda *_: LLMEngine(client, tokenizer))
+    monkeypatch.setattr(session, "start_engine", lambda *_: LLMEngine(client, tokenizer))
     return client
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from openai_fakes import FakeLLM
-from quire.frontend.openai.access.log import AccessLog
-from quire.frontend.openai.access.record import AccessRecord
+from quire.frontend.openai.access.log import AccessLog, AccessRecord
 from quire.frontend.openai.server import Server
 from server_fakes import Peer, Scenario, run_with_server
 

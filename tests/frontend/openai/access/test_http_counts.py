@@ -7,7 +7,7 @@ import os
 from prometheus_client.parser import text_string_to_metric_families
 from quire.frontend.openai.access.http_counts import OTHER, HttpCounts, make_counts_memory
 from quire.frontend.openai.metrics import format_http_counts
-from quire.frontend.openai.responses.counts import EVICTED, RUNNING, STORED, STORED_BYTES, ResponseCounts
+from quire.frontend.openai.responses.store import EVICTED, RUNNING, STORED, STORED_BYTES, ResponseCounts
 
 ROUTES = [("POST", "/v1/completions"), ("GET", "/v1/models/{model:path}"), ("GET", "/health")]
 

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from openai_fakes import CHAT, AsgiClient, FakeLLM, run_with_app
-from quire.frontend.openai.bodies.json_cost import check_json_cost
-from quire.frontend.openai.bodies.parsing import parse_body
+from quire.frontend.openai.bodies.parsing import check_json_cost, parse_body
 from quire.frontend.openai.bodies.responses import ResponsesRequest
 from quire.frontend.openai.bodies.schema import (
     ChatCompletionRequest,

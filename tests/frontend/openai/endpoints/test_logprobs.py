@@ -14,8 +14,8 @@ import pytest
 from openai_fakes import AsgiClient, FakeLLM, run_with_app
 from quire.frontend.logprobs import Logprob, LogprobsList, LogprobsTable
 from quire.frontend.openai.bodies.schema import CompletionRequest
-from quire.frontend.openai.endpoints.completion_logprobs import LogprobsOfChoices
 from quire.frontend.openai.endpoints.logprobs import (
+    LogprobsOfChoices,
     make_beside,
     make_chat_logprobs,
     make_completion_logprobs,

@@ -15,7 +15,7 @@ from quire.frontend.openai.connections.auth import hash_key
 from quire.frontend.openai.limits import Limits
 from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.responses import registry as registry_module
-from quire.frontend.openai.responses.counts import ENDS
+from quire.frontend.openai.responses.store import ENDS
 from quire.frontend.openai.serving import Serving
 from quire.ipc.errors import RequestFailedError
 

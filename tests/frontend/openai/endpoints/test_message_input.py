@@ -10,8 +10,8 @@ import pytest
 from quire.frontend.openai.bodies.messages import MessagesRequest
 from quire.frontend.openai.bodies.parsing import parse_body
 from quire.frontend.openai.endpoints.conversation import Conversation
+from quire.frontend.openai.endpoints.message_input import make_conversation
 from quire.frontend.openai.errors import ApiError
-from quire.frontend.openai.messages.message_input import make_conversation
 from quire.frontend.openai.options import ServerOptions
 from quire.frontend.output_formats.tools import ToolChoice
 

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ....ipc.daemon.daemon_state import read_state
-from ....ipc.daemon.run_dir import find_named
-from ....ipc.errors import ConfigError
-from ....ipc.network.tcp_address import is_tcp
-from ....ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
-from ...engine_args import SHARED_MAX_QUEUED_BYTES
-from ...openai.connections.listen import is_loopback
-from ..config_file import add_config_option
-from ..engine_choice import add_engine_options
-from ..parser import Parser
+from ...ipc.daemon.daemon_state import read_state
+from ...ipc.daemon.run_dir import find_named
+from ...ipc.errors import ConfigError
+from ...ipc.network.tcp_address import is_tcp
+from ...ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
+from ..engine_args import SHARED_MAX_QUEUED_BYTES
+from ..openai.connections.listen import is_loopback
+from .config_file import add_config_option
+from .engine_choice import add_engine_options
+from .parser import Parser
 
 if TYPE_CHECKING:  # the server's modules load FastAPI, which --help does without
-    from ...openai.limits import Limits
-    from ...openai.options import ServerOptions
+    from ..openai.limits import Limits
+    from ..openai.options import ServerOptions
 
 ENV_KEY = "QUIRE_API_KEY"
 _EPILOG = """\
@@ -49,7 +49,7 @@ _FORMS = {
     "allowed_headers": (_TOKEN, "the name of a header, or '*'"),
 }
 _MAX_KEY_FILE_BYTES = 1 << 20
-_BOARD = Path(__file__).parents[3] / "tools" / "grafana" / "quire.json"
+_BOARD = Path(__file__).parents[2] / "tools" / "grafana" / "quire.json"
 
 
 def make_parser() -> Parser:
@@ -144,7 +144,7 @@ def _add_log_options(parser: Parser) -> None:
 
 def print_limits(limits: Limits) -> None:
     """A table of each limit, its value, and what is answered beyond it."""
-    from ...openai.limits import list_limits
+    from ..openai.limits import list_limits
 
     rows = [(row.name, f"{row.value:.12g}", row.meaning, row.answer) for row in list_limits(limits)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -154,37 +154,26 @@ def print_limits(limits: Limits) -> None:
 
 def make_server_options(options: argparse.Namespace, keys: Sequence[str], limits: Limits) -> ServerOptions:
     """Raises ConfigError for a value that cannot be."""
-    from ...openai.connections.auth import hash_key
-    from ...openai.options import ServerOptions
+    from ..openai.connections.auth import hash_key
+    from ..openai.options import ServerOptions
 
     if options.otlp_traces_endpoint is not None:
-        from ...openai.tracing import check_endpoint
+        from ..openai.tracing import check_endpoint
 
         check_endpoint(options.otlp_traces_endpoint)
-    values = {
-        "host": options.host,
-        "port": options.port,
+    same = (name for name in ServerOptions.__struct_fields__ if hasattr(options, name))
+    values = {name: getattr(options, name) for name in same} | {
         "api_key_hashes": tuple(hash_key(key) for key in keys),
-        "max_waiting": options.max_waiting,
         "drain_timeout_s": options.drain_timeout,
-        "max_http_restarts": options.max_http_restarts,
-        "otlp_traces_endpoint": options.otlp_traces_endpoint,
-        "stall_s": options.stall_s,
-        "unknown_fields": options.unknown_fields,
-        "enable_force_include_usage": options.enable_force_include_usage,
-        "enable_tokenizer_info_endpoint": options.enable_tokenizer_info_endpoint,
         "limits": limits,
-        "uds": options.uds,
         "root_path": read_root_path(options.root_path),
         "allowed_hosts": tuple(_read_matching("allowed_hosts", options.allowed_hosts)),
         "cors": _read_cors(options),
         "tls": _read_tls(options),
-        "enable_request_id_headers": options.enable_request_id_headers,
         "has_access_log": not options.disable_access_log,
         "unlogged_paths": tuple(filter(None, options.disable_access_log_for_endpoints.split(","))),
         "metrics_prefix": _check_prefix(options.metrics_prefix),
         "log_level": options.log_level.upper(),
-        "log_format": options.log_format,
     }
     try:
         return msgspec.convert(values, ServerOptions)
@@ -244,8 +233,8 @@ def _read_tls(options: argparse.Namespace) -> dict[str, Any] | None:
         raise ConfigError("ssl_certfile", None, f"a PEM file, beside ssl_{next(iter(given))}")
     import ssl
 
-    from ...openai.connections.tls import make_tls_context
-    from ...openai.options import TlsOptions
+    from ..openai.connections.tls import make_tls_context
+    from ..openai.options import TlsOptions
 
     if options.grpc_port is not None and options.ssl_cert_reqs == ssl.CERT_OPTIONAL:
         raise ConfigError("ssl_cert_reqs", 1, "0 or 2 with grpc_port: gRPC asks every client or none")
@@ -298,10 +287,9 @@ def _refuse_fault_hooks(options: argparse.Namespace) -> None:
 
 def check_exposure(options: argparse.Namespace, keys: list[str]) -> None:
     """Raise ConfigError for numbers out of range, and for an address that others reach without a key."""
-    if options.port < 0 or options.port > 65535:
-        raise ConfigError("port", options.port, "an integer from 0 to 65535")
-    if options.grpc_port is not None and not 0 <= options.grpc_port <= 65535:
-        raise ConfigError("grpc_port", options.grpc_port, "an integer from 0 to 65535")
+    for name in ("port", "grpc_port"):
+        if (port := getattr(options, name)) is not None and not 0 <= port <= 65535:
+            raise ConfigError(name, port, "an integer from 0 to 65535")
     if options.max_waiting < 0:
         raise ConfigError("max_waiting", options.max_waiting, "an integer of at least 0")
     if not 0 <= options.drain_timeout <= 86400:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from openai_fakes import Answer, AsgiClient, FakeLLM, run_with_app
 from quire.frontend.openai.bodies.messages import MessageParam, MessagesRequest
-from quire.frontend.openai.messages.messages import create_message
+from quire.frontend.openai.endpoints.messages import create_message
 from quire.frontend.openai.serving import Caller, Serving
 from quire.frontend.openai.stream import EventStream
-from quire.frontend.openai.text.jobs import CountJob
+from quire.frontend.openai.text.jobs import TokenizeJob
 from quire.ipc.errors import RequestFailedError
 
 PATH = "/v1/messages"
@@ -150,7 +150,8 @@ def test_tokens_are_counted_as_the_message_has_them() -> None:
         assert (await client.post(COUNT, fields | {"messages": long})).json["input_tokens"] > 1000
         assert len(llm.calls) == 1
         jobs: list[Any] = serving.text.jobs  # type: ignore[attr-defined]
-        assert isinstance(jobs[-1][0], CountJob)  # as many ids as there may be stay where they were made
+        assert isinstance(jobs[-1][0], TokenizeJob)
+        assert jobs[-1][0].only_counts  # as many ids as there may be stay where they were made
 
     run_with_app(scenario)
 

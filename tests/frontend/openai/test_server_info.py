@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from frontend_fakes import make_stats
 from openai_fakes import AsgiClient, FakeLLM, run_with_app
-from quire.frontend.openai.health import EngineCheck
 from quire.frontend.openai.options import ServerOptions
+from quire.frontend.openai.server_info import EngineCheck
 from quire.frontend.openai.serving import Serving
 from quire.ipc.engine_views import SchedulerStats, StalledRequest
 from quire.ipc.errors import RequestFailedError

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from quire.frontend.openai.bodies import messages as body
-from quire.frontend.openai.messages.message_events import BlockWriter, collect_blocks, encode_events
+from quire.frontend.openai.endpoints.messages import BlockWriter, collect_blocks, encode_events
 from quire.frontend.output_formats.events import (
     AssistantMessage,
     OutputEvent,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from ....ipc.structured_outputs import StructuredOutputsParams
@@ -10,11 +9,11 @@ from ...output_formats.offered_tools import ToolFields
 from ...output_formats.tools import Tool, ToolChoice
 from ..bodies import messages as body
 from ..bodies.schema import ChatMessage
-from ..endpoints.conversation import Conversation
-from ..endpoints.formats import FormatSource
-from ..endpoints.unsupported import MESSAGES_RULES, check_supported
 from ..errors import FieldError
 from ..serving import Serving
+from .conversation import Conversation, MessageDraft
+from .formats import FormatSource
+from .unsupported import MESSAGES_RULES, check_supported
 
 _FIELDS = ToolFields(name="name", schema="input_schema")
 # Claude Code's first system text has a hash that differs each time: no prefix would be found in the cache.
@@ -106,7 +105,7 @@ def _find_format(request: body.CountTokensRequest) -> FormatSource | None:
 def _make_messages(request: body.CountTokensRequest) -> list[ChatMessage]:
     turns = _Turns()
     if system := _read_system(request.system):
-        turns.drafts.append(_Draft("system", [system]))
+        turns.drafts.append(MessageDraft("system", [system]))
     for place, message in enumerate(request.messages):
         turns.take(f"messages[{place}]", message)
     return [draft.finish() for draft in turns.drafts]
@@ -118,43 +117,11 @@ def _read_system(system: str | list[body.TextBlockParam] | None) -> str:
     return "\n".join(block.text for block in system if not block.text.startswith(_BILLING_HEADER))
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A message while blocks are added to it."""
-
-    role: str
-    texts: list[str] = field(default_factory=list[str])
-    thoughts: list[str] = field(default_factory=list[str])
-    calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    call_id: str | None = None
-
-    def add(self, block: body.BlockParam) -> None:
-        match block:
-            case body.TextBlockParam(text=text):
-                self.texts.append(text)
-            case body.ThinkingBlockParam(thinking=thinking):
-                self.thoughts.append(thinking)
-            case body.ToolUseBlockParam(id=call_id, name=name, input=arguments):
-                function = {"name": name, "arguments": arguments}
-                self.calls.append({"id": call_id, "type": "function", "function": function})
-            case _:
-                pass
-
-    def finish(self) -> ChatMessage:
-        return ChatMessage(
-            role=self.role,
-            content="\n".join(self.texts) if self.texts or not self.calls else None,
-            tool_calls=self.calls or None,
-            tool_call_id=self.call_id,
-            reasoning_content="\n".join(self.thoughts) or None,
-        )
-
-
 class _Turns:
     """Messages as templates take them: results of tools are messages, and a speaker has one turn in a row."""
 
     def __init__(self) -> None:
-        self.drafts: list[_Draft] = []
+        self.drafts: list[MessageDraft] = []
         self._known_calls: set[str] = set()
 
     def take(self, place: str, message: body.MessageParam) -> None:
@@ -175,9 +142,16 @@ class _Turns:
         elif others or not blocks:
             draft = self._open(message.role)
             for block in others:
-                draft.add(block)
-                if isinstance(block, body.ToolUseBlockParam):
-                    self._known_calls.add(block.id)
+                match block:
+                    case body.TextBlockParam(text=text):
+                        draft.texts.append(text)
+                    case body.ThinkingBlockParam(thinking=thinking):
+                        draft.thoughts.append(thinking)
+                    case body.ToolUseBlockParam(id=call_id, name=name, input=arguments):
+                        draft.add_call(call_id, name, arguments)
+                        self._known_calls.add(call_id)
+                    case _:
+                        pass
 
     def _take_system(self, texts: list[str]) -> None:
         """What begins the conversation is more of the system's text.
@@ -190,9 +164,9 @@ class _Turns:
         else:
             self._open("user").texts += ["<system-reminder>", *texts, "</system-reminder>"]
 
-    def _open(self, role: str) -> _Draft:
+    def _open(self, role: str) -> MessageDraft:
         if not self.drafts or self.drafts[-1].role != role:
-            self.drafts.append(_Draft(role))
+            self.drafts.append(MessageDraft(role))
         return self.drafts[-1]
 
     def _take_result(self, place: str, block: body.ToolResultBlockParam) -> None:
@@ -202,7 +176,7 @@ class _Turns:
         texts = [part.text for part in content] if isinstance(content, list) else [content or ""]
         if block.is_error:
             texts[:1] = [f"Error: {text}" for text in texts[:1] or [""]]
-        self.drafts.append(_Draft("tool", texts, call_id=block.tool_use_id))
+        self.drafts.append(MessageDraft("tool", texts, call_id=block.tool_use_id))
 
 
 def _check_role(place: str, block: body.BlockParam, role: str) -> None:

@@ -1,1 +1,0 @@
-"""/v1/messages: bodies to conversations, answers and streams as Anthropic's blocks."""
