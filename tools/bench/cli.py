@@ -159,7 +159,11 @@ def _run_roofline(argv: Sequence[str]) -> int:
         metavar="C",
         help=f"of {', '.join(cards)} (h200)",
     )
-    add("--model", default="qwen3-0.6b", help="tiny, small, qwen3-0.6b, llama-8b, or a folder (%(default)s)")
+    add(
+        "--model",
+        default="qwen3-0.6b",
+        help="tiny, small, qwen3-0.6b, llama-8b, a folder, or a GGUF file (%(default)s)",
+    )
     text = "requests that decode (1 8 32 256)"
     add("--batch", nargs="+", type=int, default=[1, 8, 32, 256], metavar="N", help=text)
     add("--context", nargs="+", type=int, default=[208], metavar="N", help="tokens of each (208)")
