@@ -169,7 +169,7 @@ def _run_roofline(argv: Sequence[str]) -> int:
     add("--context", nargs="+", type=int, default=[208], metavar="N", help="tokens of each (208)")
     text = "tokens of a prompt in the same step (0)"
     add("--prompt-tokens", nargs="+", type=int, default=[0], metavar="N", help=text)
-    add("--dtype", choices=dtypes, default="bfloat16", help="%(default)s")
+    add("--dtype", choices=dtypes, default="bfloat16", help="of what is not narrow (bfloat16)")
     text = "int4, int8 or fp8, where config.json names no format"
     add("--quantization", choices=("int4", "int8", "fp8"), help=text)
     add("--tensor-parallel-size", type=int, default=1, metavar="N", help="cards that share the model (1)")
