@@ -119,8 +119,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         """The formats of the linear layers in memory: the checkpoint's own, or those of `quantization`."""
         if self.quantization is None:
             return self.spec.weight_formats
-        same: HeadQuantization = "int8" if self.quantization == "int4" else self.quantization
-        return make_online_formats(self.quantization, self.lm_head_quantization or same)
+        return make_online_formats(self.quantization, self.lm_head_quantization)
 
     @property
     def weights_name(self) -> str:

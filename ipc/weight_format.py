@@ -89,7 +89,13 @@ _ONLINE: dict[HeadQuantization, WeightFormat | None] = {
 }
 
 
-def make_online_formats(quantization: Quantization, lm_head: HeadQuantization) -> WeightFormats:
-    """Of a plain checkpoint that is quantized while it is read; the projection to logits has its own."""
-    default, head = _ONLINE[quantization], _ONLINE[lm_head]
+def make_online_formats(quantization: Quantization, lm_head: HeadQuantization | None = None) -> WeightFormats:
+    """Of a plain checkpoint that is quantized while it is read; the projection to logits has its own.
+
+    None: the same, but int8 beside int4.
+    """
+    default, head = (
+        _ONLINE[quantization],
+        _ONLINE[lm_head or ("int8" if quantization == "int4" else quantization)],
+    )
     return WeightFormats(default=default, exceptions={} if head == default else {LM_HEAD: head})

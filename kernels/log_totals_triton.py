@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch_triton import FUSED
 from .launch_sizes import ceil_div, next_power_of_2
 
 _jit: typing.Any = triton.jit
@@ -83,7 +84,7 @@ def launch_log_totals(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor
     ranks = logits.new_empty(num_rows, dtype=torch.int32)
     if num_rows:
         _sum_chunks[(num_chunks, num_rows)](
-            logits, token_ids, tops, sums, counts, size, num_chunks, CHUNK=_CHUNK
+            logits, token_ids, tops, sums, counts, size, num_chunks, CHUNK=_CHUNK, **FUSED
         )
         _add_chunks[(num_rows,)](
             tops,
@@ -93,5 +94,6 @@ def launch_log_totals(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor
             ranks,
             num_chunks,
             PADDED_CHUNKS=next_power_of_2(num_chunks),
+            **FUSED,
         )
     return log_totals, ranks

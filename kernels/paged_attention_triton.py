@@ -103,6 +103,8 @@ def launch_paged_attention(
         *((scale or head_size**-0.5) * _LOG2_E, soft_cap or 0.0, bias, reach),
         *(query_stride, block_tables.stride(0)),
     )
+    # Two kernels must merge splits with the same roundings, and a compiler may fuse each its own way.
+    options = {**launch_options(query.device), "enable_fp_fusion": plan.split_keys == 0}
     constants: dict[str, typing.Any] = {
         "GROUP": group,
         "HEAD_SIZE": head_size,
@@ -113,9 +115,7 @@ def launch_paged_attention(
         "HAS_SOFT_CAP": soft_cap is not None,
         "HAS_BIAS": position_bias is not None,
         "SPLIT_KEYS": plan.split_keys,
-        # Two kernels must merge splits with the same roundings, and a compiler may fuse each its own way.
-        "enable_fp_fusion": plan.split_keys == 0,
-        **launch_options(query.device),
+        **options,
     }
     num_requests = seq_lens.shape[0]
     if work is not None:
@@ -131,8 +131,7 @@ def launch_paged_attention(
             _combine_kernel[(plan.num_split, num_heads)](
                 out, parts, sums, query_starts, work.items, work.split_items, NUM_HEADS=num_heads,
                 HEAD_SIZE=head_size, PADDED_SIZE=_pad(head_size), MAX_SPLITS=MAX_SPLITS,
-                IS_STRICT=plan.split_keys > 0, num_warps=2, enable_fp_fusion=plan.split_keys == 0,
-                **launch_options(query.device),
+                IS_STRICT=plan.split_keys > 0, num_warps=2, **options,
             )  # fmt: skip
     if plan.num_chunks:
         shape = tile or _chunk_shape(query.dtype, head_size, group, plan)

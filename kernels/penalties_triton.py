@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch_triton import FUSED
 from .launch_sizes import ceil_div
 
 _jit: typing.Any = triton.jit
@@ -45,5 +46,5 @@ def launch_penalties(logits: Tensor, places: Tensor, counts: Tensor, penalties: 
     num_places = places.shape[0]
     if num_places:
         _penalize[(ceil_div(num_places, _BLOCK),)](
-            logits, places, counts, penalties, num_places, BLOCK=_BLOCK
+            logits, places, counts, penalties, num_places, BLOCK=_BLOCK, **FUSED
         )

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch_triton import FUSED
 from .launch_sizes import ceil_div
 from .pool_rows import POOLS
 
@@ -66,5 +67,8 @@ def launch_pool_rows(
     grid = (num_rows, ceil_div(size, _BLOCK))
     for pool, kind in enumerate(kinds):
         _pool_rows[grid](
-            hidden, rows, starts, firsts, pools, pool, len(kinds), size, KIND=POOLS.index(kind), BLOCK=_BLOCK
+            *(hidden, rows, starts, firsts, pools, pool, len(kinds), size),
+            KIND=POOLS.index(kind),
+            BLOCK=_BLOCK,
+            **FUSED,
         )

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch_triton import FUSED
 from .launch_sizes import ceil_div
 
 _jit: typing.Any = triton.jit
@@ -39,4 +40,4 @@ def launch_token_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
     assert num_words == ceil_div(size, 32), f"{num_words} words for {size} tokens"
     if num_rows:
         grid = (ceil_div(size, _BLOCK), num_rows)
-        _apply_token_bitmask[grid](logits, bitmask, rows, size, num_words, BLOCK=_BLOCK)
+        _apply_token_bitmask[grid](logits, bitmask, rows, size, num_words, BLOCK=_BLOCK, **FUSED)

@@ -26,7 +26,7 @@ def probe_torch() -> dict[str, Any]:
         "num_threads": torch.get_num_threads(),
         "cuda_built": torch.version.cuda,
         "gpu_fault": devices.find_gpu_fault(),
-        "gpus": [_describe_gpu(index) for index in range(torch.cuda.device_count())],
+        "gpus": [_describe_gpu(index) for index in range(_count_gpus())],
     }
 
 
@@ -77,6 +77,11 @@ def probe_flashinfer() -> dict[str, Any]:
     else:
         detail = f"{version or 'of no known version'}, but {fault}"
     return {"is_needed": True, "is_usable": fault is None, "detail": detail}
+
+
+def _count_gpus() -> int:
+    """That can be used: torch counts those of a driver that is too old for it, too."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _describe_gpu(index: int) -> dict[str, Any]:

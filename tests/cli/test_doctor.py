@@ -11,10 +11,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from quire.frontend.cli.commands import doctor
 from quire.frontend.cli.commands.doctor import Check, Status
+from quire.frontend.gpu_cards import Card
 from quire.frontend.models.model_folder import pocket_encoder_folder, pocket_folder
 from quire.ipc.cpu_cores import CpuCore
 from quire.ipc.daemon.daemon_state import DaemonState
@@ -155,6 +157,47 @@ def test_what_weights_take_is_told_before_they_are_read(
     assert re.search(
         r"weights +13 MB in memory; 5 MB with quantization=int8, 4 MB with quantization=int4\n", said
     )
+
+
+def test_weights_that_do_not_fit_the_gpu_are_noted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "_PARTS", {})
+    monkeypatch.setattr(doctor, "find_card", lambda: Card("Tiny GPU", 10_000_000))
+    assert doctor.run(["pocket"]) == 0
+    said = "13 MB of weights do not fit Tiny GPU with 10 MB: narrower ones, more GPUs, or --device cpu"
+    assert f"note    gpu memory  {said}" in capsys.readouterr().out
+    assert doctor.run(["pocket", "--tensor-parallel-size", "2"]) == 0
+    assert "gpu memory" not in capsys.readouterr().out
+
+
+REPORT: dict[str, Any] = {
+    "torch": "2.11.0+cu130",
+    "cpu_capability": "AVX512",
+    "num_threads": 8,
+    "cuda_built": "13.0",
+    "gpu_fault": None,
+    "gpus": [],
+    "cpu_kernels": {"is_native": True, "detail": "native"},
+    "triton": {"is_needed": False, "is_usable": False, "detail": "not needed without a GPU"},
+    "flashinfer": {"is_needed": False, "is_usable": False, "detail": "not needed without a GPU"},
+}
+
+
+def test_why_a_gpu_or_its_kernels_are_not_used_is_a_line_each(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "_PARTS", {"torch": doctor.check_torch})
+    monkeypatch.setattr(doctor, "probe", lambda: REPORT | {"gpu_fault": "NVIDIA's driver is too old"})
+    assert doctor.run([]) == 0  # the CPU can
+    assert "note    gpu          models run on the CPU: NVIDIA's driver is too old" in capsys.readouterr().out
+    card = {"name": "H100", "capability": "9.0", "memory_bytes": 80 << 30, "free_bytes": 70 << 30}
+    triton = {"is_needed": True, "is_usable": False, "detail": "slower torch operations instead: no gcc"}
+    monkeypatch.setattr(doctor, "probe", lambda: REPORT | {"gpus": [card], "triton": triton})
+    assert doctor.run([]) == 0
+    said = capsys.readouterr().out
+    assert "cuda:0: H100, compute capability 9.0, 70.0 GiB free of 80.0 GiB" in said
+    assert "note    triton       slower torch operations instead: no gcc" in said
 
 
 def test_of_a_model_that_makes_vectors_it_says_so(

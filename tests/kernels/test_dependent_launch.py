@@ -18,7 +18,8 @@ from quire.kernels import dependent_launch_triton, triton_faults
 
 _TIMEOUT_S = 280.0
 CUDA = torch.device("cuda")
-ON = {"USE_PDL": True, "launch_pdl": True}
+OFF = {"USE_PDL": False, "enable_fp_fusion": True}
+ON = {"USE_PDL": True, "launch_pdl": True, "enable_fp_fusion": True}
 
 Instructions = dict[tuple[int, bool], dict[str, list[str]]]
 
@@ -104,7 +105,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_card_driver_and_triton_have_to_know_it(card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    off = {"USE_PDL": False}
+    off = OFF
     assert card((9, 0), 12_040) == card((10, 0), 13_000) == ON
     assert card((8, 9), 13_000) == off
     assert card((9, 0), 12_020) == off  # graphs do not capture it
@@ -115,9 +116,9 @@ def test_card_driver_and_triton_have_to_know_it(card: Any, monkeypatch: pytest.M
 def test_one_switch_turns_it_off(card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert card((9, 0), 13_000) == ON
     monkeypatch.setattr(dependent_launch_triton, "IS_ENABLED", False)
-    assert card((9, 0), 13_000) == {"USE_PDL": False}
+    assert card((9, 0), 13_000) == OFF
 
 
 def test_a_machine_without_a_driver_has_no_release() -> None:
     assert dependent_launch_triton.find_driver() >= 0
-    assert dependent_launch_triton.launch_options(torch.device("cpu")) == {"USE_PDL": False}
+    assert dependent_launch_triton.launch_options(torch.device("cpu")) == OFF

@@ -77,6 +77,18 @@ def test_the_doctor_says_why_a_gpu_has_no_triton(monkeypatch: pytest.MonkeyPatch
     assert report["detail"] == "slower torch operations instead: no C compiler"
 
 
+def test_the_doctor_describes_no_gpu_whose_driver_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    def describe(_: int) -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # NVML counts it
+    monkeypatch.setattr(torch.cuda, "get_device_properties", describe)
+    monkeypatch.setattr(devices, "find_gpu_fault", lambda: "NVIDIA's driver is too old")
+    report = probe.probe_torch()
+    assert (report["gpus"], report["gpu_fault"]) == ([], "NVIDIA's driver is too old")
+
+
 @pytest.mark.parametrize(
     ("version", "fault", "detail"),
     [

@@ -27,6 +27,14 @@ from collections import Counter
 from quire.tools.gpu.variants import CASES, record_case
 print(json.dumps({name: Counter(one.name for one in record_case(case, 90)) for name, case in CASES.items()}))
 """
+_COUNT_UNFUSED = """
+import json
+from quire.tools.gpu.variants import CASES, record_case
+print(json.dumps({
+    name: sorted({one.name for one in record_case(case, 90) if not one.options.enable_fp_fusion})
+    for name, case in CASES.items()
+}))
+"""
 _COMPILE = """
 import json, sys
 from quire.tools.gpu.variants import CASES, compile_case
@@ -84,6 +92,14 @@ def test_serving_launches_as_many_variants_as_the_table_has() -> None:
         name: {kernel: row["variants"] for kernel, row in own["sm_90"].items()} for name, own in table.items()
     }
     assert run(_COUNT) == wanted
+
+
+def test_products_and_sums_are_fused_whatever_triton_does_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+    unfused = run(_COUNT_UNFUSED)
+    assert unfused == {
+        name: ["_combine_kernel", "_paged_attention_kernel"] if "exact" in name else [] for name in unfused
+    }
 
 
 @pytest.mark.parametrize("name", list(_STARTS))

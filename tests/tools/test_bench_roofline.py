@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from checkpoints import Recipe, make_checkpoint
+from gguf_files import convert_checkpoint, fill_with_blocks
 from msgspec.structs import replace
 from quire.ipc.errors import InputError
 from quire.ipc.model_spec import ExpertsSpec
@@ -48,7 +50,11 @@ def test_a_decode_of_llama_8b_is_what_its_shape_says_in_bfloat16_int4_and_on_two
     assert work.weight_bytes == 2 * (32 * layer + head)
     assert work.find_floor_s(CARDS["h200"]) == pytest.approx(3.13e-3, rel=0.01)
     narrow = compute_step_work(load_spec("llama-8b", "int4"), "bfloat16", ONE)
-    assert narrow.weight_bytes == 32 * layer * (4 + 16 / 64) // 8 + 2 * head
+    # Beside int4 the projection to logits has 8 bits, and a float32 scale a row.
+    assert narrow.weight_bytes == 32 * layer * (4 + 16 / 64) // 8 + head + 4 * 128_256
+    fp8 = compute_step_work(load_spec("qwen3-0.6b", "fp8"), "bfloat16", ONE)
+    rows = 28 * (4096 + 1024 + 6144 + 1024) + 151_936  # of all matrices, the tied table's own copy too
+    assert fp8.weight_bytes == 28 * 15_728_640 + 151_936 * 1024 + 4 * rows
     half = compute_step_work(load_spec("llama-8b"), "bfloat16", ONE, num_ranks=2)
     assert half.weight_bytes * 2 == work.weight_bytes
     assert half.kv_bytes * 2 == work.kv_bytes
@@ -67,6 +73,28 @@ def test_experts_are_read_as_far_as_a_step_is_expected_to_use_them() -> None:
     all_of_them = compute_step_work(spec, "bfloat16", StepShape(256, 208)).weight_bytes
     assert one == pytest.approx(2 * (attention + experts / 8 + 151_936 * 1024), rel=1e-6)
     assert all_of_them == pytest.approx(2 * (attention + experts + 151_936 * 1024), rel=1e-6)
+
+
+def test_a_step_that_cannot_be_a_graph_takes_as_long_as_the_host_does() -> None:
+    spec, card = load_spec("qwen3-0.6b"), CARDS["h200"]
+    ffn = ExpertsSpec(num_experts=8, num_experts_per_tok=2, intermediate_size=768)
+    sparse = replace(spec, layers=tuple(replace(layer, ffn=ffn) for layer in spec.layers))
+    dense, work = (compute_step_work(each, "bfloat16", ONE) for each in (spec, sparse))
+    assert dense.estimate_s(card) < dense.estimate_host_s(is_graph=False)
+    assert work.estimate_s(card) == work.estimate_host_s(is_graph=False)
+
+
+def test_a_gguf_file_is_counted_by_its_blocks(tmp_path: Path) -> None:
+    folder = tmp_path / "plain"
+    make_checkpoint(folder, Recipe(hidden_size=256, intermediate_size=512, head_size=64, num_heads=4))
+    file = fill_with_blocks(convert_checkpoint(folder)).write(tmp_path / "model.gguf")
+    spec = load_spec(str(file))
+    work = compute_step_work(spec, "bfloat16", ONE)
+    plain = compute_step_work(load_spec(str(folder)), "bfloat16", ONE)
+    assert spec.weight_formats.find("model.layers.0.mlp.gate_proj") is not None
+    assert 0.28 < work.weight_bytes / plain.weight_bytes < 0.55  # 4 to 8 bits and their scales
+    with pytest.raises(InputError, match="narrow already"):
+        load_spec(str(file), "int4")
 
 
 def test_a_window_bounds_what_is_read_and_multiplied() -> None:

@@ -271,7 +271,7 @@ def test_steps_and_engines_are_timed_on_a_cpu_too() -> None:
     rows: list[Row] = []
     profile_steps(rows.append, device="cpu", model="tiny", scale=64)
     assert [row.name for row in rows if row.name.endswith("step")] == [
-        f"{name}, step" for name in ("decode 1", "decode 4", "mixed 4 + 4", "prefill 32", "prefill 128")
+        f"{name}, step" for name in ("decode 1", "decode 4", "mixed 2 + 6", "prefill 32", "prefill 128")
     ]
     bench_small_engine(rows.append, device="cpu", model="tiny", batches=((1, 99.0),), workload="W1")
     assert sum("ms; floor" in row.value for row in rows) == 5 + 3

@@ -7,10 +7,13 @@ that were there at the capture, with whatever they then hold, and overwrites one
 from __future__ import annotations
 
 import gc
+import itertools
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -23,6 +26,7 @@ from quire.ipc.config import CacheConfig, EngineConfig, SchedulerConfig
 from quire.ipc.errors import CaptureError
 from quire.ipc.sampling_params import SamplingParams
 from quire.kernels import triton_runtime
+from quire.worker import cuda_graphs
 from quire.worker.cuda_graphs import (
     GraphSize,
     GraphSizes,
@@ -189,6 +193,20 @@ def test_tokens_are_the_same_with_graphs_and_without(
     assert run_three(model, checkpoint, graphs) == without_graphs
     assert graphs.num_tokens == [48, 32, 5, 4, 2, 1]
     assert graphs.num_replays == 6  # every step: prompts, what is beside them, and decodes
+
+
+def test_captures_that_take_long_say_how_far_they_are(
+    model: Decoder, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_config(checkpoint)
+    clock = itertools.count(0, 1.5)  # seconds from one look to the next
+    monkeypatch.setattr(cuda_graphs, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    graphs = StepGraphs(config, model, allocate_kv_caches(config, 7, CPU), torch.zeros(5, dtype=torch.int64))
+    with torch.inference_mode(), caplog.at_level(logging.INFO, cuda_graphs.__name__):
+        graphs.capture(Graphs().capture)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [*(f"captured {count} of 6 CUDA graphs" for count in (2, 4, 6)), said[-1]]
+    assert said[-1].startswith("captured 6 CUDA graphs in ")
 
 
 class FakeCuda:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from checkpoints import Recipe, make_checkpoint
 from fakes import make_config
 from quire.ipc.config import EngineConfig, SchedulerConfig
+from quire.worker import warm_up
 from quire.worker.warm_up import WarmUp
 
 pytest.importorskip("triton")
@@ -103,6 +107,18 @@ def test_nothing_is_compiled_while_serving(dtype: str, exact: bool, tmp_path: Pa
     assert 15 <= at_start <= 60
     [said] = [message for message in messages if "kernels compiled or loaded in" in message]
     assert at_start - 2 <= int(said.split()[0]) <= at_start  # the first was tried before, to see if it can be
+
+
+def test_a_warm_up_that_takes_long_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = itertools.count(0, 1.5)  # seconds from one look to the next
+    monkeypatch.setattr(warm_up, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    runs = WarmUp(make_config(), 1).make_full_runs()[:5]
+    with caplog.at_level(logging.INFO, warm_up.__name__):
+        warm_up.run_all(runs, lambda _step: None, lambda: None)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["warm-up: 2 of 5 steps, 4 s", "warm-up: 4 of 5 steps, 9 s"]
 
 
 @pytest.mark.parametrize(

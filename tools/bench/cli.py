@@ -158,13 +158,17 @@ def _run_roofline(argv: Sequence[str]) -> int:
         metavar="C",
         help=f"of {', '.join(cards)} (h200)",
     )
-    add("--model", default="qwen3-0.6b", help="tiny, small, qwen3-0.6b, llama-8b, or a folder (%(default)s)")
+    add(
+        "--model",
+        default="qwen3-0.6b",
+        help="tiny, small, qwen3-0.6b, llama-8b, a folder, or a GGUF file (%(default)s)",
+    )
     text = "requests that decode (1 8 32 256)"
     add("--batch", nargs="+", type=int, default=[1, 8, 32, 256], metavar="N", help=text)
     add("--context", nargs="+", type=int, default=[208], metavar="N", help="tokens of each (208)")
     text = "tokens of a prompt in the same step (0)"
     add("--prompt-tokens", nargs="+", type=int, default=[0], metavar="N", help=text)
-    add("--dtype", choices=dtypes, default="bfloat16", help="%(default)s")
+    add("--dtype", choices=dtypes, default="bfloat16", help="of what is not narrow (bfloat16)")
     text = "int4, int8 or fp8, where config.json names no format"
     add("--quantization", choices=("int4", "int8", "fp8"), help=text)
     add("--tensor-parallel-size", type=int, default=1, metavar="N", help="cards that share the model (1)")

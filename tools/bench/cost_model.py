@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ...ipc.errors import InputError
 from ...ipc.linear_shapes import LinearShape, list_linears
 from ...ipc.model_spec import DTYPE_SIZE_BYTES, AttentionSpec, Dtype, ExpertsSpec, LayerSpec, ModelSpec
+from ...ipc.weight_format import LM_HEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class StepWork:
     attention_flops: int
     num_launches: int
     link_bytes: int = 0  # that a rank sends for sums
+    has_graph: bool = True  # not where the host asks which experts have tokens
 
     def find_floor_s(self, card: Card) -> float:
         """No step takes less."""
@@ -82,12 +84,13 @@ class StepWork:
         return max(read_s, compute_s) + self.link_bytes / (card.link_gb_per_s * 1e9)
 
     def estimate_s(self, card: Card) -> float:
-        """What a step may take as a graph, whose launches the host does not wait for."""
+        """What a step may take, as a graph where it can be one: the host does not wait for its launches."""
         memory, matrix = EFFICIENCY
         read_s = (self.weight_bytes + self.kv_bytes) / (card.memory_gb_per_s * 1e9) / memory
         compute_s = (self.flops + self.attention_flops) / (card.tflops * 1e12) / matrix
         link_s = self.link_bytes / (card.link_gb_per_s * 1e9)
-        return max(max(read_s, compute_s) + link_s + self.num_launches * _GAP_S, _GRAPH_STEP_S)
+        device_s = max(read_s, compute_s) + link_s + self.num_launches * _GAP_S
+        return max(device_s, self.estimate_host_s(self.has_graph))
 
     def estimate_host_s(self, is_graph: bool) -> float:
         """Of Python and the driver; run-ahead hides it where it is shorter than the step."""
@@ -122,6 +125,7 @@ def compute_step_work(spec: ModelSpec, dtype: Dtype, step: StepShape, num_ranks:
         ),
         num_launches=sum(_count_launches(layer, step, num_ranks) for layer in own.layers) + 9,
         link_bytes=2 * (num_ranks - 1) * sums_bytes // num_ranks,
+        has_graph=not any(isinstance(layer.ffn, ExpertsSpec) for layer in own.layers),
     )
 
 
@@ -160,13 +164,12 @@ def _count_weight_bytes(spec: ModelSpec, linear: LinearShape, size: int) -> int:
 
 
 def _count_head_bytes(spec: ModelSpec, num_ranks: int, size: int) -> int:
-    if spec.tie_word_embeddings:
-        name = spec.embedding.tokens
-        if name not in spec.weight_formats.exceptions:
-            return spec.vocab_size // num_ranks * spec.hidden_size * size
-    else:
-        name = "lm_head"
-    return _count_weight_bytes(spec, LinearShape(name, spec.vocab_size // num_ranks, spec.hidden_size), size)
+    """Of a tied table that is the copy in a form of its own, if there is one."""
+    formats, rows = spec.weight_formats, spec.vocab_size // num_ranks
+    format = formats.find(LM_HEAD)
+    if spec.tie_word_embeddings and (format is None or format.layout is not None):
+        format = formats.exceptions.get(spec.embedding.tokens)
+    return rows * spec.hidden_size * size if format is None else format.count_bytes(rows, spec.hidden_size)
 
 
 def _count_pairs(attention: AttentionSpec, step: StepShape) -> int:

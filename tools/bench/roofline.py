@@ -10,11 +10,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from ...frontend.families import read_model_spec
+from ...frontend.gguf.files import find_gguf_files
+from ...frontend.gguf.formats import make_formats
 from ...frontend.models.model_files import read_json
-from ...frontend.models.model_folder import find_model_folder
+from ...frontend.models.model_folder import find_model_folder, inspect_gguf
 from ...frontend.quantization import read_weight_formats
+from ...ipc.errors import InputError
 from ...ipc.model_spec import Dtype, ModelSpec
-from ...ipc.weight_format import Quantization, make_online_formats
+from ...ipc.weight_format import Quantization, WeightFormats, make_online_formats
 from .cost_model import CARDS, Card, StepShape, StepWork, compute_step_work
 from .model_configs import BENCH_MODELS, DUMMY_MODELS
 from .table import format_table
@@ -36,14 +39,26 @@ class RooflineOptions:
 
 
 def load_spec(model: str, quantization: Quantization | None = None) -> ModelSpec:
-    """Of a bench's model, or of a folder's config.json; no weights are read."""
+    """Of a bench's model, of a folder's config.json, or of a GGUF file's header; no weights are read.
+
+    Raises InputError for `quantization` of a model that is narrow as it is.
+    """
     config: dict[str, Any] | None = (BENCH_MODELS | DUMMY_MODELS).get(model)
-    if config is None:
-        config = read_json(find_model_folder(model) / "config.json")
-    spec = read_model_spec(config)
-    formats = read_weight_formats(config, spec)
+    files = find_gguf_files(model) if config is None else ()
+    if files:
+        folder = inspect_gguf(files, with_tokenizer=False)
+        spec = read_model_spec(folder.config)
+        formats = make_formats(folder.gguf_tensors, spec)
+    else:
+        config = config or read_json(find_model_folder(model) / "config.json")
+        spec = read_model_spec(config)
+        formats = read_weight_formats(config, spec)
     if quantization is not None:
-        formats = make_online_formats(quantization, "none")
+        if formats != WeightFormats():
+            raise InputError(
+                "quantization", quantization, "None for a model whose weights are narrow already"
+            )
+        formats = make_online_formats(quantization)
     return replace(spec, weight_formats=formats)
 
 

@@ -25,6 +25,7 @@ _DECODE_LEN = 208  # tokens of a request that decodes
 _NUM_STEPS = 8
 _NUM_KERNELS = 6  # that are listed
 _MIXED_TOKENS = 512
+_MIXED_DECODES = 64
 _KINDS = {
     "attention": re.compile(r"paged_attention|_combine|_plan_kernel|flash|attend", re.I),
     "products": re.compile(r"gemm|gemv|cutlass|nvjet|splitk|linear|matmul|cublas|::mm", re.I),
@@ -58,15 +59,16 @@ def profile_steps(say: Say, device: str = "cuda", model: str = "qwen3-0.6b", sca
         steps = [driver.decode(rows) for _ in range(2 * _NUM_STEPS)]
         work = compute_step_work(spec, "bfloat16", StepShape(batch, length + _NUM_STEPS))
         _say_profile(say, f"decode {batch}", driver, steps, work, card, most)
-    # The many decode on beside the prompts of one more row, which takes a new request in every step.
+    # Some decode on beside the prompts of one more row, which takes a new request in every step.
     driver.reset()
-    prompt = max(2, _MIXED_TOKENS // scale - many)
-    rows = list(range(many))
+    few = max(2, _MIXED_DECODES // scale)
+    prompt = max(2, _MIXED_TOKENS // scale - few)
+    rows = list(range(few))
     for row in rows:
         driver.run([driver.enter([row], length, room=2 * _NUM_STEPS)])
-    steps = [driver.decode(rows, many, prompt) for _ in range(2 * _NUM_STEPS)]
-    work = compute_step_work(spec, "bfloat16", StepShape(many, length + _NUM_STEPS, prompt))
-    _say_profile(say, f"mixed {many} + {prompt}", driver, steps, work, card, 1.2)
+    steps = [driver.decode(rows, few, prompt) for _ in range(2 * _NUM_STEPS)]
+    work = compute_step_work(spec, "bfloat16", StepShape(few, length + _NUM_STEPS, prompt))
+    _say_profile(say, f"mixed {few} + {prompt}", driver, steps, work, card, 1.2)
     for prompt in (2048 // scale, _MAX_TOKENS // scale):
         driver.reset()
         steps = [driver.enter([0], prompt) for _ in range(6)]

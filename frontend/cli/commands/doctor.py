@@ -29,6 +29,7 @@ from ....ipc.linear_shapes import count_weight_bytes
 from ....ipc.model_spec import ModelSpec, find_stages
 from ....ipc.weight_format import Quantization, make_online_formats
 from ...engine_args import EngineArgs
+from ...gpu_cards import find_card
 from ...models.model_folder import inspect_model_folder, pocket_encoder_folder, pocket_folder
 from ...output_formats.choose import choose_output_format, summarize
 from ...text.tokenizer import load_tokenizer
@@ -247,6 +248,7 @@ def check_model(options: argparse.Namespace) -> Iterator[Check]:
         shown = ", ".join(f"{count} {name}" for name, count in counts.most_common())
         yield Check("gguf", Status.OK, f"{shown}; its other files are in {config.model}")
     yield Check("weights", Status.OK, describe_sizes(config))
+    yield from _check_card(config, given["tensor_parallel_size"])
     if num_stages > 1:
         yield Check("stages", Status.OK, describe_stages(spec, num_stages, given["tensor_parallel_size"]))
     if not spec.has_logits:
@@ -254,6 +256,17 @@ def check_model(options: argparse.Namespace) -> Iterator[Check]:
     tokenizer = load_tokenizer(config.tokenizer)
     known = choose_output_format(tokenizer, config.tool_call_parser, config.reasoning_parser)
     yield Check("formats", Status.OK if known else Status.NOTE, summarize(known, config))
+
+
+def _check_card(config: ModelConfig, num_gpus: int) -> Iterator[Check]:
+    """A line where the weights do not fit the GPU; the start of an engine refuses them."""
+    card = find_card()
+    size = count_weight_bytes(config.spec, config.weight_formats, config.dtype) // num_gpus
+    if card is not None and size > card.memory_bytes:
+        sizes = (
+            f"{size / 1e6:,.0f} MB of weights do not fit {card.name} with {card.memory_bytes / 1e6:,.0f} MB"
+        )
+        yield Check("gpu memory", Status.NOTE, f"{sizes}: narrower ones, more GPUs, or --device cpu")
 
 
 def describe_sizes(config: ModelConfig) -> str:
