@@ -164,24 +164,29 @@ def _read_rotated(keys: _Keys, head_dim: int) -> float | None:
 
 
 def _read_scaling(header: GgufHeader, keys: _Keys, head_dim: int) -> Config | None:
+    """None without; what a file leaves out is what llama.cpp takes for it."""
+    for key in ("attn_factor", "yarn_attn_factor"):  # multiplies what is computed, of any type
+        if keys.number(f"rope.scaling.{key}", 1.0) != 1.0:
+            raise keys.error(f"rope.scaling.{key}", keys.get(f"rope.scaling.{key}"), "1")
+    factor = keys.number("rope.scaling.factor", 1.0)
+    kind = keys.get("rope.scaling.type", "none" if factor == 1.0 else "linear")
+    if kind not in ("none", "linear", "yarn"):
+        raise keys.error("rope.scaling.type", kind, "one of none, linear, yarn")
     if ROPE_TABLE in header.tensors:
+        if kind != "none" and factor != 1.0:
+            raise keys.error("rope.scaling.factor", factor, f"1 beside the tensor {ROPE_TABLE}")
         return _read_llama3(header, keys, head_dim)
-    kind = keys.get("rope.scaling.type", "none")
     if kind == "none":
         return None
-    if kind not in ("linear", "yarn"):
-        raise keys.error("rope.scaling.type", kind, "one of none, linear, yarn")
-    scaling: Config = {"rope_type": kind, "factor": keys.number("rope.scaling.factor")}
+    scaling: Config = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
-        original = keys.integer("rope.scaling.original_context_length")
+        trained = keys.integer("context_length")
+        original = keys.integer("rope.scaling.original_context_length", trained)
         scaling["original_max_position_embeddings"] = original
         names = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
         for name, key in names.items():
             if f"rope.scaling.{key}" in keys:
                 scaling[name] = keys.number(f"rope.scaling.{key}")
-        for key in ("attn_factor", "yarn_attn_factor"):  # multiplies what yarn itself computes
-            if keys.number(f"rope.scaling.{key}", 1.0) != 1.0:
-                raise keys.error(f"rope.scaling.{key}", keys.get(f"rope.scaling.{key}"), "1")
     return scaling
 
 

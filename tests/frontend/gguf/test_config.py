@@ -102,6 +102,14 @@ def test_ropes_are_read(tmp_path: Path):
     assert scaling == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 
+def test_what_a_scaling_leaves_out_is_what_llama_cpp_takes_for_it(tmp_path: Path):
+    factor = {"llama__rope__scaling__factor": 4.0}
+    assert read_config(write(tmp_path, **factor))["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    assert "rope_scaling" not in read_config(write(tmp_path, **factor, llama__rope__scaling__type="none"))
+    yarn = factor | {"llama__rope__scaling__type": "yarn", "llama__context_length": 64}
+    assert read_config(write(tmp_path, **yarn))["rope_scaling"]["original_max_position_embeddings"] == 64
+
+
 def test_llama_3_s_table_of_divisors_is_its_scaling_and_another_table_is_refused(tmp_path: Path):
     writer = make_tiny(**{"llama.rope.freq_base": 500000.0})
     divisors = torch.tensor(make_llama3_divisors(32.0, 500000.0, 16))
@@ -118,6 +126,11 @@ def test_llama_3_s_table_of_divisors_is_its_scaling_and_another_table_is_refused
     writer.add("rope_freqs.weight", divisors * 1.1)
     with pytest.raises(ModelError, match=r"rope_freqs\.weight=.*Llama 3's divisors"):
         read_config(write(tmp_path, writer))
+    writer.add("rope_freqs.weight", divisors)
+    writer.metadata["llama.rope.scaling.factor"] = 4.0  # which llama.cpp divides by, too
+    with pytest.raises(ModelError, match=r"rope\.scaling\.factor=4\.0: 1 beside the tensor rope_freqs"):
+        read_config(write(tmp_path, writer))
+    del writer.metadata["llama.rope.scaling.factor"]
     sizes = dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), 10_000)
     writer.metadata |= {f"llama.{key}": size for key, size in sizes.items()}
     writer.add("rope_freqs.weight", torch.ones(5000))
@@ -139,6 +152,7 @@ def test_llama_3_s_table_of_divisors_is_its_scaling_and_another_table_is_refused
             "llama.attention.layer_norm_rms_epsilon=nan",
         ),
         ({"llama__rope__scaling__type": "longrope"}, "llama.rope.scaling.type='longrope': one of none"),
+        ({"llama__rope__scaling__attn_factor": 2.0}, "llama.rope.scaling.attn_factor=2.0: 1"),
         ({"llama__logit_scale": 2.0}, "llama.logit_scale=2.0: absent"),
         ({"llama__attention__causal": False}, "llama.attention.causal=False: True"),
         ({"llama__attention__value_length": 8}, "llama.attention.value_length=8"),
