@@ -50,6 +50,7 @@ class NamePattern:
     """A regular expression. Whoever matches with those of one `MatchingTime` is stopped where it ends."""
 
     def __init__(self, pattern: re.Pattern[str], left: MatchingTime, error: ModelError) -> None:
+        self.text = pattern.pattern
         self._pattern = pattern
         self._left = left
         self._error = error

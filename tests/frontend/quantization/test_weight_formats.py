@@ -214,6 +214,25 @@ def test_a_scheme_that_names_a_layer_counts_before_one_for_all() -> None:
     assert found.find("model.layers.1.self_attn.o_proj") is None
 
 
+def test_of_several_schemes_the_one_that_the_library_chooses_counts() -> None:
+    """A name before patterns, patterns by the alphabet; of one target in two schemes the last counts."""
+    config = make_schemes(
+        "pack-quantized",
+        make_scheme(["re:.*proj", "model.layers.0.mlp.down_proj"]),
+        make_scheme(["re:.*down_proj", "Linear"], group_size=64),
+        make_scheme(["model.layers.0.mlp.down_proj", "Linear"], group_size=32),
+    )
+    found = read(config)
+    sizes = {"0.mlp.down_proj": 32, "1.mlp.down_proj": 64, "0.self_attn.o_proj": 128}
+    for layer, size in sizes.items():
+        weight_format = found.find(f"model.layers.{layer}")
+        assert weight_format is not None
+        assert weight_format.group_size == size
+    head = found.find("lm_head")
+    assert head is not None
+    assert head.group_size == 32
+
+
 def test_a_layer_that_the_files_hold_in_floats_is_plain() -> None:
     plain = {"model.layers.0.mlp.down_proj.weight", "layers.1.mlp.down_proj.weight", "lm_head.weight"}
     packed = {"model.layers.0.self_attn.o_proj.weight", "model.layers.0.self_attn.o_proj.weight.quant_map"}
