@@ -167,6 +167,15 @@ def test_rules_of_gptq_leave_layers_out_and_give_others_another_width() -> None:
     assert found.find("model.layers.1.mlp.down_proj") == replace(INT4, has_permutation=True)
 
 
+def test_a_rule_of_gptq_changes_only_what_it_gives() -> None:
+    whole = {**GPTQ, "group_size": -1, "desc_act": True}
+    found = read({**whole, "dynamic": {".*down_proj": {"bits": 8}, ".*o_proj": {"group_size": 32}}})
+    assert found.find("model.layers.0.mlp.down_proj") == WeightFormat(layout="gptq/8")
+    assert found.find("model.layers.0.self_attn.o_proj") == WeightFormat(
+        bits=4, group_size=32, has_permutation=True, layout="gptq/4"
+    )
+
+
 def test_optimums_list_of_quantized_layers_leaves_the_others_plain() -> None:
     inside = [["self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj"], ["self_attn.o_proj"]]
     found = read({**GPTQ, "modules_in_block_to_quantize": inside})
