@@ -101,7 +101,7 @@ class _Keys(ConfigFields):
         self._names.add(key)
         return self.number(key, default) if key in self or default is not None else None
 
-    def family_integer(self, key: str, default: int, low: int = 1) -> int:
+    def family_integer(self, key: str, default: int | None = None, low: int = 1) -> int:
         """Likewise an integer."""
         self._names.add(key)
         return self.integer(key, default, low)
@@ -289,9 +289,10 @@ def _read_gemma3(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
         "model_type": "gemma3_text",
         "query_pre_attn_scalar": hidden_size // num_heads if is_27b else head_dim,
         "final_logit_softcapping": keys.family_number("final_logit_softcapping"),
-        "sliding_window": keys.family_integer("attention.sliding_window", 4096),
+        # Of files without these two, llama.cpp and transformers make different models.
+        "sliding_window": keys.family_integer("attention.sliding_window"),
+        "rope_theta": keys.number("rope.freq_base", low=1.0),
         "sliding_window_pattern": keys.family_integer("attention.sliding_window_pattern", 6),
-        "rope_theta": keys.number("rope.freq_base", 1e6, low=1.0),
         "rope_local_base_freq": keys.family_number("rope.freq_base_swa", 1e4),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,19 @@ def test_a_bad_or_unknown_key_is_refused_by_name(changes: dict[str, object], wor
     assert f"model.gguf {words}" in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["attention.sliding_window", "rope.freq_base"])
+def test_gemma_3_without_a_key_that_others_take_for_different_values_is_refused(key: str, tmp_path: Path):
+    keys = {"attention.sliding_window": 512, "rope.freq_base": 1e6}
+    tiny = make_tiny()
+    shared = {name.replace("llama.", "gemma3."): value for name, value in tiny.metadata.items()}
+    tiny.metadata = shared | {"general.architecture": "gemma3", **{f"gemma3.{k}": v for k, v in keys.items()}}
+    config = read_config(write(tmp_path, tiny))
+    assert (config["sliding_window"], config["rope_theta"]) == (512, 1e6)
+    del tiny.metadata[f"gemma3.{key}"]
+    with pytest.raises(ModelError, match=rf"gemma3\.{re.escape(key)}=None: missing"):
+        read_config(write(tmp_path, tiny))
+
+
 def test_keys_with_one_value_a_layer_or_that_decide_nothing_are_taken(tmp_path: Path):
     known = {
         "llama__attention__head_count_kv": [1, 1],
@@ -190,4 +204,12 @@ def test_a_tensor_that_the_model_does_not_have_is_refused(name: str, words: str,
     writer.add(name, torch.zeros(2, 32))
     header = write(tmp_path, writer)
     with pytest.raises(ModelError, match=words):
+        name_tensors([header], read_config(header))
+
+
+def test_a_vector_in_blocks_is_refused(tmp_path: Path):
+    writer = make_tiny()
+    writer.add_blocks("output_norm.weight", "Q8_0", (32,))
+    header = write(tmp_path, writer)
+    with pytest.raises(ModelError, match=r"Q8_0\[32\]='output_norm.weight': one of F32, F16, BF16 for a"):
         name_tensors([header], read_config(header))
