@@ -58,6 +58,14 @@ def test_files_with_the_same_header_share_a_folder_and_others_do_not(tmp_path: P
     assert not open_gguf([other]).folder.name.endswith(names[0])
 
 
+def test_files_whose_ropes_alone_differ_do_not_share_a_folder(tmp_path: Path):
+    """Their tables lie in the data, under the same header."""
+    for factor in (8.0, 32.0):
+        writer = make_tiny(**{"llama.rope.freq_base": 500000.0})
+        writer.add("rope_freqs.weight", torch.tensor(make_llama3_divisors(factor, 500000.0, 16)))
+        assert read_args(writer.write(tmp_path / "model.gguf")).spec.rope.factor == factor
+
+
 def test_a_folder_that_has_lost_a_file_is_made_again(tmp_path: Path):
     file = write(tmp_path).file
     made = open_gguf([file]).folder
