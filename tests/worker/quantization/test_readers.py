@@ -124,6 +124,18 @@ def test_an_order_of_inputs_that_config_json_does_not_name_is_refused() -> None:
         read_packed_layer(PACKED_4, weight_g_idx=order % 2)
 
 
+@pytest.mark.parametrize("number", [0, 2])
+def test_int8_of_bitsandbytes_is_read_row_by_row_alone(number: int) -> None:
+    parts = {"l.weight": torch.ones(8, 32).char(), "l.SCB": torch.ones(8)}
+    find = Tensors({**parts, "l.weight_format": torch.tensor(number).byte()})
+    if number == 0:
+        assert read_weight(find, "l", WeightFormat(layout="bnb-int8"), (8, 32)).bits == 8
+        assert find.read >= set(find.tensors)
+        return
+    with pytest.raises(ModelError, match=r"l\.weight_format=2: 0, row by row"):
+        read_weight(find, "l", WeightFormat(layout="bnb-int8"), (8, 32))
+
+
 def test_a_layout_that_nobody_reads_is_named() -> None:
     with pytest.raises(ModelError, match=r"l layout='other'.*gptq"):
         read_weight(Tensors({}), "l", WeightFormat(layout="other"), (8, 16))
