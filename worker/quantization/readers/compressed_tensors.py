@@ -72,10 +72,10 @@ def read_int_quantized(
     """int8, a value of up to 8 bits in each."""
     grid = (shape[0], weight_format.count_groups(shape[1]))
     codes = to_unsigned(tensors.take("weight", [torch.int8], shape))
-    scales, zeros = tensors.take_grid("weight_scale", grid), None
+    scales = tensors.take_grid("weight_scale", grid)
     find = tensors.take if weight_format.has_offsets else tensors.find
-    point = find("weight_zero_point", [torch.int8], *grid_shapes(grid))
-    if weight_format.has_offsets:
+    point, zeros = find("weight_zero_point", [torch.int8], *grid_shapes(grid)), None
+    if point is not None and weight_format.has_offsets:
         zeros = spread(point, grid).float() + 128
     elif point is not None:
         _check_neutral(tensors, point)
