@@ -250,6 +250,18 @@ def test_a_layer_that_the_files_hold_in_floats_is_plain() -> None:
     assert found.exceptions == left_out
 
 
+def test_torchao_leaves_out_what_transformers_does() -> None:
+    """The end of a name leaves nothing out, unless the files say so."""
+    left_out = ["lm_head", "down_proj", "model.layers.1.mlp"]
+    config = {"quantization_config": {**TORCHAO, "modules_to_not_convert": left_out}}
+    in_floats = frozenset({"model.layers.0.mlp.down_proj.weight"})
+    found, plain = read_weight_formats(config, DENSE), read_weight_formats(config, DENSE, in_floats)
+    assert found.find("model.layers.0.mlp.down_proj") == WeightFormat(layout="torchao/8")
+    assert plain.find("model.layers.0.mlp.down_proj") is None
+    assert found.find("model.layers.1.mlp.down_proj") is None
+    assert found.find("lm_head") is None
+
+
 def test_the_older_name_of_the_key_counts_too() -> None:
     assert read_weight_formats({"compression_config": PACKED}, DENSE) == read(PACKED)
 
