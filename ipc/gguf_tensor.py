@@ -28,6 +28,8 @@ BLOCKS: dict[GgmlType, tuple[int, int]] = {
     "Q6_K": (256, 210),
 }
 
+FLOATS: tuple[GgmlType, ...] = ("F32", "F16", "BF16")  # of which a block is one number
+
 
 def count_row_bytes(type_: GgmlType, width: int) -> int:
     """Bytes of a row of `width` numbers, which is a multiple of the type's block."""

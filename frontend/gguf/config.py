@@ -102,7 +102,7 @@ class _Keys(ConfigFields):
         self._names.add(key)
         return self.number(key, default) if key in self or default is not None else None
 
-    def family_integer(self, key: str, default: int, low: int = 1) -> int:
+    def family_integer(self, key: str, default: int | None = None, low: int = 1) -> int:
         """Likewise an integer."""
         self._names.add(key)
         return self.integer(key, default, low)
@@ -165,24 +165,29 @@ def _read_rotated(keys: _Keys, head_dim: int) -> float | None:
 
 
 def _read_scaling(header: GgufHeader, keys: _Keys, head_dim: int) -> Config | None:
+    """None without; what a file leaves out is what llama.cpp takes for it."""
+    for key in ("attn_factor", "yarn_attn_factor"):  # multiplies what is computed, of any type
+        if keys.number(f"rope.scaling.{key}", 1.0) != 1.0:
+            raise keys.error(f"rope.scaling.{key}", keys.get(f"rope.scaling.{key}"), "1")
+    factor = keys.number("rope.scaling.factor", 1.0)
+    kind = keys.get("rope.scaling.type", "none" if factor == 1.0 else "linear")
+    if kind not in ("none", "linear", "yarn"):
+        raise keys.error("rope.scaling.type", kind, "one of none, linear, yarn")
     if ROPE_TABLE in header.tensors:
+        if kind != "none" and factor != 1.0:
+            raise keys.error("rope.scaling.factor", factor, f"1 beside the tensor {ROPE_TABLE}")
         return _read_llama3(header, keys, head_dim)
-    kind = keys.get("rope.scaling.type", "none")
     if kind == "none":
         return None
-    if kind not in ("linear", "yarn"):
-        raise keys.error("rope.scaling.type", kind, "one of none, linear, yarn")
-    scaling: Config = {"rope_type": kind, "factor": keys.number("rope.scaling.factor")}
+    scaling: Config = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
-        original = keys.integer("rope.scaling.original_context_length")
+        trained = keys.integer("context_length")
+        original = keys.integer("rope.scaling.original_context_length", trained)
         scaling["original_max_position_embeddings"] = original
         names = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
         for name, key in names.items():
             if f"rope.scaling.{key}" in keys:
                 scaling[name] = keys.number(f"rope.scaling.{key}")
-        for key in ("attn_factor", "yarn_attn_factor"):  # multiplies what yarn itself computes
-            if keys.number(f"rope.scaling.{key}", 1.0) != 1.0:
-                raise keys.error(f"rope.scaling.{key}", keys.get(f"rope.scaling.{key}"), "1")
     return scaling
 
 
@@ -257,9 +262,10 @@ def _read_gemma3(keys: _Keys) -> Config:
     return {
         "query_pre_attn_scalar": _read_query_scalar(keys, num_layers_of_27b=62),
         "final_logit_softcapping": keys.family_number("final_logit_softcapping"),
-        "sliding_window": keys.family_integer("attention.sliding_window", 4096),
+        # Of files without these two, llama.cpp and transformers make different models.
+        "sliding_window": keys.family_integer("attention.sliding_window"),
+        "rope_theta": keys.number("rope.freq_base", low=1.0),
         "sliding_window_pattern": keys.family_integer("attention.sliding_window_pattern", 6),
-        "rope_theta": keys.number("rope.freq_base", 1e6, low=1.0),
         "rope_local_base_freq": keys.family_number("rope.freq_base_swa", 1e4),
     }
 

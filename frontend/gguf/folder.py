@@ -23,7 +23,7 @@ import msgspec
 from ...ipc.errors import ModelError
 from ...ipc.gguf_tensor import GgufTensor, find_main_type
 from ...ipc.processes.folder_lock import lock_to_remove
-from .config import read_config, read_generation_config
+from .config import Config, read_config, read_generation_config
 from .header import MAX_HEADER_BYTES, GgufHeader, read_header
 from .tensors import name_tensors
 from .vocabulary import TOKENS, Vocabulary, make_tokenizer, make_tokenizer_config
@@ -63,7 +63,7 @@ def open_gguf(files: Sequence[Path], with_tokenizer: bool = True) -> GgufModel:
     _check_parts(headers)
     config = read_config(first if len(headers) == 1 else _join(headers))
     tensors = name_tensors(headers, config)
-    target = cache_folder() / f"{_shorten(files[0].stem)}-{_hash(headers)}"
+    target = cache_folder() / f"{_shorten(files[0].stem)}-{_hash(headers, config)}"
     has_tokenizer = with_tokenizer and TOKENS in first.metadata
     if (target / ("tokenizer.json" if has_tokenizer else "config.json")).is_file():
         note_used(target)
@@ -114,8 +114,10 @@ def _find_dtype(tensors: Sequence[GgufTensor]) -> str:
     return {"F32": "float32", "F16": "float16"}.get(find_main_type(tensors), "bfloat16")
 
 
-def _hash(headers: Sequence[GgufHeader]) -> str:
+def _hash(headers: Sequence[GgufHeader], config: Config) -> str:
+    """Of the headers, and of what a table in the data (rope_freqs) has put into `config`."""
     digest = hashlib.sha256(_VERSION)
+    digest.update(msgspec.json.encode(config))
     for header in headers:
         with header.file.open("rb") as stream:
             left = header.size_bytes

@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from ...ipc.errors import ModelError
-from ...ipc.gguf_tensor import GgmlType, GgufTensor
+from ...ipc.gguf_tensor import FLOATS, GgmlType, GgufTensor
 from ...ipc.model_spec import ModelSpec
 from ...ipc.weight_format import WeightFormat, WeightFormats
 from .config import ROPE_TABLE, Config
@@ -106,6 +106,8 @@ def _name(header: GgufHeader, stored: StoredTensor, config: Config) -> GgufTenso
         name = name.format(int(expert))
     if name.count("{}") + (1 if suffix == "bias" or "norm" in part else 2) != len(shape):
         raise _error(header, stored, "another number of dimensions")
+    if len(shape) == 1 and stored.type not in FLOATS:
+        raise _error(header, stored, f"one of {', '.join(FLOATS)} for a tensor of one dimension")
     if layer is not None:
         name = f"model.layers.{int(layer)}.{name}"
     heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}

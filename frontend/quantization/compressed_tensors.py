@@ -31,12 +31,11 @@ class _Scheme:
     patterns: tuple[NamePattern, ...]
     weight_format: WeightFormat
 
-    def names_layer(self, name: str) -> bool:
-        return name in self.names or any(pattern.match(name) for pattern in self.patterns)
-
 
 def read_compressed_tensors(fields: QuantizationFields) -> FormatRule:
-    """The rule of all layers: a scheme that names one counts before one for all Linear layers."""
+    """The rule of all layers, as the library chooses: a scheme with a layer's name counts before one with a
+    pattern, of which the first by the alphabet counts, and that before one for all Linear layers.
+    """
     fields.object("sparsity_config").choice("format", ("dense",), "dense")
     fields.refuse("transform_config", {"config_groups": {}})
     whole = fields.choice("format", (*_FORMATS, _MIXED))
@@ -45,6 +44,10 @@ def read_compressed_tensors(fields: QuantizationFields) -> FormatRule:
     if not 1 <= len(keys) <= _MAX_SCHEMES:
         raise fields.error("config_groups", f"{len(keys)} schemes", f"from 1 to {_MAX_SCHEMES}")
     schemes = [_read_scheme(groups.object(key), whole) for key in keys]
+    # A target that two schemes have is the last one's.
+    by_name = {name: scheme.weight_format for scheme in schemes for name in scheme.names}
+    of_texts = {pattern.text: (pattern, each.weight_format) for each in schemes for pattern in each.patterns}
+    by_pattern = [of_texts[text] for text in sorted(of_texts)]
     names, patterns = _read_targets(fields, "ignore")
     fields.check_keys(*_HARMLESS)
 
@@ -52,9 +55,11 @@ def read_compressed_tensors(fields: QuantizationFields) -> FormatRule:
         name = linear.name
         if name in names or _CLASS in names or any(pattern.match(name) for pattern in patterns):
             return None
-        found = [scheme for scheme in schemes if scheme.names_layer(name)]
-        found = found or [scheme for scheme in schemes if _CLASS in scheme.names]
-        return _check(linear, found[0].weight_format) if found else None
+        found = by_name.get(name)
+        if found is None:
+            matching = (each for pattern, each in by_pattern if pattern.match(name))
+            found = next(matching, by_name.get(_CLASS))
+        return None if found is None else _check(linear, found)
 
     return find
 

@@ -26,9 +26,9 @@ def read_gptq(fields: QuantizationFields) -> FormatRule:
     version = fields.choice("checkpoint_format", ("gptq", "gptq_v2"), version)
     fields.choice("pack_dtype", ("int32",), "int32")
     fields.refuse("is_marlin_format")
-    default = _read_format(fields, version)
+    default = _read_format(fields, version, fields)
     has_head = fields.boolean("lm_head", False)
-    overrides = _read_dynamic(fields, default, version)
+    overrides = _read_dynamic(fields, version)
     inside = _read_inside(fields)
     fields.check_keys(*HARMLESS)
 
@@ -47,36 +47,26 @@ def read_gptq(fields: QuantizationFields) -> FormatRule:
     return find
 
 
-def _read_format(
-    fields: QuantizationFields, version: str, base: dict[str, Any] | None = None
-) -> WeightFormat:
-    base = base or {}
+def _read_format(fields: QuantizationFields, version: str, base: QuantizationFields) -> WeightFormat:
+    """By a rule's fields; what they leave out is as for all layers."""
     bits = fields.choice("bits", (2, 3, 4, 8), base.get("bits"))
-    group_size = fields.group_size("group_size", base.get("group_size", 128))
-    is_ordered = fields.boolean("desc_act", base.get("desc_act", False))
+    group_size = (fields if fields.get("group_size") is not None else base).group_size("group_size", 128)
+    is_ordered = fields.boolean("desc_act", base.boolean("desc_act", False))
     return WeightFormat(
         bits=8 if bits == 8 else 4,
         group_size=group_size,
-        has_offsets=not fields.boolean("sym", base.get("sym", True)),
+        has_offsets=not fields.boolean("sym", base.boolean("sym", True)),
         has_permutation=is_ordered and group_size != 0,
         layout=f"{version}/{bits}",
     )
 
 
-def _read_dynamic(
-    fields: QuantizationFields, default: WeightFormat, version: str
-) -> list[tuple[NamePattern, WeightFormat | None]]:
+def _read_dynamic(fields: QuantizationFields, version: str) -> list[tuple[NamePattern, WeightFormat | None]]:
     """GPTQModel's rules by pattern: "-:..." leaves layers out, "+:..." or none changes what is given."""
     rules = fields.object("dynamic")
     texts: dict[str, Any] = {key: rules.get(key) for key in cast(dict[str, Any], fields.get("dynamic", {}))}
     if len(texts) > MAX_PATTERNS:
         raise fields.error("dynamic", f"{len(texts)} rules", f"at most {MAX_PATTERNS}")
-    base = {
-        "bits": int((default.layout or "").rpartition("/")[2]),
-        "group_size": default.group_size or -1,
-        "desc_act": default.has_permutation,
-        "sym": not default.has_offsets,
-    }
     made: list[tuple[NamePattern, WeightFormat | None]] = []
     for text in texts:
         sign, colon, rest = text.partition(":")
@@ -85,7 +75,7 @@ def _read_dynamic(
             made.append((pattern, None))
             continue
         own = rules.object(text)
-        made.append((pattern, _read_format(own, version, base)))
+        made.append((pattern, _read_format(own, version, fields)))
         own.check_keys(*HARMLESS)
     return made
 

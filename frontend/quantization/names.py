@@ -50,6 +50,7 @@ class NamePattern:
     """A regular expression. Whoever matches with those of one `MatchingTime` is stopped where it ends."""
 
     def __init__(self, pattern: re.Pattern[str], left: MatchingTime, error: ModelError) -> None:
+        self.text = pattern.pattern
         self._pattern = pattern
         self._left = left
         self._error = error
@@ -103,10 +104,11 @@ def compile_patterns(fields: QuantizationFields, key: str, texts: list[str]) -> 
     return [compile_pattern(fields, key, text) for text in texts]
 
 
-def match_parts(fields: QuantizationFields, key: str, names: list[str]) -> Rule:
+def match_parts(fields: QuantizationFields, key: str, names: list[str], from_start: bool = False) -> Rule:
     """Layers that a name holds or ends: "mlp.gate" means "layers.0.mlp.gate", not "layers.0.mlp.gate_proj".
 
-    A name with a regular expression's signs matches from the start to the end of a part (transformers' rule).
+    A name with a regular expression's signs matches from the start to the end of a part (transformers' rule);
+    with `from_start` any name does.
     """
     literal = {name.strip(".") for name in names if not _SPECIAL.search(name)}
     special = [rf"(?:{name})(?:\.|$)" for name in names if _SPECIAL.search(name)]
@@ -114,7 +116,8 @@ def match_parts(fields: QuantizationFields, key: str, names: list[str]) -> Rule:
 
     def is_one(layer: str) -> bool:
         parts = layer.split(".")
-        spans = (".".join(parts[a:b]) for a in range(len(parts)) for b in range(a + 1, len(parts) + 1))
+        starts = range(1 if from_start else len(parts))
+        spans = (".".join(parts[a:b]) for a in starts for b in range(a + 1, len(parts) + 1))
         return any(span in literal for span in spans) or any(p.match(layer) for p in patterns)
 
     return is_one

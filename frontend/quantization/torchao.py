@@ -28,7 +28,10 @@ def read_torchao(fields: QuantizationFields) -> FormatRule:
     weight_format = _read_format(config.object("_data"), kind)
     config.check_keys()
     named = read_names(fields, "modules_to_not_convert")
-    left_out = match_parts(fields, "modules_to_not_convert", [LM_HEAD] if named is None else named)
+    names = [LM_HEAD] if named is None else named
+    # transformers 5 holds these against names of weights, which end otherwise; what older versions have left
+    # out is in floats in the files.
+    left_out = match_parts(fields, "modules_to_not_convert", names, from_start=True)
     fields.check_keys("quant_method", "untie_embedding_weights")
     return all_but(left_out, weight_format)
 

@@ -91,10 +91,11 @@ _MAX_FP8 = 448.0
 def quantize(weight: Tensor, format: WeightFormat) -> NarrowWeight:
     """The weight [N, K], of a floating point type, in an online format, on its device.
 
-    A group of zeros has scale 1. What is not finite spoils its own group, or output, alone.
+    A group of zeros has scale 1. What is not finite makes nan of its own group, or output, alone.
     """
     if format.bits == 4:
         codes, scales = _quantize_int4(weight, format.group_size)
+        _spoil_groups(weight, scales, format.group_size)
         return IntegerWeight(codes, scales, 4, weight.shape[1], format.group_size)
     rows = max(1, _CHUNK_SIZE // weight.shape[1])
     quantize_rows = _quantize_fp8 if format.kind == "fp8" else _quantize_int8
@@ -109,6 +110,16 @@ def _quantize_int4(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     if choose_kernel("quantize_groups", weight.dtype, weight.device) == "native":
         return launch_quantize_groups(native_library(), weight, group_size)
     return quantize_groups_reference(weight, group_size)
+
+
+def _spoil_groups(weight: Tensor, scales: Tensor, group_size: int) -> None:
+    """Make nan the scale of a group that holds what is not finite: it is 1 so far, as that of zeros is."""
+    places = torch.arange(group_size, device=weight.device)
+    for part in (scales == 1).nonzero().split(_CHUNK_SIZE // group_size):
+        rows, groups = part.unbind(1)
+        inputs = (groups.unsqueeze(1) * group_size + places).clamp_(max=weight.shape[1] - 1)
+        is_spoilt = ~weight[rows.unsqueeze(1), inputs].isfinite().all(1)
+        scales[rows[is_spoilt], groups[is_spoilt]] = torch.nan
 
 
 def _quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,14 @@ def test_files_with_the_same_header_share_a_folder_and_others_do_not(tmp_path: P
     assert not open_gguf([other]).folder.name.endswith(names[0])
 
 
+def test_files_whose_ropes_alone_differ_do_not_share_a_folder(tmp_path: Path):
+    """Their tables lie in the data, under the same header."""
+    for factor in (8.0, 32.0):
+        writer = make_tiny(**{"llama.rope.freq_base": 500000.0})
+        writer.add("rope_freqs.weight", torch.tensor(make_llama3_divisors(factor, 500000.0, 16)))
+        assert read_args(writer.write(tmp_path / "model.gguf")).spec.rope.factor == factor
+
+
 def test_a_folder_that_has_lost_a_file_is_made_again(tmp_path: Path):
     file = write(tmp_path).file
     made = open_gguf([file]).folder
@@ -102,6 +111,14 @@ def test_ropes_are_read(tmp_path: Path):
     assert scaling == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 
+def test_what_a_scaling_leaves_out_is_what_llama_cpp_takes_for_it(tmp_path: Path):
+    factor = {"llama__rope__scaling__factor": 4.0}
+    assert read_config(write(tmp_path, **factor))["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    assert "rope_scaling" not in read_config(write(tmp_path, **factor, llama__rope__scaling__type="none"))
+    yarn = factor | {"llama__rope__scaling__type": "yarn", "llama__context_length": 64}
+    assert read_config(write(tmp_path, **yarn))["rope_scaling"]["original_max_position_embeddings"] == 64
+
+
 def test_llama_3_s_table_of_divisors_is_its_scaling_and_another_table_is_refused(tmp_path: Path):
     writer = make_tiny(**{"llama.rope.freq_base": 500000.0})
     divisors = torch.tensor(make_llama3_divisors(32.0, 500000.0, 16))
@@ -118,6 +135,11 @@ def test_llama_3_s_table_of_divisors_is_its_scaling_and_another_table_is_refused
     writer.add("rope_freqs.weight", divisors * 1.1)
     with pytest.raises(ModelError, match=r"rope_freqs\.weight=.*Llama 3's divisors"):
         read_config(write(tmp_path, writer))
+    writer.add("rope_freqs.weight", divisors)
+    writer.metadata["llama.rope.scaling.factor"] = 4.0  # which llama.cpp divides by, too
+    with pytest.raises(ModelError, match=r"rope\.scaling\.factor=4\.0: 1 beside the tensor rope_freqs"):
+        read_config(write(tmp_path, writer))
+    del writer.metadata["llama.rope.scaling.factor"]
     sizes = dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), 10_000)
     writer.metadata |= {f"llama.{key}": size for key, size in sizes.items()}
     writer.add("rope_freqs.weight", torch.ones(5000))
@@ -139,6 +161,7 @@ def test_llama_3_s_table_of_divisors_is_its_scaling_and_another_table_is_refused
             "llama.attention.layer_norm_rms_epsilon=nan",
         ),
         ({"llama__rope__scaling__type": "longrope"}, "llama.rope.scaling.type='longrope': one of none"),
+        ({"llama__rope__scaling__attn_factor": 2.0}, "llama.rope.scaling.attn_factor=2.0: 1"),
         ({"llama__logit_scale": 2.0}, "llama.logit_scale=2.0: absent"),
         ({"llama__attention__causal": False}, "llama.attention.causal=False: True"),
         ({"llama__attention__value_length": 8}, "llama.attention.value_length=8"),
@@ -148,6 +171,19 @@ def test_a_bad_or_unknown_key_is_refused_by_name(changes: dict[str, object], wor
     with pytest.raises(ModelError) as caught:
         read_config(write(tmp_path, **changes))
     assert f"model.gguf {words}" in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["attention.sliding_window", "rope.freq_base"])
+def test_gemma_3_without_a_key_that_others_take_for_different_values_is_refused(key: str, tmp_path: Path):
+    keys = {"attention.sliding_window": 512, "rope.freq_base": 1e6}
+    tiny = make_tiny()
+    shared = {name.replace("llama.", "gemma3."): value for name, value in tiny.metadata.items()}
+    tiny.metadata = shared | {"general.architecture": "gemma3", **{f"gemma3.{k}": v for k, v in keys.items()}}
+    config = read_config(write(tmp_path, tiny))
+    assert (config["sliding_window"], config["rope_theta"]) == (512, 1e6)
+    del tiny.metadata[f"gemma3.{key}"]
+    with pytest.raises(ModelError, match=rf"gemma3\.{re.escape(key)}=None: missing"):
+        read_config(write(tmp_path, tiny))
 
 
 def test_keys_with_one_value_a_layer_or_that_decide_nothing_are_taken(tmp_path: Path):
@@ -176,4 +212,12 @@ def test_a_tensor_that_the_model_does_not_have_is_refused(name: str, words: str,
     writer.add(name, torch.zeros(2, 32))
     header = write(tmp_path, writer)
     with pytest.raises(ModelError, match=words):
+        name_tensors([header], read_config(header))
+
+
+def test_a_vector_in_blocks_is_refused(tmp_path: Path):
+    writer = make_tiny()
+    writer.add_blocks("output_norm.weight", "Q8_0", (32,))
+    header = write(tmp_path, writer)
+    with pytest.raises(ModelError, match=r"Q8_0\[32\]='output_norm.weight': one of F32, F16, BF16 for a"):
         name_tensors([header], read_config(header))

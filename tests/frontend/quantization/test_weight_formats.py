@@ -167,6 +167,15 @@ def test_rules_of_gptq_leave_layers_out_and_give_others_another_width() -> None:
     assert found.find("model.layers.1.mlp.down_proj") == replace(INT4, has_permutation=True)
 
 
+def test_a_rule_of_gptq_changes_only_what_it_gives() -> None:
+    whole = {**GPTQ, "group_size": -1, "desc_act": True}
+    found = read({**whole, "dynamic": {".*down_proj": {"bits": 8}, ".*o_proj": {"group_size": 32}}})
+    assert found.find("model.layers.0.mlp.down_proj") == WeightFormat(layout="gptq/8")
+    assert found.find("model.layers.0.self_attn.o_proj") == WeightFormat(
+        bits=4, group_size=32, has_permutation=True, layout="gptq/4"
+    )
+
+
 def test_optimums_list_of_quantized_layers_leaves_the_others_plain() -> None:
     inside = [["self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj"], ["self_attn.o_proj"]]
     found = read({**GPTQ, "modules_in_block_to_quantize": inside})
@@ -214,12 +223,43 @@ def test_a_scheme_that_names_a_layer_counts_before_one_for_all() -> None:
     assert found.find("model.layers.1.self_attn.o_proj") is None
 
 
+def test_of_several_schemes_the_one_that_the_library_chooses_counts() -> None:
+    """A name before patterns, patterns by the alphabet; of one target in two schemes the last counts."""
+    config = make_schemes(
+        "pack-quantized",
+        make_scheme(["re:.*proj", "model.layers.0.mlp.down_proj"]),
+        make_scheme(["re:.*down_proj", "Linear"], group_size=64),
+        make_scheme(["model.layers.0.mlp.down_proj", "Linear"], group_size=32),
+    )
+    found = read(config)
+    sizes = {"0.mlp.down_proj": 32, "1.mlp.down_proj": 64, "0.self_attn.o_proj": 128}
+    for layer, size in sizes.items():
+        weight_format = found.find(f"model.layers.{layer}")
+        assert weight_format is not None
+        assert weight_format.group_size == size
+    head = found.find("lm_head")
+    assert head is not None
+    assert head.group_size == 32
+
+
 def test_a_layer_that_the_files_hold_in_floats_is_plain() -> None:
     plain = {"model.layers.0.mlp.down_proj.weight", "layers.1.mlp.down_proj.weight", "lm_head.weight"}
     packed = {"model.layers.0.self_attn.o_proj.weight", "model.layers.0.self_attn.o_proj.weight.quant_map"}
     found = read_weight_formats({"quantization_config": NF4}, DENSE, frozenset(plain | packed))
     left_out = {"model.layers.0.mlp.down_proj": None, "model.layers.1.mlp.down_proj": None, "lm_head": None}
     assert found.exceptions == left_out
+
+
+def test_torchao_leaves_out_what_transformers_does() -> None:
+    """The end of a name leaves nothing out, unless the files say so."""
+    left_out = ["lm_head", "down_proj", "model.layers.1.mlp"]
+    config = {"quantization_config": {**TORCHAO, "modules_to_not_convert": left_out}}
+    in_floats = frozenset({"model.layers.0.mlp.down_proj.weight"})
+    found, plain = read_weight_formats(config, DENSE), read_weight_formats(config, DENSE, in_floats)
+    assert found.find("model.layers.0.mlp.down_proj") == WeightFormat(layout="torchao/8")
+    assert plain.find("model.layers.0.mlp.down_proj") is None
+    assert found.find("model.layers.1.mlp.down_proj") is None
+    assert found.find("lm_head") is None
 
 
 def test_the_older_name_of_the_key_counts_too() -> None:

@@ -75,6 +75,18 @@ def test_the_native_quantizer_is_the_reference_but_for_ties(
         assert torch.equal(codes[:, -1] & 15, expected_codes[:, -1] & 15) or not is_same.all()
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_number_that_is_not_finite_makes_nan_of_its_group_alone(value: float) -> None:
+    """So that the model says what is wrong, as a plain one does, where 4 bits would pass for numbers."""
+    weight = make_weight()
+    whole = dequantize(quantize(weight, get("int4")))
+    weight[7, 290] = value
+    spoilt = dequantize(quantize(weight, get("int4")))
+    assert spoilt[7, 256:].isnan().all()
+    whole[7, 256:] = spoilt[7, 256:] = 0
+    assert torch.equal(spoilt, whole)
+
+
 def test_a_rows_codes_do_not_depend_on_the_rows_beside_it() -> None:
     weight = make_weight()
     for name in FORMATS:

@@ -74,6 +74,69 @@ def test_scales_of_fp8_blocks_may_be_exponents(dtype: torch.dtype) -> None:
         read_fp8_layer(values, torch.tensor([[127, 255]], dtype=torch.uint8).view(dtype), 16)
 
 
+PACKED_4 = WeightFormat(bits=4, group_size=16, layout="pack-quantized/4")
+
+
+def read_packed_layer(format: WeightFormat, num_groups: int = 2, **parts: torch.Tensor) -> torch.Tensor:
+    """Of [8, 32] codes of 4 bits, each 15."""
+    codes = torch.full((8, 4), -1, dtype=torch.int32)
+    tensors = {"weight_packed": codes, "weight_scale": torch.ones(8, num_groups), **parts}
+    find = Tensors({f"l.{part}": tensor for part, tensor in tensors.items()})
+    weight = read_weight(find, "l", format, (8, 32))
+    assert find.read >= set(find.tensors)
+    return dequantize(weight)
+
+
+def test_a_whole_weights_zero_is_not_packed() -> None:
+    weight_format = WeightFormat(bits=4, has_offsets=True, layout="pack-quantized/4")
+    point = torch.tensor([3], dtype=torch.int8)
+    numbers = read_packed_layer(weight_format, 1, weight_zero_point=point)
+    assert torch.equal(numbers, torch.full((8, 32), 7.0 - 3.0))
+    with pytest.raises(ModelError, match=r"l\.weight_zero_point=None: missing"):
+        read_packed_layer(weight_format, 1)
+
+
+@pytest.mark.parametrize("layout", ["pack-quantized/4", "int-quantized"])
+def test_symmetric_weights_may_keep_zeros_but_none_that_counts(layout: str) -> None:
+    zeros = torch.zeros(8, 2, dtype=torch.int8)
+    if layout == "int-quantized":
+        values = torch.ones(8, 32, dtype=torch.int8)
+        find = Tensors({"l.weight": values, "l.weight_scale": torch.ones(8, 2), "l.weight_zero_point": zeros})
+        weight_format = WeightFormat(group_size=16, layout=layout)
+        assert torch.equal(dequantize(read_weight(find, "l", weight_format, (8, 32))), values.float())
+        zeros[7, 1] = 1
+        with pytest.raises(ModelError, match=r"l\.weight_zero_point='another zero': 0 as symmetric=true"):
+            read_weight(find, "l", weight_format, (8, 32))
+        return
+    packed = torch.full((1, 2), -0x77777778, dtype=torch.int32)  # 0 in each of 8 codes
+    for neutral in (zeros, packed):
+        assert read_packed_layer(PACKED_4, weight_zero_point=neutral).eq(7).all()
+    for other in (zeros + 1, packed + 1):
+        with pytest.raises(ModelError, match=r"l\.weight_zero_point='another zero': 0 as symmetric=true"):
+            read_packed_layer(PACKED_4, weight_zero_point=other)
+
+
+def test_an_order_of_inputs_that_config_json_does_not_name_is_refused() -> None:
+    order = torch.arange(32, dtype=torch.int32)
+    for neutral in (order // 16, order * 0 - 1):
+        assert read_packed_layer(PACKED_4, weight_g_idx=neutral).eq(7).all()
+    with pytest.raises(ModelError, match=r"l\.weight_g_idx='not in order'"):
+        read_packed_layer(PACKED_4, weight_g_idx=order % 2)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_int8_of_bitsandbytes_is_read_row_by_row_alone(number: int) -> None:
+    parts = {"l.weight": torch.ones(8, 32).char(), "l.SCB": torch.ones(8)}
+    find = Tensors({**parts, "l.weight_format": torch.tensor(number).byte()})
+    if number == 0:
+        numbers = dequantize(read_weight(find, "l", WeightFormat(layout="bnb-int8"), (8, 32)))
+        assert torch.allclose(numbers, torch.tensor(1 / 127))
+        assert find.read >= set(find.tensors)
+        return
+    with pytest.raises(ModelError, match=r"l\.weight_format=2: 0, row by row"):
+        read_weight(find, "l", WeightFormat(layout="bnb-int8"), (8, 32))
+
+
 def test_a_layout_that_nobody_reads_is_named() -> None:
     with pytest.raises(ModelError, match=r"l layout='other'.*gptq"):
         read_weight(Tensors({}), "l", WeightFormat(layout="other"), (8, 16))

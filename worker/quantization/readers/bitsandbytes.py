@@ -53,7 +53,9 @@ def read_int8(tensors: StoredTensors, weight_format: WeightFormat, shape: tuple[
     """int8 and the largest magnitude of each output, which is 127."""
     codes = to_unsigned(tensors.take("weight", [torch.int8], shape))
     scales = tensors.take_scales("SCB", (shape[0],), (shape[0], 1)).reshape(-1, 1) * _PER_CODE
-    tensors.skip("weight_format")
+    layout = tensors.find("weight_format", [torch.uint8], ())
+    if layout is not None and bool(layout):  # older versions kept the tiles of a GPU's instructions, too
+        raise tensors.error("weight_format", int(layout), "0, row by row")
     return make_weight(codes, scales, 8, weight_format.group_size)
 
 

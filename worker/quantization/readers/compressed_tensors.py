@@ -38,20 +38,41 @@ def read_pack_quantized(
     stored_shape = tensors.find("weight_shape", [torch.int64, torch.int32], (2,))
     if stored_shape is not None and stored_shape.tolist() != [num_out, num_in]:
         raise tensors.error("weight_shape", stored_shape.tolist(), f"{[num_out, num_in]} by config.json")
-    zeros = None
-    if weight_format.has_offsets:
-        packed = tensors.take("weight_zero_point", [torch.int32], (count_words(num_out, bits), groups))
-        zeros = unpack_words(packed.T, bits, num_out).T.contiguous().float()
-    permutation = None
-    if weight_format.has_permutation:
-        group_of = tensors.take("weight_g_idx", [torch.int32, torch.int64], (num_in,))
-        try:
-            permutation = sort_by_group(group_of, weight_format.group_size)
-        except ValueError as error:
-            raise tensors.error("weight_g_idx", "other groups", str(error)) from None
-    tensors.skip("weight_g_idx", "weight_zero_point", *ACTIVATION_PARTS)
+    zeros = _read_packed_zeros(tensors, weight_format, bits, (num_out, groups))
+    if zeros is not None and not weight_format.has_offsets:
+        _check_neutral(tensors, zeros - (1 << bits - 1))
+        zeros = None
+    permutation = _read_order(tensors, weight_format, num_in)
+    tensors.skip(*ACTIVATION_PARTS)
     size = weight_format.group_size
     return make_weight_of_words(words, scales, bits, num_in, size, zeros, permutation)
+
+
+def _read_packed_zeros(
+    tensors: StoredTensors, weight_format: WeightFormat, bits: int, grid: tuple[int, int]
+) -> Tensor | None:
+    """float32 [out, groups]. That of a whole weight is not packed, nor need those of symmetric weights be."""
+    plain = tensors.peek("weight_zero_point", [torch.int8], *grid_shapes(grid))
+    if plain is not None:
+        tensors.skip("weight_zero_point")
+        return spread(plain, grid).float() + (1 << bits - 1)
+    find = tensors.take if weight_format.has_offsets else tensors.find
+    words = find("weight_zero_point", [torch.int32], (count_words(grid[0], bits), grid[1]))
+    return None if words is None else unpack_words(words.T, bits, grid[0]).T.contiguous().float()
+
+
+def _read_order(tensors: StoredTensors, weight_format: WeightFormat, num_in: int) -> Tensor | None:
+    find = tensors.take if weight_format.has_permutation else tensors.find
+    group_of = find("weight_g_idx", [torch.int32, torch.int64], (num_in,))
+    if group_of is None or bool((group_of == -1).all()):  # which the library does not use
+        return None
+    try:
+        permutation = sort_by_group(group_of, weight_format.group_size or num_in)
+    except ValueError as error:
+        raise tensors.error("weight_g_idx", "other groups", str(error)) from None
+    if permutation is not None and not weight_format.has_permutation:
+        raise tensors.error("weight_g_idx", "not in order", "in order, as actorder in config.json says")
+    return permutation
 
 
 def read_int_quantized(
@@ -60,12 +81,21 @@ def read_int_quantized(
     """int8, a value of up to 8 bits in each."""
     grid = (shape[0], weight_format.count_groups(shape[1]))
     codes = to_unsigned(tensors.take("weight", [torch.int8], shape))
-    scales, zeros = tensors.take_grid("weight_scale", grid), None
-    if weight_format.has_offsets:
-        point = tensors.take("weight_zero_point", [torch.int8], *grid_shapes(grid))
+    scales = tensors.take_grid("weight_scale", grid)
+    find = tensors.take if weight_format.has_offsets else tensors.find
+    point, zeros = find("weight_zero_point", [torch.int8], *grid_shapes(grid)), None
+    if point is not None and weight_format.has_offsets:
         zeros = spread(point, grid).float() + 128
-    tensors.skip("weight_zero_point", *ACTIVATION_PARTS)
+    elif point is not None:
+        _check_neutral(tensors, point)
+    tensors.skip(*ACTIVATION_PARTS)
     return make_weight(codes, scales, 8, weight_format.group_size, zeros)
+
+
+def _check_neutral(tensors: StoredTensors, zeros: Tensor) -> None:
+    """ModelError where symmetric weights have a zero that is none."""
+    if bool(zeros.any()):
+        raise tensors.error("weight_zero_point", "another zero", "0 as symmetric=true in config.json says")
 
 
 def read_mxfp4(tensors: StoredTensors, weight_format: WeightFormat, shape: tuple[int, int]) -> IntegerWeight:

@@ -20,7 +20,8 @@ def count_words(count: int, bits: int) -> int:
 
 def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
     """uint8 [rows, count] of int32 [rows, words]."""
-    as_bytes = words.contiguous().view(torch.uint8)  # little-endian, as safetensors are
+    # Little-endian, as safetensors are. A transposed row counts as contiguous, and yet has no bytes to view.
+    as_bytes = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     if bits == 8:
         return as_bytes[:, :count]
     if bits == 4:
