@@ -106,6 +106,19 @@ def test_other_models_take_no_instruction(encoder: TextEncoder):
         encoder.encode_pairs(["x"], [TextPair("a", "b")], None, "find")
 
 
+def test_a_cross_encoders_default_prompt_is_before_its_queries(folder: Path, tmp_path: Path):
+    settings = {"model_type": "CrossEncoder", "prompts": {"q": "the "}, "default_prompt_name": "q"}
+    file = tmp_path / "config_sentence_transformers.json"
+    file.write_text(json.dumps(settings))
+    tokenizer = load_tokenizer(folder)
+    encoder = TextEncoder(tokenizer, read_model_texts(tmp_path))
+    (found,) = encoder.encode_pairs(["x"], [TextPair("fox", "dog")], None)
+    (expected,) = tokenizer.encode_pairs([("the fox", "dog")])
+    assert found.token_ids == expected.ids
+    file.write_text(json.dumps(settings | {"model_type": "SentenceTransformer"}))
+    assert read_model_texts(tmp_path).pair_prompt == ""
+
+
 def test_texts_are_prepared_as_sentence_transformers_does(folder: Path, tmp_path: Path):
     config = {"model_type": "bert", "id2label": {"1": "no", "0": "yes"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
