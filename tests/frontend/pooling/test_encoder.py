@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,17 @@ def test_a_cross_encoders_default_prompt_is_before_its_queries(folder: Path, tmp
     assert found.token_ids == expected.ids
     file.write_text(json.dumps(settings | {"model_type": "SentenceTransformer"}))
     assert read_model_texts(tmp_path).pair_prompt == ""
+
+
+@pytest.mark.parametrize("names", [["input_ids", "token_type_ids"], ["input_ids", "attention_mask"]])
+def test_types_are_told_to_models_whose_tokenizer_lists_them(folder: Path, tmp_path: Path, names: list[str]):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_input_names": names}))
+    pair = TextPair("the fox", "the dog")
+    encoded = PreTrainedTokenizerFast.from_pretrained(tmp_path)(*pair)
+    (found,) = TextEncoder(load_tokenizer(tmp_path), ModelTexts()).encode_pairs(["x"], [pair], None)
+    assert found.type_start == find_type_start(encoded.get("token_type_ids", []))
 
 
 def test_texts_are_prepared_as_sentence_transformers_does(folder: Path, tmp_path: Path):
