@@ -44,6 +44,7 @@ _ONLY = {
     "add_cross_attention": False,
     "is_decoder": False,
 }
+_DEFAULTS = {"rotary_emb_fraction": 0.0}  # of that code, where it is another one and no weight would tell
 _UNUSED = ("pooler.", "cls.", "embeddings.position_ids", "embeddings.token_type_ids")
 
 
@@ -61,7 +62,7 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
     is_original = "n_embd" in fields
     if is_original:
         for key, only in _ONLY.items():
-            if fields.get(key, only) != only:
+            if fields.get(key, _DEFAULTS.get(key, only)) != only:
                 raise fields.error(key, fields.get(key), f"{only!r}".lower())
     sizes = _read_original(fields) if is_original else _read_ported(fields)
     layer = LayerSpec(
@@ -101,7 +102,7 @@ def read_classifier(fields: ConfigFields) -> ModelSpec:
 
 
 def _read_original(fields: ConfigFields) -> _Sizes:
-    name = fields.get("activation_function", "swiglu")
+    name = fields.get("activation_function", "gelu_new")  # GPT-2's default, as that of the epsilon
     if name not in _GATED:
         raise fields.error("activation_function", name, f"one of {', '.join(_GATED)}")
     hidden_size = fields.integer("n_embd")
@@ -114,8 +115,8 @@ def _read_original(fields: ConfigFields) -> _Sizes:
         fields.integer("n_layer", high=MAX_LAYERS),
         # Beyond these the maker scales the rotation, which rotary_scaling_factor would say.
         fields.integer("max_trained_positions", 2048),
-        fields.number("layer_norm_epsilon", 1e-12),
-        RopeConfig(theta=fields.number("rotary_emb_base", _THETA, low=1.0)),
+        fields.number("layer_norm_epsilon", 1e-5),
+        RopeConfig(theta=fields.number("rotary_emb_base", 10_000.0, low=1.0)),
     )
 
 
