@@ -17,6 +17,7 @@ import msgspec
 from ...ipc.errors import ModelError
 from ...ipc.model_spec import HeadActivation, Pool, PoolingSpec, ProjectionSpec
 from ..families.config_fields import ConfigFields
+from ..families.encoders import ENCODERS
 from ..families.heads import read_torch_activation
 from .model_files import MAX_JSON_BYTES, MAX_TEMPLATE_BYTES, read_file, read_json, read_json_as
 from .model_folder import read_dtypes
@@ -95,6 +96,7 @@ class TextEncoding:
     labels: tuple[str, ...] = ()  # of a classifier's scores, in their order
     pair_prompt: str = ""  # before the first text of a cross-encoder's pair
     fills_template: bool = False  # with pairs: Qwen3-Reranker's
+    unread_end: int | None = None  # token that a decoder's classifier passes over at a prompt's end
 
 
 class _Module(msgspec.Struct):
@@ -232,6 +234,7 @@ def read_text_encoding(folder: Path) -> TextEncoding:
         pair_prompt=named.get(default or "", "") if _is_cross_encoder(folder) else "",
         fills_template=config.get("model_type") == "qwen3"
         and (_takes_messages(limits) or not has_classifier),
+        unread_end=_read_padding(config) if has_classifier else None,
     )
 
 
@@ -352,6 +355,14 @@ def _read_max_seq_length(transformer: Path, limits: ConfigFields) -> int | None:
         return limits.integer("max_seq_length")
     most = read_json(transformer / "tokenizer_config.json").get("model_max_length")
     return most if isinstance(most, int) and 1 <= most < 2**31 else None  # larger: nobody has said
+
+
+def _read_padding(config: dict[str, Any]) -> int | None:
+    """transformers' classifiers of decoders read the last token that is no padding, which EOS often is."""
+    is_encoder = any(name in ENCODERS for name in cast(list[Any], config.get("architectures")))
+    padding: Any = config.get("pad_token_id")
+    is_left_out = isinstance(padding, int) and not is_encoder and config.get("is_causal") is not False
+    return padding if is_left_out else None
 
 
 def _read_labels(config: dict[str, Any]) -> tuple[str, ...]:
