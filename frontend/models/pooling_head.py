@@ -20,6 +20,7 @@ from .model_files import MAX_TOKENIZER_BYTES, read_json_as
 from .sentence_transformers import (
     MODULES,
     Modules,
+    check_transformer,
     read_cross_encoder_activation,
     read_modules,
     read_pooling_modules,
@@ -63,6 +64,7 @@ def choose_heads(
     modules = read_modules(folder)
     if not is_asked and spec.has_logits and modules is None:
         return spec
+    check_transformer(folder)
     finder = _HeadFinder(spec, folder, config, modules, load_weights)
     head = _adjust(finder.find(choice.convert), choice.pooler)
     return replace(

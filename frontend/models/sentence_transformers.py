@@ -6,6 +6,7 @@ is refused by its name.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +17,9 @@ import msgspec
 from ...ipc.errors import ModelError
 from ...ipc.model_spec import HeadActivation, Pool, PoolingSpec, ProjectionSpec
 from ..families.config_fields import ConfigFields
+from ..families.encoders import ENCODERS
 from ..families.heads import read_torch_activation
-from .model_files import MAX_JSON_BYTES, read_json, read_json_as
+from .model_files import MAX_JSON_BYTES, MAX_TEMPLATE_BYTES, read_file, read_json, read_json_as
 from .model_folder import read_dtypes
 
 MODULES = "modules.json"
@@ -55,6 +57,22 @@ _TRANSFORMER_CONFIGS = (
 )
 
 
+# Where a module's input is found and its output put, by sentence-transformers' names.
+_OF_TOKENS, _OF_TEXTS, _SCORES = "token_embeddings", "sentence_embedding", "scores"
+# What its Transformer may do of what is done here; other tasks make other vectors of the same weights.
+_TASKS = ("feature-extraction", "sequence-classification", "text-generation")
+_MODULE_OUTPUTS = (_OF_TOKENS, _SCORES, "causal_logits")
+_MODEL_OUTPUTS = ("last_hidden_state", "logits")
+# Arguments for transformers that a Transformer is saved with; any other would change config.json.
+_ARGUMENTS = ("model_args", "model_kwargs", "config_args", "config_kwargs")
+_HARMLESS_ARGUMENT = re.compile(
+    r"add_pooling_layer|attn_implementation|cache_dir|(code_)?revision|device_map|(torch_)?dtype"
+    r"|local_files_only|low_cpu_mem_usage|token|trust_remote_code|unpad_inputs|use_cache"
+    r"|use_memory_efficient_attention|use_safetensors|variant"
+)
+_JUDGE = "Judge whether the Document meets the requirements"  # of Qwen3-Reranker's template
+
+
 @dataclass(frozen=True, slots=True)
 class Modules:
     """modules.json in order; `paths` are within the model's folder, '' is the folder itself."""
@@ -76,6 +94,9 @@ class TextEncoding:
     max_seq_length: int | None = None  # tokens that the model was made for
     do_lower_case: bool = False  # of the text, before the tokenizer
     labels: tuple[str, ...] = ()  # of a classifier's scores, in their order
+    pair_prompt: str = ""  # before the first text of a cross-encoder's pair
+    fills_template: bool = False  # with pairs: Qwen3-Reranker's
+    unread_end: int | None = None  # token that a decoder's classifier passes over at a prompt's end
 
 
 class _Module(msgspec.Struct):
@@ -126,12 +147,17 @@ def read_pooling_modules(
     for path in modules.find("Pooling"):
         pools = _read_pools(folder / path / "config.json", hidden_size)
     width = hidden_size * len(pools)
+    is_scored = _is_cross_encoder(folder)
+    place = _OF_TOKENS if pools == ("all",) else _OF_TEXTS
     projections: list[ProjectionSpec] = []
-    for path in modules.find("Dense"):
+    paths = modules.find("Dense")
+    for index, path in enumerate(paths, 1):
+        output = _SCORES if is_scored and index == len(paths) else place
+        _check_places(_open(folder / path / "config.json"), place, output)
         projections.append(_read_dense(folder, path, width, load_weights))
         width = projections[-1].out_size
-    settings = read_json(folder / _SETTINGS)
-    is_scored = settings.get("model_type") == "CrossEncoder"
+    for path in filter(None, modules.find("Normalize")):
+        _check_places(_open(folder / path / "config.json"), place, place)
     return PoolingSpec(
         pools=pools,
         projections=tuple(projections),
@@ -151,9 +177,34 @@ def read_score_tokens(folder: Path, modules: Modules) -> tuple[int, int] | None:
 
 def read_cross_encoder_activation(folder: Path) -> HeadActivation | None:
     """What a CrossEncoder was saved with, None if the folder does not say."""
-    settings = read_json(folder / _SETTINGS)
-    name = settings.get("activation_fn") if settings.get("model_type") == "CrossEncoder" else None
+    name = read_json(folder / _SETTINGS).get("activation_fn") if _is_cross_encoder(folder) else None
     return None if name is None else read_torch_activation(f"{_SETTINGS} activation_fn", name)
+
+
+def check_transformer(folder: Path) -> None:
+    """Raise ModelError by file and key for a Transformer that computes something else than is done here."""
+    transformer = find_transformer_folder(folder)
+    settings = _read_settings(transformer)
+    if (task := settings.get("transformer_task", _TASKS[0])) not in _TASKS:
+        raise settings.error("transformer_task", task, f"one of {', '.join(_TASKS)}")
+    if (output := settings.get("module_output_name", _OF_TOKENS)) not in _MODULE_OUTPUTS:
+        raise settings.error("module_output_name", output, f"one of {', '.join(_MODULE_OUTPUTS)}")
+    if settings.get("query_expansion"):
+        raise settings.error("query_expansion", settings.get("query_expansion"), "null")
+    for kind, method in _read_modalities(settings).items():
+        output = method.get("method_output_name", _MODEL_OUTPUTS[0])
+        if method.get("method", "forward") != "forward" or output not in _MODEL_OUTPUTS:
+            allowed = f"forward with {' or '.join(_MODEL_OUTPUTS)}"
+            raise settings.error(f"modality_config.{kind}", method, allowed)
+    config = read_json(transformer / "config.json")
+    for key in _ARGUMENTS:
+        for name, value in _read_object(settings, key).items():
+            if not _HARMLESS_ARGUMENT.fullmatch(name) and value != config.get(name):
+                allowed = f"absent, or {config.get(name)!r} as config.json has it"
+                raise settings.error(f"{key}.{name}", value, allowed)
+    if _takes_messages(settings) and not _is_judge(transformer, config):
+        allowed = "with 'text', or Qwen3-Reranker's: its is the only template for pairs here"
+        raise settings.error("modality_config", settings.get("modality_config"), allowed)
 
 
 def read_text_encoding(folder: Path) -> TextEncoding:
@@ -172,13 +223,18 @@ def read_text_encoding(folder: Path) -> TextEncoding:
         raise settings.error(
             "default_prompt_name", default, f"null or one of {', '.join(named) or 'no prompts'}"
         )
-    limits = _read_limits(transformer)
+    limits, config = _read_settings(transformer), read_json(transformer / "config.json")
+    has_classifier = "ForSequenceClassification" in str(config.get("architectures"))
     return TextEncoding(
         prompts=named,
         default_prompt_name=default,
         max_seq_length=_read_max_seq_length(transformer, limits),
         do_lower_case=limits.boolean("do_lower_case", False),
-        labels=_read_labels(read_json(transformer / "config.json")),
+        labels=_read_labels(config),
+        pair_prompt=named.get(default or "", "") if _is_cross_encoder(folder) else "",
+        fills_template=config.get("model_type") == "qwen3"
+        and (_takes_messages(limits) or not has_classifier),
+        unread_end=_read_padding(config) if has_classifier else None,
     )
 
 
@@ -246,7 +302,47 @@ def _read_dense(folder: Path, path: str, width: int, load_weights: bool) -> Proj
     )
 
 
-def _read_limits(transformer: Path) -> ConfigFields:
+def _is_cross_encoder(folder: Path) -> bool:
+    return read_json(folder / _SETTINGS).get("model_type") == "CrossEncoder"
+
+
+def _check_places(fields: ConfigFields, place: str, output: str) -> None:
+    """Refuse a module that reads another module's output than that of the one before it, or hides its own."""
+    if (given := fields.get("module_input_name", place)) != place:
+        raise fields.error("module_input_name", given, repr(place))
+    if (given := fields.get("module_output_name", output)) != output:
+        raise fields.error("module_output_name", given, repr(output))
+
+
+def _read_object(settings: ConfigFields, key: str) -> dict[str, Any]:
+    value: Any = settings.get(key, {})
+    if not isinstance(value, dict):
+        raise settings.error(key, value, "an object")
+    return cast(dict[str, Any], value)
+
+
+def _read_modalities(settings: ConfigFields) -> dict[str, dict[str, Any]]:
+    """The entries for what is served here: texts, and conversations in their place."""
+    found = _read_object(settings, "modality_config")
+    for value in found.values():
+        if not isinstance(value, dict):
+            raise settings.error("modality_config", found, "an object of objects")
+    return {kind: value for kind, value in found.items() if kind in ("text", "message")}
+
+
+def _takes_messages(settings: ConfigFields) -> bool:
+    """Whether texts go through the chat template."""
+    return list(_read_modalities(settings)) == ["message"]
+
+
+def _is_judge(transformer: Path, config: dict[str, Any]) -> bool:
+    file = transformer / "chat_template.jinja"
+    written: Any = read_json(transformer / "tokenizer_config.json").get("chat_template")
+    template = read_file(file, MAX_TEMPLATE_BYTES).decode(errors="replace") if file.exists() else str(written)
+    return config.get("model_type") == "qwen3" and _JUDGE in template
+
+
+def _read_settings(transformer: Path) -> ConfigFields:
     for name in _TRANSFORMER_CONFIGS:
         if values := read_json(transformer / name):
             return ConfigFields(values, file=name)
@@ -259,6 +355,14 @@ def _read_max_seq_length(transformer: Path, limits: ConfigFields) -> int | None:
         return limits.integer("max_seq_length")
     most = read_json(transformer / "tokenizer_config.json").get("model_max_length")
     return most if isinstance(most, int) and 1 <= most < 2**31 else None  # larger: nobody has said
+
+
+def _read_padding(config: dict[str, Any]) -> int | None:
+    """transformers' classifiers of decoders read the last token that is no padding, which EOS often is."""
+    is_encoder = any(name in ENCODERS for name in cast(list[Any], config.get("architectures")))
+    padding: Any = config.get("pad_token_id")
+    is_left_out = isinstance(padding, int) and not is_encoder and config.get("is_causal") is not False
+    return padding if is_left_out else None
 
 
 def _read_labels(config: dict[str, Any]) -> tuple[str, ...]:

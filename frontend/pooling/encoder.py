@@ -76,11 +76,12 @@ class TextEncoder:
             return self._fill_template(names, pairs, cut, instruction or self._texts.instruction)
         if instruction is not None:
             raise PromptError("instruction", instruction, "None: this model takes none")
-        pairs = [TextPair(self.prepare(one.query), self.prepare(one.document)) for one in pairs]
+        before = self._texts.pair_prompt
+        pairs = [TextPair(self.prepare(one.query, before), self.prepare(one.document)) for one in pairs]
         encodings = self._tokenizer.encode_pairs(pairs)
         found: list[EncodedText] = []
         for name, encoding in zip(names, encodings, strict=True):
-            types = encoding.type_ids
+            types = encoding.type_ids if self._tokenizer.tells_types else []
             start = types.index(1) if 1 in types else None
             found.append(EncodedText(_cut(name, encoding, cut, 1), start))
         return found

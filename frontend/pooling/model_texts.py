@@ -8,7 +8,7 @@ import msgspec
 
 from ...ipc.errors import InputError, did_you_mean
 from ..models.model_files import read_json
-from ..models.sentence_transformers import find_transformer_folder, read_modules, read_text_encoding
+from ..models.sentence_transformers import read_modules, read_text_encoding
 
 # Names of prompts that sentence-transformers' encode_query and encode_document look for, in order.
 QUERY_PROMPTS = ("query",)
@@ -20,7 +20,8 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
 
     instruction: of a model whose pairs go into Qwen3-Reranker's template, what it does unless it is told;
     None: pairs are joined by the tokenizer. takes_prompts: what goes before a text is pooled with it, as it
-    always is here. labels: of a classifier's classes, in order.
+    always is here. pair_prompt: before the first text of a pair. labels: of a classifier's classes, in order.
+    unread_end: a token that a classifier passes over at the end of a prompt.
     """
 
     prompts: dict[str, str] = {}
@@ -28,7 +29,9 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
     is_lowered: bool = False
     instruction: str | None = None
     takes_prompts: bool = True
+    pair_prompt: str = ""
     labels: tuple[str, ...] = ()
+    unread_end: int | None = None
 
     def find_prompt(self, name: str | None = None, text: str | None = None) -> str:
         """What goes before a text: `text`, else the prompt of this name, else the model's default.
@@ -61,9 +64,8 @@ def read_model_texts(folder: Path) -> ModelTexts:
     encoding, modules = read_text_encoding(folder), read_modules(folder)
     paths = [] if modules is None else modules.find("Pooling")
     pools = [read_json(folder / path / "config.json") for path in paths]
-    config = read_json(find_transformer_folder(folder) / "config.json")
     instruction = None
-    if config.get("model_type") == "qwen3":
+    if encoding.fills_template:
         instruction = encoding.prompts.get(encoding.default_prompt_name or "") or _QWEN3_INSTRUCTION
     return ModelTexts(
         prompts=encoding.prompts,
@@ -71,5 +73,7 @@ def read_model_texts(folder: Path) -> ModelTexts:
         is_lowered=encoding.do_lower_case,
         instruction=instruction,
         takes_prompts=all(pool.get("include_prompt", True) for pool in pools),
+        pair_prompt=encoding.pair_prompt,
         labels=encoding.labels,
+        unread_end=encoding.unread_end,
     )

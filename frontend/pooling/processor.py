@@ -106,7 +106,17 @@ class PoolingProcessor:
                     self._encode_pairs(some, cut, instruction)
                 else:
                     self._encode_texts([one for one, _ in some], cut, prompt)
-        return [self._prompts.check(one) for one in raw]
+        return [self._check(one, own) for one, own in zip(raw, params, strict=True)]
+
+    def _check(self, raw: RawPrompt, params: PoolingParams) -> TokenizedPrompt:
+        checked = self._prompts.check(raw)
+        end = self.texts.unread_end if params.task == "classify" else None
+        ids = checked.token_ids
+        if ids[-1] != end or len(ids) == 1:
+            return checked
+        count = next((count for count in range(len(ids), 0, -1) if ids[count - 1] != end), 1)
+        raw.token_ids = ids[:count]
+        return self._prompts.check(raw)
 
     def takes_long(self, prompts: Sequence[PoolingPrompt]) -> bool:
         """Whether `tokenize` takes more than about a millisecond, which an event loop has no time for."""

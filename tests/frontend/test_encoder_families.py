@@ -162,6 +162,15 @@ def test_nomics_own_keys_are_read() -> None:
     assert isinstance(ffn, DenseSpec)
     assert (ffn.intermediate_size, ffn.activation, ffn.gate, ffn.up) == (512, "silu", "mlp.fc12", "mlp.fc11")
     assert spec.rope == RopeConfig(theta=1000.0)
+    spec = read_model_spec(NOMIC | {"rotary_emb_base": None, "layer_norm_epsilon": None})
+    assert (spec.rope, spec.norm_eps) == (RopeConfig(theta=10_000.0), 1e-5)
+
+
+def test_modernberts_layers_with_windows_turn_as_the_others_where_their_base_is_null() -> None:
+    config = {**BERT, "architectures": ["ModernBertModel"], "global_rope_theta": 5000.0}
+    for given, theta in ({}, 1e4), ({"local_rope_theta": None}, 5e3), ({"local_rope_theta": 7.0}, 7.0):
+        rope = read_model_spec(config | given).layers[1].attention.rope
+        assert rope == RopeConfig(theta=theta)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +205,8 @@ def test_nomics_own_keys_are_read() -> None:
         (NOMIC | {"rotary_scaling_factor": 2.0}, "rotary_scaling_factor"),
         (NOMIC | {"num_experts": 8}, "num_experts"),
         (NOMIC | {"activation_function": "gelu"}, "activation_function"),
+        (NOMIC | {"activation_function": None}, "activation_function"),
+        (NOMIC | {"rotary_emb_fraction": None}, "rotary_emb_fraction"),
     ],
     ids=str,
 )

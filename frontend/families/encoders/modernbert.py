@@ -96,6 +96,8 @@ def _read_layers(fields: ConfigFields, is_sliding: list[bool], rope: RopeConfig)
 def _read_rope(fields: ConfigFields, kind: str) -> RopeConfig:
     """The rotary embedding of one kind of layer: an object a kind, or a key a kind in older checkpoints."""
     key, default = _THETAS[kind]
+    if kind == _SLIDING and key in fields and fields.get(key) is None:
+        key, default = _THETAS[_FULL]  # as transformers 4 read it
     theta = fields.number(key, default, low=1.0)
     if fields.get("rope_scaling"):
         raise fields.error("rope_scaling", fields.get("rope_scaling"), "null")

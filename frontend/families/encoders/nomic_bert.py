@@ -41,7 +41,6 @@ _ONLY = {
     "parallel_block_tied_norm": False,
     "prenorm": False,
     "qkv_proj_bias": False,
-    "rotary_emb_fraction": 1.0,
     "rotary_emb_interleaved": False,
     "rotary_emb_scale_base": None,
     "rotary_scaling_factor": None,
@@ -67,6 +66,8 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
     if is_original:
         for key, only in _ONLY.items():
             fields.only(key, only)
+        if (fraction := fields.get("rotary_emb_fraction", 0.0)) != 1.0:  # absent, its maker rotates nothing
+            raise fields.error("rotary_emb_fraction", fraction, "1.0")
     sizes = _read_original(fields) if is_original else _read_ported(fields)
     layer = LayerSpec(
         attention=replace(sizes.heads, qkv=("attn.Wqkv",), out="attn.out_proj"),
@@ -101,7 +102,7 @@ def read_classifier(fields: ConfigFields) -> ModelSpec:
 
 
 def _read_original(fields: ConfigFields) -> _Sizes:
-    name = fields.get("activation_function", "swiglu")
+    name = fields.get("activation_function", "gelu_new")  # GPT-2's default, as that of the epsilon
     if name not in _GATED:
         raise fields.error("activation_function", name, f"one of {', '.join(_GATED)}")
     hidden_size = fields.integer("n_embd")
@@ -114,8 +115,8 @@ def _read_original(fields: ConfigFields) -> _Sizes:
         fields.integer("n_layer", high=MAX_LAYERS),
         # Beyond these the maker scales the rotation, which rotary_scaling_factor would say.
         fields.integer("max_trained_positions", 2048),
-        fields.number("layer_norm_epsilon", 1e-12),
-        RopeConfig(theta=fields.number("rotary_emb_base", _THETA, low=1.0)),
+        fields.number("layer_norm_epsilon", 1e-5),
+        RopeConfig(theta=fields.number("rotary_emb_base", 10_000.0, low=1.0)),
     )
 
 

@@ -226,6 +226,55 @@ def test_a_folder_without_any_such_file_has_no_prompts_and_no_limit(tmp_path: Pa
             {"2_Dense/config.json": {**DENSE_CONFIG, "activation_function": "os.system"}},
             "activation_function",
         ),
+        (
+            {"2_Dense/config.json": {**DENSE_CONFIG, "module_input_name": "token_embeddings"}},
+            "2_Dense/config.json module_input_name='token_embeddings': 'sentence_embedding'",
+        ),
+        (
+            {"2_Dense/config.json": {**DENSE_CONFIG, "module_output_name": "projected"}},
+            "2_Dense/config.json module_output_name='projected': 'sentence_embedding'",
+        ),
+        (
+            {
+                "modules.json": [TRANSFORMER, POOLING, NORMALIZE],
+                "3_Normalize/config.json": {"module_input_name": "token_embeddings"},
+            },
+            "3_Normalize/config.json module_input_name='token_embeddings'",
+        ),
+        (
+            {"sentence_bert_config.json": {"transformer_task": "fill-mask"}},
+            "transformer_task='fill-mask': one of feature-extraction",
+        ),
+        (
+            {"sentence_bert_config.json": {"module_output_name": "sentence_embedding"}},
+            "module_output_name='sentence_embedding': one of token_embeddings",
+        ),
+        (
+            {
+                "sentence_bert_config.json": {
+                    "modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}
+                }
+            },
+            "modality_config.text=.*pooler_output.*: forward with last_hidden_state",
+        ),
+        ({"sentence_bert_config.json": {"modality_config": ["text"]}}, "modality_config=.*: an object"),
+        ({"sentence_bert_config.json": {"modality_config": {"text": 1}}}, "modality_config=.*: an object"),
+        (
+            {"sentence_bert_config.json": {"modality_config": {"message": {"method": "forward"}}}},
+            "modality_config=.*: with 'text'",
+        ),
+        (
+            {"sentence_bert_config.json": {"query_expansion": {"length": 32}}},
+            "query_expansion=.*: null",
+        ),
+        (
+            {"sentence_bert_config.json": {"model_args": {"rotary_scaling_factor": 2}}},
+            "model_args.rotary_scaling_factor=2: absent, or None as config.json has it",
+        ),
+        (
+            {"sentence_bert_config.json": {"config_kwargs": {"num_hidden_layers": 1}}},
+            "config_kwargs.num_hidden_layers=1: absent, or 2",
+        ),
         ({"config_sentence_transformers.json": {"prompts": ["q"]}}, "prompts="),
         ({"config_sentence_transformers.json": {"default_prompt_name": "query"}}, "default_prompt_name"),
         ({"config_sentence_transformers.json": {"default_prompt_name": []}}, "default_prompt_name"),
@@ -242,6 +291,63 @@ def test_a_file_that_cannot_be_followed_is_refused_by_name(tmp_path: Path, files
     }
     with pytest.raises(ModelError, match=text):
         make_engine_config(tmp_path, {**whole, **files})
+
+
+def test_what_changes_no_vector_may_be_said_of_modules(tmp_path: Path) -> None:
+    files = {
+        "config.json": BERT,
+        "modules.json": [TRANSFORMER, POOLING, DENSE, NORMALIZE],
+        "1_Pooling/config.json": {},
+        "2_Dense/config.json": {**DENSE_CONFIG, "module_input_name": "sentence_embedding"},
+        "3_Normalize/config.json": {"module_output_name": "sentence_embedding"},
+        "sentence_bert_config.json": {
+            "transformer_task": "feature-extraction",
+            "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+            "module_output_name": "token_embeddings",
+            "model_args": {"torch_dtype": "bfloat16", "trust_remote_code": True},
+            "config_args": {"hidden_size": 48},
+        },
+    }
+    assert read_head(tmp_path, files).normalize
+    late = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
+    files["modules.json"] = [TRANSFORMER, DENSE, NORMALIZE]
+    files |= {"2_Dense/config.json": DENSE_CONFIG | late, "3_Normalize/config.json": late}
+    assert read_head(tmp_path, files).pools == ("all",)
+    files["modules.json"] = [TRANSFORMER, POOLING, DENSE]
+    files["2_Dense/config.json"] = {**DENSE_CONFIG, "out_features": 1, "module_output_name": "scores"}
+    files["config_sentence_transformers.json"] = {"model_type": "CrossEncoder"}
+    assert read_head(tmp_path, files).num_labels == 1
+
+
+def test_a_template_for_pairs_is_qwen3_rerankers_or_refused(tmp_path: Path) -> None:
+    judge = "Judge whether the Document meets the requirements"
+    files = {
+        "config.json": QWEN3 | {"model_type": "qwen3"},
+        "modules.json": [TRANSFORMER, SCORE],
+        "1_LogitScore/config.json": {"true_token_id": 9, "false_token_id": 3},
+        "sentence_bert_config.json": {
+            "transformer_task": "text-generation",
+            "modality_config": {
+                "message": {"method": "forward", "method_output_name": "logits", "format": "flat"}
+            },
+            "module_output_name": "causal_logits",
+        },
+        "tokenizer_config.json": {"chat_template": judge},
+    }
+    assert read_head(tmp_path, files).num_labels == 1
+    assert read_text_encoding(tmp_path).fills_template
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    with pytest.raises(ModelError, match=r"modality_config=.*Qwen3-Reranker's"):
+        read_head(tmp_path, {})
+    (tmp_path / "chat_template.jinja").write_text(judge)
+    assert read_head(tmp_path, {}).num_labels == 1
+
+
+def test_a_classifier_of_qwen3_reads_plain_pairs(tmp_path: Path) -> None:
+    config = QWEN3 | {"model_type": "qwen3"}
+    assert read_text_encoding(write(tmp_path, {"config.json": config})).fills_template
+    config["architectures"] = ["Qwen3ForSequenceClassification"]
+    assert not read_text_encoding(write(tmp_path, {"config.json": config})).fills_template
 
 
 def test_dense_weights_are_safetensors_or_nothing(tmp_path: Path) -> None:

@@ -214,6 +214,23 @@ def test_a_model_without_types_of_tokens_is_not_told_of_them(make_llm: Any):
     assert sent(llm)[0].type_start is None
 
 
+def test_a_decoders_classifier_passes_over_padding_at_the_end(make_llm: Any, tmp_path: Path):
+    folder = write_encoder_folder(tmp_path)
+    config = {"architectures": ["LlamaForSequenceClassification"], "pad_token_id": 3}
+    (folder / "config.json").write_text(json.dumps(config))
+    llm = make_llm(*CLASSIFIES, model=str(folder))
+    classified = llm.classify([[7, 3, 5, 3, 3], [3, 3], [3], [5]], use_tqdm=False)
+    assert [one.prompt_token_ids for one in classified] == [[7, 3, 5], [3], [3], [5]]
+    (score,) = llm.score("the", "fox", use_tqdm=False)
+    assert score.prompt_token_ids[-1] != 3  # [SEP]
+    (each,) = llm.encode([7, 3], pooling_task="token_classify", use_tqdm=False)
+    assert each.prompt_token_ids == [7, 3]
+    for changed in {"architectures": ["BertForSequenceClassification"]}, {"is_causal": False}:
+        (folder / "config.json").write_text(json.dumps(config | changed))
+        (whole,) = make_llm(*CLASSIFIES, model=str(folder)).classify([7, 3], use_tqdm=False)
+        assert whole.prompt_token_ids == [7, 3]
+
+
 def test_other_models_compare_embeddings_and_embed_a_query_once(make_llm: Any):
     llm = make_llm(*EMBEDS)
     scores = llm.score("the fox", ["the fox", "dog"], use_tqdm=False)

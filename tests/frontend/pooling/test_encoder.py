@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,30 @@ def test_qwen3s_template_is_that_of_its_model_card(tmp_path: Path):
 def test_other_models_take_no_instruction(encoder: TextEncoder):
     with pytest.raises(PromptError, match="instruction='find': None: this model takes none"):
         encoder.encode_pairs(["x"], [TextPair("a", "b")], None, "find")
+
+
+def test_a_cross_encoders_default_prompt_is_before_its_queries(folder: Path, tmp_path: Path):
+    settings = {"model_type": "CrossEncoder", "prompts": {"q": "the "}, "default_prompt_name": "q"}
+    file = tmp_path / "config_sentence_transformers.json"
+    file.write_text(json.dumps(settings))
+    tokenizer = load_tokenizer(folder)
+    encoder = TextEncoder(tokenizer, read_model_texts(tmp_path))
+    (found,) = encoder.encode_pairs(["x"], [TextPair("fox", "dog")], None)
+    (expected,) = tokenizer.encode_pairs([("the fox", "dog")])
+    assert found.token_ids == expected.ids
+    file.write_text(json.dumps(settings | {"model_type": "SentenceTransformer"}))
+    assert read_model_texts(tmp_path).pair_prompt == ""
+
+
+@pytest.mark.parametrize("names", [["input_ids", "token_type_ids"], ["input_ids", "attention_mask"]])
+def test_types_are_told_to_models_whose_tokenizer_lists_them(folder: Path, tmp_path: Path, names: list[str]):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_input_names": names}))
+    pair = TextPair("the fox", "the dog")
+    encoded = PreTrainedTokenizerFast.from_pretrained(tmp_path)(*pair)
+    (found,) = TextEncoder(load_tokenizer(tmp_path), ModelTexts()).encode_pairs(["x"], [pair], None)
+    assert found.type_start == find_type_start(encoded.get("token_type_ids", []))
 
 
 def test_texts_are_prepared_as_sentence_transformers_does(folder: Path, tmp_path: Path):
