@@ -74,6 +74,12 @@ def launch_pool_rows(
 def find_divisors(kinds: Sequence[str], num_tokens: Int64s) -> NDArray[np.float32]:
     """float32 [R, K]: what the pools of whole prompts of so many tokens are divided by."""
     n = num_tokens.astype(np.float64)
-    by_kind = {"mean": n, "weighted_mean": n * (n + 1) / 2, "mean_sqrt_len": np.sqrt(n)}
-    columns = [by_kind.get(kind, np.ones_like(n)) for kind in kinds]
-    return np.stack(columns, axis=1).astype(np.float32)
+    divisors = np.ones((len(n), len(kinds)), dtype=np.float32)
+    for k, kind in enumerate(kinds):
+        if kind == "mean":
+            divisors[:, k] = n
+        elif kind == "weighted_mean":
+            divisors[:, k] = n * (n + 1) / 2
+        elif kind == "mean_sqrt_len":
+            divisors[:, k] = np.sqrt(n)
+    return divisors

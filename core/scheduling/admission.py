@@ -7,6 +7,7 @@ a step fail or wait for ever. Pure functions, which take nothing on.
 from __future__ import annotations
 
 import math
+from array import array
 from functools import lru_cache
 
 from ...ipc.config import EngineConfig, SchedulerConfig
@@ -48,7 +49,7 @@ def _find_bad_token(field: str, packed: bytes, vocab_size: int) -> str | None:
     if odd := _find_odd_size(field, packed):
         return odd
     # As unsigned numbers negative ids are the largest: one pass finds both kinds.
-    largest = max(memoryview(packed).cast("I"), default=0)
+    largest = max(array("I", packed), default=0)
     if largest < vocab_size:
         return None
     bad = largest if largest < 2**31 else largest - 2**32

@@ -17,7 +17,14 @@ from quire.tools.bench.cli import run as run_bench
 from quire.tools.bench.contest import Contestant, ContestError, Job, JobResult
 from quire.tools.bench.model_facts import read_gguf_facts, read_model_facts
 from quire.tools.bench.offline import OfflineOptions, run_offline
-from quire.tools.bench.peers import BenchModel, check_peers, find_preloads, format_cores, make_launch
+from quire.tools.bench.peers import (
+    BenchModel,
+    check_embed_peers,
+    check_peers,
+    find_preloads,
+    format_cores,
+    make_launch,
+)
 from quire.tools.bench.workloads import BenchRequest
 
 FAKE_VLLM = """
@@ -212,3 +219,18 @@ def test_peers_may_be_repeated_and_transformers_is_short_for_its_modes(
 def test_a_start_beside_a_missing_peer_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="peer_python="):
         run_bench(["startup", "--peer", "vllm", "--peer-python", str(tmp_path / "python")])
+
+
+@pytest.mark.parametrize(
+    ("peer", "packages"),
+    [
+        # The engine that runs there asks psutil for its size.
+        ("sentence-transformers", "sentence-transformers psutil"),
+        ("infinity", r"'infinity-emb\[server,torch\]==0\.0\.78' 'transformers<5'"),
+    ],
+)
+def test_who_lacks_an_encoders_peer_is_told_all_that_it_needs(
+    peer: str, packages: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=f"pip install torch==2.13.0 {packages} &&"):
+        check_embed_peers((peer,), {peer: tmp_path / "bin" / "python"})

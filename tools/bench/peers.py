@@ -217,10 +217,11 @@ def check_embed_peers(peers: Sequence[str], pythons: Mapping[str, Path]) -> dict
         versions |= _find_vllm_versions(pythons[VLLM])
     if SENTENCE_TRANSFORMERS in peers:
         python = pythons[SENTENCE_TRANSFORMERS]
-        found = _find_versions(python, SENTENCE_TRANSFORMERS, SENTENCE_TRANSFORMERS)
+        found = _find_versions(python, f"{SENTENCE_TRANSFORMERS} psutil", SENTENCE_TRANSFORMERS)
         versions |= {name: one for name, one in found.items() if name == SENTENCE_TRANSFORMERS}
     if INFINITY in peers:
-        found = _find_versions(pythons[INFINITY], "'infinity-emb[server,torch]==0.0.78'", "infinity-emb")
+        packages = "'infinity-emb[server,torch]==0.0.78' 'transformers<5'"
+        found = _find_versions(pythons[INFINITY], packages, "infinity-emb")
         versions["infinity-emb"] = found["infinity-emb"]
     return versions
 

@@ -92,6 +92,8 @@ def find_sampling(step: SchedulerOutput) -> Int64s:
     """Which of the R requests sample, [S]."""
     if step.sampled_rows is None:
         return np.arange(len(step.rows))
+    if not step.sampled_rows:
+        return np.empty(0, dtype=np.int64)
     return np.flatnonzero(np.isin(step.rows, step.sampled_rows))
 
 

@@ -55,6 +55,12 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return run_with
 
 
+async def let_calls_be_sent() -> None:
+    """Calls that have begun send in the turn of the loop after the one in which they began."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
 def test_encode_is_a_generator_of_one_output(run: Any):
     async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
         seen = [output async for output in llm.encode([5, 6], PoolingParams(task="classify"), "mine")]
@@ -115,7 +121,7 @@ def test_the_first_failure_is_raised_and_ends_the_others(run: Any):
     async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
         client.paused.clear()
         call = asyncio.create_task(llm.pooling.encode_many([[5], [6], [7]], None, "mine"))
-        await asyncio.sleep(0)
+        await let_calls_be_sent()
         sent = [one.request_id for one in client.engine.added]
         client.engine.failing[sent[0]] = "out of luck"
         held = client.engine._live.pop(sent[2])  # pyright: ignore[reportPrivateUsage]
@@ -133,7 +139,7 @@ def test_cancelling_a_call_ends_its_requests(run: Any):
     async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
         client.paused.clear()
         call = asyncio.create_task(llm.pooling.encode_many([[5], [6]]))
-        await asyncio.sleep(0)
+        await let_calls_be_sent()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -146,14 +152,14 @@ def test_an_abort_and_the_engines_end_are_raised(run: Any):
     async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
         client.paused.clear()
         call = asyncio.create_task(llm.pooling.encode_many([[5]], None, "mine"))
-        await asyncio.sleep(0)
+        await let_calls_be_sent()
         await llm.abort("mine")
         client.paused.set()
         with pytest.raises(RequestFailedError, match="it was aborted, or its time was over"):
             await call
         client.paused.clear()
         call = asyncio.create_task(llm.pooling.encode_many([[5]]))
-        await asyncio.sleep(0)
+        await let_calls_be_sent()
         client.error = RuntimeError("gone")
         client.paused.set()
         with pytest.raises(EngineDeadError, match="gone"):
@@ -162,11 +168,35 @@ def test_an_abort_and_the_engines_end_are_raised(run: Any):
     run(scenario)
 
 
+def test_calls_of_one_turn_are_sent_together_each_on_its_own(run: Any):
+    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
+        begun: list[str] = []
+        tokenize = llm.pooling.processor.tokenize
+
+        def note(prompts: Any, *args: Any, **keywords: Any) -> Any:
+            begun.append(prompts[0])
+            return tokenize(prompts, *args, **keywords)
+
+        llm.pooling.processor.tokenize = note
+        texts = ["one", "", "left", "other"]
+        calls = [asyncio.create_task(llm.pooling.encode_many([text])) for text in texts]
+        await asyncio.sleep(0)
+        assert begun == []  # before all that come in this turn are here
+        calls[2].cancel()
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        assert begun == ["one", "", "other"]
+        assert [type(one) for one in found] == [list, PromptError, asyncio.CancelledError, list]
+        assert len(client.engine.added) == 2
+        assert client.engine.aborted == []
+
+    run(scenario)
+
+
 def test_an_id_that_is_in_use_leaves_nothing_behind(run: Any):
     async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
         client.paused.clear()
         first = asyncio.create_task(llm.pooling.encode_many([[5]], None, "mine-1"))
-        await asyncio.sleep(0)
+        await let_calls_be_sent()
         with pytest.raises(InputError, match="request_id='mine-1'"):
             await llm.pooling.encode_many([[5], [6]], None, "mine")
         assert len(client.engine.added) == 1
