@@ -69,6 +69,7 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
         const bf16* next;
         size_t stride;
 
+        // Into the second-level cache: 35 GB/s, into the first 24 (Zen 4, 64 x 2048 tokens).
         void fetch() {
             __builtin_prefetch(next, 0, 2);
             next += stride;
@@ -121,10 +122,9 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
             for (int i = 0; i < Vectors; ++i)
                 starts[i] = this->keys_[j / kGroup + i / kPerGroup] + head * head_stride() + i % kPerGroup * 2 * kLanes;
             float* scores = this->scores_ + size_t(head) * rows * kKeys + j;
-            for (int r = 0; r < rows; ++r) std::fill_n(scores + r * kKeys, Vectors * kLanes, 0.0f);
             const auto multiply = [&](const auto& fetch) {
-                multiply_pair_rows<Pairs, Vectors>(rows, this->query_ + size_t(first + head * rows) * D, D, starts,
-                                                   this->key_stride_, scores, kKeys, D / 2, fetch);
+                multiply_pair_rows<Pairs, Vectors, false>(rows, this->query_ + size_t(first + head * rows) * D, D, starts,
+                                                          this->key_stride_, scores, kKeys, D / 2, fetch);
             };
             if (!is_in_place_) return multiply(NoFetch());
             Lines ahead[kAhead];
@@ -160,7 +160,8 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
     }
 
     // value += weights times `pairs` rows of V.
-    void add_pairs(int rows, const typename Pairs::Left* weights, int pairs, const bf16* v, Lines& ahead, float* value) {
+    void add_pairs(int rows, const typename Pairs::Left* weights, int pairs, const bf16* v, Lines& ahead,
+                   float* value) {
         const int D = this->step_.head_size;
         int d = 0;
         for (; d + kWide <= D; d += kWide) add_columns<kWide / kLanes>(rows, weights, pairs, v, d, ahead, value);
