@@ -14,6 +14,9 @@ class FloatAttention {
 
     static int padded(int head_size) { return round_up(head_size, kLanes); }
 
+    // Kv heads that a task of so many rows each may have.
+    static int most_heads(const Step<float>&, int) { return 1; }
+
     static size_t memory_size(const Step<float>& step, int rows) {
         return size_t(kKeys) * (step.head_size + padded(step.head_size) + kRows) + size_t(rows) * step.head_size;
     }

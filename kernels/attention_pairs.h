@@ -67,6 +67,9 @@ class PairedTile {
 
     static int padded(int head_size) { return round_up(head_size, 2 * kGroup); }
 
+    // Kv heads that a task of so many rows each may have.
+    static int most_heads(const Step<bf16>&, int) { return 1; }
+
     static size_t memory_size(const Step<bf16>& step, int rows) {
         const size_t queries = size_t(round_up(rows, kRows)) * step.head_size * sizeof(Left) / sizeof(float);
         return size_t(kKeys) * (step.head_size / 2 + padded(step.head_size) / 2 + 2 * kRows) + queries;
@@ -82,9 +85,10 @@ class PairedTile {
     }
 
     void stage_queries(const Task& task) {
-        const int size = step_.group() * step_.head_size;
+        const int size = task.heads * step_.head_size;
+        const size_t head = size_t(task.kv_head) * step_.group();
         for (int t = 0; t < task.tokens; ++t) {
-            const bf16* from = step_.query + (task.first + t) * step_.query_stride + size_t(task.kv_head) * size;
+            const bf16* from = step_.query + (task.first + t) * step_.query_stride + head * step_.head_size;
             if constexpr (sizeof(Left) == sizeof(bf16))
                 std::memcpy(query_ + size_t(t) * size, from, size * sizeof(bf16));
             else

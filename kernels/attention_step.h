@@ -32,11 +32,15 @@ struct Step {
     int group() const { return num_heads / num_kv_heads; }
 };
 
-// Some tokens of one request and the query heads of one kv head. Row r is token r / group, head r % group.
+// Some tokens of one request and the query heads of a kv head, or, of one token, of several. Row r is token r / heads,
+// head r % heads.
 struct Task {
     int request, first, tokens, kv_head;
+    int heads;     // query heads
     int position;  // of the first token in its sequence
     int seen_end;  // the first key that none of the tokens sees
+
+    int rows() const { return tokens * heads; }
 };
 
 // What is known of a set of rows after some keys: the largest score, the sum of weights, the weighted sum.

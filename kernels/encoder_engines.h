@@ -51,9 +51,8 @@ struct PairsEngine {
         prepare(0, units);
         const bf16* pairs = reinterpret_cast<const bf16*>(b);
         const bf16* starts[] = {pairs, pairs + 2 * kLanes};
-        std::fill_n(c, size_t(rows) * kPanel, 0.0f);
         with_constant<2>(vectors, [&](auto wide) {
-            multiply_pair_rows<Pairs, wide>(rows, a, lda, starts, kPanel, c, kPanel, units);
+            multiply_pair_rows<Pairs, wide, false>(rows, a, lda, starts, kPanel, c, kPanel, units);
         });
         done(0, rows);
     }

@@ -11,6 +11,7 @@ using namespace quire;
 
 constexpr int64_t kMinParallelSize = 1 << 16;
 constexpr int kTwo = 2 * kLanes;
+constexpr int kRows = 4;  // that pass through each step together: a row's sums need not wait for another's
 
 // kTwo numbers as two vectors, in an order of their own.
 template <typename T>
@@ -91,9 +92,8 @@ float find_variance(const float* wide, float mean, int size) {
 }
 
 template <typename T>
-void norm_row(const T* x, T* residual, const T* weight, const T* bias, T* y, int size, float eps, float* memory) {
-    const auto [wide, mean] = widen_row(x, residual, memory, size);
-    const float factor = 1.0f / std::sqrt(find_variance(wide, mean, size) + eps);
+void write_row(const WideRow& row, float factor, const T* weight, const T* bias, T* y, int size) {
+    const auto [wide, mean] = row;
     int i = 0;
     for (; i + kTwo <= size; i += kTwo) {
         Vec a, b, c{}, d{};
@@ -108,10 +108,20 @@ void norm_row(const T* x, T* residual, const T* weight, const T* bias, T* y, int
 template <typename T>
 void norm_rows(const T* x, T* residual, const T* weight, const T* bias, T* y, int rows, int size, float eps) {
     parallel_runs(rows, int64_t(rows) * size > kMinParallelSize, [&](int64_t first, int64_t last) {
-        float* memory = thread_memory(size);
-        for (int64_t r = first; r < last; ++r)
-            norm_row(x + r * size, residual ? residual + r * size : nullptr, weight, bias, y + r * size, size, eps,
-                     memory);
+        float* memory = thread_memory(size_t(kRows) * size);
+        for (int64_t start = first; start < last; start += kRows) {
+            const int count = int(std::min<int64_t>(kRows, last - start));
+            const int64_t place = start * size;
+            WideRow wide[kRows];
+            float factors[kRows];
+            for (int r = 0; r < count; ++r)
+                wide[r] = widen_row(x + place + r * size, residual ? residual + place + r * size : nullptr,
+                                    memory + size_t(r) * size, size);
+            for (int r = 0; r < count; ++r)
+                factors[r] = 1.0f / std::sqrt(find_variance(wide[r].numbers, wide[r].mean, size) + eps);
+            for (int r = 0; r < count; ++r)
+                write_row(wide[r], factors[r], weight, bias, y + place + r * size, size);
+        }
     });
 }
 

@@ -31,17 +31,17 @@ int first_key(const Step<T>& step, const Task& task) {
 // All rows of the task against keys [start, end), which lie in one tile.
 template <typename Variant, typename T>
 void attend_keys(const Step<T>& step, const Task& task, int start, int end, Variant& variant, Sums& sums) {
-    const int group = step.group(), rows = task.tokens * group, padded = Variant::padded(step.head_size);
+    const int heads = task.heads, rows = task.rows(), padded = Variant::padded(step.head_size);
     variant.open(task, start, end);
     for (int first = 0; first < rows; first += Variant::kRows) {
         const int count = std::min(Variant::kRows, rows - first);
-        const int low = task.position + first / group, high = task.position + (first + count - 1) / group;
+        const int low = task.position + first / heads, high = task.position + (first + count - 1) / heads;
         const int from = std::max(0, low - step.window + 1 - start);
         const int to = std::min(end, high + 1) - start;
         if (from >= to) continue;
         variant.score(first, count, from, to);
         for (int r = 0; r < count; ++r) {
-            const int row = first + r, position = task.position + row / group;
+            const int row = first + r, position = task.position + row / heads;
             const Seen seen{std::max(0, position - step.window + 1 - start),
                             std::min(end, position + 1) - start, from, to};
             variant.weigh(r, seen, sums.largest + row, sums.weight + row, sums.value + size_t(row) * padded);
@@ -69,29 +69,48 @@ void attend_split(const Step<T>& step, const Task& task, const Task& next, int s
 
 template <typename T>
 void write_out(const Step<T>& step, const Task& task, int padded, const Sums& sums) {
-    const int D = step.head_size, group = step.group();
-    for (int row = 0; row < task.tokens * group; ++row) {
-        const size_t head = size_t(task.first + row / group) * step.num_heads + task.kv_head * group + row % group;
+    const int D = step.head_size, first = task.kv_head * step.group();
+    for (int row = 0; row < task.rows(); ++row) {
+        const size_t head = size_t(task.first + row / task.heads) * step.num_heads + first + row % task.heads;
         float* value = sums.value + size_t(row) * padded;
         scale_row(value, padded, 1.0f / sums.weight[row]);
         copy_rounded(step.out + head * D, value, D);
     }
 }
 
+template <typename T>
+bool is_worth_threads(const Step<T>& step) {
+    double work = 0;
+    for (int r = 0; r < step.num_requests; ++r)
+        work += 2.0 * (step.query_starts[r + 1] - step.query_starts[r]) * std::min(step.seq_lens[r], step.window);
+    return num_threads() > 1 && work * step.num_heads * step.head_size > kMinParallelWork;
+}
+
+// Kv heads of a task that leave each thread some tasks.
+template <typename T>
+int heads_together(const Step<T>& step, bool is_parallel) {
+    constexpr int kTasksPerThread = 4;
+    if (!is_parallel) return step.num_kv_heads;
+    return std::max(1, step.num_requests * step.num_kv_heads / (kTasksPerThread * num_threads()));
+}
+
 template <typename Variant, typename T>
-std::vector<Task> make_tasks(const Step<T>& step, double& work) {
+std::vector<Task> make_tasks(const Step<T>& step, bool is_parallel) {
     std::vector<Task> tasks;
-    const int most = std::max(1, Variant::kTaskRows / step.group());
-    // By heads: a core's second-level cache then holds the keys and values of one while a prompt's tokens pass, or
-    // the requests that share a prefix.
+    const int group = step.group(), most = std::max(1, Variant::kTaskRows / group);
+    const int together = std::min(Variant::most_heads(step, group), heads_together(step, is_parallel));
+    // By heads: a core's second-level cache then holds the keys and values of one while a prompt's tokens pass. A
+    // single token takes several heads, which are neighbours in a block: 1.1 to 1.25 times as fast (Zen 4).
     for (int head = 0; head < step.num_kv_heads; ++head)
         for (int request = 0; request < step.num_requests; ++request) {
             const int begin = step.query_starts[request], end = step.query_starts[request + 1];
+            const bool is_one = end - begin == 1;
+            if (is_one && head % together > 0) continue;
+            const int heads = group * (is_one ? std::min(together, step.num_kv_heads - head) : 1);
             for (int first = begin; first < end; first += most) {
                 const int tokens = std::min(most, end - first), position = step.seq_lens[request] - (end - first);
                 const int seen_end = position + tokens;
-                tasks.push_back({request, first, tokens, head, position, seen_end});
-                work += 2.0 * tokens * step.group() * std::min(seen_end, step.window) * step.head_size;
+                tasks.push_back({request, first, tokens, head, heads, position, seen_end});
             }
         }
     return tasks;
@@ -112,7 +131,7 @@ void attend_tasks(const Step<T>& step, const std::vector<Task>& tasks, int max_r
     const size_t size = round_up(Variant::memory_size(step, max_rows), 16), sums = Sums::size(max_rows, padded);
     parallel_for(int(tasks.size()), is_parallel, [&](int i) {
         const Task &task = tasks[i], &next = tasks[std::min(size_t(i) + 1, tasks.size() - 1)];
-        const int rows = task.tokens * step.group();
+        const int rows = task.rows();
         float* memory = thread_memory(size + 2 * sums);
         Variant variant(step, memory);
         const AmxTiles tiles(Variant::kUsesTiles, std::min(16, rows));
@@ -138,7 +157,7 @@ void attend_splits(const Step<T>& step, const std::vector<Task>& tasks, int max_
     const Floats memory = allocate(size * tasks.size() * splits);
     parallel_for(int(tasks.size()) * splits, true, [&](int i) {
         const Task& task = tasks[i / splits];
-        const int split = first_key(step, task) / kSplit + i % splits, rows = task.tokens * step.group();
+        const int split = first_key(step, task) / kSplit + i % splits, rows = task.rows();
         Variant variant(step, thread_memory(Variant::memory_size(step, max_rows)));
         const AmxTiles tiles(Variant::kUsesTiles, std::min(16, rows));
         Sums part(memory.get() + i * size, rows);
@@ -147,7 +166,7 @@ void attend_splits(const Step<T>& step, const std::vector<Task>& tasks, int max_
         attend_split(step, task, task, split, variant, part);
     });
     for (size_t i = 0; i < tasks.size(); ++i) {
-        const int rows = tasks[i].tokens * step.group();
+        const int rows = tasks[i].rows();
         Sums total(memory.get() + i * splits * size, rows);
         for (int split = 1; split < splits; ++split)
             merge(rows, padded, total, Sums(memory.get() + (i * splits + split) * size, rows));
@@ -157,15 +176,15 @@ void attend_splits(const Step<T>& step, const std::vector<Task>& tasks, int max_
 
 template <typename Variant, typename T>
 void attend(const Step<T>& step) {
-    double work = 0;
-    const std::vector<Task> tasks = make_tasks<Variant>(step, work);
+    const bool is_parallel = is_worth_threads(step);
+    const std::vector<Task> tasks = make_tasks<Variant>(step, is_parallel);
     int max_rows = 1;
-    for (const Task& task : tasks) max_rows = std::max(max_rows, task.tokens * step.group());
-    const int splits = most_splits(step, tasks), threads = num_threads();
-    if (splits > 1 && tasks.size() < 2 * size_t(threads) && threads > 1)
+    for (const Task& task : tasks) max_rows = std::max(max_rows, task.rows());
+    const int splits = most_splits(step, tasks);
+    if (splits > 1 && tasks.size() < 2 * size_t(num_threads()) && is_parallel)
         attend_splits<Variant>(step, tasks, max_rows, splits);
     else
-        attend_tasks<Variant>(step, tasks, max_rows, work > kMinParallelWork);
+        attend_tasks<Variant>(step, tasks, max_rows, is_parallel);
 }
 
 // In the order of preference; a machine uses one of them for a model.

@@ -38,15 +38,16 @@ struct NoFetch {
 };
 
 // c[Rows, Vectors * kLanes] += a[Rows, 2 pairs] b[pairs, Vectors * kLanes, 2]; ldb: pairs between two of b's rows.
+// Without Adds, c = a b, whatever was in c.
 // fetch(k) is called before row k of b is read: it may ask for what comes next.
-template <typename Pairs, int Rows, int Vectors, typename Fetch = NoFetch>
+template <typename Pairs, int Rows, int Vectors, bool Adds = true, typename Fetch = NoFetch>
 inline void multiply_pairs(const typename Pairs::Left* a, size_t lda, const bf16* const* b, size_t ldb, float* c,
                            size_t ldc, int pairs, const Fetch& fetch = {}) {
     Vec sums[Rows][Vectors];
     const bf16* starts[Vectors];
     for (int v = 0; v < Vectors; ++v) starts[v] = b[v];
     for (int r = 0; r < Rows; ++r)
-        for (int v = 0; v < Vectors; ++v) sums[r][v] = load(c + r * ldc + v * kLanes);
+        for (int v = 0; v < Vectors; ++v) sums[r][v] = Adds ? load(c + r * ldc + v * kLanes) : Vec{};
     for (int k = 0; k < pairs; ++k) {
         fetch(k);
         for (int v = 0; v < Vectors; ++v) {
@@ -60,7 +61,7 @@ inline void multiply_pairs(const typename Pairs::Left* a, size_t lda, const bf16
 }
 
 // The same of any number of rows, at most kMaxRows of them together; fetches while the first are multiplied.
-template <typename Pairs, int Vectors, typename Fetch = NoFetch>
+template <typename Pairs, int Vectors, bool Adds = true, typename Fetch = NoFetch>
 inline void multiply_pair_rows(int rows, const typename Pairs::Left* a, size_t lda, const bf16* const* b,
                                size_t ldb, float* c, size_t ldc, int pairs, const Fetch& fetch = {}) {
     const int parts = (rows + kMaxRows - 1) / kMaxRows;
@@ -70,9 +71,9 @@ inline void multiply_pair_rows(int rows, const typename Pairs::Left* a, size_t l
         float* sums = c + first * ldc;
         with_constant<kMaxRows>(count, [&](auto together) {
             if (part == 0)
-                multiply_pairs<Pairs, together, Vectors>(left, lda, b, ldb, sums, ldc, pairs, fetch);
+                multiply_pairs<Pairs, together, Vectors, Adds>(left, lda, b, ldb, sums, ldc, pairs, fetch);
             else
-                multiply_pairs<Pairs, together, Vectors>(left, lda, b, ldb, sums, ldc, pairs);
+                multiply_pairs<Pairs, together, Vectors, Adds>(left, lda, b, ldb, sums, ldc, pairs);
         });
     }
 }

@@ -15,6 +15,7 @@ using namespace quire;
 
 constexpr int64_t kMinParallelSize = 1 << 15;
 constexpr int kChunk = 16;  // tokens handled together: neighbours in a block share K's cache lines
+constexpr int kHeads = 8;   // whose norms are found together: they need not wait for each other's
 constexpr int kMaxHeadSize = 256;  // MAX_NATIVE_HEAD_SIZE of paged_attention.py
 
 // x is one head [D]; cos and sin are [D / 2]. Computed in float32, rounded to T once.
@@ -102,11 +103,17 @@ void rotate_token(const Layer<T>& layer, int token) {
     if (!layer.cos && !layer.query_norm) return;
     T* row = layer.row(token);
     const float *cos = layer.cos + size_t(token) * (D / 2), *sin = layer.sin + size_t(token) * (D / 2);
-    for (int head = 0; head < heads; ++head) {
-        T* x = row + head * D;
-        const T* norm = head < layer.num_heads ? layer.query_norm : layer.key_norm;
-        if (norm) norm_row(x, norm, x, D, layer.eps);
-        if (layer.cos) rotate(x, cos, sin, D);
+    for (int first = 0; first < heads; first += kHeads) {
+        const int last = std::min(first + kHeads, heads);
+        float factors[kHeads];
+        for (int head = first; layer.query_norm && head < last; ++head)
+            factors[head - first] = find_norm_factor(sum_squares(row + head * D, D), D, layer.eps);
+        for (int head = first; head < last; ++head) {
+            T* x = row + head * D;
+            const T* norm = head < layer.num_heads ? layer.query_norm : layer.key_norm;
+            if (norm) scale_row(x, norm, x, D, factors[head - first], 0.0f, true);
+            if (layer.cos) rotate(x, cos, sin, D);
+        }
     }
 }
 

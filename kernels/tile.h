@@ -114,8 +114,7 @@ inline Vec splat(float x) { return x - Vec{}; }
 // exp(x) to about 2 units in the last place; 0 below -87, exp(88) above 88, exactly 1 at 0.
 inline Vec exp(Vec x) {
     const IntVec is_small = x < -87.0f;
-    Vec clamped = x > 88.0f ? splat(88.0f) : x;
-    clamped = is_small ? splat(-87.0f) : clamped;
+    const Vec clamped = x > 88.0f ? splat(88.0f) : x;
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
     Vec shifted = clamped * 1.44269504f + shift;
     Vec power = shifted - shift;
