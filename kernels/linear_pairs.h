@@ -9,14 +9,9 @@
 #include "linear_narrow.h"
 #include "linear_packed.h"
 
-#include <utility>
-
 namespace quire {
 
 #if defined(__AVX512BF16__)
-
-// Where GCC is left to choose, sums become an array in memory: a third of the speed.
-#define QUIRE_INLINE __attribute__((always_inline))
 
 constexpr int kPairPanels = 2;                            // of a task
 constexpr int kPairTiles = 2 * kPairPanels;
@@ -30,17 +25,6 @@ constexpr int kPairPrefetch = 8192;                       // bytes of a panel
 // 128 to 512 rows of 1,024 x 6,144 are 1.07 to 1.15 times as fast as from memory.
 constexpr int few_pair_rows(int format) {
     return format == QUIRE_LINEAR_INT4 ? kChunkRows : format == QUIRE_LINEAR_INT8 ? 32 : kMaxRows;
-}
-
-template <class Body, int... index>
-QUIRE_INLINE inline void repeat_each(const Body& body, std::integer_sequence<int, index...>) {
-    (body(std::integral_constant<int, index>{}), ...);
-}
-
-// body(0), body(1), ... as constants.
-template <int count, class Body>
-QUIRE_INLINE inline void repeat(const Body& body) {
-    repeat_each(body, std::make_integer_sequence<int, count>{});
 }
 
 // Codes as the units that they stand for, for a tile's 16 columns and half a step of K.
