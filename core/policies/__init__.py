@@ -7,7 +7,8 @@ from typing import Any
 
 from ..scheduling.running_batch import RunningBatch
 from .fair import FairPolicy
-from .policy import FcfsPolicy, Policy
+from .fcfs import FcfsPolicy
+from .policy import Policy
 from .priority import PriorityPolicy
 
 # The second argument is the monotonic clock.

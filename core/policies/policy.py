@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from ...ipc.fair_share import has_room
 from ...ipc.messages import EngineCoreRequest
 from ..scheduling.request import Request
-from ..scheduling.request_queue import RequestQueue, WaitingRequests
+from ..scheduling.request_queue import WaitingRequests
 from ..scheduling.running_batch import RunningBatch
 from ..scheduling.step import Step
 
@@ -182,12 +182,3 @@ class Policy(Generic[QueueT]):
         if len(waiting) != len(self.waiting):
             return [f"{len(self.waiting)} waiting requests counted, {len(waiting)} found"]
         return []
-
-
-class FcfsPolicy(Policy[RequestQueue]):
-    """The policy `fcfs`: first come, first served; whoever is last in `Request.order` is preempted.
-
-    A policy that orders by another `rank` is a subclass with that method.
-    """
-
-    make_queue = RequestQueue

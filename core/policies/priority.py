@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ...ipc.messages import EngineCoreRequest
 from ..scheduling.request import Request
-from .policy import FcfsPolicy
+from .fcfs import FcfsPolicy
 
 
 class PriorityPolicy(FcfsPolicy):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ...frontend.families import read_model_spec
 from ...frontend.gguf.files import find_gguf_files
-from ...frontend.gguf.formats import make_formats
+from ...frontend.gguf.tensors import make_formats
 from ...frontend.models.model_files import read_json
 from ...frontend.models.model_folder import find_model_folder, inspect_gguf
 from ...frontend.quantization import read_weight_formats

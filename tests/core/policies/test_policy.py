@@ -7,7 +7,8 @@ from typing import get_args
 import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.policies import POLICIES
-from quire.core.policies.policy import FcfsPolicy, Policy
+from quire.core.policies.fcfs import FcfsPolicy
+from quire.core.policies.policy import Policy
 from quire.core.scheduling.request import Request
 from quire.core.scheduling.request_queue import RequestQueue
 from quire.core.scheduling.running_batch import RunningBatch

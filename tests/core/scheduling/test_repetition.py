@@ -7,7 +7,8 @@ from array import array
 from fakes import make_request
 from hypothesis import given
 from hypothesis import strategies as st
-from quire.core.scheduling.request import RepetitionDetector, Request
+from quire.core.scheduling.repetition import RepetitionDetector
+from quire.core.scheduling.request import Request
 from quire.core.scheduling.tenant import TenantLedger
 from quire.ipc.messages import FinishReason
 from quire.ipc.repetition_detection import RepetitionDetectionParams
