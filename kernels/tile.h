@@ -13,7 +13,7 @@
 #include <memory>
 #include <type_traits>
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
