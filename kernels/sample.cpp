@@ -10,10 +10,6 @@
 #include <algorithm>
 #include <limits>
 
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
-
 namespace {
 
 using namespace quire;

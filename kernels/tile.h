@@ -14,7 +14,7 @@
 #include <type_traits>
 #include <utility>
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
