@@ -252,7 +252,7 @@ def load_tokenizer(folder: str | Path, chat_template: str | None = None) -> Toke
         templates.get("default"),
         config.get("response_template"),
         templates.get(_TOOL_USE),
-        tells_types=not isinstance(inputs, list) or "token_type_ids" in inputs,
+        tells_types=not isinstance(inputs, list) or "token_type_ids" in cast(list[Any], inputs),
     )
 
 

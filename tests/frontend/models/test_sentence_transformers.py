@@ -294,7 +294,7 @@ def test_a_file_that_cannot_be_followed_is_refused_by_name(tmp_path: Path, files
 
 
 def test_what_changes_no_vector_may_be_said_of_modules(tmp_path: Path) -> None:
-    files = {
+    files: dict[str, Any] = {
         "config.json": BERT,
         "modules.json": [TRANSFORMER, POOLING, DENSE, NORMALIZE],
         "1_Pooling/config.json": {},
@@ -321,7 +321,7 @@ def test_what_changes_no_vector_may_be_said_of_modules(tmp_path: Path) -> None:
 
 def test_a_template_for_pairs_is_qwen3_rerankers_or_refused(tmp_path: Path) -> None:
     judge = "Judge whether the Document meets the requirements"
-    files = {
+    files: dict[str, Any] = {
         "config.json": QWEN3 | {"model_type": "qwen3"},
         "modules.json": [TRANSFORMER, SCORE],
         "1_LogitScore/config.json": {"true_token_id": 9, "false_token_id": 3},
