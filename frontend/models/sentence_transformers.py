@@ -70,7 +70,7 @@ _HARMLESS_ARGUMENT = re.compile(
     r"|local_files_only|low_cpu_mem_usage|token|trust_remote_code|unpad_inputs|use_cache"
     r"|use_memory_efficient_attention|use_safetensors|variant"
 )
-_JUDGE = "Judge whether the Document meets the requirements"  # of Qwen3-Reranker's template
+_QWEN3_RERANKER_TEXT = "Judge whether the Document meets the requirements"  # of Qwen3-Reranker's template
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class TextEncoding:
     labels: tuple[str, ...] = ()  # of a classifier's scores, in their order
     pair_prompt: str = ""  # before the first text of a cross-encoder's pair
     fills_template: bool = False  # with pairs: Qwen3-Reranker's
-    unread_end: int | None = None  # token that a decoder's classifier passes over at a prompt's end
+    trailing_padding_id: int | None = None  # token that a decoder's classifier passes over at a prompt's end
 
 
 class _Module(msgspec.Struct):
@@ -202,7 +202,7 @@ def check_transformer(folder: Path) -> None:
             if not _HARMLESS_ARGUMENT.fullmatch(name) and value != config.get(name):
                 allowed = f"absent, or {config.get(name)!r} as config.json has it"
                 raise settings.error(f"{key}.{name}", value, allowed)
-    if _takes_messages(settings) and not _is_judge(transformer, config):
+    if _takes_messages(settings) and not _is_qwen3_reranker(transformer, config):
         allowed = "with 'text', or Qwen3-Reranker's: its is the only template for pairs here"
         raise settings.error("modality_config", settings.get("modality_config"), allowed)
 
@@ -234,7 +234,7 @@ def read_text_encoding(folder: Path) -> TextEncoding:
         pair_prompt=named.get(default or "", "") if _is_cross_encoder(folder) else "",
         fills_template=config.get("model_type") == "qwen3"
         and (_takes_messages(limits) or not has_classifier),
-        unread_end=_read_padding(config) if has_classifier else None,
+        trailing_padding_id=_read_padding(config) if has_classifier else None,
     )
 
 
@@ -335,11 +335,11 @@ def _takes_messages(settings: ConfigFields) -> bool:
     return list(_read_modalities(settings)) == ["message"]
 
 
-def _is_judge(transformer: Path, config: dict[str, Any]) -> bool:
+def _is_qwen3_reranker(transformer: Path, config: dict[str, Any]) -> bool:
     file = transformer / "chat_template.jinja"
     written: Any = read_json(transformer / "tokenizer_config.json").get("chat_template")
     template = read_file(file, MAX_TEMPLATE_BYTES).decode(errors="replace") if file.exists() else str(written)
-    return config.get("model_type") == "qwen3" and _JUDGE in template
+    return config.get("model_type") == "qwen3" and _QWEN3_RERANKER_TEXT in template
 
 
 def _read_settings(transformer: Path) -> ConfigFields:

@@ -81,7 +81,7 @@ class TextEncoder:
         encodings = self._tokenizer.encode_pairs(pairs)
         found: list[EncodedText] = []
         for name, encoding in zip(names, encodings, strict=True):
-            types = encoding.type_ids if self._tokenizer.tells_types else []
+            types = encoding.type_ids if self._tokenizer.has_token_type_ids else []
             start = types.index(1) if 1 in types else None
             found.append(EncodedText(_cut(name, encoding, cut, 1), start))
         return found

@@ -21,7 +21,7 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
     instruction: of a model whose pairs go into Qwen3-Reranker's template, what it does unless it is told;
     None: pairs are joined by the tokenizer. takes_prompts: what goes before a text is pooled with it, as it
     always is here. pair_prompt: before the first text of a pair. labels: of a classifier's classes, in order.
-    unread_end: a token that a classifier passes over at the end of a prompt.
+    trailing_padding_id: a token that a classifier passes over at the end of a prompt.
     """
 
     prompts: dict[str, str] = {}
@@ -31,7 +31,7 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
     takes_prompts: bool = True
     pair_prompt: str = ""
     labels: tuple[str, ...] = ()
-    unread_end: int | None = None
+    trailing_padding_id: int | None = None
 
     def find_prompt(self, name: str | None = None, text: str | None = None) -> str:
         """What goes before a text: `text`, else the prompt of this name, else the model's default.
@@ -75,5 +75,5 @@ def read_model_texts(folder: Path) -> ModelTexts:
         takes_prompts=all(pool.get("include_prompt", True) for pool in pools),
         pair_prompt=encoding.pair_prompt,
         labels=encoding.labels,
-        unread_end=encoding.unread_end,
+        trailing_padding_id=encoding.trailing_padding_id,
     )

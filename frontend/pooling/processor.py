@@ -110,7 +110,7 @@ class PoolingProcessor:
 
     def _check(self, raw: RawPrompt, params: PoolingParams) -> TokenizedPrompt:
         checked = self._prompts.check(raw)
-        end = self.texts.unread_end if params.task == "classify" else None
+        end = self.texts.trailing_padding_id if params.task == "classify" else None
         ids = checked.token_ids
         if ids[-1] != end or len(ids) == 1:
             return checked

@@ -53,8 +53,8 @@ class Tokenizer:
 
     Attributes: `backend` (tokenizers.Tokenizer), `special_tokens` (name such as 'bos_token' -> text),
     `response_template` (how outputs are written, as tokenizer_config.json says it, not checked; or None),
-    `tells_types` (whether the model is told which tokens are a pair's second text, and not what types its
-    encodings have).
+    `has_token_type_ids` (whether the model is told which tokens are a pair's second text, and not what types
+    its encodings have).
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Tokenizer:
         template: str | None,
         response_template: object = None,
         tool_use_template: str | None = None,
-        tells_types: bool = True,
+        has_token_type_ids: bool = True,
     ):
         self.backend = backend
         self.special_tokens = dict(special_tokens)
         self._template = template
         self._tool_use_template = tool_use_template
         self.response_template = response_template
-        self.tells_types = tells_types
+        self.has_token_type_ids = has_token_type_ids
         self.token_text = lru_cache(_TOKEN_TEXT_CACHE_SIZE)(self.decode)
         self._locked_length = 0 if os.environ.get(_THREADS) == "false" else _LOCKED_LENGTH
 
@@ -252,7 +252,7 @@ def load_tokenizer(folder: str | Path, chat_template: str | None = None) -> Toke
         templates.get("default"),
         config.get("response_template"),
         templates.get(_TOOL_USE),
-        tells_types=not isinstance(inputs, list) or "token_type_ids" in cast(list[Any], inputs),
+        has_token_type_ids=not isinstance(inputs, list) or "token_type_ids" in cast(list[Any], inputs),
     )
 
 
