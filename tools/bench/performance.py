@@ -18,7 +18,7 @@ from pathlib import Path
 from ...frontend.cli.parser import ExitCode
 from ...ipc.errors import InputError
 from ..markdown import format_table, replace_part
-from .peers import default_peer_python
+from .peers import LLAMA, default_peer_folder, default_peer_python
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 FACTS = ("date", "cpu", "load", "versions", "quire", "command")  # of the machine, those that the page shows
@@ -44,13 +44,23 @@ PARTS = {
     "offline_small": Part(
         "offline --model small --rounds 3", "offline --model small --rounds 1 --workload W1", ("vllm",)
     ),
+    "offline_q4_0": Part(
+        "offline --model small-q4_0 --rounds 2 --workload W1 W2",
+        "offline --model small-q4_0 --rounds 1 --workload W1",
+        ("llama.cpp",),
+    ),
     "embed": Part(
         "embed --rounds 3", "embed --rounds 1 --model minilm --dtype bfloat16", ("sentence-transformers",)
     ),
     "embed_http": Part(
-        "embed --http --rounds 3 --model tiny-encoder minilm --dtype bfloat16",
+        "embed --http --rounds 3 --model tiny-encoder --dtype bfloat16",
         "embed --http --rounds 1 --model tiny-encoder --dtype bfloat16",
         ("vllm",),
+    ),
+    "embed_http_models": Part(
+        "embed --http --rounds 2 --model minilm bge-small",
+        "embed --http --rounds 1 --model minilm --dtype bfloat16",
+        ("vllm", "infinity"),
     ),
     "startup": Part("startup", "startup --rounds 1 --idle 1"),
     "attach": Part("attach", "attach --rounds 1"),
@@ -143,4 +153,6 @@ def _is_installed(peer: str) -> bool:
         return (
             subprocess.run([sys.executable, "-c", "import transformers"], capture_output=True).returncode == 0
         )
+    if peer == LLAMA:
+        return default_peer_folder(LLAMA).is_dir()
     return os.access(default_peer_python(peer), os.X_OK)
