@@ -261,6 +261,10 @@ def test_a_server_loads_grpc_only_for_its_port() -> None:
     assert loaded == "set()"
 
 
+def test_a_core_loads_no_event_loop() -> None:
+    assert run_python("import sys, quire.core.engine_process; print('asyncio' in sys.modules)") == "False"
+
+
 def test_help_and_version_load_no_subcommand() -> None:
     script = (
         "import sys; from quire.frontend.cli import main; code = main(['{}'])\n"
