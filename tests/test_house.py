@@ -254,9 +254,9 @@ def test_an_engine_loads_what_reads_and_writes_tool_calls_only_for_a_chat() -> N
     assert loaded == "['quire.frontend.output_formats.events']"
 
 
-def test_a_server_loads_grpc_only_for_its_port() -> None:
+def test_a_server_loads_no_pydantic_and_grpc_only_for_its_port() -> None:
     loaded = run_python(
-        "import sys, quire.frontend.openai.server; print({'grpc', 'google'} & set(sys.modules))"
+        "import sys, quire.frontend.openai.server; print({'grpc', 'google', 'pydantic'} & set(sys.modules))"
     )
     assert loaded == "set()"
 
