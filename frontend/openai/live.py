@@ -112,6 +112,7 @@ class SnapshotFeed:
             self._next.set_result(event)
 
 
+@functools.cache
 def load_page() -> str:
     """static/index.html with the styles and scripts that it names in their places."""
     page = (_FOLDER / "index.html").read_text()
@@ -119,6 +120,7 @@ def load_page() -> str:
     return re.sub(r'<script src="(\S+)"></script>', lambda found: _inline("script", found[1]), page)
 
 
+@functools.cache
 def make_content_security_policy(page: str) -> str:
     """Only this page's own scripts and style, by their hashes, and this server; no text becomes markup."""
     scripts = " ".join(f"'{_hash(body)}'" for body in re.findall(r"<script>(.*?)</script>", page, re.S))
