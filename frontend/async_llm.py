@@ -137,10 +137,12 @@ class AsyncLLM(AsyncUtilityCalls):
 
     @property
     def errored(self) -> bool:
+        """Whether the engine has died and is not started again; `dead_error` says why."""
         return self.dead_error is not None
 
     @property
     def is_running(self) -> bool:
+        """Whether it takes requests: the engine lives or is being restarted, and this is not shut down."""
         has_client = self._client is not None and not self.errored and not self._is_shut_down
         return has_client and self._loop.is_alive
 

@@ -201,9 +201,11 @@ class LLMEngine(UtilityCalls):
                 self._client.abort_requests(engine_ids)
 
     def has_unfinished_requests(self) -> bool:
+        """Whether `step` has outputs still to come."""
         return self.get_num_unfinished_requests() > 0
 
     def get_num_unfinished_requests(self) -> int:
+        """Requests whose last output `step` has yet to return."""
         self._check_open()
         return self._output_processor.num_unfinished
 

@@ -28,6 +28,7 @@ class CompletionOutput(msgspec.Struct):
     message: AssistantMessage | None = None  # of a chat with tools or thoughts: what `text` says
 
     def finished(self) -> bool:
+        """Whether this is its last output."""
         return self.finish_reason is not None
 
 

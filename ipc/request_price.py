@@ -55,6 +55,7 @@ class ResultPrice(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
+        """Of tokens and logprobs."""
         return self.token_bytes + self.logprobs_bytes
 
 

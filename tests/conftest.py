@@ -15,6 +15,7 @@ from types import FrameType
 
 import psutil
 import pytest
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -33,6 +34,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Without a GPU, Triton's kernels are interpreted on CPU tensors. Triton reads this when it is imported.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# How long an example takes on a busy machine says nothing of it.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # What collecting the tests makes stays until the end. To look for garbage in it took 12 s of collecting them,
 # and half a second each time afterwards. The end looks there too: libraries report what is left as leaks.

@@ -63,6 +63,7 @@ class Character:
 
     @property
     def is_named(self) -> bool:
+        """Whether `ref` is a name."""
         return not self.ref.startswith("the ")
 
     def slots(self, prefix: str = "") -> dict[str, str]:
@@ -89,9 +90,11 @@ def join_and(items: list[str]) -> str:
 
 
 def pick_child(rng: Random, female: bool) -> Character:
+    """A child with a name of its gender."""
     return Character(rng.choice(GIRLS if female else BOYS), "girl" if female else "boy", female)
 
 
 def pick_animal(rng: Random, female: bool, named: bool, kind: str | None = None) -> Character:
+    """An animal of this kind (None: of any), with a name or as "the fox"."""
     kind = kind or rng.choice(ANIMALS)
     return Character(rng.choice(PET_NAMES) if named else f"the {kind}", kind, female)

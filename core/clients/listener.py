@@ -25,10 +25,10 @@ import threading
 from pathlib import Path
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from ...ipc.daemon.private_folder import make_socket_folder
 from ...ipc.errors import QuireError
+from ...ipc.sockets import receive_event
 
 _log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ def _take_events(monitor: zmq.Socket[bytes]) -> set[int]:
     events: set[int] = set()
     with contextlib.suppress(zmq.Again):
         for _ in range(_MAX_EVENTS):
-            events.add(parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))["event"])
+            events.add(receive_event(monitor)[0])
     return events
 
 

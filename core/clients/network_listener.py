@@ -22,12 +22,18 @@ from pathlib import Path
 
 import zmq
 from zmq.utils import z85
-from zmq.utils.monitor import parse_monitor_message
 
 from ...ipc.codec import MAX_BODY_BYTES
 from ...ipc.network.keys import AuthorizedClients, KeyRing, ServerKeys
 from ...ipc.processes.child_args import NetworkArgs
-from ...ipc.sockets import HEARTBEAT_TIMEOUT_MS, NOBLOCK, bind_network_router, has_message, send_to
+from ...ipc.sockets import (
+    HEARTBEAT_TIMEOUT_MS,
+    NOBLOCK,
+    bind_network_router,
+    has_message,
+    receive_event,
+    send_to,
+)
 from .listener import call_unlocked, take_event
 from .remote_clients import to_remote_identity, to_socket_identity
 
@@ -195,12 +201,12 @@ class _KeyChecker:
         """False once there will be none."""
         with contextlib.suppress(zmq.Again):
             for _ in range(_MAX_EVENTS):
-                event = parse_monitor_message(self._monitor.recv_multipart(NOBLOCK))
-                match event["event"]:
+                event, value = receive_event(self._monitor)
+                match event:
                     case zmq.EVENT_ACCEPTED:
-                        self._on_accepted(event["value"])
+                        self._on_accepted(value)
                     case zmq.EVENT_DISCONNECTED:
-                        self._on_ended(event["value"])
+                        self._on_ended(value)
                     case _:
                         return False
         return True

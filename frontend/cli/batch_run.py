@@ -59,6 +59,7 @@ class BatchCounts:
     num_failed: int = 0  # statuses 5xx
 
     def add(self, result: files.BatchResult) -> None:
+        """Count a result; a line that could not be sent counts as a 400."""
         status = 400 if result.response is None else result.response.status_code
         if status < 400:
             self.num_answered += 1

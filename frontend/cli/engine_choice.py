@@ -37,6 +37,7 @@ def add_engine_options(parser: Parser, takes_several: bool = False) -> None:
 
 
 def add_keys_option(parser: Parser) -> None:
+    """Add --keys, which `check_unattached` refuses without --attach."""
     text = "folder of this client's keys, for --attach tcp://HOST:PORT (see `quire keys`)"
     parser.add_argument("--keys", metavar="DIR", help=text)
 

@@ -52,10 +52,12 @@ class Session:
 
     @property
     def facts(self) -> EngineFacts:
+        """The engine's."""
         return self._engine.facts
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """The engine's; the commands' engines have one."""
         tokenizer = self._engine.tokenizer
         assert tokenizer is not None, "the commands do not offer skip_tokenizer_init"
         return tokenizer

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from ...ipc.client_protocol import GOODBYE, ClientProtocol
 from ...ipc.errors import EngineDeadError, ModelError
 from ...ipc.messages import EngineCoreOutput
 from ...ipc.network.keys import ClientKeys
-from ...ipc.sockets import NOBLOCK, connect_dealer, has_message, read_events
+from ...ipc.sockets import NOBLOCK, connect_dealer, has_message, read_events, receive_event
 from .engines import Engine, PlannedRestart
 from .handshake_watch import FAILURES, HandshakeWatch
 
@@ -82,11 +81,11 @@ class EngineSocket(Transport):
     def read_connection_events(self) -> list[bool]:
         events: list[bool] = []
         while has_message(self._monitor):
-            event = parse_monitor_message(self._monitor.recv_multipart(NOBLOCK))
+            event, _ = receive_event(self._monitor)
             if self._handshakes is not None:
-                self._handshakes.note(event["event"])
-            if event["event"] in _CONNECTION_EVENTS:
-                events.append(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+                self._handshakes.note(event)
+            if event in _CONNECTION_EVENTS:
+                events.append(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
         return events
 
     def reconnect(self) -> None:

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class RequestTarget(Protocol):
-    """Where requests are handed to: the protocol of the only engine, or a group."""
+    """Where requests go: the only engine's ClientProtocol, or a group. Those say what each method does."""
 
     def add_requests(self, requests: Sequence[EngineCoreRequest], now: float) -> None: ...
     def withdraw_requests(self, request_ids: list[str]) -> None: ...

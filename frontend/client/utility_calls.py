@@ -235,16 +235,8 @@ def merge_snapshots(by_engine: Mapping[int, EngineSnapshot]) -> EngineSnapshot:
 
 
 def _describe_load(index: int, snapshot: EngineSnapshot) -> EngineLoad:
-    stats = snapshot.stats
-    return EngineLoad(
-        index=index,
-        num_running=stats.num_running,
-        num_waiting=stats.num_waiting,
-        kv_blocks_used=stats.kv_blocks_used,
-        kv_blocks_total=stats.kv_blocks_total,
-        prompt_tokens_per_s=snapshot.prompt_tokens_per_s,
-        generation_tokens_per_s=snapshot.generation_tokens_per_s,
-    )
+    fields = msgspec.structs.asdict(snapshot) | msgspec.structs.asdict(snapshot.stats) | {"index": index}
+    return EngineLoad(**{name: fields[name] for name in EngineLoad.__struct_fields__})
 
 
 def _merge_clients(views: Iterable[ClientView]) -> list[ClientView]:

@@ -18,7 +18,6 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
-from fastapi import FastAPI
 from starlette.responses import HTMLResponse, Response
 
 from ...ipc.engine_views import EngineSnapshot
@@ -31,7 +30,7 @@ PERIOD_S = 0.5
 _FOLDER = Path(__file__).parent / "static"
 
 
-def add_routes(app: FastAPI, routes: Routes, models: ServedModels) -> None:
+def add_routes(routes: Routes, models: ServedModels) -> None:
     """Serve the page, /stats and /stats/stream, whose streams end when the server is about to.
 
     An engine that is gone raises EngineDeadError or ApiError, for the app to answer.
@@ -50,7 +49,7 @@ def add_routes(app: FastAPI, routes: Routes, models: ServedModels) -> None:
     async def stream_stats(model: str | None = None) -> Response:
         return EventStream(feeds[models.find(model)].watch(), models.parts.options.limits)
 
-    app.add_api_route("/", show_page, include_in_schema=False, response_class=HTMLResponse)
+    routes.add_page("/", show_page)
     routes.add("/stats", show_stats, "The engine at this moment", EngineSnapshot, more={404: ErrorResponse})
     summary = "The engine, twice a second, as events"
     routes.add("/stats/stream", stream_stats, summary, "text/event-stream")
@@ -113,6 +112,7 @@ class SnapshotFeed:
             self._next.set_result(event)
 
 
+@functools.cache
 def load_page() -> str:
     """static/index.html with the styles and scripts that it names in their places."""
     page = (_FOLDER / "index.html").read_text()
@@ -120,6 +120,7 @@ def load_page() -> str:
     return re.sub(r'<script src="(\S+)"></script>', lambda found: _inline("script", found[1]), page)
 
 
+@functools.cache
 def make_content_security_policy(page: str) -> str:
     """Only this page's own scripts and style, by their hashes, and this server; no text becomes markup."""
     scripts = " ".join(f"'{_hash(body)}'" for body in re.findall(r"<script>(.*?)</script>", page, re.S))

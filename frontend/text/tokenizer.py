@@ -85,18 +85,22 @@ class Tokenizer:
 
     @property
     def bos_token(self) -> str | None:
+        """The text of the token that a sequence begins with; None: there is none."""
         return self.special_tokens.get("bos_token")
 
     @property
     def eos_token(self) -> str | None:
+        """The text of the token that ends a sequence; None: there is none."""
         return self.special_tokens.get("eos_token")
 
     @property
     def bos_token_id(self) -> int | None:
+        """The id of `bos_token`; None without one."""
         return self._id_of(self.bos_token)
 
     @property
     def eos_token_id(self) -> int | None:
+        """The id of `eos_token`; None without one."""
         return self._id_of(self.eos_token)
 
     @cached_property

@@ -190,7 +190,7 @@ class Deadline:
 
 
 class Watched(Protocol):
-    """What can be looked at and given up: a ProcessHandle, or what stands for a process elsewhere."""
+    """What can be watched: a ProcessHandle, which says what each does, or what stands for one elsewhere."""
 
     @property
     def is_computing(self) -> bool: ...

@@ -122,6 +122,7 @@ def test_keys_scroll_sort_explain_and_cancel_after_a_question():
         top_screen.wait_until_shown("request-099: told to end", "▶ request-098")
         top_screen.press("q")
         top_screen.wait_until_shown("aborted ['request-099']")
+        assert top_screen.child.wait(DEADLINE_S) == 0
 
 
 def test_a_screen_that_is_resized_is_drawn_anew():

@@ -68,8 +68,7 @@ def wait_until_all_serve(name: str) -> dict[int, EngineState]:
     return engines
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("lost", [(0, 2), (0, 1, 2)])
+@pytest.mark.parametrize(("lost", "number"), [((0, 2), signal.SIGSTOP), ((0, 1, 2), signal.SIGKILL)])
 def test_engines_that_are_lost_together_cost_no_token(
     three: str, lost: tuple[int, ...], number: signal.Signals
 ) -> None:

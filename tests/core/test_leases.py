@@ -410,6 +410,7 @@ def test_half_a_handshake_and_half_a_message_disturb_nobody(daemon: Daemon, clie
         raw.close()
     with connect_raw(daemon) as raw:
         raw.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(range(256)) * 40)
+        assert is_closed_by_peer(raw)
     run_requests(client, make_requests("also", 4, 30))
 
 

@@ -377,7 +377,7 @@ def run_python(program: str) -> Iterator[int]:
 
 
 def test_what_a_process_does_is_read_from_the_kernel() -> None:
-    with run_python("import time; time.sleep(60)") as pid:
+    with run_python("import signal; signal.pause()") as pid:
         assert wait_until(lambda: is_computing(pid), 5.0), "it starts"
         assert wait_until(lambda: not is_computing(pid), 5.0)
         assert not is_stopped(pid)

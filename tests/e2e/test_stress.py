@@ -52,17 +52,9 @@ def golden(site: Site) -> list[Golden]:
 
 def make_plan(site: Site, pool: list[Ask], seed: int) -> ClientPlan:
     """64 streams, until they are told to stop."""
-    return ClientPlan(
-        kind="async",
-        daemon=site.daemon,
-        url=site.url,
-        model=site.model,
-        pool=pool,
-        arrivals=draw_arrivals(seed, 10.0, 30.0, len(pool), odd_share=0.2),
-        max_concurrency=NUM_STREAMS,
-        is_endless=True,
-        timeout_s=TIMEOUT_S,
-    )
+    arrivals = draw_arrivals(seed, 10.0, 30.0, len(pool), odd_share=0.2)
+    plan = site.plan_client("async", pool, arrivals, TIMEOUT_S)
+    return msgspec.structs.replace(plan, max_concurrency=NUM_STREAMS, is_endless=True)
 
 
 def kill_under_load(site: Site, golden: list[Golden], folder: Path, seed: int, num_each: int) -> StressResult:

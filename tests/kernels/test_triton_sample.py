@@ -153,19 +153,6 @@ def test_forbidden_tokens_are_never_drawn(filters: dict[str, Any], monkeypatch: 
     assert len(set(sampled.token_ids.tolist())) > 1
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("filters", [FILTERS[0], FILTERS[1], FILTERS[3], FILTERS[8]], ids=str)
-def test_logits_of_16_bits_give_the_tokens_of_the_same_numbers_in_float32(
-    filters: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logits = make_logits(2, 600).to(dtype)
-    batch = make_batch(2, 600, **filters)
-    narrow = sample_with_triton(logits, batch, monkeypatch)
-    wide = sample_with_triton(logits.float(), batch, monkeypatch)
-    assert narrow.token_ids.tolist() == wide.token_ids.tolist()
-    assert narrow.is_bad.tolist() == wide.is_bad.tolist()
-
-
 def test_penalties_and_logprobs_are_those_of_the_torch_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, output = np.array([5, 6, 7], dtype=np.int32), np.array([9, 9, 11], dtype=np.int32)
     params = SamplingParams(

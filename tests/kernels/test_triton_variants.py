@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from checkpoints import Recipe, make_checkpoint
-from quire.ipc.config import SchedulerConfig
+from quire.ipc.config import EngineConfig, SchedulerConfig
 
 pytest.importorskip("triton")
 
@@ -21,28 +22,27 @@ SHARED_BYTES = {"sm_80": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10, "sm_1
 _TIMEOUT_S = 280.0
 pytestmark = pytest.mark.timeout(_TIMEOUT_S + 20)
 
+# Of each case how many variants a kernel has, and which kernels are not fused.
 _COUNT = """
 import json
 from collections import Counter
 from quire.tools.gpu.variants import CASES, record_case
-print(json.dumps({name: Counter(one.name for one in record_case(case, 90)) for name, case in CASES.items()}))
-"""
-_COUNT_UNFUSED = """
-import json
-from quire.tools.gpu.variants import CASES, record_case
-print(json.dumps({
-    name: sorted({one.name for one in record_case(case, 90) if not one.options.enable_fp_fusion})
-    for name, case in CASES.items()
-}))
+found = {}
+for name, case in CASES.items():
+    launches = record_case(case, 90)
+    unfused = sorted({one.name for one in launches if not one.options.enable_fp_fusion})
+    found[name] = Counter(one.name for one in launches), unfused
+print(json.dumps(found))
 """
 _COMPILE = """
 import json, sys
 from quire.tools.gpu.variants import CASES, compile_case
 print(json.dumps(compile_case(CASES[sys.argv[1]], int(sys.argv[2]))))
 """
-# What a worker's start launches and what is listed of its model, each only there.
+# What a worker's start launches and what is listed of its model, each only there. Each in a fork of its own:
+# imports, which take as long as a start, are done once.
 _START = """
-import json, sys
+import json, os, sys
 import msgspec, torch
 from triton.runtime import driver
 from quire.ipc.config import EngineConfig
@@ -53,16 +53,29 @@ from quire.tools.gpu.variants import Case, record_model
 from quire.worker.attention import triton_attention
 from quire.worker.worker import Worker
 
-config = msgspec.json.decode(sys.argv[1], type=EngineConfig)
-case = Case("", is_exact=config.exact, is_int4=config.model.quantization == "int4")
-listed = {launch.key for launch in record_model(config.model.spec, case, 90)}
-triton_runtime.DEVICE_TYPES = frozenset({"cpu"})
-triton_attention.find_card = lambda device: triton_attention.Card(132, SHARED_BYTES[90])
-driver.set_active(Driver())
-record_launches(lambda: triton_runtime.find_fault("cpu"))  # the kernel that shows whether kernels run
-torch.Tensor.new_empty, torch.empty_like = torch.Tensor.new_zeros, torch.zeros_like
-started = {launch.key for launch in record_launches(Worker(config, lambda phase: None).start)}
-print(json.dumps([len(started), sorted(started - listed), sorted(listed - started)]))
+def compare(config):
+    case = Case("", is_exact=config.exact, is_int4=config.model.quantization == "int4")
+    listed = {launch.key for launch in record_model(config.model.spec, case, 90)}
+    triton_runtime.DEVICE_TYPES = frozenset({"cpu"})
+    triton_attention.find_card = lambda device: triton_attention.Card(132, SHARED_BYTES[90])
+    driver.set_active(Driver())
+    record_launches(lambda: triton_runtime.find_fault("cpu"))  # the kernel that shows whether kernels run
+    torch.Tensor.new_empty, torch.empty_like = torch.Tensor.new_zeros, torch.zeros_like
+    started = {launch.key for launch in record_launches(Worker(config, lambda phase: None).start)}
+    return len(started), sorted(started - listed), sorted(listed - started)
+
+found = []
+for config in msgspec.json.decode(sys.argv[1], type=list[EngineConfig]):
+    source, sink = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(sink, json.dumps(compare(config)).encode())
+        os._exit(0)
+    os.close(sink)
+    with open(source) as answer:
+        found.append(json.loads(answer.read() or "null"))
+    os.waitpid(pid, 0)
+print(json.dumps(found))
 """
 _WIDTHS: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 400}
 _GEMMA = Recipe("gemma2", head_size=256, sliding_window=512, tied=True, **_WIDTHS)
@@ -86,32 +99,48 @@ def run(script: str, *arguments: str, timeout_s: float = _TIMEOUT_S) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_serving_launches_as_many_variants_as_the_table_has() -> None:
+@pytest.fixture(scope="module")
+def counted() -> Iterator[dict[str, tuple[dict[str, int], list[str]]]]:
+    """By case, where Triton itself would not fuse."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+        yield run(_COUNT)
+
+
+def test_serving_launches_as_many_variants_as_the_table_has(counted: dict[str, Any]) -> None:
     table = json.loads(TABLE.read_text())
     wanted = {
         name: {kernel: row["variants"] for kernel, row in own["sm_90"].items()} for name, own in table.items()
     }
-    assert run(_COUNT) == wanted
+    assert {name: variants for name, (variants, _) in counted.items()} == wanted
 
 
-def test_products_and_sums_are_fused_whatever_triton_does_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
-    unfused = run(_COUNT_UNFUSED)
-    assert unfused == {
-        name: ["_combine_kernel", "_paged_attention_kernel"] if "exact" in name else [] for name in unfused
+def test_products_and_sums_are_fused_whatever_triton_does_unasked(counted: dict[str, Any]) -> None:
+    assert {name: unfused for name, (_, unfused) in counted.items()} == {
+        name: ["_combine_kernel", "_paged_attention_kernel"] if "exact" in name else [] for name in counted
     }
 
 
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, list[str], list[str]]]:
+    """What _START says of each of _STARTS."""
+    configs: list[EngineConfig] = []
+    for recipe, is_exact, quantization in _STARTS.values():
+        checkpoint = make_checkpoint(tmp_path_factory.mktemp("start"), recipe)
+        config = msgspec.structs.replace(
+            checkpoint.engine_config("bfloat16", max_model_len=4096, quantization=quantization),
+            scheduler=SchedulerConfig(max_num_seqs=1024, max_num_batched_tokens=2048),
+            exact=is_exact,
+        )
+        configs.append(config)
+    return dict(zip(_STARTS, run(_START, msgspec.json.encode(configs).decode()), strict=True))
+
+
 @pytest.mark.parametrize("name", list(_STARTS))
-def test_a_start_launches_the_variants_that_are_listed_and_no_others(name: str, tmp_path: Path) -> None:
-    recipe, is_exact, quantization = _STARTS[name]
-    checkpoint = make_checkpoint(tmp_path, recipe)
-    config = msgspec.structs.replace(
-        checkpoint.engine_config("bfloat16", max_model_len=4096, quantization=quantization),
-        scheduler=SchedulerConfig(max_num_seqs=1024, max_num_batched_tokens=2048),
-        exact=is_exact,
-    )
-    num_started, only_started, only_listed = run(_START, msgspec.json.encode(config).decode())
+def test_a_start_launches_the_variants_that_are_listed_and_no_others(
+    name: str, starts: dict[str, tuple[int, list[str], list[str]]]
+) -> None:
+    num_started, only_started, only_listed = starts[name]
     assert (only_started, only_listed) == ([], [])
     assert num_started >= 20
 

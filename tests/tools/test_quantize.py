@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -244,9 +242,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 
 def test_nothing_is_left_after_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = make_plain(tmp_path, RECIPES["qwen2"])
-    monkeypatch.setattr(
-        FolderWriter, "_write_config", lambda *_: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(10)
-    )
+    monkeypatch.setattr(FolderWriter, "_write_config", lambda *_: signal.raise_signal(signal.SIGTERM))
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         assert quantize_by_command(plain, tmp_path / "out") == 128 + signal.SIGTERM

@@ -223,10 +223,12 @@ class Connection(asyncio.Protocol):
         await self._has_ended.wait()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Of asyncio.Protocol."""
         # A stream's; uvloop's own class is no asyncio.Transport by name.
         self._transport, self.is_open = cast(asyncio.Transport, transport), True
 
     def data_received(self, data: bytes) -> None:
+        """Of asyncio.Protocol: hands bodies to the reader; what goes wrong is raised in `exchange`."""
         now = time.perf_counter()
         parser, reader, done = self._parser, self._reader, self._done
         if parser is None or reader is None or done is None or done.done():
@@ -245,6 +247,7 @@ class Connection(asyncio.Protocol):
             done.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Of asyncio.Protocol: ends the exchange, with an error unless the answer may end so."""
         self.is_open = False
         self._has_ended.set()
         if self._done is None or self._done.done() or self._parser is None:

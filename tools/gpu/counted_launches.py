@@ -19,12 +19,15 @@ class Driver:
     """What a launch asks of the driver of an H100."""
 
     def get_current_device(self) -> int:
+        """Of Triton's driver: the only one."""
         return 0
 
     def get_current_stream(self, _device: int) -> int:
+        """Likewise: the default one."""
         return 0
 
     def get_current_target(self) -> GPUTarget:
+        """Likewise: what kernels are compiled for."""
         return GPUTarget("cuda", 90, 32)
 
 

@@ -51,6 +51,7 @@ class Offer:
 
     @property
     def name(self) -> str:
+        """What a call of the tool says."""
         return self.tool["function"]["name"]
 
     def call(self, asked: Asked) -> dict[str, Any]:
@@ -70,6 +71,7 @@ def make_offer(kind: Kind, rng: Random, is_usual: float = 0.7) -> Offer:
 
 
 def make_tool(name: str, description: str, keys: tuple[str, ...], types: tuple[str, ...]) -> dict[str, Any]:
+    """A function as OpenAI's API describes it: all of `keys`, of these JSON types, are required."""
     properties = {key: {"type": type_} for key, type_ in zip(keys, types, strict=True)}
     parameters = {"type": "object", "properties": properties, "required": list(keys)}
     return {
@@ -164,6 +166,7 @@ def _draw_lookup(rng: Random) -> Asked:
 
 
 def ask_lookup(form: str, attribute: str, thing: str, value: str) -> Asked:
+    """A question for an attribute of a thing, and the answer when the call has found `value`."""
     key = f"{attribute} of {thing}"
     return Asked(form.format(x=attribute, y=thing), (key,), value, f"The {key} is {value}.")
 

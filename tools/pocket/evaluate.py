@@ -45,6 +45,7 @@ def score_additions(pocket: Pocket, limit: int | None = None) -> Score:
 
 
 def score_one_digit_sums(pocket: Pocket) -> Score:
+    """All additions of two digits."""
     cases = [(f"What is {x} plus {y}?", str(x + y)) for x in range(10) for y in range(10)]
     return score_chat(pocket, "one-digit additions right", cases, _last_number_is)
 
@@ -99,6 +100,7 @@ def score_reading(pocket: Pocket, count: int) -> Score:
 
 
 def score_unknown(pocket: Pocket, count: int) -> Score:
+    """Questions about what it has never read, which it is to decline."""
     rng = Random(SEED)
     cases = [draw_unknown(rng) for _ in range(count)]
     return score_chat(
@@ -113,6 +115,7 @@ def collect_words(seed: int, num_documents: int) -> set[str]:
 
 
 def split_words(text: str) -> list[str]:
+    """The words of a text, without digits and punctuation."""
     return re.findall(r"[A-Za-z']+", text)
 
 
@@ -174,6 +177,7 @@ def evaluate(pocket: Pocket, is_quick: bool = False) -> Iterator[Score]:
 
 
 def main() -> None:
+    """Print the scores of a model folder."""
     parser = argparse.ArgumentParser(prog="python -m quire.tools.pocket.evaluate", description=__doc__)
     parser.add_argument("model", nargs="?", type=Path, default=MODEL_DIR, help="a model folder")
     parser.add_argument("--quick", action="store_true", help="a fifth of the cases")

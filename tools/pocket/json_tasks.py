@@ -47,10 +47,12 @@ class JsonTask:
 
     @property
     def answer(self) -> str:
+        """`value` as the model is to write it."""
         return json.dumps(self.value)
 
     @property
     def is_held_out(self) -> bool:
+        """Whether it is left out of the training text."""
         return zlib.crc32(self.prompt.encode()) % HELD_OUT_ONE_IN == 0
 
 

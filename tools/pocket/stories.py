@@ -90,6 +90,7 @@ def tell_story(rng: Random, hero: Character | None = None, says_kind: bool = Fal
 
 
 def pick_hero(rng: Random) -> Character:
+    """A child, or an animal with or without a name."""
     female = rng.random() < 0.5
     if rng.random() < 0.45:
         return child(rng, female)

@@ -60,14 +60,17 @@ class Sum:
 
     @property
     def result(self) -> int:
+        """What it comes to."""
         return self.a - self.b if self.is_minus else self.a + self.b
 
     @property
     def is_held_out(self) -> bool:
+        """Whether it is left out of the training text, a subtraction with the sum that undoes it."""
         first, second = (self.b, self.result) if self.is_minus else (self.a, self.b)
         return (min(first, second), max(first, second)) in HELD_OUT
 
     def fill(self, form: str) -> str:
+        """A form of ADD_FORMS or TAKE_FORMS with its numbers."""
         return form.format(a=self.a, b=self.b, c=self.result)
 
 

@@ -26,6 +26,7 @@ def think_about_sum(asked: Sum) -> str:
 
 
 def think_about_text(sentence: str) -> str:
+    """The thought before an answer that a given text states in `sentence`."""
     return f"The text says: {sentence}"
 
 

@@ -115,4 +115,5 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
+    """Write a value as the model folder's files have it."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

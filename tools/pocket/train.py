@@ -67,6 +67,7 @@ def plan_step(step: int, num_steps: int) -> tuple[tuple[int, int], float, float]
 
 
 def make_config() -> LlamaConfig:
+    """The shape of the pocket model."""
     return LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=192,
@@ -129,6 +130,7 @@ class Trainer:
 
     @property
     def averaged_model(self) -> LlamaForCausalLM:
+        """The moving average of the weights, which is exported."""
         return cast(LlamaForCausalLM, self._average.module)
 
 
@@ -209,6 +211,7 @@ def _describe(config: LlamaConfig) -> dict[str, Any]:
 
 
 def parse_options() -> Options:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m quire.tools.pocket.train", description=__doc__)
     parser.add_argument("--out", type=Path, default=MODEL_DIR, help="the folder to write")
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="the length of the whole recipe")

@@ -28,7 +28,7 @@ from ...ipc.errors import InputError, QuireError
 from ...ipc.network.keys import make_keys
 from ...ipc.sampling_params import SamplingParams
 from .answers import answer_all
-from .asks import Ask
+from .asks import Arrival, Ask, ClientKind, ClientPlan
 from .certificates import Certificates
 from .chats import list_chats
 from .http_client import make_client_context
@@ -92,6 +92,22 @@ class Site:
         self.tls = None if self.ca_path is None else make_client_context(self.ca_path)
         self.grpc_address = self._server.grpc_address
         self.url, self.server = self._server.url, psutil.Process(self._server.pid)
+
+    def plan_client(
+        self, kind: ClientKind, pool: list[Ask], arrivals: list[Arrival], timeout_s: float
+    ) -> ClientPlan:
+        """The plan of a client of this site."""
+        return ClientPlan(
+            kind=kind,
+            daemon=self.attachment,
+            url=self.url,
+            ca_path=self.ca_path,
+            grpc_address=self.grpc_address,
+            model=self.model,
+            pool=pool,
+            arrivals=arrivals,
+            timeout_s=timeout_s,
+        )
 
     def find_pids(self, role: Role) -> list[int]:
         """The processes of this role that run now; may be none for a moment."""

@@ -210,17 +210,7 @@ def _make_plan(site: Site, kind: ClientKind, pool: list[Ask], arrivals: list[Arr
         arrivals = [one for one in arrivals if pool[one.ask].chat is None]
     if kind == "grpc":  # which has no vectors
         arrivals = [one for one in arrivals if not pool[one.ask].embeds]
-    return ClientPlan(
-        kind=kind,
-        daemon=site.attachment,
-        url=site.url,
-        ca_path=site.ca_path,
-        grpc_address=site.grpc_address,
-        model=site.model,
-        pool=pool,
-        arrivals=arrivals,
-        timeout_s=_TIMEOUT_S,
-    )
+    return site.plan_client(kind, pool, arrivals, _TIMEOUT_S)
 
 
 def _kill_one(site: Site, plan: ClientPlan, golden: list[Golden], role: Role) -> StressResult:

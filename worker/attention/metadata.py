@@ -54,6 +54,7 @@ class AttentionMetadata:
 
     @property
     def num_requests(self) -> int:
+        """R, those that a graph pads with included."""
         return self.seq_lens.shape[0]
 
     def to_host_step(self) -> HostStep:

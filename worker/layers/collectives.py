@@ -115,6 +115,7 @@ class SummedFeedForward:
         return self.all_reduce(self.part(hidden))
 
     def emit(self, program: Program, x: Slot, y: Slot) -> None:
+        """As FeedForward.emit."""
         self.part.emit(program, x, y)
         self.all_reduce.emit(program, y)
 

@@ -53,6 +53,7 @@ class MLP:
         return self.down_proj(self.activation(self.gate_up_proj(hidden)))
 
     def emit(self, program: Program, x: Slot, y: Slot) -> None:
+        """As FeedForward.emit."""
         gate_up, gated = program.slot("gate_up", 2 * self.width), program.slot("gated", self.width)
         self.gate_up_proj.emit(program, x, gate_up)
         self.activation.emit(program, gate_up, gated, self.width)
@@ -72,6 +73,7 @@ class PlainMLP:
         return self.down_proj(self.up_proj(hidden))
 
     def emit(self, program: Program, x: Slot, y: Slot) -> None:
+        """As FeedForward.emit."""
         activated = program.slot("gated", self.width)
         self.up_proj.emit(program, x, activated)
         self.down_proj.emit(program, activated, y)
@@ -100,6 +102,7 @@ class Experts:
         return launch_experts(library, hidden, choices, weights, gate_up, down, spec.activation)
 
     def emit(self, program: Program, x: Slot, y: Slot) -> None:
+        """As FeedForward.emit; NotNativeError where a layer's weights are not the native kernels'."""
         spec, (gate_up, down) = self._spec, self._tables
         if gate_up is None or down is None:
             raise NotNativeError(type(self).__name__)

@@ -37,6 +37,7 @@ class AnswerPrinter:
             self._markdown = MarkdownPrinter(sys.stdout, self._style.has_color)
 
     def take(self, event: turn.OutputEvent) -> None:
+        """Print what an event brings, at once."""
         match event:
             case turn.TextDelta(text):
                 self._begin(sys.stdout)

@@ -106,6 +106,7 @@ class Conversation:
 
     @property
     def facts(self) -> EngineFacts:
+        """The engine's."""
         return self._session.facts
 
     @property
@@ -270,6 +271,7 @@ class AnswerRates:
         self.finish_reason: str | None = None
 
     def take(self, output: RequestOutput) -> None:
+        """Count what an output brings, which has just come."""
         self._last_at = time.perf_counter()
         self._first_at = self._first_at or self._last_at
         self._num_prompt_tokens = len(output.prompt_token_ids)

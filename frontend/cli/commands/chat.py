@@ -19,6 +19,7 @@ from ..tools import NAMES, find_tools
 
 
 def run(argv: Sequence[str]) -> int:
+    """Run `quire chat`."""
     options = _make_parser().parse(argv)
     given = read_sampling_options(options)
     tools = () if options.tools is None else find_tools(options.tools)

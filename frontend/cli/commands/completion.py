@@ -144,6 +144,7 @@ SHELLS = {"bash": write_bash, "zsh": write_zsh, "fish": write_fish}
 
 
 def run(argv: Sequence[str]) -> int:
+    """Run `quire completion`."""
     parser = Parser("quire completion", "Print a shell's completion script.", _EPILOG, " SHELL")
     parser.add_argument("shell", choices=tuple(SHELLS), metavar="SHELL", help=f"one of {', '.join(SHELLS)}")
     options = parser.parse(argv)

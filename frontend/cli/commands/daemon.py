@@ -60,6 +60,7 @@ _CHUNK = 65_536  # characters
 
 
 def run(argv: Sequence[str]) -> int:
+    """Run `quire daemon`."""
     return run_subcommand("quire daemon", _USAGE, _COMMANDS, argv)
 
 

@@ -66,6 +66,7 @@ class Check(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def run(argv: Sequence[str]) -> int:
+    """Run `quire doctor`."""
     options = _make_parser().parse(argv)
     parts = _PARTS
     if options.engines is not None:

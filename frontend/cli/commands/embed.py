@@ -28,6 +28,7 @@ _FLAGS = ("dimensions", "truncate_prompt_tokens")
 
 
 def run(argv: Sequence[str]) -> int:
+    """Run `quire embed`."""
     argv, literal_texts = split_at_dashes(argv)
     options = _make_parser().parse(argv)
     params = _read_params(options)

@@ -28,6 +28,7 @@ completion_tokens, cached_tokens.
 
 
 def run(argv: Sequence[str]) -> int:
+    """Run `quire generate`."""
     argv, literal_prompts = split_at_dashes(argv)
     options = _make_parser().parse(argv)
     given = read_sampling_options(options)

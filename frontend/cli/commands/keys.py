@@ -25,6 +25,7 @@ To lock a client out remove its line from DIR/{CLIENTS}: the file is read again 
 
 
 def run(argv: Sequence[str]) -> int:
+    """Run `quire keys`."""
     return run_subcommand("quire keys", _USAGE, _COMMANDS, argv)
 
 

@@ -23,6 +23,7 @@ _COLUMNS = (
 
 
 def run(argv: Sequence[str]) -> int:
+    """Run `quire ps`."""
     parser = Parser("quire ps", "List the daemons of this user that run.", _EPILOG, " [NAME ...]")
     parser.add_argument("name", nargs="*", metavar="NAME", help="only these")
     parser.add_argument("--json", action="store_true", help="print a JSON list")

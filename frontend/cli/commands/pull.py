@@ -16,6 +16,7 @@ again. Files go to the Hugging Face cache (HF_HOME); HF_TOKEN opens what is not 
 
 
 def run(argv: Sequence[str]) -> int:
+    """Run `quire pull`."""
     parser = Parser("quire pull", "Download a model from the Hugging Face hub.", _EPILOG, " NAME")
     text = "a hub name, such as Qwen/Qwen3-0.6B, or with a tag the GGUF file of it: owner/name:Q4_K_M"
     parser.add_argument("name", metavar="NAME", help=text)

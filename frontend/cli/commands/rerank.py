@@ -25,6 +25,7 @@ line: index, score, document.
 
 
 def run(argv: Sequence[str]) -> int:
+    """Run `quire rerank`."""
     argv, literal_texts = split_at_dashes(argv)
     options = _make_parser().parse(argv)
     query, *documents = [*options.text, *literal_texts] or [""]

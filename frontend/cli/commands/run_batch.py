@@ -39,6 +39,7 @@ Exit code: 0 when every line of this run was answered, 1 when one was refused or
 
 
 def run(argv: Sequence[str]) -> int:
+    """Run `quire run-batch`."""
     options = _make_parser().parse(argv)
     input_path = _choose_path("input", options.input, options.input_file)
     output_path = _choose_path("output", options.output, options.output_file)

@@ -50,6 +50,7 @@ _EXAMPLES: tuple[tuple[str, str, dict[str, Any]], ...] = (  # a task, its route,
 
 
 def run(argv: Sequence[str]) -> int:
+    """Run `quire serve`."""
     options = serve_options.make_parser().parse(argv)
     options.model = choose_model(argv, options.model_name, options.model)
     check_names_end(argv, options.served_model_name, options.model_name)
@@ -179,7 +180,7 @@ def _serve_by_group(
     def announce() -> None:
         line.clear()
         known = load_daemon_models(daemons)
-        _announce(box({one.model: one.tasks for one in known}, group.formats))
+        _announce(box({one.served_model_name: one.tasks for one in known}, group.formats))
 
     num_processes = options.api_server_count
     group = HttpGroup(attach, server_options, listening_socket, num_processes, line.show)

@@ -36,6 +36,7 @@ _TILDES = {b"1": "home", b"4": "end", b"5": "pgup", b"6": "pgdn", b"7": "home", 
 
 
 def run(argv: Sequence[str]) -> int:
+    """Run `quire top`."""
     options = _make_parser().parse(argv)
     daemons = choose_daemons([*options.name, *(options.attach or ())], options.keys)
     with ExitStack() as stack:

@@ -99,6 +99,7 @@ class AccessLog:
         self._thread = threading.Thread(target=self._write_all, name="access-log", daemon=True)
 
     def start(self) -> None:
+        """Begin to write, in a thread of its own."""
         self._thread.start()
 
     def note(self, record: AccessRecord) -> None:

@@ -1,4 +1,4 @@
-"""/openapi.json: FastAPI's skeleton of paths, with the schemas that msgspec derives from the Structs.
+"""The server's routes, and /openapi.json: their paths with the schemas that msgspec derives from the Structs.
 
 /docs: the same as one page without scripts, so that it needs no network.
 """
@@ -8,16 +8,19 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from html import escape
+from importlib.metadata import version
 from types import UnionType
 from typing import Any, cast, get_args
 
 import msgspec
-from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from ..errors import ErrorResponse, MessagesErrorResponse, is_messages_path
 
@@ -46,22 +49,50 @@ code{font-family:ui-monospace,monospace}
 _STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 CONTENT_SECURITY_POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; frame-ancestors 'none'"
 _TYPE_WORDS = {"string": "text", "array": "list", "boolean": "true or false"}
+Endpoint = Callable[..., Awaitable[Response]]
 _NOTES = {"stream": "answer as server-sent events", "model": "the served model's name; it may be left out"}
 
 
-class Routes:
-    """Adds routes to an app, and makes the document of what goes in and out; FastAPI parses nothing."""
+class _OneRoute(Route):
+    """Takes one method (Starlette adds HEAD to GET), and is `route` in the scope of what it answers."""
 
-    def __init__(self, app: FastAPI, root_path: str = "") -> None:
+    def __init__(self, path: str, endpoint: Endpoint, method: str, name: str) -> None:
+        self.parameters = inspect.signature(endpoint).parameters
+        self._call = endpoint
+        super().__init__(path, self._answer, methods=[method], name=name)
+        self.methods = {method}
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        return match, {**found, "route": self}
+
+    async def _answer(self, request: Request) -> Response:
+        given: dict[str, Any] = {**request.query_params, **request.path_params, "http": request}
+        return await self._call(**{name: given[name] for name in self.parameters if name in given})
+
+
+class Routes:
+    """A server's routes, and the document of what goes in and out.
+
+    An endpoint's parameters are strings, by name from the path or, with a default, from the query; `http` is
+    the Request.
+    """
+
+    def __init__(self, root_path: str = "") -> None:
         """`root_path`: what a proxy puts before every path."""
-        self._app = app
+        self.routes: list[Route] = []
         self._root_path = root_path
+        self._paths: dict[str, dict[str, Any]] = {}
         self._types: set[Any] = {ErrorResponse}
+
+    def add_page(self, path: str, endpoint: Endpoint) -> None:
+        """A GET that the document does not name."""
+        self.routes.append(_OneRoute(path, endpoint, "GET", endpoint.__name__))
 
     def add(
         self,
         path: str,
-        endpoint: Callable[..., Awaitable[Response]],
+        endpoint: Endpoint,
         summary: str | None,
         answer: Any,
         *,
@@ -82,49 +113,53 @@ class Routes:
             self._types.update(kinds)
             names = ", ".join(kind.__name__ for kind in kinds)
             content["text/event-stream"] = {"schema": {"description": f"Events; data: {names}"}}
-        responses: dict[int | str, Any] = {200: {"description": "Success", "content": content}}
+        responses: dict[str, Any] = {"200": {"description": "Success", "content": content}}
         for status in (401, 503) if request is None else _ERRORS_OF_POSTS:
             content = self._describe_json(MessagesErrorResponse if is_messages_path(path) else ErrorResponse)
-            responses[status] = {"description": _ERRORS_OF_POSTS[status], "content": content}
+            responses[str(status)] = {"description": _ERRORS_OF_POSTS[status], "content": content}
         for status, kind in (more or {}).items():
-            responses[status] = {"description": "See the body", "content": self._describe_json(kind)}
-        extra: dict[str, Any] = {}
+            responses[str(status)] = {"description": "See the body", "content": self._describe_json(kind)}
+        method = method or ("GET" if request is None else "POST")
+        route = _OneRoute(path, endpoint, method, name or endpoint.__name__)
+        operation: dict[str, Any] = {
+            "summary": _SENTENCE_END.split(summary or endpoint.__doc__ or "", maxsplit=1)[0],
+            "operationId": re.sub(r"\W", "_", f"{route.name}{route.path_format}_{method.lower()}"),
+            "responses": responses,
+        }
+        if parameters := [
+            {
+                "name": one,
+                "in": "path" if one in route.param_convertors else "query",
+                "required": one in route.param_convertors,
+                "schema": {"type": "string"},
+            }
+            for one in route.parameters
+            if one != "http"
+        ]:
+            operation["parameters"] = parameters
         if request is not None:
-            extra["requestBody"] = {"required": True, "content": self._describe_json(request)}
-        self._app.add_api_route(
-            path,
-            endpoint,
-            methods=[method or ("GET" if request is None else "POST")],
-            name=name,
-            summary=_SENTENCE_END.split(summary or endpoint.__doc__ or "", maxsplit=1)[0],
-            responses=responses,
-            response_class=Response,
-            response_model=None,
-            openapi_extra=extra,
-        )
+            operation["requestBody"] = {"required": True, "content": self._describe_json(request)}
+        self.routes.append(route)
+        self._paths.setdefault(route.path_format, {})[method.lower()] = operation
 
     @functools.cached_property
     def document(self) -> dict[str, Any]:
-        """/openapi.json, for FastAPI's `app.openapi`; made when it is first asked for."""
-        app = self._app
-        document = get_openapi(
-            title=app.title, version=app.version, description=app.description, routes=app.routes
-        )
-        for path in document["paths"].values():
-            for operation in cast(dict[str, dict[str, Any]], path).values():
-                operation["responses"].pop("422", None)  # FastAPI's own validation is not used
+        """/openapi.json; made when it is first asked for."""
         types = sorted(self._types, key=str)
         _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
-        components = document.setdefault("components", {})
-        own = components.setdefault("schemas", {})
-        for name in ("HTTPValidationError", "ValidationError"):
-            own.pop(name, None)
-        own.update(schemas)
-        components["securitySchemes"] = {"apiKey": {"type": "http", "scheme": "bearer"}}
-        if self._root_path:
-            document["servers"] = [{"url": self._root_path}]
-        document["security"] = [{}, {"apiKey": []}]
-        return document
+        keys = {"apiKey": {"type": "http", "scheme": "bearer"}}
+        document: dict[str, Any] = {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "Quire",
+                "description": "OpenAI-compatible inference.",
+                "version": version("quire"),
+            },
+            "paths": self._paths,
+            "components": {"schemas": schemas, "securitySchemes": keys},
+            "security": [{}, {"apiKey": []}],
+        }
+        return document | ({"servers": [{"url": self._root_path}]} if self._root_path else {})
 
     def _describe_json(self, kind: Any) -> dict[str, Any]:
         """Of a Struct, or of a type that is made of some."""

@@ -21,32 +21,25 @@ class DaemonModel(msgspec.Struct, frozen=True):
     """A daemon, and what its engine served when it was last looked at. Fit to send."""
 
     daemon: Attachment
-    model: str
-    max_model_len: int | None = None  # as the rest, not known of one that starts
+    # As in EngineFacts. All but the name are not known of one that starts.
+    served_model_name: str
+    max_model_len: int | None = None
     tasks: tuple[str, ...] = ("generate",)
     embedding_size: int = 0
-    formats: str = ""  # as EngineFacts.formats
-    root: str = ""  # where its engine found it
-    aliases: tuple[str, ...] = ()
+    formats: str = ""
+    model: str = ""
+    served_model_aliases: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, daemon: Attachment, facts: EngineFacts) -> Self:
         """What its engine says that it serves."""
-        return cls(
-            daemon=daemon,
-            model=facts.served_model_name,
-            max_model_len=facts.max_model_len,
-            tasks=facts.tasks,
-            embedding_size=facts.embedding_size,
-            formats=facts.formats,
-            root=facts.model,
-            aliases=facts.served_model_aliases,
-        )
+        told = {name: getattr(facts, name) for name in cls.__struct_fields__ if name != "daemon"}
+        return cls(daemon, **told)
 
     @property
     def names(self) -> tuple[str, ...]:
         """What requests may call it."""
-        return (self.model, *self.aliases)
+        return (self.served_model_name, *self.served_model_aliases)
 
 
 def find_starting_model(daemon: Attachment) -> DaemonModel | None:

@@ -75,15 +75,12 @@ class ServedModel:
     @property
     def name(self) -> str:
         """What requests call it."""
-        return self.serving.model_id if self._known is None else self._known.model
+        return self.serving.model_id if self._known is None else self._known.served_model_name
 
     @property
     def names(self) -> tuple[str, ...]:
         """All that requests may call it, `name` first."""
-        if self._known is not None:
-            return self._known.names
-        facts = self.serving.llm.facts
-        return (facts.served_model_name, *facts.served_model_aliases)
+        return (self.facts.served_model_name, *self.facts.served_model_aliases)
 
     @property
     def facts(self) -> EngineFacts | DaemonModel:
@@ -162,7 +159,7 @@ class ServedModels:
         return ModelCard(
             id=name or model.name,
             created=self.parts.created,
-            root=facts.root if isinstance(facts, DaemonModel) else facts.model,
+            root=facts.model,
             max_model_len=facts.max_model_len,
             tasks=list(facts.tasks),
             embedding_size=facts.embedding_size or msgspec.UNSET,

@@ -69,6 +69,7 @@ class TextProcess(asyncio.Protocol):
 
     @property
     def pid(self) -> int:
+        """The child's."""
         return self._child.pid
 
     @property
@@ -82,6 +83,7 @@ class TextProcess(asyncio.Protocol):
         return self._child.exit_code in _MEMORY_EXITS
 
     def describe_exit(self) -> str:
+        """How it ended, for a person."""
         return self._child.describe_exit()
 
     def send(self, frame: bytes) -> None:
@@ -110,9 +112,11 @@ class TextProcess(asyncio.Protocol):
         await loop.create_unix_connection(lambda: self, sock=self._socket)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Of asyncio.Protocol: the child's socket can be written to."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        """Of asyncio.Protocol: hands on the messages that are whole."""
         for body, _ in self._frames.feed(data):
             self._on_body(body)
 

@@ -9,7 +9,7 @@ import pytest
 from fakes import FakeEngine, make_config, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quire.core.scheduling.answer_cost import MAX_STEP_ANSWER_BYTES
+from quire.core.scheduling import scheduler
 from quire.ipc.config import SchedulerConfig, SchedulingPolicy
 from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest, ErrorCode, FinishReason
 from quire.ipc.model_spec import EmbeddingSpec, PoolingSpec
@@ -117,8 +117,9 @@ def test_only_a_vector_of_the_last_token_reads_the_prefix_cache() -> None:
         assert answer_of(engine, "second") == answer_of(engine, "first")
 
 
-def test_token_wise_answers_share_steps_within_bounds() -> None:
-    width = MAX_STEP_ANSWER_BYTES // 4 // 24
+def test_token_wise_answers_share_steps_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    width = 8
+    monkeypatch.setattr(scheduler, "MAX_STEP_ANSWER_BYTES", 24 * 4 * width)
     pooling = msgspec.structs.replace(MEAN, is_matryoshka=True)
     engine = make_engine(pooling)
     spec = msgspec.structs.replace(engine.config.model.spec, hidden_size=width)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.scheduling.scheduler import Scheduler
-from quire.core.stats.stats_collector import DeviceFreeTime
+from quire.core.scheduling.stalls import DeviceFreeTime
 from quire.ipc.config import SchedulerConfig
 from quire.ipc.engine_views import StalledRequest
 

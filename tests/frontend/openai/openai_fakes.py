@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
 from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -88,6 +89,11 @@ class FakePooling:
         return await self.llm.pool(self.processor, call)
 
 
+@functools.cache
+def _load_pocket_tokenizer() -> Tokenizer:
+    return load_tokenizer(pocket_folder())
+
+
 class FakeLLM:
     """Answers every prompt with `pieces`, one a turn. A closed `gate` holds everything after the first."""
 
@@ -124,7 +130,7 @@ class FakeLLM:
 
     def set_template(self, template: str) -> None:
         """Have the pocket model's tokenizer, and this chat template."""
-        own = load_tokenizer(pocket_folder())
+        own = _load_pocket_tokenizer()
         self.tokenizer = Tokenizer(own.backend, own.special_tokens, template)
 
     @property

@@ -258,7 +258,7 @@ def test_daemons_that_serve_the_same_name_are_refused_with_both(monkeypatch: pyt
     found = load_daemon_models(["a-x", "b-y"])
     root = str(pocket_folder())
     assert found == tuple(
-        DaemonModel(f"{a}-{b}", b, 128, root=root, formats="float32") for a, b in (("a", "x"), ("b", "y"))
+        DaemonModel(f"{a}-{b}", b, 128, model=root, formats="float32") for a, b in (("a", "x"), ("b", "y"))
     )
     with pytest.raises(ConfigError, match=r"attach='a-x, b-x': .*: both 'x'"):
         load_daemon_models(["a-x", "b-x"])

@@ -16,6 +16,8 @@ Concept: TypeAlias = tuple[str, ...]  # words of one meaning
 
 @dataclass(frozen=True, slots=True)
 class Topic:
+    """Words that go together, by meaning, as concepts.txt lists them."""
+
     name: str
     nouns: list[Concept]
     verbs: list[Concept]
@@ -23,10 +25,12 @@ class Topic:
 
     @property
     def concepts(self) -> list[Concept]:
+        """All of them."""
         return self.nouns + self.verbs + self.adjectives
 
 
 def read_topics() -> list[Topic]:
+    """The topics of concepts.txt."""
     topics: list[Topic] = []
     for line in (Path(__file__).parent / "concepts.txt").read_text(encoding="utf-8").splitlines():
         name, _, rest = line.partition(":")

@@ -85,10 +85,12 @@ class Encoder:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        """The folder's."""
         return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
 
     @cached_property
     def model(self) -> BertModel:
+        """The folder's, in the dtype of its weights."""
         return BertModel.from_pretrained(self.folder, dtype="auto", add_pooling_layer=False).eval()
 
     def embed(self, texts: Sequence[str]) -> Tensor:
@@ -183,6 +185,7 @@ def evaluate(folder: Path) -> Iterator[Score]:
 
 
 def main() -> None:
+    """Print the scores of a model folder."""
     parser = argparse.ArgumentParser(
         prog="python -m quire.tools.pocket.encoder.evaluate", description=__doc__
     )

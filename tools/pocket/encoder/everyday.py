@@ -15,6 +15,8 @@ SYNONYM_SHARE, DROPPED_SHARE = 0.25, 0.15
 
 @dataclass(frozen=True, slots=True)
 class Matter:
+    """Something that people ask about, and what answers it."""
+
     title: str
     questions: list[str]
     held_out_question: str

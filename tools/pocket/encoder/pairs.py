@@ -49,4 +49,5 @@ def read_sections(name: str) -> list[Section]:
 
 
 def split_cells(line: str, separator: str = "|") -> list[str]:
+    """The parts of a line without the space around them."""
     return [cell.strip() for cell in line.split(separator)]

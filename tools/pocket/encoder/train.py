@@ -53,6 +53,7 @@ class Options:
 
 
 def make_config(vocab_size: int) -> BertConfig:
+    """The shape of the pocket encoder."""
     return BertConfig(
         vocab_size=vocab_size,
         hidden_size=128,
@@ -97,6 +98,7 @@ class Trainer:
 
     @property
     def averaged_model(self) -> BertModel:
+        """The moving average of the weights, which is exported."""
         return cast(BertModel, self._average.module)
 
     def _compute_loss(self, pairs: list[Pair]) -> Tensor:
@@ -231,6 +233,7 @@ def _describe(config: BertConfig) -> dict[str, Any]:
 
 
 def parse_options() -> Options:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m quire.tools.pocket.encoder.train", description=__doc__)
     parser.add_argument("--out", type=Path, default=ENCODER_DIR, help="the folder to write")
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="the length of the whole recipe")

@@ -61,9 +61,11 @@ class RoundRobin:
         self._able[index] = True
 
     def set_takes_new(self, index: int, takes_new: bool) -> None:
+        """Likewise."""
         self._able[index] = takes_new
 
     def place(self, request: EngineCoreRequest) -> int:
+        """The next one's index."""
         del request
         while True:
             self._next = (self._next + 1) % len(self._able)

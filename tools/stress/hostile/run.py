@@ -11,6 +11,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+import msgspec
+
 from ....frontend.daemon import stop_daemon
 from ....ipc.errors import QuireError
 from ...bench.machine import describe_machine, format_machine
@@ -174,18 +176,8 @@ def _find_new(samples: Sequence[Sample]) -> list[float]:
 
 
 def _make_client_plan(site: Site, pool: list[Ask]) -> ClientPlan:
-    return ClientPlan(
-        kind="http",
-        daemon=site.daemon,
-        url=site.url,
-        api_key=_KEYS[0],
-        model=site.model,
-        pool=pool,
-        arrivals=list_all(pool),
-        is_endless=True,
-        max_concurrency=NUM_STREAMS,
-        timeout_s=_TIMEOUT_S,
-    )
+    plan = site.plan_client("http", pool, list_all(pool), _TIMEOUT_S)
+    return msgspec.structs.replace(plan, api_key=_KEYS[0], is_endless=True, max_concurrency=NUM_STREAMS)
 
 
 def _make_attack_plan(site: Site, options: HostileOptions) -> AttackPlan:
