@@ -218,7 +218,7 @@ def check_transformer(folder: Path) -> None:
                 allowed = f"absent, or {config.get(name)!r} as config.json has it"
                 raise settings.error(f"{key}.{name}", value, allowed)
     if _takes_messages(settings) and not _is_qwen3_reranker(transformer, config):
-        allowed = "with 'text', or Qwen3-Reranker's: its is the only template for pairs here"
+        allowed = "without 'message', or Qwen3-Reranker's: its is the only template here"
         raise settings.error("modality_config", settings.get("modality_config"), allowed)
 
 
@@ -346,8 +346,8 @@ def _read_modalities(settings: ConfigFields) -> dict[str, dict[str, Any]]:
 
 
 def _takes_messages(settings: ConfigFields) -> bool:
-    """Whether texts go through the chat template."""
-    return list(_read_modalities(settings)) == ["message"]
+    """Whether texts go through the chat template, as they do wherever conversations are taken."""
+    return "message" in _read_modalities(settings)
 
 
 def _is_qwen3_reranker(transformer: Path, config: dict[str, Any]) -> bool:

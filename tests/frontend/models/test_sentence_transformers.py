@@ -261,7 +261,11 @@ def test_a_folder_without_any_such_file_has_no_prompts_and_no_limit(tmp_path: Pa
         ({"sentence_bert_config.json": {"modality_config": {"text": 1}}}, "modality_config=.*: an object"),
         (
             {"sentence_bert_config.json": {"modality_config": {"message": {"method": "forward"}}}},
-            "modality_config=.*: with 'text'",
+            "modality_config=.*: without 'message'",
+        ),
+        (
+            {"sentence_bert_config.json": {"modality_config": {"text": {}, "message": {}}}},
+            "modality_config=.*: without 'message'",
         ),
         (
             {"sentence_bert_config.json": {"query_expansion": {"length": 32}}},
