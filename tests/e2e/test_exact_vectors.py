@@ -1,5 +1,5 @@
-"""Exact vectors: what an encoder makes of a text, or a classifier of a pair, is the same bit for bit, whatever
-runs beside it or dies.
+"""Exact vectors: what an encoder makes of a text, or a classifier of a pair, is the same bit for bit,
+whatever runs beside it or dies.
 
 What decoders make of texts is among the kinds of crowd.py.
 """
@@ -51,7 +51,7 @@ def make_classifier(folder: Path, name: str) -> None:
     """One of CLASSIFIERS, with a packaged tokenizer."""
     if name == "cross-encoder":
         make_encoder(folder, "bert", "ForSequenceClassification", vocab_size=5714, num_labels=1)
-        settings = {"model_type": "CrossEncoder", "prompts": {"q": "A fox asks: "}, "default_prompt_name": "q"}
+        settings = {"model_type": "CrossEncoder", "prompts": {"q": "Fox asks: "}, "default_prompt_name": "q"}
         (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
         shutil.copy(pocket_encoder_folder() / "tokenizer.json", folder)
         return
