@@ -30,6 +30,7 @@ from quire.ipc.beam_search import BeamSearch
 
 NUM_NEIGHBOURS = 64
 PROCESSORS = ("own_processors:Unlike",)  # of an engine that runs these requests
+OVERRIDES = {"is_matryoshka": True}  # likewise, of config.json
 EOS_TOKEN_IDS = (0, 2)  # of the pocket model
 STORY = "Once upon a time there was a little fox who lived near the river with her mother and her brothers. "
 
@@ -282,8 +283,9 @@ def uncached(i: int) -> tuple[str, SamplingParams]:
 
 @kind
 def embedded(i: int) -> tuple[str, PoolingParams]:
-    """Of the last token, so that it reads the prefix cache."""
-    return make_prompt(i), PoolingParams(task="embed", use_activation=i % 2 == 0)
+    """Of the last token, so that it reads the prefix cache. Some are cut."""
+    dimensions = (None, 5, 24)[i % 3]
+    return make_prompt(i), PoolingParams(task="embed", use_activation=i % 2 == 0, dimensions=dimensions)
 
 
 @kind

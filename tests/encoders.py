@@ -38,6 +38,15 @@ _DISTILBERT: dict[str, Any] = {
     "n_heads": 4,
     "max_position_embeddings": 512,
 }
+_GEMMA: dict[str, Any] = {
+    **_SIZES,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "sliding_window": 12,
+    "use_bidirectional_attention": True,
+}
 # What names transformers' class, and the fields of its configuration.
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", _SIZES),
@@ -50,6 +59,8 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gte": ("Gte", _SIZES),
     "nomic": ("NomicBert", _SIZES | {"hidden_act": "silu"}),
 }
+# With decoders that see the whole prompt, whose hidden states are larger: their vectors are compared.
+EMBEDDERS = ENCODERS | {"embeddinggemma": ("Gemma3Text", _GEMMA)}
 
 
 def make_encoder(folder: Path, name: str, head: str = "Model", **more: Any) -> Checkpoint:
@@ -58,7 +69,7 @@ def make_encoder(folder: Path, name: str, head: str = "Model", **more: Any) -> C
     `head` ends the name of transformers' class, `more` are fields of its configuration.
     """
     make_first_calls()
-    family, fields = ENCODERS[name]
+    family, fields = EMBEDDERS[name]
     config = getattr(transformers, f"{family}Config")(**fields | more)
     config._attn_implementation = "eager"
     torch.manual_seed(0)

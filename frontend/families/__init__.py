@@ -46,6 +46,8 @@ _FAMILIES: dict[str, tuple[str, Reader]] = {
         for name, (model_type, read) in _DECODERS.items()
         for head, change in _HEADS.items()
     },
+    "Gemma3TextModel": ("gemma3_text", without_head(gemma3.read_text_spec)),
+    "Gemma3TextForSequenceClassification": ("gemma3_text", with_scores(gemma3.read_text_spec)),
     "Qwen2ForRewardModel": ("qwen2", with_rewards(qwen2.read_spec, num_labels=1)),
     "Qwen2ForProcessRewardModel": ("qwen2", with_rewards(qwen2.read_spec, num_labels=2)),
     **ENCODERS,

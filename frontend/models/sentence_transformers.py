@@ -70,6 +70,11 @@ _HARMLESS_ARGUMENT = re.compile(
     r"|local_files_only|low_cpu_mem_usage|token|trust_remote_code|unpad_inputs|use_cache"
     r"|use_memory_efficient_attention|use_safetensors|variant"
 )
+# Likewise for the tokenizer; any other would make other tokens.
+_TOKENIZER_CALLS = ("common", "text", "chat_template")
+_HARMLESS_TOKENIZER_ARGUMENT = re.compile(
+    r"add_generation_prompt|logits_to_keep|pad_to_multiple_of|padding|restore_suffix|return_tensors|truncation"
+)
 _QWEN3_RERANKER_TEXT = "Judge whether the Document meets the requirements"  # of Qwen3-Reranker's template
 
 
@@ -182,7 +187,11 @@ def read_cross_encoder_activation(folder: Path) -> HeadActivation | None:
 
 
 def check_transformer(folder: Path) -> None:
-    """Raise ModelError by file and key for a Transformer that computes something else than is done here."""
+    """Raise ModelError by file and key for a Transformer that computes something else than is done here, and
+    for vectors that are always cut.
+    """
+    of_folder = ConfigFields(read_json(folder / _SETTINGS), file=_SETTINGS)
+    of_folder.only("truncate_dim", None)  # after they are normalised; `dimensions` are cut before
     transformer = find_transformer_folder(folder)
     settings = _read_settings(transformer)
     if (task := settings.get("transformer_task", _TASKS[0])) not in _TASKS:
@@ -196,6 +205,12 @@ def check_transformer(folder: Path) -> None:
         if method.get("method", "forward") != "forward" or output not in _MODEL_OUTPUTS:
             allowed = f"forward with {' or '.join(_MODEL_OUTPUTS)}"
             raise settings.error(f"modality_config.{kind}", method, allowed)
+    for kind, arguments in _read_object(settings, "processing_kwargs").items():
+        if not isinstance(arguments, dict):
+            raise settings.error(f"processing_kwargs.{kind}", arguments, "an object")
+        for name, value in cast(dict[str, Any], arguments).items():
+            if kind in _TOKENIZER_CALLS and not _HARMLESS_TOKENIZER_ARGUMENT.fullmatch(name):
+                raise settings.error(f"processing_kwargs.{kind}.{name}", value, "absent")
     config = read_json(transformer / "config.json")
     for key in _ARGUMENTS:
         for name, value in _read_object(settings, key).items():
@@ -203,7 +218,7 @@ def check_transformer(folder: Path) -> None:
                 allowed = f"absent, or {config.get(name)!r} as config.json has it"
                 raise settings.error(f"{key}.{name}", value, allowed)
     if _takes_messages(settings) and not _is_qwen3_reranker(transformer, config):
-        allowed = "with 'text', or Qwen3-Reranker's: its is the only template for pairs here"
+        allowed = "without 'message', or Qwen3-Reranker's: its is the only template here"
         raise settings.error("modality_config", settings.get("modality_config"), allowed)
 
 
@@ -331,8 +346,8 @@ def _read_modalities(settings: ConfigFields) -> dict[str, dict[str, Any]]:
 
 
 def _takes_messages(settings: ConfigFields) -> bool:
-    """Whether texts go through the chat template."""
-    return list(_read_modalities(settings)) == ["message"]
+    """Whether texts go through the chat template, as they do wherever conversations are taken."""
+    return "message" in _read_modalities(settings)
 
 
 def _is_qwen3_reranker(transformer: Path, config: dict[str, Any]) -> bool:

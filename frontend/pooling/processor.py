@@ -110,13 +110,8 @@ class PoolingProcessor:
 
     def _check(self, raw: RawPrompt, params: PoolingParams) -> TokenizedPrompt:
         checked = self._prompts.check(raw)
-        end = self.texts.trailing_padding_id if params.task == "classify" else None
-        ids = checked.token_ids
-        if ids[-1] != end or len(ids) == 1:
-            return checked
-        count = next((count for count in range(len(ids), 0, -1) if ids[count - 1] != end), 1)
-        raw.token_ids = ids[:count]
-        return self._prompts.check(raw)
+        padding = self.texts.trailing_padding_id if params.task == "classify" else None
+        return checked if padding is None else checked.without_trailing(padding)
 
     def takes_long(self, prompts: Sequence[PoolingPrompt]) -> bool:
         """Whether `tokenize` takes more than about a millisecond, which an event loop has no time for."""

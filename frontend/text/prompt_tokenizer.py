@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
 from ...ipc.errors import InputError, PromptError
 from ...ipc.messages import EngineFacts
-from ...ipc.token_ids import decode_token_ids, encode_token_ids
+from ...ipc.token_ids import TOKEN_SIZE_BYTES, decode_token_ids, encode_token_ids
 from .prompts import RawPrompt, check_encodable, describe_length, describe_token_ids
 from .tokenizer import Tokenizer
 
@@ -28,6 +28,14 @@ class TokenizedPrompt:
     packed: bytes
     cache_salt: str
     type_start: int | None = None  # as in EngineCoreRequest
+
+    def without_trailing(self, token_id: int) -> Self:
+        """The prompt without this token at its end, however often; of nothing else, one is left."""
+        count = len(self.token_ids)
+        while count > 1 and self.token_ids[count - 1] == token_id:
+            count -= 1
+        packed = self.packed[: count * TOKEN_SIZE_BYTES]
+        return replace(self, token_ids=self.token_ids[:count], packed=packed)
 
 
 class PromptTokenizer:

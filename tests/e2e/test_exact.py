@@ -16,7 +16,17 @@ from typing import Any
 
 import pytest
 from checkpoints import RECIPES, Recipe, make_checkpoint
-from crowd import NUM_NEIGHBOURS, PROCESSORS, Answer, Ask, answer, answer_alone, answer_through, list_asks
+from crowd import (
+    NUM_NEIGHBOURS,
+    OVERRIDES,
+    PROCESSORS,
+    Answer,
+    Ask,
+    answer,
+    answer_alone,
+    answer_through,
+    list_asks,
+)
 from gguf_files import add_vocabulary, convert_checkpoint, fill_with_blocks
 from quire import LLM, SamplingParams
 from quire.frontend.models.model_folder import POCKET, pocket_folder
@@ -49,7 +59,7 @@ MODELS = [
 def make_llm(model: Model, backend: str = "uni", **changes: Any) -> LLM:
     """Of a decoder that generates and embeds."""
     sizes = {"num_gpu_blocks_override": 2048, "max_model_len": 512, "max_logprobs": -1}
-    sizes |= {"runner": "generate", "convert": "embed"}
+    sizes |= {"runner": "generate", "convert": "embed", "hf_overrides": OVERRIDES}
     fields: dict[str, Any] = sizes | {"logits_processors": PROCESSORS} | changes
     folder, dtype = model
     fields = {"quantization": QUANTIZATIONS.get(Path(folder).name)} | fields

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crowd import PROCESSORS, Answer, Ask, answer, answer_alone, answer_through, list_asks
+from crowd import OVERRIDES, PROCESSORS, Answer, Ask, answer, answer_alone, answer_through, list_asks
 from quire import LLM
 from quire.frontend.models.model_folder import POCKET, POCKET_ENCODER
 
@@ -42,7 +42,12 @@ CUTS = [
 def make_llm(dtype: str = "float32", **changes: Any) -> LLM:
     """Of a decoder that generates and embeds."""
     fields: dict[str, Any] = {"num_gpu_blocks_override": 2048, "max_model_len": 512, "max_logprobs": -1}
-    fields |= {"runner": "generate", "convert": "embed", "logits_processors": PROCESSORS}
+    fields |= {
+        "runner": "generate",
+        "convert": "embed",
+        "logits_processors": PROCESSORS,
+        "hf_overrides": OVERRIDES,
+    }
     return LLM(POCKET, dtype=dtype, exact=True, **(fields | changes))
 
 

@@ -32,6 +32,9 @@ NOMIC: dict[str, Any] = {
     "model_type": "nomic_bert",
     "activation_function": "swiglu",
     "causal": False,
+    "dense_seq_output": True,
+    "fused_bias_fc": True,
+    "fused_dropout_add_ln": True,
     "layer_norm_epsilon": 1e-12,
     "max_trained_positions": 2048,
     "mlp_fc1_bias": False,
@@ -47,8 +50,11 @@ NOMIC: dict[str, Any] = {
     "rotary_emb_base": 1000,
     "rotary_emb_fraction": 1.0,
     "rotary_scaling_factor": None,
+    "scale_attn_weights": True,
+    "summary_proj_to_labels": True,
     "type_vocab_size": 2,
     "use_flash_attn": True,
+    "use_xentropy": True,
     "vocab_size": 100,
 }
 NEW: dict[str, Any] = {

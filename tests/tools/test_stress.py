@@ -170,11 +170,12 @@ def test_some_requests_are_searches_and_some_are_for_the_engines_own_processor()
 
 def test_some_requests_ask_for_vectors_of_an_engine_that_embeds():
     pool = add_odd(draw_pool(1, 36, 200), 1, has_processor=True)
-    vectors = [ask for ask in add_vectors(pool, 1, can_embed=True) if ask.embeds]
+    vectors = [ask for ask in add_vectors(pool, 1, [None, 8]) if ask.embeds]
     assert len(vectors) == 6
+    assert {ask.make_body("m").get("dimensions") for ask in vectors} == {None, 8}
     assert {ask.path for ask in vectors} == {"/v1/embeddings"}
     assert all(ask.make_body("m")["input"] == ask.prompt and not ask.is_streamed for ask in vectors)
-    assert add_vectors(pool, 1, can_embed=False) == pool
+    assert add_vectors(pool, 1, []) == pool
 
 
 def test_some_requests_are_conversations_of_every_kind_that_the_model_knows():

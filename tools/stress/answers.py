@@ -53,7 +53,7 @@ def encode_vector(raw: bytes) -> str:
 
 
 def _embed(llm: LLM, ask: Ask) -> Golden | str:
-    (output,) = llm.embed([ask.engine_prompt], use_tqdm=False)
+    (output,) = llm.embed([ask.engine_prompt], pooling_params=ask.pooling_params, use_tqdm=False)
     return output.error or Golden([], encode_vector(output.outputs.raw))
 
 

@@ -15,6 +15,7 @@ import msgspec
 from ...frontend.client.remote_daemon import Attachment
 from ...frontend.text.prompts import Prompt
 from ...ipc.beam_search import BeamSearchParams
+from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import RequestOutputKind, SamplingParams
 from ...ipc.structured_outputs import StructuredOutputsParams
 from .chats import QUESTIONS, Chat
@@ -66,6 +67,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     extra_args: dict[str, Any] | None = None  # of NoRepeat
     chat: Chat | None = None  # then the prompt is a user's message
     embeds: bool = False  # asks for the prompt's vector
+    dimensions: int | None = None  # of the vector, if it is to be cut
 
     @property
     def engine_prompt(self) -> Prompt:
@@ -88,6 +90,11 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         """As `beam_search` takes them."""
         assert self.beam_width is not None
         return BeamSearchParams(beam_width=self.beam_width, max_tokens=self.max_tokens, ignore_eos=True)
+
+    @property
+    def pooling_params(self) -> PoolingParams:
+        """As `embed` and `encode` take them."""
+        return PoolingParams(task="embed", dimensions=self.dimensions)
 
     @property
     def is_streamed(self) -> bool:
@@ -125,7 +132,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     def make_body(self, model: str) -> dict[str, Any]:
         """As a server takes it at `path`, streamed if it can be."""
         if self.embeds:
-            return {"model": model, "input": self.prompt, "encoding_format": "base64"}
+            fields = {} if self.dimensions is None else {"dimensions": self.dimensions}
+            return {"model": model, "input": self.prompt, "encoding_format": "base64", **fields}
         if self.beam_width is not None:
             return {
                 "model": model,
@@ -228,8 +236,10 @@ def add_chats(pool: Sequence[Ask], seed: int, chats: Sequence[Chat]) -> list[Ask
     return asks
 
 
-def add_vectors(pool: Sequence[Ask], seed: int, can_embed: bool) -> list[Ask]:
-    """The pool with requests for vectors in the place of some plain ones, if the engine can embed."""
+def add_vectors(pool: Sequence[Ask], seed: int, dimensions: Sequence[int | None]) -> list[Ask]:
+    """The pool with requests for vectors of these dimensions (none: the engine cannot embed) in the place of
+    some plain ones.
+    """
     rng = random.Random(f"vectors/{seed}")
     asks = list(pool)
     plain = [
@@ -237,9 +247,15 @@ def add_vectors(pool: Sequence[Ask], seed: int, can_embed: bool) -> list[Ask]:
         for place, ask in enumerate(pool)
         if ask.beam_width is None and ask.extra_args is None and ask.chat is None
     ]
-    num_vectors = min(len(pool) // _EMBED_EVERY, len(plain)) if can_embed else 0
-    for place in rng.sample(plain, num_vectors):
-        asks[place] = Ask(prompt=pool[place].prompt, max_tokens=1, seed=None, embeds=True)
+    num_vectors = min(len(pool) // _EMBED_EVERY, len(plain)) if dimensions else 0
+    for number, place in enumerate(rng.sample(plain, num_vectors)):
+        asks[place] = Ask(
+            prompt=pool[place].prompt,
+            max_tokens=1,
+            seed=None,
+            embeds=True,
+            dimensions=dimensions[number % len(dimensions)],
+        )
     return asks
 
 

@@ -166,7 +166,7 @@ class AsyncClient(Client):
             record.take_whole(join_beams(ask, found))
             return
         if ask.embeds:
-            async for vector in self._llm.encode(ask.engine_prompt, task="embed"):
+            async for vector in self._llm.encode(ask.engine_prompt, ask.pooling_params):
                 record.take_whole(Golden([], encode_vector(vector.outputs.raw)))
             return
         stream = self._llm.generate(ask.engine_prompt, ask.make_params(RequestOutputKind.DELTA))

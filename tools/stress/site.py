@@ -25,6 +25,7 @@ from ...ipc.config import EngineConfig, RecoveryConfig
 from ...ipc.daemon.daemon_state import read_state
 from ...ipc.daemon.run_dir import find_base, find_daemon, find_named
 from ...ipc.errors import InputError, QuireError
+from ...ipc.messages import EngineFacts
 from ...ipc.network.keys import make_keys
 from ...ipc.sampling_params import SamplingParams
 from .answers import answer_all
@@ -78,7 +79,7 @@ class Site:
             facts = llm.llm_engine.facts
             self.model, self.recovery = facts.served_model_name, facts.recovery
             self.has_processor = NO_REPEAT in facts.logits_processors
-            self.can_embed = "embed" in facts.tasks
+            self.dimensions = _list_dimensions(facts)
             known = llm.llm_engine.input_processor.output_format
             self.chats = [] if known is None else list_chats(bool(known.calls), bool(known.thinking))
             self.has_thoughts = known is not None and bool(known.thinking)
@@ -313,6 +314,7 @@ def open_site(
             logits_processors=[NO_REPEAT],
             runner="generate",
             convert="embed",
+            hf_overrides={"is_matryoshka": True},
             distributed_executor_backend=None if ray is None else "ray",
             **engine or {},
         )
@@ -373,6 +375,14 @@ def find_leftovers(folder: Path) -> list[str]:
     for process in left:
         process.kill()
     return broken + [f"a file is left: {path.name}" for path in find_base().iterdir()]
+
+
+def _list_dimensions(facts: EngineFacts) -> list[int | None]:
+    """Of the embeddings that the engine makes, whole (None) and cut."""
+    if "embed" not in facts.tasks:
+        return []
+    cuts = facts.matryoshka_dimensions or (1, facts.embedding_size // 2)
+    return [None, *cuts] if facts.is_matryoshka else [None]
 
 
 def _find_processes(folder: Path) -> list[psutil.Process]:

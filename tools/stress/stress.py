@@ -109,7 +109,7 @@ def run_stress(options: StressOptions) -> int:
         pool = draw_pool(options.seed, _POOL_SIZE, options.max_tokens)
         pool = add_odd(pool, options.seed, site.has_processor)
         pool = add_chats(pool, options.seed, site.chats)
-        pool = add_vectors(pool, options.seed, site.can_embed)
+        pool = add_vectors(pool, options.seed, site.dimensions)
         spoken = range(len(pool), len(pool) + (_NUM_CONVERSATIONS if site.can_chat else 0))
         pool += draw_conversations(options.seed, len(spoken), options.max_tokens, site.has_thoughts)
         golden = site.compute_golden(pool)

@@ -44,6 +44,7 @@ _ONLY = {
     "rotary_emb_interleaved": False,
     "rotary_emb_scale_base": None,
     "rotary_scaling_factor": None,
+    "scale_attn_weights": True,
     "use_rms_norm": False,
     "add_cross_attention": False,
     "is_decoder": False,
@@ -108,7 +109,7 @@ def _read_original(fields: ConfigFields) -> _Sizes:
     hidden_size = fields.integer("n_embd")
     width = fields.integer("n_inner", 8 * hidden_size // 3)
     ffn = DenseSpec(intermediate_size=-(-width // 256) * 256, activation=_GATED[name])  # as its code rounds
-    fields.ignore("n_positions", "layer_norm_eps")
+    fields.ignore("n_positions", "layer_norm_eps", "fused_bias_fc", "dense_seq_output")  # speed, training
     return _Sizes(
         read_heads(fields, "n_head", "n_embd"),
         ffn,

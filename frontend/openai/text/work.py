@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 _SILENT_PARTS = ("image_url", "input_audio", "file")
 _PANIC = "PanicException"  # of the tokenizers library's Rust: no Exception, and not to be imported
 MEMORY_ALLOWED = f"what takes at most {MAX_TEXT_MEMORY_BYTES >> 20} MiB of memory to render and tokenize"
-_ENCODED_AT_ONCE = 1024  # texts: what the tokenizer holds of a token is some hundred bytes
+# What the tokenizer holds of a token is some hundred bytes.
+_ENCODED_AT_ONCE = 1024  # texts, or with a query for all of them
+_CHARACTERS_AT_ONCE = 1 << 20  # likewise, of that query
 
 
 def do_job(tokenizer: Tokenizer, job: jobs.TextJob) -> jobs.TextAnswer:
@@ -189,14 +191,27 @@ def encode_for_pooling(tokenizer: Tokenizer, job: jobs.PoolingJob) -> jobs.Token
     """Token ids of all texts. Raises InputErrors."""
     packed: list[bytes] = []
     type_starts: list[int | None] = []
-    for start in range(0, len(job.texts), _ENCODED_AT_ONCE):
-        part = slice(start, start + _ENCODED_AT_ONCE)
+    size = _ENCODED_AT_ONCE
+    if job.queries is not None and len(job.queries) == 1:
+        _check_query(tokenizer, job, job.queries[0])
+        size = min(size, 1 + _CHARACTERS_AT_ONCE // (1 + len(job.queries[0])))
+    for start in range(0, len(job.texts), size):
+        part = slice(start, start + size)
         for name, (ids, type_start) in zip(job.names[part], _encode_part(tokenizer, job, part), strict=True):
             if len(ids) > job.max_tokens:
                 raise PromptError(name, f"{len(ids)} tokens", describe_length(job.max_tokens, 0))
             packed.append(encode_token_ids(ids))
             type_starts.append(type_start)
     return jobs.TokenIds(packed, type_starts)
+
+
+def _check_query(tokenizer: Tokenizer, job: jobs.PoolingJob, query: str) -> None:
+    """Raise PromptError for a query that is too long by itself, before it is encoded with each text."""
+    if len(query) > job.max_tokens:
+        (encoding,) = tokenizer.encode_texts([query], add_special_tokens=False)
+        if len(encoding) > job.max_tokens:
+            said = f"more than {len(encoding)} tokens"
+            raise PromptError(job.names[0], said, describe_length(job.max_tokens, 0))
 
 
 def _encode_part(tokenizer: Tokenizer, job: jobs.PoolingJob, part: slice) -> list[EncodedText]:

@@ -261,7 +261,11 @@ def test_a_folder_without_any_such_file_has_no_prompts_and_no_limit(tmp_path: Pa
         ({"sentence_bert_config.json": {"modality_config": {"text": 1}}}, "modality_config=.*: an object"),
         (
             {"sentence_bert_config.json": {"modality_config": {"message": {"method": "forward"}}}},
-            "modality_config=.*: with 'text'",
+            "modality_config=.*: without 'message'",
+        ),
+        (
+            {"sentence_bert_config.json": {"modality_config": {"text": {}, "message": {}}}},
+            "modality_config=.*: without 'message'",
         ),
         (
             {"sentence_bert_config.json": {"query_expansion": {"length": 32}}},
@@ -275,6 +279,11 @@ def test_a_folder_without_any_such_file_has_no_prompts_and_no_limit(tmp_path: Pa
             {"sentence_bert_config.json": {"config_kwargs": {"num_hidden_layers": 1}}},
             "config_kwargs.num_hidden_layers=1: absent, or 2",
         ),
+        (
+            {"sentence_bert_config.json": {"processing_kwargs": {"text": {"add_special_tokens": False}}}},
+            "sentence_bert_config.json processing_kwargs.text.add_special_tokens=False: absent",
+        ),
+        ({"config_sentence_transformers.json": {"truncate_dim": 8}}, "truncate_dim=8"),
         ({"config_sentence_transformers.json": {"prompts": ["q"]}}, "prompts="),
         ({"config_sentence_transformers.json": {"default_prompt_name": "query"}}, "default_prompt_name"),
         ({"config_sentence_transformers.json": {"default_prompt_name": []}}, "default_prompt_name"),
@@ -306,6 +315,7 @@ def test_what_changes_no_vector_may_be_said_of_modules(tmp_path: Path) -> None:
             "module_output_name": "token_embeddings",
             "model_args": {"torch_dtype": "bfloat16", "trust_remote_code": True},
             "config_args": {"hidden_size": 48},
+            "processing_kwargs": {"text": {"padding": True}, "image": {"size": 8}},
         },
     }
     assert read_head(tmp_path, files).normalize

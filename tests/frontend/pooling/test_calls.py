@@ -221,6 +221,7 @@ def test_a_decoders_classifier_passes_over_padding_at_the_end(make_llm: Any, tmp
     llm = make_llm(*CLASSIFIES, model=str(folder))
     classified = llm.classify([[7, 3, 5, 3, 3], [3, 3], [3], [5]], use_tqdm=False)
     assert [one.prompt_token_ids for one in classified] == [[7, 3, 5], [3], [3], [5]]
+    assert [decode_token_ids(one.prompt_token_ids) for one in sent(llm)] == [[7, 3, 5], [3], [3], [5]]
     (score,) = llm.score("the", "fox", use_tqdm=False)
     assert score.prompt_token_ids[-1] != 3  # [SEP]
     (each,) = llm.encode([7, 3], pooling_task="token_classify", use_tqdm=False)

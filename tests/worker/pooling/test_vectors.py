@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from encoders import ENCODERS, make_encoder
+from encoders import EMBEDDERS, make_encoder
 from numpy.typing import NDArray
 from quire.core.inproc_engine import InprocEngine
 from quire.frontend.engine_args import EngineArgs
@@ -163,7 +163,7 @@ def test_a_vector_that_is_not_finite_fails_alone() -> None:
 # Encoders.
 
 
-@pytest.mark.parametrize("name", ["bert", "mpnet", "modernbert", "nomic"])
+@pytest.mark.parametrize("name", ["bert", "mpnet", "modernbert", "nomic", "embeddinggemma"])
 def test_encoders_pool_whole_prompts_and_nobody_changes_a_bit(name: str, tmp_path: Path) -> None:
     checkpoint = make_encoder(tmp_path / name, name)
     engine = InprocEngine(make_encoder_config(checkpoint.folder), None)
@@ -185,7 +185,7 @@ def test_encoders_pool_whole_prompts_and_nobody_changes_a_bit(name: str, tmp_pat
         np.testing.assert_allclose(np.frombuffer(data, dtype=np.float32), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", EMBEDDERS)
 @pytest.mark.parametrize("labels", [1, 3])
 def test_classifiers_give_the_probabilities_of_transformers(name: str, labels: int, tmp_path: Path) -> None:
     checkpoint = make_encoder(tmp_path / name, name, "ForSequenceClassification", num_labels=labels)

@@ -13,6 +13,7 @@ from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.serving import Serving
 from quire.frontend.openai.text.jobs import PoolingJob
 from quire.frontend.pooling.encoder import TextPair
+from quire.frontend.text.tokenizer import Tokenizer
 
 # A fake score is the number of tokens, so that the longest document is the best one.
 DOCUMENTS = ["a", "a much longer document", "a longer document"]
@@ -89,6 +90,18 @@ def test_many_documents_are_joined_with_their_query_by_one_job() -> None:
         few = (await client.post("/v1/rerank", ASKED | {"documents": documents[7:8]})).json["results"]
         assert next(one for one in many if one["index"] == 7) == few[0] | {"index": 7}
         assert len(llm.pooled) == 2
+
+    run_reranker(scenario)
+
+
+def test_a_query_that_is_too_long_is_refused_before_it_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tokenizer, "encode_pairs", lambda *_: pytest.fail("it was joined"))
+
+    async def scenario(_: FakeLLM, client: AsgiClient, __: Serving) -> None:
+        asked = {"query": "word " * 300, "documents": ["a"] * 40, "truncate_prompt_tokens": -1}
+        error = (await client.post("/v1/rerank", ASKED | asked)).error
+        assert (error["param"], error["code"]) == ("documents[0]", "context_length_exceeded")
+        assert "'more than 3" in error["message"]
 
     run_reranker(scenario)
 
