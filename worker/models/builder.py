@@ -42,7 +42,8 @@ from ..layers.rotary import RotaryEmbedding
 from ..packed_cache import PackedCache, open_packed_cache
 from ..pooling.head import load_pooling_head
 from ..quantization.integer_weight import NarrowWeight
-from ..quantization.layer_weights import quantize, take_narrow_stacked
+from ..quantization.layer_weights import take_narrow_stacked
+from ..quantization.online import quantize
 from ..threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
 from ..weights import WHOLE, Cut, DummySource, RankCuts, SafetensorsSource, WeightSource
 from .coverage import check_covered
