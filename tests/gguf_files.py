@@ -19,7 +19,7 @@ from quire.ipc.gguf_tensor import BLOCKS, GgmlType
 from safetensors.torch import load_file
 
 TYPE_IDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13}
-TYPE_IDS |= {"Q6_K": 14, "BF16": 30}
+TYPE_IDS |= {"Q2_K": 10, "Q3_K": 11, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30}
 
 
 @dataclass
@@ -67,9 +67,13 @@ _SCALES: dict[str, dict[int, float]] = {
     "Q4_1": {0: 1e-2, 2: 0.1},
     "Q5_0": {0: 5e-3},
     "Q5_1": {0: 5e-3, 2: 0.1},
+    "Q2_K": {80: 4e-3, 82: 4e-3},
+    "Q3_K": {108: 1e-3},
     "Q4_K": {0: 3e-4, 2: 2e-3},
     "Q5_K": {0: 2e-4, 2: 2e-3},
     "Q6_K": {208: 5e-5},
+    "IQ4_NL": {0: 1e-3},
+    "IQ4_XS": {0: 5e-5},
 }
 
 

@@ -130,9 +130,13 @@ _FORMS: dict[GgmlType, tuple[Literal[4, 8], int, bool]] = {
     "Q4_1": (4, 32, True),
     "Q5_0": (8, 32, False),
     "Q5_1": (8, 32, True),
+    "Q2_K": (4, 16, True),
+    "Q3_K": (4, 16, False),
     "Q4_K": (4, 32, True),
     "Q5_K": (8, 32, True),
     "Q6_K": (8, 16, False),
+    "IQ4_NL": (8, 32, False),
+    "IQ4_XS": (8, 32, False),
 }
 # Projections of the same inputs are one layer in memory, which has a format or is plain.
 _SAME_INPUTS = re.compile(r"\b(?:[qkv]|gate|up)_proj$|\bw[13]$")
