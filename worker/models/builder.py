@@ -236,7 +236,8 @@ class _Builder:
         names, cuts, spec = [f"{prefix}.{part}" for part in whole.qkv], self._cuts, whole
         if len(names) == 1:
             sizes = (sum(sizes),)
-        qkv = self._linear(names, sizes, hidden, whole.qkv_bias, cuts.take_heads(whole))
+        rotated_size = (whole.rope or self._spec.rope).rotated_size
+        qkv = self._linear(names, sizes, hidden, whole.qkv_bias, cuts.take_heads(whole, rotated_size))
         cut = cuts.take_columns(whole.query_size)
         out = self._linear([f"{prefix}.{whole.out}"], (hidden,), whole.query_size, whole.o_bias, cut)
         if self._all_reduce is not None:
