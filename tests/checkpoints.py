@@ -115,6 +115,7 @@ OTHERS = {
     "gemma": Recipe(family="gemma", num_kv_heads=1, tied=True),
     "phi3-window": Recipe(family="phi3", sliding_window=13),
     "phi3-longrope": Recipe(family="phi3", rope="longrope", hidden_size=64),
+    "phi3-partial": Recipe(family="phi3", hidden_size=64, rope_extra={"partial_rotary_factor": 0.5}),
     "smollm3": Recipe(family="smollm3", num_layers=5, mlp_bias=True),
 }
 
@@ -290,10 +291,12 @@ def make_spec(recipe: Recipe) -> ModelSpec:
 
 def _make_rope(recipe: Recipe) -> RopeConfig:
     settings = _ROPES[recipe.rope] | recipe.rope_extra
+    if partial := settings.pop("partial_rotary_factor", None):
+        settings["rotated_size"] = int(recipe.head_size * partial)
     if recipe.rope == "longrope":
-        names = ("short_factor", "long_factor")
-        settings = {f"{name}s": tuple(settings[name]) for name in names} | {
-            "rotated_size": int(recipe.head_size * settings["partial_rotary_factor"]),
+        for name in ("short_factor", "long_factor"):
+            settings[f"{name}s"] = tuple(settings.pop(name))
+        settings |= {
             "original_max_position_embeddings": TRAINED_LEN,
             "attention_factor": math.sqrt(1 + math.log(512 / TRAINED_LEN) / math.log(TRAINED_LEN)),
         }

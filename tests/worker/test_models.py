@@ -30,6 +30,7 @@ RECIPES = {
     "gemma": Recipe(family="gemma", num_kv_heads=1, tied=True),
     "phi3-window": Recipe(family="phi3", sliding_window=13),
     "phi3-longrope": OTHERS["phi3-longrope"],
+    "phi3-partial": OTHERS["phi3-partial"],
     "smollm3": OTHERS["smollm3"],
     "mixtral": Recipe(family="mixtral", num_kv_heads=1),
     "qwen3-moe": Recipe(family="qwen3_moe", rope="yarn", num_layers=3, mlp_only_layers=(1,)),
