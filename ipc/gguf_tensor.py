@@ -11,7 +11,10 @@ from typing import Literal
 
 import msgspec
 
-GgmlType = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+GgmlType = Literal[
+    "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+    "IQ4_NL", "IQ4_XS",
+]  # fmt: skip
 
 # Numbers of a block, and its bytes (ggml-common.h).
 BLOCKS: dict[GgmlType, tuple[int, int]] = {
@@ -23,9 +26,13 @@ BLOCKS: dict[GgmlType, tuple[int, int]] = {
     "Q4_1": (32, 20),
     "Q5_0": (32, 22),
     "Q5_1": (32, 24),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
     "Q4_K": (256, 144),
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
 }
 
 FLOATS: tuple[GgmlType, ...] = ("F32", "F16", "BF16")  # of which a block is one number

@@ -76,10 +76,13 @@ def count_weight_bytes(spec: ModelSpec, formats: WeightFormats, dtype: Dtype, nu
     rows = spec.vocab_size // num_ranks
     total = rows * hidden * size
     stacks = list(list_layer_linears(spec))
-    head = formats.find(LM_HEAD)  # no checkpoint stores one of its own beside a tied table
+    # Of a tied table that is stored narrow (GGUF) the head is a copy in that form, of another what is made
+    # of it while it is read: no checkpoint stores a head of its own beside one.
+    head = formats.find(LM_HEAD)
     is_shared = spec.tie_word_embeddings and (head is None or head.layout is not None)
-    if spec.has_logits and not is_shared:
-        stacks.append((LinearShape(LM_HEAD, rows, hidden),))
+    tied = formats.exceptions.get(spec.embedding.tokens) if spec.tie_word_embeddings else None
+    if spec.has_logits and (tied is not None or not is_shared):
+        stacks.append((LinearShape(LM_HEAD if tied is None else spec.embedding.tokens, rows, hidden),))
     for together in stacks:
         format = _stack_formats([formats.find(shape.name) for shape in together])
         for shape in together:

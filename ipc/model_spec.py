@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from .weight_format import WeightFormats
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 NormKind = Literal["rms", "layer"]
 Pool = Literal["cls", "last", "mean", "max", "weighted_mean", "mean_sqrt_len", "all"]
@@ -32,16 +32,21 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     theta: float = 10000.0
     type: RopeType | Literal["none"] = "default"  # none: queries and keys are not rotated
+    rotated_size: int | None = None  # numbers of a head that are rotated, its first ones; None: all
     factor: float = 1.0
     original_max_position_embeddings: int | None = None
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
-    attention_factor: float | None = None  # yarn
+    attention_factor: float | None = None  # yarn, longrope
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
+    # longrope: divisors of the frequencies, in an engine whose sequences end within the original length, and
+    # in one whose sequences may be longer.
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,6 +5,7 @@ A checkpoint is a folder in Hugging Face's layout, and the ModelSpec that its co
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from quire.ipc.config import EngineConfig, ModelConfig
 from quire.ipc.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, ModelSpec, RopeConfig
 from quire.worker.first_calls import make_first_calls
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")  # those of every family
 
 # Scaling of each type around a trained length of 32, so that prompts of 40-60 tokens are past it.
 TRAINED_LEN = 32
@@ -31,6 +32,13 @@ _ROPES: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": TRAINED_LEN,
     },
     "yarn": {"factor": 4.0, "original_max_position_embeddings": TRAINED_LEN},
+    # Of phi3 alone, with 12 numbers of a head of 16.
+    "longrope": {
+        "original_max_position_embeddings": TRAINED_LEN,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0, 1.125, 1.25, 1.5, 2.0, 2.5],
+        "long_factor": [1.0, 1.75, 3.0, 5.0, 9.5, 14.0],
+    },
 }
 # Small enough that the caps bend what random weights give, and a scale that the head size does not explain.
 _GEMMA: dict[str, Any] = {
@@ -56,6 +64,7 @@ FAMILIES = {
     "mixtral": "Mixtral",
     "olmo2": "Olmo2",
     "qwen3_moe": "Qwen3Moe",
+    "smollm3": "SmolLM3",
 }
 # Gemma 3 has a rope for each kind of its layers, which the tests of other families' settings do not know.
 _CLASSES = FAMILIES | {"gemma3_text": "Gemma3"}
@@ -105,6 +114,9 @@ RECIPES = {
 OTHERS = {
     "gemma": Recipe(family="gemma", num_kv_heads=1, tied=True),
     "phi3-window": Recipe(family="phi3", sliding_window=13),
+    "phi3-longrope": Recipe(family="phi3", rope="longrope", hidden_size=64),
+    "phi3-partial": Recipe(family="phi3", hidden_size=64, rope_extra={"partial_rotary_factor": 0.5}),
+    "smollm3": Recipe(family="smollm3", num_layers=5, mlp_bias=True),
 }
 
 
@@ -187,7 +199,7 @@ def _config_fields(recipe: Recipe) -> dict[str, Any]:
         "eos_token_id": 2,
         "pad_token_id": None,
     }
-    if recipe.family == "llama":
+    if recipe.family in ("llama", "smollm3"):
         fields |= {"attention_bias": recipe.attention_bias, "mlp_bias": recipe.mlp_bias}
     elif recipe.family in ("mistral", "mixtral"):
         fields |= {"sliding_window": recipe.sliding_window}
@@ -203,7 +215,7 @@ def _config_fields(recipe: Recipe) -> dict[str, Any]:
         fields |= {"sliding_window": recipe.sliding_window, "attention_bias": recipe.attention_bias}
         fields |= {"rope_parameters": ropes, "layer_types": kinds, "query_pre_attn_scalar": 24}
     elif recipe.family == "phi3":
-        fields |= {"sliding_window": recipe.sliding_window}
+        fields |= {"sliding_window": recipe.sliding_window, "original_max_position_embeddings": TRAINED_LEN}
     elif recipe.family in ("olmo2", "gemma"):
         fields |= {"attention_bias": recipe.attention_bias}
     else:
@@ -272,9 +284,23 @@ def make_spec(recipe: Recipe) -> ModelSpec:
         embedding_scale=recipe.hidden_size**0.5 if has_offset else None,
         logit_soft_cap=3.0 if recipe.family == "gemma2" else None,
         max_position_embeddings=TRAINED_LEN if recipe.rope == "dynamic" else 512,
-        rope=RopeConfig(type=recipe.rope, theta=10000.0, **(_ROPES[recipe.rope] | recipe.rope_extra)),  # pyright: ignore[reportArgumentType]
+        rope=_make_rope(recipe),
         tie_word_embeddings=recipe.tied,
     )
+
+
+def _make_rope(recipe: Recipe) -> RopeConfig:
+    settings = _ROPES[recipe.rope] | recipe.rope_extra
+    if partial := settings.pop("partial_rotary_factor", None):
+        settings["rotated_size"] = int(recipe.head_size * partial)
+    if recipe.rope == "longrope":
+        for name in ("short_factor", "long_factor"):
+            settings[f"{name}s"] = tuple(settings.pop(name))
+        settings |= {
+            "original_max_position_embeddings": TRAINED_LEN,
+            "attention_factor": math.sqrt(1 + math.log(512 / TRAINED_LEN) / math.log(TRAINED_LEN)),
+        }
+    return RopeConfig(type=recipe.rope, theta=10000.0, **settings)  # pyright: ignore[reportArgumentType]
 
 
 def _make_ffn(recipe: Recipe) -> DenseSpec | ExpertsSpec:
@@ -301,6 +327,8 @@ def _change_layer(recipe: Recipe, layer: LayerSpec, index: int) -> LayerSpec:
     is_full = recipe.family in ("qwen2", "qwen3") and index < recipe.max_window_layers
     if recipe.family == "gemma3_text" and index % 3 != 1:
         return replace(layer, attention=replace(layer.attention, rope=RopeConfig(theta=1000.0)))
+    if recipe.family == "smollm3" and index % 4 == 3:
+        return replace(layer, attention=replace(layer.attention, rope=RopeConfig(type="none")))
     if is_full or recipe.family == "gemma3_text" or (recipe.family == "gemma2" and index % 2 == 1):
         return replace(layer, attention=replace(layer.attention, window=None))
     return layer

@@ -6,6 +6,7 @@ Blocks of quantized types are made by no library: random bytes are valid ones.
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from quire.ipc.gguf_tensor import BLOCKS, GgmlType
 from safetensors.torch import load_file
 
 TYPE_IDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13}
-TYPE_IDS |= {"Q6_K": 14, "BF16": 30}
+TYPE_IDS |= {"Q2_K": 10, "Q3_K": 11, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30}
 
 
 @dataclass
@@ -67,9 +68,13 @@ _SCALES: dict[str, dict[int, float]] = {
     "Q4_1": {0: 1e-2, 2: 0.1},
     "Q5_0": {0: 5e-3},
     "Q5_1": {0: 5e-3, 2: 0.1},
+    "Q2_K": {80: 4e-3, 82: 4e-3},
+    "Q3_K": {108: 1e-3},
     "Q4_K": {0: 3e-4, 2: 2e-3},
     "Q5_K": {0: 2e-4, 2: 2e-3},
     "Q6_K": {208: 5e-5},
+    "IQ4_NL": {0: 1e-3},
+    "IQ4_XS": {0: 5e-5},
 }
 
 
@@ -124,11 +129,13 @@ _PARTS = {
     "mlp.gate": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
 }
-_GEMMA2 = {
+_BOTH_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_WITH_OUT_NORMS = ("gemma2", "gemma3_text", "olmo2")
+_PERMUTED = ("llama", "mistral", "mixtral", "smollm3")
 _EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 
 
@@ -147,6 +154,9 @@ def convert_checkpoint(folder: Path, type_: str = "F32") -> GgufWriter:
             writer.add(renamed, tensor, type_ if tensor.ndim > 1 and "inp" not in renamed else "F32")
     for name, parts in experts.items():
         writer.add(name, torch.stack([parts[index] for index in sorted(parts)]), type_)
+    for length in ("long", "short"):
+        if factors := (config.get("rope_parameters") or {}).get(f"{length}_factor"):
+            writer.add(f"rope_factors_{length}.weight", torch.tensor(factors))
     return writer
 
 
@@ -209,9 +219,9 @@ def _convert(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> tupl
     if part in whole:
         return f"{whole[part]}.{suffix}", tensor
     _, _, layer, part = part.split(".", 3)
-    parts = _PARTS | _GEMMA2 if kind in ("gemma2", "gemma3_text") else _PARTS
+    parts = _PARTS | _BOTH_NORMS if kind in _WITH_OUT_NORMS else _PARTS
     heads = {"self_attn.q_proj": "num_attention_heads", "self_attn.k_proj": "num_key_value_heads"}
-    if part in heads and kind in ("llama", "mistral", "mixtral"):  # as convert_hf_to_gguf.py permutes
+    if part in heads and kind in _PERMUTED:  # as convert_hf_to_gguf.py permutes
         shape = (config[heads[part]], 2, -1, *tensor.shape[1:])
         tensor = tensor.view(shape).swapaxes(1, 2).reshape(tensor.shape)
     return f"blk.{layer}.{parts[part]}.{suffix}", tensor
@@ -243,6 +253,13 @@ def _make_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "qwen3_moe":
         keys["expert_feed_forward_length"] = config["moe_intermediate_size"]
     if kind == "phi3":
+        keys["attention.sliding_window"] = config["sliding_window"] or 0
+        keys["rope.dimension_count"] = int(rope.get("partial_rotary_factor", 1.0) * head_size)
+        original = keys["rope.scaling.original_context_length"] = config["original_max_position_embeddings"]
+        if "long_factor" in rope:
+            factor = config["max_position_embeddings"] / original
+            keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(factor) / math.log(original))
+    if kind == "mistral":
         keys["attention.sliding_window"] = config["sliding_window"]
     if kind == "gemma3_text":
         keys["attention.sliding_window"] = config["sliding_window"]

@@ -28,6 +28,8 @@ from .weights import WHOLE, Cut, WeightSource
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CHUNK_BYTES = 1 << 20  # of stored rows that become numbers at once
+_PAIR_PLACES = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)  # of a byte's four numbers of two bits
+_IQ4_NUMBERS = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 
 
 class GgufSource(WeightSource):
@@ -178,6 +180,16 @@ def _fifth_bits(data: Tensor) -> Tensor:
     return (data.unsqueeze(3) >> places & 1).flatten(2) << 4
 
 
+def _bit_pairs(data: Tensor) -> Tensor:
+    """uint8 [N, B, 4 n] of bytes [N, B, n]: of each 32 of them the lowest two bits, then the next."""
+    return (data.unflatten(2, (-1, 1, 32)) >> _PAIR_PLACES.unsqueeze(1) & 3).flatten(2)
+
+
+def _single_bits(data: Tensor) -> Tensor:
+    """uint8 [N, B, 256] of bytes [N, B, 32]: bit j of byte l is that of number 32 j + l."""
+    return (data.unsqueeze(2) >> torch.arange(8, dtype=torch.uint8).unsqueeze(1) & 1).flatten(2)
+
+
 def _read_q8_0(blocks: Tensor) -> _Parts:
     return blocks[:, :, 2:] ^ 128, _halves(blocks, 0), None, 8
 
@@ -208,22 +220,47 @@ def _read_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return _halves(blocks, 0) * scales.float(), _halves(blocks, 2) * offsets.float()
 
 
+def _read_q2_k(blocks: Tensor) -> _Parts:
+    low, high = blocks[:, :, :16] & 15, blocks[:, :, :16] >> 4
+    scales, offsets = _halves(blocks, 80) * low.float(), _halves(blocks, 82) * high.float()
+    return _bit_pairs(blocks[:, :, 16:80]), scales, offsets, 4
+
+
+def _read_q3_k(blocks: Tensor) -> _Parts:
+    codes = _bit_pairs(blocks[:, :, 32:96]) | _single_bits(blocks[:, :, :32]) << 2
+    high = (blocks[:, :, None, 104:108] >> _PAIR_PLACES.unsqueeze(1) & 3).flatten(2)
+    scales = (_nibbles(blocks[:, :, 96:104], 8) | high << 4).float() - 32
+    return codes + (8 - 4), _halves(blocks, 108) * scales, None, 4
+
+
 def _read_q4_k(blocks: Tensor) -> _Parts:
     return _nibbles(blocks[:, :, 16:], 32), *_read_scales(blocks), 4
 
 
 def _read_q5_k(blocks: Tensor) -> _Parts:
-    places = torch.arange(8, dtype=torch.uint8).unsqueeze(1)
-    fifth = (blocks[:, :, None, 16:48] >> places & 1).flatten(2) << 4  # bit j of byte l: number 32 j + l
+    fifth = _single_bits(blocks[:, :, 16:48]) << 4
     return _nibbles(blocks[:, :, 48:], 32) | fifth, *_read_scales(blocks), 8
 
 
 def _read_q6_k(blocks: Tensor) -> _Parts:
-    places = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).unsqueeze(1)
-    high = blocks[:, :, 128:192].unflatten(2, (2, 1, 32)) >> places & 3  # of each half of the block
-    codes = _nibbles(blocks[:, :, :128], 64) | high.flatten(2) << 4
+    codes = _nibbles(blocks[:, :, :128], 64) | _bit_pairs(blocks[:, :, 128:192]) << 4
     scales = blocks[:, :, 192:208].contiguous().view(torch.int8).float()
     return codes + (128 - 32), _halves(blocks, 208) * scales, None, 8
+
+
+def _read_iq4_nl(blocks: Tensor) -> _Parts:
+    return _look_up(blocks[:, :, 2:]), _halves(blocks, 0), None, 8
+
+
+def _read_iq4_xs(blocks: Tensor) -> _Parts:
+    high = (blocks[:, :, 2:4].unsqueeze(3) >> _PAIR_PLACES & 3).flatten(2)
+    scales = (_nibbles(blocks[:, :, 4:8], 1) | high << 4).float() - 32
+    return _look_up(blocks[:, :, 8:]), _halves(blocks, 0) * scales, None, 8
+
+
+def _look_up(data: Tensor) -> Tensor:
+    """Nibbles of the IQ4 types stand for these numbers, here as codes of 8 bits."""
+    return (_IQ4_NUMBERS + 128).to(torch.uint8)[_nibbles(data, 16).int()]
 
 
 _READERS: dict[GgmlType, Callable[[Tensor], _Parts]] = {
@@ -232,7 +269,11 @@ _READERS: dict[GgmlType, Callable[[Tensor], _Parts]] = {
     "Q4_1": _read_q4_1,
     "Q5_0": _read_q5_0,
     "Q5_1": _read_q5_1,
+    "Q2_K": _read_q2_k,
+    "Q3_K": _read_q3_k,
     "Q4_K": _read_q4_k,
     "Q5_K": _read_q5_k,
     "Q6_K": _read_q6_k,
+    "IQ4_NL": _read_iq4_nl,
+    "IQ4_XS": _read_iq4_xs,
 }

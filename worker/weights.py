@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -51,12 +51,20 @@ class RankCuts:
         pairs = zip(counts, starts, strict=True)
         return self._rows(*(_shift(self._share(count), start) for count, start in pairs))
 
-    def take_heads(self, spec: AttentionSpec) -> Cut:
-        """Its heads of queries, and those of keys and values that they need."""
+    def take_heads(self, spec: AttentionSpec, rotated_size: int | None = None) -> Cut:
+        """Its heads of queries, and those of keys and values that they need.
+
+        With `rotated_size` only the first numbers of a head are rotated. They and the rest then lie as halves
+        of the head's halves, as kernels turn pairs that are half a head apart; scores are sums over a head.
+        """
         keys, first = self._keys(spec), spec.query_size
-        starts = (first, first + spec.kv_size)
-        kv = [_shift(rows, start) for start in starts for rows in keys]
-        return self._rows(self._share(spec.query_size), *kv)
+        rotated = [self._share(spec.query_size), *(_shift(rows, first) for rows in keys)]
+        values = [_shift(rows, first + spec.kv_size) for rows in keys]
+        if rotated_size is None:
+            return self._rows(*rotated, *values)
+        size = spec.head_size
+        halves = [half for rows in rotated for half in _halve_heads(rows, size, rotated_size)]
+        return Cut((*halves, *values))
 
     def take_key_heads(self, spec: AttentionSpec) -> Cut:
         """Its heads of keys alone."""
@@ -83,6 +91,13 @@ class RankCuts:
 
 def _shift(rows: range, by: int) -> range:
     return range(rows.start + by, rows.stop + by)
+
+
+def _halve_heads(rows: range, head_size: int, rotated_size: int) -> Iterator[range]:
+    for start in range(rows.start, rows.stop, head_size):
+        rotated, rest = range(start, start + rotated_size), range(start + rotated_size, start + head_size)
+        middle, middle_of_rest = len(rotated) // 2, len(rest) // 2
+        yield from (rotated[:middle], rest[:middle_of_rest], rotated[middle:], rest[middle_of_rest:])
 
 
 _FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

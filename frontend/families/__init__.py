@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ...ipc.errors import ModelError
 from ...ipc.model_spec import ModelSpec
-from . import gemma, gemma2, gemma3, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe
+from . import gemma, gemma2, gemma3, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3
 from .config_fields import ConfigFields
 from .encoders import ENCODERS
 from .heads import Reader, with_rewards, with_scores, without_head, without_mask
@@ -32,6 +32,7 @@ _DECODERS: dict[str, tuple[str, Reader]] = {
     "Qwen2ForCausalLM": ("qwen2", qwen2.read_spec),
     "Qwen3ForCausalLM": ("qwen3", qwen3.read_spec),
     "Qwen3MoeForCausalLM": ("qwen3_moe", qwen3_moe.read_spec),
+    "SmolLM3ForCausalLM": ("smollm3", smollm3.read_spec),
 }
 ARCHITECTURES = tuple(_DECODERS)
 # A decoder may be saved without its language head, and with another one in its place.

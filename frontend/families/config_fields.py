@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from ...ipc.errors import ModelError
 from ...ipc.param_fields import MAX_INT
@@ -73,6 +73,15 @@ class ConfigFields:
         if key not in self._values:
             return default
         return None if value in (None, 0) and value is not False else self.number(key)
+
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """A list of so many numbers, each as for `number`."""
+        values: Any = self.get(key)
+        if not isinstance(values, list) or len(cast(list[Any], values)) != count:
+            shown = f"{len(cast(list[Any], values))} of them" if isinstance(values, list) else values
+            raise self.error(key, shown, f"a list of {count} numbers")
+        each = (ConfigFields({key: value}, self._prefix, self._file) for value in cast(list[Any], values))
+        return tuple(fields.number(key) for fields in each)
 
     def boolean(self, key: str, default: bool) -> bool:
         """true or false; absent or null: the default."""

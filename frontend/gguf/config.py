@@ -59,7 +59,8 @@ _NEUTRAL: dict[str, Any] = {
 _ORIGINAL = 8192
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": _ORIGINAL}
 _MAX_DIVISORS = 4096  # half a head's size; no published model has more than 256
-ROPE_TABLE = "rope_freqs.weight"
+_FREQS, _SHORT, _LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
+ROPE_TABLES = (_FREQS, _SHORT, _LONG)
 
 
 def read_config(header: GgufHeader) -> Config:
@@ -145,7 +146,7 @@ def _read_common(header: GgufHeader, keys: _Keys) -> Config:
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": keys.integer("context_length"),
         "rope_theta": keys.number("rope.freq_base", 10000.0, low=1.0),
-        "rope_scaling": _read_scaling(header, keys, head_dim),
+        "rope_scaling": _read_scaling(header, keys, keys.integer("rope.dimension_count", head_dim)),
         "partial_rotary_factor": _read_rotated(keys, head_dim),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
@@ -161,22 +162,29 @@ def _read_width(keys: _Keys) -> int | None:
 
 def _read_rotated(keys: _Keys, head_dim: int) -> float | None:
     rotated = keys.integer("rope.dimension_count", head_dim)
-    return None if rotated == head_dim else rotated / head_dim
+    if rotated == head_dim:
+        return None
+    if keys.architecture != "phi3":
+        raise keys.error("rope.dimension_count", rotated, f"{head_dim}, a whole head")
+    return rotated / head_dim
 
 
-def _read_scaling(header: GgufHeader, keys: _Keys, head_dim: int) -> Config | None:
+def _read_scaling(header: GgufHeader, keys: _Keys, rotated_size: int) -> Config | None:
     """None without; what a file leaves out is what llama.cpp takes for it."""
-    for key in ("attn_factor", "yarn_attn_factor"):  # multiplies what is computed, of any type
-        if keys.number(f"rope.scaling.{key}", 1.0) != 1.0:
-            raise keys.error(f"rope.scaling.{key}", keys.get(f"rope.scaling.{key}"), "1")
     factor = keys.number("rope.scaling.factor", 1.0)
     kind = keys.get("rope.scaling.type", "none" if factor == 1.0 else "linear")
-    if kind not in ("none", "linear", "yarn"):
-        raise keys.error("rope.scaling.type", kind, "one of none, linear, yarn")
-    if ROPE_TABLE in header.tensors:
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        raise keys.error("rope.scaling.type", kind, "one of none, linear, yarn, longrope")
+    is_longrope = kind == "longrope" or _LONG in header.tensors
+    # They multiply what is computed, of any type.
+    for key in ("yarn_attn_factor",) if is_longrope else ("attn_factor", "yarn_attn_factor"):
+        if keys.number(f"rope.scaling.{key}", 1.0) != 1.0:
+            raise keys.error(f"rope.scaling.{key}", keys.get(f"rope.scaling.{key}"), "1")
+    if is_longrope or _FREQS in header.tensors:
         if kind != "none" and factor != 1.0:
-            raise keys.error("rope.scaling.factor", factor, f"1 beside the tensor {ROPE_TABLE}")
-        return _read_llama3(header, keys, head_dim)
+            name = _LONG if is_longrope else _FREQS
+            raise keys.error("rope.scaling.factor", factor, f"1 beside the tensor {name}")
+        return (_read_longrope if is_longrope else _read_llama3)(header, keys, rotated_size)
     if kind == "none":
         return None
     scaling: Config = {"rope_type": kind, "factor": factor}
@@ -191,19 +199,35 @@ def _read_scaling(header: GgufHeader, keys: _Keys, head_dim: int) -> Config | No
     return scaling
 
 
-def _read_llama3(header: GgufHeader, keys: _Keys, head_dim: int) -> Config:
+def _read_divisors(header: GgufHeader, name: str, rotated_size: int) -> list[float]:
+    """Of the frequencies, one for each pair that is rotated."""
+    table, size = header.tensors.get(name), rotated_size // 2
+    if table is None or table.type != "F32" or table.shape != (size,) or size > _MAX_DIVISORS:
+        shown = None if table is None else f"{table.type} {list(table.shape)}"
+        field = f"{header.file.name} tensor {name}"
+        raise ModelError(field, shown, f"F32 {[size]}, of at most {_MAX_DIVISORS}")
+    return list(table.read_floats())
+
+
+def _read_longrope(header: GgufHeader, keys: _Keys, rotated_size: int) -> Config:
+    return {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
+        "attention_factor": keys.number("rope.scaling.attn_factor", 1.0),
+        "short_factor": _read_divisors(header, _SHORT, rotated_size),
+        "long_factor": _read_divisors(header, _LONG, rotated_size),
+    }
+
+
+def _read_llama3(header: GgufHeader, keys: _Keys, rotated_size: int) -> Config:
     """The settings that a table of divisors was made with."""
-    table = header.tensors[ROPE_TABLE]
-    field, size = f"{header.file.name} tensor {ROPE_TABLE}", head_dim // 2
-    if table.type != "F32" or table.shape != (size,) or size > _MAX_DIVISORS:
-        allowed = f"F32 {[size]}, of at most {_MAX_DIVISORS}"
-        raise ModelError(field, f"{table.type} {list(table.shape)}", allowed)
-    stored = header.read_floats(table)
+    stored = _read_divisors(header, _FREQS, rotated_size)
     factor, theta = max(stored), keys.number("rope.freq_base", 10000.0, low=1.0)
-    made = make_llama3_divisors(factor, theta, head_dim) if 1 <= factor < math.inf else []
+    made = make_llama3_divisors(factor, theta, rotated_size) if 1 <= factor < math.inf else []
     is_same = (math.isclose(one, other, rel_tol=1e-4) for one, other in zip(stored, made, strict=False))
     if not made or not all(is_same):
-        raise ModelError(field, list(stored), f"Llama 3's divisors, trained for {_ORIGINAL} tokens")
+        field = f"{header.file.name} tensor {_FREQS}"
+        raise ModelError(field, stored, f"Llama 3's divisors, trained for {_ORIGINAL} tokens")
     return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
 
 
@@ -220,14 +244,18 @@ def make_llama3_divisors(factor: float, theta: float, head_dim: int) -> list[flo
 
 def _read_llama(keys: _Keys) -> Config:
     """Llama and, under the same name, Mistral; with experts it is Mixtral."""
+    window = keys.family_integer("attention.sliding_window", 0, low=0) or None
     if keys.get("expert_count", 0) == 0:
+        if window is not None:
+            names = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+            return {**names, "sliding_window": window}
         return {"attention_bias": "blk.0.attn_q.bias" in keys.header.tensors}
     return {
         "architectures": ["MixtralForCausalLM"],
         "model_type": "mixtral",
         "num_local_experts": keys.integer("expert_count"),
         "num_experts_per_tok": keys.integer("expert_used_count"),
-        "sliding_window": None,
+        "sliding_window": window,
     }
 
 
@@ -284,8 +312,10 @@ _ARCHITECTURES: dict[str, tuple[str, str, Callable[[_Keys], Config]]] = {
     "gemma2": ("Gemma2ForCausalLM", "gemma2", _read_gemma2),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text", _read_gemma3),
     "llama": ("LlamaForCausalLM", "llama", _read_llama),
+    "olmo2": ("Olmo2ForCausalLM", "olmo2", _read_nothing),
     "phi3": ("Phi3ForCausalLM", "phi3", _read_phi3),
     "qwen2": ("Qwen2ForCausalLM", "qwen2", _read_nothing),
     "qwen3": ("Qwen3ForCausalLM", "qwen3", _read_nothing),
     "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe", _read_qwen3_moe),
+    "smollm3": ("SmolLM3ForCausalLM", "smollm3", _read_nothing),
 }

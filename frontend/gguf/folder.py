@@ -139,15 +139,22 @@ def _write(target: Path, contents: dict[str, dict[str, Any]]) -> None:
         try:
             for name, content in contents.items():
                 (made / name).write_bytes(msgspec.json.encode(content))
-            shutil.rmtree(target, ignore_errors=True)  # one without a tokenizer, or half removed
-            made.rename(target)
-        except OSError:
+            _put(made, target)
+        finally:
             shutil.rmtree(made, ignore_errors=True)
-            if not (target / "config.json").is_file():  # else another process has been quicker
-                raise
     except OSError as error:
         allowed = f"a folder that can be written, for a GGUF file's tokenizer ({error.strerror})"
         raise ModelError("XDG_CACHE_HOME", str(target.parent), allowed) from error
+
+
+def _put(made: Path, target: Path) -> None:
+    try:
+        made.rename(target)
+    except OSError:  # there is one
+        if all((target / file.name).is_file() for file in made.iterdir()):
+            return  # of a process that has been quicker, and reads it
+        shutil.rmtree(target, ignore_errors=True)  # one without a tokenizer, or half removed
+        made.rename(target)
 
 
 SCRATCH_PREFIX = "new-"  # of a folder that is being written or removed

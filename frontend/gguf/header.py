@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -37,15 +37,19 @@ _TYPE_IDS: dict[int, GgmlType] = {
     6: "Q5_0",
     7: "Q5_1",
     8: "Q8_0",
+    10: "Q2_K",
+    11: "Q3_K",
     12: "Q4_K",
     13: "Q5_K",
     14: "Q6_K",
+    20: "IQ4_NL",
+    23: "IQ4_XS",
     30: "BF16",
 }
 # Others that files have, so that a refusal can name them.
 _UNREAD_TYPES = (
-    {9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"}
-    | {20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64"}
+    {9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"}
+    | {21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64"}
     | {28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}
 )
 
@@ -54,11 +58,18 @@ _UNREAD_TYPES = (
 class StoredTensor:
     """A row of the table: `shape` in torch's order, `offset` from the file's beginning."""
 
+    file: Path
     name: str
     type: GgmlType
     shape: tuple[int, ...]
     offset: int
     size_bytes: int
+
+    def read_floats(self) -> tuple[float, ...]:
+        """The numbers of a small F32 tensor."""
+        with open_regular(self.file) as stream:
+            stream.seek(self.offset)
+            return struct.unpack(f"<{prod(self.shape)}f", stream.read(self.size_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +80,6 @@ class GgufHeader:
     metadata: dict[str, Any]
     tensors: dict[str, StoredTensor]
     size_bytes: int
-
-    def read_floats(self, tensor: StoredTensor) -> tuple[float, ...]:
-        """The numbers of a small F32 tensor."""
-        with open_regular(self.file) as stream:
-            stream.seek(tensor.offset)
-            return struct.unpack(f"<{prod(tensor.shape)}f", stream.read(tensor.size_bytes))
 
 
 def read_header(file: Path) -> GgufHeader:
@@ -130,7 +135,8 @@ class _Reader:
             allowed = f"a row of a multiple of {numbers} numbers, a block of {type_}"
             raise self._error(f"{field} dims", list(shape), allowed)
         size_bytes = prod(shape[:-1]) * count_row_bytes(type_, shape[-1])
-        return StoredTensor(name, type_, shape, self._number(f"{field} offset", "Q"), size_bytes)
+        offset = self._number(f"{field} offset", "Q")
+        return StoredTensor(self._file, name, type_, shape, offset, size_bytes)
 
     def _type(self, field: str, type_id: int) -> GgmlType:
         type_ = _TYPE_IDS.get(type_id)
@@ -161,9 +167,7 @@ class _Reader:
                 shown = f"{row.type} {list(row.shape)} ends at {start + end}"
                 allowed = f"within the file's {self._size} bytes; {shown}; truncated?"
                 raise self._error(field, row.offset, allowed)
-            tensors[row.name] = StoredTensor(
-                row.name, row.type, row.shape, start + row.offset, row.size_bytes
-            )
+            tensors[row.name] = replace(row, offset=start + row.offset)
         return tensors
 
     def _value(self, key: str) -> Any:

@@ -13,7 +13,7 @@ from ...ipc.errors import ModelError
 from ...ipc.gguf_tensor import FLOATS, GgmlType, GgufTensor
 from ...ipc.model_spec import ModelSpec
 from ...ipc.weight_format import WeightFormat, WeightFormats
-from .config import ROPE_TABLE, Config
+from .config import ROPE_TABLES, Config
 from .header import GgufHeader, StoredTensor
 
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -40,6 +40,13 @@ _BOTH_NORMS = {
 _LAYERS: dict[str, dict[str, str]] = {
     "gemma": _PRE_NORM,
     "llama": _PRE_NORM,
+    "mistral": _PRE_NORM,
+    "olmo2": {
+        **_ATTENTION,
+        **_DENSE,
+        "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
     "phi3": {
         **_PRE_NORM,
         "attn_qkv": "self_attn.qkv_proj",
@@ -64,11 +71,14 @@ _LAYERS: dict[str, dict[str, str]] = {
     },
     "gemma2": _BOTH_NORMS,
     "gemma3_text": _BOTH_NORMS,
+    "smollm3": _PRE_NORM,
 }
 _ADDED_ONE = frozenset(
     ("gemma", "gemma2", "gemma3_text")
 )  # model types whose norms are stored as what they multiply by
-_PAIRED = frozenset(("llama", "mixtral"))  # whose queries and keys llama.cpp's converter has reordered
+_PAIRED = frozenset(
+    ("llama", "mistral", "mixtral", "smollm3")
+)  # whose queries and keys llama.cpp's converter has reordered
 _NAME = re.compile(r"(?:blk\.(\d{1,5})\.)?([a-z_]{1,40})(?:\.(\d{1,5}))?\.(weight|bias)")
 
 
@@ -80,7 +90,7 @@ def name_tensors(headers: Sequence[GgufHeader], config: Config) -> tuple[GgufTen
     tensors: dict[str, GgufTensor] = {}
     for index, header in enumerate(headers):
         for stored in header.tensors.values():
-            if stored.name == ROPE_TABLE:  # config.py has read it
+            if stored.name in ROPE_TABLES:  # config.py has read them
                 continue
             tensor = replace(_name(header, stored, config), file=index)
             if tensor.name in tensors:
@@ -130,9 +140,13 @@ _FORMS: dict[GgmlType, tuple[Literal[4, 8], int, bool]] = {
     "Q4_1": (4, 32, True),
     "Q5_0": (8, 32, False),
     "Q5_1": (8, 32, True),
+    "Q2_K": (4, 16, True),
+    "Q3_K": (4, 16, False),
     "Q4_K": (4, 32, True),
     "Q5_K": (8, 32, True),
     "Q6_K": (8, 16, False),
+    "IQ4_NL": (8, 32, False),
+    "IQ4_XS": (8, 32, False),
 }
 # Projections of the same inputs are one layer in memory, which has a format or is plain.
 _SAME_INPUTS = re.compile(r"\b(?:[qkv]|gate|up)_proj$|\bw[13]$")

@@ -24,7 +24,10 @@ from ..paged import PagedRun
 from ..ranks import Pipeline, run_ranks, with_ranks
 
 CPU = torch.device("cpu")
-FAMILIES = ("llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi3")
+FAMILIES = (
+    *("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi3"),
+    *("olmo2", "smollm3"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +40,15 @@ def read(path: Path, **args: Any) -> EngineConfig:
     return EngineArgs(model=str(path), skip_tokenizer_init=True, **args).create_engine_config()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "phi3-longrope"])
 def test_a_file_is_the_model_that_it_was_converted_from(family: str, tmp_path: Path):
     folder = tmp_path / family
-    window = {"sliding_window": 13} if family in ("gemma2", "gemma3_text", "phi3") else {}
+    has_window = family in ("mistral", "gemma2", "gemma3_text", "phi3")
+    window: dict[str, Any] = {"sliding_window": 13} if has_window else {}
+    if family == "phi3-longrope":
+        family, window = "phi3", {"rope": "longrope"}
+    if family == "smollm3":  # whose file does not say which layers rotate nothing
+        window = {"num_layers": 5}
     make_checkpoint(
         folder,
         Recipe(
@@ -52,7 +60,11 @@ def test_a_file_is_the_model_that_it_was_converted_from(family: str, tmp_path: P
     )
     theirs = read(folder).model
     ours = read(convert_checkpoint(folder).write(tmp_path / "model.gguf")).model
-    spec = replace(ours.spec, norm_eps=theirs.spec.norm_eps)  # which is a float32 in the file
+    rope = theirs.spec.rope
+    assert ours.spec.rope.attention_factor == pytest.approx(rope.attention_factor)
+    # Two numbers are of float32 in the file.
+    rope = replace(ours.spec.rope, attention_factor=rope.attention_factor)
+    spec = replace(ours.spec, norm_eps=theirs.spec.norm_eps, rope=rope)
     if family in ("gemma2", "gemma3_text"):  # whose scale is in no key
         layers = [replace(layer, attention=replace(layer.attention, scale=24**-0.5)) for layer in spec.layers]
         spec = replace(spec, layers=tuple(layers))

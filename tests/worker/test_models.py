@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import ROPE_TYPES, Checkpoint, Recipe, make_checkpoint
+from checkpoints import OTHERS, ROPE_TYPES, Checkpoint, Recipe, make_checkpoint
 from paged import PagedRun
 from quire.worker.models import load_model
 
@@ -29,6 +29,9 @@ RECIPES = {
     "gemma2": Recipe(family="gemma2", sliding_window=13, tied=True, num_layers=3),
     "gemma": Recipe(family="gemma", num_kv_heads=1, tied=True),
     "phi3-window": Recipe(family="phi3", sliding_window=13),
+    "phi3-longrope": OTHERS["phi3-longrope"],
+    "phi3-partial": OTHERS["phi3-partial"],
+    "smollm3": OTHERS["smollm3"],
     "mixtral": Recipe(family="mixtral", num_kv_heads=1),
     "qwen3-moe": Recipe(family="qwen3_moe", rope="yarn", num_layers=3, mlp_only_layers=(1,)),
     "olmo2-mqa": Recipe(family="olmo2", num_kv_heads=1, rope="llama3"),

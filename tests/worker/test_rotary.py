@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ROPE_TYPES, Recipe, make_reference, make_spec
+from checkpoints import OTHERS, ROPE_TYPES, TRAINED_LEN, Recipe, make_reference, make_spec
 from quire.ipc.model_spec import RopeConfig
 from quire.worker.layers.rotary import RotaryEmbedding
 
@@ -45,6 +45,20 @@ def test_angles_equal_transformers(rope: str, extra: dict[str, Any]) -> None:
     atol = 4 * LENGTH * torch.finfo(torch.float32).eps
     torch.testing.assert_close(actual[0], expected[0], rtol=0, atol=atol)
     torch.testing.assert_close(actual[1], expected[1], rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("length", [TRAINED_LEN, TRAINED_LEN + 1])
+def test_the_longest_sequence_decides_between_longropes_two_sets(length: int) -> None:
+    """Also of the part of a head that is not rotated, whose angle is 0."""
+    recipe = OTHERS["phi3-longrope"]
+    spec = make_spec(recipe)
+    rotary = RotaryEmbedding(spec.rope, recipe.head_size, spec.max_position_embeddings, length, CPU)
+    positions = torch.arange(length)
+    judge = transformers_angles(recipe, positions)
+    atol = 4 * length * torch.finfo(torch.float32).eps
+    for actual, expected, unrotated in zip(rotary(positions, None), judge, (1, 0), strict=True):
+        torch.testing.assert_close(actual[:, :6], expected, rtol=0, atol=atol)
+        assert torch.equal(actual[:, 6:], torch.full((length, 2), float(unrotated)))
 
 
 def test_dynamic_angles_depend_on_the_given_length_and_not_on_the_step() -> None:

@@ -1,7 +1,8 @@
 """Rotary position embedding: angles of every position, with the scalings that published models use.
 
 The inverse frequencies follow transformers' `modeling_rope_utils` (default, linear, dynamic NTK, llama3,
-yarn), because a model is only right with the angles it was trained on. Rotation itself is a kernel.
+yarn, longrope), because a model is only right with the angles it was trained on. Rotation itself is a kernel:
+what is not rotated of a head has the angle 0, and its places are chosen by `RankCuts.take_heads`.
 Legend: T tokens, D head size.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...ipc.model_spec import RopeConfig
@@ -29,14 +31,17 @@ class RotaryEmbedding:
     ) -> None:
         self._trained_len = max_position_embeddings
         self._tables: tuple[Tensor, ...]
+        size = rope.rotated_size or head_size
+        unrotated = (0, (head_size - size) // 2)
         if rope.type == "dynamic":
             lengths = torch.arange(max_position_embeddings, max(max_model_len, max_position_embeddings) + 1)
-            inv_freq = compute_dynamic_frequencies(rope, head_size, max_position_embeddings, lengths)
-            self._tables = (inv_freq.to(device),)
+            inv_freq = compute_dynamic_frequencies(rope, size, max_position_embeddings, lengths)
+            self._tables = (F.pad(inv_freq, unrotated).to(device),)
         else:
-            inv_freq, attention_factor = compute_inverse_frequencies(rope, head_size)
+            inv_freq, attention_factor = compute_inverse_frequencies(rope, size, max_model_len)
             angles = torch.arange(max_model_len, dtype=torch.float32).unsqueeze(1) * inv_freq
-            cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
+            cos = F.pad(angles.cos() * attention_factor, unrotated, value=1.0)
+            sin = F.pad(angles.sin() * attention_factor, unrotated)
             self._tables = cos.to(device), sin.to(device)
 
     @property
@@ -83,8 +88,11 @@ def compute_dynamic_frequencies(
     return 1.0 / base.unsqueeze(1) ** exponents
 
 
-def compute_inverse_frequencies(rope: RopeConfig, head_size: int) -> tuple[Tensor, float]:
-    """(float32 [D / 2] on the CPU, factor on cos and sin) of a type whose angles do not depend on length."""
+def compute_inverse_frequencies(rope: RopeConfig, head_size: int, max_model_len: int) -> tuple[Tensor, float]:
+    """(float32 [D / 2] on the CPU, factor on cos and sin) of a type whose angles a sequence does not change.
+
+    `max_model_len` is the longest sequence that there can be, which decides between longrope's two sets.
+    """
     exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
     inv_freq = 1.0 / rope.theta**exponents
     if rope.type == "default":
@@ -95,6 +103,11 @@ def compute_inverse_frequencies(rope: RopeConfig, head_size: int) -> tuple[Tenso
         return _scale_llama3(rope, inv_freq), 1.0
     if rope.type == "yarn":
         return _scale_yarn(rope, head_size), _yarn_attention_factor(rope)
+    if rope.type == "longrope":
+        assert rope.original_max_position_embeddings is not None
+        is_long = max_model_len > rope.original_max_position_embeddings
+        divisors = torch.tensor(rope.long_factors if is_long else rope.short_factors)
+        return 1.0 / (divisors * rope.theta**exponents), rope.attention_factor or 1.0
     raise AssertionError(f"the angles of rope type {rope.type} depend on the sequence length")
 
 

@@ -42,7 +42,8 @@ from ..layers.rotary import RotaryEmbedding
 from ..packed_cache import PackedCache, open_packed_cache
 from ..pooling.head import load_pooling_head
 from ..quantization.integer_weight import NarrowWeight
-from ..quantization.layer_weights import quantize, take_narrow_stacked
+from ..quantization.layer_weights import take_narrow_stacked
+from ..quantization.online import quantize
 from ..threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
 from ..weights import WHOLE, Cut, DummySource, RankCuts, SafetensorsSource, WeightSource
 from .coverage import check_covered
@@ -235,7 +236,8 @@ class _Builder:
         names, cuts, spec = [f"{prefix}.{part}" for part in whole.qkv], self._cuts, whole
         if len(names) == 1:
             sizes = (sum(sizes),)
-        qkv = self._linear(names, sizes, hidden, whole.qkv_bias, cuts.take_heads(whole))
+        rotated_size = (whole.rope or self._spec.rope).rotated_size
+        qkv = self._linear(names, sizes, hidden, whole.qkv_bias, cuts.take_heads(whole, rotated_size))
         cut = cuts.take_columns(whole.query_size)
         out = self._linear([f"{prefix}.{whole.out}"], (hidden,), whole.query_size, whole.o_bias, cut)
         if self._all_reduce is not None:

@@ -57,6 +57,9 @@ def check_covered(spec: ModelSpec) -> None:
             )
         _check_same(layer.norms_sum, first.norms_sum, f"{where}.norms_sum")
         rope = layer.attention.rope
+        if layer.attention.qk_norm is not None and (rope or spec.rope).rotated_size is not None:
+            field = f"{where}.attention.qk_norm"
+            raise ModelError(field, layer.attention.qk_norm, "None where a part of a head is rotated")
         if rope is not None and rope.type == "dynamic":
             raise ModelError(
                 f"{where}.attention.rope.type", rope.type, "a type that not only some layers have"

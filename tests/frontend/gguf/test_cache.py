@@ -80,3 +80,13 @@ def test_a_model_that_is_opened_again_counts_as_used(monkeypatch: Any, tmp_path:
     assert open_gguf([first]).folder == kept
     third = open_gguf([make_tiny().write(tmp_path / "third.gguf")]).folder
     assert names(tmp_path / "cache") == sorted([kept.name, third.name])
+
+
+def test_a_folder_that_another_process_has_made_meanwhile_is_not_replaced(monkeypatch: Any, tmp_path: Path):
+    """That process may be reading it."""
+    monkeypatch.setattr(gguf_folder, "cache_folder", lambda: tmp_path / "cache")
+    folder = open_gguf([make_tiny().write(tmp_path / "model.gguf")]).folder
+    first = (folder / "tokenizer.json").stat().st_ino
+    gguf_folder._write(folder, {"config.json": {}, "tokenizer.json": {}})
+    assert (folder / "tokenizer.json").stat().st_ino == first
+    assert names(tmp_path / "cache") == [folder.name]

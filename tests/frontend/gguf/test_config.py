@@ -93,6 +93,15 @@ def test_parts_of_a_split_file_are_one_model(tmp_path: Path):
         read_args(files[0])
 
 
+def test_a_table_of_divisors_is_read_from_its_part(tmp_path: Path):
+    whole = make_tiny(**{"split.count": 2, "llama.rope.freq_base": 500000.0})
+    whole.add("rope_freqs.weight", torch.tensor(make_llama3_divisors(32.0, 500000.0, 16)))
+    rest = GgufWriter({"split.no": 1}, dict(whole.tensors))
+    whole.tensors.clear()
+    files = [whole.write(tmp_path / "m-00001-of-00002.gguf"), rest.write(tmp_path / "m-00002-of-00002.gguf")]
+    assert read_args(files[0]).spec.rope.type == "llama3"
+
+
 def test_headers_of_all_parts_are_bounded_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     header = write(tmp_path)
     monkeypatch.setattr(folder, "MAX_HEADER_BYTES", 2 * header.size_bytes)
@@ -160,7 +169,24 @@ def test_llama_3_s_table_of_divisors_is_its_scaling_and_another_table_is_refused
             {"llama__attention__layer_norm_rms_epsilon": float("nan")},
             "llama.attention.layer_norm_rms_epsilon=nan",
         ),
-        ({"llama__rope__scaling__type": "longrope"}, "llama.rope.scaling.type='longrope': one of none"),
+        ({"llama__rope__scaling__type": "dynamic"}, "llama.rope.scaling.type='dynamic': one of none"),
+        ({"llama__rope__scaling__type": "longrope"}, "llama.rope.scaling.original_context_length=None"),
+        (
+            {
+                "llama__rope__scaling__type": "longrope",
+                "llama__rope__scaling__original_context_length": 32,
+                "llama__rope__scaling__factor": 2.0,
+            },
+            "llama.rope.scaling.factor=2.0: 1 beside the tensor rope_factors_long.weight",
+        ),
+        (
+            {
+                "llama__rope__scaling__type": "longrope",
+                "llama__rope__scaling__original_context_length": 32,
+            },
+            "tensor rope_factors_short.weight=None: F32 [8]",
+        ),
+        ({"llama__rope__dimension_count": 8}, "llama.rope.dimension_count=8: 16, a whole head"),
         ({"llama__rope__scaling__attn_factor": 2.0}, "llama.rope.scaling.attn_factor=2.0: 1"),
         ({"llama__logit_scale": 2.0}, "llama.logit_scale=2.0: absent"),
         ({"llama__attention__causal": False}, "llama.attention.causal=False: True"),

@@ -74,7 +74,7 @@ _TOO_MANY = struct.pack("<IQ", 0, MAX_ELEMENTS + 1) + bytes(MAX_ELEMENTS + 1)
         (_pack(0, 1, _key("k", 9, _TOO_MANY)), "at most"),
         (_pack(0, 1, _key("k", 8, struct.pack("<Q", 2) + b"\xff\xfe")), "UTF-8"),
         (_pack(0, 2, _key("k", 0, b"\1") * 2), "comes once"),
-        (_pack(1, 0, _tensor(type_id=10)), "tensor t type='Q2_K': one of F32"),
+        (_pack(1, 0, _tensor(type_id=16)), "tensor t type='IQ2_XXS': one of F32"),
         (_pack(1, 0, _tensor(type_id=99)), "tensor t type=99"),
         (_pack(1, 0, _tensor((1,) * 5)), "n_dims=5"),
         (_pack(1, 0, _tensor((0,))), "dims=[0]"),

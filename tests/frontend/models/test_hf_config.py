@@ -120,6 +120,23 @@ def test_every_rope_spelling_reads_as_in_transformers(family: str, rope: str):
     check_against_transformers(make_config(family, **copy.deepcopy(ROPES[rope])))
 
 
+@pytest.mark.parametrize("kind", ["su", "longrope"])
+@pytest.mark.parametrize(("partial", "count"), [({}, 8), ({"partial_rotary_factor": 0.75}, 6)])
+def test_phi3s_factors_for_each_pair_read_as_in_transformers(kind: str, partial: dict[str, Any], count: int):
+    import copy
+
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    original = {"original_max_position_embeddings": 64}
+    scaling = {"type": kind, "short_factor": [1.5] * count, "long_factor": [2.0] * count, **original}
+    config = make_config("phi3", rope_scaling=scaling, **original, **partial)
+    rope = check_against_transformers(copy.deepcopy(config)).rope
+    frequencies, attention_factor = ROPE_INIT_FUNCTIONS["longrope"](oracle_of(config))
+    assert len(frequencies) == len(rope.short_factors) == (rope.rotated_size or 16) // 2
+    assert (rope.short_factors[0], rope.long_factors[0]) == (1.5, 2.0)
+    assert rope.attention_factor == attention_factor
+
+
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_gemma3_has_a_rope_for_each_kind_of_layer(is_nested: bool):
     import transformers
@@ -206,6 +223,9 @@ def test_keys_that_may_be_absent_read_as_in_transformers(family: str, values: di
         ("gemma2", {"sliding_window": 8, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}),
         ("mixtral", {}),
         ("mixtral", {"sliding_window": 16}),
+        ("smollm3", {"sliding_window": 16}),
+        ("smollm3", {"sliding_window": 16, "use_sliding_window": True}),
+        ("smollm3", {"sliding_window": 16, "use_sliding_window": True, "no_rope_layers": [0, 1, 0, 1, 1]}),
         ("qwen3_moe", {"sliding_window": 8}),
         ("qwen3_moe", {"sliding_window": 8, "use_sliding_window": True}),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention",
@@ -215,6 +235,16 @@ def test_keys_that_may_be_absent_read_as_in_transformers(family: str, values: di
 )  # fmt: skip
 def test_windows_fall_on_the_same_layers_as_in_transformers(family: str, values: dict[str, Any]):
     check_against_transformers(make_config(family, **values))
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"no_rope_layer_interval": 2}, {"no_rope_layers": [0, 1, 1, 0, 1]}], ids=str
+)
+def test_smollm3_rotates_nothing_on_the_same_layers_as_in_transformers(values: dict[str, Any]):
+    config = make_config("smollm3", **values)
+    spec, oracle = check_against_transformers(config), oracle_of(config)
+    ropes = [(layer.attention.rope or spec.rope).type for layer in spec.layers]
+    assert ropes == ["default" if flag else "none" for flag in oracle.no_rope_layers[:4]]
 
 
 def test_bias_flags_are_each_familys_own():
@@ -277,6 +307,9 @@ def test_an_unsupported_architecture_is_refused_with_the_list(names: Any):
 GEMMA2: dict[str, Any] = {"architectures": ["Gemma2ForCausalLM"]}
 MIXTRAL: dict[str, Any] = {"architectures": ["MixtralForCausalLM"]}
 QWEN3_MOE: dict[str, Any] = {"architectures": ["Qwen3MoeForCausalLM"]}
+SMOLLM3: dict[str, Any] = {"architectures": ["SmolLM3ForCausalLM"]}
+PHI3: dict[str, Any] = {"architectures": ["Phi3ForCausalLM"]}
+LONGROPE: dict[str, Any] = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0] * 8}
 
 
 @pytest.mark.parametrize(
@@ -323,6 +356,20 @@ QWEN3_MOE: dict[str, Any] = {"architectures": ["Qwen3MoeForCausalLM"]}
         ({"rope_scaling": [1]}, "rope_scaling", "object"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rope_parameters", "all layers"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "1"),
+        (PHI3 | {"partial_rotary_factor": 0.2}, "partial_rotary_factor", "an even part of a head's 16"),
+        (PHI3 | {"partial_rotary_factor": 2.0}, "partial_rotary_factor", "an even part of a head's 16"),
+        (PHI3 | {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_type", "one of default, longrope"),
+        (PHI3 | {"rope_scaling": LONGROPE | {"long_factor": [1.0] * 7}}, "long_factor", "a list of 8"),
+        (PHI3 | {"rope_scaling": LONGROPE | {"long_factor": None}}, "long_factor", "missing; a list of 8"),
+        (PHI3 | {"rope_scaling": LONGROPE | {"short_factor": [0.0] * 8}}, "short_factor", "from 1e-20"),
+        (
+            PHI3 | {"rope_scaling": LONGROPE, "original_max_position_embeddings": 1},
+            "original_max_position_embeddings",
+            "above 1",
+        ),
+        (SMOLLM3 | {"no_rope_layers": [1, 0, 1]}, "no_rope_layers", "at least 4"),
+        (SMOLLM3 | {"no_rope_layers": [1, 0, 1, 2]}, "no_rope_layers", "a list of 0 and 1"),
+        (SMOLLM3 | {"no_rope_layer_interval": 0}, "no_rope_layer_interval", "from 1"),
     ],
     ids=str,
 )

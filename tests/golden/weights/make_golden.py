@@ -222,11 +222,16 @@ def make_all_compressed() -> None:
 
 
 def make_fp8() -> None:
+    make_fp8_blocks("fp8_block", (32, 64), "dynamic")
+    make_fp8_blocks("fp8_whole", None, "static")
+
+
+def make_fp8_blocks(name: str, block: tuple[int, int] | None, activations: str) -> None:
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
     from transformers.utils.quantization_config import FineGrainedFP8Config
 
     class Quantizer:
-        quantization_config = FineGrainedFP8Config(weight_block_size=(32, 64))
+        quantization_config = FineGrainedFP8Config(weight_block_size=block)
         modules_to_not_convert = None
 
     weight = make_weight(14)
@@ -235,9 +240,9 @@ def make_fp8() -> None:
     expected = Fp8Dequantize(Quantizer())._dequantize_one(
         tensors["weight"], tensors["weight_scale_inv"], torch.float32
     )
-    config = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 64],
+    config = {"quant_method": "fp8", "activation_scheme": activations, "weight_block_size": block,
               "fmt": "e4m3", "modules_to_not_convert": ["lm_head"]}  # fmt: skip
-    save("fp8_block", tensors, expected, config)
+    save(name, tensors, expected, config)
 
 
 def make_bitsandbytes() -> None:

@@ -35,6 +35,10 @@ def test_numbers_are_those_of_the_library_bit_for_bit(type_: Any):
         ("Q4_K", 4, 32, True),
         ("Q5_K", 8, 32, True),
         ("Q6_K", 8, 16, False),
+        ("Q2_K", 4, 16, True),
+        ("Q3_K", 4, 16, False),
+        ("IQ4_NL", 8, 32, False),
+        ("IQ4_XS", 8, 32, False),
     ],
 )
 def test_a_type_has_its_form(type_: Any, bits: int, group_size: int, has_offsets: bool):

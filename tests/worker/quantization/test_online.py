@@ -10,7 +10,7 @@ import torch
 from quire.ipc.weight_format import WeightFormat, make_online_formats
 from quire.kernels.quantize_groups import launch_quantize_groups, quantize_groups_reference
 from quire.worker.quantization.integer_weight import IntegerWeight, dequantize
-from quire.worker.quantization.layer_weights import quantize
+from quire.worker.quantization.online import quantize
 
 FORMATS = {name: make_online_formats(name, name).default for name in ("int4", "int8", "fp8")}  # type: ignore[arg-type]
 

@@ -60,6 +60,15 @@ def test_layers_that_are_multiplied_together_take_the_widest_form() -> None:
     assert count_weight_bytes(spec, mixed, "bfloat16") - alone == attention.qkv_size * a_row
 
 
+def test_a_tied_table_that_is_stored_narrow_is_counted_twice() -> None:
+    """As numbers, which are looked up, and as the head."""
+    spec, name = make_spec(RECIPES["qwen2"]), "model.embed_tokens"
+    q6_k = WeightFormat(bits=8, group_size=16, layout="gguf")
+    own = count_weight_bytes(spec, WeightFormats(exceptions={name: q6_k}), "bfloat16")
+    plain = count_weight_bytes(spec, WeightFormats(), "bfloat16")
+    assert own - plain == q6_k.count_bytes(spec.vocab_size, spec.hidden_size)
+
+
 def test_a_stage_counts_the_formats_of_its_own_layers() -> None:
     spec = make_spec(RECIPES["llama"])
     wide = {f"model.layers.1.mlp.{part}_proj": WeightFormat(bits=8) for part in ("gate", "up", "down")}

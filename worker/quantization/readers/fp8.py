@@ -17,10 +17,11 @@ _EXPONENTS = (torch.float8_e8m0fnu, torch.uint8)  # of scales that are powers of
 
 
 def read_fp8(tensors: StoredTensors, weight_format: WeightFormat, shape: tuple[int, int]) -> ScaledFp8Weight:
-    """Blocks have `weight_scale_inv`, the rest `weight_scale`."""
+    """Blocks have `weight_scale_inv`, as has a whole weight by transformers; the rest `weight_scale`."""
     is_block = weight_format.group_rows != 1 or weight_format.group_size != 0
+    has_inverse = is_block or tensors.has("weight_scale_inv")
     tensors.skip("input_scale", "input_scale_ub", "activation_scale")
-    return _read(tensors, weight_format, shape, "weight_scale_inv" if is_block else "weight_scale")
+    return _read(tensors, weight_format, shape, "weight_scale_inv" if has_inverse else "weight_scale")
 
 
 def read_compressed_fp8(

@@ -58,6 +58,10 @@ class StoredTensors:
         is_one = tensor is not None and tensor.dtype in dtypes and tuple(tensor.shape) in map(tuple, shapes)
         return tensor if is_one else None
 
+    def has(self, part: str) -> bool:
+        """Whether there is one, of any type and shape; it does not count as read."""
+        return self._find(self._full(part), is_read=False) is not None
+
     def take_bytes(self, part: str, dtypes: Sequence[torch.dtype], size: int) -> Tensor:
         """uint8 [size] of a tensor [n, 1] of any of the types."""
         shapes = [(size // dtype.itemsize, 1) for dtype in dtypes]
