@@ -35,6 +35,7 @@ from ..ipc.step import (
     WorkerFailed,
     WorkerProgress,
 )
+from .torch_import import import_torch
 
 if TYPE_CHECKING:  # it loads torch
     from .model_runner import LaunchedStep
@@ -62,7 +63,8 @@ class WorkerProcess:
         """Start the worker and serve until the lifeline ends this process; returns only if that failed."""
         try:
             self._note_phase("import torch")
-            from .worker import Worker  # here, so that the core hears of this process before torch loads
+            import_torch()  # here, so that the core hears of this process before torch loads
+            from .worker import Worker
 
             args = self._args
             self._worker = Worker(args.config, self._note_phase, args.rank, args.group)
@@ -197,7 +199,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     payload = lifeline.args
     if is_spare:
-        importlib.import_module(".worker", __package__)  # torch, which takes most of a start
+        import_torch()  # which takes most of a start
+        importlib.import_module(".worker", __package__)
         payload = wait_for_adoption(payload.decode(), lifeline)
     args = msgspec.msgpack.decode(payload, type=WorkerArgs)
     start_logging("quire worker", args.config.log_level, args.config.log_format)
