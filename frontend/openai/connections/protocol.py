@@ -82,6 +82,7 @@ class CappedProtocol(Connection):
         self._meter = MessageMeter(limits)
         self._header_sizes: list[int] = []  # of the requests under way, in their order
         self._is_other_protocol = False  # it is read a second time, without what asks for the other one
+        self._is_parsing = False
         self._stores_body = False
         self._is_admitted = False  # since its handshake began
         self._largest_body = 0  # in bytes, of the messages since the last was answered
@@ -132,19 +133,28 @@ class CappedProtocol(Connection):
         super().refuse(error)
 
     def data_received(self, data: bytes) -> None:
+        self._is_parsing = True
         view = memoryview(data) if len(data) > _SLICE_BYTES else data
         for start in range(0, len(data), _SLICE_BYTES):
             if self._is_deaf:
                 self._drop(len(data) - start)
                 break
             self._take(view[start : start + _SLICE_BYTES])
-        if self._meter.is_in_head and self._meter.has_begun and not self.is_ending:
+        self._is_parsing = False
+        if self._meter.has_begun and not self.is_ending:
+            self._expect_rest()
+        self._hold_bytes()
+        self._admission.read_turns.note_read(self, len(data))
+
+    def _expect_rest(self) -> None:
+        """Have what is still to come of a message come in time."""
+        if self._meter.is_in_head:
             self._admission.connections.renew(self)
             if not self.has_deadline:
                 max_s = self._limits.max_header_s
                 self._arm(max_s, self._on_deadline, "header", max_s)
-        self._hold_bytes()
-        self._admission.read_turns.note_read(self, len(data))
+        elif self.is_unread and not self.has_deadline:
+            self._arm(self._limits.max_body_s, self._on_deadline, "body", self._limits.max_body_s)
 
     def _take(self, data: bytes | memoryview) -> None:
         """Parse a slice of what has come, and count it: as body, as header, or as what is between chunks."""
@@ -277,8 +287,8 @@ class CappedProtocol(Connection):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         super()._start_asgi_task(cycle, app)
-        if cycle.more_body:
-            self._arm(self._limits.max_body_s, self._on_deadline, "body", self._limits.max_body_s)
+        if cycle.more_body and not self._is_parsing:  # most bodies come with their heads
+            self._expect_rest()
 
     def on_response_complete(self) -> None:
         if self.is_ending:
