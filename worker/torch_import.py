@@ -1,5 +1,5 @@
-"""torch without its meta kernels, which take a quarter of its import: they find shapes for who traces a program
-(torch.compile, FakeTensor), as nothing here does on a CPU. Imports torch only when it is told to.
+"""torch without its meta kernels, which take a quarter of its import: they find shapes for who traces a
+program (torch.compile, FakeTensor), as nothing here does on a CPU. Imports torch only when it is told to.
 """
 
 from __future__ import annotations
