@@ -82,7 +82,6 @@ class CappedProtocol(Connection):
         self._meter = MessageMeter(limits)
         self._header_sizes: list[int] = []  # of the requests under way, in their order
         self._is_other_protocol = False  # it is read a second time, without what asks for the other one
-        self._is_parsing = False
         self._stores_body = False
         self._is_admitted = False  # since its handshake began
         self._largest_body = 0  # in bytes, of the messages since the last was answered
@@ -133,15 +132,13 @@ class CappedProtocol(Connection):
         super().refuse(error)
 
     def data_received(self, data: bytes) -> None:
-        self._is_parsing = True
         view = memoryview(data) if len(data) > _SLICE_BYTES else data
         for start in range(0, len(data), _SLICE_BYTES):
             if self._is_deaf:
                 self._drop(len(data) - start)
                 break
             self._take(view[start : start + _SLICE_BYTES])
-        self._is_parsing = False
-        if self._meter.has_begun and not self.is_ending:
+        if self._meter.has_begun and not self.is_ending:  # not of a body that comes with its head
             self._expect_rest()
         self._hold_bytes()
         self._admission.read_turns.note_read(self, len(data))
@@ -285,11 +282,6 @@ class CappedProtocol(Connection):
         self._is_deaf = not self.cycle.keep_alive
         super().on_message_complete()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        super()._start_asgi_task(cycle, app)
-        if cycle.more_body and not self._is_parsing:  # most bodies come with their heads
-            self._expect_rest()
-
     def on_response_complete(self) -> None:
         if self.is_ending:
             self.server_state.total_requests += 1
@@ -301,6 +293,8 @@ class CappedProtocol(Connection):
         super().on_response_complete()
         if not self.is_busy:
             self._forget_request(keeps_head=self._meter.has_begun)
+        elif self._meter.has_begun:
+            self._expect_rest()
         self._hold_bytes()
         if self.transport.is_closing():  # when its last bytes have gone, which takes a reader that reads
             self._arm(self._limits.write_timeout_s, self.transport.abort)
