@@ -2,13 +2,14 @@
 
 import sys
 
-from ..ipc.daemon.daemon_state import SUPERVISOR_ROLE
+from ..ipc.processes.collector import paused_collector
 
-if SUPERVISOR_ROLE in sys.argv[1:]:
-    from .supervisor import run_supervisor
+with paused_collector():
+    from ..ipc.daemon.daemon_state import SUPERVISOR_ROLE
 
-    run_supervisor()
-else:
-    from .engine_process import main
+    if SUPERVISOR_ROLE in sys.argv[1:]:
+        from .supervisor import run_supervisor as main
+    else:
+        from .engine_process import main
 
-    main()
+main()

@@ -102,8 +102,11 @@ def describe_bad_dimensions(
 POOLING_FIELDS = read_fields(PoolingParams, PoolingParamsError)
 
 
+_TASKS = get_args(PoolingTask)
+
+
 def _check_task(value: Any) -> Any:
-    return None if value is None else POOLING_FIELDS["task"].check_choice(get_args(PoolingTask), value)
+    return None if value is None else POOLING_FIELDS["task"].check_choice(_TASKS, value)
 
 
 # Fields whose check is more than a type and a range.

@@ -42,7 +42,7 @@ void store_two(bf16* to, Vec a, Vec b) {
 }
 #endif
 
-// The numbers of a row that are normed, in float32: x, or with `residual` the residual after x has been added to it.
+// The numbers of a row that are normed, in float32: x, or with `residual` their sum, which is rounded where it is kept.
 struct WideRow {
     const float* numbers;  // in the order of load_two
     float mean;
@@ -58,16 +58,16 @@ WideRow widen_row(const T* x, T* residual, float* wide, int size) {
         load_two(x + i, a, b);
         if (residual) {
             load_two(residual + i, c, d);
-            store_two(residual + i, c + a, d + b);
-            load_two(residual + i, a, b);
+            a += c, b += d;
+            store_two(residual + i, a, b);
         }
         totals[0] += a, totals[1] += b;
         if constexpr (!is_wide) store_two(wide + i, a, b);
     }
     float total = sum(totals[0] + totals[1]);
     for (; i < size; ++i) {
-        if (residual) residual[i] = narrow<T>(widen(residual[i]) + widen(x[i]));
-        const float number = widen(residual ? residual[i] : x[i]);
+        const float number = widen(x[i]) + (residual ? widen(residual[i]) : 0.0f);
+        if (residual) residual[i] = narrow<T>(number);
         if constexpr (!is_wide) wide[i] = number;
         total += number;
     }

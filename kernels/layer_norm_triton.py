@@ -39,9 +39,7 @@ def _layer_norm(
     values = tl.load(x + start + columns, mask=is_there, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         values += tl.load(residual + start + columns, mask=is_there, other=0.0).to(tl.float32)
-        total = values.to(residual.dtype.element_ty)
-        tl.store(residual + start + columns, total, mask=is_there)
-        values = total.to(tl.float32)
+        tl.store(residual + start + columns, values.to(residual.dtype.element_ty), mask=is_there)
     mean = tl.sum(values, axis=0) / size  # pyright: ignore[reportOperatorIssue]
     centered = tl.where(is_there, values - mean, 0.0)
     variance = tl.sum(centered * centered, axis=0) / size  # pyright: ignore[reportOperatorIssue]

@@ -106,9 +106,9 @@ def check_layer_norm(
         assert_within(actual, expected, bound)
 
     check(launch(x, None, weight, bias, 1e-5), x)
-    total = x + residual
+    total = x.float() + residual.float()
     actual = launch(x, residual, weight, bias, 1e-5)
-    assert torch.equal(residual, total)
+    assert torch.equal(residual, total.to(dtype))
     check(actual, total)
 
 

@@ -393,7 +393,7 @@ class GPUModelRunner:
         if self.is_async:
             assert computed.sampling_rows is not None
             self._make_room(launched, sampled.token_ids, computed.sampling_rows)
-        else:
+        elif len(row_ids):  # not of a step of vectors
             self._rows.append_sampled(row_ids, launched.copies.wait()[0])
         return launched
 

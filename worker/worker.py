@@ -31,6 +31,7 @@ from .rank import check_num_ranks, compute_weights_id, join_group, take_cores
 from .rank_runners import make_runner
 from .sampling.logits_processor import load_logits_processors
 from .threads import ThreadRule, count_cores
+from .torch_import import load_meta_kernels
 from .warm_up import WarmUp, compile_kernels, run_all
 
 _log = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ class Worker:
                 wait_for_memory(part, device, num_ranks)
             check_max_model_len(part, device)
             check_weights_fit(part, device, config.parallel.tensor_parallel_size)
+        if device.type != "cpu" or config.logits_processors:
+            load_meta_kernels()
         processors = load_logits_processors(config.logits_processors, config.logits_processor_folders)
         self._on_phase("load weights")
         is_cut = self._group is not None and self._group.size > 1

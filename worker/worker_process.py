@@ -22,6 +22,7 @@ from ..ipc.codec import make_step_codec
 from ..ipc.errors import QuireError
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.processes.child_args import SPARE_ROLE, WorkerArgs
+from ..ipc.processes.collector import paused_collector
 from ..ipc.processes.log_lines import start_logging
 from ..ipc.processes.process import EXIT_DEVICE_LOST, EXIT_START_FAILED, Lifeline, enable_stack_dumps
 from ..ipc.processes.process_limits import raise_file_limit
@@ -35,6 +36,7 @@ from ..ipc.step import (
     WorkerFailed,
     WorkerProgress,
 )
+from .torch_import import import_torch
 
 if TYPE_CHECKING:  # it loads torch
     from .model_runner import LaunchedStep
@@ -62,7 +64,9 @@ class WorkerProcess:
         """Start the worker and serve until the lifeline ends this process; returns only if that failed."""
         try:
             self._note_phase("import torch")
-            from .worker import Worker  # here, so that the core hears of this process before torch loads
+            with paused_collector():  # here, so that the core hears of this process before torch loads
+                import_torch()
+                from .worker import Worker
 
             args = self._args
             self._worker = Worker(args.config, self._note_phase, args.rank, args.group)
@@ -197,7 +201,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     payload = lifeline.args
     if is_spare:
-        importlib.import_module(".worker", __package__)  # torch, which takes most of a start
+        with paused_collector():
+            import_torch()  # which takes most of a start
+            importlib.import_module(".worker", __package__)
         payload = wait_for_adoption(payload.decode(), lifeline)
     args = msgspec.msgpack.decode(payload, type=WorkerArgs)
     start_logging("quire worker", args.config.log_level, args.config.log_format)

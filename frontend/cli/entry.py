@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...ipc.errors import InputError, QuireError, did_you_mean
+from ...ipc.processes.collector import paused_collector
 from ...ipc.processes.process_limits import discard_unwritable, open_closed_streams
 from .parser import ExitCode, UsageError
 
@@ -107,7 +108,9 @@ def _dispatch(argv: list[str]) -> int:
         hint = did_you_mean(name, [*COMMANDS, *ALIASES, "--help", "--version"])
         raise UsageError(f"{name!r}: not a command{hint or ', one of ' + ', '.join(COMMANDS)}")
     try:
-        return importlib.import_module(command.module, f"{__package__}.commands").run(argv[1:])
+        with paused_collector():
+            module = importlib.import_module(command.module, f"{__package__}.commands")
+        return module.run(argv[1:])
     except SystemExit as end:  # how argparse leaves after it has printed its help
         return int(end.code or 0)
 

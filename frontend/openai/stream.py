@@ -36,10 +36,21 @@ T = TypeVar("T")
 _TellWhenGone = Callable[[Callable[[], None] | None], None]
 
 
+class JsonResponse(Response):
+    """An answer that is JSON already; its headers are not encoded one by one, as Starlette does (4 us)."""
+
+    def __init__(self, body: bytes, request_id: str | None = None, status: int = 200) -> None:
+        """request_id: what the headers call it."""
+        self.body, self.status_code, self.background = body, status, None
+        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+        if request_id is not None:
+            name = request_id.encode("latin-1")
+            self.raw_headers += [(header, name) for header in ID_HEADERS]
+
+
 def respond(body: msgspec.Struct, request_id: str | None = None, status: int = 200) -> Response:
     """An answer that is not streamed."""
-    headers = {} if request_id is None else {name.decode(): request_id for name in ID_HEADERS}
-    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+    return JsonResponse(msgspec.json.encode(body), request_id, status)
 
 
 def encode_event(body: msgspec.Struct) -> bytes:

@@ -144,4 +144,7 @@ def _choose_layer_norm(weight: Tensor) -> _LayerNormKernel:
 def _compute_reference(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
-    return layer_norm_reference(x if residual is None else residual.add_(x), weight, bias, eps)
+    if residual is not None:
+        x = x.float() + residual.float()
+        residual.copy_(x)
+    return layer_norm_reference(x, weight, bias, eps)

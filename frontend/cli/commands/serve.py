@@ -23,6 +23,7 @@ import msgspec
 from ....ipc.daemon.daemon_state import SupervisorArgs
 from ....ipc.errors import ConfigError, describe_install
 from ....ipc.network.tcp_address import is_tcp
+from ....ipc.processes.collector import paused_collector
 from ....ipc.processes.process_limits import discard_unwritable
 from ...client.remote_daemon import Attachment, check_unattached
 from ...daemon import DaemonStarter, check_name_is_free
@@ -138,10 +139,11 @@ def _serve(
     line = PhaseLine(f"serve {server_options.uds or server_options.port}", prints_lines)
     if options.api_server_count > 1:
         return _serve_by_group(options, server_options, listening_socket, daemons, box, line)
-    from ...async_llm import AsyncLLM
-    from ...openai.engines.served_models import ServedModels
-    from ...openai.options import HTTP_CLIENT_KIND
-    from ...openai.server import run_server
+    with paused_collector():  # FastAPI's modules
+        from ...async_llm import AsyncLLM
+        from ...openai.engines.served_models import ServedModels
+        from ...openai.options import HTTP_CLIENT_KIND
+        from ...openai.server import run_server
 
     if len(daemons) > 1:
         engines = _load_models(options, daemons, line)

@@ -138,13 +138,20 @@ class CappedProtocol(Connection):
                 self._drop(len(data) - start)
                 break
             self._take(view[start : start + _SLICE_BYTES])
-        if self._meter.is_in_head and self._meter.has_begun and not self.is_ending:
+        if self._meter.has_begun and not self.is_ending:  # not of a body that comes with its head
+            self._expect_rest()
+        self._hold_bytes()
+        self._admission.read_turns.note_read(self, len(data))
+
+    def _expect_rest(self) -> None:
+        """Have what is still to come of a message come in time."""
+        if self._meter.is_in_head:
             self._admission.connections.renew(self)
             if not self.has_deadline:
                 max_s = self._limits.max_header_s
                 self._arm(max_s, self._on_deadline, "header", max_s)
-        self._hold_bytes()
-        self._admission.read_turns.note_read(self, len(data))
+        elif self.is_unread and not self.has_deadline:
+            self._arm(self._limits.max_body_s, self._on_deadline, "body", self._limits.max_body_s)
 
     def _take(self, data: bytes | memoryview) -> None:
         """Parse a slice of what has come, and count it: as body, as header, or as what is between chunks."""
@@ -275,11 +282,6 @@ class CappedProtocol(Connection):
         self._is_deaf = not self.cycle.keep_alive
         super().on_message_complete()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        super()._start_asgi_task(cycle, app)
-        if cycle.more_body:
-            self._arm(self._limits.max_body_s, self._on_deadline, "body", self._limits.max_body_s)
-
     def on_response_complete(self) -> None:
         if self.is_ending:
             self.server_state.total_requests += 1
@@ -291,6 +293,8 @@ class CappedProtocol(Connection):
         super().on_response_complete()
         if not self.is_busy:
             self._forget_request(keeps_head=self._meter.has_begun)
+        elif self._meter.has_begun:
+            self._expect_rest()
         self._hold_bytes()
         if self.transport.is_closing():  # when its last bytes have gone, which takes a reader that reads
             self._arm(self._limits.write_timeout_s, self.transport.abort)

@@ -6,19 +6,11 @@ import time
 from collections.abc import Iterable
 
 import msgspec
-from starlette.responses import Response
 
 from ..bodies.pooling import ApiVersion, BilledUnits, CohereMeta, PoolingUsage
-from ..stream import ID_HEADERS
 from .vectors import join_list
 
 _encode = msgspec.json.Encoder().encode
-
-
-def respond_json(body: bytes, request_id: str) -> Response:
-    """An answer that is JSON already, named in its headers."""
-    headers = {name.decode(): request_id for name in ID_HEADERS}
-    return Response(body, headers=headers, media_type="application/json")
 
 
 def write_list(answer_id: str, model: str, items: Iterable[bytes], num_tokens: int) -> bytes:

@@ -11,7 +11,8 @@ from ..bodies.pooling import CohereEmbedRequest
 from ..endpoints.unsupported import COHERE_EMBED_RULES, check_supported
 from ..errors import FieldError
 from ..serving import Caller, Serving, make_id
-from .answers import make_meta, respond_json
+from ..stream import JsonResponse
+from .answers import make_meta
 from .inputs import Inputs, find_prompt, list_names
 from .question import Question, ask, make_params
 from .vectors import Format, Write, join_list, write_base64, write_beside, write_floats
@@ -46,7 +47,7 @@ async def create_cohere_embedding(serving: Serving, request: CohereEmbedRequest,
             meta,
         )
 
-    return respond_json(await write_beside(found.data, form, make), answer_id)
+    return JsonResponse(await write_beside(found.data, form, make), answer_id)
 
 
 def _read_forms(given: list[str] | None) -> list[str]:

@@ -12,8 +12,9 @@ from ..bodies.pooling import Classification, ClassifyRequest, EmbeddingRequest, 
 from ..endpoints.prompts import render_chat
 from ..errors import FieldError
 from ..serving import Caller, Serving, make_id
+from ..stream import JsonResponse
 from ..text.jobs import RenderJob
-from .answers import respond_json, write_list
+from .answers import write_list
 from .inputs import Inputs, find_prompt, read_inputs
 from .question import Question, Vectors, ask, make_params
 from .tasks import check_task
@@ -63,7 +64,7 @@ async def create_classification(serving: Serving, request: ClassifyRequest, call
         )
         return write_list(question.answer_id, serving.model_id, items, found.num_tokens)
 
-    return respond_json(await write_beside(found.data, "float", make), question.answer_id)
+    return JsonResponse(await write_beside(found.data, "float", make), question.answer_id)
 
 
 def _classify(index: int, probs: list[float], labels: tuple[str, ...]) -> Classification:
@@ -111,7 +112,7 @@ async def _respond(serving: Serving, question: Question, found: Vectors, item: b
         items = [item % (index, write(data)) for index, data in enumerate(found.data)]
         return write_list(question.answer_id, serving.model_id, items, found.num_tokens)
 
-    return respond_json(await write_beside(found.data, question.form, make), question.answer_id)
+    return JsonResponse(await write_beside(found.data, question.form, make), question.answer_id)
 
 
 def _choose_writer(question: Question, found: Vectors) -> Write:

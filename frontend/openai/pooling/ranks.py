@@ -21,8 +21,8 @@ from ..bodies.pooling import (
 from ..endpoints.unsupported import RERANK_RULES, check_supported
 from ..errors import FieldError
 from ..serving import Caller, Serving, make_id
-from ..stream import respond
-from .answers import make_meta, make_usage, respond_json
+from ..stream import JsonResponse, respond
+from .answers import make_meta, make_usage
 from .inputs import read_texts
 from .scores import Pairs, Scores, score
 from .tei import find_truncation
@@ -100,7 +100,7 @@ async def _rank_texts(
         )
         for place in _order(found)[: request.top_n]
     ]
-    return respond_json(msgspec.json.encode(ranks), answer_id)
+    return JsonResponse(msgspec.json.encode(ranks), answer_id)
 
 
 def _make_pairs(serving: Serving, query: str, field: str, documents: list[DocumentText]) -> Pairs:

@@ -20,7 +20,8 @@ from ...pooling.scoring import compute_cosine
 from ..bodies.pooling import DocumentText, Score, ScoreRequest
 from ..errors import FieldError
 from ..serving import Caller, Serving, make_id
-from .answers import respond_json, write_list
+from ..stream import JsonResponse
+from .answers import write_list
 from .inputs import Inputs, read_texts
 from .question import Question, ask, make_params
 from .vectors import read_floats, read_score
@@ -54,7 +55,7 @@ async def create_score(serving: Serving, request: ScoreRequest, caller: Caller) 
     pairs = _read_pairs(request, serving.options.limits.max_inputs)
     found = await score(serving, caller, request, pairs, answer_id)
     items = (_encode(Score(index=index, score=value)) for index, value in enumerate(found.values))
-    return respond_json(write_list(answer_id, serving.model_id, items, found.num_tokens), answer_id)
+    return JsonResponse(write_list(answer_id, serving.model_id, items, found.num_tokens), answer_id)
 
 
 def _read_pairs(request: ScoreRequest, max_inputs: int) -> Pairs:

@@ -14,8 +14,7 @@ from ..bodies.pooling import ModelInfo, SimilarityRequest, TeiEmbedRequest, Text
 from ..engines.served_models import ServedModels
 from ..errors import ErrorResponse
 from ..serving import Caller, Serving, make_id
-from ..stream import respond
-from .answers import respond_json
+from ..stream import JsonResponse, respond
 from .inputs import Inputs, read_inputs, read_texts
 from .question import Question, ask, make_params
 from .scores import compare
@@ -32,7 +31,7 @@ async def create_tei_embedding(serving: Serving, request: TeiEmbedRequest, calle
     answer_id = make_id("embd")
     found = await ask(serving, caller, Question(answer_id, inputs, params, request))
     body = await write_beside(found.data, "float", lambda: join_list(map(write_floats, found.data)))
-    return respond_json(body, answer_id)
+    return JsonResponse(body, answer_id)
 
 
 async def create_similarity(serving: Serving, request: SimilarityRequest, caller: Caller) -> Response:
@@ -44,7 +43,7 @@ async def create_similarity(serving: Serving, request: SimilarityRequest, caller
     inputs = Inputs([given.source_sentence, *texts], ["inputs.source_sentence", *names], prompt)
     answer_id = make_id("similarity")
     found = await ask(serving, caller, Question(answer_id, inputs, params, own))
-    return respond_json(msgspec.json.encode(await compare(found.data[:1], found.data[1:])), answer_id)
+    return JsonResponse(msgspec.json.encode(await compare(found.data[:1], found.data[1:])), answer_id)
 
 
 def find_truncation(truncates: bool | None, direction: str | None) -> dict[str, tuple[str, Any]]:

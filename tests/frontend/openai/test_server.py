@@ -70,6 +70,15 @@ def test_a_request_that_does_not_end_is_answered_with_408(begun: bytes, limit: s
     run_with_server(scenario, max_header_s=0.2, max_body_s=0.2)
 
 
+def test_a_pipelined_body_that_does_not_end_is_answered_with_408_too() -> None:
+    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
+        await peer.say(b"GET /version HTTP/1.1\r\n\r\n" + _UNFINISHED_BODY)
+        assert (await peer.read_answer())[0] == 200
+        assert (await peer.read_answer())[0] == 408
+
+    run_with_server(scenario, max_body_s=0.2)
+
+
 def test_a_connection_that_says_nothing_is_closed_and_one_too_many_is_refused() -> None:
     async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
         llm.gate.clear()
