@@ -1,7 +1,7 @@
 // Attention over float32 caches: every score and every weighted sum is one chain of multiply-adds in order.
 #pragma once
 
-#include "attention_step.h"
+#include "attention_order.h"
 
 namespace quire::attention {
 
@@ -9,13 +9,15 @@ class FloatAttention {
   public:
     static constexpr bool kUsesTiles = false;
     static constexpr int kKeys = 64;      // keys of a tile; a multiple of every kColumns
-    static constexpr int kRows = kMaxRows;  // rows computed together
+    static constexpr int kRows = 18;      // rows computed together; a multiple of every kMaxRows
     static constexpr int kTaskRows = 96;  // rows that share one reading of K and V
 
     static int padded(int head_size) { return round_up(head_size, kLanes); }
 
     // Kv heads that a task of so many rows each may have.
-    static int most_heads(const Step<float>&, int) { return 1; }
+    static int most_heads(const Step<float>& step, int rows) {
+        return can_read_in_place(step, rows) ? std::max(1, kRows / rows) : 1;
+    }
 
     static size_t memory_size(const Step<float>& step, int rows) {
         return size_t(kKeys) * (step.head_size + padded(step.head_size) + kRows) + size_t(rows) * step.head_size;
@@ -29,10 +31,11 @@ class FloatAttention {
     }
 
     void stage_queries(const Task& task) {
-        const int size = step_.group() * step_.head_size;
+        const int size = task.heads * step_.head_size;
+        const size_t head = size_t(task.kv_head) * step_.group();
         for (int t = 0; t < task.tokens; ++t)
             std::memcpy(query_ + size_t(t) * size,
-                        step_.query + (task.first + t) * step_.query_stride + size_t(task.kv_head) * size,
+                        step_.query + (task.first + t) * step_.query_stride + head * step_.head_size,
                         size * sizeof(float));
     }
 
@@ -40,29 +43,39 @@ class FloatAttention {
     // rows read the blocks in place, since a copy would cost more than it saves. Sums are the same chains in both,
     // so bits are equal.
     void open(const Task& task, int start, int end) {
-        const bool is_even = step_.head_size % kLanes == 0 && step_.block_size % kLanes == 0;
         count_ = end - start;
-        is_direct_ = is_even && task.tokens * step_.group() <= kMaxDirectRows;
+        heads_ = task.heads / step_.group();
+        is_direct_ = can_read_in_place(step_, task.tokens * step_.group());
         if (!is_direct_) return stage_keys(task, start, end);
         for (int key = start, i = 0; key < end; key += kLanes, ++i) {
             const Place<float> from = find_keys(step_, task, key, end);
             keys_[i] = from.k;
             values_[i] = from.v;
         }
+        order_.open(step_, keys_, values_, count_, heads_);
     }
 
-    void expect(const Task&, int) {}
+    void expect(const Task& task, int start) { order_.expect(step_, task, start); }
 
     // Scores of `count` rows from `first` on.
     void score(int first, int count, int, int) {
         const int D = step_.head_size;
         const float* query = query_ + size_t(first) * D;
         std::fill_n(scores_, count * kKeys, 0.0f);
-        if (!is_direct_) return multiply(count, kKeys, query, D, key_, kKeys, scores_, kKeys, D);
-        const int vectors = (count_ + kLanes - 1) / kLanes;
-        for (int i = 0; i < vectors; i += kVectors)
-            multiply_vectors(count, std::min(kVectors, vectors - i), query, D, keys_ + i, step_.block_size,
-                             scores_ + i * kLanes, kKeys, D);
+        if (!is_direct_) return multiply_rows(count, kKeys, query, D, key_, kKeys, scores_, kKeys, D);
+        const int rows = count / heads_;
+        for (int group = 0; group < order_.groups; group += kVectors)
+            for (int head = 0, row = 0; head < heads_; ++head, row += rows) {
+                const float* starts[kVectors];
+                const int vectors = std::min(kVectors, order_.groups - group);
+                for (int i = 0; i < vectors; ++i) starts[i] = keys_[group + i] + head * order_.head_stride;
+                Lines<float> ahead[kVectors];
+                order_.find_after(group, head, ahead);
+                multiply_head(rows, vectors, query + size_t(row) * D, D, starts, step_.block_size,
+                              scores_ + row * kKeys + group * kLanes, kKeys, D, [&](int) {
+                    for (Lines<float>& lines : ahead) lines.fetch();
+                });
+            }
     }
 
     void weigh(int row, Seen seen, float* largest, float* weight, float* value) {
@@ -75,14 +88,48 @@ class FloatAttention {
     // value[count, padded] += weights V
     void add_values(int count, int, int, float* value) {
         if (!is_direct_)
-            return multiply(count, padded_, scores_, kKeys, value_, padded_, value, padded_, count_);
-        for (int done = 0; done < count_; done += kLanes)
-            multiply(count, padded_, scores_ + done, kKeys, values_[done / kLanes], padded_, value, padded_,
-                     std::min(kLanes, count_ - done));
+            return multiply_rows(count, padded_, scores_, kKeys, value_, padded_, value, padded_, count_);
+        const int rows = count / heads_, D = step_.head_size;
+        Order::Values at{0, 0}, ahead = at;
+        for (int i = 0; i < kVectors; ++i) ahead = order_.after(ahead);
+        for (; at.group < order_.groups; at = order_.after(at), ahead = order_.after(ahead)) {
+            const int first = at.head * rows, key = at.group * kLanes;
+            Lines<float> next = order_.lines_of(ahead);
+            for (int d = 0; d < D; d += kColumns) {
+                const float* starts[kVectors];
+                const int vectors = std::min(kVectors, (D - d) / kLanes);
+                for (int i = 0; i < vectors; ++i) starts[i] = order_.start_of(at) + d + i * kLanes;
+                multiply_head(rows, vectors, scores_ + first * kKeys + key, kKeys, starts, D,
+                              value + size_t(first) * padded_ + d, padded_, std::min(kLanes, count_ - key), [&](int) {
+                    for (int i = 0; i < vectors; ++i) next.fetch();
+                });
+            }
+        }
     }
 
   private:
+    using Order = ReadOrder<float, kLanes, kVectors>;
     static constexpr int kMaxDirectRows = 2 * kMaxRows;  // more rows than this are worth a copy of the keys
+
+    static bool can_read_in_place(const Step<float>& step, int rows) {
+        return step.head_size % kLanes == 0 && step.block_size % kLanes == 0 && rows <= kMaxDirectRows;
+    }
+
+    // c[rows, columns] += a[rows, depth] b[depth, columns], columns a multiple of kLanes.
+    static void multiply_rows(int rows, int columns, const float* a, size_t lda, const float* b, size_t ldb, float* c,
+                              size_t ldc, int depth) {
+        for (; rows > 0; rows -= kMaxRows, a += kMaxRows * lda, c += kMaxRows * ldc)
+            multiply(std::min(kMaxRows, rows), columns, a, lda, b, ldb, c, ldc, depth);
+    }
+
+    // The same with columns that begin where `b` says; fetches while the first rows are multiplied.
+    template <typename Fetch>
+    static void multiply_head(int rows, int vectors, const float* a, size_t lda, const float* const* b, size_t ldb,
+                              float* c, size_t ldc, int depth, const Fetch& fetch) {
+        multiply_vectors(std::min(kMaxRows, rows), vectors, a, lda, b, ldb, c, ldc, depth, fetch);
+        if (rows > kMaxRows)
+            multiply_vectors(rows - kMaxRows, vectors, a + kMaxRows * lda, lda, b, ldb, c + kMaxRows * ldc, ldc, depth);
+    }
 
     void stage_keys(const Task& task, int start, int end) {
         const int D = step_.head_size;
@@ -101,8 +148,9 @@ class FloatAttention {
     const int padded_;
     float *key_, *value_, *scores_, *query_;
     const float *keys_[kKeys / kLanes], *values_[kKeys / kLanes];  // of each vector of keys, if direct
-    int count_ = 0;
+    int count_ = 0, heads_ = 1;
     bool is_direct_ = false;
+    Order order_;
 };
 
 }  // namespace quire::attention

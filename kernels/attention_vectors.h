@@ -2,13 +2,14 @@
 // are one chain over pairs in order. Legend: D head size.
 #pragma once
 
+#include "attention_order.h"
 #include "attention_pairs.h"
 #include "pair_products.h"
 
 namespace quire::attention {
 
-// Many rows use a copy of V; few rows, a decode step's, read it in place, 16 keys of all the task's heads after each
-// other, and fetch what is read some 16 KB later. Sums are the same chains in both, so bits are equal.
+// Many rows use a copy of V; few rows, a decode step's, read it in place. Sums are the same chains in both, so bits are
+// equal.
 template <typename Pairs>
 class VectorAttention : public PairedTile<typename Pairs::Left> {
     using Tile = PairedTile<typename Pairs::Left>;
@@ -16,6 +17,7 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
     static constexpr int kPerGroup = kGroup / kLanes;  // vectors of a group
     static constexpr int kWide = std::max(kStep, kVectors * kLanes);  // keys or elements of D computed together
     static constexpr int kAhead = kWide / kGroup;  // groups of one head that are fetched ahead
+    using Order = ReadOrder<bf16, kGroup, kAhead>;
     static constexpr int kFewRows = 16;
     static constexpr int kGroupPairs = kGroup / 2;
 
@@ -34,16 +36,11 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
         if (!is_in_place_) return Tile::open(task, start, end);
         this->take_keys(task, start, end,
                         [&](const Place<bf16>& from, int key) { values_[(key - start) / kGroup] = from.v; });
+        order_.open(this->step_, this->keys_, values_, this->count_, heads_);
         if (this->count_ % 2) copy_last_pairs();
     }
 
-    void expect(const Task& task, int start) {
-        const int end = std::min(task.seen_end, start + kWide);
-        for (const bf16*& next : next_) {
-            next = find_keys(this->step_, task, start, end).k;
-            if (start + kGroup < end) start += kGroup;
-        }
-    }
+    void expect(const Task& task, int start) { order_.expect(this->step_, task, start); }
 
     // Scores of `count` rows from `first` on with the keys [from, to) of the tile.
     void score(int first, int count, int from, int to) {
@@ -64,53 +61,8 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
     }
 
   private:
-    // What a head has of a group, in cache lines that are `stride` numbers apart.
-    struct Lines {
-        const bf16* next;
-        size_t stride;
-
-        // Into the second-level cache: 35 GB/s, into the first 24 (Zen 4, 64 x 2048 tokens).
-        void fetch() {
-            __builtin_prefetch(next, 0, 2);
-            next += stride;
-        }
-    };
-
     static bool can_read_in_place(const Step<bf16>& step, int rows) {
         return step.block_size % kGroup == 0 && step.head_size % kStep == 0 && rows <= kFewRows;
-    }
-
-    size_t head_stride() const { return size_t(this->step_.block_size) * this->step_.head_size; }
-    int num_groups() const { return (this->count_ + kGroup - 1) / kGroup; }
-
-    // Values are read in this order: all heads of a group, then the next group.
-    struct Values {
-        int group, head;
-    };
-
-    Values after(Values at) const {
-        return at.head + 1 < heads_ ? Values{at.group, at.head + 1} : Values{at.group + 1, 0};
-    }
-
-    const bf16* start_of(Values at) const { return values_[at.group] + at.head * head_stride(); }
-
-    // After the last ones the next tile's keys are read.
-    Lines lines_of(Values at) const {
-        const int past = (at.group - num_groups()) * heads_ + at.head;
-        if (past < 0) return {start_of(at), 2 * kGroup};
-        return {next_[std::min(past, kAhead - 1)], 2 * this->key_stride_};
-    }
-
-    // What is read after the keys of `head` in the kAhead groups from `group` on.
-    void find_after(int group, int head, Lines* ahead) const {
-        if (++head == heads_) group += kAhead, head = 0;
-        Values values{0, 0};
-        for (int i = 0; i < kAhead; ++i, values = after(values))
-            if (group < num_groups())
-                ahead[i] = {this->keys_[std::min(group + i, num_groups() - 1)] + head * head_stride(),
-                            2 * this->key_stride_};
-            else
-                ahead[i] = lines_of(values);
     }
 
     // Of the keys from j on.
@@ -119,16 +71,18 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
         const int D = this->step_.head_size, rows = count / heads_;
         for (int head = 0; head < heads_; ++head) {
             const bf16* starts[Vectors];
+            const size_t start = head * order_.head_stride;
             for (int i = 0; i < Vectors; ++i)
-                starts[i] = this->keys_[j / kGroup + i / kPerGroup] + head * head_stride() + i % kPerGroup * 2 * kLanes;
+                starts[i] = this->keys_[j / kGroup + i / kPerGroup] + start + i % kPerGroup * 2 * kLanes;
             float* scores = this->scores_ + size_t(head) * rows * kKeys + j;
+            const auto* query = this->query_ + size_t(first + head * rows) * D;
             const auto multiply = [&](const auto& fetch) {
-                multiply_pair_rows<Pairs, Vectors, false>(rows, this->query_ + size_t(first + head * rows) * D, D, starts,
-                                                          this->key_stride_, scores, kKeys, D / 2, fetch);
+                multiply_pair_rows<Pairs, Vectors, false>(rows, query, D, starts, this->key_stride_, scores, kKeys,
+                                                          D / 2, fetch);
             };
             if (!is_in_place_) return multiply(NoFetch());
-            Lines ahead[kAhead];
-            find_after(j / kGroup, head, ahead);
+            Lines<bf16> ahead[kAhead];
+            order_.find_after(j / kGroup, head, ahead);
             multiply([&](int) {
                 for (int i = 0; i < Vectors / kPerGroup; ++i) ahead[i].fetch();
             });
@@ -146,21 +100,21 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
 
     void add_in_place(int count, int from, int to, float* value) {
         const int last = std::min(to, this->count_), rows = count / heads_;
-        Values at{from / kGroup, 0}, ahead = at;
-        for (int i = 0; i < kAhead; ++i) ahead = after(ahead);
-        for (; at.group * kGroup < last; at = after(at), ahead = after(ahead)) {
+        typename Order::Values at{from / kGroup, 0}, ahead = at;
+        for (int i = 0; i < kAhead; ++i) ahead = order_.after(ahead);
+        for (; at.group * kGroup < last; at = order_.after(at), ahead = order_.after(ahead)) {
             const int key = at.group * kGroup, pairs = std::min(kGroupPairs, (last - key + 1) / 2);
             const bool is_cut = last == this->count_ && last % 2 && key + kGroup >= last;
             const auto* weights = this->weights_ + size_t(at.head) * rows * kKeys;
             float* sums = value + size_t(at.head) * rows * this->padded_;
-            Lines next = lines_of(ahead);
-            add_pairs(rows, weights + key, pairs - is_cut, start_of(at), next, sums);
+            Lines<bf16> next = order_.lines_of(ahead);
+            add_pairs(rows, weights + key, pairs - is_cut, order_.start_of(at), next, sums);
             if (is_cut) add_pairs(rows, weights + last - 1, 1, last_pair(at.head), next, sums);
         }
     }
 
     // value += weights times `pairs` rows of V.
-    void add_pairs(int rows, const typename Pairs::Left* weights, int pairs, const bf16* v, Lines& ahead,
+    void add_pairs(int rows, const typename Pairs::Left* weights, int pairs, const bf16* v, Lines<bf16>& ahead,
                    float* value) {
         const int D = this->step_.head_size;
         int d = 0;
@@ -169,8 +123,8 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
     }
 
     template <int Vectors>
-    void add_columns(int rows, const typename Pairs::Left* weights, int pairs, const bf16* v, int d, Lines& ahead,
-                     float* value) {
+    void add_columns(int rows, const typename Pairs::Left* weights, int pairs, const bf16* v, int d,
+                     Lines<bf16>& ahead, float* value) {
         const int D = this->step_.head_size;
         const bf16* starts[Vectors];
         for (int i = 0; i < Vectors; ++i) starts[i] = v + 2 * (d + i * kLanes);
@@ -185,7 +139,7 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
     void copy_last_pairs() {
         const int D = this->step_.head_size, last = this->count_ - 1;
         for (int head = 0; head < heads_; ++head) {
-            const bf16* from = values_[last / kGroup] + head * head_stride() + size_t(last % kGroup) * D;
+            const bf16* from = order_.start_of({last / kGroup, head}) + size_t(last % kGroup) * D;
             bf16* to = last_pair(head);
             for (int d = 0; d < 2 * D; d += 2) to[d] = from[d], to[d + 1] = 0;
         }
@@ -194,7 +148,7 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
     bool is_in_place_ = false;
     int heads_ = 1;                       // kv heads of the task
     const bf16* values_[kKeys / kGroup];  // V of each 16 keys
-    const bf16* next_[kAhead];            // K of the next tile's first ones
+    Order order_;
 };
 
 }  // namespace quire::attention

@@ -21,6 +21,7 @@ using namespace quire;
 using namespace quire::attention;
 
 constexpr double kMinParallelWork = 200e3;  // multiply-adds worth a second thread
+constexpr int kTasksPerThread = 4;  // so that none waits long for the last
 constexpr int kMaxWindow = 1 << 30;         // so that a position and a window are an int together
 
 template <typename T>
@@ -86,12 +87,14 @@ bool is_worth_threads(const Step<T>& step) {
     return num_threads() > 1 && work * step.num_heads * step.head_size > kMinParallelWork;
 }
 
-// Kv heads of a task that leave each thread some tasks.
+// Kv heads of a task that leave each thread some tasks, or splits of them.
 template <typename T>
 int heads_together(const Step<T>& step, bool is_parallel) {
-    constexpr int kTasksPerThread = 4;
     if (!is_parallel) return step.num_kv_heads;
-    return std::max(1, step.num_requests * step.num_kv_heads / (kTasksPerThread * num_threads()));
+    int splits = 0;
+    for (int request = 0; request < step.num_requests; ++request)
+        splits += (std::min(step.seq_lens[request], step.window) - 1) / kSplit + 1;
+    return std::max(1, splits * step.num_kv_heads / (kTasksPerThread * num_threads()));
 }
 
 template <typename Variant, typename T>
@@ -181,7 +184,7 @@ void attend(const Step<T>& step) {
     int max_rows = 1;
     for (const Task& task : tasks) max_rows = std::max(max_rows, task.rows());
     const int splits = most_splits(step, tasks);
-    if (splits > 1 && tasks.size() < 2 * size_t(num_threads()) && is_parallel)
+    if (splits > 1 && tasks.size() < size_t(kTasksPerThread * num_threads()) && is_parallel)
         attend_splits<Variant>(step, tasks, max_rows, splits);
     else
         attend_tasks<Variant>(step, tasks, max_rows, is_parallel);

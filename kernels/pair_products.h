@@ -33,10 +33,6 @@ struct DottedPairs {
 };
 #endif
 
-struct NoFetch {
-    void operator()(int) const {}
-};
-
 // c[Rows, Vectors * kLanes] += a[Rows, 2 pairs] b[pairs, Vectors * kLanes, 2]; ldb: pairs between two of b's rows.
 // Without Adds, c = a b, whatever was in c.
 // fetch(k) is called before row k of b is read: it may ask for what comes next.

@@ -171,17 +171,23 @@ inline float max(Vec v) {
     return lanes[0];
 }
 
+struct NoFetch {
+    void operator()(int) const {}
+};
+
 // c[Rows, Vectors * kLanes] += a[Rows, depth] b[depth, Vectors * kLanes]; ld*: elements between rows. Each
-// vector of b's columns begins at a pointer of its own.
-template <int Rows, int Vectors, typename B>
+// vector of b's columns begins at a pointer of its own. fetch(k) is called before row k of b is read: it may ask for
+// what comes next.
+template <int Rows, int Vectors, typename B, typename Fetch = NoFetch>
 inline void multiply_tile(const float* a, size_t lda, const B* const* b, size_t ldb, float* c, size_t ldc,
-                          int depth) {
+                          int depth, const Fetch& fetch = {}) {
     Vec sums[Rows][Vectors];
     const B* starts[Vectors];
     for (int v = 0; v < Vectors; ++v) starts[v] = b[v];
     for (int r = 0; r < Rows; ++r)
         for (int v = 0; v < Vectors; ++v) sums[r][v] = load(c + r * ldc + v * kLanes);
     for (int k = 0; k < depth; ++k) {
+        fetch(k);
         Vec columns[Vectors];
         for (int v = 0; v < Vectors; ++v) columns[v] = load(starts[v] + k * ldb);
         for (int r = 0; r < Rows; ++r)
@@ -192,13 +198,14 @@ inline void multiply_tile(const float* a, size_t lda, const B* const* b, size_t 
 }
 
 // The same for at most kMaxRows rows and kVectors vectors of columns.
-template <typename B>
+template <typename B, typename Fetch = NoFetch>
 inline void multiply_vectors(int rows, int vectors, const float* a, size_t lda, const B* const* b, size_t ldb,
-                             float* c, size_t ldc, int depth) {
+                             float* c, size_t ldc, int depth, const Fetch& fetch = {}) {
     with_constant<kVectors>(vectors, [&](auto columns) {
         constexpr int kColumnVectors = columns;
-        with_constant<kMaxRows>(
-            rows, [&](auto count) { multiply_tile<count, kColumnVectors>(a, lda, b, ldb, c, ldc, depth); });
+        with_constant<kMaxRows>(rows, [&](auto count) {
+            multiply_tile<count, kColumnVectors>(a, lda, b, ldb, c, ldc, depth, fetch);
+        });
     });
 }
 

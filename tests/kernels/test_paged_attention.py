@@ -42,10 +42,12 @@ class Step(AttentionStep):
 
 
 LONGER = [*MIXED, (100, 129)]
+# Read in place, several kv heads together: groups of a part of a vector product's rows, and of more than these.
+IN_PLACE = [(16, 8, 32, 16), (14, 2, 48, 16)]
 
 
 @pytest.mark.parametrize("window", [None, 1, 13, 64, 100])
-@pytest.mark.parametrize("shape", [*SHAPES, (7, 7, 24, 32), (8, 1, 128, 64), (14, 2, 72, 128)])
+@pytest.mark.parametrize("shape", [*SHAPES, *IN_PLACE, (7, 7, 24, 32), (8, 1, 128, 64), (14, 2, 72, 128)])
 def test_a_mixed_step_equals_the_reference(
     library: ctypes.CDLL, shape: tuple[int, int, int, int], window: int | None
 ) -> None:
@@ -127,10 +129,12 @@ def threads(request: pytest.FixtureRequest, set_threads: Callable[[int], None]) 
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("window", [None, 50, 1500])
+@pytest.mark.parametrize("shape", [*IN_PLACE, (6, 2, 24, 16)])
 def test_a_row_has_the_same_bits_whatever_is_computed_beside_it(
-    library: ctypes.CDLL, window: int | None
+    library: ctypes.CDLL, shape: tuple[int, int, int, int], window: int | None
 ) -> None:
-    assert_rows_have_the_same_bits_alone(library, Step.draw([*LONGER, (5, 2100)], 6, 2, 24), window)
+    step = Step.draw([*LONGER, (5, 2100), (1, 1100)], *shape)
+    assert_rows_have_the_same_bits_alone(library, step, window)
 
 
 @pytest.mark.usefixtures("threads", "attention_variant")
