@@ -64,7 +64,7 @@ def read_stream(data: bytes) -> tuple[str, int, dict[str, Any]]:
 def test_completions_stream_as_it_reads_them(
     shared_server: Served, logprobs: int | None, extra: dict[str, Any]
 ) -> None:
-    body = {"model": "pocket", "prompt": "Once upon a time", "repetition_penalty": 1.0, "max_tokens": NUM_TOKENS}
+    body = {"model": "pocket", "repetition_penalty": 1.0, "max_tokens": NUM_TOKENS}
     body |= {"logprobs": logprobs, "ignore_eos": True} | STREAM | extra
     for prompt in ("Once upon a time", [80, 81, 82]):
         status, name, data = post(shared_server, "/v1/completions", body | {"prompt": prompt})
