@@ -24,7 +24,7 @@ from .config_file import add_config_option
 from .engine_choice import add_engine_options
 from .parser import Parser
 
-if TYPE_CHECKING:  # the server's modules load FastAPI, which --help does without
+if TYPE_CHECKING:  # the server's modules load Starlette, which --help does without
     from ..openai.limits import Limits
     from ..openai.options import ServerOptions
 

@@ -18,7 +18,7 @@ from ..engine_choice import add_engine_options, read_engine_choice
 from ..parser import ExitCode, Parser, UsageError
 from ..streams import PhaseLine
 
-if TYPE_CHECKING:  # it loads FastAPI, which --help and a finished batch do without
+if TYPE_CHECKING:  # it loads Starlette, which --help and a finished batch do without
     from tqdm import tqdm
 
     from ..batch_files import BatchResult

@@ -36,7 +36,7 @@ from ..engine_choice import check_names_end, choose_model, read_engine_choice
 from ..parser import ExitCode
 from ..streams import PhaseLine
 
-if TYPE_CHECKING:  # the server's modules load FastAPI, which --help does without
+if TYPE_CHECKING:  # the server's modules load Starlette, which --help does without
     from ...openai.options import ServerOptions
 
 _MAX_PROCESSES = 64
@@ -139,7 +139,7 @@ def _serve(
     line = PhaseLine(f"serve {server_options.uds or server_options.port}", prints_lines)
     if options.api_server_count > 1:
         return _serve_by_group(options, server_options, listening_socket, daemons, box, line)
-    with paused_collector():  # FastAPI's modules
+    with paused_collector():  # Starlette's modules
         from ...async_llm import AsyncLLM
         from ...openai.engines.served_models import ServedModels
         from ...openai.options import HTTP_CLIENT_KIND
