@@ -42,7 +42,7 @@ class Step(AttentionStep):
 
 
 LONGER = [*MIXED, (100, 129)]
-# Read in place, several kv heads together: groups of a part of a vector product's rows, and of more than these.
+# Read in place, several kv heads together; groups of fewer and of more rows than a vector product has.
 IN_PLACE = [(16, 8, 32, 16), (14, 2, 48, 16)]
 
 
