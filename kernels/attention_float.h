@@ -70,7 +70,7 @@ class FloatAttention {
                 const int vectors = std::min(kVectors, order_.groups - group);
                 for (int i = 0; i < vectors; ++i) starts[i] = keys_[group + i] + head * order_.head_stride;
                 Lines<float> ahead[kVectors];
-                order_.find_after(group, head, ahead);
+                order_.find_after(true, group, head, ahead);
                 multiply_head(rows, vectors, query + size_t(row) * D, D, starts, step_.block_size,
                               scores_ + row * kKeys + group * kLanes, kKeys, D, [&](int) {
                     for (Lines<float>& lines : ahead) lines.fetch();
@@ -90,21 +90,26 @@ class FloatAttention {
         if (!is_direct_)
             return multiply_rows(count, padded_, scores_, kKeys, value_, padded_, value, padded_, count_);
         const int rows = count / heads_, D = step_.head_size;
-        Order::Values at{0, 0}, ahead = at;
-        for (int i = 0; i < kVectors; ++i) ahead = order_.after(ahead);
-        for (; at.group < order_.groups; at = order_.after(at), ahead = order_.after(ahead)) {
-            const int first = at.head * rows, key = at.group * kLanes;
-            Lines<float> next = order_.lines_of(ahead);
-            for (int d = 0; d < D; d += kColumns) {
-                const float* starts[kVectors];
-                const int vectors = std::min(kVectors, (D - d) / kLanes);
-                for (int i = 0; i < vectors; ++i) starts[i] = order_.start_of(at) + d + i * kLanes;
-                multiply_head(rows, vectors, scores_ + first * kKeys + key, kKeys, starts, D,
-                              value + size_t(first) * padded_ + d, padded_, std::min(kLanes, count_ - key), [&](int) {
-                    for (int i = 0; i < vectors; ++i) next.fetch();
-                });
+        for (int group = 0; group < order_.groups; group += kVectors)
+            for (int head = 0, row = 0; head < heads_; ++head, row += rows) {
+                Lines<float> ahead[kVectors];
+                order_.find_after(false, group, head, ahead);
+                for (int at = group; at < std::min(group + kVectors, order_.groups); ++at) {
+                    const int key = at * kLanes;
+                    Lines<float> lines = ahead[at - group];
+                    for (int d = 0; d < D; d += kColumns) {
+                        const float* starts[kVectors];
+                        const int vectors = std::min(kVectors, (D - d) / kLanes);
+                        for (int i = 0; i < vectors; ++i)
+                            starts[i] = values_[at] + head * order_.head_stride + d + i * kLanes;
+                        multiply_head(rows, vectors, scores_ + row * kKeys + key, kKeys, starts, D,
+                                      value + size_t(row) * padded_ + d, padded_, std::min(kLanes, count_ - key),
+                                      [&](int) {
+                            for (int i = 0; i < vectors; ++i) lines.fetch();
+                        });
+                    }
+                }
             }
-        }
     }
 
   private:

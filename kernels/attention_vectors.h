@@ -82,7 +82,7 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
             };
             if (!is_in_place_) return multiply(NoFetch());
             Lines<bf16> ahead[kAhead];
-            order_.find_after(j / kGroup, head, ahead);
+            order_.find_after(true, j / kGroup, head, ahead);
             multiply([&](int) {
                 for (int i = 0; i < Vectors / kPerGroup; ++i) ahead[i].fetch();
             });
@@ -98,40 +98,74 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
                                            this->padded_, (to - from) / 2);
     }
 
+    // Pairs of rows of V that lie one after the other.
+    struct Run {
+        const bf16* v;
+        int pairs;
+    };
+
     void add_in_place(int count, int from, int to, float* value) {
         const int last = std::min(to, this->count_), rows = count / heads_;
-        typename Order::Values at{from / kGroup, 0}, ahead = at;
-        for (int i = 0; i < kAhead; ++i) ahead = order_.after(ahead);
-        for (; at.group * kGroup < last; at = order_.after(at), ahead = order_.after(ahead)) {
-            const int key = at.group * kGroup, pairs = std::min(kGroupPairs, (last - key + 1) / 2);
-            const bool is_cut = last == this->count_ && last % 2 && key + kGroup >= last;
-            const auto* weights = this->weights_ + size_t(at.head) * rows * kKeys;
-            float* sums = value + size_t(at.head) * rows * this->padded_;
-            Lines<bf16> next = order_.lines_of(ahead);
-            add_pairs(rows, weights + key, pairs - is_cut, order_.start_of(at), next, sums);
-            if (is_cut) add_pairs(rows, weights + last - 1, 1, last_pair(at.head), next, sums);
+        for (int group = from / kGroup; group * kGroup < last; group += kAhead)
+            for (int head = 0; head < heads_; ++head) {
+                Run runs[kAhead + 1];
+                int num_runs = 0;
+                for (int key = group * kGroup; key < last && num_runs < kAhead; key += kGroup)
+                    runs[num_runs++] = {value_of(key, head), std::min(kGroupPairs, (last - key + 1) / 2)};
+                if (last == this->count_ && last % 2 && (group + kAhead) * kGroup >= last) {
+                    --runs[num_runs - 1].pairs;
+                    runs[num_runs++] = {last_pair(head), 1};
+                }
+                Lines<bf16> ahead[kAhead];
+                order_.find_after(false, group, head, ahead);
+                add_head(rows, this->weights_ + size_t(head) * rows * kKeys + group * kGroup, runs, num_runs, ahead,
+                         value + size_t(head) * rows * this->padded_);
+            }
+    }
+
+    // value += weights V
+    void add_head(int rows, const typename Pairs::Left* weights, const Run* runs, int num_runs, Lines<bf16>* ahead,
+                  float* value) {
+        const int parts = (rows + kMaxRows - 1) / kMaxRows;
+        for (int part = 0; part < parts; ++part) {
+            const int first = rows * part / parts, count = rows * (part + 1) / parts - first;
+            with_constant<kMaxRows>(count, [&](auto together) {
+                const auto* left = weights + first * kKeys;
+                float* sums = value + size_t(first) * this->padded_;
+                int d = 0;
+                for (; d + kWide <= this->step_.head_size; d += kWide)
+                    add_columns<together, kWide / kLanes>(left, runs, num_runs, d, part == 0, ahead, sums + d);
+                if (d < this->step_.head_size)
+                    add_columns<together, kStep / kLanes>(left, runs, num_runs, d, part == 0, ahead, sums + d);
+            });
         }
     }
 
-    // value += weights times `pairs` rows of V.
-    void add_pairs(int rows, const typename Pairs::Left* weights, int pairs, const bf16* v, Lines<bf16>& ahead,
-                   float* value) {
-        const int D = this->step_.head_size;
-        int d = 0;
-        for (; d + kWide <= D; d += kWide) add_columns<kWide / kLanes>(rows, weights, pairs, v, d, ahead, value);
-        if (d < D) add_columns<kStep / kLanes>(rows, weights, pairs, v, d, ahead, value);
+    template <int Rows, int Vectors>
+    void add_columns(const typename Pairs::Left* weights, const Run* runs, int num_runs, int d, bool fetches,
+                     Lines<bf16>* ahead, float* value) {
+        Vec sums[Rows][Vectors];
+        for (int r = 0; r < Rows; ++r)
+            for (int i = 0; i < Vectors; ++i) sums[r][i] = load(value + size_t(r) * this->padded_ + i * kLanes);
+        for (const Run* run = runs; run < runs + num_runs; ++run) {
+            const bf16* v = run->v + 2 * d;
+            Lines<bf16>& lines = ahead[(run - runs) % kAhead];
+            for (int k = 0; k < run->pairs; ++k, v += 2 * this->step_.head_size, weights += 2) {
+                if (fetches)
+                    for (int i = 0; i < Vectors / kPerGroup; ++i) lines.fetch();
+                for (int i = 0; i < Vectors; ++i) {
+                    UintVec column;
+                    std::memcpy(&column, v + 2 * i * kLanes, sizeof column);
+                    for (int r = 0; r < Rows; ++r)
+                        sums[r][i] = Pairs::add_product(sums[r][i], weights + r * kKeys, column);
+                }
+            }
+        }
+        for (int r = 0; r < Rows; ++r)
+            for (int i = 0; i < Vectors; ++i) store(value + size_t(r) * this->padded_ + i * kLanes, sums[r][i]);
     }
 
-    template <int Vectors>
-    void add_columns(int rows, const typename Pairs::Left* weights, int pairs, const bf16* v, int d,
-                     Lines<bf16>& ahead, float* value) {
-        const int D = this->step_.head_size;
-        const bf16* starts[Vectors];
-        for (int i = 0; i < Vectors; ++i) starts[i] = v + 2 * (d + i * kLanes);
-        multiply_pair_rows<Pairs, Vectors>(rows, weights, kKeys, starts, D, value + d, this->padded_, pairs, [&](int) {
-            for (int i = 0; i < Vectors / kPerGroup; ++i) ahead.fetch();
-        });
-    }
+    const bf16* value_of(int key, int head) const { return values_[key / kGroup] + head * order_.head_stride; }
 
     bf16* last_pair(int head) { return this->value_ + size_t(head) * 2 * this->step_.head_size; }
 
@@ -139,7 +173,7 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
     void copy_last_pairs() {
         const int D = this->step_.head_size, last = this->count_ - 1;
         for (int head = 0; head < heads_; ++head) {
-            const bf16* from = order_.start_of({last / kGroup, head}) + size_t(last % kGroup) * D;
+            const bf16* from = value_of(last, head) + size_t(last % kGroup) * D;
             bf16* to = last_pair(head);
             for (int d = 0; d < 2 * D; d += 2) to[d] = from[d], to[d + 1] = 0;
         }

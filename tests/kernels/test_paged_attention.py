@@ -42,7 +42,7 @@ class Step(AttentionStep):
 
 
 LONGER = [*MIXED, (100, 129)]
-# Read in place, several kv heads together: groups of a part of a vector product's rows, and of more than these.
+# Read in place, several kv heads together; groups of fewer and of more rows than a vector product has.
 IN_PLACE = [(16, 8, 32, 16), (14, 2, 48, 16)]
 
 
@@ -70,7 +70,7 @@ def test_a_soft_cap_bends_scores_before_the_softmax(
 
 
 @pytest.mark.parametrize("window", [None, 13, 100])
-@pytest.mark.parametrize("shape", [*SHAPES, (4, 2, 32, 8), (8, 1, 64, 16), (20, 2, 96, 32)])
+@pytest.mark.parametrize("shape", [*SHAPES, *IN_PLACE, (4, 2, 32, 8), (8, 1, 64, 16), (20, 2, 96, 32)])
 def test_bfloat16_equals_the_reference(
     library: ctypes.CDLL, shape: tuple[int, int, int, int], window: int | None, attention_variant: str
 ) -> None:
