@@ -114,11 +114,13 @@ def _read_rope_type(rope: ConfigFields, has_factors: bool) -> RopeType:
     value = next((kind for kind in map(rope.get, ("rope_type", "type")) if kind is not None), "default")
     if has_factors and value == "su":
         return "longrope"
-    kinds = [kind for kind in get_args(RopeType) if kind == "default" or has_factors == (kind == "longrope")]
-    for kind in kinds:
+    allowed: list[RopeType] = [
+        kind for kind in get_args(RopeType) if kind == "default" or has_factors == (kind == "longrope")
+    ]
+    for kind in allowed:
         if value == kind:
             return kind
-    raise rope.error("rope_type", value, f"one of {', '.join(kinds)}")
+    raise rope.error("rope_type", value, f"one of {', '.join(allowed)}")
 
 
 def _read_llama3(rope: ConfigFields, theta: float, original: int) -> RopeConfig:

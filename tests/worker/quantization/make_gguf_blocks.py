@@ -12,10 +12,14 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from safetensors.numpy import save_file
 
-TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
-TYPES += ("Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS")
-_SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-_SCALES |= {"Q2_K": (80, 82), "Q3_K": (108,)}
+TYPES = (
+    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"),
+    *("Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS"),
+)
+_SCALES = {
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    **{"Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,)},
+}
 
 
 def main() -> None:
