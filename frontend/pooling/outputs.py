@@ -6,14 +6,50 @@ The numbers stay the worker's bytes (float32, little-endian) until they are aske
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 from ...ipc.errors import RequestFailedError
 from ...ipc.pooling_params import FLOAT_BYTES
 from ..metrics import RequestMetrics
 
 Output = TypeVar("Output")
+
+
+class TokenVectors(Sequence["memoryview[float]"]):
+    """A vector for each token. numpy takes all of them without a copy, as it does one."""
+
+    __slots__ = ("_flat", "shape")
+
+    def __init__(self, flat: memoryview[float], num_rows: int) -> None:
+        self._flat = flat
+        self.shape = num_rows, len(flat) // num_rows
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @overload
+    def __getitem__(self, place: int) -> memoryview[float]: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[memoryview[float]]: ...
+    def __getitem__(self, place: int | slice) -> memoryview[float] | list[memoryview[float]]:
+        if isinstance(place, slice):
+            return [self[row] for row in range(len(self))[place]]
+        start = range(len(self))[place] * self.shape[1]
+        return self._flat[start : start + self.shape[1]]
+
+    def tolist(self) -> list[list[float]]:
+        """A list for each token."""
+        return [list(row) for row in self]
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """numpy's protocol for memory that it does not own."""
+        return {"version": 3, "shape": self.shape, "typestr": "<f4", "data": self._flat}
+
+    def __repr__(self) -> str:
+        return f"TokenVectors(shape={self.shape})"
 
 
 @dataclass(slots=True)
@@ -24,12 +60,13 @@ class PoolingOutput:
     num_rows: int | None = None
 
     @property
-    def data(self) -> memoryview[float]:
+    def data(self) -> memoryview[float] | TokenVectors:
         """The numbers, not copied: [width], or [tokens, width]. numpy takes it, `tolist` makes lists."""
-        flat = memoryview(self.raw)
-        if self.num_rows is None or not self.raw:
-            return flat.cast("f")
-        return flat.cast("f", (self.num_rows, len(self.raw) // (FLOAT_BYTES * self.num_rows)))
+        flat = memoryview(self.raw).cast("f")
+        return TokenVectors(flat, self.num_rows) if self.num_rows and self.raw else flat
+
+    def __repr__(self) -> str:
+        return f"PoolingOutput(shape={tuple(self.data.shape or ())})"
 
 
 @dataclass(slots=True)

@@ -106,7 +106,8 @@ def _compare(
     failed = next((one for one in (query, document) if one.error is not None), document)
     score = math.nan
     if failed.error is None:
-        score = compute_cosine(query.outputs.data, document.outputs.data)
+        first, second = (memoryview(one.outputs.raw).cast("f") for one in (query, document))
+        score = compute_cosine(first, second)
     return ScoringRequestOutput(
         f"{query.request_id}_{document.request_id}",
         ScoringOutput(score),

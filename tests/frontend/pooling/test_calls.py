@@ -85,6 +85,22 @@ def test_all_other_calls_give_vllms_outputs(make_llm: Any):
     assert [one.pooling_params.task for one in sent(llm)] == ["classify", "token_embed", "token_classify"]
 
 
+def test_vectors_of_tokens_are_rows(make_llm: Any):
+    llm = make_llm(*EMBEDS)
+    (output,) = llm.encode([7, 5], pooling_task="token_embed", use_tqdm=False)
+    rows = output.outputs.data
+    assert (len(rows), rows[0].tolist(), rows[-1][0]) == (2, [7, 0.5], 5)
+    assert [row.tolist() for row in rows] == [row.tolist() for row in rows[:]] == rows.tolist()
+    assert [row.tolist() for row in rows[1:]] == [[5, 0.5]]
+    array = np.array(rows)
+    assert (array.dtype, array.tolist()) == (np.float32, rows.tolist())
+    with pytest.raises(IndexError):
+        rows[2]
+    assert "outputs=PoolingOutput(shape=(2, 2))" in repr(output)
+    (whole,) = llm.encode([7, 5], use_tqdm=False)
+    assert repr(whole.outputs) == "PoolingOutput(shape=(3,))"
+
+
 def test_encode_takes_the_params_task_and_else_embeds(make_llm: Any):
     llm = make_llm(*EMBEDS, *CLASSIFIES)
     llm.encode([5], PoolingParams(task="classify"), use_tqdm=False)
