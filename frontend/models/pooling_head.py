@@ -130,7 +130,7 @@ class _HeadFinder:
         if not spec.is_causal or not (spec.has_logits or self._has_words):
             raise ConfigError("convert", "classify", f"'embed': {spec.architecture} has no classifier")
         found = None if self._modules is None else read_score_tokens(self._folder, self._modules)
-        yes, no = found or self._look_up_tokens()
+        yes, no = found or _look_up_tokens(self._folder, self._config)
         for token in (yes, no):
             if token >= spec.vocab_size:
                 raise ModelError("LogitScore", token, f"a token id below {spec.vocab_size}")
@@ -144,21 +144,35 @@ class _HeadFinder:
         activation = read_cross_encoder_activation(self._folder) or "sigmoid"
         return PoolingSpec(pools=("last",), projections=(row,), num_labels=1, activation=activation)
 
-    def _look_up_tokens(self) -> tuple[int, int]:
-        """(yes, no), the ids of the words (no, yes)."""
-        words: Any = self._config.get(_WORDS, _YES_NO)
-        words = cast(list[Any], list(words)) if isinstance(words, (list, tuple)) else []
-        if len(words) != 2 or not all(isinstance(word, str) for word in words):
-            raise ModelError(f"config.json {_WORDS}", self._config.get(_WORDS), "two tokens, [no, yes]")
-        file = self._folder / "tokenizer.json"
-        try:
-            vocab = read_json_as(file, MAX_TOKENIZER_BYTES, _Tokenizer).model.vocab
-        except FileNotFoundError:
-            raise ModelError("tokenizer", str(self._folder), "a folder with a tokenizer.json") from None
-        for word in words:
-            if word not in vocab:
-                raise ModelError(f"config.json {_WORDS}", word, "a token of the tokenizer")
-        return vocab[words[1]], vocab[words[0]]
+
+def has_score_tokens(folder: Path) -> bool:
+    """Whether a causal model of this folder can be converted into a classifier without further words."""
+    try:
+        _look_up_tokens(folder, {})
+    except (ConfigError, ModelError):
+        return False
+    return True
+
+
+def _look_up_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, int]:
+    """(yes, no), the ids of the words (no, yes)."""
+    given: Any = config.get(_WORDS, _YES_NO)
+    words = cast(list[Any], list(given)) if isinstance(given, (list, tuple)) else []
+    if len(words) != 2 or not all(isinstance(word, str) for word in words):
+        raise ModelError(f"config.json {_WORDS}", given, "two tokens, [no, yes]")
+    file = folder / "tokenizer.json"
+    try:
+        vocab = read_json_as(file, MAX_TOKENIZER_BYTES, _Tokenizer).model.vocab
+    except FileNotFoundError:
+        raise ModelError("tokenizer", str(folder), "a folder with a tokenizer.json") from None
+    for word in words:
+        if word in vocab:
+            continue
+        if _WORDS in config:
+            raise ModelError(f"config.json {_WORDS}", word, "a token of the tokenizer")
+        remedy = f"hf_overrides={{{_WORDS!r}: [no, yes]}} with two tokens of this model"
+        raise ConfigError("convert", "classify", f"{remedy}, whose tokenizer has no {word!r}")
+    return vocab[words[1]], vocab[words[0]]
 
 
 class _Vocab(msgspec.Struct):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from ...ipc.errors import PoolingParamsError
@@ -31,9 +33,15 @@ def check_task(facts: EngineFacts, task: str) -> None:
         return
     allowed = f"one of what this model does: {describe_tasks(facts)}"
     convert = _CONVERTS.get(task)
-    if convert is not None and facts.tasks == ("generate",):
+    if convert is not None and facts.tasks == ("generate",) and _can_convert(facts, convert):
         allowed = f"{allowed}; started with runner='generate', convert={convert!r} it does this too"
     raise PoolingParamsError("task", task, allowed)
+
+
+def _can_convert(facts: EngineFacts, convert: str) -> bool:
+    from ..models.pooling_head import has_score_tokens
+
+    return convert == "embed" or has_score_tokens(Path(facts.model))
 
 
 def check_params(facts: EngineFacts, params: PoolingParams | None, task: PoolingTask | None) -> PoolingParams:

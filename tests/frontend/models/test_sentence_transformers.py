@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.models.model_files import MAX_JSON_BYTES
+from quire.frontend.models.pooling_head import has_score_tokens
 from quire.frontend.models.sentence_transformers import read_modules, read_text_encoding
 from quire.ipc.config import EngineConfig
 from quire.ipc.errors import ConfigError, ModelError
@@ -474,6 +475,12 @@ def test_a_causal_reranker_scores_yes_against_no(tmp_path: Path) -> None:
     assert (head.projections[0].token_rows, head.activation) == ((5, 7), "sigmoid")
     with pytest.raises(ModelError, match="'maybe': a token of the tokenizer"):
         read_head(tmp_path, files, hf_overrides={"classifier_from_token": ["no", "maybe"]})
+    assert has_score_tokens(tmp_path)
+    silent = files | {"tokenizer.json": {"model": {"vocab": {"no": 5, "No": 7}}}}
+    with pytest.raises(ConfigError, match="convert='classify': hf_overrides=.* tokenizer has no 'yes'"):
+        read_head(tmp_path, silent, convert="classify")
+    assert not has_score_tokens(tmp_path)
+    read_head(tmp_path, silent, hf_overrides={"classifier_from_token": ["no", "No"]})
 
 
 def test_a_causal_reranker_with_modules_names_its_tokens_itself(tmp_path: Path) -> None:

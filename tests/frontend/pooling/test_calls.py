@@ -148,6 +148,8 @@ def test_what_a_model_cannot_do_is_said_with_what_it_can(make_llm: Any):
     said = r"generate .*started with runner='generate', convert='embed' it does this too"
     with pytest.raises(PoolingParamsError, match=said):
         decoder.embed("fox")
+    with pytest.raises(PoolingParamsError, match=r"\(LLM.generate\)$"):  # the words yes and no are not there
+        decoder.classify("fox")
 
 
 @pytest.mark.parametrize(
