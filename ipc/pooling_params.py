@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -19,8 +19,26 @@ TOKEN_WISE: tuple[PoolingTask, ...] = ("token_embed", "token_classify")  # a vec
 EMBEDDING: tuple[PoolingTask, ...] = ("embed", "token_embed")
 
 
+_OLD_NAMES = ("normalize", "softmax", "activation")  # of use_activation, in vLLM over time
+
+
+class _TakesOldNames(msgspec.StructMeta):
+    if not TYPE_CHECKING:  # a type checker goes by the class' own fields
+
+        def __call__(cls, **values: Any) -> Any:
+            for name in _OLD_NAMES:
+                if (value := values.pop(name, None)) is not None:
+                    values["use_activation"] = value
+            return super().__call__(**values)
+
+
 class PoolingParams(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    metaclass=_TakesOldNames,
 ):
     """What is computed of one prompt; what a field means is its description.
 

@@ -7,7 +7,7 @@ from typing import Any, TypedDict, cast
 
 import msgspec
 
-from ...ipc.errors import InputError
+from ...ipc.errors import InputError, did_you_mean
 from ...ipc.pooling_params import PoolingParams, PoolingTask
 from ..llm_engine import LLMEngine
 from ..request_batch import RequestBatch, run_batches
@@ -31,6 +31,14 @@ class PoolingOptions(TypedDict, total=False):
     priority: Sequence[int] | None
 
 
+# vLLM's that Quire does not have, which may be None, with what to do instead.
+_VLLMS = {
+    "tokenization_kwargs": "absent: truncate_prompt_tokens cuts a prompt (-1: to what fits), "
+    "PoolingParams(truncation_side=...) says where",
+    "lora_request": "absent: Quire does not have adapters",
+}
+
+
 class PoolingCalls:
     """Over one engine; `request_numbers` make ids."""
 
@@ -50,8 +58,10 @@ class PoolingCalls:
         prompt: str | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
+        **others: Any,
     ) -> list[Pooled]:
         """What is pooled of each prompt, in their order. Arguments and errors are LLM's."""
+        _refuse(others)
         self._engine.check_usable()
         has_many = is_many(prompts)
         many = list(cast(Sequence[Prompt], prompts)) if has_many else [cast(Prompt, prompts)]
@@ -107,6 +117,15 @@ class PoolingCalls:
             for prompt, own, rank in zip(prompts, params, priority or [0] * len(prompts), strict=True)
         ]
         return run_batches([RequestBatch[Pooled](self._engine, requests)], use_tqdm)
+
+
+def _refuse(others: Mapping[str, Any]) -> None:
+    for name, value in others.items():
+        if name not in _VLLMS:
+            known = PoolingOptions.__annotations__
+            raise InputError(name, value, f"no such argument{did_you_mean(name, known)}")
+        if value is not None:
+            raise InputError(name, value, _VLLMS[name])
 
 
 def _with_truncation(params: PoolingParams | None, truncation: int | None) -> PoolingParams | None:

@@ -40,6 +40,17 @@ def test_a_bad_value_is_refused_by_name(field: str, value: object, allowed: str)
     assert str(caught.value).startswith(f"{field}={value!r}: {allowed}")
 
 
+@pytest.mark.parametrize("name", ["normalize", "softmax", "activation"])
+def test_vllms_older_names_of_the_activation_are_taken(name: str) -> None:
+    given: Any = {name: False}
+    params = PoolingParams(task="embed", **given)
+    assert params == PoolingParams(task="embed", use_activation=False)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=PoolingParams) == params
+    assert PoolingParams(**dict.fromkeys(given)) == PoolingParams()
+    with pytest.raises(TypeError, match="normalise"):
+        PoolingParams(normalise=True)  # type: ignore[call-arg]
+
+
 def test_fields_that_exclude_each_other_are_refused() -> None:
     with pytest.raises(PoolingParamsError, match="dimensions=8: None with task='classify'"):
         PoolingParams(task="classify", dimensions=8)

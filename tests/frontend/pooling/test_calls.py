@@ -191,6 +191,20 @@ def test_a_prompt_that_is_too_long_is_refused_with_both_numbers_or_cut(make_llm:
         llm.embed("fox", truncate_prompt_tokens=65)
 
 
+def test_arguments_of_vllm_alone_may_be_none_and_are_refused_by_name(make_llm: Any):
+    llm = make_llm(*EMBEDS)
+    llm.embed([5], tokenization_kwargs=None, lora_request=None, use_tqdm=False)
+    for name, value, said in (
+        ("tokenization_kwargs", {"truncation": True}, "absent: truncate_prompt_tokens cuts a prompt"),
+        ("lora_request", "one", "absent: Quire does not have adapters"),
+        ("promptname", "query", "no such argument, did you mean 'prompt_name'?"),
+    ):
+        for call in llm.embed, llm.encode, llm.classify:
+            with pytest.raises(InputError) as caught:
+                call([5], **{name: value})
+            assert str(caught.value).startswith(f"{name}={value!r}: {said}")
+
+
 def test_bad_prompts_are_refused_before_anything_is_sent(make_llm: Any):
     llm = make_llm(*EMBEDS)
     for prompts, said in (
