@@ -259,7 +259,7 @@ def test_vllms_arguments_are_taken_at_the_value_that_asks_for_nothing() -> None:
     for name, value in {"enable_lora": True, "cpu_offload_gb": False}.items():
         with pytest.raises(ConfigError, match=name):
             EngineArgs.from_dict({name: value})
-    with pytest.raises(ConfigError, match="task='embed': 'auto' or 'generate': .* by runner='pooling'"):
+    with pytest.raises(ConfigError, match=r"task='embed': 'auto' or 'generate': .* by runner='pooling'"):
         EngineArgs(task="embed")  # type: ignore[call-arg]
 
 

@@ -15,6 +15,7 @@ import yaml
 from quire.frontend.cli.commands import daemon
 from quire.frontend.cli.entry import COMMANDS
 from quire.frontend.cli.parser import Parser, UsageError, describe
+from quire.frontend.openai.pooling.tasks import computes, find_task
 from quire.tools.docs.examples import EXAMPLES, shorten_answer
 from quire.tools.docs.field_texts import FIELD_TEXTS
 from quire.tools.docs.http_api import make_document
@@ -51,6 +52,15 @@ def test_examples_say_what_their_routes_need_and_nothing_that_they_do_not_know()
         if reference is not None:
             schema = schemas[reference.rpartition("/")[2]]
             assert set(schema.get("required", ())) <= set(body) <= set(schema["properties"]), name
+
+
+def test_each_field_of_a_request_for_vectors_has_a_meaning() -> None:
+    sections = (ROOT / "docs" / "http.md").read_text(encoding="utf-8").split("\n## POST ")
+    texts = [one for one in sections if computes(one.split()[0]) and find_task(one.split()[0]) != "generate"]
+    assert len(texts) == 11
+    for text in texts:
+        assert "|  |\n" not in text, text
+        assert "to generate" not in text, text
 
 
 def test_no_field_is_told_of_that_there_is_not() -> None:

@@ -17,6 +17,7 @@ from .schema import ChatMessage, Priority, SchedulingFields, TokenId, Truncation
 
 Texts = str | list[str | int | list[TokenId]]  # a text, texts, token ids, or lists of token ids
 Positive = Annotated[int, Meta(ge=1, le=MAX_INT)]
+Cuts = Annotated[bool, Meta(description="true: cut texts that are too long; default: refuse them")]
 Name = Annotated[str, Meta(max_length=256)]
 EncodingFormat = Literal["float", "base64"]
 TruncationDirection = Literal["left", "right", "Left", "Right"]
@@ -109,10 +110,10 @@ class AnyRerankRequest(RankFields, kw_only=True, forbid_unknown_fields=True):
     """POST /rerank: as Jina and Cohere have it with `documents`, as TEI has it with `texts`."""
 
     documents: list[DocumentText] | None = None  # type: ignore[assignment]
-    texts: list[str] | None = None
+    texts: Annotated[list[str], Meta(description="in place of documents; the answer is TEI's")] | None = None
     raw_scores: bool | None = None
     return_text: bool | None = None
-    truncate: bool | None = None
+    truncate: Cuts | None = None
     truncation_direction: TruncationDirection | None = None
 
 
@@ -120,12 +121,20 @@ class CohereEmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     """POST /v2/embed, as Cohere's clients ask."""
 
     model: str | None = None
-    texts: list[str] | None = None
+    texts: Annotated[list[str], Meta(description="required; what is embedded")] | None = None
     input_type: Name | None = None
     embedding_types: Annotated[list[str], Meta(min_length=1, max_length=8)] | None = None
-    truncate: Literal["NONE", "START", "END"] | None = None
+    truncate: (
+        Annotated[
+            Literal["NONE", "START", "END"],
+            Meta(description="which end of a text that is too long is cut; NONE: refuse it; default END"),
+        ]
+        | None
+    ) = None
     output_dimension: Positive | None = None
-    max_tokens: Positive | None = None
+    max_tokens: (
+        Annotated[Positive, Meta(description="cut each text to so many tokens; default: to what fits")] | None
+    ) = None
     priority: Priority | None = None
     images: Any = None
     inputs: Any = None
@@ -134,7 +143,7 @@ class CohereEmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
 class TextParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What TEI's clients say of texts."""
 
-    truncate: bool | None = None
+    truncate: Cuts | None = None
     truncation_direction: TruncationDirection | None = None
     prompt_name: Name | None = None
 

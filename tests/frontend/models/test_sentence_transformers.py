@@ -477,7 +477,7 @@ def test_a_causal_reranker_scores_yes_against_no(tmp_path: Path) -> None:
         read_head(tmp_path, files, hf_overrides={"classifier_from_token": ["no", "maybe"]})
     assert has_score_tokens(tmp_path)
     silent = files | {"tokenizer.json": {"model": {"vocab": {"no": 5, "No": 7}}}}
-    with pytest.raises(ConfigError, match="convert='classify': hf_overrides=.* tokenizer has no 'yes'"):
+    with pytest.raises(ConfigError, match=r"convert='classify': hf_overrides=.* tokenizer has no 'yes'"):
         read_head(tmp_path, silent, convert="classify")
     assert not has_score_tokens(tmp_path)
     read_head(tmp_path, silent, hf_overrides={"classifier_from_token": ["no", "No"]})
