@@ -73,10 +73,10 @@ class PoolingParams(
             if value is not default:
                 msgspec.structs.force_setattr(self, name, check(make_plain(value)))
         if self.dimensions is not None and self.task not in (None, *EMBEDDING):
-            allowed = f"None with task={self.task!r}, whose vector is not an embedding"
+            allowed = f"absent with task={self.task!r}, whose vector is not an embedding"
             raise PoolingParamsError("dimensions", self.dimensions, allowed)
         if self.is_token_wise and self.skip_reading_prefix_cache is False:
-            allowed = f"None or True with task={self.task!r}, which needs every position"
+            allowed = f"absent or True with task={self.task!r}, which needs every position"
             raise PoolingParamsError("skip_reading_prefix_cache", False, allowed)
 
     def clone(self) -> PoolingParams:
@@ -110,11 +110,11 @@ def describe_bad_dimensions(
     if asked is None or asked == width:
         return None
     if not is_matryoshka:
-        return f"None or {width}: this model's embeddings cannot be cut (it is no Matryoshka model)"
+        return f"absent or {width}: this model's embeddings cannot be cut (it is no Matryoshka model)"
     if listed:
         each = ", ".join(map(str, listed))
-        return None if asked in listed else f"None or one of {each}, which this model was trained for"
-    return None if asked < width else f"None or an integer from 1 to {width}, the width of its embeddings"
+        return None if asked in listed else f"absent or one of {each}, which this model was trained for"
+    return None if asked < width else f"absent or an integer from 1 to {width}, the width of its embeddings"
 
 
 POOLING_FIELDS = read_fields(PoolingParams, PoolingParamsError)

@@ -120,6 +120,12 @@ class FieldError(ApiError):
         )
 
 
+def missing_field(field: str, allowed: str = "") -> ApiError:
+    """400: a request needs the field."""
+    text = f"{field}: required{f' ({allowed})' if allowed else ''}"
+    return ApiError(HTTPStatus.BAD_REQUEST, text, param=field, code="missing_field")
+
+
 def overloaded(message: str) -> ApiError:
     """429: nothing is wrong with the request, there is no room for it now."""
     return ApiError(

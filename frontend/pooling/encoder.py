@@ -75,7 +75,7 @@ class TextEncoder:
         if self._texts.instruction is not None:
             return self._fill_template(names, pairs, cut, instruction or self._texts.instruction)
         if instruction is not None:
-            raise PromptError("instruction", instruction, "None: this model takes none")
+            raise PromptError("instruction", instruction, "absent: this model takes none")
         before = self._texts.pair_prompt
         pairs = [TextPair(self.prepare(one.query, before), self.prepare(one.document)) for one in pairs]
         encodings = self._tokenizer.encode_pairs(pairs)

@@ -42,7 +42,7 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError("prompt", text, "a text that goes before each text")
         if name is not None and name not in list(self.prompts):  # which it may be no key of
             known = ", ".join(map(repr, self.prompts)) or "none"
-            allowed = f"None or the name of a prompt of this model: {known}"
+            allowed = f"absent or the name of a prompt of this model: {known}"
             raise InputError("prompt_name", name, allowed + did_you_mean(str(name), self.prompts))
         found = self.prompts.get(name or self.default_prompt_name or "", "") if text is None else text
         if found and not self.takes_prompts:

@@ -72,7 +72,7 @@ def prepare_scoring(
             processor.tokenize(pairs, each, document_names, instruction=instruction), checked, None
         )
     if instruction is not None:
-        raise InputError("instruction", instruction, "None: this model takes none")
+        raise InputError("instruction", instruction, "absent: this model takes none")
     checked = processor.check_params(params, "embed")
     tokenized: list[TokenizedPrompt] = []
     for texts, numbered, prompts in (

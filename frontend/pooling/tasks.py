@@ -53,7 +53,7 @@ def check_params(facts: EngineFacts, params: PoolingParams | None, task: Pooling
     if not isinstance(given, PoolingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PoolingParamsError("pooling_params", given, "a PoolingParams")
     if task is not None and given.task not in (None, task):
-        raise PoolingParamsError("task", given.task, f"None or {task!r}, which is the call's")
+        raise PoolingParamsError("task", given.task, f"absent or {task!r}, which is the call's")
     checked = given if given.task is not None else msgspec.structs.replace(given, task=task or "embed")
     assert checked.task is not None
     check_task(facts, checked.task)

@@ -52,7 +52,7 @@ def test_vllms_older_names_of_the_activation_are_taken(name: str) -> None:
 
 
 def test_fields_that_exclude_each_other_are_refused() -> None:
-    with pytest.raises(PoolingParamsError, match="dimensions=8: None with task='classify'"):
+    with pytest.raises(PoolingParamsError, match="dimensions=8: absent with task='classify'"):
         PoolingParams(task="classify", dimensions=8)
     with pytest.raises(PoolingParamsError, match=r"skip_reading_prefix_cache=False: .*needs every position"):
         PoolingParams(task="token_embed", skip_reading_prefix_cache=False)

@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from ....ipc.errors import did_you_mean, shorten, shorten_name
 from ....ipc.structured_outputs import RENAMED_FIELDS
-from ..errors import ApiError, FieldError
+from ..errors import ApiError, FieldError, missing_field
 from ..headers import find_header
 from ..limits import (
     MAX_JSON_CONTAINERS,
@@ -240,8 +240,7 @@ def _explain(text: str, find: _Find | None, kind: type[msgspec.Struct]) -> ApiEr
         return _make_field_error(name, find, allowed, "unknown_field")
     if what.startswith(_MISSING):
         name = _join(path, what[len(_MISSING) : -1])
-        text = f"{name}: required{f' ({words})' if (words := _REQUIRED.get(name)) else ''}"
-        return ApiError(HTTPStatus.BAD_REQUEST, text, param=name, code="missing_field")
+        return missing_field(name, _REQUIRED.get(name, ""))
     if what.startswith(_INVALID):  # and the value follows
         allowed = _CHOICES.get(_PLACE.sub("[]", path), "one of the values in /openapi.json")
         return _make_field_error(path, find or (lambda _: _read_value(what)), allowed)

@@ -151,7 +151,7 @@ def check_conversation(serving: Serving, job: RenderJob) -> None:
     """Raise FieldError for what can be seen at once."""
     limits = serving.options.limits
     if not serving.tokenizer.has_chat_template:
-        instead = "/v1/completions" if "generate" in serving.llm.facts.tasks else "texts"
+        instead = "/v1/completions" if "generate" in serving.llm.facts.tasks else "texts instead"
         raise FieldError(job.param, "a conversation", f"{instead}: this model has no chat template")
     if len(job.messages) > limits.max_messages:
         allowed = f"at most {limits.max_messages} (max_messages)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from ..bodies.schema import DetokenizeRequest, TokenizeRequest
-from ..errors import FieldError
+from ..errors import FieldError, missing_field
 from ..serving import Caller, Serving
 from ..text.jobs import DetokenizeJob, EncodeJob, RenderJob, TokenizeJob
 from .chat import make_prompt_conversation
@@ -31,8 +31,10 @@ async def create_detokenize(serving: Serving, request: DetokenizeRequest, caller
 
 
 def _make_source(serving: Serving, request: TokenizeRequest) -> RenderJob | EncodeJob:
-    if (request.prompt is None) == (request.messages is None):
-        raise FieldError("prompt", request.prompt, "either 'prompt' or 'messages'")
+    if request.prompt is None and request.messages is None:
+        raise missing_field("prompt", "a text; or 'messages' instead")
+    if request.prompt is not None and request.messages is not None:
+        raise FieldError("prompt", request.prompt, "absent with 'messages'")
     if request.prompt is not None:
         adds = request.add_special_tokens is not False
         return EncodeJob(texts=[request.prompt], names=["prompt"], add_special_tokens=adds)

@@ -14,7 +14,7 @@ from ...async_llm import AsyncLLM
 from ...client.remote_daemon import Attachment
 from ...output_formats.choose import summarize
 from ..bodies.schema import ModelCard
-from ..errors import ApiError, FieldError, unavailable
+from ..errors import ApiError, missing_field, unavailable
 from ..options import ServerOptions
 from ..serving import Serving
 from .daemon_model import DaemonModel
@@ -149,7 +149,7 @@ class ServedModels:
                 return model
         names = ", ".join(repr(model.name) for model in self.models)
         if name is None:
-            raise FieldError("model", None, f"one of {names}", code="missing_field")
+            raise missing_field("model", f"one of {names}")
         message = f"model={shorten(name)}: {names} {'are' if self.has_several else 'is'} what this server has"
         raise ApiError(HTTPStatus.NOT_FOUND, message, param="model", code="model_not_found")
 

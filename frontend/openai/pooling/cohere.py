@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from ..bodies.pooling import CohereEmbedRequest
 from ..endpoints.unsupported import COHERE_EMBED_RULES, check_supported
-from ..errors import FieldError
+from ..errors import FieldError, missing_field
 from ..serving import Caller, Serving, make_id
 from ..stream import JsonResponse
 from .answers import make_meta
@@ -28,7 +28,7 @@ async def create_cohere_embedding(serving: Serving, request: CohereEmbedRequest,
     forms = _read_forms(request.embedding_types)
     form: Format = "float" if "float" in forms else "base64"
     if request.texts is None:
-        raise FieldError("texts", None, "texts")
+        raise missing_field("texts")
     names = list_names("texts", len(request.texts), serving.options.limits.max_inputs)
     own = _find_truncation(request)
     own["dimensions"] = "output_dimension", request.output_dimension

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from ....ipc.pooling_params import EMBEDDING, FLOAT_BYTES, PoolingParams, PoolingTask
 from ..bodies.pooling import Classification, ClassifyRequest, EmbeddingRequest, InputFields, PoolingRequest
 from ..endpoints.prompts import render_chat
-from ..errors import FieldError
+from ..errors import FieldError, missing_field
 from ..serving import Caller, Serving, make_id
 from ..stream import JsonResponse
 from ..text.jobs import RenderJob
@@ -86,8 +86,10 @@ async def _find_inputs(
     serving: Serving, caller: Caller, request: InputFields, params: PoolingParams
 ) -> Inputs:
     """What vectors are made of: texts behind the model's prompt, token ids, or a conversation's."""
-    if (request.input is None) == (request.messages is None):
-        raise FieldError("input", request.input, "a text, texts or token ids, or 'messages' instead")
+    if request.input is None and request.messages is None:
+        raise missing_field("input", "a text, texts or token ids; or 'messages' instead")
+    if request.input is not None and request.messages is not None:
+        raise FieldError("input", request.input, "absent with 'messages'")
     prompt = ""
     if params.task in EMBEDDING or request.prompt_name is not None:
         prompt = find_prompt(serving.model_texts, request.prompt_name, request.input_type)

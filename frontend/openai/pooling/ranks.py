@@ -19,7 +19,7 @@ from ..bodies.pooling import (
     TeiRank,
 )
 from ..endpoints.unsupported import RERANK_RULES, check_supported
-from ..errors import FieldError
+from ..errors import FieldError, missing_field
 from ..serving import Caller, Serving, make_id
 from ..stream import JsonResponse, respond
 from .answers import make_meta, make_usage
@@ -47,7 +47,7 @@ async def create_any_rerank(serving: Serving, request: AnyRerankRequest, caller:
         _refuse(request, _OTHER_FIELDS, "only without 'texts'")
         return await _rank_texts(serving, request, caller, request.texts)
     if request.documents is None:
-        raise FieldError("documents", None, "texts, as 'documents' or (TEI) as 'texts'")
+        raise missing_field("documents", "or 'texts', as TEI's clients have it")
     _refuse(request, _TEI_FIELDS, "only with 'texts'")
     return await _rank(serving, request, caller, request.documents, request.return_documents is not False)
 

@@ -18,7 +18,7 @@ from ....ipc.pooling_params import FLOAT_BYTES
 from ...pooling.model_texts import DOCUMENT_PROMPTS, QUERY_PROMPTS
 from ...pooling.scoring import compute_cosine
 from ..bodies.pooling import DocumentText, Score, ScoreRequest
-from ..errors import FieldError
+from ..errors import FieldError, missing_field
 from ..serving import Caller, Serving, make_id
 from ..stream import JsonResponse
 from .answers import write_list
@@ -74,8 +74,10 @@ _Given = str | list[DocumentText]
 
 def _choose(name: str, value: _Given | None, other: str, other_value: _Given | None) -> tuple[str, _Given]:
     """The one that is given, of two names for the same."""
-    if (value is None) == (other_value is None):
-        raise FieldError(name, value, f"a text or texts, as either {name!r} or {other!r}")
+    if value is None and other_value is None:
+        raise missing_field(name, f"a text or texts; or {other!r} instead")
+    if value is not None and other_value is not None:
+        raise FieldError(name, value, f"either {name!r} or {other!r}, which mean the same")
     return (name, value) if value is not None else (other, other_value or "")
 
 

@@ -18,7 +18,7 @@ from ..bodies import responses as body
 from ..bodies.parsing import make_struct
 from ..bodies.schema import ChatMessage, TextPart
 from ..endpoints.conversation import MessageDraft
-from ..errors import FieldError
+from ..errors import FieldError, missing_field
 
 _TEXT_TYPES = ("input_text", "output_text", "text")
 _THOUGHT_TYPES = ("reasoning_text", "summary_text", "text")
@@ -164,7 +164,7 @@ def _read_texts(parts: list[TextPart], place: str, types: tuple[str, ...] = _TEX
         if part.type not in types:
             raise FieldError(f"{place}[{number}].type", part.type, f"'{types[0]}': only text is supported")
         if part.text is None:
-            raise FieldError(f"{place}[{number}].text", None, "a text")
+            raise missing_field(f"{place}[{number}].text", "a text")
         texts.append(part.text)
     return texts
 

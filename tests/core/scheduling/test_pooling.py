@@ -198,7 +198,7 @@ def test_a_vector_that_is_not_finite_fails_alone(task: PoolingTask) -> None:
             "task: 'classify', and the model's are generate, embed, token_embed, score",
         ),
         (ask("a", 129), "the prompt has 129 tokens, more than max_model_len=128"),
-        (ask("a", 3, dimensions=9), "dimensions: 9, allowed: None or an integer from 1 to 8"),
+        (ask("a", 3, dimensions=9), "dimensions: 9, allowed: absent or an integer from 1 to 8"),
         (ask("a", 3, output=[1]), "pooling_params: neither output_token_ids nor a grammar nor a beam search"),
         (msgspec.structs.replace(ask("a", 3), type_start=1), "type_start: 1, and there are no types"),
     ],
@@ -209,9 +209,9 @@ def test_what_the_model_cannot_do_is_refused(request_: EngineCoreRequest, part: 
 
 def test_dimensions_are_refused_without_matryoshka_and_beside_its_list() -> None:
     request = ask("a", 3, dimensions=4)
-    assert "dimensions: 4, allowed: None or 8: this" in refusal_of(make_engine(MEAN), request)
+    assert "dimensions: 4, allowed: absent or 8: this" in refusal_of(make_engine(MEAN), request)
     listed = msgspec.structs.replace(LAST, matryoshka_dimensions=(2, 8))
-    assert "dimensions: 4, allowed: None or one of 2, 8" in refusal_of(make_engine(listed), request)
+    assert "dimensions: 4, allowed: absent or one of 2, 8" in refusal_of(make_engine(listed), request)
 
 
 def test_a_model_without_logits_generates_nothing() -> None:

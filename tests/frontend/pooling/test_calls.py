@@ -106,7 +106,7 @@ def test_encode_takes_the_params_task_and_else_embeds(make_llm: Any):
     llm.encode([5], PoolingParams(task="classify"), use_tqdm=False)
     llm.encode([5], use_tqdm=False)
     assert [one.pooling_params.task for one in sent(llm)] == ["classify", "embed"]
-    with pytest.raises(PoolingParamsError, match="task='classify': None or 'embed', which is the call's"):
+    with pytest.raises(PoolingParamsError, match="task='classify': absent or 'embed', which is the call's"):
         llm.embed([5], pooling_params=PoolingParams(task="classify"))
 
 
@@ -155,9 +155,9 @@ def test_what_a_model_cannot_do_is_said_with_what_it_can(make_llm: Any):
 @pytest.mark.parametrize(
     ("facts", "asked", "allowed"),
     [
-        ({}, 2, "None or 3: this model's embeddings cannot be cut"),
-        ({"is_matryoshka": True}, 4, "None or an integer from 1 to 3"),
-        ({"is_matryoshka": True, "matryoshka_dimensions": (1, 2)}, 4, "None or one of 1, 2"),
+        ({}, 2, "absent or 3: this model's embeddings cannot be cut"),
+        ({"is_matryoshka": True}, 4, "absent or an integer from 1 to 3"),
+        ({"is_matryoshka": True, "matryoshka_dimensions": (1, 2)}, 4, "absent or one of 1, 2"),
     ],
 )
 def test_dimensions_that_the_model_does_not_have_are_refused(
@@ -216,9 +216,9 @@ def test_bad_prompts_are_refused_before_anything_is_sent(make_llm: Any):
     ):
         with pytest.raises(PromptError, match=said):
             llm.embed(prompts)
-    with pytest.raises(InputError, match="='query': None or the name of a prompt of this model: none"):
+    with pytest.raises(InputError, match="='query': absent or the name of a prompt of this model: none"):
         llm.embed("fox", prompt_name="query")
-    with pytest.raises(InputError, match=r"prompt_name=\['query'\]: None or the name"):
+    with pytest.raises(InputError, match=r"prompt_name=\['query'\]: absent or the name"):
         llm.embed("fox", prompt_name=["query"])
     with pytest.raises(InputError, match="priority='1 entries'"):
         llm.embed(["fox", "fox"], priority=[1])

@@ -103,7 +103,7 @@ def test_qwen3s_template_is_that_of_its_model_card(tmp_path: Path):
 
 
 def test_other_models_take_no_instruction(encoder: TextEncoder):
-    with pytest.raises(PromptError, match="instruction='find': None: this model takes none"):
+    with pytest.raises(PromptError, match="instruction='find': absent: this model takes none"):
         encoder.encode_pairs(["x"], [TextPair("a", "b")], None, "find")
 
 

@@ -79,9 +79,9 @@ def test_lines_that_are_piped_in_are_texts(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--dimensions", "2"], "dimensions=2: None or 3: this model's"),
+        (["--dimensions", "2"], "dimensions=2: absent or 3: this model's"),
         (["--dimensions", "0"], "dimensions=0: an integer from 1"),
-        (["--prompt-name", "query"], "prompt_name='query': None or"),
+        (["--prompt-name", "query"], "prompt_name='query': absent or"),
     ],
 )
 def test_options_that_the_model_does_not_have_are_refused(
@@ -133,7 +133,7 @@ def test_a_ranking_is_scores_and_documents_with_a_tab_between(
         (["rerank", "fox"], "document='': DOCUMENTs, --documents, or lines piped in"),
         (["rerank", "fox", "a", "--top-n", "0"], "top_n=0: an integer from 1"),
         (["rerank", "fox", "--documents", "/nowhere"], "--documents='/nowhere': a file of texts"),
-        (["rerank", "fox", "a", "--instruction", "x"], "instruction='x': None: this model takes none"),
+        (["rerank", "fox", "a", "--instruction", "x"], "instruction='x': absent: this model takes none"),
         (["embed", "--attach", "x", "--model", "y", "z"], "model='y': not given with --attach"),
     ],
 )

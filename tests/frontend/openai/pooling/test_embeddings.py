@@ -156,8 +156,14 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     (PATH, {"input": [1, "One"]}, "input", "a text, texts, token ids"),
     (PATH, {"input": [[1, 5000]]}, "input[0]", "token ids from 0 to 2047"),
     (PATH, {"input": ["One"] * 11}, "input", "at most 10 (max_inputs)"),
-    (PATH, {}, "input", "'messages' instead"),
-    (PATH, {"input": "One", "messages": [{"role": "user", "content": "Hi"}]}, "input", "'messages' instead"),
+    (PATH, {}, "input", "input: required (a text, texts or token ids; or 'messages' instead)"),
+    ("/v2/embed", {}, "texts", "texts: required"),
+    (
+        PATH,
+        {"input": "One", "messages": [{"role": "user", "content": "Hi"}]},
+        "input",
+        "absent with 'messages'",
+    ),
     (PATH, {"input": 5}, "input", "expected"),
     (PATH, {"input": "One", "dimensions": 2}, "dimensions", "no Matryoshka"),
     (PATH, {"input": "One", "dimensions": 0}, "dimensions", ">= 1"),
@@ -383,6 +389,6 @@ def test_of_an_encoder_without_a_chat_template_texts_are_asked_for(monkeypatch: 
         monkeypatch.setattr(serving.tokenizer, "_template", None)
         answer = await client.post(PATH, {"messages": [{"role": "user", "content": "Hi"}]})
         assert (answer.status, answer.error["param"]) == (400, "messages")
-        assert "texts: this model has no chat template" in answer.error["message"]
+        assert "texts instead: this model has no chat template" in answer.error["message"]
 
     run_encoder(scenario)
