@@ -32,6 +32,8 @@ PoolingPrompt = Prompt | TextPair | EncodedText
 _ENCODED_AT_ONCE = 1024  # texts: what the tokenizer holds of a token is some hundred bytes
 _CHARACTERS_A_MS = 4000
 _IDS_A_MS = 20_000
+# LangChain's OpenAIEmbeddings does, unless it is told not to.
+_ID_HINT = "; ids must be this model's: does the client tokenize for OpenAI's?"
 _UNREAD = SamplingParams()
 
 
@@ -41,7 +43,7 @@ class PoolingProcessor:
     def __init__(self, facts: EngineFacts, tokenizer: Tokenizer | None) -> None:
         self.facts = facts
         self._tokenizer = tokenizer
-        self._prompts = PromptTokenizer(facts, tokenizer, num_generated=0)
+        self._prompts = PromptTokenizer(facts, tokenizer, 0, _ID_HINT)
 
     @functools.cached_property
     def texts(self) -> ModelTexts:

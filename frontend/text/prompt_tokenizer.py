@@ -41,13 +41,17 @@ class TokenizedPrompt:
 class PromptTokenizer:
     """Tokenizes and checks prompts against one engine's facts. `tokenizer` None: token ids only.
 
-    num_generated: the least tokens that a prompt leaves room for.
+    num_generated: the least tokens that a prompt leaves room for. id_hint: what callers who send ids that the
+    model does not have may have overlooked.
     """
 
-    def __init__(self, facts: EngineFacts, tokenizer: Tokenizer | None, num_generated: int) -> None:
+    def __init__(
+        self, facts: EngineFacts, tokenizer: Tokenizer | None, num_generated: int, id_hint: str = ""
+    ) -> None:
         self._facts = facts
         self._tokenizer = tokenizer
         self._num_generated = num_generated
+        self._id_hint = id_hint
 
     def tokenize(
         self, prompts: Sequence[RawPrompt], add_special_tokens: bool = True
@@ -78,17 +82,18 @@ class PromptTokenizer:
             wrong = next(one for one in raw.token_ids if isinstance(one, bool))
             raise PromptError(raw.ids_name, wrong, "integers as token ids")
         vocab_size = self._facts.vocab_size
+        allowed = f"{describe_token_ids(vocab_size)}{'' if raw.is_encoded else self._id_hint}"
         try:
             packed = encode_token_ids(raw.token_ids)
         except (TypeError, OverflowError):
             wrong = next((one for one in raw.token_ids if not _is_int32(one)), raw.token_ids)
-            raise PromptError(raw.name, wrong, describe_token_ids(vocab_size)) from None
+            raise PromptError(raw.name, wrong, allowed) from None
         token_ids = raw.token_ids if raw.is_encoded else decode_token_ids(packed)
         if not token_ids:
             raise PromptError(raw.name, raw.text if raw.text is not None else [], "at least one token")
         if max(token_ids) >= vocab_size or not (raw.is_encoded or min(token_ids) >= 0):
             wrong = next(one for one in token_ids if not 0 <= one < vocab_size)
-            raise PromptError(raw.name, wrong, describe_token_ids(vocab_size))
+            raise PromptError(raw.name, wrong, allowed)
         return TokenizedPrompt(raw.name, raw.text, token_ids, packed, raw.cache_salt, raw.type_start)
 
     def _check_length(self, name: str, num_tokens: int) -> None:

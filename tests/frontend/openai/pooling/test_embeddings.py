@@ -155,6 +155,8 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     (PATH, {"input": [[]]}, "input[0]", "at least one token"),
     (PATH, {"input": [1, "One"]}, "input", "a text, texts, token ids"),
     (PATH, {"input": [[1, 5000]]}, "input[0]", "token ids from 0 to 2047"),
+    (PATH, {"input": [[1, 5000]]}, "input[0]", "does the client tokenize for OpenAI's?"),
+    (PATH, {"input": [2**40]}, "input", "does the client tokenize for OpenAI's?"),
     (PATH, {"input": ["One"] * 11}, "input", "at most 10 (max_inputs)"),
     (PATH, {}, "input", "input: required (a text, texts or token ids; or 'messages' instead)"),
     ("/v2/embed", {}, "texts", "texts: required"),
