@@ -82,19 +82,22 @@ class PromptTokenizer:
             wrong = next(one for one in raw.token_ids if isinstance(one, bool))
             raise PromptError(raw.ids_name, wrong, "integers as token ids")
         vocab_size = self._facts.vocab_size
-        allowed = f"{describe_token_ids(vocab_size)}{'' if raw.is_encoded else self._id_hint}"
         try:
             packed = encode_token_ids(raw.token_ids)
         except (TypeError, OverflowError):
             wrong = next((one for one in raw.token_ids if not _is_int32(one)), raw.token_ids)
-            raise PromptError(raw.name, wrong, allowed) from None
+            raise PromptError(raw.name, wrong, self._describe_ids(raw)) from None
         token_ids = raw.token_ids if raw.is_encoded else decode_token_ids(packed)
         if not token_ids:
             raise PromptError(raw.name, raw.text if raw.text is not None else [], "at least one token")
         if max(token_ids) >= vocab_size or not (raw.is_encoded or min(token_ids) >= 0):
             wrong = next(one for one in token_ids if not 0 <= one < vocab_size)
-            raise PromptError(raw.name, wrong, allowed)
+            raise PromptError(raw.name, wrong, self._describe_ids(raw))
         return TokenizedPrompt(raw.name, raw.text, token_ids, packed, raw.cache_salt, raw.type_start)
+
+    def _describe_ids(self, raw: RawPrompt) -> str:
+        hint = "" if raw.is_encoded else self._id_hint
+        return f"{describe_token_ids(self._facts.vocab_size)}{hint}"
 
     def _check_length(self, name: str, num_tokens: int) -> None:
         limit, reserved = self._facts.max_model_len, self._num_generated
