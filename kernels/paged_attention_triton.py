@@ -174,7 +174,7 @@ def _chunk_shape(dtype: torch.dtype, head_size: int, group: int, plan: Attention
     if _pad(head_size) > 128:
         keys = 32 if plan.shared_bytes >= _MEDIUM_SHARED_BYTES else 16
         rows = 32 if plan.split_keys else 64  # products and sums apart take more registers than fused
-        return TileShape(max(rows, least), keys, num_warps=8, num_stages=3 if least <= 64 else 2)
+        return TileShape(max(rows, least), keys, num_warps=8, num_stages=3 if least <= 64 or is_large else 2)
     rows = 64 if plan.split_keys else 128
     return TileShape(max(rows, least), 64 if is_large else 32, num_warps=8, num_stages=3)
 
