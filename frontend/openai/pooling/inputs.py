@@ -32,8 +32,8 @@ class Inputs:
 
     queries: then `given` are documents, each read together with its query or with the only one.
     num_queries: how many of `given`, the first ones, are queries, and the others documents of their own.
-    max_tokens_per_text, truncation: longer documents are cut, the texts alone and then with all that goes with
-    them, where the request has no truncation of its own.
+    max_tokens_per_text: longer documents are cut. truncation: then what is still too long of a document and
+    what goes with it, where the request has no truncation of its own.
     """
 
     given: Sequence[PromptInput]

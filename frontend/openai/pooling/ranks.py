@@ -37,7 +37,7 @@ async def create_rerank(serving: Serving, request: RerankRequest, caller: Caller
 
 
 async def create_cohere_rerank(serving: Serving, request: RerankRequest, caller: Caller) -> Response:
-    """Rank documents, as the second version of Cohere's API does: without their texts, and too long ones cut."""
+    """Rank documents, as Cohere's second version does: without their texts, and too long ones are cut."""
     shows = bool(request.return_documents)
     return await _rank(serving, request, caller, request.documents, shows, cuts_documents=True)
 
