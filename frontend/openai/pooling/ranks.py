@@ -98,7 +98,7 @@ async def _rank_texts(
     own = find_truncation(request.truncate, request.truncation_direction)
     if request.raw_scores:
         own["use_activation"] = "raw_scores", False
-    found = await score(serving, caller, request, pairs, answer_id, **own)
+    found = await score(serving, caller, request, pairs, answer_id, cuts_seconds=False, **own)
     ranks = [
         TeiRank(
             index=place,
