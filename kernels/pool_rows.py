@@ -56,7 +56,7 @@ def launch_pool_rows(
     pools: Tensor,
 ) -> None:
     """The same for contiguous float32 or bfloat16 on the CPU."""
-    numbers = np.array([POOLS.index(kind) for kind in kinds], dtype=np.int32)
+    numbers = (ctypes.c_int32 * len(kinds))(*map(POOLS.index, kinds))
     library.quire_pool_rows(
         hidden.dtype is torch.bfloat16,
         hidden.data_ptr(),
@@ -66,7 +66,7 @@ def launch_pool_rows(
         starts.ctypes.data,
         firsts.ctypes.data,
         len(kinds),
-        numbers.ctypes.data,
+        numbers,
         pools.data_ptr(),
     )
 

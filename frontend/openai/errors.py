@@ -171,7 +171,7 @@ def _find_answer(error: Exception) -> ApiError:
             cause = code if status < HTTPStatus.INTERNAL_SERVER_ERROR else None  # a grammar's has parts of it
             return ApiError(status, str(error), code=code, headers=headers, cause=cause)
         case EngineDeadError():
-            return unavailable(f"the engine has ended: {error}", "engine_dead")
+            return unavailable(f"the engine has ended: {error}", "engine_away")
         case _:
             _logger.error("a request failed", exc_info=error)
             return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error, see the log", code="internal")

@@ -134,11 +134,15 @@ def _parse_dict(name: str, prompt: Mapping[str, Any]) -> RawPrompt:
 
 
 def describe_length(max_model_len: int, num_generated: int = 1) -> str:
-    """How long a prompt may be that leaves room to generate so many tokens; clients look for vLLM's words."""
+    """How long a prompt may be that leaves room to generate so many tokens; clients look for vLLM's words.
+
+    Without any it is for vectors, and a longer one may be cut.
+    """
     rest = ", one to generate" if num_generated else ""
+    cut = "" if num_generated else "; truncate_prompt_tokens=-1 cuts longer ones (TEI, Cohere: truncate)"
     return (
         f"at most {max_model_len - num_generated} (max_model_len={max_model_len}{rest}): "
-        f"this model's maximum context length is {max_model_len} tokens"
+        f"this model's maximum context length is {max_model_len} tokens{cut}"
     )
 
 

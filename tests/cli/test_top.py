@@ -14,7 +14,7 @@ from quire.frontend.cli import engine_choice
 from quire.frontend.cli.commands import top
 from quire.frontend.cli.entry import run_command
 from quire.frontend.cli.top.frame import render
-from quire.frontend.cli.top.look import Look, ProcessUsage, find_quantiles
+from quire.frontend.cli.top.look import Look, Looker, ProcessUsage, find_quantiles
 from quire.frontend.cli.top.view import View
 from quire.ipc.engine_views import (
     EngineLoad,
@@ -181,6 +181,13 @@ def test_a_frame_shows_latencies_device_weights_ranks_and_processes():
     for part in ("2 ranks, 3 stages", "502 MB on the device", "187 % CPU", "812 MB in 3 processes"):
         assert part in text
     assert "cpu, float32   " in draw(make_snapshot())
+
+
+def test_a_model_that_only_makes_vectors_shows_whole_requests():
+    engine: Any = FakeEngine(make_snapshot())
+    assert list(Looker(engine, is_local=False).look().latencies) == ["TTFT", "ITL"]
+    engine.facts = make_facts(tasks=("embed", "score"))
+    assert list(Looker(engine, is_local=False).look().latencies) == ["E2E"]
 
 
 def test_quantiles_are_of_what_came_in_between():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -95,7 +96,7 @@ class Pooler:
         """Take in the hidden states [T, H] of a step; None if nothing is to be answered yet."""
         token_wise = np.array([one.is_token_wise for one in step.params], dtype=np.bool_)
         tensors: list[Tensor] = []
-        whole, each = np.flatnonzero(~token_wise), np.flatnonzero(token_wise)
+        whole, each = (~token_wise).nonzero()[0], token_wise.nonzero()[0]
         complete = whole[step.is_complete[whole]]
         if len(whole):
             self._take(hidden, step, whole)
@@ -120,10 +121,12 @@ class Pooler:
         if self._pool_rows is None:
             self._pool_rows = _choose_kernel(hidden)
         starts, counts = step.starts[places], step.num_tokens[places]
-        if (starts[:-1] + counts[:-1] != starts[1:]).any():  # other rows' tokens lie between theirs
+        bounds = np.zeros(len(counts) + 1, dtype=np.int64)
+        counts.cumsum(out=bounds[1:])
+        if starts[-1] + counts[-1] - starts[0] == bounds[-1]:
+            bounds += starts[0]
+        else:  # other rows' tokens lie between theirs
             hidden = hidden[to_device(_find_tokens(starts, counts), self._device)]
-            starts = np.cumsum(counts) - counts
-        bounds = np.append(starts, starts[-1] + counts[-1])
         self._pool_rows(
             hidden.contiguous(), step.rows[places], bounds, step.firsts[places], self._kinds, self._pools
         )
@@ -193,12 +196,13 @@ def finish_vectors(
     asked = [(each.dimensions, each.use_activation) for each in params]
     if len(set(asked)) == 1:  # as good as always: all at once
         vectors = _finish(vectors, params[0], spec)
-        is_finite: NDArray[np.bool_] = np.asarray(np.isfinite(vectors).all(axis=1))
+        is_finite = np.isfinite(vectors)
+        are_finite = bool(is_finite.all())
         size_bytes = vectors.itemsize * vectors.shape[1]
-        data, ends = vectors.tobytes(), np.cumsum(counts).tolist()
+        data, ends = vectors.tobytes(), accumulate(counts)
         bounds = [(end - count, end) for count, end in zip(counts, ends, strict=True)]
         return [
-            data[start * size_bytes : end * size_bytes] if is_finite[start:end].all() else None
+            data[start * size_bytes : end * size_bytes] if are_finite or is_finite[start:end].all() else None
             for start, end in bounds
         ]
     answers: list[bytes | None] = []

@@ -49,7 +49,8 @@ q, Ctrl-C            leave
 
 KV: a column is a run of blocks, as full as it is high; ░ can be found again, · is free.
 step: █ schedule, ▓ update, ░ wait for the device. TTFT: time to the first token, ITL: between
-tokens. holds: what the engine keeps for a request. CPU: 100 % is one core.
+tokens, E2E: of a whole request for a vector. holds: what the engine keeps for a request.
+CPU: 100 % is one core.
 """
 
 

@@ -16,6 +16,7 @@ WINDOW_S = 60.0  # over which percentiles are taken
 _METRICS_PERIOD_S = 2.0
 _QUANTILES = (0.5, 0.95, 0.99)
 _HISTOGRAMS = {"TTFT": "time_to_first_token_seconds", "ITL": "inter_token_latency_seconds"}
+_POOLING_HISTOGRAMS = {"E2E": "e2e_request_latency_seconds"}  # of a model that generates nothing
 
 
 class ProcessUsage(NamedTuple):
@@ -64,9 +65,10 @@ class Looker:
             samples.popleft()
         before = samples[0][1].histograms if len(samples) > 1 else {}
         now = samples[-1][1].histograms
+        can_generate = "generate" in self.engine.facts.tasks
         return {
             name: find_quantiles(now[key], before.get(key)) if key in now else None
-            for name, key in _HISTOGRAMS.items()
+            for name, key in (_HISTOGRAMS if can_generate else _POOLING_HISTOGRAMS).items()
         }
 
     def _measure_usage(self, facts: Mapping[int, EngineFacts]) -> ProcessUsage:

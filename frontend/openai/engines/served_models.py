@@ -88,6 +88,11 @@ class ServedModel:
         return self.serving.llm.facts if self._known is None else self._known
 
     @property
+    def is_known(self) -> bool:
+        """Whether it is known what it can do; not of a daemon beside others that has yet to start."""
+        return self.facts.max_model_len is not None
+
+    @property
     def status(self) -> str:
         """As Serving's; also 'away'."""
         if self._serving is not None:
@@ -138,12 +143,14 @@ class ServedModels:
     def find(self, name: str | None, task: str | None = None) -> ServedModel:
         """The model of this name; None: the only one, or of several the only one that can do this task.
 
-        ApiError 404 for a name that is not here, 400 for none where it is needed.
+        ApiError 404 for a name that is not here, 400 for none where it is needed or nobody can do the task.
         """
         if name is None:
             able = [model for model in self.models if not self.has_several or task in model.facts.tasks]
             if len(able) == 1:
                 return able[0]
+            if task is not None and not able and all(model.is_known for model in self.models):
+                raise self._refuse(task)
         for model in self.models:
             if name in model.names:
                 return model
@@ -152,6 +159,15 @@ class ServedModels:
             raise missing_field("model", f"one of {names}")
         message = f"model={shorten(name)}: {names} {'are' if self.has_several else 'is'} what this server has"
         raise ApiError(HTTPStatus.NOT_FOUND, message, param="model", code="model_not_found")
+
+    def _refuse(self, task: str) -> ApiError:
+        each = "; ".join(f"{model.name!r} can {', '.join(model.facts.tasks)}" for model in self.models)
+        return ApiError(
+            HTTPStatus.BAD_REQUEST,
+            f"model=None: a model that can {task}, and none here can: {each}",
+            param="model",
+            code="unsupported_task",
+        )
 
     def make_card(self, model: ServedModel, name: str | None = None) -> ModelCard:
         """What is told of a model under this name of it; None: its first."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from ...pooling.model_texts import DOCUMENT_PROMPTS, QUERY_PROMPTS, ModelTexts
+from ...text.prompts import Truncation
 from ..bodies.pooling import DocumentText, Texts
 from ..errors import FieldError
 from ..serving import PromptInput
@@ -30,14 +31,18 @@ class Inputs:
     """What vectors are made of. `names`: of each, for errors. prompt: goes before each text.
 
     queries: then `given` are documents, each read together with its query or with the only one.
-    max_tokens_per_text: longer ones of `given` are cut.
+    num_queries: how many of `given`, the first ones, are queries, and the others documents of their own.
+    max_tokens_per_text: longer documents are cut. truncation: then what is still too long of a document and
+    what goes with it, where the request has no truncation of its own.
     """
 
     given: Sequence[PromptInput]
     names: Sequence[str]
     prompt: str = ""
     queries: Sequence[str] | None = None
+    num_queries: int = 0
     max_tokens_per_text: int | None = None
+    truncation: Truncation | None = None
 
 
 def read_inputs(field: str, given: Texts, max_inputs: int, prompt: str = "") -> Inputs:

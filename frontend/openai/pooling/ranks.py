@@ -37,8 +37,9 @@ async def create_rerank(serving: Serving, request: RerankRequest, caller: Caller
 
 
 async def create_cohere_rerank(serving: Serving, request: RerankRequest, caller: Caller) -> Response:
-    """Rank documents, as the second version of Cohere's API does: without their texts."""
-    return await _rank(serving, request, caller, request.documents, bool(request.return_documents))
+    """Rank documents, as Cohere's second version does: without their texts, and too long ones are cut."""
+    shows = bool(request.return_documents)
+    return await _rank(serving, request, caller, request.documents, shows, cuts_documents=True)
 
 
 async def create_any_rerank(serving: Serving, request: AnyRerankRequest, caller: Caller) -> Response:
@@ -59,12 +60,18 @@ def _refuse(request: AnyRerankRequest, names: tuple[str, ...], allowed: str) -> 
 
 
 async def _rank(
-    serving: Serving, request: RankFields, caller: Caller, documents: list[DocumentText], shows_texts: bool
+    serving: Serving,
+    request: RankFields,
+    caller: Caller,
+    documents: list[DocumentText],
+    shows_texts: bool,
+    *,
+    cuts_documents: bool = False,
 ) -> Response:
     check_supported(request, RERANK_RULES)
     answer_id = make_id("rerank")
     pairs = _make_pairs(serving, request.query, "documents", documents)
-    found = await score(serving, caller, request, pairs, answer_id)
+    found = await score(serving, caller, request, pairs, answer_id, cuts_seconds=cuts_documents)
     results = [
         Rank(
             index=place,
@@ -91,7 +98,7 @@ async def _rank_texts(
     own = find_truncation(request.truncate, request.truncation_direction)
     if request.raw_scores:
         own["use_activation"] = "raw_scores", False
-    found = await score(serving, caller, request, pairs, answer_id, **own)
+    found = await score(serving, caller, request, pairs, answer_id, cuts_seconds=False, **own)
     ranks = [
         TeiRank(
             index=place,

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from ....ipc.pooling_params import FLOAT_BYTES
+from ....ipc.pooling_params import FLOAT_BYTES, PoolingParams
 from ...pooling.model_texts import DOCUMENT_PROMPTS, QUERY_PROMPTS
 from ...pooling.scoring import compute_cosine
 from ..bodies.pooling import DocumentText, Score, ScoreRequest
@@ -26,6 +26,7 @@ from .inputs import Inputs, read_texts
 from .question import Question, ask, make_params
 from .vectors import read_floats, read_score
 
+_CUT = PoolingParams(truncate_prompt_tokens=-1)
 _MAX_INLINE_NUMBERS = 4096  # of vectors that are compared in the event loop: 1 ms
 
 _encode = msgspec.json.Encoder().encode
@@ -82,25 +83,40 @@ def _choose(name: str, value: _Given | None, other: str, other_value: _Given | N
 
 
 async def score(
-    serving: Serving, caller: Caller, fields: Any, pairs: Pairs, answer_id: str, **own: tuple[str, Any]
+    serving: Serving,
+    caller: Caller,
+    fields: Any,
+    pairs: Pairs,
+    answer_id: str,
+    *,
+    cuts_seconds: bool = False,
+    **own: tuple[str, Any],
 ) -> Scores:
-    """The score of each pair. `fields`: the request; `own`: as make_params has them."""
+    """The score of each pair. `fields`: the request; `own`: as make_params has them.
+
+    cuts_seconds: second texts that are too long are cut where the request does not say how.
+    """
     for name, text in zip(pairs.first_names, pairs.firsts, strict=True):
         if not text:
             raise FieldError(name, text, "a text that is not empty")
-    most = getattr(fields, "max_tokens_per_doc", None)
-    if serving.llm.pooling.processor.scores_pairs:
+    most, processor = getattr(fields, "max_tokens_per_doc", None), serving.llm.pooling.processor
+    if processor.scores_pairs:
+        if cuts_seconds and fields.truncate_prompt_tokens is None:  # of a pair the second text alone is cut
+            own["truncate_prompt_tokens"] = "truncate_prompt_tokens", -1
         params = make_params(serving, fields, "classify", **own)
-        inputs = Inputs(pairs.seconds, pairs.second_names, "", pairs.firsts, most)
+        inputs = Inputs(pairs.seconds, pairs.second_names, "", pairs.firsts, max_tokens_per_text=most)
         found = await ask(serving, caller, Question(answer_id, inputs, params, fields))
         return Scores([read_score(vector) for vector in found.data], found.num_tokens)
     params = make_params(serving, fields, "embed", **own)
     texts = serving.model_texts
     given = _put_before(texts.find_named_prompt(QUERY_PROMPTS), pairs.firsts)
     given += _put_before(texts.find_named_prompt(DOCUMENT_PROMPTS), pairs.seconds)
-    inputs = Inputs(given, [*pairs.first_names, *pairs.second_names], max_tokens_per_text=most)
+    names = [*pairs.first_names, *pairs.second_names]
+    num_queries = len(pairs.firsts)
+    cut = processor.find_truncation(_CUT) if cuts_seconds else None
+    inputs = Inputs(given, names, num_queries=num_queries, max_tokens_per_text=most, truncation=cut)
     found = await ask(serving, caller, Question(answer_id, inputs, params, fields))
-    values = await compare(found.data[: len(pairs.firsts)], found.data[len(pairs.firsts) :])
+    values = await compare(found.data[:num_queries], found.data[num_queries:])
     return Scores(values, found.num_tokens)
 
 

@@ -29,10 +29,12 @@ async def tokenize_inputs(
     queries = None if inputs.queries is None else list(inputs.queries)
     if not texts:
         return list(inputs.given)
-    if inputs.max_tokens_per_text is None and _can_inline(serving, texts, queries or [inputs.prompt]):
+    is_cut = inputs.max_tokens_per_text is not None or inputs.truncation is not None
+    if not is_cut and _can_inline(serving, texts, queries or [inputs.prompt]):
         if queries is None:
             return list(inputs.given)
         return [TextPair(queries[place % len(queries)], text) for place, text in enumerate(texts)]
+    asked = serving.llm.pooling.processor.find_truncation(params)
     job = PoolingJob(
         texts=texts,
         names=[inputs.names[place] for place in places],
@@ -40,8 +42,9 @@ async def tokenize_inputs(
         model=serving.model_texts,
         prompt=inputs.prompt,
         queries=queries,
-        truncation=serving.llm.pooling.processor.find_truncation(params),
+        truncation=asked or inputs.truncation,
         max_tokens_per_text=inputs.max_tokens_per_text,
+        num_whole=0 if asked else inputs.num_queries,
     )
     answer = await serving.text.run(job, caller.tenant)
     assert isinstance(answer, TokenIds)

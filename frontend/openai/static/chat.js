@@ -22,15 +22,29 @@ async function findModel() {
     byId("models").replaceChildren(...cards.map((card) => new Option(card.id)));
     byId("models").hidden = cards.length < 2;
     byId("model").hidden = cards.length > 1;
+    allowChat();
   }
   return byId("models").value;
 }
 
+const findCard = () => cards.find((each) => each.id === byId("models").value);
+
+const listTasks = () => findCard()?.tasks ?? ["generate"];
+
+const canChat = () => listTasks().includes("generate");
+
 // What the model can be asked, where that is more or other than to generate.
 function describeTasks() {
-  const card = cards.find((each) => each.id === byId("models").value), tasks = card?.tasks ?? ["generate"];
-  const words = [...(card?.formats ? [card.formats] : []), ...(tasks.join() === "generate" ? [] : tasks)];
+  const { formats } = findCard() ?? {}, tasks = listTasks();
+  const words = [...(formats ? [formats] : []), ...(tasks.join() === "generate" ? [] : tasks)];
   return words.length ? ` (${words.join(", ")})` : "";
+}
+
+// A model that cannot generate says so in place of taking messages.
+function allowChat() {
+  for (const id of ["message", "send"]) byId(id).disabled = !canChat() || (id === "send" && stopper !== null);
+  byId("no_chat").hidden = canChat();
+  setText("no_chat_text", canChat() ? "" : `${byId("models").value} does not chat: it can ${listTasks().join(", ")}.`);
 }
 
 function readFields() { return Object.fromEntries(FIELDS.map((id) => [id, byId(id).value])); }
@@ -283,7 +297,7 @@ async function stream(input, signal, current) {
 }
 
 function setBusy(isBusy) {
-  byId("send").disabled = isBusy;
+  allowChat();
   byId("stop").disabled = !isBusy;
   byId("log").setAttribute("aria-busy", `${isBusy}`);
   if (!isBusy) return;
@@ -416,6 +430,7 @@ document.addEventListener("keydown", (event) => {
 });
 byId("stop").addEventListener("click", () => stopper?.abort());
 byId("edit_cancel").addEventListener("click", () => { byId("message").value = ""; stopEditing(); byId("message").focus(); });
+byId("models").addEventListener("change", allowChat);
 byId("new").addEventListener("click", () => openChat(newChat(readFields())));
 byId("chats_button").addEventListener("click", showChats);
 byId("chats_close").addEventListener("click", () => byId("chats").close());

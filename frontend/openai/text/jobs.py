@@ -70,7 +70,8 @@ class PoolingJob(msgspec.Struct, frozen=True, kw_only=True, tag="pooling"):
     """Texts, or each of them behind its query or the only one, to token ids for vectors.
 
     `texts` and `names` as in EncodeJob. A text is cut to max_tokens_per_text, then the prompt as
-    `truncation` says; then it has at most max_tokens. model: what its files say of texts.
+    `truncation` says; then it has at most max_tokens. The first num_whole texts are not cut. model: what its
+    files say of texts.
     """
 
     texts: list[str]
@@ -81,6 +82,7 @@ class PoolingJob(msgspec.Struct, frozen=True, kw_only=True, tag="pooling"):
     queries: list[str] | None = None
     truncation: Truncation | None = None
     max_tokens_per_text: int | None = None
+    num_whole: int = 0
 
 
 class TokenizeJob(msgspec.Struct, frozen=True, kw_only=True, tag="tokenize"):

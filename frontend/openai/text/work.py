@@ -211,19 +211,21 @@ def _check_query(tokenizer: Tokenizer, job: jobs.PoolingJob, query: str) -> None
         (encoding,) = tokenizer.encode_texts([query], add_special_tokens=False)
         if len(encoding) > job.max_tokens:
             said = f"more than {len(encoding)} tokens"
-            raise PromptError(job.names[0], said, describe_length(job.max_tokens, 0))
+            allowed = f"at most {job.max_tokens} (max_model_len={job.max_tokens}): a query is not cut"
+            raise PromptError(job.names[0], said, allowed)
 
 
 def _encode_part(tokenizer: Tokenizer, job: jobs.PoolingJob, part: slice) -> list[EncodedText]:
     encoder = TextEncoder(tokenizer, job.model)
     names, texts = job.names[part], job.texts[part]
     require_tokenizer(tokenizer, names, texts)
+    whole = max(0, job.num_whole - part.start)
     if job.max_tokens_per_text is not None:
-        texts = _cut_texts(tokenizer, texts, job.max_tokens_per_text)
+        texts = texts[:whole] + _cut_texts(tokenizer, texts[whole:], job.max_tokens_per_text)
     if job.queries is None:
-        return encoder.encode_texts(
-            names, [encoder.prepare(text, job.prompt) for text in texts], job.truncation
-        )
+        texts = [encoder.prepare(text, job.prompt) for text in texts]
+        found = encoder.encode_texts(names[:whole], texts[:whole], None)
+        return found + encoder.encode_texts(names[whole:], texts[whole:], job.truncation)
     queries = job.queries * len(texts) if len(job.queries) == 1 else job.queries[part]
     return encoder.encode_pairs(names, list(map(TextPair, queries, texts)), job.truncation)
 

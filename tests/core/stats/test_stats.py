@@ -146,6 +146,16 @@ def test_times_of_a_request_are_those_of_its_life():
     assert all(sum(found[name].counts) == 1 for name in expected)
 
 
+def test_the_times_of_a_vector_are_told_apart():
+    engine = make_engine()
+    for seconds in (0.003, 0.012):
+        now = engine.clock.now
+        engine.add(make_request(f"{seconds}", [1, 2, 3], max_tokens=1, arrival_time=now))
+        step_and_wait(engine, seconds)
+    found = histogram(engine, "e2e_request_latency_seconds")
+    assert [count_at_most(found, bound) for bound in (0.002, 0.005, 0.01, 0.02)] == [0, 1, 1, 2]
+
+
 def test_every_token_after_a_requests_first_has_a_gap():
     engine = make_engine()
     engine.add(make_request("a", [1, 2, 3], max_tokens=20))

@@ -260,11 +260,24 @@ async function asksForAKeyOnceUnlessItIsWanted() {
   await page.context().close();
 }
 
+async function takesNoMessageForAModelThatCannotChat() {
+  const cards = [{ id: "vectors", tasks: ["embed", "score"] }, { id: "pocket", tasks: ["generate"] }];
+  const { page } = await openPage((page) => page.route("**/v1/models", (route) => route.fulfill({ json: { data: cards } })));
+  const areDisabled = () => Promise.all(["#message", "#send"].map((id) => page.isDisabled(id)));
+  await hasText(page, "#no_chat", /^vectors does not chat: it can embed, score\. How to ask it$/);
+  assert.deepEqual(await areDisabled(), [true, true]);
+  await page.selectOption("#models", "pocket");
+  assert.equal(await page.isVisible("#no_chat"), false);
+  assert.deepEqual(await areDisabled(), [false, false]);
+  await page.context().close();
+}
+
 try {
   for (const check of [
     connectsAgainWhereAStreamBrokeOff, saysThatTheServerHasLostAnAnswer, goesWithoutWhereNothingIsKept,
     foldsThoughtsAndAsksForResultsOfCalls, drawsMarkdownAndNoMarkup, stopsABurst, paintsABurstSeldom,
     givesBackWhatWasRefused, retriesEditsAndGoesOn, asksForAKey, asksForAKeyOnceUnlessItIsWanted,
+    takesNoMessageForAModelThatCannotChat,
   ]) await check();
   console.log("ok");
 } finally {

@@ -56,7 +56,7 @@ def test_models_version_and_health_answer() -> None:
         (RequestFailedError("culprit", "poison_request"), 500, "poison_request"),
         (RequestFailedError("broken", "step_failed"), 500, "step_failed"),
         (RequestFailedError("nan", "bad_logits"), 500, "bad_logits"),
-        (EngineDeadError("killed"), 503, "engine_dead"),
+        (EngineDeadError("killed"), 503, "engine_away"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

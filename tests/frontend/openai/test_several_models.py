@@ -118,6 +118,19 @@ def test_a_request_that_names_no_model_goes_to_the_only_one_that_can_do_its_task
     run(scenario)
 
 
+def test_a_task_that_no_model_has_is_refused_with_what_each_can() -> None:
+    async def scenario(site: Site) -> None:
+        site.llms["vectors"].facts = make_facts(served_model_name="vectors", tasks=("embed", "score"))
+        site.arrive("vectors")
+        answer = await site.client.post("/classify", {"input": "a"})
+        assert (answer.status, answer.error["code"]) == (400, "unsupported_task")
+        assert "'chat' can generate; 'vectors' can embed, score" in answer.error["message"]
+        site.models.models.append(ServedModel(known=DaemonModel("three", "starting")))
+        assert (await site.client.post("/classify", {"input": "a"})).error["code"] == "missing_field"
+
+    run(scenario)
+
+
 def test_an_engine_that_is_away_fails_its_own_requests_and_nobody_elses() -> None:
     async def scenario(site: Site) -> None:
         site.models.find("vectors").leave("the daemon 'two' has ended")

@@ -122,6 +122,36 @@ def test_a_document_is_cut_to_its_own_tokens() -> None:
     run_reranker(scenario)
 
 
+LONG = {"query": "Which?", "documents": ["a", "word " * 200]}
+
+
+def test_cohere_s_second_version_cuts_documents_and_no_query_by_itself() -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        cut, whole = [(await client.post(path, ASKED | LONG)) for path in ("/v2/rerank", "/v1/rerank")]
+        assert cut.json["results"][0]["relevance_score"] == 128.0
+        assert "truncate_prompt_tokens=-1" in whole.error["message"]
+        asked = await client.post("/v2/rerank", ASKED | LONG | {"truncate_prompt_tokens": 60})
+        assert asked.json["results"][0]["relevance_score"] == 60.0
+        error = (await client.post("/v2/rerank", ASKED | {"query": "word " * 200})).error
+        assert "a query is not cut" in error["message"]
+
+    run_reranker(scenario)
+
+
+def test_an_embedding_model_reads_queries_whole_and_cut_documents() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        for fields in ({}, {"max_tokens_per_doc": 2}):
+            await client.post("/v2/rerank", ASKED | LONG | {"query": "One of many words?"} | fields)
+        sizes = [[len(prompt.token_ids) for prompt in call.prompts] for call in llm.pooled]
+        (query, *_, cut), (same, *_, cut_more) = sizes
+        assert query == same > 4
+        assert cut == 128 > cut_more
+        error = (await client.post("/v2/rerank", ASKED | {"query": "word " * 200})).error
+        assert (error["param"], error["code"]) == ("query", "context_length_exceeded")
+
+    run_with_app(scenario, tasks=("embed", "score"), embedding_size=8)
+
+
 @pytest.mark.parametrize("names", [("text_1", "text_2"), ("queries", "documents")])
 def test_pairs_are_scored_in_their_order(names: tuple[str, str]) -> None:
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
