@@ -164,7 +164,7 @@ class ServedModels:
         each = "; ".join(f"{model.name!r} can {', '.join(model.facts.tasks)}" for model in self.models)
         return ApiError(
             HTTPStatus.BAD_REQUEST,
-            f"model=None: a model that can {task}, and none here can: {each}",
+            f"no model here can {task}: {each}",
             param="model",
             code="unsupported_task",
         )
