@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from quire.frontend.cli.commands import doctor
 from quire.frontend.cli.commands.doctor import Check, Status
+from quire.frontend.engine_args import EngineArgs
 from quire.frontend.gpu_cards import Card
 from quire.frontend.models.model_folder import pocket_encoder_folder, pocket_folder
 from quire.ipc.cpu_cores import CpuCore
@@ -160,6 +161,10 @@ def test_what_weights_take_is_told_before_they_are_read(
     said = capsys.readouterr().out
     assert "(int4 weights)" in said
     assert re.search(r"weights +3.8 MB in memory\n", said)
+    config = EngineArgs(model="pocket", dtype="float16").create_engine_config().model
+    assert doctor.describe_sizes(config).startswith(
+        "6.8 MB in memory"
+    )  # torch multiplies by the table itself
 
 
 def test_weights_that_do_not_fit_the_gpu_are_noted(

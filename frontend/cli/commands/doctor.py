@@ -276,7 +276,7 @@ def _check_card(config: ModelConfig, num_gpus: int) -> Iterator[Check]:
 
 def describe_sizes(config: ModelConfig) -> str:
     """'1,524.4 MB in memory; 781.2 MB with quantization=int8, 500.1 MB with int4': as an engine's ledger."""
-    packs_table = find_card() is None
+    packs_table = find_card() is None and config.dtype != "float16"  # of which the CPU's kernels are torch's
     shown = f"{count_model_bytes(config, packs_table=packs_table) / 1e6:,.1f} MB in memory"
     if config.weights_name:
         return shown
