@@ -162,9 +162,7 @@ def test_what_weights_take_is_told_before_they_are_read(
     assert "(int4 weights)" in said
     assert re.search(r"weights +3.8 MB in memory\n", said)
     config = EngineArgs(model="pocket", dtype="float16").create_engine_config().model
-    assert doctor.describe_sizes(config).startswith(
-        "6.8 MB in memory"
-    )  # torch multiplies by the table itself
+    assert doctor.describe_sizes(config).startswith("6.8 MB in memory")  # torch packs no table
 
 
 def test_weights_that_do_not_fit_the_gpu_are_noted(
