@@ -119,7 +119,7 @@ class EngineArgs(metaclass=DropsOffValues):
     quantization: str | None = _model(
         None,
         "make a plain checkpoint's weights narrower while they are read; or a quantized one's own method",
-        (*get_args(Quantization), *METHOD_NAMES),
+        tuple(dict.fromkeys((*get_args(Quantization), *METHOD_NAMES))),  # fp8 is of both
     )
     lm_head_quantization: str | None = _model(
         None,

@@ -14,7 +14,7 @@ import msgspec
 
 from .errors import ConfigError
 from .fault_hooks import keep_lasting, parse_fault_hooks
-from .gguf_tensor import GgufTensor, find_main_type
+from .gguf_tensor import GgufTensor, describe_types
 from .model_spec import Dtype, ModelSpec
 from .param_fields import MAX_INT
 from .processes.log_lines import LogFormat
@@ -123,9 +123,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def weights_name(self) -> str:
-        """What most weights are where they are narrower than `dtype`, or of a GGUF file; '' where not."""
+        """What weights are where they are narrower than `dtype`, or of a GGUF file; '' where not."""
         if self.gguf_tensors:
-            return f"gguf {find_main_type(self.gguf_tensors)}"
+            return f"gguf {describe_types(self.gguf_tensors)}"
         return self.quantization or self.spec.weight_formats.name
 
 

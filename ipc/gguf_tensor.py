@@ -64,7 +64,18 @@ class GgufTensor(msgspec.Struct, frozen=True, array_like=True):
 
 def find_main_type(tensors: Sequence[GgufTensor]) -> GgmlType:
     """The type that most bytes have."""
-    sizes: dict[GgmlType, int] = {"BF16": 0}  # of a file without tensors
+    types: list[GgmlType] = _rank_types(tensors) or ["BF16"]  # of a file without tensors
+    return types[0]
+
+
+def describe_types(tensors: Sequence[GgufTensor]) -> str:
+    """The matrices' types, those of most bytes first: 'Q4_0', 'Q4_K and Q6_K', 'Q4_K, Q6_K and other'."""
+    types = _rank_types([tensor for tensor in tensors if len(tensor.shape) > 1]) or [find_main_type(tensors)]
+    return " and ".join(types) if len(types) < 3 else f"{types[0]}, {types[1]} and other"
+
+
+def _rank_types(tensors: Sequence[GgufTensor]) -> list[GgmlType]:
+    sizes: dict[GgmlType, int] = {}
     for tensor in tensors:
         sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.size_bytes
-    return max(sizes, key=lambda name: sizes[name])
+    return sorted(sizes, key=lambda name: -sizes[name])

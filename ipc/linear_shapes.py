@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from .model_spec import DTYPE_SIZE_BYTES, AttentionSpec, DenseSpec, Dtype, ExpertsSpec, ModelSpec
+from .config import ModelConfig
+from .model_spec import (
+    DTYPE_SIZE_BYTES,
+    AttentionSpec,
+    DenseSpec,
+    Dtype,
+    ExpertsSpec,
+    ModelSpec,
+    RopeConfig,
+    find_ropes,
+)
 from .weight_format import LM_HEAD, WeightFormat, WeightFormats
 
 
@@ -67,11 +77,35 @@ def _list_experts(prefix: str, spec: ExpertsSpec, hidden: int) -> Iterator[tuple
         yield (LinearShape(down, hidden, width),)
 
 
-def count_weight_bytes(spec: ModelSpec, formats: WeightFormats, dtype: Dtype, num_ranks: int = 1) -> int:
-    """A lower bound: tables and linear layers, without norms, biases and what kernels pad.
+def count_model_bytes(model: ModelConfig, num_ranks: int = 1, packs_table: bool = False) -> int:
+    """What an engine's ledger has as weights, but for norms, biases and what kernels pad: a lower bound.
 
-    Of one of `num_ranks` ranks `spec` is its own (`ModelSpec.for_rank`), in which the vocabulary is whole.
+    Of one of `num_ranks` ranks `model` is its own (`EngineConfig.for_rank`). `packs_table`: a CPU's kernels
+    make a packed copy of a table that is tied, to compute logits with.
     """
+    spec, names = model.spec, model.spec.embedding
+    num_rows = names.num_types if spec.stage.is_first else 0
+    if names.positions is not None and spec.stage.is_first:
+        num_rows += spec.max_position_embeddings + names.position_offset
+    return (
+        count_weight_bytes(spec, model.weight_formats, model.dtype, num_ranks, packs_table)
+        + num_rows * spec.hidden_size * DTYPE_SIZE_BYTES[model.dtype]
+        + sum(_count_angle_bytes(spec, rope, model.max_model_len) for rope in find_ropes(spec))
+    )
+
+
+def _count_angle_bytes(spec: ModelSpec, rope: RopeConfig, max_model_len: int) -> int:
+    """Of the tables of a rotation, by position or, of the dynamic type, by the length of a sequence."""
+    num_rows = 2 * max_model_len
+    if rope.type == "dynamic":
+        num_rows = max(max_model_len - spec.max_position_embeddings, 0) + 1
+    return num_rows * (spec.layers[0].attention.head_size // 2) * DTYPE_SIZE_BYTES["float32"]
+
+
+def count_weight_bytes(
+    spec: ModelSpec, formats: WeightFormats, dtype: Dtype, num_ranks: int = 1, packs_table: bool = False
+) -> int:
+    """The part of `count_model_bytes` that is tables and linear layers; the vocabulary of `spec` is whole."""
     hidden, size = spec.hidden_size, DTYPE_SIZE_BYTES[dtype]
     rows = spec.vocab_size // num_ranks
     total = rows * hidden * size
@@ -83,6 +117,8 @@ def count_weight_bytes(spec: ModelSpec, formats: WeightFormats, dtype: Dtype, nu
     tied = formats.exceptions.get(spec.embedding.tokens) if spec.tie_word_embeddings else None
     if spec.has_logits and (tied is not None or not is_shared):
         stacks.append((LinearShape(LM_HEAD if tied is None else spec.embedding.tokens, rows, hidden),))
+    elif spec.has_logits and packs_table:
+        total += rows * hidden * size
     for together in stacks:
         format = _stack_formats([formats.find(shape.name) for shape in together])
         for shape in together:

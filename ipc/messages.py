@@ -152,7 +152,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1  # ranks of each stage
     pipeline_parallel_size: int = 1  # stages
     attention_backend: str = ""  # 'triton', 'flashinfer', 'native' or 'torch'
-    weights: str = ""  # what most are where they are not of `dtype`: 'int4', 'gptq 4-bit', 'gguf Q4_0'
+    weights: str = ""  # what they are where not of `dtype`: 'int4', 'gptq 4-bit', 'gguf Q4_K and Q6_K'
+    weight_file: str = ""  # the GGUF file that was loaded, or the first of several; its others are in `model`
 
     @property
     def formats(self) -> str:

@@ -413,3 +413,9 @@ def find_stages(spec: ModelSpec, num_stages: int) -> list[tuple[int, int]]:
     stages = cut(bounds[least])
     assert stages is not None
     return stages
+
+
+def find_ropes(spec: ModelSpec) -> list[RopeConfig]:
+    """The different rotations of a model's layers, in the order in which they come."""
+    ropes = [layer.attention.rope or spec.rope for layer in spec.layers]
+    return list(dict.fromkeys(rope for rope in ropes if rope.type != "none"))

@@ -13,16 +13,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import psutil
 import torch
 
 from ..ipc.cgroup import find_free_memory
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError
-from ..ipc.linear_shapes import count_weight_bytes
+from ..ipc.linear_shapes import count_model_bytes
 from ..ipc.model_spec import DTYPE_SIZE_BYTES, LayerSpec
 from ..ipc.step import LedgerEntry
-from ..ipc.weight_format import WeightFormats, make_online_formats
+from ..ipc.weight_format import WeightFormats
+from ..kernels.choice import choose_linear
 from ..kernels.huge_pages import allocate_huge
 from .attention.metadata import KVCaches
 
@@ -71,13 +73,14 @@ def check_max_model_len(config: EngineConfig, device: torch.device) -> None:
 def check_weights_fit(config: EngineConfig, device: torch.device, num_ranks: int = 1) -> None:
     """Refuse weights that can never fit, before any is read; `config` is a rank's. Raises ConfigError."""
     model = config.model
-    needed = count_weight_bytes(model.spec, model.weight_formats, model.dtype, num_ranks)
+    packs_table = choose_linear(getattr(torch, model.dtype), device, None, config.wants_exact) == "native"
+    needed = count_model_bytes(model, num_ranks, packs_table)
     free = _free_share(device, num_ranks)
     if needed <= free:
         return
     text = f"one whose weights fit: they take {needed} bytes, {free} are free"
     if model.quantization is None and model.spec.weight_formats == WeightFormats():
-        int4 = count_weight_bytes(model.spec, make_online_formats("int4", "int8"), model.dtype, num_ranks)
+        int4 = count_model_bytes(msgspec.structs.replace(model, quantization="int4"), num_ranks, packs_table)
         text += f"; with quantization='int4' {int4}"
     raise ConfigError("model", model.model, text)
 
@@ -91,7 +94,7 @@ def wait_for_memory(config: EngineConfig, device: torch.device, num_ranks: int =
     if device.type != "cuda":
         return
     model = config.model
-    needed = count_weight_bytes(model.spec, model.weight_formats, model.dtype, num_ranks)
+    needed = count_model_bytes(model, num_ranks)
     needed += estimate_activation_bytes(config) + _CUDA_RESERVE_BYTES - _NOISE_BYTES
     needed += config.num_blocks_before * config.block_size_bytes
     ends_at = time.monotonic() + _MAX_WAIT_S

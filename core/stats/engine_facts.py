@@ -55,6 +55,7 @@ def make_engine_facts(
         vocab_size=config.model.spec.vocab_size,
         dtype=config.model.dtype,
         weights=config.model.weights_name,
+        weight_file=config.model.weight_files[0] if config.model.gguf_tensors else "",
         device=ready.device,
         tensor_parallel_size=config.parallel.tensor_parallel_size,
         pipeline_parallel_size=config.parallel.pipeline_parallel_size,

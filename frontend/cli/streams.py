@@ -83,6 +83,12 @@ class PhaseLine:
         bar = "#" * num_filled + "-" * (_WIDTH - num_filled)
         self._write(f"[{bar}] {self._what}: {phase} ...\r")  # other processes' lines begin at the left too
 
+    def end(self) -> None:
+        """Say that it has ended, to whoever saw its phases."""
+        if self._is_shown or self._prints_lines:
+            with contextlib.suppress(OSError):
+                print(f"quire: {self._what} has ended", file=sys.stderr, flush=True)
+
     def clear(self) -> None:
         """Take the line away."""
         if self._is_shown:

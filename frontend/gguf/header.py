@@ -207,7 +207,7 @@ class _Reader:
         room = (self._size - self._place) // least_bytes
         if count > min(room, most):
             allowed = f"at most {most}, and {room} in what is left of the file's {self._size} bytes"
-            raise self._error(field, count, allowed)
+            raise self._error(field, count, allowed + "; truncated?" * (count <= most))
         return count
 
     def _number(self, field: str, letter: str) -> Any:

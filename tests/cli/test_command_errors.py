@@ -239,7 +239,8 @@ def test_full_streams_end_a_command_with_its_code_and_not_with_the_interpreters(
 def test_a_server_goes_on_when_nobody_can_read_what_it_says() -> None:
     script = (
         "import sys; from quire.frontend.cli import entry; from quire.frontend.cli.commands import serve\n"
-        "def run(argv): serve.PhaseLine('', True).show('x'); serve._announce('ready'); return 0\n"
+        "line = serve.PhaseLine('', True)\n"
+        "def run(argv): line.show('x'); serve._announce('ready'); line.end(); return 0\n"
         "serve.run = run; sys.exit(entry.run_command(['serve']))"
     )
     read_end, write_end = os.pipe()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from quire.frontend.cli.commands import doctor
 from quire.frontend.cli.commands.doctor import Check, Status
+from quire.frontend.engine_args import EngineArgs
 from quire.frontend.gpu_cards import Card
 from quire.frontend.models.model_folder import pocket_encoder_folder, pocket_folder
 from quire.ipc.cpu_cores import CpuCore
@@ -154,9 +155,14 @@ def test_what_weights_take_is_told_before_they_are_read(
     monkeypatch.setattr(doctor, "_PARTS", {})
     assert doctor.run(["pocket"]) == 0
     said = capsys.readouterr().out
-    assert re.search(
-        r"weights +13 MB in memory; 5 MB with quantization=int8, 4 MB with quantization=int4\n", said
-    )
+    sizes = "14.9 MB in memory; 5.2 MB with quantization=int8, 3.8 MB with quantization=int4"
+    assert re.search(rf"weights +{sizes}\n", said)
+    assert doctor.run(["pocket", "--quantization", "int4"]) == 0
+    said = capsys.readouterr().out
+    assert "(int4 weights)" in said
+    assert re.search(r"weights +3.8 MB in memory\n", said)
+    config = EngineArgs(model="pocket", dtype="float16").create_engine_config().model
+    assert doctor.describe_sizes(config).startswith("6.8 MB in memory")  # torch packs no table
 
 
 def test_weights_that_do_not_fit_the_gpu_are_noted(
@@ -208,6 +214,7 @@ def test_of_a_model_that_makes_vectors_it_says_so(
     assert doctor.run([folder]) == 0
     said = capsys.readouterr().out
     assert said.splitlines()[-1] == "Quire can embed, token_embed, score here."
+    assert "vectors  128 numbers, mean pooling, normalized; texts of up to 256 tokens" in said
     assert "formats" not in said
     assert doctor.run([folder, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from quire.frontend import async_llm
 from quire.frontend.cli.commands import serve
+from quire.frontend.openai import server
 from quire.ipc.errors import ConfigError
 
 
@@ -48,3 +50,14 @@ def test_a_model_is_served_beside_those_of_daemons(monkeypatch: pytest.MonkeyPat
 def test_a_model_is_not_taken_for_one_more_of_its_names() -> None:
     with pytest.raises(ConfigError, match="served_model_name='chat best \\./model': beside a model"):
         serve.run(["--port", "0", "--served-model-name", "chat", "best", "./model"])
+
+
+def test_a_server_says_that_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(async_llm, "AsyncLLM", lambda **_: None)
+    monkeypatch.setattr(server, "run_server", lambda *_: 0)
+    assert serve.run(["--port", "0", "--attach", "a"]) == 0
+    assert capsys.readouterr().err == "quire: serve 0 has ended\n"
+    assert serve.run(["--port", "0", "--attach", "a", "--log-format", "json"]) == 0
+    assert capsys.readouterr().err == ""

@@ -103,6 +103,7 @@ def test_an_unknown_argument_is_refused_with_the_nearest_known_one(make: Any):
         ({"dtype": "int8"}, "dtype='int8': one of auto, float32, bfloat16, float16"),
         ({"load_format": "pt"}, "load_format='pt': one of auto, safetensors, dummy"),
         ({"quantization": "awq"}, "quantization='awq': one of int4, int8, fp8"),
+        ({"quantization": "x"}, "one of int4, int8, fp8, gptq, awq, compressed-tensors, fbgemm_fp8, bits"),
         ({"device": "tpu"}, "device='tpu': one of auto, cpu, cuda"),
         ({"distributed_executor_backend": "external"}, "one of mp, uni, ray"),
         ({"scheduling_policy": "random"}, "one of fcfs, priority, fair"),

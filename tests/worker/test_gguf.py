@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
+from quire.core.stats.engine_facts import StartupClock, make_engine_facts
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.gguf import folder as gguf_folder
 from quire.ipc.config import EngineConfig
 from quire.ipc.errors import ModelError
+from quire.ipc.step import WorkerReady
 from quire.worker.gguf import GgufSource, read_blocks
 from quire.worker.models import load_model
 from quire.worker.models.builder import open_weights
@@ -138,6 +140,12 @@ def test_a_file_that_has_become_shorter_is_refused(tmp_path: Path):
     source = open_weights(config.model, torch.float32, CPU)
     with pytest.raises(ModelError, match="as when its header was read"):
         source.take("model.norm.weight", (256,))
+
+
+def test_clients_are_told_which_file_was_loaded(tmp_path: Path):
+    config, _ = make_quantized(tmp_path, "Q4_0")
+    facts = make_engine_facts(config, WorkerReady(8, "cpu", []), {}, StartupClock("start", 0.0))
+    assert facts.weight_file == str(tmp_path / "model.gguf")
 
 
 def test_a_gguf_file_is_quantized_by_its_own_method_only(tmp_path: Path):

@@ -16,7 +16,8 @@ _FORMATS = ("gptq-int4", "int8")
 _GROUP_SIZES = (32, 64, 128)
 _EPILOG = """\
 OUT is a folder in compressed-tensors' format (pack-quantized, as llm-compressor writes it), which Quire, vLLM
-and transformers load. Embeddings, norms, routers and the projection to logits stay as they are.
+and transformers load. Embeddings, norms, routers and the projection to logits stay as they are. MODEL is a
+decoder: an encoder is refused, and `quire serve --quantization int8` narrows it while it is read.
 
 gptq-int4 takes texts of the kind that the model is for: --calibration FILE; without it they are the pocket
 model's stories, sums and chats, which suit few other models. What quantizing has cost is measured after: by

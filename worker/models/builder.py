@@ -13,7 +13,14 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from ...ipc.config import AttentionBackendName, EngineConfig, ModelConfig
-from ...ipc.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, ModelSpec, RopeConfig
+from ...ipc.model_spec import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertsSpec,
+    LayerSpec,
+    RopeConfig,
+    find_ropes,
+)
 from ...ipc.weight_format import LM_HEAD, WeightFormat
 from ...kernels.choice import native_library
 from ...kernels.linear import PackedWeight
@@ -434,12 +441,6 @@ class _Builder:
         if not (isinstance(linear, TorchLinear) and linear.weight is table):
             self._size_bytes += linear.size_bytes
         return linear
-
-
-def find_ropes(spec: ModelSpec) -> list[RopeConfig]:
-    """The different rotations of a model's layers, in the order in which they come."""
-    ropes = [layer.attention.rope or spec.rope for layer in spec.layers]
-    return list(dict.fromkeys(rope for rope in ropes if rope.type != "none"))
 
 
 def _explain(reason: str) -> str:

@@ -18,6 +18,7 @@ from importlib import metadata
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ....ipc.cgroup import count_processors
 from ....ipc.config import ModelConfig, ParallelConfig
@@ -25,9 +26,9 @@ from ....ipc.cpu_cores import describe_engines, describe_ranks, list_cores
 from ....ipc.daemon.daemon_state import read_state
 from ....ipc.daemon.run_dir import RunDirectory, find_named, list_daemons
 from ....ipc.errors import EngineStartError, QuireError
-from ....ipc.linear_shapes import count_weight_bytes
-from ....ipc.model_spec import ModelSpec, find_stages
-from ....ipc.weight_format import Quantization, make_online_formats
+from ....ipc.linear_shapes import count_model_bytes
+from ....ipc.model_spec import ModelSpec, PoolingSpec, find_stages
+from ....ipc.weight_format import Quantization
 from ...engine_args import EngineArgs
 from ...gpu_cards import find_card
 from ...models.model_folder import inspect_model_folder, pocket_encoder_folder, pocket_folder
@@ -236,7 +237,8 @@ def _check_gpu_ranks(gpus: Sequence[Mapping[str, Any]], num_ranks: int) -> Check
 
 def check_model(options: argparse.Namespace) -> Iterator[Check]:
     """A model's folder: whether it can be served, and how its thoughts and tool calls would be read."""
-    given = {name: getattr(options, name) for name in ("model", "tool_call_parser", "reasoning_parser")}
+    names = ("model", "quantization", "tool_call_parser", "reasoning_parser")
+    given = {name: getattr(options, name) for name in names}
     sizes = ("tensor_parallel_size", "pipeline_parallel_size")
     given |= {name: getattr(options, name) or 1 for name in sizes}
     config = EngineArgs(**given).create_engine_config().model
@@ -252,6 +254,8 @@ def check_model(options: argparse.Namespace) -> Iterator[Check]:
     yield from _check_card(config, given["tensor_parallel_size"])
     if num_stages > 1:
         yield Check("stages", Status.OK, describe_stages(spec, num_stages, given["tensor_parallel_size"]))
+    if spec.pooling is not None:
+        yield Check("vectors", Status.OK, describe_vectors(spec.pooling, config))
     if not spec.has_logits:
         return
     tokenizer = load_tokenizer(config.tokenizer)
@@ -262,7 +266,7 @@ def check_model(options: argparse.Namespace) -> Iterator[Check]:
 def _check_card(config: ModelConfig, num_gpus: int) -> Iterator[Check]:
     """A line where the weights do not fit the GPU; the start of an engine refuses them."""
     card = find_card()
-    size = count_weight_bytes(config.spec, config.weight_formats, config.dtype) // num_gpus
+    size = count_model_bytes(config) // num_gpus
     if card is not None and size > card.memory_bytes:
         sizes = (
             f"{size / 1e6:,.0f} MB of weights do not fit {card.name} with {card.memory_bytes / 1e6:,.0f} MB"
@@ -271,19 +275,24 @@ def _check_card(config: ModelConfig, num_gpus: int) -> Iterator[Check]:
 
 
 def describe_sizes(config: ModelConfig) -> str:
-    """'1,192 MB in memory; 640 MB with quantization=int8, 420 MB with int4'."""
-    own = count_weight_bytes(config.spec, config.weight_formats, config.dtype)
-    shown = f"{own / 1e6:,.0f} MB in memory"
+    """'1,524.4 MB in memory; 781.2 MB with quantization=int8, 500.1 MB with int4': as an engine's ledger."""
+    packs_table = find_card() is None and config.dtype != "float16"  # of which the CPU's kernels are torch's
+    shown = f"{count_model_bytes(config, packs_table=packs_table) / 1e6:,.1f} MB in memory"
     if config.weights_name:
         return shown
     names: tuple[Quantization, ...] = ("int8", "int4")
-    formats = {name: make_online_formats(name, "int8") for name in names}
-    sizes = {
-        name: count_weight_bytes(config.spec, each, config.dtype) / 1e6 for name, each in formats.items()
-    }
+    sizes = {name: count_model_bytes(replace(config, quantization=name)) / 1e6 for name in names}
     return f"{shown}; " + ", ".join(
-        f"{size:,.0f} MB with quantization={name}" for name, size in sizes.items()
+        f"{size:,.1f} MB with quantization={name}" for name, size in sizes.items()
     )
+
+
+def describe_vectors(pooling: PoolingSpec, config: ModelConfig) -> str:
+    """'384 numbers, mean pooling, normalized; texts of up to 256 tokens'."""
+    size = pooling.num_labels or pooling.count_width(config.spec.hidden_size)
+    shown = f"{size} {'scores' if pooling.num_labels else 'numbers'}, {'+'.join(pooling.pools)} pooling"
+    normalized = ", normalized" if pooling.normalize else ""
+    return f"{shown}{normalized}; texts of up to {config.max_model_len} tokens"
 
 
 def describe_stages(spec: ModelSpec, num_stages: int, stage_size: int) -> str:
@@ -327,8 +336,12 @@ def _make_parser() -> Parser:
         "quire doctor", "Check this machine: versions, devices, what is missing.", arguments=" [MODEL]"
     )
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="a model to look at, too: a folder or hub name"
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a model to look at, too: a folder, a .gguf file, a hub name or pocket",
     )
+    parser.add_argument("--quantization", metavar="NAME", help="as `quire serve` takes it, for MODEL")
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
     parser.add_argument("--engines", type=int, metavar="N", help="say what each of N engines would run on")
     parser.add_argument(

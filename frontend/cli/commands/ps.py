@@ -14,7 +14,8 @@ _EPILOG = """\
 --json prints a list of objects with the keys name, model, state, uptime_s, restarts, clients, num_running,
 num_waiting, kv_blocks_used, kv_blocks_total, tokens_per_s, processes: [{role, rank, pid, engine}] and
 engines: [{index, state, restarts, last_loss, and the counts}]; counts are null while no engine answers.
-Engines of a daemon that has several are listed below it, as NAME/ENGINE.
+Engines of a daemon that has several are listed below it, as NAME/ENGINE. RESTARTS are of engine cores: a
+worker that was lost and replaced is not counted, `quire daemon logs NAME` tells of it.
 """
 _COLUMNS = (
     *("NAME", "MODEL", "STATE", "UPTIME", "RESTARTS"),

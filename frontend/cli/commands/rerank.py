@@ -28,7 +28,8 @@ def run(argv: Sequence[str]) -> int:
     """Run `quire rerank`."""
     argv, literal_texts = split_at_dashes(argv)
     options = _make_parser().parse(argv)
-    query, *documents = [*options.text, *literal_texts] or [""]
+    texts = [] if options.query is None else [options.query, *options.document]
+    query, *documents = [*texts, *literal_texts] or [""]
     if not query:
         raise PromptError("query", query, "a QUERY that is not empty")
     if options.top_n is not None and options.top_n < 1:
@@ -67,7 +68,8 @@ def _read_file(name: str) -> list[str]:
 
 def _make_parser() -> Parser:
     parser = Parser("quire rerank", "Order documents by a query.", _EPILOG, " QUERY [DOCUMENT ...]")
-    parser.add_argument("text", nargs="*", metavar="TEXT", help="what is looked for, then where")
+    parser.add_argument("query", nargs="?", metavar="QUERY", help="what is looked for")
+    parser.add_argument("document", nargs="*", metavar="DOCUMENT", help="a text to put in its place")
     group: Any = parser.add_argument_group("ranking options")
     text = "a file of documents, one a line (repeatable)"
     group.add_argument("--documents", metavar="FILE", action="append", help=text)

@@ -138,7 +138,9 @@ def _serve(
     prints_lines = server_options.log_format == "text"
     line = PhaseLine(f"serve {server_options.uds or server_options.port}", prints_lines)
     if options.api_server_count > 1:
-        return _serve_by_group(options, server_options, listening_socket, daemons, box, line)
+        code = _serve_by_group(options, server_options, listening_socket, daemons, box, line)
+        line.end()
+        return code
     with paused_collector():  # Starlette's modules
         from ...async_llm import AsyncLLM
         from ...openai.engines.served_models import ServedModels
@@ -154,7 +156,9 @@ def _serve(
         line.clear()
         _announce(box({one.name: one.facts.tasks for one in models.models}, models.describe_formats()))
 
-    return run_server(engines, server_options, listening_socket, announce, line.show)
+    code = run_server(engines, server_options, listening_socket, announce, line.show)
+    line.end()
+    return code
 
 
 def _load_models(

@@ -387,7 +387,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """A served model. tasks: what it can be asked; embedding_size: numbers of a vector, if it embeds.
 
     formats: of numbers, and of weights where these are narrower, such as 'bfloat16, int4 weights'.
-    root: the folder or name that it was loaded from. parent, permission: there for vLLM's clients.
+    root: the folder or GGUF file that it was loaded from. parent, permission: there for vLLM's clients.
     """
 
     id: str

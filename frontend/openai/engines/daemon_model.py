@@ -28,6 +28,7 @@ class DaemonModel(msgspec.Struct, frozen=True):
     embedding_size: int = 0
     formats: str = ""
     model: str = ""
+    weight_file: str = ""
     served_model_aliases: tuple[str, ...] = ()
 
     @classmethod

@@ -175,7 +175,7 @@ class ServedModels:
         return ModelCard(
             id=name or model.name,
             created=self.parts.created,
-            root=facts.model,
+            root=facts.weight_file or facts.model,
             max_model_len=facts.max_model_len,
             tasks=list(facts.tasks),
             embedding_size=facts.embedding_size or msgspec.UNSET,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.frontend.gguf.tensors import make_formats
-from quire.ipc.gguf_tensor import GgufTensor, find_main_type
+from quire.ipc.gguf_tensor import GgufTensor, describe_types, find_main_type
 from quire.ipc.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from quire.ipc.weight_format import WeightFormat, WeightFormats
 
@@ -59,6 +59,16 @@ def test_people_see_the_type_that_most_bytes_have():
     tensors = [GgufTensor(name, "Q4_0", (32, 32), 0, 0) for name in "ab"]
     assert find_main_type([*tensors, GgufTensor("c", "F32", (64,), 0, 0)]) == "Q4_0"
     assert find_main_type([*tensors, GgufTensor("c", "Q8_0", (32, 64), 0, 0)]) == "Q8_0"
+
+
+def test_people_see_the_types_of_the_matrices_shortly():
+    tensors = [GgufTensor("a", "F32", (4096,), 0, 0), GgufTensor("b", "Q4_0", (32, 32), 0, 0)]
+    assert describe_types(tensors) == "Q4_0"
+    tensors.append(GgufTensor("c", "Q8_0", (32, 32), 0, 0))
+    assert describe_types(tensors) == "Q8_0 and Q4_0"
+    tensors.append(GgufTensor("d", "F16", (1, 32), 0, 0))
+    assert describe_types(tensors) == "Q8_0, Q4_0 and other"
+    assert describe_types(tensors[:1]) == "F32"
 
 
 def test_a_file_of_floats_has_no_formats_so_it_may_be_quantized():

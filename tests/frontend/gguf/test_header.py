@@ -65,6 +65,7 @@ _TOO_MANY = struct.pack("<IQ", 0, MAX_ELEMENTS + 1) + bytes(MAX_ELEMENTS + 1)
         (_pack(2**62, 0), "tensor_count=4611686018427387904"),
         (_pack(0, 2**62), "metadata_kv_count"),
         (_pack(0, 1, bytes(4)), "metadata_kv_count=1: at most"),
+        (_pack(21, 1), "and 0 in what is left of the file's 24 bytes; truncated?"),
         (_pack(0, 1, struct.pack("<Q", 2**60) + bytes(99)), "key 0 length=1152921504606846976"),
         (_pack(0, 1, _key("k", 8, struct.pack("<Q", 2**40))), "k length"),
         (_pack(0, 1, _key("k", 8, struct.pack("<Q", 100))), "k='truncated'"),

@@ -328,6 +328,9 @@ def test_a_model_card_tells_what_was_loaded() -> None:
         (card,) = (await client.get("/v1/models")).json["data"]
         assert (card["root"], card["parent"], card["max_model_len"]) == (llm.facts.model, None, 128)
         assert card["permission"] == []
+        llm.facts = msgspec.structs.replace(llm.facts, weight_file="/models/model.gguf")
+        (card,) = (await client.get("/v1/models")).json["data"]
+        assert card["root"] == "/models/model.gguf"
 
     run_with_app(scenario)
 

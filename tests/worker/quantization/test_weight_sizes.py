@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from checkpoints import RECIPES, make_checkpoint, make_spec
+from quire.frontend.engine_args import EngineArgs
 from quire.ipc.errors import ConfigError
-from quire.ipc.linear_shapes import count_weight_bytes
+from quire.ipc.linear_shapes import count_model_bytes, count_weight_bytes
 from quire.ipc.weight_format import WeightFormat, WeightFormats, make_online_formats
+from quire.kernels.choice import choose_linear
 from quire.worker import kv_cache
 from quire.worker.kv_cache import check_weights_fit
 from quire.worker.models import load_model
@@ -31,6 +34,28 @@ def test_plain_weights_are_counted_as_they_are_stored(name: str, tmp_path: Any) 
     counted = count_weight_bytes(spec, WeightFormats(), "bfloat16")
     assert counted == 2 * (sum(matrices.values()) - routers - tied)
     assert counted <= load_model(config, CPU).weight_bytes
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("model", ["pocket", "pocket-encoder"])
+def test_what_is_told_of_a_model_is_what_its_engine_holds(model: str, quantization: Any) -> None:
+    """But for norms and biases; the head of the one is tied, the other has tables of positions."""
+    config = EngineArgs(model=model, quantization=quantization).create_engine_config()
+    counted = count_model_bytes(config.model, packs_table=_packs_table())
+    assert 0.99 < counted / load_model(config, CPU).weight_bytes <= 1.0
+
+
+def test_the_angles_of_growing_texts_are_counted_by_length(tmp_path: Any) -> None:
+    checkpoint = make_checkpoint(tmp_path, RECIPES["llama"])
+    config = checkpoint.engine_config("bfloat16").model
+    trained = config.spec.max_position_embeddings
+    rope = msgspec.structs.replace(config.spec.rope, type="dynamic", factor=2.0)
+    spec = msgspec.structs.replace(config.spec, rope=rope)
+    sizes = [
+        count_model_bytes(msgspec.structs.replace(config, spec=spec, max_model_len=trained + more))
+        for more in (0, 10)
+    ]
+    assert sizes[1] - sizes[0] == 10 * 4 * spec.layers[0].attention.head_size // 2
 
 
 def test_formats_and_ranks_change_what_is_counted() -> None:
@@ -85,9 +110,13 @@ def test_weights_that_cannot_fit_are_refused_with_what_int4_would_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = toy_config()
-    needed = count_weight_bytes(config.model.spec, WeightFormats(), config.model.dtype)
+    needed = count_model_bytes(config.model, packs_table=_packs_table())
     monkeypatch.setattr(kv_cache, "_free_bytes", lambda _device: needed)
     check_weights_fit(config, CPU)
     monkeypatch.setattr(kv_cache, "_free_bytes", lambda _device: needed // 2)
     with pytest.raises(ConfigError, match=rf"take {needed} bytes, {needed // 2} are free; with .*'int4' \d+"):
         check_weights_fit(config, CPU)
+
+
+def _packs_table() -> bool:
+    return choose_linear(torch.float32, CPU, None, is_strict=False) == "native"
