@@ -30,6 +30,7 @@ _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CHUNK_BYTES = 1 << 20  # of stored rows that become numbers at once
 _PAIR_PLACES = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)  # of a byte's four numbers of two bits
 _IQ4_NUMBERS = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+_IQ4_CODES = (_IQ4_NUMBERS + 128).to(torch.uint8)
 
 
 class GgufSource(WeightSource):
@@ -259,8 +260,8 @@ def _read_iq4_xs(blocks: Tensor) -> _Parts:
 
 
 def _look_up(data: Tensor) -> Tensor:
-    """Nibbles of the IQ4 types stand for these numbers, here as codes of 8 bits."""
-    return (_IQ4_NUMBERS + 128).to(torch.uint8)[_nibbles(data, 16).int()]
+    """Codes of 8 bits of what the nibbles of the IQ4 types stand for."""
+    return _IQ4_CODES[_nibbles(data, 16).int()]
 
 
 _READERS: dict[GgmlType, Callable[[Tensor], _Parts]] = {

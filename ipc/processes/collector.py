@@ -11,9 +11,11 @@ from collections.abc import Generator
 
 @contextlib.contextmanager
 def paused_collector() -> Generator[None]:
-    """No garbage is looked for within the block."""
+    """No garbage is looked for within the block; after it as before."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import RECIPES, Recipe, make_checkpoint
+from checkpoints import OTHERS, RECIPES, Recipe, make_checkpoint
 from crowd import (
     NUM_NEIGHBOURS,
     OVERRIDES,
@@ -45,13 +45,15 @@ DTYPES = {
     "qwen3-moe": "float32",
 }
 QUANTIZATIONS = {"olmo2": "int4", "qwen3-moe": "int8"}  # of weights, while they are read
-GGUF = "gguf"  # blocks of mixed types; slow, for its layers are those of other quantized models
+GGUF = "gguf"  # blocks of mixed types
+SLOW = (GGUF, "phi3-partial")  # whose layers are those of others, with other weights and angles
 MODELS = [
     pytest.param((name, dtype), marks=[] if dtype == usual else [pytest.mark.slow], id=f"{name}-{dtype}")
     for name, usual in DTYPES.items()
     for dtype in ("float32", "bfloat16")
 ] + [
-    pytest.param((GGUF, dtype), marks=pytest.mark.slow, id=f"{GGUF}-{dtype}")
+    pytest.param((name, dtype), marks=pytest.mark.slow, id=f"{name}-{dtype}")
+    for name in SLOW
     for dtype in ("float32", "bfloat16")
 ]
 
@@ -75,7 +77,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp(name) / name
     if name == GGUF:
         return str(make_gguf(folder)), dtype
-    make_checkpoint(folder, replace(RECIPES[name], vocab_size=2048, rope="default"))
+    make_checkpoint(folder, replace((RECIPES | OTHERS)[name], vocab_size=2048, rope="default"))
     shutil.copy(pocket_folder() / "tokenizer.json", folder)
     return str(folder), dtype
 
