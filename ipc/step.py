@@ -103,6 +103,18 @@ class RowPooled(msgspec.Struct, array_like=True, frozen=True, gc=False):
     data: bytes
 
 
+class RowWork(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Processor time that one row's own work took in a step, beside the model's pass: grammar, processors of
+    logits, penalties, logprobs. Rows with less than `MIN_ROW_WORK_US` are left out.
+    """
+
+    row: int
+    work_us: int
+
+
+MIN_ROW_WORK_US = 100  # what any row may cost without being asked
+
+
 class ModelRunnerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What a step sampled: `token_ids[i]` for `rows[i]`, in the order of SchedulerOutput.rows."""
 
@@ -114,6 +126,7 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     execute_s: float = 0.0
     failed_rows: list[RowFailure] = []  # of `rows` and of rows with pooling_params
     pooled: list[RowPooled] = []  # of rows that have not failed, in the order of SchedulerOutput.rows
+    row_work: list[RowWork] = []  # of `rows` whose own work took long
 
 
 class StepFailed(msgspec.Struct, array_like=True, frozen=True):
