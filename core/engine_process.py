@@ -24,8 +24,8 @@ from ..ipc.due import until_ms
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.messages import EngineCoreOutputs, EngineDead, Refusal
 from ..ipc.network.served_files import hash_served_files
+from ..ipc.private_cache import keep_entry
 from ..ipc.processes.child_args import PACKAGE_DIR, CoreArgs
-from ..ipc.processes.folder_lock import keep_folder
 from ..ipc.processes.log_lines import start_logging
 from ..ipc.processes.process import (
     EXIT_CRASHED,
@@ -62,7 +62,7 @@ class EngineCoreProcess:
     def __init__(self, args: CoreArgs, lifeline_fd: int, started_at: float) -> None:
         config = args.config
         if config.model.gguf_tensors:
-            keep_folder(config.model.model)  # of a cache; clients that come later read it
+            keep_entry(config.model.model)  # of a cache; clients that come later read it
         self._starter_package_dir = args.package_dir
         self._faults = make_fault_hooks(config.fault_hooks, "core")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
