@@ -21,7 +21,9 @@ import msgspec
 import zmq
 
 from ..ipc.due import until_ms
+from ..ipc.errors import ModelError
 from ..ipc.fault_hooks import make_fault_hooks
+from ..ipc.file_identity import check_served
 from ..ipc.messages import EngineCoreOutputs, EngineDead, Refusal
 from ..ipc.network.served_files import hash_served_files
 from ..ipc.private_cache import keep_entry
@@ -45,6 +47,7 @@ from .clients.network_listener import NetworkListener
 from .clients.remote_clients import is_remote
 from .engine_loop import EngineEnd, EngineLoop
 from .executor import make_executor
+from .file_digests import start_digests
 from .stats.engine_facts import StartupClock
 
 _log = logging.getLogger(__name__)
@@ -63,7 +66,7 @@ class EngineCoreProcess:
         config = args.config
         if config.model.gguf_tensors:
             keep_entry(config.model.model)  # of a cache; clients that come later read it
-        self._starter_package_dir = args.package_dir
+        self._starter_package_dir, self._model = args.package_dir, config.model
         self._faults = make_fault_hooks(config.fault_hooks, "core")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         if self._faults is not None:
@@ -77,8 +80,6 @@ class EngineCoreProcess:
         self._executor = make_executor(config, self._context, args.worker_address)
         group = GroupRoster(args.engine_index, args.roster, args.owner_identity)
         self._registry = ClientRegistry(secrets.token_hex(8), started_at, self._send, group=group)
-        if self._network is not None:
-            self._registry.files = hash_served_files(config.model.model, config.model.tokenizer)
         startup = StartupClock("start core", started_at)
         self._loop = EngineLoop(config, self._executor, self._registry, startup, args.journal_path)
         self._lifeline_fd = lifeline_fd
@@ -118,6 +119,8 @@ class EngineCoreProcess:
         while self._loop.end is None and self._registry.core is None:
             self._turn()
         gc.freeze()  # what start-up made lives for ever; the collector need not walk it
+        if self._loop.end is None:
+            start_digests(self._model)
         while self._loop.end is None:
             self._turn()
         return self._loop.end
@@ -130,8 +133,21 @@ class EngineCoreProcess:
             )
             self._loop.finish(EXIT_START_FAILED, reason, "EngineStartError")
             return
+        if self._network is not None and not self._hash_served_files():
+            return
         self._executor.register(self._poller)
         self._loop.start()
+
+    def _hash_served_files(self) -> bool:
+        """For clients with copies of them; False if they are not those that the daemon was started with."""
+        folders = self._model.model, self._model.tokenizer
+        try:
+            check_served(self._model.noted, *folders)
+            self._registry.files = hash_served_files(*folders)
+        except ModelError as error:
+            self._loop.finish(EXIT_START_FAILED, str(error), type(error).__name__)
+            return False
+        return True
 
     def _turn(self) -> None:
         ready = self._wait()

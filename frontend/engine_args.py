@@ -33,6 +33,7 @@ from ..ipc.config import (
     SchedulingPolicy,
 )
 from ..ipc.errors import ConfigError, ModelError, describe_install, did_you_mean
+from ..ipc.file_identity import note_model
 from ..ipc.model_spec import ModelSpec
 from ..ipc.processes.log_lines import LOG_FORMATS
 from ..ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
@@ -335,6 +336,8 @@ class EngineArgs(metaclass=DropsOffValues):
 
     def _create_model_config(self, root: Path, folder: ModelFolder) -> ModelConfig:
         spec = self._create_model_spec(root, folder)
+        tokenizer = self._find_tokenizer(folder.path)
+        weight_files = tuple(_name_within(root, file) for file in folder.weight_files)
         names = self._list_names() or [self.model]
         if self.generation_config == "auto":
             read_default_sampling(folder.generation_config)  # refused now rather than at every request
@@ -352,13 +355,14 @@ class EngineArgs(metaclass=DropsOffValues):
             served_model_name=names[0],
             served_model_aliases=tuple(names[1:]),
             chat_template=None if self.chat_template is None else read_chosen_template(self.chat_template),
-            tokenizer=self._find_tokenizer(folder.path),
+            tokenizer=tokenizer,
             spec=spec,
             dtype=dtype,
             attention_backend=ATTENTION_BACKENDS.get((self.attention_backend or "auto").upper(), "auto"),
             quantization=resolve_quantization(self.quantization, folder.config, bool(folder.gguf_tensors)),
             max_model_len=compute_max_model_len(spec, self.max_model_len, _find_usual_len(root, spec)),
-            weight_files=tuple(_name_within(root, file) for file in folder.weight_files),
+            weight_files=weight_files,
+            noted=note_model(str(root), tokenizer, weight_files),
             gguf_tensors=folder.gguf_tensors,
             packed_cache_bytes=parse_size_bytes("packed_cache_bytes", self.packed_cache_bytes),
             seed=seed,

@@ -54,6 +54,10 @@ class ModelError(InputError):
     """A model folder or its weights cannot be used: missing, unsupported, truncated, wrong shapes."""
 
 
+class FilesChangedError(ModelError):
+    """A file is not as it was at the start of the engine, or of this process: a reader would not fit."""
+
+
 class EngineStartError(QuireError, RuntimeError):
     """The engine did not become ready; the text is the root cause."""
 
@@ -98,7 +102,9 @@ class ProtocolError(QuireError):
 
 
 # Start-up's user errors by class name: they are the same however often the start is tried.
-USER_ERRORS: dict[str, type[InputError]] = {"ModelError": ModelError, "ConfigError": ConfigError}
+USER_ERRORS: dict[str, type[InputError]] = {
+    cls.__name__: cls for cls in (ModelError, ConfigError, FilesChangedError)
+}
 
 
 def raise_remote(kind: str, text: str) -> NoReturn:

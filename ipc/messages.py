@@ -18,6 +18,7 @@ from msgspec import Meta
 from .beam_search import BeamSearch
 from .config import RecoveryConfig
 from .engine_views import EngineMetrics, EngineSnapshot, SchedulerStats, StepTrace
+from .file_identity import NotedFiles
 from .network.served_files import ServedFiles
 from .pooling_params import PoolingParams
 from .prefix_digest import EngineDigest
@@ -147,6 +148,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_labels: int = 0  # numbers of a classifier's answer; 0: it is none
     has_token_types: bool = False  # whether EngineCoreRequest.type_start means something to the model
     files: ServedFiles | None = None  # of the model that frontends read; only told over the network
+    noted: NotedFiles | None = None  # the same as this machine's disk has them, which is told to its clients
     chat_template: str | None = None  # what the operator chose in place of the tokenizer's
     served_model_aliases: tuple[str, ...] = ()  # more names that requests may have for it
     tensor_parallel_size: int = 1  # ranks of each stage

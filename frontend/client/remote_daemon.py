@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ...ipc.errors import ConfigError
+from ...ipc.file_identity import note_model
 from ...ipc.messages import EngineFacts, RosterEntry
 from ...ipc.network.keys import read_client_keys
 from ...ipc.network.served_files import ServedFiles, check_copy
@@ -140,12 +141,13 @@ class RemoteEngine(AttachedEngine):
         self.index = index
         daemon = self._daemon
         if not daemon.model:
-            return msgspec.structs.replace(facts, tokenizer="")
+            return msgspec.structs.replace(facts, tokenizer="", noted=None)
         if facts.files is not None and facts.files != self._checked:
             check_copy(facts.files, daemon.model, daemon.tokenizer)
             self._checked = facts.files
         tokenizer = daemon.tokenizer if facts.tokenizer else ""
-        return msgspec.structs.replace(facts, model=daemon.model, tokenizer=tokenizer)
+        noted = note_model(daemon.model, tokenizer, ())
+        return msgspec.structs.replace(facts, model=daemon.model, tokenizer=tokenizer, noted=noted)
 
     def measure_startup(self, facts: EngineFacts) -> list[tuple[str, float]]:  # noqa: ARG002
         """The other machine's clock counts for nothing."""

@@ -151,7 +151,9 @@ class Serving:
         if self._text is None:
             assert self.tokenizer is not None
             facts = self.llm.facts
-            self._text = TextService(facts.tokenizer, self.options.limits.max_render_s, facts.chat_template)
+            noted = facts.noted and facts.noted.tokenizer
+            max_render_s = self.options.limits.max_render_s
+            self._text = TextService(facts.tokenizer, max_render_s, facts.chat_template, noted)
         return self._text
 
     @property

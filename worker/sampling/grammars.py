@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...ipc.config import ModelConfig
+from ...ipc.errors import FilesChangedError
+from ...ipc.file_identity import check_tokenizer
 from ...ipc.kept_grammars import KeptGrammars
 from ...ipc.structured_outputs import GRAMMAR_LIMITS, make_limits
 from ..threads import count_cores
@@ -92,7 +94,7 @@ class Grammars:
     """The compiled grammars of a worker, and the tokenizer that they are made for."""
 
     def __init__(self, model: ModelConfig) -> None:
-        self._folder = Path(model.tokenizer)
+        self._folder, self._noted = Path(model.tokenizer), model.noted
         self._vocab_size = model.spec.vocab_size
         self.eos_token_ids = list(model.eos_token_ids)
         eos = np.array(self.eos_token_ids, dtype=np.int64)
@@ -228,9 +230,12 @@ class Grammars:
         try:
             # The library takes a text that does not begin so for a name to be downloaded.
             text = (self._folder / "tokenizer.json").read_text(encoding="utf-8").lstrip()
+            check_tokenizer(self._noted, str(self._folder))
             if not text.startswith("{"):
                 return f"no grammar can be followed: {self._folder / 'tokenizer.json'} is not a JSON object"
             self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self.eos_token_ids)
+        except FilesChangedError as error:
+            return f"no grammar can be followed: {error}"
         except (OSError, ValueError) as error:
             return f"no grammar can be followed with this model's tokenizer: {error}"
         except BaseException as error:
