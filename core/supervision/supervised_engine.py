@@ -18,7 +18,7 @@ from ...ipc.client_protocol import ClientProtocol
 from ...ipc.codec import make_client_codec
 from ...ipc.daemon.daemon_state import SUPERVISOR_ROLE, EngineState, FailedReport
 from ...ipc.due import find_earliest
-from ...ipc.errors import USER_ERRORS, ProtocolError, QuireError
+from ...ipc.errors import USER_ERRORS, FilesChangedError, ProtocolError, QuireError
 from ...ipc.messages import EngineRoster, UtilityMethod
 from ...ipc.processes.child_args import NetworkArgs
 from ...ipc.processes.managed_child import STOP_GRACE_S, CoreChild
@@ -185,7 +185,12 @@ class SupervisedEngine:
         """Start a core when it is time; whether it was."""
         if not self._core.is_due(now):
             return False
-        self._core.start()
+        try:
+            self._core.start()
+        except FilesChangedError as error:
+            self._core.start_at = None
+            self._fail(FailedReport(str(error), type(error).__name__), EXIT_START_FAILED)
+            return True
         process = self._core.process
         assert process is not None
         self._link = CoreLink(self._context, self._core)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 from ..config import EngineConfig
 from ..messages import EngineRoster
 from ..network.keys import ClientKeys, ServerKeys
+from .own_sources import PACKAGE_DIR
 
 CORE_MODULE = "quire.core"
 WORKER_MODULE = "quire.worker"
 SPARE_ROLE = "spare-worker"
-PACKAGE_DIR = str(Path(__file__).resolve().parents[2])
 
 
 class NetworkArgs(msgspec.Struct, frozen=True, kw_only=True):
