@@ -28,11 +28,12 @@ from ..ipc.daemon.daemon_state import (
     ReadyReport,
     SupervisorArgs,
     SupervisorReport,
+    note_failure,
     write_state,
 )
 from ..ipc.daemon.run_dir import RunDirectory
 from ..ipc.due import until_ms
-from ..ipc.errors import EngineStartError, QuireError
+from ..ipc.errors import EngineStartError, FilesChangedError, QuireError
 from ..ipc.processes.child_args import CORE_MODULE
 from ..ipc.processes.log_lines import start_logging
 from ..ipc.processes.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, Lifeline, catch_signals
@@ -223,8 +224,11 @@ class Supervisor:
             self._commands.start("", RestartEngines())
             return
         _log.info("restarting the engine core")
-        for engine in self._group.engines.values():
-            self._group.restart(engine)
+        try:
+            for engine in self._group.engines.values():
+                self._group.restart(engine)
+        except FilesChangedError as error:
+            _log.error("it is not restarted: %s", error)
 
     def _end(self, code: int) -> None:
         self._exit_code = code
@@ -235,6 +239,8 @@ class Supervisor:
         """End with one line that says why, which is the last of the log."""
         self._reporter.report(report)
         self._end(code)
+        if self._has_been_ready and not self._args.ends_with_parent:
+            note_failure(self._args.name, report.reason)
         _log.error("the daemon %r has failed: %s", self._args.name, report.reason)
 
     # What is said of it.

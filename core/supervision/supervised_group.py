@@ -12,8 +12,10 @@ from ...ipc.daemon.daemon_state import CLIENT_SOCKET_NAME, EngineState, make_eng
 from ...ipc.daemon.run_dir import RunDirectory
 from ...ipc.due import find_earliest
 from ...ipc.errors import DaemonError
+from ...ipc.file_identity import check_loaded
 from ...ipc.messages import EngineRoster, RosterEntry
 from ...ipc.processes.managed_child import CoreChild
+from ...ipc.processes.own_sources import check_own_sources
 from .network_ports import NetworkPorts
 from .supervised_engine import SupervisedEngine
 
@@ -114,12 +116,14 @@ class SupervisedGroup:
 
     def add(self) -> SupervisedEngine:
         """Start one more, with a number that none has had. Raises DaemonError if there are too many, and
-        ConfigError if its port is not free.
+        ConfigError if its port is not free, FilesChangedError as `check_files`.
         """
         if len(self.engines) >= MAX_ENGINES:
             raise DaemonError(
                 f"there are {len(self.engines)} engines, and no more than {MAX_ENGINES} are allowed"
             )
+        if self.engines:
+            self.check_files()
         index, rank = self._next_index, self._find_free_rank()
         network = None if self._ports is None else self._ports.open(index)
         core = CoreChild(self._run_dir, self._config, self._module, index, network)
@@ -134,11 +138,21 @@ class SupervisedGroup:
         return engine
 
     def restart(self, engine: SupervisedEngine) -> None:
-        """As its own; its next core has the keys that are in the daemon's files now."""
+        """As its own; its next core has the keys that are in the daemon's files now.
+
+        Raises FilesChangedError as `check_files`.
+        """
+        self.check_files()
         if self._ports is not None:
             self._ports.renew_keys()
             engine.set_network(self._ports.open(engine.state.index))
         engine.restart()
+
+    def check_files(self) -> None:
+        """Raise FilesChangedError if a core that is started now would be refused: better it runs on."""
+        model = self._config.model
+        check_own_sources()
+        check_loaded(model.noted, model.model, model.tokenizer)
 
     def remove(self, engine: SupervisedEngine) -> None:
         """End it, once all are told; waits for its end."""

@@ -1,4 +1,4 @@
-"""A model's files, and Quire's own, are replaced while an engine runs, and a process is killed: no other tokens."""
+"""A model's files, and Quire's own, are replaced under a running engine, and a process is killed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ import psutil
 import pytest
 from daemons import Daemon, runtime_folders, wait_for_end, wait_until
 from quire import LLM, EngineArgs, SamplingParams
+from quire.frontend.cli.entry import run_command
+from quire.frontend.daemon import add_engine, find_log
 from quire.frontend.llm_engine import LLMEngine
 from quire.frontend.models.model_folder import pocket_folder
-from quire.ipc.daemon.run_dir import find_named, find_owner
+from quire.ipc.daemon.run_dir import find_daemon, find_named, find_owner
 from quire.ipc.errors import EngineDeadError, FilesChangedError
 from quire.ipc.file_identity import find_digest, stamp_file
 
@@ -68,14 +70,20 @@ def find_child(module: str, pid: int | None = None) -> psutil.Process:
     return next(one for one in processes if module in one.cmdline())
 
 
-def run(engine: LLMEngine, name: str, at: int = 0, do: Callable[[], None] = lambda: None) -> list[int]:
-    """The tokens of a request; something is done to the engine once it has so many of them."""
+def run(
+    engine: LLMEngine,
+    name: str,
+    at: int = 0,
+    do: Callable[[], None] = lambda: None,
+    tokens: list[int] | None = None,
+) -> list[int]:
+    """The tokens of a request; something is done to the engine once it has more than `at` of them."""
     engine.add_request(name, PROMPT, PARAMS)
-    tokens: list[int] = []
+    tokens = [] if tokens is None else tokens
     is_done = False
     while engine.has_unfinished_requests():
         for output in engine.step():
-            tokens = list(output.outputs[0].token_ids)
+            tokens[:] = output.outputs[0].token_ids
         if len(tokens) > at and not is_done:
             is_done = True
             do()
@@ -96,15 +104,9 @@ def test_weights_that_were_replaced_are_refused_by_name_and_no_token_is_theirs(
 
     try:
         want = run(engine, "before")
-        engine.add_request("hit", PROMPT, PARAMS)
-        with pytest.raises(EngineDeadError, match=f"{WEIGHTS}=.*is not the file that the engine was") as end:
-            while engine.has_unfinished_requests():
-                for output in engine.step():
-                    tokens = list(output.outputs[0].token_ids)
-                if attack is not None and len(tokens) > 20:
-                    attack()
-                    attack = None
-        assert "quire daemon restart" in str(end.value)
+        with pytest.raises(EngineDeadError, match=f"{WEIGHTS}=.*is not the file.*quire daemon restart"):
+            run(engine, "hit", 20, attack, tokens)
+        assert len(tokens) > 20
         assert tokens == want[: len(tokens)]
     finally:
         engine.close()
@@ -143,7 +145,7 @@ def test_whoever_reads_another_tokenizer_is_refused_by_name(folder: Path) -> Non
         find_child("quire.worker", pid).send_signal(signal.SIGKILL)
         with pytest.raises(EngineDeadError, match=f"{TOKENIZER}="):
             llm.generate([PROMPT], PARAMS, use_tqdm=False)
-        wait_for_end(pid)  # it does not try again and again
+        wait_for_end(pid, 30.0)  # it does not try again and again
         assert find_owner(find_named(daemon.name)) is None
 
 
@@ -219,3 +221,43 @@ def test_a_process_starts_only_children_of_its_own_sources(
     (line,) = done.stdout.splitlines()
     assert re.search(f"^{words}", line), line
     assert "finished" in words or "quire daemon restart" in line
+
+
+def test_a_restart_after_a_replacement_starts_the_daemon_anew_and_says_why(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    start = ["daemon", "start", folder.name, "--name", "anew", "--log-level", "ERROR"]
+    assert run_command(start) == 0
+    try:
+        first = find_daemon("anew")
+        assert run_command(["daemon", "restart", "anew"]) == 0
+        assert find_daemon("anew") == first  # nothing has changed: the same supervisor, another core
+        put_others(folder / WEIGHTS)
+        monkeypatch.chdir("/")
+        os.kill(first, signal.SIGHUP)  # which ends nothing, since it could not start again
+        assert wait_until(lambda: "it is not restarted: model.safetensors=" in read_log("anew"), 10.0)
+        with LLM(attach="anew") as llm:
+            assert llm.generate([PROMPT], PARAMS, use_tqdm=False)[0].error is None
+        with pytest.raises(FilesChangedError, match=WEIGHTS):
+            add_engine("anew")
+        (folder / "config.json").rename(folder / "config")
+        assert run_command(["daemon", "restart", "anew"]) != 0
+        assert find_daemon("anew") == first  # what cannot be started ends nothing
+        (folder / "config").rename(folder / "config.json")
+        find_child("quire.worker", first).send_signal(signal.SIGKILL)
+        wait_for_end(first, 30.0)
+        capfd.readouterr()
+        assert run_command(["ps"]) == 0
+        assert re.match(r"anew has failed: model\.safetensors=.*quire daemon restart", capfd.readouterr().out)
+        assert run_command(["daemon", "restart", "anew"]) == 0
+        assert find_daemon("anew") != first
+        assert run_command(["ps"]) == 0
+        assert "has failed" not in capfd.readouterr().out
+    finally:
+        run_command(["daemon", "stop", "anew"])
+    assert run_command(["daemon", "restart", "anew"]) != 0  # it was stopped
+
+
+def read_log(name: str) -> str:
+    return find_log(name).read_text()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ....ipc.daemon.daemon_state import read_failures
 from ....ipc.daemon.run_dir import find_daemon
 from ...daemon import DaemonInfo, EngineInfo, inspect_daemons
 from ..parser import ExitCode, Parser
@@ -32,12 +33,21 @@ def run(argv: Sequence[str]) -> int:
     for name in options.name:
         find_daemon(name)  # says which there are
     daemons = [one for one in inspect_daemons() if not options.name or one.name in options.name]
+    running = {one.name for one in daemons}
+    failures = [
+        one
+        for one in read_failures()
+        if one.name not in running and (not options.name or one.name in options.name)
+    ]
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(daemons)).decode())
     elif daemons:
         print(_format_table([_COLUMNS, *(row for daemon in daemons for row in _format_rows(daemon))]))
-    else:
+    elif not failures:
         print("no daemon runs; `quire daemon start` starts one")
+    if not options.json:
+        for failure in failures:
+            print(f"{failure.name} has failed: {failure.reason}")
     return ExitCode.OK
 
 
