@@ -42,7 +42,7 @@ from .families import read_model_spec
 from .gguf.files import find_gguf_files
 from .gguf.tensors import make_formats
 from .gpu_cards import choose_step_defaults
-from .logits_processor_names import find_module_folders, name_logits_processors
+from .logits_processor_names import find_module_files, find_module_folders, name_logits_processors
 from .models.hf_config import compute_max_model_len, read_default_sampling, read_dtype, read_eos_token_ids
 from .models.model_folder import (
     POCKET,
@@ -338,6 +338,8 @@ class EngineArgs(metaclass=DropsOffValues):
         spec = self._create_model_spec(root, folder)
         tokenizer = self._find_tokenizer(folder.path)
         weight_files = tuple(_name_within(root, file) for file in folder.weight_files)
+        processors = name_logits_processors(self.logits_processors)
+        modules = find_module_files(processors, find_module_folders(processors))
         names = self._list_names() or [self.model]
         if self.generation_config == "auto":
             read_default_sampling(folder.generation_config)  # refused now rather than at every request
@@ -362,7 +364,7 @@ class EngineArgs(metaclass=DropsOffValues):
             quantization=resolve_quantization(self.quantization, folder.config, bool(folder.gguf_tensors)),
             max_model_len=compute_max_model_len(spec, self.max_model_len, _find_usual_len(root, spec)),
             weight_files=weight_files,
-            noted=note_model(str(root), tokenizer, weight_files),
+            noted=note_model(str(root), tokenizer, (*weight_files, *self._list_head_files(spec)), modules),
             gguf_tensors=folder.gguf_tensors,
             packed_cache_bytes=parse_size_bytes("packed_cache_bytes", self.packed_cache_bytes),
             seed=seed,
@@ -380,6 +382,11 @@ class EngineArgs(metaclass=DropsOffValues):
             else read_weight_formats(config, spec, folder.float_tensors)
         )
         return msgspec.structs.replace(spec, weight_formats=formats)
+
+    def _list_head_files(self, spec: ModelSpec) -> list[str]:
+        """Of the weights of projections that have files of their own, as sentence-transformers' have."""
+        projections = () if spec.pooling is None or self.load_format == "dummy" else spec.pooling.projections
+        return sorted({one.file for one in projections if one.file is not None})
 
     def _find_tokenizer(self, model_folder: Path) -> str:
         """The tokenizer's folder, '' when there shall be none."""

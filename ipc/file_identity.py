@@ -46,6 +46,7 @@ class NotedFiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weights: dict[str, FileStamp] = {}
     model: dict[str, FileStamp] = {}
     tokenizer: dict[str, FileStamp] = {}
+    processors: dict[str, FileStamp] = {}  # whole paths of the modules of an operator's logits processors
 
 
 def stamp_file(path: Path) -> FileStamp:
@@ -56,12 +57,15 @@ def stamp_file(path: Path) -> FileStamp:
     return FileStamp(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, blob)
 
 
-def note_model(folder: str, tokenizer_folder: str, weight_files: Iterable[str]) -> NotedFiles:
+def note_model(
+    folder: str, tokenizer_folder: str, weight_files: Iterable[str], processors: Iterable[str] = ()
+) -> NotedFiles:
     """All files of a model, as they are now. Raises ModelError for weights that are not there."""
     return NotedFiles(
         weights=note_files(folder, weight_files),
         model=note_files(folder, find_model_files(folder)),
         tokenizer=note_files(tokenizer_folder, find_tokenizer_files(tokenizer_folder)),
+        processors=note_files("", processors),
     )
 
 
@@ -75,7 +79,7 @@ def check_served(noted: NotedFiles | None, folder: str, tokenizer_folder: str) -
 def check_loaded(noted: NotedFiles | None, folder: str, tokenizer_folder: str) -> None:
     """The same of what a worker reads: the weights, and for grammars the tokenizer."""
     if noted is not None:
-        check_files(folder, noted.weights)
+        check_files(folder, {**noted.weights, **noted.processors})
         check_tokenizer(noted, tokenizer_folder)
 
 
@@ -170,7 +174,10 @@ def keep_digest(stamp: FileStamp, digest: str) -> None:
 
 def list_unknown(folder: str, tokenizer_folder: str, noted: NotedFiles) -> dict[str, FileStamp]:
     """By its path, each noted file whose content nobody knows yet."""
-    groups = ((folder, noted.weights), (folder, noted.model), (tokenizer_folder, noted.tokenizer))
+    groups = (
+        (folder, {**noted.weights, **noted.model, **noted.processors}),
+        (tokenizer_folder, noted.tokenizer),
+    )
     paths = {str(Path(place, name)): stamp for place, group in groups for name, stamp in group.items()}
     return {path: stamp for path, stamp in paths.items() if find_digest(stamp) is None}
 

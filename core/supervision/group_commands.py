@@ -124,7 +124,6 @@ class GroupCommands:
     def _restart_engine(self, engine: SupervisedEngine) -> Generator[None, None, None]:
         """Drain it if others can take over, end it, wait until it is ready, and have it as it was before."""
         index, was_draining = engine.state.index, engine.is_draining
-        self._group.check_files()
         self._busy.add(index)
         try:
             if engine.is_open and self._group.do_others_serve(engine):

@@ -261,3 +261,36 @@ def test_a_restart_after_a_replacement_starts_the_daemon_anew_and_says_why(
 
 def read_log(name: str) -> str:
     return find_log(name).read_text()
+
+
+PROCESSOR = """
+from quire import LogitsProcessor
+
+class Same(LogitsProcessor):
+    @classmethod
+    def for_request(cls, request):
+        return None
+
+    def apply(self, logits):
+        return None
+"""
+
+
+def test_the_code_of_a_logits_processor_is_one_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = tmp_path / "same_logits.py"
+    module.write_text(PROCESSOR)
+    args = EngineArgs(logits_processors=["same_logits:Same"], log_level="ERROR")
+    engine = LLMEngine.from_engine_args(args)
+
+    def attack() -> None:
+        module.write_text(PROCESSOR.replace("return None", "return 1"))
+        find_child("quire.worker").send_signal(signal.SIGKILL)
+
+    try:
+        with pytest.raises(EngineDeadError, match=r"same_logits\.py=.*is not the file"):
+            run(engine, "hit", 20, attack)
+    finally:
+        engine.close()
