@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from .errors import FilesChangedError, ModelError
+from .errors import FilesChangedError, ModelError, shorten_name
 from .network.served_files import find_model_files, find_tokenizer_files
 from .private_cache import CacheUnusableError, PrivateCache
 
@@ -107,11 +107,15 @@ def check_files(folder: str, noted: Stamps, found: Iterable[str] | None = None) 
     for name, stamp in noted.items():
         change = find_change(Path(folder, name), stamp)
         if change:
-            raise FilesChangedError(Path(name).name, str(Path(folder, name)), f"{change}; {_REMEDY}")
+            raise _refuse(folder, name, change)
     for name in found or ():
         if name not in noted:
-            change = "the engine was started without this file"
-            raise FilesChangedError(Path(name).name, str(Path(folder, name)), f"{change}; {_REMEDY}")
+            raise _refuse(folder, name, "the engine was started without this file")
+
+
+def _refuse(folder: str, name: str, change: str) -> FilesChangedError:
+    path = Path(folder, name)
+    return FilesChangedError(shorten_name(path.name), str(path), f"{change}; {_REMEDY}")
 
 
 def find_change(path: Path, noted: FileStamp) -> str:

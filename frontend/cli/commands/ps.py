@@ -33,22 +33,28 @@ def run(argv: Sequence[str]) -> int:
     for name in options.name:
         find_daemon(name)  # says which there are
     daemons = [one for one in inspect_daemons() if not options.name or one.name in options.name]
-    running = {one.name for one in daemons}
-    failures = [
-        one
-        for one in read_failures()
-        if one.name not in running and (not options.name or one.name in options.name)
-    ]
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(daemons)).decode())
-    elif daemons:
-        print(_format_table([_COLUMNS, *(row for daemon in daemons for row in _format_rows(daemon))]))
-    elif not failures:
-        print("no daemon runs; `quire daemon start` starts one")
-    if not options.json:
-        for failure in failures:
-            print(f"{failure.name} has failed: {failure.reason}")
+        return ExitCode.OK
+    lines = _list_losses(daemons, are_all=not options.name)
+    if daemons:
+        rows = [_COLUMNS, *(row for daemon in daemons for row in _format_rows(daemon))]
+        lines.insert(0, _format_table(rows))
+    print("\n".join(lines) or "no daemon runs; `quire daemon start` starts one")
     return ExitCode.OK
+
+
+def _list_losses(daemons: Sequence[DaemonInfo], *, are_all: bool) -> list[str]:
+    """Why engines are not started again, and why daemons have ended by themselves."""
+    lines = [
+        f"{daemon.name}/{engine.index} is lost: {engine.last_loss}"
+        for daemon in daemons
+        for engine in daemon.engines
+        if engine.state == "lost"
+    ]
+    running = {daemon.name for daemon in daemons}
+    failures = [failure for failure in read_failures() if are_all and failure.name not in running]
+    return [*lines, *(f"{failure.name} has failed: {failure.reason}" for failure in failures)]
 
 
 def _format_rows(daemon: DaemonInfo) -> list[tuple[str, ...]]:
