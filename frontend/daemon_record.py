@@ -18,7 +18,7 @@ from ..ipc.daemon.private_folder import find_state_folder
 from ..ipc.daemon.run_dir import find_named
 from ..ipc.errors import DaemonError, FilesChangedError
 from ..ipc.file_identity import NotedFiles, check_loaded, check_served
-from ..ipc.processes.own_sources import find_versions, note_own_sources
+from ..ipc.processes.own_sources import find_other_version, find_versions, note_own_sources
 
 
 class DaemonRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,9 +43,8 @@ class DaemonRecord(msgspec.Struct, frozen=True, kw_only=True):
             return str(error)
         if self.sources != note_own_sources().digest:
             return "Quire's own files have changed"
-        versions = find_versions()
-        changed = [name for name in self.versions if self.versions[name] != versions.get(name)]
-        return f"another version of {', '.join(changed)} is installed" if changed else ""
+        change = find_other_version(self.versions)
+        return "" if change is None else "{} is {} and {}".format(*change)
 
     def make_config(self, name: str) -> EngineConfig:
         """For the files that are there now. Raises DaemonError without `args`, or as create_engine_config."""

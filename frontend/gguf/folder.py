@@ -93,7 +93,7 @@ def _open_caches() -> Iterator[PrivateCache]:
     except CacheUnusableError as error:
         _log.warning("a GGUF file's tokenizer is not kept for long: %s", error)
     try:
-        yield PrivateCache(find_base() / "gguf")
+        yield PrivateCache(find_base() / "cache.gguf")  # no daemon has such a name
     except (CacheUnusableError, ConfigError) as error:
         _log.debug("%s", error)
 

@@ -22,6 +22,7 @@ _SUFFIXES = (".cpp", ".h", ".py")
 _DISTRIBUTIONS = frozenset(
     ("flashinfer_python", "jinja2", "llguidance", "numpy", "safetensors", "tokenizers", "torch", "triton")
 )
+_MISSING = "not installed"
 _VERSION_SUFFIXES = (".dist-info", ".egg-info")
 _REMEDY = (
     "the files of before, or a start of everything anew from those that are there now: `quire daemon restart "
@@ -59,10 +60,9 @@ class OwnSources:
             if _hash(self._root, name) != self._sums[name]:
                 raise self._refuse(name, "has changed")
         self._stamps = stamps  # the same content, written again
-        for name, version in find_versions().items():
-            if self._versions.get(name, version) != version:
-                change = f"was {self._versions[name]} when this process started; {_REMEDY}"
-                raise FilesChangedError(name, version, change)
+        if change := find_other_version(self._versions):
+            name, version, before = change
+            raise FilesChangedError(name, version, f"{before} when this process started; {_REMEDY}")
 
     def _refuse(self, name: str, change: str) -> FilesChangedError:
         what = f"this file of Quire {change} since this process started, which has another version; {_REMEDY}"
@@ -121,6 +121,16 @@ def _iterate_stamps(root: str) -> Iterator[tuple[str, _Stamp]]:
                         left.append(f"{name}/")
         except OSError:  # which shows in the files that are missing
             continue
+
+
+def find_other_version(noted: dict[str, str]) -> tuple[str, str, str] | None:
+    """A package that is not as noted, its version now, and what it was; None if all are."""
+    versions = find_versions()
+    for name in sorted(versions.keys() | noted.keys()):
+        now, before = versions.get(name, _MISSING), noted.get(name, _MISSING)
+        if now != before:
+            return name, now, f"was {before}"
+    return None
 
 
 def _hash(root: str, name: str) -> bytes:

@@ -168,6 +168,6 @@ def test_where_the_cache_cannot_be_trusted_the_folder_is_beside_the_run_director
     change_a_bit(open_gguf([model]).folder / "config.json")
     make_unusable(tmp_path / "cache", how)
     folder = open_gguf([model]).folder
-    assert folder.parent == tmp_path / "run" / "quire" / "gguf"
+    assert folder.parent == tmp_path / "run" / "quire" / "cache.gguf"
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == right
     assert "is not kept for long" in caplog.text
