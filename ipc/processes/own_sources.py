@@ -24,10 +24,7 @@ _DISTRIBUTIONS = frozenset(
 )
 _MISSING = "not installed"
 _VERSION_SUFFIXES = (".dist-info", ".egg-info")
-_REMEDY = (
-    "the files of before, or a start of everything anew from those that are there now: `quire daemon restart "
-    "NAME` of a daemon, of other programs their own"
-)
+_REMEDY = "start anew what runs (`quire daemon restart NAME`; other programs: end and start them)"
 
 
 class OwnSources:
@@ -65,7 +62,7 @@ class OwnSources:
             raise FilesChangedError(name, version, f"{before} when this process started; {_REMEDY}")
 
     def _refuse(self, name: str, change: str) -> FilesChangedError:
-        what = f"this file of Quire {change} since this process started, which has another version; {_REMEDY}"
+        what = f"this file of Quire {change} since this process started; {_REMEDY}"
         return FilesChangedError(os.path.basename(name), os.path.join(self._root, name), what)
 
 

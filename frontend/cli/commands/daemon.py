@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
-from ....ipc.daemon.daemon_state import read_state
+from ....ipc.daemon.daemon_state import forget_failure, read_state
 from ....ipc.daemon.run_dir import find_named, find_owner
 from ....ipc.errors import InputError
 from ....ipc.network.tcp_address import check_listening, parse_tcp_address
@@ -104,6 +104,7 @@ def _start(argv: Sequence[str]) -> int:
 
 def _stop(argv: Sequence[str]) -> int:
     name = _parse_name("stop", "End a daemon, its engine and its workers.", argv)
+    forget_failure(name)
     stop_daemon(name)
     forget_record(name)
     print(f"{name}: stopped")
