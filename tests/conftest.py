@@ -116,7 +116,7 @@ def fake_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def own_sources_as_now() -> Iterator[None]:
-    """Sources may be edited while tests run: each test's processes are of those that its first child finds."""
+    """Sources may be edited while tests run: a test has those that its first child finds."""
     yield
     if "quire.ipc.processes.own_sources" in sys.modules:
         sys.modules["quire.ipc.processes.own_sources"].__dict__["_noted"] = None
