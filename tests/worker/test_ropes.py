@@ -68,6 +68,8 @@ def spell(family: str, kind: str, spelling: str) -> dict[str, Any]:
             return {"rope_parameters": {FULL: settings, SLIDING: {}} if has_two else settings, **thetas}
         case "type":
             settings["type"] = settings.pop("rope_type")
+        case _:
+            pass
     thetas = {"rope_theta": THETA} | ({"rope_local_base_freq": SLIDING_THETA} if has_two else {})
     return {"rope_scaling": settings, **thetas}
 

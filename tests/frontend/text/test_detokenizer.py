@@ -44,7 +44,8 @@ def test_streamed_text_equals_the_text_decoded_at_once(tokenizer: Tokenizer):
     assert "".join(pieces) == expected
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
     at_once = Detokenizer(tokenizer, prompt, params)
-    at_once.add_all(ids)
+    at_once.add(ids)
+    at_once.finish()
     assert at_once.text == expected
 
 
@@ -62,7 +63,8 @@ def test_half_a_character_at_the_prompts_end_is_completed_by_the_output(tokenize
         whole_characters = tokenizer.decode(ids[:cut], True).rstrip("\N{REPLACEMENT CHARACTER}")
         assert text == expected[len(whole_characters) :]
         at_once = Detokenizer(tokenizer, ids[:cut], SamplingParams())
-        at_once.add_all(ids[cut:])
+        at_once.add(ids[cut:])
+        at_once.finish()
         assert at_once.text == text
 
 
@@ -93,7 +95,8 @@ def test_spaces_between_special_tokens_can_be_left_out():
     assert spaced == "word [A] [B] [A] word"
     assert "".join(stream(tight, ids)) == "word [A][B][A] word"
     at_once = make(tokenizer, skip_special_tokens=False, spaces_between_special_tokens=False)
-    at_once.add_all(ids)
+    at_once.add(ids)
+    at_once.finish()
     assert at_once.text == "word [A][B][A] word"
 
 
@@ -175,13 +178,15 @@ def test_byte_tokens_that_turn_out_invalid_do_not_end_the_stream(metaspace: Toke
     assert "".join(pieces).endswith("fox")
 
 
-def test_repeated_special_tokens_do_not_pile_up_work(byte_level: Tokenizer):
-    detokenizer = make(byte_level)
-    detokenizer.add([2] * 1000)
-    assert len(detokenizer._pending) < 16
-    detokenizer.add(byte_level.encode(" fox"))
-    detokenizer.finish()
-    assert detokenizer.text == " fox"
+def test_no_run_of_tokens_makes_a_character_wait_or_get_lost(byte_level: Tokenizer):
+    char = byte_level.encode("漢", add_special_tokens=False)
+    for lead, expected in (([2] * 15, ""), ([2] * 1000, ""), (char[:1] * 15, "\ufffd" * 15)):
+        detokenizer = make(byte_level)
+        for token_id in [*lead, *char, *byte_level.encode(" fox")]:
+            detokenizer.add([token_id])
+            assert len(detokenizer._pending) < 4
+        detokenizer.finish()
+        assert detokenizer.text == expected + "漢 fox"
 
 
 def test_all_at_once_is_possible_only_when_nobody_waits_for_text():
