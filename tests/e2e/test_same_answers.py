@@ -90,11 +90,15 @@ def draw_tools(rng: random.Random, api: str) -> dict[str, Any]:
     match api:
         case "messages":
             tool: dict[str, Any] = {"name": "weather", "input_schema": SCHEMA}
-            return {"tools": [tool], "tool_choice": {"type": choice.replace("required", "any")}}
+            choices: dict[str, Any] = {"type": choice.replace("required", "any")}
+            # The pocket model, which does not think, is cut in its call.
+            return {"tools": [tool], "tool_choice": choices, "max_tokens": rng.choice([20, 30, 50])}
         case "responses":
             tool = {"type": "function", "name": "weather", "parameters": SCHEMA}
         case _:
             tool = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+            few = {"max_tokens": rng.choice([20, 30, 50]), "thinking_token_budget": 2}
+            return {"tools": [tool], "tool_choice": choice, **few}
     return {"tools": [tool], "tool_choice": choice}
 
 
@@ -203,7 +207,7 @@ def test_a_streamed_answer_adds_up_to_the_whole_one(served: Served, api: str) ->
         whole = served.ask(PATHS[api], body)
         streamed = served.ask(PATHS[api], body | {"stream": True} | options)
         assert whole.status == streamed.status, (body, whole.json, streamed.json)
-        if whole.status != 200:  # the pocket model is shown no tools by its template
+        if whole.status != 200:  # refused alike
             continue
         num_answers += 1
         events = read_events(streamed.json)
