@@ -72,8 +72,7 @@ def _make_completion(
     text = ""
     if tokenizer is not None:
         detokenizer = Detokenizer(tokenizer, request.prompt_token_ids, request.params)
-        detokenizer.add(token_ids[:-1] if is_cut else token_ids)
-        detokenizer.finish()
+        detokenizer.add_all(token_ids[:-1] if is_cut else token_ids)
         text = detokenizer.sendable_text(True)
     text_of = None if tokenizer is None else tokenizer.token_text
     return CompletionOutput(

@@ -193,8 +193,9 @@ class RequestState:
         if detokenizer is None:
             return
         if self.is_deferred:
-            detokenizer.add(self._find_shown(self.token_ids, finish))
-        detokenizer.finish()
+            detokenizer.add_all(self._find_shown(self.token_ids, finish))
+        else:
+            detokenizer.finish()
 
     def _take_logprobs(self, output: EngineCoreOutput, num_known: int) -> None:
         if output.prompt_logprobs is not None:

@@ -105,6 +105,11 @@ class Detokenizer:
             self._append(self._strip(text) if self._num_stripped else text)
             self._pending = b""
 
+    def add_all(self, token_ids: Sequence[int]) -> None:
+        """Decode a whole output."""
+        self.add(token_ids)
+        self.finish()
+
     def sendable_text(self, is_finished: bool) -> str:
         """All text that may be shown: without the part that could become a stop string while running."""
         if is_finished or not self._holdback:

@@ -15,6 +15,7 @@ import torch
 import transformers
 from checkpoints import ROPES, TRAINED_LEN, Checkpoint, Recipe, find_tolerance, make_checkpoint
 from paged import PagedRun
+from quire import LLM, SamplingParams
 from quire.frontend.families import read_model_spec
 from quire.ipc.errors import ModelError
 from quire.worker.models import load_model
@@ -156,6 +157,19 @@ def test_two_ropes_of_one_model_are_computed_apart(root: Path, kind: str, slidin
 def test_a_model_that_rotates_no_layer_takes_every_kind(root: Path, kind: str) -> None:
     values = {"no_rope_layers": [0] * 5, "max_position_embeddings": find_max_positions(kind)}
     check_equal(root, "smollm3", values | spell("smollm3", kind, "rope_scaling"))
+
+
+def test_an_engine_whose_model_has_a_dynamic_rope_and_rotates_no_layer_answers(root: Path) -> None:
+    base, config = make_base(root, "smollm3")
+    folder = root / "unrotated"
+    folder.mkdir()
+    (folder / "model.safetensors").symlink_to(base.folder / "model.safetensors")
+    config |= {"no_rope_layers": [0] * 5, **spell("smollm3", "dynamic", "rope_scaling")}
+    (folder / "config.json").write_text(json.dumps(config))
+    with LLM(str(folder), skip_tokenizer_init=True, distributed_executor_backend="uni") as llm:
+        params = SamplingParams(max_tokens=2, detokenize=False, ignore_eos=True)
+        (output,) = llm.generate([{"prompt_token_ids": [5, 6]}], params, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 2
 
 
 @pytest.mark.parametrize(

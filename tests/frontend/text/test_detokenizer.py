@@ -44,8 +44,7 @@ def test_streamed_text_equals_the_text_decoded_at_once(tokenizer: Tokenizer):
     assert "".join(pieces) == expected
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
     at_once = Detokenizer(tokenizer, prompt, params)
-    at_once.add(ids)
-    at_once.finish()
+    at_once.add_all(ids)
     assert at_once.text == expected
 
 
@@ -63,8 +62,7 @@ def test_half_a_character_at_the_prompts_end_is_completed_by_the_output(tokenize
         whole_characters = tokenizer.decode(ids[:cut], True).rstrip("\N{REPLACEMENT CHARACTER}")
         assert text == expected[len(whole_characters) :]
         at_once = Detokenizer(tokenizer, ids[:cut], SamplingParams())
-        at_once.add(ids[cut:])
-        at_once.finish()
+        at_once.add_all(ids[cut:])
         assert at_once.text == text
 
 
@@ -95,8 +93,7 @@ def test_spaces_between_special_tokens_can_be_left_out():
     assert spaced == "word [A] [B] [A] word"
     assert "".join(stream(tight, ids)) == "word [A][B][A] word"
     at_once = make(tokenizer, skip_special_tokens=False, spaces_between_special_tokens=False)
-    at_once.add(ids)
-    at_once.finish()
+    at_once.add_all(ids)
     assert at_once.text == "word [A][B][A] word"
 
 
