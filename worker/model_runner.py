@@ -23,6 +23,7 @@ from torch import Tensor
 from ..ipc.config import EngineConfig
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.messages import LogprobsBlock
+from ..ipc.model_spec import has_dynamic_rope
 from ..ipc.step import ModelRunnerOutput, RowFailure, RowLogprobs, SchedulerOutput
 from ..kernels.argmax import launch_argmax
 from ..kernels.choice import choose_kernel, native_library
@@ -109,7 +110,7 @@ class GPUModelRunner:
         self._device = device
         self.is_async = device.type != "cpu" if is_async is None else is_async
         self._lays_out = not config.model.spec.is_causal
-        self._has_dynamic_rope = config.model.spec.rope.type == "dynamic"
+        self._has_dynamic_rope = has_dynamic_rope(config.model.spec)
         self._faults = make_fault_hooks(config.fault_hooks, "worker")
         has_argmax = choose_kernel("argmax", torch.float32, device) == "native"
         self._library = native_library() if has_argmax else None
