@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from ..ipc.config import EngineConfig
+from ..ipc.due import find_earliest
 from ..ipc.engine_views import EngineMetrics, EngineSnapshot, SchedulerStats
 from ..ipc.errors import ProtocolError
 from ..ipc.messages import EngineCoreOutput, EngineCoreRequest, ErrorCode, FinishReason, FrontendCounts
@@ -207,7 +208,8 @@ class EngineCore:
 
     def next_schedule_at(self) -> float | None:
         """When `schedule` is to be called again though nothing arrives; None if never. Monotonic clock."""
-        return None if self.blame.must_wait else self._scheduler.next_schedule_at()
+        schedule_at = None if self.blame.must_wait else self._scheduler.next_schedule_at()
+        return find_earliest(schedule_at, self.blame.next_test_at)
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step for the worker; None if max_steps_in_flight are in flight, it is too early for the

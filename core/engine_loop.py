@@ -139,6 +139,7 @@ class EngineLoop:
     def _submit_steps(self, core: EngineCore) -> None:
         if core.blame.take_reset():
             self._executor.reset_rows()
+        self._executor.expect_tests(core.blame.is_searching)
         while core.num_in_flight < self._config.scheduler.max_steps_in_flight:
             if self._faults is not None:
                 self._faults.reach("core.schedule")
@@ -253,7 +254,7 @@ class EngineLoop:
         if core is None:
             self.finish(EXIT_START_FAILED, f"the engine did not start: {lost.reason}", "EngineStartError")
             return
-        death = core.failures.lose_worker(lost.reason)
+        death = core.failures.lose_worker(lost.reason, is_overdue=lost.is_overdue)
         if death is WorkerDeath.CONVICTED:
             self._worker_budget.forgive()
         elif death is WorkerDeath.UNEXPLAINED and self._worker_budget.note_loss(self._monotonic()) is None:
