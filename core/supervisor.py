@@ -78,7 +78,7 @@ class Supervisor:
         run_dir: RunDirectory,
         reporter: Reporter,
         signals: socket.socket,
-        lifeline_fd: int | None,
+        lifeline_fd: int,
         ports: NetworkPorts | None = None,
     ) -> None:
         """`ports`: where clients of other machines come."""
@@ -95,8 +95,7 @@ class Supervisor:
             self._poller.register(run_dir.mark.fileno(), zmq.POLLIN)
         self._maintain_at = time.monotonic() + MAINTENANCE_INTERVAL_S
         self._lifeline_fd = lifeline_fd
-        if lifeline_fd is not None:
-            self._poller.register(lifeline_fd, zmq.POLLIN)
+        self._poller.register(lifeline_fd, zmq.POLLIN)
         self._control = ControlSocket(run_dir.path)
         self._group = SupervisedGroup(
             run_dir,
@@ -139,7 +138,7 @@ class Supervisor:
         # 2. Wait until something arrives.
         ready = dict(self._poller.poll(self._timeout_ms()))
         # 3. Take it.
-        if self._lifeline_fd in ready:
+        if self._lifeline_fd in ready and not self._is_let_go():
             self._end(EXIT_OK)
             return
         if self._signals.fileno() in ready:
@@ -159,6 +158,13 @@ class Supervisor:
         self._judge()
         self._group.tell_roster()
         self._tell_state()
+
+    def _is_let_go(self) -> bool:
+        """Whether who started it lives on without it; else that process has ended, and this one is to."""
+        if not os.read(self._lifeline_fd, 1):
+            return False
+        self._poller.unregister(self._lifeline_fd)
+        return True
 
     def _timeout_ms(self) -> int | None:
         wake_at = self._group.next_check_at
@@ -288,5 +294,4 @@ def run_supervisor() -> NoReturn:
     except QuireError as error:
         reporter.report(FailedReport(str(error), type(error).__name__))
         sys.exit(EXIT_START_FAILED)
-    lifeline_fd = lifeline.fd if args.ends_with_parent else None
-    sys.exit(Supervisor(args, run_dir, reporter, signals, lifeline_fd, ports).run())
+    sys.exit(Supervisor(args, run_dir, reporter, signals, lifeline.fd, ports).run())

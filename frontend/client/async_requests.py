@@ -20,15 +20,14 @@ from ..pooling.state import PoolingInput
 from ..text.tokenizer import Tokenizer
 from .async_engine_core_client import AsyncMPClient
 
-
 _owners = weakref.WeakSet[asyncio.AbstractEventLoop]()
 
 
 def _part_from_parent() -> None:
     """Give the event loops in a fork a selector and a wake-up pipe of their own.
 
-    asyncio does not: a child that ends in a coroutine takes the descriptors out of the selector that it shares
-    with its parent, and both wait for ever. uvloop parts by itself, and has no `_selector`.
+    asyncio does not: a child that ends in a coroutine takes the descriptors out of the selector that it
+    shares with its parent, and both wait for ever. uvloop parts by itself, and has no `_selector`.
     """
     for owner in _owners:
         loop: Any = owner

@@ -192,10 +192,17 @@ class ChildProcess(ProcessHandle):
         return self._process.wait()
 
     def detach(self) -> None:
-        """Let it live on its own: nobody waits for it here any more."""
+        """Let it live on its own: nobody waits for it here any more. One that is not told so ends with us."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(LET_GO)
+                self._process.stdin.flush()
         self.close_lifeline()
         self._close_pid_fd()
         self._process.returncode = 0  # else Popen warns that it still runs
+
+
+LET_GO = b"."  # the last byte of a lifeline whose end is not the child's
 
 
 class Lifeline:
