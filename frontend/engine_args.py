@@ -32,7 +32,7 @@ from ..ipc.config import (
     SchedulerConfig,
     SchedulingPolicy,
 )
-from ..ipc.errors import ConfigError, ModelError, describe_install, did_you_mean
+from ..ipc.errors import ConfigError, ModelError, describe_install, did_you_mean, make_printable
 from ..ipc.file_identity import note_model
 from ..ipc.model_spec import ModelSpec
 from ..ipc.processes.log_lines import LOG_FORMATS
@@ -315,8 +315,8 @@ class EngineArgs(metaclass=DropsOffValues):
         """What requests may call the model, the first what it is called; [] where nothing was given."""
         given = self.served_model_name
         names = [given] if isinstance(given, str) else list(given or ())
-        if not all(isinstance(name, str) and name for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError("served_model_name", given, "texts that are not empty")
+        if not all(isinstance(name, str) and name and name.isprintable() for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError("served_model_name", given, "texts of printable characters that are not empty")
         return list(dict.fromkeys(names))
 
     def _check_parsers(self) -> None:
@@ -340,7 +340,7 @@ class EngineArgs(metaclass=DropsOffValues):
         weight_files = tuple(_name_within(root, file) for file in folder.weight_files)
         processors = name_logits_processors(self.logits_processors)
         modules = find_module_files(processors, find_module_folders(processors))
-        names = self._list_names() or [self.model]
+        names = self._list_names() or [make_printable(self.model)]
         if self.generation_config == "auto":
             read_default_sampling(folder.generation_config)  # refused now rather than at every request
         # The checkpoint's own format, float32 and float16 included: vLLM would halve float32, which changes

@@ -131,6 +131,13 @@ def shorten_name(name: str) -> str:
     return text if len(text) <= _MAX_NAME else f"{text[: _MAX_NAME - 3]}..."
 
 
+def make_printable(text: str) -> str:
+    """The text with ? for what could steer a terminal or break a line of a log."""
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
 def shorten(value: object) -> str:
     """`repr(value)`, cut to a length that fits one line; costs no more than that, whatever the value is."""
     text = ""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ...ipc.due import find_earliest
-from ...ipc.errors import ProtocolError
+from ...ipc.errors import ProtocolError, make_printable
 from ...ipc.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
@@ -312,8 +312,3 @@ class ClientRegistry:
         hello = self.clients[identity].hello
         _log.info("client %s (pid %d) is gone", hello.client_kind, hello.pid)
         self.forget(identity)
-
-
-def make_printable(text: str) -> str:
-    """The text with ? for what could steer a terminal or break a line of a log."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)

@@ -58,8 +58,10 @@ def _find_bad_token(field: str, packed: bytes, vocab_size: int) -> str | None:
 
 def _find_bad_parameter(request: EngineCoreRequest, vocab_size: int) -> str | None:
     """A token id outside the vocabulary would be an index outside the logits, in everybody's step."""
-    if not request.request_id.isprintable():  # it is shown in logs and terminals
-        return "request_id: only printable characters"
+    shown = {"request_id": [request.request_id], "tenant": [request.tenant], "names": request.names}
+    for field, texts in shown.items():  # in logs and terminals
+        if not all(text.isprintable() for text in texts):
+            return f"{field}: only printable characters"
     if has_unpacked(request.sampling_params):
         return "sampling_params: lists of token ids and texts do not travel in it"
     for token_id in request.eos_token_ids:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...ipc.errors import InputError, QuireError, did_you_mean
+from ...ipc.errors import InputError, QuireError, did_you_mean, make_printable
 from ...ipc.processes.collector import paused_collector
 from ...ipc.processes.process_limits import discard_unwritable, open_closed_streams, speak_any_text
 from .parser import ExitCode, UsageError
@@ -139,8 +139,13 @@ def _help_text() -> str:
 def _report(text: str, code: ExitCode) -> ExitCode:
     discard_unwritable(sys.stdout)  # before the error's line, where both go to one place
     with contextlib.suppress(OSError):
-        print(f"quire: error: {text}", file=sys.stderr)
+        print(f"quire: error: {_show(text)}", file=sys.stderr)
     return code
+
+
+def _show(text: str) -> str:
+    """With the names of files, models and daemons in it, which may hold what steers a terminal."""
+    return "\n".join(map(make_printable, text.split("\n")))
 
 
 def _print_traceback() -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from ....ipc.daemon.daemon_state import read_failures
 from ....ipc.daemon.run_dir import find_daemon
+from ....ipc.errors import make_printable
 from ...daemon import DaemonInfo, EngineInfo, inspect_daemons
 from ..parser import ExitCode, Parser
 
@@ -40,7 +41,8 @@ def run(argv: Sequence[str]) -> int:
     if daemons:
         rows = [_COLUMNS, *(row for daemon in daemons for row in _format_rows(daemon))]
         lines.insert(0, _format_table(rows))
-    print("\n".join(lines) or "no daemon runs; `quire daemon start` starts one")
+    text = "\n".join(lines) or "no daemon runs; `quire daemon start` starts one"
+    print("\n".join(map(make_printable, text.split("\n"))))
     return ExitCode.OK
 
 
