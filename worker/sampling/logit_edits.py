@@ -7,6 +7,7 @@ Legend: S sampling rows, V vocabulary.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -120,6 +121,7 @@ class CustomProcessors(LogitEdit["CustomProcessors"]):
         self._processors = processors
         self._readers = [one for one in processors if type(one).append is not LogitsProcessor.append]
         self.needs_history = bool(self._readers)
+        self._append_ns = 0  # since the last step
 
     @classmethod
     def make(cls, start: RowStart) -> Self | None:
@@ -138,12 +140,16 @@ class CustomProcessors(LogitEdit["CustomProcessors"]):
         return cls(processors) if processors else None
 
     def append(self, token: int) -> None:
+        began = time.thread_time_ns()
         for processor in self._readers:
             processor.append(token)
+        self._append_ns += time.thread_time_ns() - began
 
     @classmethod
     def apply(cls, logits: Tensor, rows: EditedRows[CustomProcessors]) -> None:
         for row, edit in rows:
+            began = time.thread_time_ns() - edit._append_ns
+            edit._append_ns = 0
             for processor in edit._processors:
                 own = logits[row.index]
                 changed = processor.apply(own)
@@ -153,6 +159,7 @@ class CustomProcessors(LogitEdit["CustomProcessors"]):
                         shapes = f"{list(changed.shape)}, not {list(own.shape)}"
                         raise ValueError(f"{name}.apply returned logits of shape {shapes}")
                     own.copy_(changed)
+            row.work_us += (time.thread_time_ns() - began) // 1000
 
 
 class Penalties(LogitEdit["Penalties"]):
@@ -220,6 +227,8 @@ LOGIT_EDITS: tuple[type[LogitEdit[Any]], ...] = (
     Grammar,
 )
 ALL_BUT_GRAMMAR = LOGIT_EDITS[:-1]
+# They note what each row's own work takes; what others take is every row's alike.
+_SELF_TIMED = (CustomProcessors, Grammar)
 
 
 def make_logit_edits(start: RowStart) -> list[LogitEdit[Any]]:
@@ -237,7 +246,17 @@ def apply_logit_edits(
             rows_of.setdefault(type(edit), []).append((row, edit))
     for kind in kinds:
         if kind in rows_of:
+            began = time.thread_time_ns()
             kind.apply(logits, rows_of[kind])
+            if kind not in _SELF_TIMED:
+                share_work([row for row, _ in rows_of[kind]], began)
+
+
+def share_work(rows: Sequence[EditedRow], began_ns: int) -> None:
+    """Note what this thread has computed for all of `rows` alike since then (`time.thread_time_ns`)."""
+    work_us = (time.thread_time_ns() - began_ns) // 1000 // len(rows)
+    for row in rows:
+        row.work_us += work_us
 
 
 def compute_masks(rows: list[EditedRow], num_rows: int) -> Masks | None:
