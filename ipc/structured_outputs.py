@@ -41,6 +41,7 @@ GRAMMAR_LIMITS: GrammarLimits = {
 }
 
 
+_NO_LIMIT = 1 << 30
 # A grammar is bounded in processor time: a mask may take MASK_S on average and MAX_MASK_S once.
 MASK_S = 0.01
 MAX_MASK_S = 0.03
@@ -53,6 +54,11 @@ REPLAY_S, REPLAY_TOKEN_S = 0.1, 1e-3
 def find_replay_limit_s(num_tokens: int) -> float:
     """Processor time in which a grammar goes by so many tokens."""
     return REPLAY_S + REPLAY_TOKEN_S * num_tokens
+
+
+def make_timed_limits() -> GrammarLimits:
+    """For a process that is ended in time: items and fuel of a step are not counted."""
+    return {**GRAMMAR_LIMITS, "step_max_items": _NO_LIMIT, "step_lexer_fuel": _NO_LIMIT}
 
 
 class GrammarTime:

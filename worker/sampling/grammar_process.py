@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...ipc.processes.process import EXIT_OK, Lifeline
-from ...ipc.structured_outputs import COMPILE_S, GRAMMAR_LIMITS, GrammarLimits, GrammarTime, find_replay_limit_s
+from ...ipc.structured_outputs import COMPILE_S, GrammarTime, find_replay_limit_s, make_timed_limits
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -37,7 +37,6 @@ MASK, ENDING_MASK, ERROR = range(3)  # ENDING_MASK: the output may end here
 PID = struct.Struct("<i")  # of a row's process that is to be reaped; negative: nobody asks how it ended
 END = struct.Struct("<iQ")  # exit code, processor time in us since it began
 MAX_MEMORY_BYTES = 512 << 20  # of a row's process beyond the trie
-_NO_LIMIT = 10_000_000
 
 
 class GrammarProcessArgs(msgspec.Struct, array_like=True, frozen=True):
@@ -152,8 +151,8 @@ def _compile(tokenizer: LLTokenizer, text: str) -> LLMatcher:
     """Time is what bounds masks here."""
     from llguidance import LLMatcher, LLParserLimits
 
-    limits: GrammarLimits = {**GRAMMAR_LIMITS, "step_max_items": _NO_LIMIT, "step_lexer_fuel": _NO_LIMIT}
-    return LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**limits, verbose_errors=False))
+    limits = LLParserLimits(**make_timed_limits(), verbose_errors=False)
+    return LLMatcher(tokenizer, text, log_level=0, limits=limits)
 
 
 def _consume(matcher: LLMatcher, token_ids: list[int], consuming: GrammarTime) -> str:
