@@ -33,7 +33,7 @@ _WALL_FACTOR, _WALL_MARGIN_S = (
 
 
 class ChildError(Exception):
-    """A row's grammar can be followed no further; the text says why. `is_late`: it took too long."""
+    """A row's grammar can be followed no further; the text says why. `is_late`: a mask took MAX_MASK_S."""
 
     def __init__(self, text: str, is_late: bool = False) -> None:
         self.is_late = is_late
@@ -145,7 +145,7 @@ class ChildMatcher:
                 f"to find what may come next took more than {self._left_s * 1e3:.0f} ms of processor time"
                 f"{start}; a token may take {MASK_S * 1e3:.0f} ms on average, "
                 f"and {MAX_MASK_S * 1e3:.0f} ms once",
-                is_late=True,
+                is_late=self._left_s == MAX_MASK_S,
             )
         by = "" if code is None else f" by {signal.Signals(-code).name}" if code < 0 else f" with code {code}"
         return ChildError(f"the process that followed it ended{by}")

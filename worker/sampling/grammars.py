@@ -36,7 +36,7 @@ _MIN_SHARED_S = 0.005
 # Masks that take less are computed where they are needed: to hand them over and back takes some 20 us.
 _MIN_SLOW_S = 50e-6
 _MIN_NOTED_NS = MIN_ROW_WORK_US * 1000
-_MAX_LATE = 2  # rows of a text in a step
+_MAX_LATE = 4  # rows of a text in a step
 _MAX_REASON = 500  # characters
 # (symbols, items of a step, items of a row) with which no mask takes more than some 12 ms, whatever the
 # grammar and the vocabulary: an item costs as the square of the symbols, which are the alternatives that may
@@ -74,7 +74,7 @@ class Matcher:
         self.failure = failure
         self.child: ChildMatcher | None = None
         self.text = text
-        self.is_late = False  # it failed for its time
+        self.is_late = False  # it failed for the time of a mask
         self._token_ids: list[int] = []  # consumed; with a child, those that it has not been told
         self._can_end = False  # as the child has said
         self._work_us = 0
@@ -228,24 +228,24 @@ class Grammars:
         return self._masks[: len(matchers)]
 
     def _compute_in_children(self, matchers: Sequence[Matcher], places: list[int]) -> None:
-        """The masks of the matchers at `places`, as many at once as there are cores.
+        """The masks of the matchers at `places`, of few at first and twice as many each time.
 
         Of a text for which several took too long in this step the others are not tried: 128 rows of one
         request would have all wait for 4 s.
         """
         num_late: Counter[str] = Counter()
-        for start in range(0, len(places), self._num_threads):
-            wave = places[start : start + self._num_threads]
-            for place in wave:
-                matcher = matchers[place]
-                if num_late[matcher.text] >= _MAX_LATE:
-                    matcher.fail(f"{_MAX_LATE} others with the same grammar took too long in this step")
-                else:
+        size = self._num_threads
+        while places:
+            wave, places = places[:size], places[size:]
+            size *= 2
+            for matcher in (matchers[place] for place in wave):
+                if num_late[matcher.text] < _MAX_LATE:
                     self._ask_child(matcher)
+                else:
+                    matcher.fail(f"{_MAX_LATE} others with the same grammar took too long in this step")
             for place in wave:
-                matcher = matchers[place]
-                matcher.receive(self._masks[place])
-                num_late[matcher.text] += matcher.is_late
+                matchers[place].receive(self._masks[place])
+                num_late[matchers[place].text] += matchers[place].is_late
 
     def _compute_here(self, matchers: Sequence[Matcher], token_ids: Sequence[int | None]) -> None:
         """Have all go on by their tokens, and compute the masks of those without a child."""

@@ -111,10 +111,12 @@ class ExplodingMasks(GrammarAttack):
 class AmbiguousRows(GrammarAttack):
     """Many rows with a small grammar each of whose masks takes as long as it may."""
 
-    fields = {"prompt": ["Go on"] * 4, "n": 32, "max_tokens": 64}  # noqa: RUF012 - never written
+    def play(self, until: float) -> Counter[str]:
+        self.fields = {"prompt": ["Go on"] * 4, "n": self.target.shrink(32), "max_tokens": 64}
+        return super().play(until)
 
     def draw(self) -> Iterator[dict[str, Any]]:
-        yield {"grammar": _make_ambiguous("z+", self.draw_words(12))}
+        yield {"grammar": _make_ambiguous("z+", [self.draw_word() for _ in range(12)])}
 
 
 class FailingRows(GrammarAttack):
