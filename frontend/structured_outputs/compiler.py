@@ -1,7 +1,7 @@
 """GrammarCompiler: takes a grammar text to llguidance, with limits, before a request that has it may run.
 
 The compiler here has a vocabulary of single bytes and the model's special tokens: what a grammar is, and
-what it costs to compile, depends on no others. What its first mask costs does: a process that may fork and has
+it costs to compile, depends on no others. What its first mask costs does: a process that can fork and has
 a second to load the model's vocabulary checks it. llguidance is imported by the first grammar.
 """
 

@@ -167,8 +167,8 @@ class Penalties(LogitEdit["Penalties"]):
 
     The prompt counts for repetition only, the output for all three (OpenAI's and CTRL's definitions).
 
-    A dict finds a token's place, two arrays hold the ids and counts, so that a step costs one append and the
-    sampler reads arrays whose length is the number of distinct tokens.
+    Two arrays hold the distinct ids and their counts, so that the sampler reads what is as long as there are
+    distinct tokens. The first ids are sorted and found by halving; those that come later by a dict.
     """
 
     needs_history = True
@@ -176,13 +176,15 @@ class Penalties(LogitEdit["Penalties"]):
     def __init__(self, start: RowStart) -> None:
         params = start.request.sampling_params
         self._factors = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
-        # Without a repetition penalty the prompt has no say, and its tokens need no place.
-        seen: list[int] = np.unique(start.prompt).tolist() if params.repetition_penalty != 1.0 else []
-        self._place_of = {token: place for place, token in enumerate(seen)}
-        self._ids = np.array(seen, dtype=np.int64)
-        self._counts = np.zeros(len(seen), dtype=np.float32)  # in the output; 0 for those of the prompt
-        for token in start.output.tolist():
-            self.append(token)
+        is_seen = np.zeros(start.vocab_size, dtype=np.bool_)
+        is_seen[start.output] = True
+        if params.repetition_penalty != 1.0:  # without one the prompt has no say
+            is_seen[start.prompt] = True
+        self._ids = np.flatnonzero(is_seen)
+        self._counts = np.zeros(len(self._ids), dtype=np.float32)  # in the output; 0 for those of the prompt
+        np.add.at(self._counts, np.searchsorted(self._ids, start.output), 1.0)
+        self._first_ids, self._size = self._ids, len(self._ids)
+        self._later: dict[int, int] = {}  # token -> place
 
     @classmethod
     def make(cls, start: RowStart) -> Self | None:
@@ -194,19 +196,23 @@ class Penalties(LogitEdit["Penalties"]):
 
     def append(self, token: int) -> None:
         """Count `token`."""
-        place = self._place_of.setdefault(token, len(self._place_of))
-        if place == len(self._ids):
-            room = max(64, len(self._ids))
-            self._ids = np.concatenate((self._ids, np.zeros(room, dtype=np.int64)))
-            self._counts = np.concatenate((self._counts, np.zeros(room, dtype=np.float32)))
-        self._ids[place] = token
+        place = int(np.searchsorted(self._first_ids, token))
+        if place == len(self._first_ids) or self._first_ids[place] != token:
+            place = self._later.setdefault(token, self._size)
+        if place == self._size:
+            self._size += 1
+            if place == len(self._ids):
+                room = max(64, len(self._ids))
+                self._ids = np.concatenate((self._ids, np.zeros(room, dtype=np.int64)))
+                self._counts = np.concatenate((self._counts, np.zeros(room, dtype=np.float32)))
+            self._ids[place] = token
         self._counts[place] += 1.0
 
     @classmethod
     def apply(cls, logits: Tensor, rows: EditedRows[Penalties]) -> None:
-        device, sizes = logits.device, [len(edit._place_of) for _, edit in rows]
-        places = find_places(logits, [(row, edit._ids[: len(edit._place_of)]) for row, edit in rows])
-        counts = join([edit._counts[: len(edit._place_of)] for _, edit in rows], device)
+        device, sizes = logits.device, [edit._size for _, edit in rows]
+        places = find_places(logits, [(row, edit._ids[: edit._size]) for row, edit in rows])
+        counts = join([edit._counts[: edit._size] for _, edit in rows], device)
         factors = np.array([edit._factors for _, edit in rows], dtype=np.float32)
         penalties = to_device(np.repeat(factors.T, sizes, axis=1), device)
         if choose_kernel("penalties", torch.float32, device) == "triton":
