@@ -116,7 +116,7 @@ class GrammarCompiler:
         if said is None and self._model_vocabulary is not None:
             said = _try_first_mask(self._model_vocabulary, grammar.text)
             if said == _TOO_LATE:
-                raise SamplingParamsError(place, value, said)
+                raise SamplingParamsError(place, value, _TOO_LATE)
         if said is None:
             return
         if took_s < _MAX_TRY_S * len(grammar.schemas):

@@ -1,14 +1,15 @@
 """`python -m quire.worker.sampling.grammar_process`: follows grammars that may take long, for a worker.
 
-It loads the tokenizer's trie and forks a process for each such row, so that a row can be ended within a
-native call, by a limit of processor time that the kernel keeps (SIGPROF) or by its worker, and costs no
-other. Started and spoken to by GrammarProcess (grammar_child.py), never by hand; ends with its socket. No
-torch, no numpy, and no thread: what forks has one.
+It loads the tokenizer's trie and forks a process for each text, which compiles it and forks one for each row.
+So a row can be ended within a native call, by a limit of processor time that the kernel keeps (SIGPROF) or by
+its worker, and costs no other. Started and spoken to by GrammarProcess (grammar_child.py), never by hand; all
+end with their sockets. No torch, no numpy, and no thread: what forks has one.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import os
 import resource
@@ -17,6 +18,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,15 +30,16 @@ from ...ipc.structured_outputs import COMPILE_S, GrammarTime, find_replay_limit_
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# To a row's process: processor seconds of a mask, bytes of the grammar (with the first only), tokens.
-REQUEST = struct.Struct("<dII")
+# To a row's process: processor seconds of a mask, number of tokens.
+REQUEST = struct.Struct("<dI")
 # Its answer: one of the next line, processor time in us of all and of what limits the next mask, bytes of the
 # mask or of the error.
 ANSWER = struct.Struct("<BQQI")
 MASK, ENDING_MASK, ERROR = range(3)  # ENDING_MASK: the output may end here
-PID = struct.Struct("<i")  # of a row's process that is to be reaped; negative: nobody asks how it ended
+PID = struct.Struct("<i")  # of a process that is to be reaped; negative: nobody asks how it ended
+STARTED = struct.Struct("<iQ")  # pid of a new process, 0 without one; processor time in us of who forked it
 END = struct.Struct("<iQ")  # exit code, processor time in us since it began
-MAX_MEMORY_BYTES = 512 << 20  # of a row's process beyond the trie
+MAX_MEMORY_BYTES = 512 << 20  # of each process beyond the trie
 
 
 class GrammarProcessArgs(msgspec.Struct, array_like=True, frozen=True):
@@ -49,26 +52,64 @@ class GrammarProcessArgs(msgspec.Struct, array_like=True, frozen=True):
 
 
 def main() -> int:
-    """Fork a process for each socket that comes, and reap those that are named."""
+    """Fork a process for each text that comes."""
     lifeline = Lifeline()
     args = msgspec.msgpack.decode(lifeline.args, type=GrammarProcessArgs)
     tokenizer = _load(args)
     _limit_memory()
     gc.collect()
     gc.freeze()
-    with socket.socket(fileno=args.socket_fd) as control:
+    _serve(args.socket_fd, functools.partial(_serve_rows, tokenizer))
+    return EXIT_OK
+
+
+def _serve(control_fd: int, run: Callable[[list[int]], None]) -> None:
+    """Until the socket ends: have a new process `run` with the descriptors that come, or reap one."""
+    with socket.socket(fileno=control_fd) as control:
         while True:
-            data, fds, _, _ = socket.recv_fds(control, PID.size, 1)
-            if not data:
-                return EXIT_OK
+            data, fds, _, _ = socket.recv_fds(control, PID.size, 2)
             if fds:
-                control.send(PID.pack(_fork(control, fds[0], tokenizer, lifeline.fd)))
-                continue
-            (pid,) = PID.unpack(data)
-            _, status, usage = os.wait4(abs(pid), 0)
-            if pid > 0:
+                pid = _fork(control, fds, run)
+                control.send(STARTED.pack(pid, time.process_time_ns() // 1000))
+            elif data:
+                (pid,) = PID.unpack(data)
+                _, status, usage = os.wait4(abs(pid), 0)
                 work_us = int((usage.ru_utime + usage.ru_stime) * 1e6)
-                control.send(END.pack(os.waitstatus_to_exitcode(status), work_us))
+                if pid > 0:
+                    control.send(END.pack(os.waitstatus_to_exitcode(status), work_us))
+            else:
+                return
+
+
+def _fork(control: socket.socket, fds: list[int], run: Callable[[list[int]], None]) -> int:
+    """The pid of a process that does `run`; 0 if there can be none."""
+    try:
+        pid = os.fork()
+    except OSError:
+        pid = 0
+    else:
+        if pid == 0:
+            try:
+                control.close()
+                run(fds)
+            except OSError:  # the worker is gone
+                pass
+            finally:
+                os._exit(EXIT_OK)
+    for fd in fds:
+        os.close(fd)
+    return pid
+
+
+def _serve_rows(tokenizer: LLTokenizer, fds: list[int]) -> None:
+    """Compile a text, and fork a process for each row that has it."""
+    control_fd, text_fd = fds
+    with open(text_fd, encoding="utf-8") as file:
+        text = file.read()
+    _limit_time(COMPILE_S)
+    compiled = _compile(tokenizer, text)
+    _limit_time(0.0)
+    _serve(control_fd, functools.partial(_follow, compiled, -(-tokenizer.vocab_size // 32) * 4))
 
 
 def _load(args: GrammarProcessArgs) -> LLTokenizer:
@@ -87,59 +128,37 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _fork(control: socket.socket, fd: int, tokenizer: LLTokenizer, lifeline_fd: int) -> int:
-    """The pid of a process that follows a grammar; 0 if there can be none."""
-    try:
-        pid = os.fork()
-    except OSError:
-        pid = 0
-    else:
-        if pid == 0:
-            control.close()
-            os.close(lifeline_fd)
-            with socket.socket(fileno=fd) as row:
-                _follow(row, tokenizer)
-            os._exit(EXIT_OK)
-    os.close(fd)
-    return pid
-
-
-def _follow(row: socket.socket, tokenizer: LLTokenizer) -> None:
-    """Answer one row's requests until its worker leaves."""
-    words = -(-tokenizer.vocab_size // 32)
-    mask = bytearray(4 * words)
-    address = ctypes.addressof((ctypes.c_char * len(mask)).from_buffer(mask))
-    matcher: LLMatcher | None = None
+def _follow(compiled: LLMatcher | str, mask_bytes: int, fds: list[int]) -> None:
+    """Answer one row's requests until its worker leaves. compiled: a new matcher, or what is wrong."""
+    mask = bytearray(mask_bytes)
+    address = ctypes.addressof((ctypes.c_char * mask_bytes).from_buffer(mask))
     consuming = GrammarTime()
-    requests = row.makefile("rb")
-    try:
+    with socket.socket(fileno=fds[0]) as row, row.makefile("rb") as requests:
         while len(header := requests.read(REQUEST.size)) == REQUEST.size:
-            limit_s, num_text, num_tokens = REQUEST.unpack(header)
-            text, packed = requests.read(num_text).decode(), requests.read(4 * num_tokens)
+            limit_s, num_tokens = REQUEST.unpack(header)
+            token_ids = list(memoryview(requests.read(4 * num_tokens)).cast("i"))
             began = counted = time.process_time()
+            error, can_end = compiled if isinstance(compiled, str) else "", False
             try:
-                if matcher is None:
-                    _limit_time(COMPILE_S + find_replay_limit_s(num_tokens))
-                    matcher = _compile(tokenizer, text)
-                else:
-                    _limit_time(limit_s)
-                error = _consume(matcher, list(memoryview(packed).cast("i")), consuming)
-                if text:
-                    _limit_time(limit_s)
-                    counted = time.process_time()
-                if not error:
-                    matcher.unsafe_compute_mask_ptr(address, len(mask))
-                    error = matcher.get_error() if matcher.is_error() else ""
-            except BaseException as panic:  # the library's own, no Exception
+                if not isinstance(compiled, str):
+                    is_replay = num_tokens > 1
+                    _limit_time(find_replay_limit_s(num_tokens) if is_replay else limit_s)
+                    error = _consume(compiled, token_ids, consuming)
+                    if is_replay:
+                        counted = time.process_time()
+                        _limit_time(limit_s)
+                    if not error:
+                        compiled.unsafe_compute_mask_ptr(address, mask_bytes)
+                        error = compiled.get_error()
+                    can_end = compiled.is_accepting()
+            except BaseException as panic:  # the library's own is no Exception
                 error = f"llguidance panicked: {panic}"
             _limit_time(0.0)
             ended = time.process_time()
             body = error.encode() if error else bytes(mask)
-            kind = ERROR if error else ENDING_MASK if matcher and matcher.is_accepting() else MASK
+            kind = ERROR if error else ENDING_MASK if can_end else MASK
             work_us, mask_us = (int((ended - since) * 1e6) for since in (began, counted))
             row.sendall(ANSWER.pack(kind, work_us, mask_us, len(body)) + body)
-    except OSError:  # the worker is gone
-        pass
 
 
 def _limit_time(limit_s: float) -> None:
@@ -147,18 +166,20 @@ def _limit_time(limit_s: float) -> None:
     signal.setitimer(signal.ITIMER_PROF, limit_s)
 
 
-def _compile(tokenizer: LLTokenizer, text: str) -> LLMatcher:
-    """Time is what bounds masks here."""
+def _compile(tokenizer: LLTokenizer, text: str) -> LLMatcher | str:
+    """A matcher, or what is wrong with the text."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(**make_timed_limits(), verbose_errors=False)
-    return LLMatcher(tokenizer, text, log_level=0, limits=limits)
+    try:
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
+    except BaseException as panic:  # the library's own is no Exception
+        return f"llguidance panicked: {panic}"
+    return matcher.get_error() or matcher
 
 
 def _consume(matcher: LLMatcher, token_ids: list[int], consuming: GrammarTime) -> str:
     """What is wrong, '' if nothing is."""
-    if matcher.is_error():
-        return matcher.get_error()
     began = time.process_time()
     if token_ids and not matcher.consume_tokens(token_ids):
         return matcher.get_error()

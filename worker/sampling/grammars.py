@@ -9,9 +9,10 @@ Legend: R matchers, V vocabulary, W = ceil(V / 32) words of a mask.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +26,7 @@ from ...ipc.kept_grammars import KeptGrammars
 from ...ipc.step import MIN_ROW_WORK_US
 from ...ipc.structured_outputs import GRAMMAR_LIMITS, GrammarLimits
 from ..threads import count_cores
-from .grammar_child import ChildError, ChildMatcher, GrammarProcess
+from .grammar_child import ChildError, ChildMatcher, GrammarProcess, GrammarTemplate
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -36,6 +37,7 @@ _MIN_SHARED_S = 0.005
 # Masks that take less are computed where they are needed: to hand them over and back takes some 20 us.
 _MIN_SLOW_S = 50e-6
 _MIN_NOTED_NS = MIN_ROW_WORK_US * 1000
+_MAX_TEMPLATES = 16  # a process and some MB each
 _MAX_LATE = 4  # rows of a text in a step
 _MAX_REASON = 500  # characters
 # (symbols, items of a step, items of a row) with which no mask takes more than some 12 ms, whatever the
@@ -111,27 +113,27 @@ class Matcher:
         """Whether it is followed in a process of its own."""
         return self.inner is None and not self.failure
 
-    def ask(self, parent: GrammarProcess) -> None:
+    def ask(self, find_template: Callable[[str], GrammarTemplate]) -> None:
         """Have the child, which is there now, compute the mask."""
         try:
-            text = "" if self.child is not None else self.text
-            self.child = self.child or ChildMatcher(parent)
-            self.child.ask(self._token_ids, text)
+            if self.child is None:
+                self.child = ChildMatcher(find_template(self.text))
+            self.child.ask(self._token_ids)
             self._token_ids = []
-        except (ChildError, OSError) as error:
-            self.fail(str(error))
+        except ChildError as error:
+            self._end_child(error)
+        except OSError as error:
+            self.fail(f"no process can be started for it: {error}")
 
     def receive(self, mask: NDArray[np.int32]) -> None:
         """Write the mask that was asked for."""
         if self.child is None:
             return
-        child = self.child
         try:
-            self._can_end = child.receive(mask)
+            self._can_end = self.child.receive(mask)
+            self.note_work(self.child.work_us)
         except ChildError as error:
-            self.is_late = error.is_late
-            self.fail(str(error))
-        self.note_work(child.work_us)
+            self._end_child(error)
 
     @property
     def is_accepting(self) -> bool:
@@ -154,6 +156,11 @@ class Matcher:
         else:
             self.inner = None
 
+    def _end_child(self, error: ChildError) -> None:
+        self.is_late = error.is_late
+        self.note_work(error.work_us)
+        self.fail(str(error))
+
     def fail(self, error: str) -> None:
         """It can go no further, for this."""
         self.failure = f"its grammar cannot be followed: {_describe(error)}"
@@ -172,7 +179,8 @@ class Grammars:
         self._eos_bits = np.left_shift(1, eos % 32).astype(np.uint32).view(np.int32)
         self._tokenizer: LLTokenizer | None = None
         self._limits: list[LLParserLimits] = []  # of `_SMALL`
-        self._process: GrammarProcess | None = None  # started for the first grammar that is not small
+        self._process: GrammarProcess | None = None  # for grammars that are not small
+        self._templates: OrderedDict[str, GrammarTemplate] = OrderedDict()
         self._has_children = False  # among the last matchers
         self._num_threads = count_cores()
         self._threads: ThreadPoolExecutor | None = None
@@ -240,7 +248,7 @@ class Grammars:
             size *= 2
             for matcher in (matchers[place] for place in wave):
                 if num_late[matcher.text] < _MAX_LATE:
-                    self._ask_child(matcher)
+                    matcher.ask(self._find_template)
                 else:
                     matcher.fail(f"{_MAX_LATE} others with the same grammar took too long in this step")
             for place in wave:
@@ -270,19 +278,21 @@ class Grammars:
             if not helper.cancel():
                 helper.result()
 
-    def _ask_child(self, matcher: Matcher) -> None:
-        """Have the matcher's child compute its mask; it gets one if it has none."""
-        if self._process is not None and self._process.has_ended:
-            self._process.close()
-            self._process = None
-        try:
-            if self._process is None:
-                path = str(self._folder / "tokenizer.json")
-                self._process = GrammarProcess(path, self._vocab_size, self.eos_token_ids)
-        except OSError as error:
-            matcher.fail(f"no process can be started for it: {error}")
-        else:
-            matcher.ask(self._process)
+    def _start_process(self) -> GrammarProcess:
+        path = str(self._folder / "tokenizer.json")
+        return GrammarProcess(path, self._vocab_size, self.eos_token_ids)
+
+    def _find_template(self, text: str) -> GrammarTemplate:
+        """What forks the processes of rows with this grammar. Raises ChildError, OSError."""
+        template = self._templates.pop(text, None)
+        if template is None or template.has_ended:
+            if self._process is None or self._process.has_ended:
+                self._process = self._start_process()
+            template = GrammarTemplate(self._process, text)
+        self._templates[text] = template  # the last to go
+        if len(self._templates) > _MAX_TEMPLATES:
+            self._templates.popitem(last=False)
+        return template
 
     def find_ends(self, masks: NDArray[np.int32]) -> NDArray[np.bool_]:
         """[R]: whether a mask has an end of sequence."""
@@ -350,6 +360,9 @@ class Grammars:
             text = (self._folder / "tokenizer.json").read_text(encoding="utf-8").lstrip()
             if not text.startswith("{"):
                 return f"no grammar can be followed: {self._folder / 'tokenizer.json'} is not a JSON object"
+            # It loads the trie, too, meanwhile: nobody waits for it when a grammar turns out not to be small.
+            with contextlib.suppress(OSError):
+                self._process = self._start_process()
             self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self.eos_token_ids)
         except (OSError, ValueError) as error:
             return f"no grammar can be followed with this model's tokenizer: {error}"

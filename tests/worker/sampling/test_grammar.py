@@ -320,6 +320,32 @@ def test_a_process_of_a_row_that_dies_costs_that_row(apart: Grammars) -> None:
         assert row.allowed()
 
 
+def test_a_text_is_compiled_once_for_all_its_rows_apart_and_again_when_it_was_given_up(
+    apart: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars_module, "_MAX_TEMPLATES", 2)
+    rows = [Row(apart, regex(letter)) for letter in "aabac"]
+    assert not any(row.failure for row in apply(rows)[1])
+    templates = dict(apart._templates)
+    assert list(templates) == [regex("a"), regex("c")], "the one that was used longest ago goes first"
+    for row, letter in zip(rows, "aabac", strict=True):
+        row.append(letter)
+        assert row.allowed() == EOS[:1], "it goes on"
+    Row(apart, regex("a")).allowed()
+    assert apart._templates[regex("a")] is templates[regex("a")]
+    assert Row(apart, regex("b")).allowed() == ids_of("b")
+
+
+def test_a_text_that_takes_too_long_to_compile_fails_its_rows_for_it(apart: Grammars) -> None:
+    words = [f"{number:x}{number * 7919:x}" for number in range(40_000)]
+    rows = [Row(apart, LLMatcher.grammar_from_lark("start: " + "|".join(f'"{one}"' for one in words)))]
+    rows.append(Row(apart, regex("a")))
+    _, edited = apply(rows)
+    assert "0.2 s of processor time to compile" in edited[0].failure
+    assert edited[1].failure == ""
+    assert work_of(edited[0]) > 0.1
+
+
 def test_a_row_that_leaves_leaves_no_process(apart: Grammars) -> None:
     row = Row(apart, regex("[ab]*"))
     row.allowed()
