@@ -18,7 +18,7 @@ import numpy as np
 
 from ...ipc.processes.process import ChildProcess
 from ...ipc.structured_outputs import COMPILE_S, MASK_S, MAX_MASK_S, find_replay_limit_s
-from .grammar_process import ANSWER, END, ENDING_MASK, ERROR, PID, REQUEST, STARTED, GrammarProcessArgs
+from .grammar_process import ANSWER, COMPILED, END, ENDING_MASK, ERROR, PID, REQUEST, GrammarProcessArgs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _MODULE = "quire.worker.sampling.grammar_process"
 # One thread, or it could not fork. What the library says of its panics is in the row's failure.
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1", "RUST_BACKTRACE": "0"}
+_CRASHES = (-signal.SIGSEGV, -signal.SIGABRT)  # the stack is full, or the memory
 _START_TIMEOUT_S = 60.0  # the trie of 150,000 tokens takes 2 s
 # Of a limit of processor time, for a process that is stopped or starved.
 _WALL_FACTOR, _WALL_MARGIN_S = 20, 5.0
@@ -34,11 +35,11 @@ _WALL_FACTOR, _WALL_MARGIN_S = 20, 5.0
 class ChildError(Exception):
     """A row's grammar can be followed no further; the text says why.
 
-    is_late: a mask took MAX_MASK_S, or the text too long to compile. work_us: processor time of that.
+    work_us: processor time until then. would_recur: the same is to be expected of other rows with the text.
     """
 
-    def __init__(self, text: str, work_us: int = 0, is_late: bool = False) -> None:
-        self.work_us, self.is_late = work_us, is_late
+    def __init__(self, text: str, work_us: int = 0, would_recur: bool = False) -> None:
+        self.work_us, self.would_recur = work_us, would_recur
         super().__init__(text)
 
 
@@ -48,17 +49,14 @@ class _Forker:
     def __init__(self, timeout_s: float) -> None:
         self._control, self._its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(timeout_s)
-        self._noted_us = 0
 
-    def fork(self, *fds: int) -> tuple[int, int]:
-        """The pid of a new process, 0 if there is none, and what this one has computed since, in us."""
+    def fork(self, *fds: int) -> int:
+        """The pid of a new process, 0 if there is none."""
         with contextlib.suppress(OSError):
             socket.send_fds(self._control, [b"+"], fds)
-            if answer := self._control.recv(STARTED.size):
-                pid, work_us = STARTED.unpack(answer)
-                since_us, self._noted_us = work_us - self._noted_us, work_us
-                return pid, since_us
-        return 0, 0
+            if answer := self._control.recv(PID.size):
+                return PID.unpack(answer)[0]
+        return 0
 
     def find_end(self, pid: int) -> tuple[int | None, int]:
         """The exit code of a forked process that has ended, negative for a signal, and its processor time in
@@ -78,7 +76,7 @@ class _Forker:
 
 
 class GrammarProcess(_Forker):
-    """The process that has the trie and forks one for each text; the constructor starts it. Raises OSError."""
+    """The process that has the trie, and forks one for each text; starts with this object. Raises OSError."""
 
     def __init__(self, tokenizer: str, vocab_size: int, eos_token_ids: list[int]) -> None:
         super().__init__(_START_TIMEOUT_S)
@@ -108,14 +106,25 @@ class GrammarTemplate(_Forker):
     def __init__(self, parent: GrammarProcess, text: str) -> None:
         super().__init__(COMPILE_S * _WALL_FACTOR + _WALL_MARGIN_S)
         self._parent, self.has_ended = parent, False
+        self._compiled_us: int | None = None
         with self._its_end as its_end, tempfile.TemporaryFile() as file:
             file.write(text.encode())
             file.seek(0)
-            self._pid, _ = parent.fork(its_end.fileno(), file.fileno())
+            self._pid = parent.fork(its_end.fileno(), file.fileno())
         if not self._pid:
             self._control.close()
             raise ChildError("no process can be started for it")
         self.close = weakref.finalize(self, _end_template, self._control, parent, self._pid)  # idempotent
+
+    def wait(self) -> int:
+        """Wait until the text is compiled; processor time that it took, in us. Raises ChildError."""
+        if self._compiled_us is None:
+            with contextlib.suppress(OSError):
+                if answer := self._control.recv(COMPILED.size):
+                    (self._compiled_us,) = COMPILED.unpack(answer)
+        if self._compiled_us is None:
+            raise self.explain_end()
+        return self._compiled_us
 
     def explain_end(self) -> ChildError:
         """Why it forks no row's process."""
@@ -125,8 +134,9 @@ class GrammarTemplate(_Forker):
         self.has_ended = True
         if code == -signal.SIGPROF:
             said = f"it takes more than {COMPILE_S:g} s of processor time to compile"
-            return ChildError(said, work_us, is_late=True)
-        return ChildError(f"the process that compiles it ended{_describe(code)}", work_us)
+            return ChildError(said, work_us, would_recur=True)
+        said = f"the process that compiles it ended{_describe(code)}"
+        return ChildError(said, work_us, would_recur=code in _CRASHES)
 
 
 def _end_process(control: socket.socket, child: ChildProcess) -> None:
@@ -155,7 +165,8 @@ class ChildMatcher:
         self._left_s, self._total_us = MAX_MASK_S, 0
         self._socket, its_end = socket.socketpair()
         with its_end:
-            self._pid, self._start_us = template.fork(its_end.fileno())
+            template.wait()
+            self._pid = template.fork(its_end.fileno())
         if not self._pid:
             raise template.explain_end()
         self._answers = self._socket.makefile("rb")
@@ -181,8 +192,6 @@ class ChildMatcher:
             raise self._explain_end()
         kind, self.work_us, mask_us, size = ANSWER.unpack(header)
         self._total_us += self.work_us
-        self.work_us += self._start_us  # of the text: the first row's
-        self._start_us = 0
         self._left_s = max(0.0, self._left_s - mask_us * 1e-6)
         body = self._answers.read(size)
         if kind == ERROR:
@@ -192,13 +201,13 @@ class ChildMatcher:
 
     def _explain_end(self) -> ChildError:
         code, work_us = self._template.find_end(self._pid)
-        self._pid, self.work_us = 0, max(0, work_us - self._total_us) + self._start_us
+        self._pid, self.work_us = 0, max(0, work_us - self._total_us)
         if code == -signal.SIGPROF:
             return ChildError(
                 f"to find what may come next took more than {self._left_s * 1e3:.0f} ms of processor time; "
                 f"a token may take {MASK_S * 1e3:.0f} ms on average, and {MAX_MASK_S * 1e3:.0f} ms once",
                 self.work_us,
-                is_late=self._left_s == MAX_MASK_S,
+                would_recur=self._left_s == MAX_MASK_S,
             )
         return ChildError(f"the process that followed it ended{_describe(code)}", self.work_us)
 

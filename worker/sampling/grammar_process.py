@@ -36,8 +36,8 @@ REQUEST = struct.Struct("<dI")
 # mask or of the error.
 ANSWER = struct.Struct("<BQQI")
 MASK, ENDING_MASK, ERROR = range(3)  # ENDING_MASK: the output may end here
-PID = struct.Struct("<i")  # of a process that is to be reaped; negative: nobody asks how it ended
-STARTED = struct.Struct("<iQ")  # pid of a new process, 0 without one; processor time in us of who forked it
+PID = struct.Struct("<i")  # of a new process, 0 without one; to be reaped, negative: nobody asks how it ended
+COMPILED = struct.Struct("<Q")  # first of all: processor time in us
 END = struct.Struct("<iQ")  # exit code, processor time in us since it began
 MAX_MEMORY_BYTES = 512 << 20  # of each process beyond the trie
 
@@ -69,8 +69,7 @@ def _serve(control_fd: int, run: Callable[[list[int]], None]) -> None:
         while True:
             data, fds, _, _ = socket.recv_fds(control, PID.size, 2)
             if fds:
-                pid = _fork(control, fds, run)
-                control.send(STARTED.pack(pid, time.process_time_ns() // 1000))
+                control.send(PID.pack(_fork(control, fds, run)))
             elif data:
                 (pid,) = PID.unpack(data)
                 _, status, usage = os.wait4(abs(pid), 0)
@@ -109,6 +108,7 @@ def _serve_rows(tokenizer: LLTokenizer, fds: list[int]) -> None:
     _limit_time(COMPILE_S)
     compiled = _compile(tokenizer, text)
     _limit_time(0.0)
+    os.write(control_fd, COMPILED.pack(time.process_time_ns() // 1000))
     _serve(control_fd, functools.partial(_follow, compiled, -(-tokenizer.vocab_size // 32) * 4))
 
 

@@ -46,7 +46,9 @@ _MAX_REASON = 500  # characters
 # properties are small.
 _SMALL = ((32, 5_000, 100), (96, 1_500, 200), (256, 400, 250))
 _SMALL_LEXER_FUEL = 200_000  # 10 ms
-_MAX_SMALL_TEXT = 32 * 1024  # characters; what is longer takes its time to read
+_MAX_SMALL_COMPILE_US = (
+    10_000  # of processor time: a chain of 600 rules takes 5 s, and 1,500 a process's stack
+)
 # Going by an output again takes 2-3 us a token, and is left to a child when it takes more than:
 _MAX_REPLAY_S, _MAX_REPLAY_TOKEN_S = 0.02, 2e-5
 _REPLAYED_AT_ONCE = 256  # tokens
@@ -58,6 +60,7 @@ _SAYINGS = {
     "current row has": "max_items_in_row",
     "initial lexer configuration": "initial_lexer_fuel",
     "lexer precomputation failed": "initial_lexer_fuel",
+    "fuel exhausted": "initial_lexer_fuel",
     "grammar size": "max_grammar_size",
 }
 
@@ -157,7 +160,7 @@ class Matcher:
             self.inner = None
 
     def _end_child(self, error: ChildError) -> None:
-        self.is_late = error.is_late
+        self.is_late = error.would_recur
         self.note_work(error.work_us)
         self.fail(str(error))
 
@@ -180,6 +183,7 @@ class Grammars:
         self._tokenizer: LLTokenizer | None = None
         self._limits: list[LLParserLimits] = []  # of `_SMALL`
         self._process: GrammarProcess | None = None  # for grammars that are not small
+        self._apart_us = 0  # what templates have computed, and no matcher has noted
         self._templates: OrderedDict[str, GrammarTemplate] = OrderedDict()
         self._has_children = False  # among the last matchers
         self._num_threads = count_cores()
@@ -207,7 +211,8 @@ class Grammars:
             # With a lexer of its own: what other rows cost is not counted here.
             matcher = Matcher(grammar, None if isinstance(compiled, _Large) else compiled.deep_copy())
             self._replay(matcher, output)
-        matcher.note_work(int((time.thread_time() - began) * 1e6))
+        matcher.note_work(int((time.thread_time() - began) * 1e6) + self._apart_us)
+        self._apart_us = 0
         return matcher
 
     def _replay(self, matcher: Matcher, output: list[int]) -> None:
@@ -313,31 +318,49 @@ class Grammars:
         return False
 
     def _compile(self, grammar: str) -> LLMatcher | _Large:
-        """The matcher at its beginning, which nobody may advance."""
+        """The matcher at its beginning, which nobody may advance. Raises _UnusableError."""
         tokenizer = self._load_tokenizer()
         compiled = self._compiled.use(grammar)
         if compiled is None:
-            compiled = self._try_to_compile(tokenizer, grammar)
+            compiled = self._compile_apart_first(tokenizer, grammar)
             self._compiled.keep(grammar, compiled)
         if isinstance(compiled, str):
-            raise _UnusableError(f"its grammar does not compile: {compiled}")
+            raise _UnusableError(compiled)
+        return compiled
+
+    def _compile_apart_first(self, tokenizer: LLTokenizer, grammar: str) -> LLMatcher | str | _Large:
+        """A new matcher, what is wrong with the text, or that it is not small. Raises _UnusableError.
+
+        What nobody has compiled may take for ever, or the process with it.
+        """
+        try:
+            self._apart_us = self._find_template(grammar).wait()
+        except ChildError as error:
+            self._apart_us, said = error.work_us, f"its grammar cannot be followed: {error}"
+            if error.would_recur:
+                return said
+            raise _UnusableError(said) from None
+        except OSError as error:
+            raise _UnusableError(f"no process can be started for its grammar: {error}") from None
+        if self._apart_us > _MAX_SMALL_COMPILE_US:
+            return _Large()
+        compiled = self._try_to_compile(tokenizer, grammar)
+        if not isinstance(compiled, _Large):
+            del self._templates[grammar]
         return compiled
 
     def _try_to_compile(self, tokenizer: LLTokenizer, grammar: str) -> LLMatcher | str | _Large:
-        """A new matcher, what is wrong with the text, or that it is not small."""
         from llguidance import LLMatcher
 
-        if len(grammar) > _MAX_SMALL_TEXT:
-            return _Large()
         for limits in self._limits:
             try:
                 matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
             except BaseException as error:
-                return _describe_panic(error)
+                return f"its grammar does not compile: {_describe_panic(error)}"
             if not matcher.is_error():
                 return matcher
             if _find_limit(matcher.get_error()) is None:
-                return _describe(matcher.get_error())
+                return f"its grammar does not compile: {_describe(matcher.get_error())}"
         return _Large()
 
     def _load_tokenizer(self) -> LLTokenizer:

@@ -452,3 +452,14 @@ def test_a_text_is_compiled_once_as_long_as_it_is_kept(monkeypatch: pytest.Monke
     for _ in range(2):
         assert "does not compile" in Row(grammars, ")").failure()
     assert compiled[5:] == [")"], "a bad one takes its time once, too"
+
+
+def test_a_chain_of_rules_that_takes_all_of_a_stack_to_compile_fails_its_row(grammars: Grammars) -> None:
+    rules = [f'a{number}: a{number + 1} | "b"' for number in range(6_000)]
+    text = LLMatcher.grammar_from_lark("\n".join(["start: a0", *rules, 'a6000: "a"']))
+    (edited,) = apply([Row(grammars, text)])[1]
+    assert re.search("SIGSEGV|processor time", edited.failure)
+    assert 0 < work_of(edited) < 1.0
+    _, others = apply([Row(grammars, text) for _ in range(9)])
+    assert {row.failure for row in others} == {edited.failure}
+    assert sum(map(work_of, others)) < 0.1, "nobody waits for that twice"
