@@ -194,6 +194,7 @@ class Grammars:
         self._compiled: KeptGrammars[LLMatcher | str | _Large] = KeptGrammars()
         self._last_s = 0.0  # how long the last masks took, on one core
         self._masks: NDArray[np.int32] = np.empty((0, -(-self._vocab_size // 32)), dtype=np.int32)
+        self._address = 0
 
     @property
     def is_slow(self) -> bool:
@@ -233,6 +234,7 @@ class Grammars:
         """
         if len(self._masks) < len(matchers):
             self._masks = np.empty((len(matchers), self._masks.shape[1]), dtype=np.int32)
+            self._address = self._masks.ctypes.data  # numpy takes 2 us to tell
         self._compute_here(matchers, token_ids)
         children = [place for place, matcher in enumerate(matchers) if matcher.needs_child]
         self._has_children = bool(children)
@@ -262,18 +264,17 @@ class Grammars:
 
     def _compute_here(self, matchers: Sequence[Matcher], token_ids: Sequence[int | None]) -> None:
         """Have all go on by their tokens, and compute the masks of those without a child."""
-        place, size = self._masks.ctypes.data, self._masks.strides[0]
+        place, size = self._address, self._masks.strides[0]
         places = range(place, place + size * len(matchers), size)
         rows = zip(matchers, places, token_ids, strict=True)
-        started = time.perf_counter()
         if len(matchers) > 1 and self._last_s > _MIN_SHARED_S:
-            self._share(functools.partial(_fill_masks, iter(list(rows)), size))
+            started = time.perf_counter()
+            self._share(functools.partial(_fill_masks, iter(list(rows)), size, True))
             self._last_s = (time.perf_counter() - started) * self._num_threads
         else:
-            _fill_masks(rows, size)
-            self._last_s = time.perf_counter() - started
+            self._last_s = _fill_masks(rows, size, self._last_s > MIN_ROW_WORK_US * 1e-6)
 
-    def _share(self, work: Callable[[], None]) -> None:
+    def _share(self, work: Callable[[], object]) -> None:
         """Have all threads do it at once; those that have not begun when this one is done come too late."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(max(1, self._num_threads - 1), "grammars")
@@ -395,12 +396,15 @@ class Grammars:
         return ""
 
 
-def _fill_masks(rows: Iterator[tuple[Matcher, int, int | None]], size: int) -> None:
-    """Fill the mask of each matcher at its address, and note what took long."""
-    # Once a mask, of which many take 4 us: the thread's own time takes 0.7 us to read, the clock's 0.2.
+def _fill_masks(rows: Iterator[tuple[Matcher, int, int | None]], size: int, were_long: bool) -> float:
+    """Fill the mask of each matcher at its address, and note what took long. Returns seconds.
+
+    Many masks take 4 us, a look at the thread's own time 0.7 and at the clock 0.2: so each is timed by the
+    clock, and where the last ones `were_long` what the thread did not compute of it is left out.
+    """
     long: list[tuple[Matcher, int]] = []
-    thread_began, began = time.thread_time_ns(), time.perf_counter_ns()
-    last = began
+    thread_began = time.thread_time_ns() if were_long else 0
+    began = last = time.perf_counter_ns()
     for matcher, place, token_id in rows:
         matcher.fill_mask(place, size, token_id)
         now = time.perf_counter_ns()
@@ -408,9 +412,10 @@ def _fill_masks(rows: Iterator[tuple[Matcher, int, int | None]], size: int) -> N
             long.append((matcher, now - last))
         last = now
     if long:
-        share = (time.thread_time_ns() - thread_began) / (last - began)
+        share = min(1.0, (time.thread_time_ns() - thread_began) / (last - began)) if were_long else 1.0
         for matcher, took_ns in long:
-            matcher.note_work(int(took_ns * min(1.0, share)) // 1000)
+            matcher.note_work(int(took_ns * share) // 1000)
+    return (last - began) * 1e-9
 
 
 class _UnusableError(Exception):
