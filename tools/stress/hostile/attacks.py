@@ -6,7 +6,7 @@ import random
 
 from .attack import Attack
 from .bodies import REQUESTS, RequestAttack
-from .grammars import BadGrammars, DearGrammars, HeavyMasks
+from .grammars import AmbiguousRows, BadGrammars, DearGrammars, ExplodingMasks, FailingRows, HeavyMasks
 from .grpc_calls import GrpcConnections, GrpcStrangers
 from .machine import Calls, CoreConnections, DeletedFiles, FullDisk, Junk
 from .plan import Target
@@ -45,6 +45,9 @@ _CLASSES: dict[str, type[Attack]] = {
     "dear-grammars": DearGrammars,
     "bad-grammars": BadGrammars,
     "heavy-masks": HeavyMasks,
+    "exploding-masks": ExplodingMasks,
+    "ambiguous-rows": AmbiguousRows,
+    "failing-rows": FailingRows,
     "grpc-connections": GrpcConnections,
     "grpc-strangers": GrpcStrangers,
     "junk": Junk,
