@@ -252,6 +252,7 @@ class EngineCore:
             raise ProtocolError(f"step {step.step_id} sampled rows {step.sampled_rows}, not {output.rows}")
         if step.pooled:
             _check_pooled(step, output)
+        self._scheduler.note_work(step, output)
         logprobs: dict[int, RowLogprobs] = {}
         if output.logprobs:
             logprobs = {entry.row: entry for entry in output.logprobs}

@@ -33,6 +33,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     update_s_total: float  # time in update()
     step_wait_s_total: float  # time blocked on the executor with work in flight
     held_bytes: int = 0  # the price of all live requests
+    row_work_s_total: float = 0.0  # of the worker, that rows took for themselves (ipc/step.py: RowWork)
     prefix_misses_unknown_total: int = 0  # tokens of whole blocks that were not found: nobody has had them
     prefix_misses_evicted_total: int = 0  # they were there, and gave way to others
     prefix_misses_other_salt_total: int = 0  # the tenant has had them with another cache_salt
@@ -56,6 +57,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     held_bytes: int = 0  # its price: what the core holds for it (request_price.py)
     num_cached_tokens: int = 0  # of its prompt, found when it began
     prefix_miss: str = ""  # no such prefix, evicted, other salt, not looked up; empty: all was found
+    work_s: float = 0.0  # of the worker, that its row took for itself
     kind: str = ""  # its purpose, "grammar", "pooling", or "beams" and their number; empty: none of these
 
 

@@ -26,6 +26,10 @@ class KeptGrammars(Generic[Value]):
     def __contains__(self, grammar: str) -> bool:
         return grammar in self._values
 
+    def find(self, grammar: str) -> Value | None:
+        """Its value, without using it; None if it is not kept."""
+        return self._values.get(grammar)
+
     def use(self, grammar: str) -> Value | None:
         """Its value, which is now the last to go; None if it is not kept."""
         value = self._values.get(grammar)

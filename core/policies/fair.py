@@ -246,6 +246,10 @@ class FairPolicy(Policy[FairQueue]):
         """Charge every beam's tokens."""
         account_of(request).charge(num_tokens)
 
+    def note_work(self, request: Request, num_tokens: float) -> None:
+        """Charge it like tokens."""
+        account_of(request).charge(num_tokens)
+
     def note_launch(self, step: Step) -> None:
         """Charge the decodes."""
         for request in step.requests:  # Account.charge is not called: a call each is 0.04 ms at 256 rows

@@ -43,7 +43,7 @@ class Account:
         """Rows over weight."""
         return self.num_rows / self.weight
 
-    def charge(self, num_tokens: int) -> None:
+    def charge(self, num_tokens: float) -> None:
         """Count tokens as served."""
         self.counter += num_tokens / self.weight
         self.is_served = True

@@ -157,6 +157,9 @@ class Policy(Generic[QueueT]):
     def note_beams(self, request: Request, num_tokens: int) -> None:
         """So many tokens of its beams were entered in the step."""
 
+    def note_work(self, request: Request, num_tokens: float) -> None:
+        """What its rows did for themselves in a step took as long as so many tokens of that step."""
+
     def note_launch(self, step: Step) -> None:
         """The step is formed and goes to the worker."""
 

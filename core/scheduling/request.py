@@ -129,6 +129,12 @@ class Request:
     num_sequences: int = 1  # likewise
     answer_bytes: int = 0  # part of its price: what is pooled of it
     num_pooled_tokens: int = 0  # of a token-wise task, those whose vectors were delivered
+    # Its own work in steps (work_turns.py):
+    work_us: int | None = None  # of its next token, as those before say; None: nobody knows
+    entry_work_us: int = 0  # of its first token in a row, beside that
+    num_measured: int = 0  # tokens since it has its row
+    total_work_us: int = 0
+    last_turn: int = 0
     scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float = 0.0

@@ -18,8 +18,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
 from ...ipc.config import SchedulerConfig
-from ...ipc.kept_grammars import KeptGrammars
-from ...ipc.step import SchedulerOutput
+from ...ipc.step import ModelRunnerOutput, SchedulerOutput
 from ..kv.kv_cache_manager import KVCacheManager
 from ..policies import POLICIES
 from ..stats.stats import EngineCounters
@@ -30,12 +29,11 @@ from .request_queue import WaitingRequests
 from .running_batch import RunningBatch
 from .stage_turns import take_next_turn, take_turn
 from .step import Step
+from .work_turns import WorkTurns
 
 # Of the requests that enter rows in one step, beyond the first: 256 prompts of 131,072 tokens whose
 # beginnings are cached would else be one frame of 134 MB, and one of 8 MB takes 35 ms to encode.
 MAX_NEW_BYTES = 1024 * 1024
-# Of the grammars that are new to the worker: it compiles one within the step, in up to 0.1 s.
-MAX_NEW_GRAMMARS = 2
 
 
 class Scheduler:
@@ -57,7 +55,7 @@ class Scheduler:
         self.policy = POLICIES[config.policy](self.batch, monotonic)
         self.in_flight = self.batch.in_flight
         self.beams = BeamScheduler(self.batch, self.policy, self._size_chunk, self._preempt)
-        self._compiled: KeptGrammars[bool] = KeptGrammars()  # by the worker
+        self._turns = WorkTurns(self.batch)
         self._next_step_id = 0
         self._lacks_work = False  # when a step was last to be formed
         self._num_untried = 0  # requests that came, or came back, after the last step was put together
@@ -94,6 +92,13 @@ class Scheduler:
         self.policy.note_complete(step)
         return step
 
+    def note_work(self, step: Step, output: ModelRunnerOutput) -> None:
+        """Learn from a complete step's result what its rows' own work took; their tenants are charged."""
+        for request, num_tokens in self._turns.note_result(step, output):
+            self.policy.note_work(request, num_tokens)
+        for entry in output.row_work:
+            self._counters.row_work_s += 1e-6 * entry.work_us
+
     def index_full_blocks(self, request: Request) -> None:
         """Tell the prefix index of blocks that a token which has just become known completes.
 
@@ -105,7 +110,7 @@ class Scheduler:
     def preempt_all(self) -> None:
         """Forget rows and steps in flight, as the worker has; every running request waits again."""
         self.batch.forget_steps()
-        self._compiled.clear()  # the worker may be another one
+        self._turns.reset()
         self._num_untried += len(self.running)  # each has a row again in the next step
         while self.running:
             self._preempt(self.running[-1])
@@ -131,7 +136,8 @@ class Scheduler:
         for victim in self.policy.choose_victims():
             self._preempt(victim)
         self.beams.allocate()
-        decodes, num_stages = self.policy.choose_decodes(step), self._config.num_stages
+        decodes = self._turns.limit(step, self.policy.choose_decodes(step))
+        num_stages = self._config.num_stages
         turn = decodes if num_stages == 1 else take_turn(decodes, self.in_flight, num_stages)
         prefills = self._schedule_decodes(step, turn)
         if prefills:
@@ -142,6 +148,8 @@ class Scheduler:
             self._schedule_prompt(step, request)
         if num_stages > 1 and not step.rows:
             self._schedule_decodes(step, take_next_turn(decodes, num_stages, self._config.run_ahead))
+        if step.held and not step.rows and not self.in_flight:
+            self._schedule_decodes(step, self._turns.take_held(step))
         self._lacks_work = not step.rows
         return self._launch(step) if step.rows else None
 
@@ -168,6 +176,8 @@ class Scheduler:
                 break
             request.num_computed_tokens = known
             request.num_placeholders += 1
+            if request.grammar and not request.num_measured:
+                self._turns.note_sample(request)
             add_row(request.row)  # pyright: ignore[reportArgumentType]
             add_request(request)
         step.token_budget -= len(step.rows)
@@ -192,8 +202,10 @@ class Scheduler:
         """Give a running request the next part of its prompt, or admit a waiting one with the first part."""
         if request.row is None:
             self._admit(step, request)
-        elif num_tokens := self._size_chunk(step, request, request.num_tokens - request.num_computed_tokens):
-            self._add_chunk(step, request, num_tokens)
+        else:
+            num_missing = request.num_tokens - request.num_computed_tokens
+            if num_tokens := self._size_beginning(step, request, num_missing):
+                self._add_chunk(step, request, num_tokens)
 
     def _admit(self, step: Step, request: Request) -> None:
         """Let a waiting request in, if tokens and blocks suffice; there is a free row."""
@@ -203,23 +215,26 @@ class Scheduler:
             return
         if step.new_requests and step.new_bytes + request.held_bytes - request.answer_bytes > MAX_NEW_BYTES:
             return
-        if request.grammar and not self._may_bring(step, request.grammar):
-            return
         if not may_run_beside(request, self.running):
             return
         hits = self._manager.find_prefix(request)
         num_missing = request.num_tokens - len(hits) * self._manager.block_size
-        num_tokens = self._size_chunk(step, request, num_missing)
+        num_tokens = self._size_beginning(step, request, num_missing)
+        if num_missing == 1 and num_tokens == 0 and hits:  # its last token has to wait: compute others again
+            hits = hits[:-1]
+            num_tokens = self._size_beginning(step, request, 1 + self._manager.block_size)
         if num_tokens == 0 or not self._manager.allocate(request, hits, self.batch.num_reserved_blocks):
             return
         self.policy.remove(request)
         self._enter(step, request)
         self._add_chunk(step, request, num_tokens)
 
-    def _may_bring(self, step: Step, grammar: str) -> bool:
-        """Whether the worker has time in this step for a request with the grammar."""
-        is_known = grammar in self._compiled or grammar in step.new_grammars
-        return is_known or len(step.new_grammars) < MAX_NEW_GRAMMARS
+    def _size_beginning(self, step: Step, request: Request, num_missing: int) -> int:
+        """As `_size_chunk`; without the last token, if what that is followed by has to wait for its turn."""
+        num_tokens = self._size_chunk(step, request, num_missing)
+        if num_tokens == num_missing and not self._turns.may_begin(step, request):
+            return num_tokens - 1 if self._config.enable_chunked_prefill else 0
+        return num_tokens
 
     def _size_chunk(self, step: Step, request: Request, num_missing: int) -> int:
         """How many of `num_missing` tokens of the request's prompt this step takes, 0 if none."""
@@ -258,8 +273,7 @@ class Scheduler:
             request.prefix_miss = "not looked up"
         self.batch.enter(request)
         self.policy.note_enter(step, request)
-        if request.grammar and request.grammar not in self._compiled:
-            step.new_grammars.add(request.grammar)
+        self._turns.enter(request)
         step.new_requests.append(request.to_new_request_data())
         step.new_bytes += request.held_bytes - request.answer_bytes
 
@@ -296,8 +310,7 @@ class Scheduler:
             request.num_placeholders += 1
             step.sampled.append(request)
             step.sampled_rows.append(request.row)
-            if request.grammar and not self._compiled.use(request.grammar):
-                self._compiled.keep(request.grammar, True)
+            self._turns.begin(step, request)
         if request.num_computed_tokens >= request.next_index_at:
             self._manager.index_full_blocks(request, step.indexed_blocks)
         self.policy.note_chunk(step, request, num_tokens)
@@ -332,6 +345,7 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self.policy.note_release(request)
+        self._turns.leave(request)
         self.batch.release(request)
 
     # -- looking in

@@ -25,7 +25,6 @@ class Step:
     sampled_rows: list[int] = field(default_factory=list)
     new_requests: list[NewRequestData] = field(default_factory=list)
     new_bytes: int = 0  # the price of those
-    new_grammars: set[str] = field(default_factory=set)  # of those, what the worker has not compiled
     new_block_ids: list[tuple[int, list[int]]] = field(default_factory=list)
     forks: list[RowFork] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
@@ -36,6 +35,11 @@ class Step:
     pooled: list[Request] = field(default_factory=list)  # whose prompt is complete, in the order of `rows`
     pooled_rows: list[int] = field(default_factory=list)
     answer_bytes: int = 0  # of the token-wise answers to what it computes
+    work_prices: dict[Request, int] = field(
+        default_factory=dict
+    )  # us, of the dear rows in it (work_turns.py)
+    held: list[Request] = field(default_factory=list)  # dear ones that could have decoded in it
+    has_begun_dear: bool = False  # one of the dear rows is new
     policy_data: Any = None  # what the scheduling policy notes of it; nobody else's business
 
     @property

@@ -16,6 +16,7 @@ class Tenant:
     num_live: int = 0  # requests that wait or run
     num_rows: int = 0  # of them, those that run
     held_bytes: int = 0  # the price of all its live requests
+    work_clock_us: float = 0.0  # what its rows' own work took, over its weight (work_turns.py)
 
 
 class TenantLedger:

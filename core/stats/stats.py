@@ -53,6 +53,7 @@ class EngineCounters:
     prefix_misses_other_salt: int = 0
     prompt_tokens: int = 0  # computed in prefill, after preemption again; cached ones not
     generation_tokens: int = 0
+    row_work_s: float = 0.0  # of the worker, that rows took for themselves: grammars, processors, logprobs
     schedule_s: float = 0.0
     update_s: float = 0.0
     step_wait_s: float = 0.0  # blocked on the executor with work in flight; counted by the busy loop

@@ -11,6 +11,7 @@ import itertools
 import zlib
 from array import array
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ...core.scheduling.beam_search import BeamSearchState, read_candidates
@@ -29,12 +30,14 @@ from ...ipc.model_spec import (
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import SamplingParams
 from ...ipc.step import (
+    MIN_ROW_WORK_US,
     ModelRunnerOutput,
     NewRequestData,
     RowFailure,
     RowFork,
     RowLogprobs,
     RowPooled,
+    RowWork,
     SchedulerOutput,
     StepFailed,
 )
@@ -202,6 +205,8 @@ class FakeWorker:
     poisoned: set[str] = field(default_factory=set[str])
     bad: set[str] = field(default_factory=set[str])
     stuck: set[str] = field(default_factory=set[str])
+    work_us: Mapping[str, int] = field(default_factory=dict[str, int])  # of each token of these requests
+    pass_s: float = 0.0  # how long a step takes without that
     fail_next: str | None = None
     rows: dict[int, FakeRow] = field(default_factory=dict[int, FakeRow])
     slots: dict[int, int] = field(default_factory=dict[int, int])  # slot -> digest
@@ -386,14 +391,17 @@ class FakeWorker:
         may_be_bad = rows + [entry.row for entry in pooled]
         bad_rows = [row for row in may_be_bad if self.rows[row].request_id in self.bad] if self.bad else []
         stuck = [row for row in rows if self.rows[row].request_id in self.stuck] if self.stuck else []
+        work = [(row, self.work_us.get(self.rows[row].request_id, 0)) for row in rows] if self.work_us else []
         return ModelRunnerOutput(
             step.step_id,
             rows,
             token_ids,
             logprobs,
             bad_rows,
+            execute_s=self.pass_s + 1e-6 * sum(work_us for _, work_us in work),
             failed_rows=[RowFailure(row, "stuck") for row in stuck],
             pooled=[entry for entry in pooled if entry.row not in bad_rows],
+            row_work=[RowWork(row, work_us) for row, work_us in work if work_us >= MIN_ROW_WORK_US],
         )
 
     def _prompt_logprobs(self, state: FakeRow, start: int) -> LogprobsBlock | None:
