@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from .attack import Attack
+from .behind import JunkBehind
 from .bodies import REQUESTS, RequestAttack
 from .grammars import BadGrammars, DearGrammars, HeavyMasks
 from .grpc_calls import GrpcConnections, GrpcStrangers
@@ -48,6 +49,7 @@ _CLASSES: dict[str, type[Attack]] = {
     "grpc-connections": GrpcConnections,
     "grpc-strangers": GrpcStrangers,
     "junk": Junk,
+    "junk-behind": JunkBehind,
     "calls": Calls,
     "core-connections": CoreConnections,
     "deleted-files": DeletedFiles,
