@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from .attack import Attack
+from .behind import JunkBehind
 from .bodies import REQUESTS, RequestAttack
 from .grammars import AmbiguousRows, BadGrammars, DearGrammars, ExplodingMasks, FailingRows, HeavyMasks
 from .grpc_calls import GrpcConnections, GrpcStrangers
@@ -51,6 +52,7 @@ _CLASSES: dict[str, type[Attack]] = {
     "grpc-connections": GrpcConnections,
     "grpc-strangers": GrpcStrangers,
     "junk": Junk,
+    "junk-behind": JunkBehind,
     "calls": Calls,
     "core-connections": CoreConnections,
     "deleted-files": DeletedFiles,

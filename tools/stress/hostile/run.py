@@ -31,11 +31,13 @@ from .judge import (
     HostileResult,
     Phase,
     check_answers,
+    check_costs,
     check_latency,
     check_losses,
     check_memory,
     check_tries,
     measure,
+    measure_costs,
     measure_memory,
 )
 from .plan import AttackPlan, Target, draw_turns
@@ -76,7 +78,7 @@ def run_hostile(options: HostileOptions) -> int:
     facts = describe_machine()
     print(format_machine(facts) + "\n", flush=True)
     result = play_hostile(options)
-    print(format_hostile(result))
+    print(format_hostile(result, options.margin_s))
     if options.json_path is not None:
         write_hostile(result, facts, options.json_path)
     return BROKEN_EXIT_CODE if result.broken else 0
@@ -151,6 +153,8 @@ def _judge(site: Site, options: HostileOptions, golden: Sequence[Golden], result
     result.broken += check_losses(result.samples, _COUNTS, result.logs)
     latencies = [measure(result.records, phase) for phase in (calm, hostile)]
     result.broken += check_latency(latencies[0], latencies[1], options.margin_s)
+    result.costs = measure_costs(result.records, result.reports)
+    result.broken += check_costs(result.costs, latencies[0], options.margin_s)
     result.broken += check_tries(result.records)
     result.broken += check_answers(result.reports)
     result.broken += check_memory(result.memories)
