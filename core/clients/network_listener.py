@@ -24,7 +24,7 @@ import zmq
 from zmq.utils import z85
 
 from ...ipc.codec import MAX_BODY_BYTES
-from ...ipc.network.keys import AuthorizedClients, KeyRing, ServerKeys
+from ...ipc.network.keys import AuthorizedClients, ClientGrant, KeyRing, ServerKeys
 from ...ipc.processes.child_args import NetworkArgs
 from ...ipc.sockets import (
     HEARTBEAT_TIMEOUT_MS,
@@ -35,7 +35,7 @@ from ...ipc.sockets import (
     send_to,
 )
 from .listener import call_unlocked, take_event
-from .remote_clients import to_remote_identity, to_socket_identity
+from .remote_clients import find_key, to_remote_identity, to_socket_identity
 
 _log = logging.getLogger(__name__)
 
@@ -105,8 +105,9 @@ class NetworkListener:
         with contextlib.suppress(zmq.Again):
             while True:
                 identity, *frames = self.router.recv_multipart(NOBLOCK, copy=False)
-                if self._knows(identity):
-                    yield to_remote_identity(identity.bytes), [frame.bytes for frame in frames]
+                key = str(identity.get("User-Id")).encode()
+                if self._knows(identity, key):
+                    yield to_remote_identity(identity.bytes, key), [frame.bytes for frame in frames]
 
     def send(self, identity: bytes, frames: tuple[bytes]) -> None:
         """As `send_to`, to an identity of `receive`."""
@@ -123,10 +124,14 @@ class NetworkListener:
         self._context.destroy(linger=linger_ms)
         self._port.close()
 
-    def _knows(self, frame: zmq.Frame) -> bool:
+    def find_grant(self, identity: bytes) -> ClientGrant:
+        """What the operator lets a client be, with an identity of `receive`."""
+        return self._clients.find_grant(find_key(identity)) or ClientGrant()
+
+    def _knows(self, frame: zmq.Frame, key: bytes) -> bool:
         """Whether the sender's key is let in by now. If not its connection is cut."""
         fd = int(frame.get(zmq.SRCFD))
-        if self._clients.find_name(str(frame.get("User-Id")).encode()) is None:
+        if self._clients.find_grant(key) is None:
             self._cut(fd)
             return False
         with self._limits_lock:
@@ -189,7 +194,7 @@ class _KeyChecker:
         """The answer to one caller (RFC 27): 200 with its key as the user's name, or 400."""
         _, request_id, _, address, _, mechanism, *credentials = request
         key = z85.encode(credentials[0]) if mechanism == b"CURVE" and credentials else b""
-        if self._clients.find_name(key) is not None:
+        if self._clients.find_grant(key) is not None:
             return [b"1.0", request_id, b"200", b"OK", key, b""]
         now = time.monotonic()
         if now >= self._remark_at:

@@ -149,6 +149,7 @@ class StatsCollector:
             num_cached_tokens=request.num_cached_tokens or 0,
             prefix_miss=request.prefix_miss,
             kind=_describe_kind(request),
+            owner=request.owner,
         )
 
     def _why_waiting(self, request: Request) -> str:

@@ -16,6 +16,7 @@ from quire.ipc.network.keys import (
     SERVER_PUBLIC,
     SERVER_SECRET,
     AuthorizedClients,
+    ClientGrant,
     add_client,
     make_keys,
     read_client_keys,
@@ -33,7 +34,7 @@ def test_what_is_made_fits_together(folder: Path) -> None:
     server, client = read_server_keys(folder), read_client_keys(folder)
     assert client.server == server.public == (folder / SERVER_PUBLIC).read_bytes().strip()
     assert client.public == zmq.curve_public(client.secret)
-    assert AuthorizedClients(folder).find_name(client.public) == "client"
+    assert AuthorizedClients(folder).find_grant(client.public) == ClientGrant("client")
 
 
 def test_secrets_are_their_owners_whatever_the_umask(tmp_path: Path) -> None:
@@ -84,10 +85,10 @@ def test_the_list_is_read_again_when_it_changes(folder: Path, tmp_path: Path) ->
     clients = AuthorizedClients(folder)
     add_client(folder, tmp_path / "laptop")
     key = (tmp_path / "laptop" / CLIENT_PUBLIC).read_bytes().strip()
-    assert clients.find_name(key) == "laptop"
+    assert clients.find_grant(key) == ClientGrant("laptop")
     assert read_client_keys(tmp_path / "laptop").server == read_server_keys(folder).public
     (folder / CLIENTS).write_text("# nobody\n")
-    assert clients.find_name(key) is None
+    assert clients.find_grant(key) is None
 
 
 def test_a_client_is_let_in_whose_line_comes_after_one_without_an_end(folder: Path, tmp_path: Path) -> None:
@@ -95,17 +96,17 @@ def test_a_client_is_let_in_whose_line_comes_after_one_without_an_end(folder: Pa
     (folder / CLIENTS).write_bytes(before)
     add_client(folder, tmp_path / "laptop")
     key = (tmp_path / "laptop" / CLIENT_PUBLIC).read_bytes().strip()
-    assert AuthorizedClients(folder).find_name(key) == "laptop"
-    assert AuthorizedClients(folder).find_name(read_client_keys(folder).public) == "client"
+    assert AuthorizedClients(folder).find_grant(key) == ClientGrant("laptop")
+    assert AuthorizedClients(folder).find_grant(read_client_keys(folder).public) == ClientGrant("client")
 
 
 def test_without_its_list_nobody_is_let_in(folder: Path) -> None:
     clients, key = AuthorizedClients(folder), read_client_keys(folder).public
     text = (folder / CLIENTS).read_bytes()
     (folder / CLIENTS).unlink()
-    assert clients.find_name(key) is None
+    assert clients.find_grant(key) is None
     (folder / CLIENTS).write_bytes(text)
-    assert clients.find_name(key) == "client"
+    assert clients.find_grant(key) == ClientGrant("client")
 
 
 def test_a_folder_of_somebody_elses_things_is_not_made_a_clients(folder: Path, tmp_path: Path) -> None:
