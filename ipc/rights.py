@@ -238,6 +238,11 @@ METHODS: dict[str, ServerRight] = {
 }
 
 
+def check_route(path: str) -> None:
+    """AssertionError for a route or a method that nobody has rights to."""
+    assert path in ROUTES or path in METHODS, f"{path} has no row in ipc/rights.py"
+
+
 def find_reach(path: str, standing: Standing) -> Reach:
     """What a caller reaches by a route or a method; NONE of one that has no row."""
     right = ROUTES.get(path) or METHODS.get(path)
