@@ -7,7 +7,10 @@ from quire.frontend.cli.entry import run_command
 from quire.tools.stress.hostile.report import format_hostile
 from quire.tools.stress.hostile.run import NUM_STREAMS, HostileOptions, play_hostile
 
-ATTACKS = ("slow-heads", "endless-trailer", "strangers-bodies", "upgrade", "unknown-field", "junk", "flood")
+ATTACKS = (
+    *("slow-heads", "endless-trailer", "strangers-bodies", "upgrade", "unknown-field", "junk", "flood"),
+    *("network-client", "keyless-neighbour"),
+)
 
 
 def test_a_few_attacks_cost_ordinary_streams_nothing() -> None:

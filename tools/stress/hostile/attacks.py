@@ -9,6 +9,7 @@ from .bodies import REQUESTS, RequestAttack
 from .grammars import BadGrammars, DearGrammars, HeavyMasks
 from .grpc_calls import GrpcConnections, GrpcStrangers
 from .machine import Calls, CoreConnections, DeletedFiles, FullDisk, Junk
+from .others import KeylessNeighbour, NetworkClient
 from .plan import Target
 from .streams import (
     EndlessChunks,
@@ -50,6 +51,8 @@ _CLASSES: dict[str, type[Attack]] = {
     "junk": Junk,
     "calls": Calls,
     "core-connections": CoreConnections,
+    "network-client": NetworkClient,
+    "keyless-neighbour": KeylessNeighbour,
     "deleted-files": DeletedFiles,
     "full-disk": FullDisk,
 }
