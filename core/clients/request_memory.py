@@ -12,7 +12,9 @@ import hashlib
 import logging
 import os
 import struct
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 _log = logging.getLogger(__name__)
@@ -20,6 +22,7 @@ _log = logging.getLogger(__name__)
 _RECORD = struct.Struct("<8sdB")  # name, arrival, cores that have ended with it live; a name of zeros: none
 _EMPTY = bytes(_RECORD.size)
 _MAX_READ = 65536  # records of an earlier core
+_KEEP_S = 60.0  # a place in the queue is kept so long, for clients connect again within seconds
 _MAX_LOST = 4096  # requests that are remembered though they are not live
 _MAX_ENDS = 255
 
@@ -38,8 +41,11 @@ _NEW = PastLife()
 class RequestMemory:
     """Of one core. `path` is where the next one looks; '' keeps nothing beyond this one."""
 
-    def __init__(self, path: str = "") -> None:
+    def __init__(self, path: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._past: OrderedDict[bytes, PastLife] = OrderedDict()  # not live, the longest ago first
+        self._lost_at: dict[bytes, float] = {}  # of those that this core has lost
+        self._clock = clock
+        self._began_at: float | None = None  # when the first of those came that the core before had
         self._live: dict[bytes, tuple[int, PastLife]] = {}  # name -> its place in the file
         self._free: list[int] = []
         self._num_places = 0
@@ -49,13 +55,20 @@ class RequestMemory:
             self._read()
 
     def find(self, scope: str, request_id: str) -> PastLife:
-        """What is known of a request of this key that comes now."""
-        return self._past.get(_name(scope, request_id), _NEW)
+        """What is known of a request of this key that comes now; nothing if it was away too long."""
+        name, now = _name(scope, request_id), self._clock()
+        if self._began_at is None:
+            self._began_at = now
+        if now - self._lost_at.get(name, self._began_at) > _KEEP_S:
+            return _NEW
+        return self._past.get(name, _NEW)
 
     def add(self, scope: str, request_id: str, arrival: float) -> None:
         """It is live from now on."""
         name = _name(scope, request_id)
-        past = self._past.pop(name, _NEW)
+        past = self.find(scope, request_id)
+        self._past.pop(name, None)
+        self._lost_at.pop(name, None)
         life = PastLife(past.arrival if past.arrival is not None else arrival, past.num_attempts)
         if self._free:
             place = self._free.pop()
@@ -72,9 +85,10 @@ class RequestMemory:
         """Its client is gone, and may come again with it."""
         name = _name(scope, request_id)
         if (life := self._take_out(name)) is not None:
-            self._past[name] = life
-            if len(self._past) > _MAX_LOST:
-                self._past.popitem(last=False)
+            self._past[name], self._lost_at[name] = life, self._clock()
+            if len(self._lost_at) > _MAX_LOST:
+                first = next(iter(self._lost_at))
+                del self._lost_at[first], self._past[first]
 
     def close(self) -> None:
         """Its core ends as it should."""

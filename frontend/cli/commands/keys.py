@@ -20,8 +20,8 @@ commands:
 A daemon takes the folder: quire daemon start --listen tcp://HOST:PORT --keys DIR. A client needs of it
 {CLIENT_SECRET} and {SERVER_PUBLIC}: copy these two (or move a NEW_DIR) to its machine, and give the folder
 there: quire generate --attach tcp://HOST:PORT --keys FOLDER, LLM(attach="tcp://HOST:PORT", keys="FOLDER").
-To lock a client out remove its line from DIR/{CLIENTS}: the file is read again when it changes. A line may say
-what its client is beside that: KEY NAME weight=2 priority=-1 tenants=own.
+To lock a client out remove its line from DIR/{CLIENTS}: the file is read again when it changes. A line may
+grant its client more, behind the name: weight=2 priority=-1 tenants=own.
 """
 
 

@@ -281,6 +281,30 @@ def test_a_request_keeps_its_place_over_a_lost_core_and_a_lost_connection(tmp_pa
     assert core.find("slow 2").order[1] == 1200.0
 
 
+def test_a_place_that_was_left_for_a_minute_is_lost() -> None:
+    now = 0.0
+    core = Core(memory=RequestMemory(clock=lambda: now))
+    for name in ("soon", "late"):
+        core.add(ONE, name, [1])
+    core.registry.take(ONE, hello())
+    core.engine.clock.now = 5000.0
+    now = 59.0
+    core.add(ONE, "soon", [1])
+    now = 61.0
+    core.add(ONE, "late", [1])
+    assert [core.find(name).order[1] for name in ("soon", "late")] == [1000.0, 5000.0]
+
+
+def test_what_is_remembered_of_lost_requests_is_bounded() -> None:
+    memory = RequestMemory()
+    for number in range(5000):
+        memory.add("scope", f"{number}", 1.0)
+        memory.lose("scope", f"{number}")
+    assert memory.find("scope", "0").arrival is None
+    assert memory.find("scope", "4999").arrival == 1.0
+    assert len(memory._past) == len(memory._lost_at) == 4096
+
+
 def test_a_request_runs_alone_after_as_many_cores_as_it_was_live_in(tmp_path: Path) -> None:
     path = tmp_path / "live"
     core = Core(memory=RequestMemory(str(path)))
