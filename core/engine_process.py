@@ -45,6 +45,7 @@ from .clients.client_registry import ClientRegistry, GroupRoster
 from .clients.listener import Listener
 from .clients.network_listener import NetworkListener
 from .clients.remote_clients import is_remote
+from .clients.request_memory import RequestMemory
 from .engine_loop import EngineEnd, EngineLoop
 from .executor import make_executor
 from .file_digests import start_digests
@@ -80,6 +81,10 @@ class EngineCoreProcess:
         self._executor = make_executor(config, self._context, args.worker_address)
         group = GroupRoster(args.engine_index, args.roster, args.owner_identity)
         self._registry = ClientRegistry(secrets.token_hex(8), started_at, self._send, group=group)
+        if self._network is not None:
+            self._registry.find_grant = self._network.find_grant
+            if args.journal_path:
+                self._registry.memory = RequestMemory(f"{args.journal_path}.live")
         startup = StartupClock("start core", started_at)
         self._loop = EngineLoop(config, self._executor, self._registry, startup, args.journal_path)
         self._lifeline_fd = lifeline_fd
@@ -104,6 +109,8 @@ class EngineCoreProcess:
             end = self._serve()
             self._tell_clients(end)
             exit_code = end.exit_code
+            if exit_code == EXIT_OK:
+                self._registry.memory.close()
         except Exception:
             _log.error("engine core failed\n%s", traceback.format_exc())
             exit_code = EXIT_CRASHED

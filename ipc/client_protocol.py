@@ -24,8 +24,8 @@ from .errors import (
     ProtocolError,
     raise_remote,
 )
+from .fair_share import MAX_CLIENT_WEIGHT
 from .messages import (
-    MAX_CLIENT_WEIGHT,
     PROTOCOL_VERSION,
     AbortRequests,
     EngineCoreOutput,

@@ -18,6 +18,7 @@ from msgspec import Meta
 from .beam_search import BeamSearch
 from .config import RecoveryConfig
 from .engine_views import EngineMetrics, EngineSnapshot, SchedulerStats, StepTrace
+from .fair_share import MAX_CLIENT_WEIGHT
 from .file_identity import NotedFiles
 from .network.served_files import ServedFiles
 from .pooling_params import PoolingParams
@@ -38,7 +39,6 @@ MAX_REQUESTS_PER_FRAME = 128  # likewise; a core takes on so many in some 3 ms
 MAX_EOS_TOKEN_IDS = 1024
 MAX_REASON_LENGTH = 65536
 MAX_TENANT_LENGTH = 128
-MAX_CLIENT_WEIGHT = 1000.0
 MAX_TIMEOUT_S = 86400.0 * 7
 MAX_ROSTER_ENTRIES = 1024
 MAX_SOCKET_NAME_LENGTH = 64

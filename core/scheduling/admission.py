@@ -178,17 +178,22 @@ def find_overload(
     config: SchedulerConfig,
     scheduler: Scheduler,
     tenants: TenantLedger,
+    *,
+    is_bounded: bool = False,
 ) -> str | None:
     """Why this request may not wait, None if it may. The tenant's account has it and its bytes already.
 
     Under the fair policy a tenant has its share of both bounds. A resumed request was taken on before, so
-    it finds a place; its bytes do while there are twice as many, which is as far as shares reach.
+    it finds a place; its bytes do while there are twice as many, which is as far as shares reach. Of a client
+    that is not simply believed (`is_bounded`) so do places, with those that can run.
     """
     was_taken_on = request.is_resumed or bool(request.output_token_ids)
     part = tenant.weight / tenants.active_weight
     policy = scheduler.policy
     bound = config.max_num_queued_reqs
-    if bound is not None and not was_taken_on:
+    if bound is not None and was_taken_on:
+        bound = 2 * (bound + config.max_num_seqs) if is_bounded else None
+    if bound is not None:
         taken = scheduler.num_queued + max(0, len(policy.parked) - config.max_num_seqs)
         if not policy.admits(1, taken, tenant.num_live - 1 - tenant.num_rows, bound, part):
             return f"{taken} requests wait already, and max_num_queued_reqs={bound}: try again later"

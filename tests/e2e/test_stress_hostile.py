@@ -10,6 +10,7 @@ from quire.tools.stress.hostile.run import NUM_STREAMS, HostileOptions, play_hos
 ATTACKS = (
     *("slow-heads", "endless-trailer", "strangers-bodies", "upgrade", "unknown-field", "junk", "junk-behind"),
     *("exploding-masks", "ambiguous-rows", "failing-rows", "flood"),
+    *("network-client", "keyless-neighbour"),
 )
 
 

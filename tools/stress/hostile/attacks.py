@@ -10,6 +10,7 @@ from .bodies import REQUESTS, RequestAttack
 from .grammars import AmbiguousRows, BadGrammars, DearGrammars, ExplodingMasks, FailingRows, HeavyMasks
 from .grpc_calls import GrpcConnections, GrpcStrangers
 from .machine import Calls, CoreConnections, DeletedFiles, FullDisk, Junk
+from .others import KeylessNeighbour, NetworkClient
 from .plan import Target
 from .streams import (
     EndlessChunks,
@@ -55,6 +56,8 @@ _CLASSES: dict[str, type[Attack]] = {
     "junk-behind": JunkBehind,
     "calls": Calls,
     "core-connections": CoreConnections,
+    "network-client": NetworkClient,
+    "keyless-neighbour": KeylessNeighbour,
     "deleted-files": DeletedFiles,
     "full-disk": FullDisk,
 }
