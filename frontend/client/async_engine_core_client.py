@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ...ipc.client_protocol import LOST_CALL
 from ...ipc.config import EngineConfig
-from ...ipc.errors import EngineDeadError, EngineStartError, QuireError
+from ...ipc.errors import EngineDeadError, EngineStartError
 from ...ipc.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
@@ -243,7 +243,7 @@ class AsyncMPClient(EngineCoreClient):
 
     def _fail_calls(self, lost: EngineLink) -> None:
         """End the calls of an engine that is lost for good while others go on."""
-        self.facts = self._links.first.protocol.facts or self.facts
+        self._note_facts()
         for (link, _), answer in self._calls.items():
             if link is lost and not answer.done():
                 answer.set_result(UtilityResult(0, LOST_CALL))
@@ -253,25 +253,17 @@ class AsyncMPClient(EngineCoreClient):
     ) -> list[EngineCoreOutput]:
         if link.is_gone:
             return []
-        was_open = link.protocol.is_open
         try:
-            outputs = link.connection.take(frames, time.monotonic(), on_phase)
-        except QuireError:
-            if not self._links.has_lost(link):
-                raise
-            self._pump.lose(link)
-            return []
+            return self._links.take(link, frames, time.monotonic(), on_phase)
         finally:
             if link.protocol.outbox:
                 self._pump.run(link)
-            if link.protocol.facts is not None and not was_open and self._links.shows_facts_of(link):
-                self.facts = link.protocol.facts
-        if self._links.group is not None:
-            outputs = self._links.group.take_outputs(outputs, time.monotonic())
             self._pump.settle()
-        if (roster := self._links.take_new_roster(link)) is not None:
-            self._pump.follow(roster)
-        return outputs
+            self._note_facts()
+
+    def _note_facts(self) -> None:
+        if self._links.shown_facts is not None:
+            self.facts = self._links.shown_facts
 
 
 def _as_result(answer: UtilityResult | BaseException) -> UtilityResult:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ...ipc.errors import EngineDeadError, QuireError
-from ...ipc.messages import EngineFacts, EngineRoster
+from ...ipc.messages import EngineCoreOutput, EngineFacts, EngineRoster
 from ...ipc.sockets import POLLIN
-from .engine_connection import EngineConnection, EngineSocket, close_connection
+from .engine_connection import EngineConnection, EngineSocket, PhaseCallback, close_connection
 from .engine_group import EngineGroup, RequestTarget
 from .engines import Engine, EngineProcess
 
@@ -64,7 +64,11 @@ class EngineLink:
 
 
 class EngineLinks:
-    """`target` takes requests: the protocol of the only engine, or the `group` of several."""
+    """`target` takes requests: the protocol of the only engine, or the `group` of several.
+
+    `on_added` is told of links that a roster has brought, `on_lost` of those that have ended for good while
+    others go on, before they are closed.
+    """
 
     target: RequestTarget
 
@@ -75,6 +79,9 @@ class EngineLinks:
         self._away: set[int] = set()  # as the roster says
         self._links: list[EngineLink] = []
         self._turn = 0
+        self.shown_facts: EngineFacts | None = None  # the client's: of the first, at the start of any
+        self.on_added: Callable[[EngineLink], None] = lambda _: None
+        self.on_lost: Callable[[EngineLink], None] = lambda _: None
         self.group: EngineGroup | None = None
         try:
             for engine in engines:
@@ -86,6 +93,30 @@ class EngineLinks:
             raise
         self.target = self._links[0].protocol
 
+    def take(
+        self, link: EngineLink, frames: list[bytes], now: float, on_phase: PhaseCallback | None = None
+    ) -> list[EngineCoreOutput]:
+        """Take one message of an engine in; the outputs to deliver. The group is to `settle` then.
+
+        Raises as EngineConnection.take when nobody is left.
+        """
+        was_open = link.protocol.is_open
+        try:
+            outputs = link.connection.take(frames, now, on_phase)
+        except QuireError:
+            if not self.lose_if_ended(link, now):
+                raise
+            return []
+        finally:
+            facts = link.protocol.facts
+            if facts is not None and not was_open and (link is self.first or self.group is None):
+                self.shown_facts = facts
+        if self.group is not None:
+            outputs = self.group.take_outputs(outputs, now)
+        if (roster := self._take_new_roster(link)) is not None:
+            self._follow(roster, now)
+        return outputs
+
     def __iter__(self) -> Iterator[EngineLink]:
         return iter(self._links)
 
@@ -96,10 +127,6 @@ class EngineLinks:
     def first(self) -> EngineLink:
         """The one whose facts are the client's."""
         return self._links[0]
-
-    def shows_facts_of(self, link: EngineLink) -> bool:
-        """Whether the client's facts are those of this engine: of the first, at the start of any."""
-        return link is self.first or self.group is None
 
     @property
     def facts(self) -> dict[int, EngineFacts]:
@@ -169,16 +196,19 @@ class EngineLinks:
             for link in self._links:
                 self.group.add_engine(link.index, link.protocol)
 
-    def can_lose(self, link: EngineLink) -> bool:
+    def _can_lose(self, link: EngineLink) -> bool:
         """Whether others go on if this one has ended for good. At the start each must come."""
         return self.group is not None and len(self._links) > 1 and link in self._links
 
-    def has_lost(self, link: EngineLink) -> bool:
-        """Whether it has ended for good, and others go on: `lose` is to be called."""
-        return link.protocol.end_reason is not None and self.can_lose(link)
+    def lose_if_ended(self, link: EngineLink, now: float) -> bool:
+        """Let go of it if it has ended for good and others go on; whether it was so."""
+        if link.protocol.end_reason is None or not self._can_lose(link):
+            return False
+        self._lose(link, now)
+        return True
 
-    def lose(self, link: EngineLink, now: float) -> None:
-        """It has ended for good: what it had goes on elsewhere. The caller closes it."""
+    def _lose(self, link: EngineLink, now: float) -> None:
+        """It has ended for good: what it had goes on elsewhere."""
         assert self.group is not None
         self._links.remove(link)
         link.is_gone = True
@@ -187,9 +217,12 @@ class EngineLinks:
         link.protocol.end(f"engine {link.index} was removed")
         _log.log(level, "%s; engines that go on: %d", link.protocol.end_reason, len(self._links))
         self.group.remove_engine(link.index, now)
+        self.shown_facts = self.first.protocol.facts or self.shown_facts
+        self.on_lost(link)
+        link.close()
 
-    def take_new_roster(self, link: EngineLink) -> EngineRoster | None:
-        """The roster that this engine has told, if it is newer than all before: to be given to `follow`."""
+    def _take_new_roster(self, link: EngineLink) -> EngineRoster | None:
+        """The roster that this engine has told, if it is newer than all before."""
         roster = link.protocol.roster
         if roster is None or (self._roster is not None and roster.version <= self._roster.version):
             return None
@@ -197,10 +230,8 @@ class EngineLinks:
         self._away = {entry.index for entry in roster.engines if entry.is_away}
         return roster
 
-    def follow(self, roster: EngineRoster) -> tuple[list[EngineLink], list[EngineLink]]:
-        """Connect to engines that are new in a roster; returns (their links, those of engines that are not in
-        it and so are gone for good: the caller is to `lose` them).
-        """
+    def _follow(self, roster: EngineRoster, now: float) -> None:
+        """Connect to engines that are new in a roster, and lose those that are not in it any more."""
         known = {link.index: link for link in self._links}
         added: list[EngineLink] = []
         for entry in roster.engines:
@@ -220,7 +251,11 @@ class EngineLinks:
             for link in self._links:
                 if link.index in listed:
                     self.group.set_draining(link.index, listed[link.index].is_draining)
-        return added, [link for link in self._links if link.index not in listed]
+        for link in added:
+            self.on_added(link)
+        for link in list(self._links):
+            if link.index not in listed and self._can_lose(link):
+                self._lose(link, now)
 
     def close(self) -> None:
         """Leave all engines; private ones end, all at the same time. Idempotent."""
