@@ -22,7 +22,7 @@ import zmq
 
 from ..ipc.due import until_ms
 from ..ipc.fault_hooks import make_fault_hooks
-from ..ipc.messages import EngineCoreOutputs, EngineDead, Refusal
+from ..ipc.messages import EngineCoreOutputs, EngineDead
 from ..ipc.network.served_files import hash_served_files
 from ..ipc.processes.child_args import PACKAGE_DIR, CoreArgs
 from ..ipc.processes.folder_lock import keep_folder
@@ -193,19 +193,20 @@ class EngineCoreProcess:
             if not self._registry.clients:  # a fast failure: who started this has not said Hello yet
                 self._client_poller.poll(FIRST_HELLO_TIMEOUT_MS)
                 self._loop.take_messages(self._receive())
-            self._say_last_words(Refusal(end.reason, end.kind))
+            self._registry.refuse(end.reason, end.kind)
+            self._wait_for_goodbyes()
         elif end.exit_code == EXIT_WORKER_LOST:
             _log.error("%s", end.reason)
-            self._say_last_words(EngineDead(end.reason))
+            for identity in self._registry.clients:
+                self._registry.reply(identity, EngineDead(end.reason))
+            self._wait_for_goodbyes()
 
-    def _say_last_words(self, message: Refusal | EngineDead) -> None:
-        """Tell every client, and wait for each one's Goodbye.
+    def _wait_for_goodbyes(self) -> None:
+        """Of all clients, which have been told that the engine ends.
 
         A DEALER with ZMQ_IMMEDIATE drops what it has not read yet when the connection ends, so leaving
         right after sending would lose the reason in the very case that it is for.
         """
-        for identity in list(self._registry.clients):
-            self._registry.reply(identity, message)
         deadline = time.monotonic() + LAST_WORDS_TIMEOUT_S
         self._registry.deliver()
         while self._registry.clients and (left_s := deadline - time.monotonic()) > 0:

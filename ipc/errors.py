@@ -100,6 +100,9 @@ class ProtocolError(QuireError):
 # Start-up's user errors by class name: they are the same however often the start is tried.
 USER_ERRORS: dict[str, type[InputError]] = {"ModelError": ModelError, "ConfigError": ConfigError}
 
+# Of refusals that no further start takes back; DaemonError: the engine will not have this client.
+FINAL_KINDS = frozenset({*USER_ERRORS, "DaemonError"})
+
 
 def raise_remote(kind: str, text: str) -> NoReturn:
     """Raise what another process reported: a user error of start-up as such, others as EngineStartError."""

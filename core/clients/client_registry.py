@@ -164,7 +164,7 @@ class ClientRegistry:
         """Tell who waits for the start how far it is."""
         self._phase = phase
         for identity in self.clients:
-            self.reply(identity, StartupProgress(phase))
+            self.reply(identity, self._progress)
 
     def note_worker(self, has_worker: bool) -> None:
         """Tell the clients of an open engine that it has lost its worker, or has one again."""
@@ -178,6 +178,11 @@ class ClientRegistry:
         self.core, self.facts = core, facts
         for identity in self.clients:
             self._welcome(identity, core, facts)
+
+    def refuse(self, reason: str, kind: str) -> None:
+        """The engine did not start: tell who waits for it. Each is to say Goodbye."""
+        for identity, client in self.clients.items():
+            self.reply(identity, Refusal(reason, kind, client.hello.number))
 
     def take(self, identity: bytes, message: object) -> None:
         """One message of a client. Raises ProtocolError when it is out of place."""
@@ -275,10 +280,10 @@ class ClientRegistry:
     def _welcome_or_refuse(self, identity: bytes, hello: Hello) -> None:
         if hello.protocol_version != PROTOCOL_VERSION:
             reason = f"this engine speaks protocol version {PROTOCOL_VERSION}, not {hello.protocol_version}"
-            self.reply(identity, Refusal(reason))
+            self.reply(identity, Refusal(reason, "DaemonError", hello.number))
             return
         if is_remote(identity) and (refusal := find_refusal(hello)) is not None:
-            self.reply(identity, Refusal(refusal))
+            self.reply(identity, Refusal(refusal, "DaemonError", hello.number))
             return
         self.forget(identity)  # it begins anew and will add again what it still wants
         hello = msgspec.structs.replace(hello, client_kind=make_printable(hello.client_kind))
@@ -286,7 +291,11 @@ class ClientRegistry:
         if self.core is not None and self.facts is not None:
             self._welcome(identity, self.core, self.facts)
         else:
-            self.reply(identity, StartupProgress(self._phase))
+            self.reply(identity, self._progress)
+
+    @property
+    def _progress(self) -> StartupProgress:
+        return StartupProgress(self._phase, self._group.index, self._group.roster)
 
     def _welcome(self, identity: bytes, core: EngineCore, facts: EngineFacts) -> None:
         hello = self.clients[identity].hello
@@ -302,11 +311,11 @@ class ClientRegistry:
         )
 
     def _take_roster(self, identity: bytes, roster: EngineRoster) -> None:
-        """Pass a changed roster on to all clients; those that wait for their Welcome get it with that."""
-        if self._group.take(identity, roster) and self.core is not None:
+        """Pass a changed roster on to all clients, those included that wait for their Welcome."""
+        if self._group.take(identity, roster):
             for client in self.clients:
                 if client != identity:
-                    self.reply(client, roster)
+                    self.reply(client, self._progress if self.core is None else roster)
 
     def _on_client_gone(self, identity: bytes) -> None:
         hello = self.clients[identity].hello

@@ -87,6 +87,7 @@ class GroupCommands:
         _log.info("draining engine %d", index)
         engine.drain()
         while engine.state.state != "drained" and engine.is_draining:
+            self._check_known(engine)
             _check_lives(engine)
             yield
         if not engine.is_draining:
@@ -148,6 +149,7 @@ class GroupCommands:
         index = engine.state.index
         _log.info("adding engine %d", index)
         while not engine.is_open:
+            self._check_known(engine)
             if engine.failure is not None:
                 self._group.remove(engine)
                 raise DaemonError(f"engine {index} did not start: {engine.failure.report.reason}")
@@ -163,13 +165,15 @@ class GroupCommands:
         return CommandDone()
 
     def _empty(self, engine: SupervisedEngine) -> Generator[None, None, None]:
-        """Drain an engine that is to be removed; it stays if there is nobody else any more."""
+        """Drain an engine that is to be removed; it stays if there is nobody else any more. One that is away
+        is empty, and may never come.
+        """
         index = engine.state.index
         self._group.check_others_serve(engine, "removed")
         self._busy.add(index)
         engine.drain()
         try:
-            while engine.state.state != "drained" and engine.failure is None:
+            while engine.is_open and engine.state.state != "drained":
                 yield
             self._group.check_others_serve(engine, "removed")
         except DaemonError:
@@ -177,6 +181,10 @@ class GroupCommands:
             raise
         finally:
             self._busy.discard(index)
+
+    def _check_known(self, engine: SupervisedEngine) -> None:
+        if self._group.engines.get(engine.state.index) is not engine:
+            raise DaemonError(f"engine {engine.state.index} was removed")
 
     def _take(self, index: int) -> SupervisedEngine:
         """An engine with which no other command does something. Raises DaemonError."""

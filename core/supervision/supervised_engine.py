@@ -18,7 +18,7 @@ from ...ipc.client_protocol import ClientProtocol
 from ...ipc.codec import make_client_codec
 from ...ipc.daemon.daemon_state import SUPERVISOR_ROLE, EngineState, FailedReport
 from ...ipc.due import find_earliest
-from ...ipc.errors import USER_ERRORS, ProtocolError, QuireError
+from ...ipc.errors import FINAL_KINDS, DaemonError, ProtocolError, QuireError
 from ...ipc.messages import EngineRoster, UtilityMethod
 from ...ipc.processes.child_args import NetworkArgs
 from ...ipc.processes.managed_child import STOP_GRACE_S, CoreChild
@@ -214,6 +214,8 @@ class SupervisedEngine:
             link.connect(now)
         while self._receive(link, now):
             pass
+        if self._link is not link:
+            return
         if self._drain is not None and link.protocol.is_open:
             self._drain.look(now)
             self._update_state()
@@ -254,6 +256,9 @@ class SupervisedEngine:
             _log.warning("from the engine core: %s", error)
         except QuireError as error:
             self._note_refusal(protocol, error)
+            if isinstance(error, DaemonError):  # it lives, and will not be led by this supervisor
+                self._on_core_lost()
+                return False
         if protocol.phase is not None and protocol.phase != phase:
             self._on_phase(protocol.phase)
         if protocol.is_open and not self.is_open:
@@ -275,7 +280,7 @@ class SupervisedEngine:
     def _note_refusal(self, protocol: ClientProtocol, error: QuireError) -> None:
         """After a good start only what cannot change is final: the model, its options, last words."""
         kind = type(error).__name__
-        if not self._has_been_ready or kind in USER_ERRORS or protocol.end_reason is not None:
+        if not self._has_been_ready or kind in FINAL_KINDS or protocol.end_reason is not None:
             self._final_words = FailedReport(str(error), kind)
 
     def _on_core_lost(self) -> None:

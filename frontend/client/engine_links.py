@@ -10,6 +10,8 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 
+import zmq
+
 from ...ipc.errors import EngineDeadError, QuireError
 from ...ipc.messages import EngineCoreOutput, EngineFacts, EngineRoster
 from ...ipc.sockets import POLLIN
@@ -103,7 +105,8 @@ class EngineLinks:
         was_open = link.protocol.is_open
         try:
             outputs = link.connection.take(frames, now, on_phase)
-        except QuireError:
+        except QuireError as error:
+            link.protocol.end(str(error))
             if not self.lose_if_ended(link, now):
                 raise
             return []
@@ -177,8 +180,9 @@ class EngineLinks:
     def check(self) -> None:
         """Raise EngineDeadError when no engine is left, or in a fork of the process that they belong to."""
         self.first.engine.check_owner()
-        if self.first.protocol.end_reason is not None and self.have_ended:
-            self.first.protocol.check()
+        for link in self._links:
+            if link.protocol.end_reason is not None and (not self._can_lose(link) or self.have_ended):
+                link.protocol.check()
 
     def end(self, reason: str) -> None:
         """Nothing more is expected of any."""
@@ -187,18 +191,20 @@ class EngineLinks:
 
     def form_group(self) -> None:
         """Once there are several engines, and they are ready: `target` becomes a group of them."""
-        if self.group is None and len(self._links) > 1:
-            facts = next(link.protocol.facts for link in self._links if link.protocol.facts is not None)
+        facts = next(iter(self.facts.values()), self.shown_facts)
+        if self.group is None and len(self._links) > 1 and facts is not None:
             block_size = facts.block_size if facts.num_gpu_blocks else 0
             self.group = self.target = EngineGroup(
                 block_size, os.getpid() % len(self._links), facts.num_gpu_blocks or None
             )
             for link in self._links:
                 self.group.add_engine(link.index, link.protocol)
+            self._note_draining()
 
     def _can_lose(self, link: EngineLink) -> bool:
-        """Whether others go on if this one has ended for good. At the start each must come."""
-        return self.group is not None and len(self._links) > 1 and link in self._links
+        """Whether others go on if this one has ended for good. At the start each of its own must come."""
+        has_started = self.group is not None or not link.engine.is_own
+        return has_started and len(self._links) > 1 and link in self._links
 
     def lose_if_ended(self, link: EngineLink, now: float) -> bool:
         """Let go of it if it has ended for good and others go on; whether it was so."""
@@ -209,14 +215,17 @@ class EngineLinks:
 
     def _lose(self, link: EngineLink, now: float) -> None:
         """It has ended for good: what it had goes on elsewhere."""
-        assert self.group is not None
         self._links.remove(link)
         link.is_gone = True
         link.protocol.connection_lost(now)
-        level = logging.INFO if link.protocol.end_reason is None else logging.ERROR
+        is_removed = link.protocol.end_reason is None and link.protocol.refusal is None
+        level = logging.INFO if is_removed else logging.ERROR
         link.protocol.end(f"engine {link.index} was removed")
         _log.log(level, "%s; engines that go on: %d", link.protocol.end_reason, len(self._links))
-        self.group.remove_engine(link.index, now)
+        if self.group is not None:
+            self.group.remove_engine(link.index, now)
+        else:
+            self.target = self.first.protocol
         self.shown_facts = self.first.protocol.facts or self.shown_facts
         self.on_lost(link)
         link.close()
@@ -239,23 +248,28 @@ class EngineLinks:
                 try:
                     engine = self.first.engine.make_sibling(entry)
                     added.append(EngineLink(engine, self._kind, self._weight))
-                except QuireError as error:
+                except (QuireError, OSError, zmq.ZMQError) as error:
                     _log.error("engine %d of the group cannot be reached: %s", entry.index, error)
         self._links += added
         self.form_group()
-        listed = {entry.index: entry for entry in roster.engines}
         if self.group is not None:
             for link in added:
                 if not self.group.has_engine(link.index):
                     self.group.add_engine(link.index, link.protocol)
-            for link in self._links:
-                if link.index in listed:
-                    self.group.set_draining(link.index, listed[link.index].is_draining)
+            self._note_draining()
         for link in added:
             self.on_added(link)
+        listed = {entry.index for entry in roster.engines}
         for link in list(self._links):
             if link.index not in listed and self._can_lose(link):
                 self._lose(link, now)
+
+    def _note_draining(self) -> None:
+        """Have the group know of whom the roster says so."""
+        entries = [] if self._roster is None else self._roster.engines
+        for entry in entries:
+            if self.group is not None and self.group.has_engine(entry.index):
+                self.group.set_draining(entry.index, entry.is_draining)
 
     def close(self) -> None:
         """Leave all engines; private ones end, all at the same time. Idempotent."""

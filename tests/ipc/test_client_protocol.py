@@ -9,7 +9,14 @@ from fakes import make_config, make_request
 from quire.core.stats.engine_facts import StartupClock, make_engine_facts
 from quire.ipc.client_protocol import LOST_CALL, RECONNECT_TIMEOUT_S, REGREET_AFTER_S, ClientProtocol
 from quire.ipc.codec import PING, make_client_codec
-from quire.ipc.errors import ConfigError, EngineDeadError, EngineStartError, ModelError, ProtocolError
+from quire.ipc.errors import (
+    ConfigError,
+    DaemonError,
+    EngineDeadError,
+    EngineStartError,
+    ModelError,
+    ProtocolError,
+)
 from quire.ipc.messages import (
     MAX_REQUESTS_PER_FRAME,
     PROTOCOL_VERSION,
@@ -47,8 +54,8 @@ class Client:
     a frame are several messages there.
     """
 
-    def __init__(self, watch: ChildWatch | None = None) -> None:
-        self.protocol = ClientProtocol()
+    def __init__(self, watch: ChildWatch | None = None, *, is_supervised: bool = False) -> None:
+        self.protocol = ClientProtocol(is_supervised=is_supervised)
         self.protocol.engine_started(watch)
 
     def sent(self) -> list[msgspec.Struct]:
@@ -392,6 +399,58 @@ def test_last_words_end_it_and_count_more_than_how_the_process_ended(
     assert client.sent() == [Goodbye()]
     with pytest.raises(EngineDeadError, match="enough"):
         client.protocol.check()
+
+
+def test_of_a_supervised_engine_a_start_that_failed_is_not_the_last_one() -> None:
+    client = Client(is_supervised=True)
+    client.connect()
+    client.hear(StartupProgress("load weights"))
+    assert client.hear(Refusal("out of luck")) == []
+    assert client.sent() == [Goodbye()]
+    client.attach("second")
+    client.protocol.end("the daemon has ended")
+    with pytest.raises(EngineDeadError, match="the daemon has ended"):
+        client.protocol.check()
+
+
+def test_why_a_start_failed_counts_more_than_that_the_supervisor_has_ended() -> None:
+    client = Client(is_supervised=True)
+    client.connect()
+    client.hear(Refusal("out of luck"))
+    client.protocol.check()
+    client.protocol.engine_ended("the daemon has ended", None, NOW)
+    with pytest.raises(EngineStartError, match="out of luck"):
+        client.protocol.check()
+
+
+def test_an_engine_that_will_not_have_this_client_is_not_waited_for() -> None:
+    client = Client(is_supervised=True)
+    client.connect()
+    with pytest.raises(DaemonError, match="version 4"):
+        client.hear(Refusal("version 4", "DaemonError"))
+
+
+def test_a_refusal_of_an_earlier_hello_is_of_the_past() -> None:
+    client = Client(is_supervised=True)
+    before = client.connect()
+    client.protocol.connection_lost(NOW)
+    client.protocol.connection_made(NOW)
+    client.hear(Refusal("out of luck", number=before))
+    (hello,) = client.sent()
+    assert isinstance(hello, Hello), "and no Goodbye, by which the next engine would forget this client"
+
+
+def test_last_words_of_one_engine_of_several_leave_the_rest_to_the_roster(client: Client) -> None:
+    client.attach()
+    client.protocol.has_others = True
+    call_id = client.protocol.start_call(UtilityMethod.STATS)
+    client.sent()
+    client.hear(EngineDead("enough"))
+    assert client.sent() == [Goodbye()]
+    assert not client.protocol.is_open
+    assert client.protocol.answers[call_id].error == LOST_CALL
+    client.attach("second")
+    client.protocol.check()
 
 
 def test_a_request_that_the_engine_cannot_read_fails_alone(client: Client) -> None:
