@@ -49,7 +49,7 @@ from .stats.engine_facts import StartupClock
 
 _log = logging.getLogger(__name__)
 
-FIRST_HELLO_TIMEOUT_MS = 2000  # how long a failed start waits for somebody to tell
+FIRST_HELLO_TIMEOUT_S = 2.0  # how long a failed start waits for who is to be told
 LAST_WORDS_TIMEOUT_S = 0.5
 STOP_GRACE_S = 0.5  # what the worker gets to leave by itself
 PARENT_LOST_GRACE_S = 1.2  # then the lifeline's thread ends this process
@@ -190,8 +190,9 @@ class EngineCoreProcess:
     def _tell_clients(self, end: EngineEnd) -> None:
         """Clients are told only what is final: else another core takes this one's place."""
         if end.exit_code == EXIT_START_FAILED:
-            if not self._registry.clients:  # a fast failure: who started this has not said Hello yet
-                self._client_poller.poll(FIRST_HELLO_TIMEOUT_MS)
+            deadline = time.monotonic() + FIRST_HELLO_TIMEOUT_S  # of who started this, for a fast failure
+            while not self._registry.has_owner and (left_s := deadline - time.monotonic()) > 0:
+                self._client_poller.poll(int(left_s * 1000))
                 self._loop.take_messages(self._receive())
             self._registry.refuse(end.reason, end.kind)
             self._wait_for_goodbyes()

@@ -47,7 +47,8 @@ from .remote_clients import adapt_request, find_refusal, is_remote, refuse_call,
 class GroupRoster:
     """Which engines there are beside this one, as the owner of the group says.
 
-    `index` is this engine's own number; `owner` is the identity of the socket that may change `roster`.
+    `index` is this engine's own number; `owner` is the identity of the supervisor's socket, which may change
+    `roster`; it is empty without a supervisor.
 
     The identity is random and known to the two processes alone: what a client says that it is does not count.
     """
@@ -154,6 +155,7 @@ class ClientRegistry:
         self._epoch = epoch
         self._started_at = started_at
         self._phase = ""
+        self._refusal: Refusal | None = None  # why the engine did not start
         self._has_worker = True
         self._send = send
         self._clock = clock
@@ -179,10 +181,20 @@ class ClientRegistry:
         for identity in self.clients:
             self._welcome(identity, core, facts)
 
+    @property
+    def has_owner(self) -> bool:
+        """Whether who has started the engine has said Hello."""
+        return self._group.owner in self.clients if self._group.owner else bool(self.clients)
+
     def refuse(self, reason: str, kind: str) -> None:
-        """The engine did not start: tell who waits for it. Each is to say Goodbye."""
-        for identity, client in self.clients.items():
-            self.reply(identity, Refusal(reason, kind, client.hello.number))
+        """The engine did not start: tell who waits for it, and whoever comes. Each is to say Goodbye."""
+        self._refusal = Refusal(reason, kind)
+        for identity in self.clients:
+            self._send_refusal(identity, self._refusal)
+
+    def _send_refusal(self, identity: bytes, refusal: Refusal) -> None:
+        number = self.clients[identity].hello.number
+        self.reply(identity, msgspec.structs.replace(refusal, number=number))
 
     def take(self, identity: bytes, message: object) -> None:
         """One message of a client. Raises ProtocolError when it is out of place."""
@@ -290,6 +302,8 @@ class ClientRegistry:
         self.clients[identity] = Client(hello, self._clock())
         if self.core is not None and self.facts is not None:
             self._welcome(identity, self.core, self.facts)
+        elif self._refusal is not None:
+            self._send_refusal(identity, self._refusal)
         else:
             self.reply(identity, self._progress)
 

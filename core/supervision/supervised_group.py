@@ -122,7 +122,7 @@ class SupervisedGroup:
             )
         index, rank = self._next_index, self._find_free_rank()
         network = None if self._ports is None else self._ports.open(index)
-        core = CoreChild(self._run_dir, self._config, self._module, index, network)
+        core = CoreChild(self._run_dir, self._config, self._module, index, network, is_supervised=True)
         core.set_roster(self._roster)
         state = EngineState(index=index, socket=make_engine_name(CLIENT_SOCKET_NAME, index))
         engine = SupervisedEngine(

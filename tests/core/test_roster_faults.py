@@ -48,6 +48,14 @@ def wait_for(is_so: Callable[[dict[int, EngineState]], object]) -> None:
     assert wait_until(lambda: is_so(read_engines()), TIMEOUT_S), read_engines()
 
 
+CAUSES = {
+    "killed": "the engine did not start: worker (pid 1) was killed by SIGKILL",
+    "short": "no memory just now",
+    "missing": "model='missing': a folder",
+}
+FINAL = ("missing", "older")  # after a good start, too
+
+
 class Client(threading.Thread):
     """Attaches and has requests computed, a round after the other, until it is finished."""
 
@@ -186,24 +194,27 @@ class Stage:
             socket = find_named(NAME) / read_engines()[self.index].socket
             assert wait_until(socket.exists, TIMEOUT_S)
 
-    def strike(self, number: signal.Signals) -> None:
-        """Kill or stop its core; the next one starts well."""
+    def strike(self, number: signal.Signals, then: str = "paced") -> None:
+        """Kill or stop its core; the next one does `then`."""
         pid = getattr(read_engines().get(self.index), "pid", None)
         if pid is not None:  # else it is removed already
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-        self.told.write_text("paced")
+        self.told.write_text(then)
 
     def fail_start(self, how: str) -> None:
         """Let the core that starts fail, and those in its place start well."""
         num_before = read_engines()[self.index].num_restarts
-        self.told.write_text(how)
+        if how == "older":  # which a core is from its start on
+            self.strike(signal.SIGKILL, how)
+        else:
+            self.told.write_text(how)
 
         def has_failed(engines: dict[int, EngineState]) -> bool:
             if self.name != "restarting":
                 return self.index not in engines
             engine = engines[self.index]
-            return engine.state == "lost" or engine.num_restarts > num_before
+            return engine.state == "lost" or (how not in FINAL and engine.num_restarts > num_before)
 
         wait_for(has_failed)
         self.told.write_text("paced")
@@ -229,13 +240,6 @@ def under_clients(stage: Callable[[], Stage]) -> Generator[Stage]:
     wait_for(lambda engines: any(engine.state == "ready" for engine in engines.values()))
     for client in [*before, *meanwhile, *make_clients()]:
         client.finish()
-
-
-CAUSES = {
-    "killed": "the engine did not start: worker (pid 1) was killed by SIGKILL",
-    "short": "no memory just now",
-    "missing": "model='missing': a folder",
-}
 
 
 @pytest.mark.parametrize("how", CAUSES)
@@ -306,15 +310,13 @@ def test_a_start_that_is_refused_costs_no_client_anything(
 ) -> None:
     with Daemon(NAME, make_told_config(num_engines, told)):
         with under_clients(lambda: Stage(name, num_engines, told)) as stage:
-            if how == "older":  # which a core is from its start on
-                stage.strike(signal.SIGKILL)
             stage.fail_start(how)
             assert stage.command is not None
             refused = stage.command.wait()
-            assert bool(refused) == (name == "added" or how in ("missing", "older"))
+            assert bool(refused) == (name == "added" or how in FINAL)
             assert not refused or CAUSES.get(how, "speaks protocol version") in refused
         lost = [engine.last_loss for engine in read_engines().values() if engine.state == "lost"]
-        assert len(lost) == (name == "restarting" and how in ("missing", "older"))
+        assert len(lost) == (name == "restarting" and how in FINAL)
         if lost:
             restart_engine(NAME, TIMEOUT_S, stage.index)
             for client in make_clients():
