@@ -7,7 +7,6 @@ waits for an engine. It decides nothing about losses: what is lost meanwhile is 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Generator
 
 from ...ipc.daemon.daemon_control import (
@@ -129,8 +128,8 @@ class GroupCommands:
         try:
             if engine.is_open and self._group.do_others_serve(engine):
                 engine.drain()
-                deadline = time.monotonic() + RESTART_DRAIN_TIMEOUT_S
-                while engine.state.state != "drained" and time.monotonic() < deadline:
+                deadline = self._group.clock() + RESTART_DRAIN_TIMEOUT_S
+                while engine.state.state != "drained" and self._group.clock() < deadline:
                     yield
             _log.info("restarting engine %d", index)
             self._group.restart(engine)

@@ -128,6 +128,7 @@ class SupervisedEngine:
         context: zmq.Context[zmq.Socket[bytes]],
         poller: zmq.Poller,
         on_phase: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.state = state
         self.rank = 0  # which share of the machine it has
@@ -142,7 +143,8 @@ class SupervisedEngine:
         self._final_words: FailedReport | None = None  # why the core will not run again
         self._is_draining = False
         self._drain: DrainWatch | None = None  # while a core drains
-        core.start_at = time.monotonic()
+        self._clock = clock
+        core.start_at = clock()
 
     @property
     def is_open(self) -> bool:
@@ -201,7 +203,7 @@ class SupervisedEngine:
         """When there is something to do though nothing arrives. Monotonic, as all times."""
         retry_at = None
         if self._link is not None and not self._link.has_connected:
-            retry_at = time.monotonic() + _HELLO_RETRY_S
+            retry_at = self._clock() + _HELLO_RETRY_S
         look_at = None if self._drain is None else self._drain.next_look_at
         return find_earliest(self._core.next_check_at, retry_at, look_at)
 
@@ -230,7 +232,7 @@ class SupervisedEngine:
         if self.failure is not None:
             self.failure = self._final_words = None
             self._core.forgive()
-        self._core.start_at = time.monotonic()
+        self._core.start_at = self._clock()
         self._note_restart()
 
     def begin_stop(self) -> None:
@@ -285,10 +287,10 @@ class SupervisedEngine:
 
     def _on_core_lost(self) -> None:
         reason = self._forget_core()
-        self.lost_at = time.monotonic()
+        self.lost_at = self._clock()
         if self._final_words is not None:  # what cannot go on now cannot in a second either
             self._fail(self._final_words, EXIT_START_FAILED)
-        elif self._core.replace(reason, time.monotonic()):
+        elif self._core.replace(reason, self.lost_at):
             self.state.last_loss = reason
             self._note_restart()
         else:

@@ -26,7 +26,7 @@ from ...ipc.messages import (
 from .async_pump import AsyncPump
 from .engine_connection import PhaseCallback
 from .engine_core_client import ATTACH_TIMEOUT_S, UTILITY_TIMEOUT_S, EngineCoreClient, make_call_timeout
-from .engine_links import GATHER_S, EngineLink, EngineLinks
+from .engine_links import GATHER_S, EngineLink, connect_links
 from .engines import Engine, start_engines
 from .remote_daemon import Attachment, find_daemon_engines
 
@@ -60,7 +60,7 @@ class AsyncMPClient(EngineCoreClient):
     def __init__(
         self, engines: Sequence[Engine], *, client_kind: str = "private", weight: float = 1.0
     ) -> None:
-        self._links = EngineLinks(engines, client_kind, weight)
+        self._links = connect_links(engines, client_kind, weight)
         self._finalizer = weakref.finalize(self, self._links.close)
         self._unsent: list[EngineCoreRequest] = []  # of this turn of the loop
         self._failed: list[EngineCoreOutput] = []  # the ends of those that could not be sent

@@ -24,7 +24,10 @@ class AsyncPump:
     """Belongs to the running event loop."""
 
     def __init__(
-        self, links: EngineLinks, on_lost: Callable[[EngineLink], None], on_failure: Callable[[str], None]
+        self,
+        links: EngineLinks[EngineLink],
+        on_lost: Callable[[EngineLink], None],
+        on_failure: Callable[[str], None],
     ) -> None:
         """`on_lost` is told of an engine that has ended for good while others go on, `on_failure` why nothing
         is moved any more.

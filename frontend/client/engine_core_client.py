@@ -30,7 +30,7 @@ from ...ipc.messages import (
 )
 from ...ipc.sockets import POLLIN
 from .engine_connection import PhaseCallback
-from .engine_links import GATHER_S, EngineLink, EngineLinks
+from .engine_links import GATHER_S, EngineLink, connect_links
 from .engines import Engine, start_engines
 from .remote_daemon import Attachment, find_daemon_engines
 from .wakeup import Wakeup
@@ -221,7 +221,7 @@ class SyncMPClient(SyncClient):
         weight: float = 1.0,
     ) -> None:
         super().__init__()
-        self._links = EngineLinks(engines, client_kind, weight)
+        self._links = connect_links(engines, client_kind, weight)
         self._links.on_added = self._note_added
         self._finalizer = weakref.finalize(self, self._links.close)
         self._calls: dict[int, _Call] = {}

@@ -60,6 +60,9 @@ class Bench:
     def find(self, index: int) -> FakeEngine:
         return self.engines[index]
 
+    def clock(self) -> float:
+        return 0.0
+
     def add(self) -> FakeEngine:
         return self.engine
 
