@@ -201,10 +201,11 @@ class SupervisedEngine:
     @property
     def next_check_at(self) -> float | None:
         """When there is something to do though nothing arrives. Monotonic, as all times."""
-        retry_at = None
+        retry_at = look_at = None
         if self._link is not None and not self._link.has_connected:
             retry_at = self._clock() + _HELLO_RETRY_S
-        look_at = None if self._drain is None else self._drain.next_look_at
+        elif self._link is not None and self._link.protocol.is_open and self._drain is not None:
+            look_at = self._drain.next_look_at
         return find_earliest(self._core.next_check_at, retry_at, look_at)
 
     def follow(self, ready: dict[object, int], now: float) -> None:

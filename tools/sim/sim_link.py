@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ...frontend.client.engine_connection import EngineConnection
 from ...frontend.client.engines import Engine
-from ...ipc.messages import MESSAGE_TYPES, ProtocolNotice
+from ...ipc.messages import MESSAGE_TYPES, ProtocolNotice, RosterEntry
 from .network import Connection, Network, Timeline
 from .sim_core import SimCore
 
@@ -21,8 +21,16 @@ class Violation(Exception):
     """Something that must hold does not."""
 
 
-class _Anchor(Engine):
-    """An engine that is always there, or will be again."""
+class SimEngine(Engine):
+    """An engine that is always there, or will be again: the roster says if not."""
+
+    def __init__(self, index: int, network: Network, find_core: Callable[[], SimCore | None]) -> None:
+        self.index, self.network, self.find_core = index, network, find_core
+        self.siblings: Callable[[int], SimEngine] | None = None
+
+    def make_sibling(self, entry: RosterEntry) -> Engine:
+        assert self.siblings is not None
+        return self.siblings(entry.index)
 
     def check_owner(self) -> None:
         pass
@@ -52,19 +60,20 @@ class SimLink:
         self,
         owner: Owner,
         identity: bytes,
-        network: Network,
+        engine: SimEngine,
         timeline: Timeline,
         rng: random.Random,
-        find_core: Callable[[], SimCore | None],
     ) -> None:
         self.identity = identity
-        self.connection = EngineConnection(_Anchor(), self, "simulated", 1.0)
+        self.engine: Engine = engine
+        self.is_gone = False
+        self.connection = EngineConnection(engine, self, "simulated", 1.0)
         self.protocol = self.connection.protocol
         self._owner = owner
-        self._network = network
+        self._network = engine.network
         self._timeline = timeline
         self._rng = rng
-        self._find_core = find_core
+        self._find_core = engine.find_core
         self._connection: Connection | None = None
         self._events: list[bool] = []  # of the connection, not yet noticed
         self._inbox: deque[tuple[bytes, ...]] = deque()
@@ -74,6 +83,16 @@ class SimLink:
     def stopped_until(self) -> float:
         """Nothing reaches its client before."""
         return self._owner.stopped_until
+
+    @property
+    def index(self) -> int:
+        """Of its engine."""
+        return self.engine.index
+
+    def close(self) -> None:
+        """Leave the engine for good."""
+        self.is_gone = True
+        self.lose()
 
     def lose(self) -> None:
         """Its connection ends, if there is one."""
@@ -127,7 +146,7 @@ class SimLink:
 
     def _connect(self) -> None:
         core = self._find_core()
-        if self._owner.is_dead:
+        if self._owner.is_dead or self.is_gone:
             return
         if core is None:
             self._connect_soon()
