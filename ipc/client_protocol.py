@@ -269,7 +269,7 @@ class ClientProtocol:
                 if self._calls.pop(call_id, None) is not None:
                     self.answers[call_id] = message
             case EngineDead(reason=reason) | Refusal(reason=reason):
-                self._take_last_words(reason, now)
+                self._take_last_words(Refusal(reason), now, is_final=True)
             case ProtocolNotice():
                 return self._take_notice(message, now)
             case EngineRoster():
@@ -312,9 +312,9 @@ class ClientProtocol:
                 pass  # another client left just now, or a PING was answered: both are sent before a Welcome
             case Refusal(number=number):
                 if number in (None, self._number):
-                    self._take_refusal(message)
+                    self._take_last_words(message, now, is_final=message.kind in FINAL_KINDS)
             case EngineDead(reason=reason) if not self.has_others:
-                self._take_last_words(reason, now)
+                self._take_last_words(Refusal(reason), now, is_final=True)
             case EngineRoster():
                 self.roster = message
             case ProtocolNotice() if self.facts is not None or self.phase is not None:
@@ -341,26 +341,17 @@ class ClientProtocol:
         for message in [*frame_resumed(self.ledger.resume(now, is_other_engine)), *self._calls.values()]:
             self.send(message)
 
-    def _take_refusal(self, refusal: Refusal) -> None:
-        """The engine's next start may go well, unless the refusal is final. `engine_ended` says so if there
-        will be none.
+    def _take_last_words(self, refusal: Refusal, now: float, *, is_final: bool) -> None:
+        """The engine ends or will not have this client, and says why: this counts more than how its process
+        has ended. Another may come in its place, unless it `is_final`: the roster says so if it `has_others`.
         """
+        self.refusal = refusal
+        if self.is_open and self.has_others:
+            self.connection_lost(now)
+        elif is_final:
+            self.end_reason = refusal.reason
         self.outbox.clear()
         self.outbox.append(GOODBYE)  # so that it need not wait
-        self.refusal = refusal
-        if refusal.kind in FINAL_KINDS:
-            self.end_reason = refusal.reason
-            self.check()
+        self.check()
         if self.facts is None and not self._is_supervised:
             raise_remote(refusal.kind, refusal.reason)
-
-    def _take_last_words(self, reason: str, now: float) -> None:
-        """The engine ends for good, and says why: this counts more than how its process has ended."""
-        self.refusal = Refusal(reason)
-        if self.has_others:  # whether another comes in its place the roster says
-            self.connection_lost(now)
-        else:
-            self.end_reason = reason
-            self.outbox.clear()
-        self.outbox.append(GOODBYE)  # so that it need not wait
-        self.check()

@@ -164,15 +164,15 @@ class GroupCommands:
         return CommandDone()
 
     def _empty(self, engine: SupervisedEngine) -> Generator[None, None, None]:
-        """Drain an engine that is to be removed; it stays if there is nobody else any more. One that is away
-        is empty, and may never come.
+        """Drain an engine that is to be removed; it stays if there is nobody else any more. One that never was
+        ready is empty, and may never be. One that is away tells clients, when it is back, who else there is.
         """
         index = engine.state.index
         self._group.check_others_serve(engine, "removed")
         self._busy.add(index)
         engine.drain()
         try:
-            while engine.is_open and engine.state.state != "drained":
+            while engine.has_been_ready and engine.state.state != "drained" and engine.failure is None:
                 yield
             self._group.check_others_serve(engine, "removed")
         except DaemonError:

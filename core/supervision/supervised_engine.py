@@ -139,7 +139,7 @@ class SupervisedEngine:
         self._poller = poller
         self._on_phase = on_phase
         self._link: CoreLink | None = None  # while there is a core
-        self._has_been_ready = False
+        self.has_been_ready = False  # one of its cores
         self._final_words: FailedReport | None = None  # why the core will not run again
         self._is_draining = False
         self._drain: DrainWatch | None = None  # while a core drains
@@ -265,7 +265,7 @@ class SupervisedEngine:
         if protocol.phase is not None and protocol.phase != phase:
             self._on_phase(protocol.phase)
         if protocol.is_open and not self.is_open:
-            self._has_been_ready = True
+            self.has_been_ready = True
             self._update_state()
         return True
 
@@ -283,7 +283,7 @@ class SupervisedEngine:
     def _note_refusal(self, protocol: ClientProtocol, error: QuireError) -> None:
         """After a good start only what cannot change is final: the model, its options, last words."""
         kind = type(error).__name__
-        if not self._has_been_ready or kind in FINAL_KINDS or protocol.end_reason is not None:
+        if not self.has_been_ready or kind in FINAL_KINDS or protocol.end_reason is not None:
             self._final_words = FailedReport(str(error), kind)
 
     def _on_core_lost(self) -> None:

@@ -26,6 +26,7 @@ class FakeEngine:
     state: EngineState = field(default_factory=lambda: EngineState(index=1, socket="x", state="ready"))
     failure: EngineFailure | None = None
     is_draining: bool = False
+    has_been_ready: bool = True
 
     @property
     def is_open(self) -> bool:
@@ -126,6 +127,7 @@ def test_a_drain_that_is_taken_back_says_so_and_no_more_than_so_many_wait() -> N
 def test_an_engine_that_never_gets_ready_is_removed_and_who_added_it_or_drains_it_is_told() -> None:
     bench = Bench()
     bench.engine.set("starting")
+    bench.engine.has_been_ready = False
     for sender, command in (("adds", AddEngine()), ("drains", DrainEngine(1)), ("removes", RemoveEngine(1))):
         bench.commands.start(sender, command)
     bench.commands.advance()
@@ -140,17 +142,9 @@ def test_an_engine_that_never_gets_ready_is_removed_and_who_added_it_or_drains_i
 def test_an_engine_that_is_lost_for_good_while_it_is_added_and_removed_is_removed_once() -> None:
     bench = Bench()
     bench.engine.set("starting")
+    bench.engine.has_been_ready = False
     for sender, command in (("removes", RemoveEngine(1)), ("adds", AddEngine())):
         bench.commands.start(sender, command)
     bench.engine.failure = EngineFailure(FailedReport("no luck"), 1)
     bench.commands.advance()
     assert bench.told == [("removes", CommandDone()), ("adds", CommandRefused("engine 1 was removed"))]
-
-
-def test_an_engine_that_is_lost_while_it_is_emptied_is_not_waited_for() -> None:
-    bench = Bench()
-    bench.commands.start("one", RemoveEngine(1))
-    bench.commands.advance()
-    bench.engine.set("restarting")
-    bench.commands.advance()
-    assert bench.told == [("one", CommandDone())]
