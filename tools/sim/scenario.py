@@ -130,7 +130,9 @@ class Scenario:
             pooling=PoolingSpec(pools=("last",)),
         )
         # The engine's end after too many deaths is not simulated.
-        return msgspec.structs.replace(config, recovery=RecoveryConfig(max_worker_restarts=_NO_LIMIT))
+        return msgspec.structs.replace(
+            config, recovery=RecoveryConfig(max_core_restarts=_NO_LIMIT, max_worker_restarts=_NO_LIMIT)
+        )
 
     def describe(self) -> str:
         """All options, a request and a fault a line."""

@@ -14,6 +14,7 @@ from .network import Connection, Network, Timeline
 from .sim_core import SimCore
 
 _RECONNECT_S = 0.02
+_LONGEST_RECONNECT_S = 0.5  # a place may be empty for seconds, and a run has only so many events
 _NOTICE = next(head for head, kind in MESSAGE_TYPES.items() if kind is ProtocolNotice)
 
 
@@ -77,6 +78,7 @@ class SimLink:
         self._connection: Connection | None = None
         self._events: list[bool] = []  # of the connection, not yet noticed
         self._inbox: deque[tuple[bytes, ...]] = deque()
+        self._num_missed = 0  # tries in a row to which no core has listened
         self._connect_soon()
 
     @property
@@ -142,14 +144,17 @@ class SimLink:
         self._owner.wake(self)
 
     def _connect_soon(self) -> None:
-        self._timeline.call_at(self._timeline.now + self._rng.uniform(0.0, _RECONNECT_S), self._connect)
+        longest_s = min(_RECONNECT_S * 2**self._num_missed, _LONGEST_RECONNECT_S)
+        self._timeline.call_at(self._timeline.now + self._rng.uniform(0.0, longest_s), self._connect)
 
     def _connect(self) -> None:
         core = self._find_core()
         if self._owner.is_dead or self.is_gone:
             return
         if core is None:
+            self._num_missed += 1
             self._connect_soon()
             return
+        self._num_missed = 0
         self._connection = self._network.connect(core, self)
         self.note_connection(self._connection, True)
