@@ -5,16 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 from child_fakes import FakeProcess
-from fakes import make_config, make_request
-from quire.core.stats.engine_facts import StartupClock, make_engine_facts
+from fakes import make_request
+from protocol_client import CODEC, FACTS, GARBLED, NOW, Client
 from quire.ipc.client_protocol import LOST_CALL, RECONNECT_TIMEOUT_S, REGREET_AFTER_S, ClientProtocol
-from quire.ipc.codec import PING, make_client_codec
+from quire.ipc.codec import PING
 from quire.ipc.errors import (
     ConfigError,
-    DaemonError,
     EngineDeadError,
     EngineStartError,
-    ModelError,
     ProtocolError,
 )
 from quire.ipc.messages import (
@@ -24,14 +22,10 @@ from quire.ipc.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
-    EngineCoreRequests,
-    EngineDead,
     FinishReason,
-    Goodbye,
     Hello,
     LeaseCheck,
     ProtocolNotice,
-    Refusal,
     StartupProgress,
     UtilityCall,
     UtilityMethod,
@@ -41,47 +35,6 @@ from quire.ipc.messages import (
 from quire.ipc.processes.liveness import ASK_AFTER_S, LISTEN_TIMEOUT_S, ChildWatch
 from quire.ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
 from quire.ipc.request_price import MAX_SHARED_BYTES
-from quire.ipc.step import WorkerReady
-
-FACTS = make_engine_facts(make_config(), WorkerReady(8, "fake", []), {}, StartupClock("start", 0.0))
-CODEC = make_client_codec()
-GARBLED = [b"\x14junk"]
-NOW = 100.0
-
-
-class Client:
-    """A protocol whose frames are messages; `sent` empties its outbox, as a driver does. Requests that share
-    a frame are several messages there.
-    """
-
-    def __init__(self, watch: ChildWatch | None = None, *, is_supervised: bool = False) -> None:
-        self.protocol = ClientProtocol(is_supervised=is_supervised)
-        self.protocol.engine_started(watch)
-
-    def sent(self) -> list[msgspec.Struct]:
-        messages = [CODEC.decode(frames) for frames in self.protocol.outbox]
-        self.protocol.outbox.clear()
-        return [
-            one
-            for message in messages
-            for one in (message.requests if isinstance(message, EngineCoreRequests) else [message])
-        ]
-
-    def hear(self, message: msgspec.Struct, now: float = NOW) -> list[EngineCoreOutput]:
-        return self.protocol.frames_received(list(CODEC.encode(message)), now)
-
-    def connect(self, now: float = NOW) -> int:
-        """Make a connection; the number of its Hello, which is all that is sent."""
-        self.protocol.connection_made(now)
-        (hello,) = self.sent()
-        assert isinstance(hello, Hello)
-        return hello.number
-
-    def attach(self, epoch: str = "first", now: float = NOW) -> list[msgspec.Struct]:
-        """Connect and be welcomed; what is sent then."""
-        self.hear(Welcome(PROTOCOL_VERSION, epoch, FACTS, self.connect(now)), now)
-        assert self.protocol.is_open
-        return self.sent()
 
 
 @pytest.fixture
@@ -342,115 +295,6 @@ def test_a_frame_that_does_not_decode_is_an_error_at_the_first_start(client: Cli
     client.connect()
     with pytest.raises(ProtocolError):
         client.protocol.frames_received(GARBLED, NOW)
-
-
-# Refusals and last words.
-
-
-@pytest.mark.parametrize(
-    ("message", "error"),
-    [
-        (Refusal("no such model", "ModelError"), ModelError),
-        (Refusal("out of luck", "EngineStartError"), EngineStartError),
-        (EngineDead("out of luck"), EngineStartError),
-    ],
-)
-def test_a_first_start_that_is_refused_raises_what_it_stands_for(
-    client: Client, message: Refusal | EngineDead, error: type[Exception]
-) -> None:
-    client.connect()
-    with pytest.raises(error, match=message.reason):
-        client.hear(message)
-    assert client.sent() == [Goodbye()]
-
-
-@pytest.mark.parametrize(
-    ("message", "is_final"),
-    [
-        (Refusal("no such model", "ModelError"), True),
-        (Refusal("out of luck", "EngineStartError"), False),
-        (EngineDead("out of luck"), True),
-    ],
-)
-def test_a_later_start_is_refused_for_good_only_by_what_cannot_change(
-    client: Client, message: Refusal | EngineDead, is_final: bool
-) -> None:
-    client.attach()
-    client.protocol.connection_lost(NOW)
-    client.connect()
-    if is_final:
-        with pytest.raises(EngineDeadError, match=message.reason):
-            client.hear(message)
-    else:
-        assert client.hear(message) == []
-        client.protocol.check()
-    assert client.sent() == [Goodbye()]
-
-
-@pytest.mark.parametrize("message", [Refusal("enough", "EngineStartError"), EngineDead("enough")])
-def test_last_words_end_it_and_count_more_than_how_the_process_ended(
-    client: Client, message: msgspec.Struct
-) -> None:
-    client.attach()
-    client.protocol.add_requests([make_request("a", [1])], NOW)
-    client.protocol.engine_ended("exited with code 3", None, NOW)
-    with pytest.raises(EngineDeadError, match="enough"):
-        client.hear(message)
-    assert client.sent() == [Goodbye()]
-    with pytest.raises(EngineDeadError, match="enough"):
-        client.protocol.check()
-
-
-def test_of_a_supervised_engine_a_start_that_failed_is_not_the_last_one() -> None:
-    client = Client(is_supervised=True)
-    client.connect()
-    client.hear(StartupProgress("load weights"))
-    assert client.hear(Refusal("out of luck")) == []
-    assert client.sent() == [Goodbye()]
-    client.attach("second")
-    client.protocol.end("the daemon has ended")
-    with pytest.raises(EngineDeadError, match="the daemon has ended"):
-        client.protocol.check()
-
-
-def test_why_a_start_failed_counts_more_than_that_the_supervisor_has_ended() -> None:
-    client = Client(is_supervised=True)
-    client.connect()
-    client.hear(Refusal("out of luck"))
-    client.protocol.check()
-    client.protocol.engine_ended("the daemon has ended", None, NOW)
-    with pytest.raises(EngineStartError, match="out of luck"):
-        client.protocol.check()
-
-
-def test_an_engine_that_will_not_have_this_client_is_not_waited_for() -> None:
-    client = Client(is_supervised=True)
-    client.connect()
-    with pytest.raises(DaemonError, match="version 4"):
-        client.hear(Refusal("version 4", "DaemonError"))
-
-
-def test_a_refusal_of_an_earlier_hello_is_of_the_past() -> None:
-    client = Client(is_supervised=True)
-    before = client.connect()
-    client.protocol.connection_lost(NOW)
-    client.protocol.connection_made(NOW)
-    client.hear(Refusal("out of luck", number=before))
-    (hello,) = client.sent()
-    assert isinstance(hello, Hello), "and no Goodbye, by which the next engine would forget this client"
-
-
-def test_last_words_of_one_engine_of_several_leave_the_rest_to_the_roster(client: Client) -> None:
-    client.attach()
-    client.protocol.has_others = True
-    call_id = client.protocol.start_call(UtilityMethod.STATS)
-    client.sent()
-    client.hear(EngineDead("enough"))
-    assert client.sent() == [Goodbye()]
-    assert not client.protocol.is_open
-    assert client.protocol.answers[call_id].error == LOST_CALL
-    client.attach("second")
-    client.protocol.check()
 
 
 def test_a_request_that_the_engine_cannot_read_fails_alone(client: Client) -> None:
