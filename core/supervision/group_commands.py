@@ -164,8 +164,10 @@ class GroupCommands:
         return CommandDone()
 
     def _empty(self, engine: SupervisedEngine) -> Generator[None, None, None]:
-        """Drain an engine that is to be removed; it stays if nobody else is there any more. One that never was
-        ready is empty, and may never be. One that is away tells clients, when it is back, who else there is.
+        """Drain an engine that is to be removed; it stays if there is nobody else any more.
+
+        One that never was ready is empty, and may never be. One that is away tells its clients, when it is
+        back, who else there is.
         """
         index = engine.state.index
         self._group.check_others_serve(engine, "removed")

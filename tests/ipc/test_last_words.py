@@ -1,4 +1,4 @@
-"""What an engine says that does not start, ends, or will not have a client: the client's side of the protocol."""
+"""What engines say that do not start, end, or will not have a client, by the client side of the protocol."""
 
 from __future__ import annotations
 
