@@ -24,7 +24,7 @@ from ..ipc.due import until_ms
 from ..ipc.errors import ModelError
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.file_identity import check_served
-from ..ipc.messages import EngineCoreOutputs, EngineDead, Refusal
+from ..ipc.messages import EngineCoreOutputs, EngineDead
 from ..ipc.network.served_files import hash_served_files
 from ..ipc.private_cache import keep_entry
 from ..ipc.processes.child_args import PACKAGE_DIR, CoreArgs
@@ -53,7 +53,7 @@ from .stats.engine_facts import StartupClock
 
 _log = logging.getLogger(__name__)
 
-FIRST_HELLO_TIMEOUT_MS = 2000  # how long a failed start waits for somebody to tell
+FIRST_HELLO_TIMEOUT_S = 2.0  # how long a failed start waits for who is to be told
 LAST_WORDS_TIMEOUT_S = 0.5
 STOP_GRACE_S = 0.5  # what the worker gets to leave by itself
 PARENT_LOST_GRACE_S = 1.2  # then the lifeline's thread ends this process
@@ -213,22 +213,24 @@ class EngineCoreProcess:
     def _tell_clients(self, end: EngineEnd) -> None:
         """Clients are told only what is final: else another core takes this one's place."""
         if end.exit_code == EXIT_START_FAILED:
-            if not self._registry.clients:  # a fast failure: who started this has not said Hello yet
-                self._client_poller.poll(FIRST_HELLO_TIMEOUT_MS)
+            deadline = time.monotonic() + FIRST_HELLO_TIMEOUT_S  # of who started this, for a fast failure
+            while not self._registry.has_owner and (left_s := deadline - time.monotonic()) > 0:
+                self._client_poller.poll(int(left_s * 1000))
                 self._loop.take_messages(self._receive())
-            self._say_last_words(Refusal(end.reason, end.kind))
+            self._registry.refuse(end.reason, end.kind)
+            self._wait_for_goodbyes()
         elif end.exit_code == EXIT_WORKER_LOST:
             _log.error("%s", end.reason)
-            self._say_last_words(EngineDead(end.reason))
+            for identity in self._registry.clients:
+                self._registry.reply(identity, EngineDead(end.reason))
+            self._wait_for_goodbyes()
 
-    def _say_last_words(self, message: Refusal | EngineDead) -> None:
-        """Tell every client, and wait for each one's Goodbye.
+    def _wait_for_goodbyes(self) -> None:
+        """Of all clients, which have been told that the engine ends.
 
         A DEALER with ZMQ_IMMEDIATE drops what it has not read yet when the connection ends, so leaving
         right after sending would lose the reason in the very case that it is for.
         """
-        for identity in list(self._registry.clients):
-            self._registry.reply(identity, message)
         deadline = time.monotonic() + LAST_WORDS_TIMEOUT_S
         self._registry.deliver()
         while self._registry.clients and (left_s := deadline - time.monotonic()) > 0:

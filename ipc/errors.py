@@ -106,6 +106,9 @@ USER_ERRORS: dict[str, type[InputError]] = {
     cls.__name__: cls for cls in (ModelError, ConfigError, FilesChangedError)
 }
 
+# Of refusals that no further start takes back; DaemonError: the engine will not have this client.
+FINAL_KINDS = frozenset({*USER_ERRORS, "DaemonError"})
+
 
 def raise_remote(kind: str, text: str) -> NoReturn:
     """Raise what another process reported: a user error of start-up as such, others as EngineStartError."""

@@ -214,12 +214,15 @@ class Refusal(msgspec.Struct, array_like=True, frozen=True):
 
     reason: Reason
     kind: Annotated[str, Meta(max_length=64)] = "EngineStartError"  # the class that fits in the frontend
+    number: int | None = None  # of the Hello that it answers; None: of the last one, whichever that is
 
 
 class StartupProgress(msgspec.Struct, array_like=True, frozen=True):
-    """A start-up phase has begun."""
+    """A start-up phase has begun, or the roster has changed. The rest is as in Welcome."""
 
     phase: Annotated[str, Meta(max_length=256)]
+    engine_index: int = 0
+    roster: EngineRoster | None = None
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

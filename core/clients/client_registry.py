@@ -61,7 +61,8 @@ from .request_memory import RequestMemory
 class GroupRoster:
     """Which engines there are beside this one, as the owner of the group says.
 
-    `index` is this engine's own number; `owner` is the identity of the socket that may change `roster`.
+    `index` is this engine's own number; `owner` is the identity of the supervisor's socket, which may change
+    `roster`; it is empty without a supervisor.
 
     The identity is random and known to the two processes alone: what a client says that it is does not count.
     """
@@ -170,6 +171,7 @@ class ClientRegistry:
         self._epoch = epoch
         self._started_at = started_at
         self._phase = ""
+        self._refusal: Refusal | None = None  # why the engine did not start
         self._has_worker = True
         self._send = send
         self._clock = clock
@@ -180,7 +182,7 @@ class ClientRegistry:
         """Tell who waits for the start how far it is."""
         self._phase = phase
         for identity in self.clients:
-            self.reply(identity, StartupProgress(phase))
+            self.reply(identity, self._progress)
 
     def note_worker(self, has_worker: bool) -> None:
         """Tell the clients of an open engine that it has lost its worker, or has one again."""
@@ -194,6 +196,21 @@ class ClientRegistry:
         self.core, self.facts = core, facts
         for identity in self.clients:
             self._welcome(identity, core, facts)
+
+    @property
+    def has_owner(self) -> bool:
+        """Whether who has started the engine has said Hello."""
+        return self._group.owner in self.clients if self._group.owner else bool(self.clients)
+
+    def refuse(self, reason: str, kind: str) -> None:
+        """The engine did not start: tell who waits for it, and whoever comes. Each is to say Goodbye."""
+        self._refusal = Refusal(reason, kind)
+        for identity in self.clients:
+            self._send_refusal(identity, self._refusal)
+
+    def _send_refusal(self, identity: bytes, refusal: Refusal) -> None:
+        number = self.clients[identity].hello.number
+        self.reply(identity, msgspec.structs.replace(refusal, number=number))
 
     def take(self, identity: bytes, message: object) -> None:
         """One message of a client. Raises ProtocolError when it is out of place, or not its to say."""
@@ -305,10 +322,10 @@ class ClientRegistry:
     def _welcome_or_refuse(self, identity: bytes, hello: Hello) -> None:
         if hello.protocol_version != PROTOCOL_VERSION:
             reason = f"this engine speaks protocol version {PROTOCOL_VERSION}, not {hello.protocol_version}"
-            self.reply(identity, Refusal(reason))
+            self.reply(identity, Refusal(reason, "DaemonError", hello.number))
             return
         if is_remote(identity) and (refusal := find_refusal(hello)) is not None:
-            self.reply(identity, Refusal(refusal))
+            self.reply(identity, Refusal(refusal, "DaemonError", hello.number))
             return
         self.forget(identity)  # it begins anew and will add again what it still wants
         if is_remote(identity):
@@ -317,8 +334,14 @@ class ClientRegistry:
         self.clients[identity] = Client(hello, self._clock())
         if self.core is not None and self.facts is not None:
             self._welcome(identity, self.core, self.facts)
+        elif self._refusal is not None:
+            self._send_refusal(identity, self._refusal)
         else:
-            self.reply(identity, StartupProgress(self._phase))
+            self.reply(identity, self._progress)
+
+    @property
+    def _progress(self) -> StartupProgress:
+        return StartupProgress(self._phase, self._group.index, self._group.roster)
 
     def _welcome(self, identity: bytes, core: EngineCore, facts: EngineFacts) -> None:
         hello = self.clients[identity].hello
@@ -350,11 +373,11 @@ class ClientRegistry:
         return adapt_result(result, method, make_owner_test(identity))
 
     def _take_roster(self, identity: bytes, roster: EngineRoster) -> None:
-        """Pass a changed roster on to all clients; those that wait for their Welcome get it with that."""
-        if self._group.take(roster) and self.core is not None:
+        """Pass a changed roster on to all clients, those included that wait for their Welcome."""
+        if self._group.take(roster):
             for client in self.clients:
                 if client != identity:
-                    self.reply(client, roster)
+                    self.reply(client, self._progress if self.core is None else roster)
 
     def _on_client_gone(self, identity: bytes) -> None:
         hello = self.clients[identity].hello

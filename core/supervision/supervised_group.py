@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 import zmq
@@ -33,9 +34,13 @@ class SupervisedGroup:
         poller: zmq.Poller,
         on_phase: Callable[[str], None],
         ports: NetworkPorts | None = None,
+        *,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        make_core: Callable[..., CoreChild] = CoreChild,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`module` is what a core is (child_args.py). `on_phase` is told how the first start goes. `ports`:
-        where clients of other machines come.
+        where clients of other machines come. The simulator has a `context`, cores and a `clock` of its own.
         """
         self.engines: dict[int, SupervisedEngine] = {}
         self._run_dir = run_dir
@@ -44,7 +49,9 @@ class SupervisedGroup:
         self._poller = poller
         self._on_phase = on_phase
         self._ports = ports
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
+        self._make_core = make_core
+        self.clock = clock
         self._next_index = 0
         self._roster: EngineRoster | None = None  # as all were told last
         self._num_first = config.parallel.data_parallel_size
@@ -126,11 +133,11 @@ class SupervisedGroup:
             self.check_files()
         index, rank = self._next_index, self._find_free_rank()
         network = None if self._ports is None else self._ports.open(index)
-        core = CoreChild(self._run_dir, self._config, self._module, index, network)
+        core = self._make_core(self._run_dir, self._config, self._module, index, network, is_supervised=True)
         core.set_roster(self._roster)
         state = EngineState(index=index, socket=make_engine_name(CLIENT_SOCKET_NAME, index))
         engine = SupervisedEngine(
-            core, state, self._context, self._poller, lambda phase: self._note_phase(index, phase)
+            core, state, self._context, self._poller, lambda phase: self._note_phase(index, phase), self.clock
         )
         engine.set_share(rank, max(self._num_first, rank + 1))
         self.engines[index] = engine

@@ -84,11 +84,12 @@ class Engine(ABC):
         """What is to be called when it does not answer, if it cannot be killed."""
         del reconnect
 
-    def check_facts(self, facts: EngineFacts, index: int) -> EngineFacts:
-        """Its facts from a Welcome as they hold on this machine; `index` is its number, as it says itself.
-        Raises ModelError.
-        """
+    def note_index(self, index: int) -> None:
+        """Its number in its group, as it says itself; for whom only an address is known."""
         del index
+
+    def check_facts(self, facts: EngineFacts) -> EngineFacts:
+        """Its facts from a Welcome as they hold on this machine. Raises ModelError."""
         return facts
 
     @abstractmethod

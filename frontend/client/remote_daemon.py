@@ -136,9 +136,11 @@ class RemoteEngine(AttachedEngine):
         assert self.handshakes is not None
         return RemoteEngine(daemon, entry.index, self.handshakes.make_sibling(daemon.address))
 
-    def check_facts(self, facts: EngineFacts, index: int) -> EngineFacts:
-        """With this machine's copies in the place of the engine's files. Raises ModelError if they differ."""
+    def note_index(self, index: int) -> None:
         self.index = index
+
+    def check_facts(self, facts: EngineFacts) -> EngineFacts:
+        """With this machine's copies in the place of the engine's files. Raises ModelError if they differ."""
         daemon = self._daemon
         if not daemon.model:
             return msgspec.structs.replace(facts, tokenizer="", noted=None)
