@@ -1,14 +1,15 @@
-"""WorkTurns: whose tokens a step may hold that take long for themselves: grammars, processors of logits, logprobs.
+"""WorkTurns: whose tokens a step may hold that take long for themselves: by grammar, processors or logprobs.
 
-The worker says what a row's own work took (`RowWork`), and everybody in the step waits for it. Rows whose next
-token may take long are dear, and take turns: tenants by the time that their rows have had (start-time fair
-queueing, Goyal et al., SIGCOMM 1996), the rows of a tenant by who waited longest. All others are in every step.
+The worker says what a row's own work took (`RowWork`), and everybody in the step waits for it. Rows whose
+next token may take long are dear, and take turns: tenants by the time that their rows have had (start-time
+fair queueing, Goyal et al., SIGCOMM 1996), the rows of a tenant by who waited longest. All others are in
+every step.
 
 Beside others, dear rows get WORK_SHARE of the time that the model's passes take, so that an answer of a
-neighbour's takes 1 + WORK_SHARE times as long and BURST_US longer, whatever comes: a step takes dear rows while
-there is credit, and what rows took beyond it is paid back before the next one has its turn. A step without
-others holds BURST_US of them, or as much as a pass takes: who comes meanwhile waits no longer for it, and at
-most half of the engine's time is lost.
+neighbour's takes 1 + WORK_SHARE times as long and BURST_US longer, whatever comes: a step takes dear rows
+while there is credit, and what rows took beyond it is paid back before the next one has its turn. A step
+without others holds BURST_US of them, or as much as a pass takes: who comes meanwhile waits no longer for it,
+and at most half of the engine's time is lost.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from .running_batch import RunningBatch
 from .step import Step
 from .tenant import Tenant
 
-MAX_ROW_WORK_US = (
-    10_000  # what the worker lets a row's mask take, and what is reckoned with until it is known
-)
+# What the worker lets a row's mask take on average, and what is reckoned with until it is known.
+MAX_ROW_WORK_US = 10_000
 NEW_GRAMMAR_US = 20_000  # likewise with a compile
 REPLAY_TOKEN_US = 3  # of a row's output, that its grammar goes by again when it enters
 BURST_US = 10_000  # one row of the dearest has its turn at once
@@ -47,7 +47,7 @@ class GrammarWork:
 
 
 class WorkTurns:
-    """The dear ones among the running requests, and what they have cost. Nothing is done while there are none."""
+    """The dear ones among the running requests, and what they have cost. Nothing is done where none are."""
 
     def __init__(self, batch: RunningBatch) -> None:
         self._batch = batch
