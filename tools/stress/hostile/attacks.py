@@ -7,6 +7,7 @@ import random
 from .attack import Attack
 from .behind import JunkBehind
 from .bodies import REQUESTS, RequestAttack
+from .files import ReplacedFile
 from .grammars import AmbiguousRows, BadGrammars, DearGrammars, ExplodingMasks, FailingRows, HeavyMasks
 from .grpc_calls import GrpcConnections, GrpcStrangers
 from .machine import Calls, CoreConnections, DeletedFiles, FullDisk, Junk
@@ -60,6 +61,7 @@ _CLASSES: dict[str, type[Attack]] = {
     "keyless-neighbour": KeylessNeighbour,
     "deleted-files": DeletedFiles,
     "full-disk": FullDisk,
+    "replaced-file": ReplacedFile,
 }
 ATTACKS: tuple[str, ...] = (*_CLASSES, *REQUESTS)
 
