@@ -33,6 +33,7 @@ _HELP = {
     "requests_by_kind": "Requests that have ended, by what their outputs were found with.",
     "tool_parse_errors": "Calls of tools that could not be read, and stayed in the answer's text.",
     "reasoning_tokens": "Generated tokens of thoughts.",
+    "row_work_seconds": "The worker's time for single rows: grammars, processors of logits, logprobs.",
     "step_loop_seconds": "The step loop's time: deciding, taking results, waiting for the worker.",
     "time_to_first_token_seconds": "From a request's arrival to its first token.",
     "inter_token_latency_seconds": "Between two tokens of a request.",
@@ -113,6 +114,7 @@ class _EngineCollector(Collector):
         yield self._fill_each("requests_by_kind", "kind", metrics.finished_by_kind_total)
         yield self._fill(CounterMetricFamily, "tool_parse_errors", metrics.tool_parse_errors_total)
         yield self._fill(CounterMetricFamily, "reasoning_tokens", metrics.reasoning_tokens_total)
+        yield self._fill(CounterMetricFamily, "row_work_seconds", stats.row_work_s_total)
         times = {
             "schedule": stats.schedule_s_total,
             "update": stats.update_s_total,

@@ -1,15 +1,15 @@
-"""WorkTurns: whose tokens a step may hold that take long for themselves: by grammar, processors or logprobs.
+"""WorkTurns: whose tokens a step may hold that take long for themselves: by grammars, processors, logprobs.
 
 The worker says what a row's own work took (`RowWork`), and everybody in the step waits for it. Rows whose
 next token may take long are dear, and take turns: tenants by the time that their rows have had (start-time
 fair queueing, Goyal et al., SIGCOMM 1996), the rows of a tenant by who waited longest. All others are in
 every step.
 
-Beside others, dear rows get WORK_SHARE of the time that the model's passes take, so that an answer of a
-neighbour's takes 1 + WORK_SHARE times as long and BURST_US longer, whatever comes: a step takes dear rows
-while there is credit, and what rows took beyond it is paid back before the next one has its turn. A step
-without others holds BURST_US of them, or as much as a pass takes: who comes meanwhile waits no longer for it,
-and at most half of the engine's time is lost.
+Beside others dear rows get WORK_SHARE of the time that the model's passes take, so that a neighbour's answer
+takes 1 + WORK_SHARE times as long and two rows' work longer. A step takes them while there is credit; what
+they took beyond it is paid back before the next one has its turn, up to _MAX_DEBT_US. A step without others
+holds 2 * BURST_US of them, or as much as a pass takes: who comes meanwhile waits no longer for it, and at
+most half of the engine's time is lost.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from .running_batch import RunningBatch
 from .step import Step
 from .tenant import Tenant
 
-# What the worker lets a row's mask take on average, and what is reckoned with until it is known.
-MAX_ROW_WORK_US = 10_000
+MAX_ROW_WORK_US = (
+    10_000  # what the worker lets a row's mask take, and what is reckoned with until it is known
+)
 NEW_GRAMMAR_US = 20_000  # likewise with a compile
 REPLAY_TOKEN_US = 3  # of a row's output, that its grammar goes by again when it enters
 BURST_US = 10_000  # one row of the dearest has its turn at once
 WORK_SHARE = 0.5
 _DECAY = 0.9  # a turn: what takes long now and then is dear in between
 _MIN_PASS_US = 500  # also of a worker that does not say: whoever waits gets on
-_MAX_DEBT_US = 1_000_000
+_MAX_DEBT_US = 250_000  # of rows that all turned dear at once; other tenants' dear rows wait for it, too
 _SMOOTHING = 0.125  # of what one pass took
 
 
@@ -47,7 +48,7 @@ class GrammarWork:
 
 
 class WorkTurns:
-    """The dear ones among the running requests, and what they have cost. Nothing is done where none are."""
+    """The dear ones of the running requests, and what they have cost. Costs nothing while there are none."""
 
     def __init__(self, batch: RunningBatch) -> None:
         self._batch = batch

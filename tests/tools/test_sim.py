@@ -20,6 +20,7 @@ from quire.core.faults.death_journal import DeathJournal
 from quire.core.faults.step_limits import StepLimits
 from quire.core.kv.kv_cache_manager import KVCacheManager
 from quire.core.scheduling.scheduler import Scheduler
+from quire.core.scheduling.work_turns import WorkTurns
 from quire.core.supervision.group_commands import GroupCommands
 from quire.core.supervision.supervised_engine import SupervisedEngine
 from quire.frontend.client.engine_connection import EngineConnection
@@ -268,6 +269,11 @@ def break_progress(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "schedule", schedule)
 
 
+def break_turns(patch: pytest.MonkeyPatch) -> None:
+    """Rows whose tokens take long are in every step."""
+    patch.setattr(WorkTurns, "limit", lambda _self, _step, decodes: decodes)
+
+
 def break_journal(patch: pytest.MonkeyPatch) -> None:
     """Nobody remembers which request was alone when a core died."""
     patch.setattr(DeathJournal, "note_alone", lambda _self, _request_id: None)
@@ -407,6 +413,7 @@ BREAKS = [
     (break_merge_by_position, 0),
     (break_block_free, 0),
     (break_progress, 0),
+    (break_turns, 600),
 ]
 
 

@@ -24,6 +24,8 @@ BLOCK_SIZE = 8
 _Item = TypeVar("_Item")
 _NO_LIMIT = 1_000_000
 _POOLING_SHARE = 0.3  # of the runs
+_WORK_SHARE = 0.25  # likewise
+_WORK_US = (0, 300, 4000, 9000, 9000, 10_000)
 _BUSY_S = 0.6  # requests arrive and faults happen within this time
 
 
@@ -79,6 +81,7 @@ class SimRequest:
     timeout_s: float | None = None
     queue_timeout_s: float | None = None
     grammar: str = ""  # its tokens depend on it
+    work_us: int = 0  # that each of its tokens takes for itself
     poison: PoisonKind | None = None
     poison_from: int = 0  # output position from which the poison works
     beam_width: int | None = None  # of a beam search
@@ -182,6 +185,7 @@ def draw_scenario(seed: int) -> Scenario:
         repeat_share=rng.choice([0.0, 0.0, 0.1]),
     )
     scenario = replace(scenario, num_stages=random.Random(f"stages/{seed}").choice([1, 1, 1, 2, 3]))
+    scenario = _maybe_work(random.Random(f"work/{seed}"), scenario)
     pooling_rng = random.Random(f"pooling/{seed}")
     if pooling_rng.random() >= _POOLING_SHARE:
         return scenario
@@ -206,6 +210,19 @@ def draw_group_scenario(seed: int) -> Scenario:
         faults.append(Fault(at, kind, lasts_s=lasts_s, engine=engine, start=rng.choice(_STARTS)))
     faults.sort(key=lambda fault: fault.at)
     return replace(scenario, num_engines=num_engines, faults=tuple(faults))
+
+
+def _maybe_work(rng: random.Random, scenario: Scenario) -> Scenario:
+    """In some runs several requests at once take long for themselves."""
+    if rng.random() >= _WORK_SHARE:
+        return scenario
+    requests = [
+        replace(one, work_us=rng.choice(_WORK_US), at=one.at / 10, max_tokens=rng.randint(8, 18))
+        if one.beam_width is None and one.abort_at is None
+        else one
+        for one in scenario.requests
+    ]
+    return replace(scenario, requests=tuple(requests), max_num_seqs=6, num_blocks=30)
 
 
 def _maybe_pool(rng: random.Random, request: SimRequest) -> SimRequest:

@@ -9,8 +9,9 @@ import random
 from collections.abc import Callable, Mapping
 
 from ...core.executor import Executor, ExecutorEvent, WorkerLost
+from ...core.scheduling.work_turns import BURST_US, MAX_ROW_WORK_US
 from ...ipc.config import EngineConfig
-from ...ipc.step import SchedulerOutput, StepFailed, WorkerFailed, WorkerReady
+from ...ipc.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerFailed, WorkerReady
 from .fake_worker import FakeExecutor, FakeWorker
 from .network import Timeline
 from .scenario import FaultKind, Scenario, SimRequest
@@ -21,6 +22,7 @@ _FAILED_STARTS: dict[str, ExecutorEvent] = {
     "short": WorkerFailed("no memory just now", "OutOfMemoryError"),
     "missing": WorkerFailed("model='missing': a folder", "ModelError"),
 }
+_NUM_UNKNOWN = 4  # tokens of a row: two that are measured, and those in flight meanwhile
 _LONGEST_STEP_S = 0.01
 _LONGEST_NOTICE_S = 0.02  # until the core knows that its worker is dead
 
@@ -38,7 +40,22 @@ class PoisonedWorker(FakeWorker):
 
     poisons: Mapping[str, SimRequest]
     capacity: int | None
+    num_known: dict[str, int]  # tokens of requests since they have their rows: what the core has heard of
     is_short: bool = False  # of memory for the next step, however small
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput | StepFailed:
+        """As FakeWorker's; no step holds much of what is known to take long."""
+        for new in step.new_requests:
+            self.num_known[new.request_id] = 0
+        answer = super().execute(step)
+        if isinstance(answer, ModelRunnerOutput) and self.work_us:
+            names = [self.rows[row].request_id for row in answer.rows]
+            known = [self.work_us.get(name, 0) for name in names if self.num_known[name] > _NUM_UNKNOWN]
+            for name in names:
+                self.num_known[name] += 1
+            budget_us = BURST_US if 0 in known else 2 * BURST_US  # beside others, and without
+            assert sum(known) <= budget_us + MAX_ROW_WORK_US, f"step {step.step_id} holds rows' work {known}"
+        return answer
 
     def find_failure(self, step: SchedulerOutput) -> StepFailed | None:
         num_tokens = sum(step.num_tokens)
@@ -147,6 +164,8 @@ class SimExecutor(Executor):
             return
         worker = self._worker = PoisonedWorker(self._config, self._scenario.num_blocks)
         worker.poisons, worker.capacity = self._scenario.poisons, self._scenario.capacity
+        worker.work_us = {one.name: one.work_us for one in self._scenario.requests if one.work_us}
+        worker.num_known = {}
         self._steps = FakeExecutor(worker)
         self._tell(WorkerReady(self._scenario.num_blocks, "fake", []))
 

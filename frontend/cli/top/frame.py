@@ -23,6 +23,7 @@ _MIN_HEIGHT_FOR_CLIENTS = 14
 _NUM_MORE_LINES = 2  # of latencies and processes
 _MIN_HEIGHT_FOR_MORE = 16
 _NARROW, _MEDIUM = 60, 70  # columns below which a table leaves some of its own out
+_MIN_SHOWN_WORK_S = 0.1
 _LAST_COLUMN = "waits for / cached"
 _COLUMNS = {  # of requests, and from which width on each is shown
     "request": 0,
@@ -289,8 +290,11 @@ def _describe(view: RequestView, is_selected: bool) -> dict[str, str | Text]:
 
 
 def _describe_prefix(view: RequestView) -> str:
-    """What was found of its prompt when it began, and why no more; first of all what kind it is."""
-    return ", ".join(filter(None, (view.kind, f"{view.num_cached_tokens:,} tokens", view.prefix_miss)))
+    """What was found of its prompt when it began, and why no more; first of all what kind it is, and what its
+    row took for itself.
+    """
+    work = f"own work {view.work_s:.1f} s" if view.work_s >= _MIN_SHOWN_WORK_S else ""
+    return ", ".join(filter(None, (view.kind, work, f"{view.num_cached_tokens:,} tokens", view.prefix_miss)))
 
 
 def _make_table(width: int) -> Table:
