@@ -22,8 +22,9 @@ class TextService:
     """Renders, tokenizes and compiles grammars for one server, in processes that can be ended. For one
     event loop.
 
-    Two lanes, each with a process of its own: short jobs, and long ones at a low priority, whose process is
-    started for the first one. `tokenizer`: the model's folder. max_render_s: processor time of a long job.
+    Three lanes, each with a process of its own: short jobs, and at a low priority long ones and grammars.
+    These two are started for their first job; that of grammars stays, with the trie that it has loaded.
+    `tokenizer`: the model's folder. max_render_s: processor time of a long job, or a grammar.
     `chat_template`: in place of the folder's. `noted`: the tokenizer's files as its engine was started with.
     """
 
@@ -39,6 +40,10 @@ class TextService:
         self._short = TextLane(short, functools.partial(TextProcess, tokenizer, chat_template, noted, False))
         long = LaneLimits(limit_s=max_render_s, max_sent=1, idle_s=_LONG_LANE_IDLE_S)
         self._long = TextLane(long, functools.partial(TextProcess, tokenizer, chat_template, noted, True))
+        grammars = LaneLimits(limit_s=max_render_s, max_sent=1, idle_s=None)
+        self._grammars = TextLane(
+            grammars, functools.partial(TextProcess, tokenizer, chat_template, noted, True)
+        )
 
     def start(self) -> None:
         """Start the process of short jobs, so that the first one does not wait for it."""
@@ -48,11 +53,13 @@ class TextService:
         """End the processes; jobs that wait are answered with 503. Idempotent."""
         self._short.close()
         self._long.close()
+        self._grammars.close()
 
     @property
     def pids(self) -> list[int]:
-        """The processes that run now: of short jobs, of long ones."""
-        return [lane.pid for lane in (self._short, self._long) if lane.pid is not None]
+        """The processes that run now: of short jobs, of long ones, of grammars."""
+        lanes = self._short, self._long, self._grammars
+        return [lane.pid for lane in lanes if lane.pid is not None]
 
     async def run(self, job: jobs.TextJob, tenant: str) -> jobs.TokenIds | jobs.Body | jobs.Text:
         """The answer to a job, which counts as `tenant`'s.
@@ -82,17 +89,19 @@ class TextService:
         return answer
 
     async def _try(self, job: jobs.TextJob, body: bytes, tenant: str) -> jobs.TextAnswer:
-        if len(body) <= SHORT_JOB_BYTES and _count_messages(job) <= _SHORT_JOB_MESSAGES:
+        is_grammar = isinstance(job, jobs.GrammarJob)
+        if not is_grammar and len(body) <= SHORT_JOB_BYTES and _count_messages(job) <= _SHORT_JOB_MESSAGES:
             try:
                 return await self._short.run(body, tenant)
             except JobEndedError:
                 pass
+        lane = self._grammars if is_grammar else self._long
         try:
-            return await self._long.run(body, tenant)
+            return await lane.run(body, tenant)
         except JobEndedError as error:
             if error.by != EndedBy.LOSS:
                 raise
-        return await self._long.run(body, tenant)
+        return await lane.run(body, tenant)
 
     def _blame(self, name: str, size_bytes: int, done: str, error: JobEndedError) -> ApiError:
         allowed = {
