@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from ..ipc.config import EngineConfig
-from ..ipc.engine_views import EngineMetrics, EngineSnapshot, SchedulerStats
+from ..ipc.due import find_earliest
+from ..ipc.engine_views import EngineMetrics, EngineSnapshot, Owns, SchedulerStats
 from ..ipc.errors import ProtocolError
 from ..ipc.messages import EngineCoreOutput, EngineCoreRequest, ErrorCode, FinishReason, FrontendCounts
 from ..ipc.request_price import find_held_bytes
@@ -33,12 +34,13 @@ from .scheduling.deadlines import Deadlines
 from .scheduling.request import Request
 from .scheduling.scheduler import Scheduler
 from .scheduling.step import Step
-from .scheduling.tenant import TenantLedger
+from .scheduling.tenant import ClientShare, TenantLedger
 from .stats.remarks import Remarks
 from .stats.stats import EngineCounters
 from .stats.stats_collector import StatsCollector, Surroundings
 from .stats.step_recorder import StepRecorder
 
+_PLAIN_SHARE = ClientShare()
 EXPENSIVE_BYTES = 1024 * 1024  # of a request that the log tells of
 BAD_VECTOR = "the vector is not finite"
 # The sampler tells neither case from the other: both leave a row without a number to choose.
@@ -92,7 +94,7 @@ class EngineCore:
             config, self.counters, self._scheduler, self._pool, self._tenants
         )
         self._window, self._observations = self._stats_collector.window, self._stats_collector.observations
-        self._weights: dict[bytes, float] = {}  # of clients that said one
+        self._shares: dict[bytes, ClientShare] = {}  # of clients that were set
         self._deadlines = Deadlines()
         self._requests: dict[str, Request] = {}
         self.digests = Digests(self._manager, self._requests)
@@ -107,30 +109,38 @@ class EngineCore:
 
     # -- requests
 
-    def set_client(self, client: bytes, weight: float) -> None:
-        """Its share under the fair policy, 1.0 if never called; counts from its next activity on."""
-        self._weights[client] = weight
+    def set_client(self, client: bytes, share: ClientShare) -> None:
+        """How its requests count, from its next activity on."""
+        self._shares[client] = share
 
-    def add_request(self, client: bytes, request: EngineCoreRequest) -> None:
+    def add_request(self, client: bytes, request: EngineCoreRequest) -> Request | None:
         """Take a request on. One that can never run, whose id is live, or that finds the queue full is
-        answered with ERROR at once.
+        answered with ERROR at once. None: it has ended already.
         """
         refusal = self._find_refusal(request)
         if refusal is not None:
             self._refuse(client, request, refusal, ErrorCode.REFUSED)
-            return
+            return None
         answer_bytes = find_answer_bytes(request, self._config.model.spec)
         held_bytes = find_held_bytes(request) + answer_bytes
         if held_bytes >= EXPENSIVE_BYTES:
             self.remarks.note("expensive request", f"{request.request_id!r} holds {held_bytes} bytes")
-        tenant = self._tenants.enter(request.tenant or client, self._weights.get(client, 1.0), held_bytes)
+        share = self._shares.get(client, _PLAIN_SHARE)
+        name = share.tenant or request.tenant or client
+        tenant = self._tenants.enter(name, share.weight, held_bytes)
         overload = find_overload(
-            request, tenant, held_bytes, self._config.scheduler, self._scheduler, self._tenants
+            request,
+            tenant,
+            held_bytes,
+            self._config.scheduler,
+            self._scheduler,
+            self._tenants,
+            is_bounded=share.is_bounded,
         )
         if overload is not None:
             self._tenants.leave(tenant, held_bytes)
             self._refuse(client, request, overload, ErrorCode.OVERLOADED)
-            return
+            return None
         now = self._clock()
         self._num_arrivals += 1
         # A clock that is wrong in a frontend must not let it wait for ever, nor break the order.
@@ -162,28 +172,30 @@ class EngineCore:
         elif self._num_deaths_alone.get(live.request_id, 0) >= FAILURES_ALONE:
             error = f"{FAILURES_ALONE} engine cores died while it ran alone"
             self.failures.convict(live, ErrorCode.POISON_REQUEST, "core death", error)
+        return live if live.finish_reason is None else None
 
     def abort_requests(
-        self, client: bytes, request_ids: Iterable[str], names: Collection[str] = (), tenant: str = ""
+        self, client: bytes, request_ids: Iterable[str], names: Collection[str] = (), owns: Owns | None = None
     ) -> None:
-        """End requests with ABORT: this client's own by id, any client's of this tenant (or any) by name,
-        or by the id that live views show.
+        """End requests with ABORT: this client's own by id; by name, or by the id that live views show, those
+        whose owner `owns` is true of, None: any client's.
 
         What is not live is ignored. Each is answered to its own client.
         """
         own = self._ids_of.get(client, set()).intersection(request_ids)
         named = self._names.find(names) | {self._requests[name] for name in names if name in self._requests}
-        found = {request for request in named if not tenant or request.tenant.name == tenant}
+        found = {request for request in named if owns is None or owns(request.owner)}
         found |= {self._requests[request_id] for request_id in own}
         self._finish(list(found), FinishReason.ABORT)
 
-    def remove_client(self, client: bytes) -> None:
-        """End a client's requests without an answer: nobody is there to read it."""
-        own = self._ids_of.get(client, set())
+    def remove_client(self, client: bytes) -> list[str]:
+        """End a client's requests without an answer: nobody is there to read it. Returns their ids."""
+        own = list(self._ids_of.get(client, ()))
         self._finish([self._requests[request_id] for request_id in own], FinishReason.ABORT)
         self._outputs.forget_client(client)
         self._stats_collector.forget_client(client)
-        self._weights.pop(client, None)
+        self._shares.pop(client, None)
+        return own
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do, by the monotonic clock; None if never, as things are."""
@@ -207,7 +219,8 @@ class EngineCore:
 
     def next_schedule_at(self) -> float | None:
         """When `schedule` is to be called again though nothing arrives; None if never. Monotonic clock."""
-        return None if self.blame.must_wait else self._scheduler.next_schedule_at()
+        schedule_at = None if self.blame.must_wait else self._scheduler.next_schedule_at()
+        return find_earliest(schedule_at, self.blame.next_test_at)
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step for the worker; None if max_steps_in_flight are in flight, it is too early for the

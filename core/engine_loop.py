@@ -17,9 +17,10 @@ import msgspec
 from ..ipc.codec import find_request_id, make_client_codec
 from ..ipc.config import EngineConfig
 from ..ipc.due import find_earliest
-from ..ipc.errors import USER_ERRORS, CaptureError, ProtocolError
+from ..ipc.errors import USER_ERRORS, CaptureError, FilesChangedError, ProtocolError
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.messages import ProtocolNotice
+from ..ipc.processes.own_sources import check_own_sources
 from ..ipc.processes.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST
 from ..ipc.request_price import find_max_frame_bytes
 from ..ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
@@ -80,7 +81,7 @@ class EngineLoop:
     def start(self) -> None:
         """Begin to start the worker."""
         self._note_phase("start worker", self._clock())
-        self._executor.start()
+        self._start_worker()
         self._take_events()
 
     def run_turn(self, messages: Messages = ()) -> None:
@@ -138,6 +139,7 @@ class EngineLoop:
     def _submit_steps(self, core: EngineCore) -> None:
         if core.blame.take_reset():
             self._executor.reset_rows()
+        self._executor.expect_tests(core.blame.is_searching)
         while core.num_in_flight < self._config.scheduler.max_steps_in_flight:
             if self._faults is not None:
                 self._faults.reach("core.schedule")
@@ -170,6 +172,13 @@ class EngineLoop:
 
     # -- the worker
 
+    def _start_worker(self) -> None:
+        """A worker of other sources than this process has is none."""
+        try:
+            self._executor.start()
+        except FilesChangedError as error:
+            self.finish(EXIT_START_FAILED, str(error), type(error).__name__)
+
     def _note_phase(self, phase: str, at: float) -> None:
         self._startup.begin(phase, at)
         if self._faults is not None:
@@ -177,6 +186,11 @@ class EngineLoop:
         self._registry.note_phase(phase)
 
     def _on_worker_ready(self, ready: WorkerReady) -> None:
+        try:
+            check_own_sources()  # of which it may have read some while they were being replaced
+        except FilesChangedError as error:
+            self.finish(EXIT_START_FAILED, str(error), type(error).__name__)
+            return
         self._has_worker = True
         pids = {"core": os.getpid(), **self._executor.pids}
         if self._registry.core is not None:
@@ -214,7 +228,7 @@ class EngineLoop:
         _log.debug("worker start failed\n%s", failed.details)
         if failed.kind == CaptureError.__name__ and self._go_without_graphs():
             _log.warning("%s; starting another worker, whose steps run without", failed.reason)
-            self._executor.start()
+            self._start_worker()
             return
         if self._registry.core is None or failed.kind in USER_ERRORS:
             self.finish(EXIT_START_FAILED, failed.reason, failed.kind)
@@ -240,7 +254,7 @@ class EngineLoop:
         if core is None:
             self.finish(EXIT_START_FAILED, f"the engine did not start: {lost.reason}", "EngineStartError")
             return
-        death = core.failures.lose_worker(lost.reason)
+        death = core.failures.lose_worker(lost.reason, is_overdue=lost.is_overdue)
         if death is WorkerDeath.CONVICTED:
             self._worker_budget.forgive()
         elif death is WorkerDeath.UNEXPLAINED and self._worker_budget.note_loss(self._monotonic()) is None:
@@ -250,7 +264,7 @@ class EngineLoop:
         self._has_worker = False
         self._registry.note_worker(False)
         self._startup = StartupClock("start worker", self._clock())
-        self._executor.start()
+        self._start_worker()
 
 
 def _fail_step(core: EngineCore, failed: StepFailed) -> None:

@@ -21,11 +21,13 @@ import msgspec
 import zmq
 
 from ..ipc.due import until_ms
+from ..ipc.errors import ModelError
 from ..ipc.fault_hooks import make_fault_hooks
-from ..ipc.messages import EngineCoreOutputs, EngineDead, Refusal
+from ..ipc.file_identity import check_served
+from ..ipc.messages import EngineCoreOutputs, EngineDead
 from ..ipc.network.served_files import hash_served_files
+from ..ipc.private_cache import keep_entry
 from ..ipc.processes.child_args import PACKAGE_DIR, CoreArgs
-from ..ipc.processes.folder_lock import keep_folder
 from ..ipc.processes.log_lines import start_logging
 from ..ipc.processes.process import (
     EXIT_CRASHED,
@@ -43,13 +45,15 @@ from .clients.client_registry import ClientRegistry, GroupRoster
 from .clients.listener import Listener
 from .clients.network_listener import NetworkListener
 from .clients.remote_clients import is_remote
+from .clients.request_memory import RequestMemory
 from .engine_loop import EngineEnd, EngineLoop
 from .executor import make_executor
+from .file_digests import start_digests
 from .stats.engine_facts import StartupClock
 
 _log = logging.getLogger(__name__)
 
-FIRST_HELLO_TIMEOUT_MS = 2000  # how long a failed start waits for somebody to tell
+FIRST_HELLO_TIMEOUT_S = 2.0  # how long a failed start waits for who is to be told
 LAST_WORDS_TIMEOUT_S = 0.5
 STOP_GRACE_S = 0.5  # what the worker gets to leave by itself
 PARENT_LOST_GRACE_S = 1.2  # then the lifeline's thread ends this process
@@ -62,8 +66,8 @@ class EngineCoreProcess:
     def __init__(self, args: CoreArgs, lifeline_fd: int, started_at: float) -> None:
         config = args.config
         if config.model.gguf_tensors:
-            keep_folder(config.model.model)  # of a cache; clients that come later read it
-        self._starter_package_dir = args.package_dir
+            keep_entry(config.model.model)  # of a cache; clients that come later read it
+        self._starter_package_dir, self._model = args.package_dir, config.model
         self._faults = make_fault_hooks(config.fault_hooks, "core")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         if self._faults is not None:
@@ -78,7 +82,9 @@ class EngineCoreProcess:
         group = GroupRoster(args.engine_index, args.roster, args.owner_identity)
         self._registry = ClientRegistry(secrets.token_hex(8), started_at, self._send, group=group)
         if self._network is not None:
-            self._registry.files = hash_served_files(config.model.model, config.model.tokenizer)
+            self._registry.find_grant = self._network.find_grant
+            if args.journal_path:
+                self._registry.memory = RequestMemory(f"{args.journal_path}.live")
         startup = StartupClock("start core", started_at)
         self._loop = EngineLoop(config, self._executor, self._registry, startup, args.journal_path)
         self._lifeline_fd = lifeline_fd
@@ -103,6 +109,8 @@ class EngineCoreProcess:
             end = self._serve()
             self._tell_clients(end)
             exit_code = end.exit_code
+            if exit_code == EXIT_OK:
+                self._registry.memory.close()
         except Exception:
             _log.error("engine core failed\n%s", traceback.format_exc())
             exit_code = EXIT_CRASHED
@@ -118,6 +126,8 @@ class EngineCoreProcess:
         while self._loop.end is None and self._registry.core is None:
             self._turn()
         gc.freeze()  # what start-up made lives for ever; the collector need not walk it
+        if self._loop.end is None:
+            start_digests(self._model)
         while self._loop.end is None:
             self._turn()
         return self._loop.end
@@ -130,8 +140,21 @@ class EngineCoreProcess:
             )
             self._loop.finish(EXIT_START_FAILED, reason, "EngineStartError")
             return
+        if self._network is not None and not self._hash_served_files():
+            return
         self._executor.register(self._poller)
         self._loop.start()
+
+    def _hash_served_files(self) -> bool:
+        """For clients with copies of them; False if they are not those that the daemon was started with."""
+        folders = self._model.model, self._model.tokenizer
+        try:
+            check_served(self._model.noted, *folders)
+            self._registry.files = hash_served_files(*folders)
+        except ModelError as error:
+            self._loop.finish(EXIT_START_FAILED, str(error), type(error).__name__)
+            return False
+        return True
 
     def _turn(self) -> None:
         ready = self._wait()
@@ -190,22 +213,24 @@ class EngineCoreProcess:
     def _tell_clients(self, end: EngineEnd) -> None:
         """Clients are told only what is final: else another core takes this one's place."""
         if end.exit_code == EXIT_START_FAILED:
-            if not self._registry.clients:  # a fast failure: who started this has not said Hello yet
-                self._client_poller.poll(FIRST_HELLO_TIMEOUT_MS)
+            deadline = time.monotonic() + FIRST_HELLO_TIMEOUT_S  # of who started this, for a fast failure
+            while not self._registry.has_owner and (left_s := deadline - time.monotonic()) > 0:
+                self._client_poller.poll(int(left_s * 1000))
                 self._loop.take_messages(self._receive())
-            self._say_last_words(Refusal(end.reason, end.kind))
+            self._registry.refuse(end.reason, end.kind)
+            self._wait_for_goodbyes()
         elif end.exit_code == EXIT_WORKER_LOST:
             _log.error("%s", end.reason)
-            self._say_last_words(EngineDead(end.reason))
+            for identity in self._registry.clients:
+                self._registry.reply(identity, EngineDead(end.reason))
+            self._wait_for_goodbyes()
 
-    def _say_last_words(self, message: Refusal | EngineDead) -> None:
-        """Tell every client, and wait for each one's Goodbye.
+    def _wait_for_goodbyes(self) -> None:
+        """Of all clients, which have been told that the engine ends.
 
         A DEALER with ZMQ_IMMEDIATE drops what it has not read yet when the connection ends, so leaving
         right after sending would lose the reason in the very case that it is for.
         """
-        for identity in list(self._registry.clients):
-            self._registry.reply(identity, message)
         deadline = time.monotonic() + LAST_WORDS_TIMEOUT_S
         self._registry.deliver()
         while self._registry.clients and (left_s := deadline - time.monotonic()) > 0:

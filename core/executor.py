@@ -33,7 +33,7 @@ from ..ipc.step import (
 )
 from .placement.local_place import LocalPlace
 from .placement.place import WorkerPlace
-from .worker_group import StepWatch, WorkerEvent, WorkerGroup, name_roles
+from .worker_group import StepTimes, StepWatch, WorkerEvent, WorkerGroup, name_roles
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class WorkerLost:
     """The worker has ended without being asked to; `reason` says how."""
 
     reason: str
+    is_overdue: bool = False  # its oldest step took longer than a step may
 
 
 ExecutorEvent = WorkerEvent | WorkerLost
@@ -62,6 +63,10 @@ class Executor(ABC):
     @abstractmethod
     def submit(self, step: SchedulerOutput) -> None:
         """Queue a step."""
+
+    def expect_tests(self, is_searching: bool) -> None:
+        """Whether the steps that are submitted from now on belong to a search for a culprit (blame.py)."""
+        del is_searching
 
     @abstractmethod
     def reset_rows(self) -> None:
@@ -125,8 +130,11 @@ class ProcessExecutor(Executor):
         self._workers = WorkerGroup(
             len(self._roles), self._start_process, num_stages, is_elsewhere=place.is_elsewhere
         )
+        self._step_times = StepTimes()
+        self._is_searching = False
         self._steps = StepWatch([], 0.0)  # of the worker, when there is one
         self._is_muted = False  # nothing that the worker says counts any more
+        self._is_overdue = False  # since its step took too long
         self._is_leaving = False  # it has said that its start failed: its connection ends before its process
         self._poller = zmq.Poller()  # nobody's, until `register`
 
@@ -137,15 +145,18 @@ class ProcessExecutor(Executor):
         self._place.open()
         for socket in self._place.sockets:
             self._poller.register(socket, zmq.POLLIN)
-        self._steps = StepWatch(self._workers.start(), self._config.step_timeout_s)
+        self._steps = StepWatch(self._workers.start(), self._config.step_timeout_s, self._step_times)
         self._steps.begin_start(self._config.ready_timeout_s, time.monotonic())
-        self._is_muted = self._is_leaving = False
+        self._is_muted = self._is_overdue = self._is_leaving = False
         for process in self._workers.processes:
             self._poller.register(process.pid_fd, zmq.POLLIN)
 
     def submit(self, step: SchedulerOutput) -> None:
-        self._steps.add_step(step.step_id, time.monotonic())
+        self._steps.add_step(step.step_id, time.monotonic(), sum(step.num_tokens), is_test=self._is_searching)
         self._send(step)
+
+    def expect_tests(self, is_searching: bool) -> None:
+        self._is_searching = is_searching
 
     def reset_rows(self) -> None:
         self._steps.forget_steps()
@@ -153,7 +164,10 @@ class ProcessExecutor(Executor):
 
     def receive(self) -> list[ExecutorEvent]:
         events = self._receive_frames()
-        self._workers.look(time.monotonic())
+        now = time.monotonic()
+        self._workers.look(now)
+        if self._workers.is_given_up and not self._is_muted and self._steps.is_overdue(now):
+            self._is_muted = self._is_overdue = True  # the step may end yet, before the worker does
         # Its end is looked for when there is no more to hear of it: nothing that it said is lost, and a step
         # does not pay for two system calls.
         if len(self._roles) > 1 and any(isinstance(event, StepFailed) for event in events):
@@ -218,7 +232,7 @@ class ProcessExecutor(Executor):
         """WorkerLost if a process has ended; those whose connection has ended are given up."""
         workers = self._workers
         if workers.has_ended:
-            return [WorkerLost(self._forget_worker(grace_s=0.0))]
+            return [WorkerLost(self._forget_worker(grace_s=0.0), self._is_overdue)]
         if not workers.is_given_up and self._place.has_lost_connection() and not self._is_leaving:
             workers.give_up("its connection has ended, or it answered no heartbeat", time.monotonic())
         return []

@@ -28,11 +28,12 @@ from ..ipc.daemon.daemon_state import (
     ReadyReport,
     SupervisorArgs,
     SupervisorReport,
+    note_failure,
     write_state,
 )
 from ..ipc.daemon.run_dir import RunDirectory
 from ..ipc.due import until_ms
-from ..ipc.errors import EngineStartError, QuireError
+from ..ipc.errors import EngineStartError, FilesChangedError, QuireError
 from ..ipc.processes.child_args import CORE_MODULE
 from ..ipc.processes.log_lines import start_logging
 from ..ipc.processes.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, Lifeline, catch_signals
@@ -77,7 +78,7 @@ class Supervisor:
         run_dir: RunDirectory,
         reporter: Reporter,
         signals: socket.socket,
-        lifeline_fd: int | None,
+        lifeline_fd: int,
         ports: NetworkPorts | None = None,
     ) -> None:
         """`ports`: where clients of other machines come."""
@@ -94,8 +95,7 @@ class Supervisor:
             self._poller.register(run_dir.mark.fileno(), zmq.POLLIN)
         self._maintain_at = time.monotonic() + MAINTENANCE_INTERVAL_S
         self._lifeline_fd = lifeline_fd
-        if lifeline_fd is not None:
-            self._poller.register(lifeline_fd, zmq.POLLIN)
+        self._poller.register(lifeline_fd, zmq.POLLIN)
         self._control = ControlSocket(run_dir.path)
         self._group = SupervisedGroup(
             run_dir,
@@ -138,7 +138,7 @@ class Supervisor:
         # 2. Wait until something arrives.
         ready = dict(self._poller.poll(self._timeout_ms()))
         # 3. Take it.
-        if self._lifeline_fd in ready:
+        if self._lifeline_fd in ready and not self._is_let_go():
             self._end(EXIT_OK)
             return
         if self._signals.fileno() in ready:
@@ -158,6 +158,13 @@ class Supervisor:
         self._judge()
         self._group.tell_roster()
         self._tell_state()
+
+    def _is_let_go(self) -> bool:
+        """Whether who started it lives on without it; else that process has ended, and this one is to."""
+        if not os.read(self._lifeline_fd, 1):
+            return False
+        self._poller.unregister(self._lifeline_fd)
+        return True
 
     def _timeout_ms(self) -> int | None:
         wake_at = self._group.next_check_at
@@ -223,8 +230,11 @@ class Supervisor:
             self._commands.start("", RestartEngines())
             return
         _log.info("restarting the engine core")
-        for engine in self._group.engines.values():
-            self._group.restart(engine)
+        try:
+            for engine in self._group.engines.values():
+                self._group.restart(engine)
+        except FilesChangedError as error:
+            _log.error("it is not restarted: %s", error)
 
     def _end(self, code: int) -> None:
         self._exit_code = code
@@ -235,6 +245,8 @@ class Supervisor:
         """End with one line that says why, which is the last of the log."""
         self._reporter.report(report)
         self._end(code)
+        if self._has_been_ready and not self._args.ends_with_parent:
+            note_failure(self._args.name, report.reason)
         _log.error("the daemon %r has failed: %s", self._args.name, report.reason)
 
     # What is said of it.
@@ -282,5 +294,4 @@ def run_supervisor() -> NoReturn:
     except QuireError as error:
         reporter.report(FailedReport(str(error), type(error).__name__))
         sys.exit(EXIT_START_FAILED)
-    lifeline_fd = lifeline.fd if args.ends_with_parent else None
-    sys.exit(Supervisor(args, run_dir, reporter, signals, lifeline_fd, ports).run())
+    sys.exit(Supervisor(args, run_dir, reporter, signals, lifeline.fd, ports).run())

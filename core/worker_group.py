@@ -11,6 +11,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -22,29 +23,65 @@ from ..ipc.processes.managed_child import ManagedChild
 from ..ipc.processes.process import ProcessHandle
 from ..ipc.step import LedgerEntry, ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
 
+# How much longer than the steps before it may a step take while a culprit is looked for (blame.py).
+_TEST_FACTOR = 10.0
+_MIN_TEST_S = 3.0
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """What an engine's steps have taken at most, with all of its workers."""
+
+    step_s: float = 0.0
+    token_s: float = 0.0  # for each token of a step
+
+    def note(self, num_tokens: int, took_s: float) -> None:
+        """A step of so many tokens was answered."""
+        self.step_s = max(self.step_s, took_s)
+        self.token_s = max(self.token_s, took_s / max(1, num_tokens))
+
+    def find_test_limit(self, num_tokens: int) -> float:
+        """Seconds that no sound step of so many tokens takes."""
+        return max(_MIN_TEST_S, _TEST_FACTOR * (self.step_s + num_tokens * self.token_s))
+
+
+@dataclass(frozen=True, slots=True)
+class _OwedStep:
+    step_id: int
+    num_tokens: int
+    is_test: bool
+
 
 class StepWatch:
     """Sets the deadline of a worker, of each of its ranks, to that of the oldest thing that it owes.
 
     Ranks owe together: what rank 0 answers, all have done. A step's time runs from when it was sent, or from
-    the answer before it, whichever is later. Pure: time is passed in.
+    the answer before it, whichever is later. A step of a search may take no longer than ten times what others
+    have taken, where that is less than `step_timeout_s`. Pure: time is passed in.
     """
 
-    def __init__(self, deadlines: Sequence[Deadline], step_timeout_s: float) -> None:
-        """`step_timeout_s` 0 sets no deadline."""
+    def __init__(
+        self, deadlines: Sequence[Deadline], step_timeout_s: float, times: StepTimes | None = None
+    ) -> None:
+        """`step_timeout_s` 0 sets no deadline. `times`: of the engine's steps, which are noted there."""
         self._deadlines = deadlines
         self._step_timeout_s = step_timeout_s
-        self._overdue = f"took longer than step_timeout_s={step_timeout_s:g}"
-        self._steps: deque[int] = deque()
+        self._times = times or StepTimes()
+        self._steps: deque[_OwedStep] = deque()
+        self._expected_since = self._limit_s = 0.0  # of the oldest step
 
     def begin_start(self, ready_timeout_s: float, now: float) -> None:
         """The worker was started; it is to become ready."""
         if self._step_timeout_s:
             self._set(now, ready_timeout_s, f"it was not ready within {ready_timeout_s:g} s")
 
-    def add_step(self, step_id: int, now: float) -> None:
-        """A step was sent."""
-        self._steps.append(step_id)
+    def is_overdue(self, now: float) -> bool:
+        """Whether the oldest step took, or takes, longer than it may."""
+        return bool(self._steps and self._step_timeout_s) and now - self._expected_since >= self._limit_s
+
+    def add_step(self, step_id: int, now: float, num_tokens: int = 1, *, is_test: bool = False) -> None:
+        """A step was sent. `is_test`: of a search for a culprit."""
+        self._steps.append(_OwedStep(step_id, num_tokens, is_test))
         if len(self._steps) == 1:
             self._expect_step(now)
 
@@ -57,8 +94,8 @@ class StepWatch:
         """It has said something."""
         match event:
             case ModelRunnerOutput() | StepFailed():
-                if self._steps and event.step_id == self._steps[0]:
-                    self._steps.popleft()
+                if self._steps and event.step_id == self._steps[0].step_id:
+                    self._times.note(self._steps.popleft().num_tokens, now - self._expected_since)
                     self._expect_step(now)
             case WorkerReady() | WorkerFailed():
                 self._clear()
@@ -67,14 +104,20 @@ class StepWatch:
 
     def _expect_step(self, now: float) -> None:
         """The oldest step's answer, if one is awaited."""
-        if self._steps and self._step_timeout_s:
-            self._set(now, self._step_timeout_s, f"step {self._steps[0]} {self._overdue}")
-        else:
+        self._expected_since = now
+        if not self._steps or not self._step_timeout_s:
             self._clear()
+            return
+        step, allowed = self._steps[0], f"step_timeout_s={self._step_timeout_s:g}"
+        self._limit_s = self._step_timeout_s
+        if step.is_test and (limit_s := self._times.find_test_limit(step.num_tokens)) < self._limit_s:
+            self._limit_s, allowed = limit_s, f"{limit_s:.3g} s, over {_TEST_FACTOR:g} times what others take"
+        overdue = f"step {step.step_id} took longer than {allowed}"
+        self._set(now, self._limit_s, overdue, forgives_starved=step.is_test)
 
-    def _set(self, now: float, limit_s: float, otherwise: str) -> None:
+    def _set(self, now: float, limit_s: float, otherwise: str, *, forgives_starved: bool = False) -> None:
         for deadline in self._deadlines:
-            deadline.set(now, limit_s, otherwise)
+            deadline.set(now, limit_s, otherwise, forgives_starved=forgives_starved)
 
     def _clear(self) -> None:
         for deadline in self._deadlines:

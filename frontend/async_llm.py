@@ -24,7 +24,7 @@ from .client.remote_daemon import Attachment, check_unattached, choose_attachmen
 from .client.utility_calls import AsyncUtilityCalls
 from .engine_args import EngineArgs
 from .input_processor import InputProcessor, PreparedParams
-from .llm_engine import load_named_tokenizer, read_served_sampling
+from .llm_engine import load_named_tokenizer, load_served_tokenizer, read_served_sampling
 from .outputs import RequestOutput
 from .pooling.outputs import PoolingOutput, PoolingRequestOutput
 from .text.prompts import Prompt
@@ -359,8 +359,7 @@ async def _attach(
 ) -> tuple[AsyncMPClient, Tokenizer | None]:
     client = await attach_async_client(daemon, client_kind, weight, on_phase)
     try:
-        facts = client.facts
-        return client, await asyncio.to_thread(load_named_tokenizer, facts.tokenizer, facts.chat_template)
+        return client, await asyncio.to_thread(load_served_tokenizer, client.facts)
     except BaseException:
         client.close()
         raise

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import zmq
@@ -34,6 +35,7 @@ from ..ipc.daemon.daemon_state import (
     ReadyReport,
     SupervisorArgs,
     SupervisorReport,
+    forget_failure,
     read_state,
 )
 from ..ipc.daemon.private_folder import find_state_folder
@@ -47,6 +49,9 @@ from ..ipc.processes.child_args import CORE_MODULE
 from ..ipc.processes.process import EXIT_OK, ChildProcess, is_stopped, wait_readable
 from ..ipc.protocol_link import ProtocolLink
 from ..ipc.sockets import make_ipc_address
+from .daemon_record import read_record, write_record
+
+_log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 10.0  # then the supervisor is killed; its children see that and leave
 LOOK_TIMEOUT_S = 1.0  # what a look at a daemon may take before it counts as not answering
@@ -174,10 +179,12 @@ def start_daemon(
     *,
     listen: str | None = None,
     keys: str | None = None,
+    engine_args: dict[str, Any] | None = None,
 ) -> int:
     """Start a daemon in the background and wait until it is ready; returns its supervisor's pid.
 
     listen: tcp://HOST:PORT, where clients of other machines come that have keys; `keys`: the folder of them.
+    `engine_args`: by name, of which `config` was made, for a restart with other files.
 
     Raises DaemonError if one of this name runs, ConfigError, ModelError or EngineStartError.
     """
@@ -194,6 +201,8 @@ def start_daemon(
         os.close(log)
     starter.wait_until_ready(on_phase)
     starter.child.detach()
+    forget_failure(name)
+    write_record(name, config, engine_args, listen, keys_folder or None)
     return starter.child.pid
 
 
@@ -227,9 +236,13 @@ def stop_daemon(name: str) -> None:
 def restart_engine(name: str, timeout_s: float = 600.0, index: int | None = None) -> None:
     """Restart a daemon's engine; attached clients wait, and their requests go on afterwards.
 
-    Of several engines each is drained and restarted in its turn, or only the one of number `index`. Raises
-    DaemonError if there is no daemon of this name, it ends meanwhile, or a signal has stopped it.
+    Of several engines each is drained and restarted in its turn, or only the one of number `index`. If the
+    files of the model or of Quire have changed since the daemon was started, another one takes its place, and
+    its requests end; also if it has ended for that. Raises DaemonError if there is no daemon of this name, it
+    ends meanwhile, or a signal has stopped it, and what a start raises.
     """
+    if index is None and _start_anew(name):
+        return
     pid = find_daemon(name)
     directory = find_named(name)
     before = read_state(directory)
@@ -248,6 +261,21 @@ def restart_engine(name: str, timeout_s: float = 600.0, index: int | None = None
         _check_lives(name, pid)
         time.sleep(_POLL_INTERVAL_S)
     raise DaemonError(f"the daemon {name!r} was not ready again within {timeout_s:g} s")
+
+
+def _start_anew(name: str) -> bool:
+    """Put another daemon in the place of one whose files have changed; False if they have not."""
+    record = read_record(name)
+    change = "" if record is None else record.find_change()
+    if record is None or not change:
+        return False
+    config = record.make_config(name)  # what cannot be started ends nothing
+    _log.warning("%s: starting anew: %s", name, change)
+    if find_owner(find_named(name)) is not None:
+        stop_daemon(name)
+    with contextlib.chdir(record.folder):
+        start_daemon(name, config, listen=record.listen, keys=record.keys, engine_args=record.args)
+    return True
 
 
 def drain_engine(name: str, index: int, timeout_s: float = 600.0) -> None:

@@ -32,7 +32,8 @@ from ..ipc.config import (
     SchedulerConfig,
     SchedulingPolicy,
 )
-from ..ipc.errors import ConfigError, ModelError, describe_install, did_you_mean
+from ..ipc.errors import ConfigError, ModelError, describe_install, did_you_mean, make_printable
+from ..ipc.file_identity import note_model
 from ..ipc.model_spec import ModelSpec
 from ..ipc.processes.log_lines import LOG_FORMATS
 from ..ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
@@ -41,7 +42,7 @@ from .families import read_model_spec
 from .gguf.files import find_gguf_files
 from .gguf.tensors import make_formats
 from .gpu_cards import choose_step_defaults
-from .logits_processor_names import find_module_folders, name_logits_processors
+from .logits_processor_names import find_module_files, find_module_folders, name_logits_processors
 from .models.hf_config import compute_max_model_len, read_default_sampling, read_dtype, read_eos_token_ids
 from .models.model_folder import (
     POCKET,
@@ -314,8 +315,8 @@ class EngineArgs(metaclass=DropsOffValues):
         """What requests may call the model, the first what it is called; [] where nothing was given."""
         given = self.served_model_name
         names = [given] if isinstance(given, str) else list(given or ())
-        if not all(isinstance(name, str) and name for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError("served_model_name", given, "texts that are not empty")
+        if not all(isinstance(name, str) and name and name.isprintable() for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError("served_model_name", given, "texts of printable characters that are not empty")
         return list(dict.fromkeys(names))
 
     def _check_parsers(self) -> None:
@@ -335,7 +336,11 @@ class EngineArgs(metaclass=DropsOffValues):
 
     def _create_model_config(self, root: Path, folder: ModelFolder) -> ModelConfig:
         spec = self._create_model_spec(root, folder)
-        names = self._list_names() or [self.model]
+        tokenizer = self._find_tokenizer(folder.path)
+        weight_files = tuple(_name_within(root, file) for file in folder.weight_files)
+        processors = name_logits_processors(self.logits_processors)
+        modules = find_module_files(processors, find_module_folders(processors))
+        names = self._list_names() or [make_printable(self.model)]
         if self.generation_config == "auto":
             read_default_sampling(folder.generation_config)  # refused now rather than at every request
         # The checkpoint's own format, float32 and float16 included: vLLM would halve float32, which changes
@@ -352,13 +357,14 @@ class EngineArgs(metaclass=DropsOffValues):
             served_model_name=names[0],
             served_model_aliases=tuple(names[1:]),
             chat_template=None if self.chat_template is None else read_chosen_template(self.chat_template),
-            tokenizer=self._find_tokenizer(folder.path),
+            tokenizer=tokenizer,
             spec=spec,
             dtype=dtype,
             attention_backend=ATTENTION_BACKENDS.get((self.attention_backend or "auto").upper(), "auto"),
             quantization=resolve_quantization(self.quantization, folder.config, bool(folder.gguf_tensors)),
             max_model_len=compute_max_model_len(spec, self.max_model_len, _find_usual_len(root, spec)),
-            weight_files=tuple(_name_within(root, file) for file in folder.weight_files),
+            weight_files=weight_files,
+            noted=note_model(str(root), tokenizer, (*weight_files, *self._list_head_files(spec)), modules),
             gguf_tensors=folder.gguf_tensors,
             packed_cache_bytes=parse_size_bytes("packed_cache_bytes", self.packed_cache_bytes),
             seed=seed,
@@ -376,6 +382,11 @@ class EngineArgs(metaclass=DropsOffValues):
             else read_weight_formats(config, spec, folder.float_tensors)
         )
         return msgspec.structs.replace(spec, weight_formats=formats)
+
+    def _list_head_files(self, spec: ModelSpec) -> list[str]:
+        """Of the weights of projections that have files of their own, as sentence-transformers' have."""
+        projections = () if spec.pooling is None or self.load_format == "dummy" else spec.pooling.projections
+        return sorted({one.file for one in projections if one.file is not None})
 
     def _find_tokenizer(self, model_folder: Path) -> str:
         """The tokenizer's folder, '' when there shall be none."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..ipc.errors import EngineDeadError, QuireError
+from ..ipc.file_identity import check_served
 from ..ipc.messages import EngineFacts, UtilityMethod, UtilityResult
 from ..ipc.sampling_params import SamplingParams
 from .client.engine_core_client import (
@@ -83,7 +84,7 @@ class LLMEngine(UtilityCalls):
         """
         client = attach_sync_client(daemon, client_kind, weight)
         try:
-            return cls(client, load_named_tokenizer(client.facts.tokenizer, client.facts.chat_template))
+            return cls(client, load_served_tokenizer(client.facts))
         except BaseException:
             client.close()
             raise
@@ -294,6 +295,17 @@ def _close_in_turn(client: SyncClient, turns: Turns) -> None:
 def load_named_tokenizer(folder: str, chat_template: str | None) -> Tokenizer | None:
     """The tokenizer that a config or an engine's facts name, None when that is ''."""
     return load_tokenizer(folder, chat_template) if folder else None
+
+
+def load_served_tokenizer(facts: EngineFacts) -> Tokenizer | None:
+    """That of an engine that runs, if its files are still those that it was started with.
+
+    Raises FilesChangedError.
+    """
+    check_served(facts.noted, facts.model, facts.tokenizer)
+    tokenizer = load_named_tokenizer(facts.tokenizer, facts.chat_template)
+    check_served(facts.noted, facts.model, facts.tokenizer)  # they may have been replaced meanwhile
+    return tokenizer
 
 
 def read_served_sampling(facts: EngineFacts) -> dict[str, Any]:

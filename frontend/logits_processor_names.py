@@ -37,6 +37,15 @@ def find_module_folders(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(folder for name in names for folder in _find_folders(name)))
 
 
+def find_module_files(names: Iterable[str], folders: Iterable[str]) -> list[str]:
+    """The files of the modules themselves, as far as they are Python's sources; not of what these import."""
+    stems = {name.partition(":")[0].replace(".", "/") for name in names}
+    files = [
+        Path(folder, stem + end) for folder in folders for stem in stems for end in (".py", "/__init__.py")
+    ]
+    return sorted(str(file) for file in files if file.is_file())
+
+
 def _name_of(one: str | type) -> str:
     if not isinstance(one, type):
         if not isinstance(one, str) or not _NAME.fullmatch(one):  # pyright: ignore[reportUnnecessaryIsInstance]

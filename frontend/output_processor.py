@@ -167,16 +167,18 @@ class RequestState:
         detokenizer = self.detokenizer
         if detokenizer is None or self.is_deferred:
             return new_ids
-        shown = new_ids
-        if finish is FinishReason.STOP and not self.request.params.include_stop_str_in_output:
-            shown = new_ids[:-1]  # the stop token itself is not part of the text
-        num_taken = detokenizer.add(shown)
+        num_taken = detokenizer.add(self._find_shown(new_ids, finish))
         if detokenizer.stop_string is None:
             return new_ids
         self.finish_reason = _REASON_TEXTS[FinishReason.STOP]
         self.stop_reason = detokenizer.stop_string
         self.metrics.num_generation_tokens = len(self.token_ids) + num_taken
         return new_ids[:num_taken]
+
+    def _find_shown(self, token_ids: list[int], finish: FinishReason | None) -> list[int]:
+        """Those that are part of the text: a stop token is only if stop strings are."""
+        hides_last = finish is FinishReason.STOP and not self.request.params.include_stop_str_in_output
+        return token_ids[:-1] if hides_last else token_ids
 
     def _finish(self, output: EngineCoreOutput, finish: FinishReason) -> None:
         self.finish_reason = _REASON_TEXTS[finish]
@@ -190,12 +192,10 @@ class RequestState:
         detokenizer = self.detokenizer
         if detokenizer is None:
             return
-        if not self.is_deferred:
+        if self.is_deferred:
+            detokenizer.add_all(self._find_shown(self.token_ids, finish))
+        else:
             detokenizer.finish()
-            return
-        params = self.request.params
-        hides_last = finish is FinishReason.STOP and not params.include_stop_str_in_output
-        detokenizer.add_all(self.token_ids[:-1] if hides_last else self.token_ids)
 
     def _take_logprobs(self, output: EngineCoreOutput, num_known: int) -> None:
         if output.prompt_logprobs is not None:

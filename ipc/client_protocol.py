@@ -17,15 +17,14 @@ import msgspec
 from .codec import PING, make_client_codec
 from .due import find_earliest
 from .errors import (
-    USER_ERRORS,
+    FINAL_KINDS,
     ConfigError,
     EngineDeadError,
-    EngineStartError,
     ProtocolError,
     raise_remote,
 )
+from .fair_share import MAX_CLIENT_WEIGHT
 from .messages import (
-    MAX_CLIENT_WEIGHT,
     PROTOCOL_VERSION,
     AbortRequests,
     EngineCoreOutput,
@@ -65,13 +64,29 @@ _log = logging.getLogger(__name__)
 class ClientProtocol:
     """One client of one engine after another, the next in the place of one that was lost.
 
-    `is_open` from a Welcome until the connection is lost; what arrives while it is not is of the past. When
-    it is open again, every unfinished request is added again with the tokens that it has, and goes on.
+    It is in one of three states:
+
+        state    until                                                   then
+        closed   the Welcome to its last Hello                           open
+                 the driver says that no engine is left, a final         ended
+                 Refusal, or RECONNECT_TIMEOUT_S after it was open
+        open     the connection is lost, or a Hello is said again        closed
+                 last words of the engine (EngineDead, Refusal)          ended
+        ended    for ever: `end_reason` says why, and `check` raises it
+
+    While it is closed, what arrives is of the past, but for a Refusal. One that is not final (the start
+    failed, another may go well) leaves it closed if there is somebody to make that start: an engine that
+    `is_supervised`, or that was ready once. The same is true of last words where it `has_others`. When it is
+    open again, every unfinished request is added again with the tokens that it has, and goes on.
     `now` is a monotonic clock's time in every call.
     """
 
-    def __init__(self, client_kind: str = "private", weight: float = 1.0) -> None:
-        """Raises ConfigError for a weight that the engine would not take."""
+    def __init__(
+        self, client_kind: str = "private", weight: float = 1.0, *, is_supervised: bool = False
+    ) -> None:
+        """`is_supervised`: a daemon's supervisor starts the engine, as often as it takes, and ends if there
+        will be none. Raises ConfigError for a weight that the engine would not take.
+        """
         self._kind, self._weight = make_plain(client_kind), make_plain(weight)
         if not 0.0 < self._weight <= MAX_CLIENT_WEIGHT:
             allowed = f"a number above 0 and up to {MAX_CLIENT_WEIGHT:g}"
@@ -80,14 +95,16 @@ class ClientProtocol:
         self.outbox: deque[tuple[bytes]] = deque()  # to be sent in order; the driver removes what was sent
         self.answers: dict[int, UtilityResult] = {}  # to utility calls, until `end_call`
         self.facts: EngineFacts | None = None  # from the first Welcome on
-        self.engine_index = 0  # likewise: which one of the roster it is
+        self.engine_index = 0  # which one of the roster it is, as it said last
         self.roster: EngineRoster | None = None  # as the engine said last; None: there is no other engine
         self.phase: str | None = None  # of the engine's start, as it said last
         self.is_open = False
         self.has_worker = True  # while it is open: else the engine starts another
         self.has_others = False  # engines: calls of this one end with it, with the error LOST_CALL
+        self.refusal: Refusal | None = None  # why the engine, or the one before it, did not start or ended
         self.end_reason: str | None = None  # why there is no engine any more
         self.restart_at: float | None = None  # when the driver is to start another engine
+        self._is_supervised = is_supervised
         self._codec = make_client_codec()
         self._number = 0  # of the last Hello; its Welcome repeats it
         self._epoch = ""
@@ -113,13 +130,20 @@ class ClientProtocol:
         return find_earliest(self.restart_at, give_up_at, check_at)
 
     def check(self) -> None:
-        """Raise if there is no engine any more: EngineStartError if it was never ready, EngineDeadError."""
-        if self.end_reason is not None:
-            raise (EngineStartError if self.facts is None else EngineDeadError)(self.end_reason)
+        """Raise if there is no engine any more: EngineDeadError, or if it was never ready what its refusal
+        stands for, EngineStartError without one.
+        """
+        if self.end_reason is None:
+            return
+        if self.facts is not None:
+            raise EngineDeadError(self.end_reason)
+        raise_remote("" if self.refusal is None else self.refusal.kind, self.end_reason)
 
     def end(self, reason: str) -> None:
-        """Nothing more is expected, sent or started; the first reason counts."""
-        self.end_reason = self.end_reason or reason
+        """Nothing more is expected, sent or started; the first reason counts: the engine's own, if it has
+        told one since it was open.
+        """
+        self.end_reason = self.end_reason or (reason if self.refusal is None else self.refusal.reason)
         self.restart_at = None
         self.outbox.clear()
 
@@ -245,7 +269,7 @@ class ClientProtocol:
                 if self._calls.pop(call_id, None) is not None:
                     self.answers[call_id] = message
             case EngineDead(reason=reason) | Refusal(reason=reason):
-                self._take_last_words(reason)
+                self._take_last_words(Refusal(reason), now, is_final=True)
             case ProtocolNotice():
                 return self._take_notice(message, now)
             case EngineRoster():
@@ -281,19 +305,18 @@ class ClientProtocol:
             case Welcome():
                 if message.number == self._number and self.end_reason is None:
                     self._open(message, now)
-            case StartupProgress(phase=phase):
-                self.phase = phase
+            case StartupProgress():
+                self.phase = message.phase
+                self.engine_index, self.roster = message.engine_index, message.roster
             case LeaseCheck() | UtilityResult() | WorkerStatus():
                 pass  # another client left just now, or a PING was answered: both are sent before a Welcome
-            case Refusal(kind=kind) if self.facts is not None and kind not in USER_ERRORS:
-                # Its next start may go well; `engine_ended` says so if there will be none.
-                self.outbox.append(GOODBYE)
-            case Refusal(reason=reason, kind=kind) if self.facts is None:
-                self.outbox.clear()
-                self.outbox.append(GOODBYE)  # so that it need not wait
-                raise_remote(kind, reason)
-            case Refusal(reason=reason) | EngineDead(reason=reason):
-                self._take_last_words(reason)
+            case Refusal(number=number):
+                if number in (None, self._number):
+                    self._take_last_words(message, now, is_final=message.kind in FINAL_KINDS)
+            case EngineDead(reason=reason) if not self.has_others:
+                self._take_last_words(Refusal(reason), now, is_final=True)
+            case EngineRoster():
+                self.roster = message
             case ProtocolNotice() if self.facts is not None or self.phase is not None:
                 # The engine, which has heard of this client, does not know it. One that was starved of a
                 # processor has lost its connection, and a driver without a monitor does not see that.
@@ -312,14 +335,23 @@ class ClientProtocol:
         self.engine_index, self.roster = welcome.engine_index, welcome.roster
         self.is_open, self.has_worker = True, welcome.has_worker
         self._lost_at = None
+        self.refusal = None
         if self._watch is not None:
             self._watch.start(now)
         for message in [*frame_resumed(self.ledger.resume(now, is_other_engine)), *self._calls.values()]:
             self.send(message)
 
-    def _take_last_words(self, reason: str) -> None:
-        """The engine ends for good, and says why: this counts more than how its process has ended."""
-        self.end_reason = reason
+    def _take_last_words(self, refusal: Refusal, now: float, *, is_final: bool) -> None:
+        """The engine ends or will not have this client, and says why: this counts more than how its process
+        has ended. Another may come in its place, unless it `is_final`: the roster says so if it `has_others`.
+        """
+        self.refusal = refusal
+        if self.is_open and self.has_others:
+            self.connection_lost(now)
+        elif is_final:
+            self.end_reason = refusal.reason
         self.outbox.clear()
         self.outbox.append(GOODBYE)  # so that it need not wait
         self.check()
+        if self.facts is None and not self._is_supervised:
+            raise_remote(refusal.kind, refusal.reason)

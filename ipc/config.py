@@ -14,6 +14,7 @@ import msgspec
 
 from .errors import ConfigError
 from .fault_hooks import keep_lasting, parse_fault_hooks
+from .file_identity import NotedFiles
 from .gguf_tensor import GgufTensor, describe_types
 from .model_spec import Dtype, ModelSpec
 from .param_fields import MAX_INT
@@ -78,6 +79,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     load_format: LoadFormat = "auto"
     # Found by the frontend, none for "dummy": names within the folder, or whole paths of GGUF files.
     weight_files: tuple[str, ...] = ()
+    noted: NotedFiles | None = None  # all files of the model as they were then; None: not of interest
     quantization: Quantization | None = None
     seed: int = 0  # of dummy weights; what seeds of requests come from is the frontend's
     max_logprobs: int = 20

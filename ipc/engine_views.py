@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
+from msgspec.structs import replace
 
 DEFAULT_METRICS_PREFIX = "quire:"  # of the names of series that are made of EngineMetrics
 
@@ -13,6 +16,7 @@ class StalledRequest(msgspec.Struct, frozen=True):
     request_id: str
     stage: str  # how far it is, for a person
     free_s: float  # how long the device was free since its last token, or since it came
+    owner: str = ""  # as RequestView.owner
 
 
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +63,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     prefix_miss: str = ""  # no such prefix, evicted, other salt, not looked up; empty: all was found
     work_s: float = 0.0  # of the worker, that its row took for itself
     kind: str = ""  # its purpose, "grammar", "pooling", or "beams" and their number; empty: none of these
+    owner: str = ""  # the tenant that its client has named; not shown to who owns some requests only
 
 
 class ClientView(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +115,31 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     blocks_per_cell: int
     clients: list[ClientView]
     engines: list[EngineLoad] = []  # each of several; empty of one
+
+
+Owns = Callable[[str], bool]  # whether a request with this owner is of who looks
+
+
+def hide_stall(stats: SchedulerStats, owns: Owns) -> SchedulerStats:
+    """The stats without the name of a request that is not of who looks."""
+    stall = stats.stall
+    if stall is None:
+        return stats
+    request_id = stall.request_id if owns(stall.owner) else ""
+    return replace(stats, stall=replace(stall, request_id=request_id, owner=""))
+
+
+def hide_others(snapshot: EngineSnapshot, owns: Owns) -> EngineSnapshot:
+    """The snapshot with the requests of who looks, the clients that they came through, and counts."""
+    requests = [replace(request, owner="") for request in snapshot.requests if owns(request.owner)]
+    through = {request.client for request in requests}
+    return replace(
+        snapshot,
+        stats=hide_stall(snapshot.stats, owns),
+        requests=requests,
+        num_hidden_requests=snapshot.num_hidden_requests + len(snapshot.requests) - len(requests),
+        clients=[client for client in snapshot.clients if client.name in through],
+    )
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):

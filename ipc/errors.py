@@ -54,6 +54,10 @@ class ModelError(InputError):
     """A model folder or its weights cannot be used: missing, unsupported, truncated, wrong shapes."""
 
 
+class FilesChangedError(ModelError):
+    """A file is not as it was at the start of the engine, or of this process: a reader would not fit."""
+
+
 class EngineStartError(QuireError, RuntimeError):
     """The engine did not become ready; the text is the root cause."""
 
@@ -98,7 +102,12 @@ class ProtocolError(QuireError):
 
 
 # Start-up's user errors by class name: they are the same however often the start is tried.
-USER_ERRORS: dict[str, type[InputError]] = {"ModelError": ModelError, "ConfigError": ConfigError}
+USER_ERRORS: dict[str, type[InputError]] = {
+    cls.__name__: cls for cls in (ModelError, ConfigError, FilesChangedError)
+}
+
+# Of refusals that no further start takes back; DaemonError: the engine will not have this client.
+FINAL_KINDS = frozenset({*USER_ERRORS, "DaemonError"})
 
 
 def raise_remote(kind: str, text: str) -> NoReturn:
@@ -123,6 +132,13 @@ def shorten_name(name: str) -> str:
     start = name[: _MAX_NAME + 1]
     text = start if start.isprintable() else repr(start)[1:-1]
     return text if len(text) <= _MAX_NAME else f"{text[: _MAX_NAME - 3]}..."
+
+
+def make_printable(text: str) -> str:
+    """The text with ? for what could steer a terminal or break a line of a log."""
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def shorten(value: object) -> str:

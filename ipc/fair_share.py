@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+MAX_CLIENT_WEIGHT = 1000.0
+
 
 def has_room(asked: float, taken: float, own: float, bound: float, share: float) -> bool:
     """Whether `asked` more may enter where `taken` are inside, `own` of them of who asks.

@@ -18,6 +18,8 @@ from msgspec import Meta
 from .beam_search import BeamSearch
 from .config import RecoveryConfig
 from .engine_views import EngineMetrics, EngineSnapshot, SchedulerStats, StepTrace
+from .fair_share import MAX_CLIENT_WEIGHT
+from .file_identity import NotedFiles
 from .network.served_files import ServedFiles
 from .pooling_params import PoolingParams
 from .prefix_digest import EngineDigest
@@ -37,7 +39,6 @@ MAX_REQUESTS_PER_FRAME = 128  # likewise; a core takes on so many in some 3 ms
 MAX_EOS_TOKEN_IDS = 1024
 MAX_REASON_LENGTH = 65536
 MAX_TENANT_LENGTH = 128
-MAX_CLIENT_WEIGHT = 1000.0
 MAX_TIMEOUT_S = 86400.0 * 7
 MAX_ROSTER_ENTRIES = 1024
 MAX_SOCKET_NAME_LENGTH = 64
@@ -147,6 +148,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_labels: int = 0  # numbers of a classifier's answer; 0: it is none
     has_token_types: bool = False  # whether EngineCoreRequest.type_start means something to the model
     files: ServedFiles | None = None  # of the model that frontends read; only told over the network
+    noted: NotedFiles | None = None  # the same as this machine's disk has them, which is told to its clients
     chat_template: str | None = None  # what the operator chose in place of the tokenizer's
     served_model_aliases: tuple[str, ...] = ()  # more names that requests may have for it
     tensor_parallel_size: int = 1  # ranks of each stage
@@ -212,12 +214,15 @@ class Refusal(msgspec.Struct, array_like=True, frozen=True):
 
     reason: Reason
     kind: Annotated[str, Meta(max_length=64)] = "EngineStartError"  # the class that fits in the frontend
+    number: int | None = None  # of the Hello that it answers; None: of the last one, whichever that is
 
 
 class StartupProgress(msgspec.Struct, array_like=True, frozen=True):
-    """A start-up phase has begun."""
+    """A start-up phase has begun, or the roster has changed. The rest is as in Welcome."""
 
     phase: Annotated[str, Meta(max_length=256)]
+    engine_index: int = 0
+    roster: EngineRoster | None = None
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -419,3 +419,8 @@ def find_ropes(spec: ModelSpec) -> list[RopeConfig]:
     """The different rotations of a model's layers, in the order in which they come."""
     ropes = [layer.attention.rope or spec.rope for layer in spec.layers]
     return list(dict.fromkeys(rope for rope in ropes if rope.type != "none"))
+
+
+def has_dynamic_rope(spec: ModelSpec) -> bool:
+    """Whether the angles of some layer depend on the length of a token's sequence."""
+    return any(rope.type == "dynamic" for rope in find_ropes(spec))

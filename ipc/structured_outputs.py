@@ -28,10 +28,9 @@ class GrammarLimits(TypedDict):
     max_grammar_size: int
 
 
-# For the frontend that checks a grammar and for the worker that follows it: fuel of making the lexer and of a
-# step (1 M is some 50 ms), what a step may parse, and sizes. All rows wait for a step, whose time grows with
-# the square of a parser's row: an ambiguous grammar takes 300 ms for 50,000 items in rows of 2,000, some 10
-# within these limits. 250 properties that may be missing are a row of 1,000.
+# For the frontend that checks a grammar, and for the process that follows it where that may take long: fuel
+# of making the lexer and of a step (1 M is some 50 ms), what a step may parse, and sizes. They bound memory;
+# what bounds time is below. 250 properties that may be missing are a row of 1,000.
 GRAMMAR_LIMITS: GrammarLimits = {
     "max_items_in_row": 1_000,
     "initial_lexer_fuel": 1_000_000,
@@ -42,10 +41,43 @@ GRAMMAR_LIMITS: GrammarLimits = {
 }
 
 
-def make_limits(vocab_size: int) -> GrammarLimits:
-    """The limits for a vocabulary: each token may add to the items of a step, `[a-z]+` at 151,936 6,000."""
-    scale = max(1, vocab_size // 16_384)
-    return {**GRAMMAR_LIMITS, "step_max_items": GRAMMAR_LIMITS["step_max_items"] * scale}
+_NO_LIMIT = 1 << 30
+# A grammar is bounded in processor time: a mask may take MASK_S on average and MAX_MASK_S once.
+MASK_S = 0.01
+MAX_MASK_S = 0.03
+COMPILE_S = 0.2  # twice what a frontend allows: its processor may be a faster one
+# For a row to go by its output, a time and more for each token. The same rule holds while the output is made,
+# so a row that comes back is not refused what it had.
+REPLAY_S, REPLAY_TOKEN_S = 0.1, 1e-3
+
+
+def find_replay_limit_s(num_tokens: int) -> float:
+    """Processor time in which a grammar goes by so many tokens."""
+    return REPLAY_S + REPLAY_TOKEN_S * num_tokens
+
+
+def make_timed_limits() -> GrammarLimits:
+    """For a process that is ended in time: items and fuel of a step are not counted."""
+    return {**GRAMMAR_LIMITS, "step_max_items": _NO_LIMIT, "step_lexer_fuel": _NO_LIMIT}
+
+
+class GrammarTime:
+    """What a row's grammar has taken to go on by its tokens."""
+
+    def __init__(self) -> None:
+        self._taken_s, self._num_tokens = 0.0, 0
+
+    def note(self, taken_s: float, num_tokens: int) -> str:
+        """More tokens have been gone by. What is wrong with that, '' if nothing is."""
+        self._taken_s += taken_s
+        self._num_tokens += num_tokens
+        allowed_s = find_replay_limit_s(self._num_tokens)
+        if self._taken_s <= allowed_s:
+            return ""
+        return (
+            f"{self._num_tokens} tokens took {self._taken_s:.2f} s of processor time to follow, "
+            f"and {allowed_s:.2f} s are allowed"
+        )
 
 
 # Names that are none, but that of a field of `structured_outputs`: those of older vLLM, and the fields alone.

@@ -1,9 +1,9 @@
 """The C++ kernels' shared library: compiled once per machine and source, and kept in a folder of the user's.
 
 Several processes may want it at once and each may be killed at any moment. One compiles (the folder's lock),
-in a folder that the next one removes if it was left; a library comes into place whole, and is trusted only
-if its last bytes are the checksum of the others: loading a truncated one is a SIGBUS. Old ones are removed,
-but none that a process has loaded: it holds a lock on the file.
+in a folder that the next one removes if it was left. A library lies in a PrivateCache and is trusted only if
+its last bytes are the checksum of the others: loading a truncated one is a SIGBUS. Old ones are removed, but
+none that a process has loaded: it holds a lock on the file.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Generator
 from pathlib import Path
 
+from ..ipc.private_cache import PrivateCache, find_cache_home, keep_entry, seal_file
 from .run_compilers import OK
 
 _log = logging.getLogger(__name__)
@@ -34,15 +34,10 @@ BUILD_TIMEOUT_S = 600.0  # on one slow core; of a wait for another process that 
 NUM_KEPT = 8  # of the libraries, by when they were loaded last
 _LOCK_RETRY_S = 0.1
 _SCRATCH_PREFIX = "build-"
-_SEAL = b"quire-sha256:"  # then the digest; ELF does not look at what follows its sections
-_SEAL_BYTES = len(_SEAL) + hashlib.sha256().digest_size
 _RUNNER = Path(__file__).with_name("run_compilers.py")
 
 
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: $XDG_CACHE_HOME/quire or ~/.cache/quire."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "quire"
+cache_folder = find_cache_home  # where compiled kernels are kept
 
 
 def build_library() -> Path:
@@ -55,47 +50,27 @@ def build_library() -> Path:
     digest = hashlib.sha256("\0".join((*_FLAGS, _cpu_name())).encode())
     for path in (*sources, *sorted(folder.glob("*.h"))):
         digest.update(path.read_bytes())
-    target = cache_folder() / f"kernels-{digest.hexdigest()[:24]}.so"
-    _check_private(target.parent)
-    if not _claim(target):
-        with _locked(target.parent):
-            if not _claim(target):  # another process has built it meanwhile
+    name = f"kernels-{digest.hexdigest()[:24]}.so"
+    cache = PrivateCache(cache_folder())  # what is loaded from here runs as this user
+    if not _claim(cache, name):
+        with _locked(cache.folder):
+            if not _claim(cache, name):  # another process has built it meanwhile
                 _log.info("compiling the CPU kernels for this machine, which is done once")
-                _build(sources, target)
-                if not _claim(target):
-                    raise RuntimeError(f"{target} changed while it was built")
-                with contextlib.suppress(OSError):
-                    _remove_old(target.parent)
-    return target
+                _build(cache, sources, name)
+                if not _claim(cache, name):
+                    raise RuntimeError(f"{cache.folder / name} changed while it was built")
+                cache.remove_old(NUM_KEPT, pattern="kernels-*.so")
+    return cache.folder / name
 
 
-def _check_private(folder: Path) -> None:
-    """What is loaded from here runs as this user, so nobody else may write here."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise RuntimeError(f"{folder} belongs to another user or others may write to it")
-
-
-def _claim(library: Path) -> bool:
+def _claim(cache: PrivateCache, name: str) -> bool:
     """Whether it is there and whole. Then it counts as used, and is locked until this process ends."""
-    try:
-        fd = os.open(library, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    descriptor = cache.open_sealed(name)
+    if descriptor is None:
         return False
-    if not _is_whole(fd):
-        os.close(fd)
-        return False
-    with contextlib.suppress(OSError):  # a cache that may only be read, or whose file system has no locks
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        os.utime(library)
+    keep_entry(descriptor)
+    cache.note_used(name)
     return True
-
-
-def _is_whole(fd: int) -> bool:
-    size = os.fstat(fd).st_size - _SEAL_BYTES
-    content, seal = os.pread(fd, max(0, size), 0), os.pread(fd, _SEAL_BYTES, max(0, size))
-    return seal == _SEAL + hashlib.sha256(content).digest()
 
 
 @contextlib.contextmanager
@@ -125,17 +100,17 @@ def _try_lock(fd: int) -> bool:
     return True
 
 
-def _build(sources: list[Path], target: Path) -> None:
+def _build(cache: PrivateCache, sources: list[Path], name: str) -> None:
     """Compile, link, seal, and put the library in place in one step."""
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise RuntimeError("no C++ compiler (g++ or c++) is on PATH")
     # Left by one that was killed: this process has the lock.
-    for left in target.parent.glob(f"{_SCRATCH_PREFIX}*"):
+    for left in cache.folder.glob(f"{_SCRATCH_PREFIX}*"):
         shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH_PREFIX, dir=target.parent) as scratch:
-        objects = [str(Path(scratch) / f"{source.stem}.o") for source in sources]
-        library = Path(scratch) / target.name
+    with cache.scratch(_SCRATCH_PREFIX) as scratch:
+        objects = [str(scratch / f"{source.stem}.o") for source in sources]
+        library = scratch / name
         _run_compilers(
             [
                 [
@@ -145,12 +120,8 @@ def _build(sources: list[Path], target: Path) -> None:
                 [[compiler, "-shared", "-pthread", *objects, "-o", str(library)]],
             ]
         )
-        with library.open("r+b") as file:
-            digest = hashlib.sha256(file.read()).digest()
-            file.write(_SEAL + digest)
-            file.flush()
-            os.fsync(file.fileno())
-        library.replace(target)
+        seal_file(library)
+        cache.put(library)
 
 
 def _run_compilers(phases: list[list[list[str]]]) -> None:
@@ -191,15 +162,6 @@ def _read_until(fd: int, deadline: float) -> bytes:
             return said
         said += part
     raise RuntimeError(f"the compilers were not done within {BUILD_TIMEOUT_S:g} s")
-
-
-def _remove_old(folder: Path) -> None:
-    """Remove libraries that were not loaded for long, but none that a process has loaded."""
-    libraries = sorted(folder.glob("kernels-*.so"), key=lambda path: path.lstat().st_mtime)
-    for path in libraries[:-NUM_KEPT]:
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
 
 
 def _cpu_name() -> str:

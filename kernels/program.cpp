@@ -253,8 +253,9 @@ class Pass {
     void find_angles(const QuireAngles& op) {
         const size_t width = op.half * sizeof(float);
         if (step_.cos) {
-            slots_[op.cos] = const_at(step_.cos + size_t(first_token_) * op.half);
-            slots_[op.sin] = const_at(step_.sin + size_t(first_token_) * op.half);
+            const size_t first = (size_t(op.rope) * whole_.num_tokens + first_token_) * op.half;
+            slots_[op.cos] = const_at(step_.cos + first);
+            slots_[op.sin] = const_at(step_.sin + first);
             return;
         }
         gather_rows(op.cos_table, step_.positions, rows_, width, at(op.cos));

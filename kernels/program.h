@@ -47,7 +47,7 @@ struct QuireAddRows {
 // Slots cos and sin = rows of the tables by position, or the step's own.
 struct QuireAngles {
     const float *cos_table, *sin_table;  // [positions, D / 2]; null if each step brings its own
-    int32_t cos, sin, half, padding;
+    int32_t cos, sin, half, rope;  // the last: which of the model's ropes
 };
 
 // y = norm(x); as QUIRE_ADD_NORM: residual += x, y = norm(residual). Of rows that are `stride` numbers long, the
@@ -173,7 +173,7 @@ struct QuireProgram {
 struct QuireStep {
     int64_t *input_ids, *positions, *slots;  // [T]
     int64_t* types;                          // [T], or null: all are 0
-    const float *cos, *sin;                  // [T, D / 2], or null: from the program's tables
+    const float *cos, *sin;                  // [ropes, T, D / 2], or null: from the program's tables
     int32_t *query_starts, *seq_lens;        // [R + 1], [R]
     int32_t* block_tables;                   // [R, table_width]
     int64_t* sampling;                       // [S] of the R in rising order; null where nothing is sampled

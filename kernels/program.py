@@ -71,7 +71,7 @@ class CacheTable(_Table):
 
 # Arguments of the operations, by kind.
 Embed = _make_struct("table", "y size first num_rows")
-Angles = _make_struct("cos_table sin_table", "cos sin half padding")
+Angles = _make_struct("cos_table sin_table", "cos sin half rope")
 Norm = _make_struct("weight", "x residual y first size stride rounds_normed padding", "eps weight_offset")
 Multiply = _make_struct("", "x y", first=(("linear", LinearTable),))
 Rotate = _make_struct(

@@ -21,7 +21,7 @@ ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")  # those of ever
 
 # Scaling of each type around a trained length of 32, so that prompts of 40-60 tokens are past it.
 TRAINED_LEN = 32
-_ROPES: dict[str, dict[str, Any]] = {
+ROPES: dict[str, dict[str, Any]] = {
     "default": {},
     "linear": {"factor": 2.0},
     "dynamic": {"factor": 2.0},
@@ -152,6 +152,15 @@ class Checkpoint:
         return EngineConfig(model=ModelConfig(**(fields | model)))
 
 
+def find_tolerance(checkpoint: Checkpoint, expected: torch.Tensor) -> float:
+    """Rounding errors of float32 along the longest chain: a random walk over the sums of each layer.
+
+    Each layer rounds about 6 sums of `intermediate_size` terms; errors add as the root of their number, and
+    the norms keep them relative to the largest logit. The factor 8 covers the spread over all logits.
+    """
+    return 8 * torch.finfo(torch.float32).eps * checkpoint.num_terms**0.5 * expected.abs().max().item()
+
+
 def make_checkpoint(folder: Path, recipe: Recipe, max_shard_size: str = "5GB") -> Checkpoint:
     """Make a random model of the recipe, save it into `folder` and keep it as reference."""
     torch.manual_seed(recipe.seed)
@@ -192,7 +201,7 @@ def _config_fields(recipe: Recipe) -> dict[str, Any]:
         "rope_parameters": {
             "rope_type": recipe.rope,
             "rope_theta": 10000.0,
-            **_ROPES[recipe.rope],
+            **ROPES[recipe.rope],
             **recipe.rope_extra,
         },
         "bos_token_id": None,
@@ -290,7 +299,7 @@ def make_spec(recipe: Recipe) -> ModelSpec:
 
 
 def _make_rope(recipe: Recipe) -> RopeConfig:
-    settings = _ROPES[recipe.rope] | recipe.rope_extra
+    settings = ROPES[recipe.rope] | recipe.rope_extra
     if partial := settings.pop("partial_rotary_factor", None):
         settings["rotated_size"] = int(recipe.head_size * partial)
     if recipe.rope == "longrope":

@@ -112,3 +112,11 @@ def fake_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.setattr(engines, "CORE_MODULE", "fake_core")
+
+
+@pytest.fixture(autouse=True)
+def own_sources_as_now() -> Iterator[None]:
+    """Sources may be edited while tests run: a test has those that its first child finds."""
+    yield
+    if "quire.ipc.processes.own_sources" in sys.modules:
+        sys.modules["quire.ipc.processes.own_sources"].__dict__["_noted"] = None

@@ -3,24 +3,28 @@
 Faults are asked for by request id: "poison..." makes the step that computes it fail, "lethal..." kills the
 worker each time, "once..." the first time, "crash..." the core itself. After "once-fails" the next worker
 does not start, after "once-failsalways" none does. The model name "missing" fails the start, "refused-later"
-every start but the first, "unready" never gets a worker; with "shrinks" the first core's second worker has
-fewer blocks; "paced" waits 2 ms a step, so that there is time to do something to it. In the role of a
-supervisor it is the real one, over fake cores.
+every start but the first, "unready" never gets a worker; "told" does what is in the file `model`: "missing",
+"short" of memory, "killed", "older" than its clients, or "unready" until it says something else; with
+"shrinks" the first core's second worker has fewer blocks; "paced" waits 2 ms a step, so that there is time to
+do something to it. In the role of a supervisor it is the real one, over fake cores.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
 import zmq
 from fakes import FakeWorker
 from quire.core import engine_process, supervisor
+from quire.core.clients import client_registry
 from quire.core.executor import Executor, ExecutorEvent, WorkerLost
 from quire.ipc.config import EngineConfig
 from quire.ipc.daemon.daemon_state import SUPERVISOR_ROLE
+from quire.ipc.messages import PROTOCOL_VERSION
 from quire.ipc.processes import liveness
 from quire.ipc.step import LedgerEntry, SchedulerOutput, WorkerFailed, WorkerProgress, WorkerReady
 
@@ -43,13 +47,34 @@ class FakeProcessExecutor(Executor):
         self._num_blocks_later = NUM_BLOCKS - shrinks
         self._num_blocks = NUM_BLOCKS  # of the next worker
 
+        if config.model.served_model_name == "told" and Path(config.model.model).read_text() == "older":
+            client_registry.PROTOCOL_VERSION = PROTOCOL_VERSION - 1
+
     def start(self) -> None:
         name = self._config.model.served_model_name
+        if name == "told":
+            threading.Thread(target=self._start_as_told, daemon=True).start()
+            return
+        self._start_as(name)
+
+    def _start_as_told(self) -> None:
+        file = Path(self._config.model.model)
+        while (name := file.read_text()) in ("", "unready"):  # "": it is being written
+            time.sleep(STEP_TIME_S)
+        self._start_as(name)
+
+    def _start_as(self, name: str) -> None:
         if name == "missing" or (name == "refused-later" and not _is_first_start(self._config)):
             self._tell(WorkerFailed(f"model={name!r}: a folder", "ModelError"))
             return
         if name == "unready":
             self._tell(WorkerProgress("load fake weights", 1.0))
+            return
+        if name == "short":
+            self._tell(WorkerFailed("no memory just now", "OutOfMemoryError"))
+            return
+        if name == "killed":
+            self._tell(WorkerLost("worker (pid 1) was killed by SIGKILL"))
             return
         if self._num_failing_starts:
             self._num_failing_starts -= 1
@@ -76,7 +101,7 @@ class FakeProcessExecutor(Executor):
         self._worker.poisoned.update(
             new.request_id for new in step.new_requests if "poison" in new.request_id
         )
-        if self._config.model.served_model_name == "paced":
+        if self._config.model.served_model_name in ("paced", "told"):
             time.sleep(STEP_TIME_S)
         self._tell(self._worker.execute(step))
 

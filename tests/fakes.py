@@ -85,11 +85,11 @@ class FakeEngine:
         self.clock.advance(1.0)
         self.deliver()
 
-    def lose_worker(self) -> None:
-        """The worker dies with what it was doing and is started again."""
+    def lose_worker(self, *, is_overdue: bool = False) -> None:
+        """The worker dies, or is killed since its step takes too long; another is there."""
         self.executor.pending.clear()
         self.worker.lose()
-        self.core.failures.lose_worker("the worker was lost")
+        self.core.failures.lose_worker("the worker was lost", is_overdue=is_overdue)
         self.deliver()
 
     def turn(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from quire.ipc.config import EngineConfig
+from quire.ipc.model_spec import has_dynamic_rope
 from quire.kernels.native import is_switched_off
 from quire.worker.attention.metadata import AttentionMetadata, KVCaches
 from quire.worker.models import Decoder
@@ -39,7 +40,7 @@ class PagedRun:
         self._device = device or torch.device("cpu")
         self._block_size = config.cache.block_size
         spec = config.model.spec
-        self._is_dynamic = spec.rope.type == "dynamic"
+        self._is_dynamic = has_dynamic_rope(spec)
         dtype = getattr(torch, config.model.dtype)
         # NaN where nothing was written: a read outside a request's own tokens would show.
         self.kv_caches: KVCaches = [

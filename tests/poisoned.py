@@ -1,8 +1,9 @@
 """`python -m poisoned ROLE`: the real engine core and the real worker, which some prompts do harm to.
 
 A step that computes a request whose prompt begins with RAISES raises; with RAISES_IN_OTHERS, in every rank
-but the one that answers; with KILLS, it ends its worker by a segmentation fault, each time. A grammar with
-the text HANGS never compiles, one with PANICS makes the library panic.
+but the one that answers; with KILLS, it ends its worker by a segmentation fault; with NEVER_ENDS, it does not
+end before its worker is given up. A grammar with the text HANGS never compiles, one with PANICS makes the
+library panic.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import threading
 from typing import Any
 
-RAISES, KILLS, RAISES_IN_OTHERS = 7, 8, 9  # token ids that no test begins another prompt with
+RAISES, KILLS, RAISES_IN_OTHERS, NEVER_ENDS = 7, 8, 9, 10  # token ids that no test begins another prompt with
 HANGS, PANICS = "never compiled", "a panic"
 
 
@@ -46,6 +47,8 @@ def poison_steps() -> None:
         firsts = {harm[row] for row in step.rows}
         if KILLS in firsts:
             os.kill(os.getpid(), signal.SIGSEGV)
+        if NEVER_ENDS in firsts:
+            signal.pause()
         group = self._group_args
         is_other = group is not None and self._rank != group.speaker
         if RAISES in firsts or (RAISES_IN_OTHERS in firsts and is_other):

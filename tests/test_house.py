@@ -29,6 +29,8 @@ ARROWS = {
     "worker": {"ipc", "kernels"},
     "tools": {"ipc", "frontend", "core", "worker", "kernels"},
 }
+# Package -> single modules of others, which import nothing of ours themselves.
+ARROWS_TO_ONE = {("kernels", "ipc.private_cache")}
 # Imports inside functions, which cost nothing until they are needed: (importing module, imported package).
 LAZY_ARROWS = {
     ("", "frontend"),  # the command, and the lazy face
@@ -106,13 +108,6 @@ def list_statements(node: ast.AST) -> list[ast.AST]:
     ]
 
 
-def walk_statements(node: ast.AST) -> Iterator[ast.AST]:
-    """All that stand below `node`, however deep."""
-    for child in list_statements(node):
-        yield child
-        yield from walk_statements(child)
-
-
 def resolve_own(module: str, node: ast.Import | ast.ImportFrom) -> list[str]:
     """The modules of ours (without 'quire.') that an import names; an empty name is the root."""
     if isinstance(node, ast.Import):
@@ -158,7 +153,7 @@ def test_imports_follow_the_arrows() -> None:
     wrong: list[str] = []
     for module, target, is_lazy in EDGES:
         source, destination = package_of(module), package_of(target)
-        if source == destination or destination in ARROWS[source]:
+        if source == destination or destination in ARROWS[source] or (source, target) in ARROWS_TO_ONE:
             continue
         if is_lazy and ((module, destination) in LAZY_ARROWS or (source, destination) in LAZY_ARROWS):
             continue
@@ -400,7 +395,7 @@ def test_every_module_of_ours_that_a_test_imports_is_there() -> None:
     assert not missing
 
 
-MAX_LINES, MAX_METHODS = 500, 25
+MAX_LINES = 500
 # One file, since what runs it is a Python of another environment that has a client and nothing of ours.
 MAY_BE_LONG = {"tests/e2e/clients/scenarios.py"}
 CODE = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))]
@@ -410,14 +405,3 @@ def test_no_file_is_too_long_to_read_in_one_sitting() -> None:
     files = [*CODE, *(path for kind in ("cpp", "h") for path in (ROOT / "kernels").glob(f"*.{kind}"))]
     long = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files}
     assert {name for name, count in long.items() if count > MAX_LINES} == MAY_BE_LONG
-
-
-def test_no_class_has_too_many_methods() -> None:
-    found = [
-        (f"{path.relative_to(ROOT)}: {node.name}", sum(isinstance(each, FUNCTIONS) for each in node.body))
-        for path in CODE
-        if path.read_text().count(" def ") > MAX_METHODS  # others need not be parsed
-        for node in walk_statements(parse(path))
-        if isinstance(node, ast.ClassDef)
-    ]
-    assert [(name, count) for name, count in found if count > MAX_METHODS] == []

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ..ipc.config import EngineConfig
 from ..ipc.errors import CaptureError
+from ..ipc.model_spec import has_dynamic_rope
 from .attention.metadata import AttentionMetadata, HostStep, KVCaches
 from .models.decoder import Decoder
 from .rows.staging import StagingRing
@@ -168,7 +169,7 @@ class StepGraphs:
         self._kv_caches = kv_caches
         self._backends, self._block_size = model.attention_backends, config.cache.block_size
         self._last_tokens = last_tokens
-        self._has_dynamic_rope = config.model.spec.rope.type == "dynamic"
+        self._has_dynamic_rope = has_dynamic_rope(config.model.spec)
         self._max_seq_len = config.model.max_model_len
         scheduler = config.scheduler
         self._sizes = GraphSizes(

@@ -22,6 +22,7 @@ from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError
 from ..ipc.linear_shapes import count_model_bytes
 from ..ipc.model_spec import DTYPE_SIZE_BYTES, LayerSpec
+from ..ipc.processes.process_limits import find_free_address_space
 from ..ipc.step import LedgerEntry
 from ..ipc.weight_format import WeightFormats
 from ..kernels.choice import choose_linear
@@ -274,6 +275,5 @@ def _free_bytes(device: torch.device) -> int:
     """Memory that this process could still take."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    available = psutil.virtual_memory().available
-    limit = find_free_memory()
-    return available if limit is None else min(available, limit)
+    limits = psutil.virtual_memory().available, find_free_memory(), find_free_address_space()
+    return min(limit for limit in limits if limit is not None)

@@ -23,7 +23,15 @@ from torch import Tensor
 from ..ipc.config import EngineConfig
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.messages import LogprobsBlock
-from ..ipc.step import ModelRunnerOutput, RowFailure, RowLogprobs, SchedulerOutput
+from ..ipc.model_spec import has_dynamic_rope
+from ..ipc.step import (
+    MIN_ROW_WORK_US,
+    ModelRunnerOutput,
+    RowFailure,
+    RowLogprobs,
+    RowWork,
+    SchedulerOutput,
+)
 from ..kernels.argmax import launch_argmax
 from ..kernels.choice import choose_kernel, native_library
 from .attention.metadata import KVCaches
@@ -71,6 +79,7 @@ class LaunchedStep:
     prompt_rows: list[int]  # rows with prompt logprobs
     failed_rows: list[RowFailure]
     execute_s: float
+    row_work: list[RowWork] = field(default_factory=list[RowWork])
     vectors: LaunchedVectors | None = None
 
     @property
@@ -109,7 +118,7 @@ class GPUModelRunner:
         self._device = device
         self.is_async = device.type != "cpu" if is_async is None else is_async
         self._lays_out = not config.model.spec.is_causal
-        self._has_dynamic_rope = config.model.spec.rope.type == "dynamic"
+        self._has_dynamic_rope = has_dynamic_rope(config.model.spec)
         self._faults = make_fault_hooks(config.fault_hooks, "worker")
         has_argmax = choose_kernel("argmax", torch.float32, device) == "native"
         self._library = native_library() if has_argmax else None
@@ -238,6 +247,7 @@ class GPUModelRunner:
             execute_s=launched.execute_s + time.perf_counter() - started,
             failed_rows=launched.failed_rows,
             pooled=pooled,
+            row_work=launched.row_work,
         )
 
     def _apply_changes(self, step: SchedulerOutput) -> None:
@@ -389,6 +399,11 @@ class GPUModelRunner:
             prompt_rows=[row for row, _ in computed.prompt_logprobs],
             failed_rows=[RowFailure(int(row_ids[index]), reason) for index, reason in sampled.failures],
             execute_s=0.0,
+            row_work=[
+                RowWork(int(row_ids[index]), work_us)
+                for index, work_us in sampled.work_us.items()
+                if work_us >= MIN_ROW_WORK_US
+            ],
         )
         if self.is_async:
             assert computed.sampling_rows is not None

@@ -1,7 +1,7 @@
 """PackedCache: a model's narrow weights as the CPU kernels take them, kept in a file for the next start.
 
 A file is of one rank of one model. Its name is a hash of what the weight files hold, of the source that
-makes it, of the processor and the kernels' variant. It comes into place whole, and each tensor has a
+makes it, of the processor and the kernels' variant. It lies in a PrivateCache, and each tensor has a
 checksum: what is not as it was written, or cannot be read, is packed again. It is read into huge pages, from
 which a step reads weights a third faster than from a file's pages. Who has opened one may have it removed by
 another: the descriptor holds.
@@ -13,10 +13,7 @@ import contextlib
 import hashlib
 import logging
 import os
-import stat
-import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
@@ -29,6 +26,7 @@ from torch import Tensor
 
 from ..ipc.config import EngineConfig
 from ..ipc.file_samples import add_samples
+from ..ipc.private_cache import PrivateCache
 from ..kernels.build import cache_folder
 from ..kernels.choice import choose_linear, native_library
 from ..kernels.huge_pages import allocate_huge
@@ -40,8 +38,6 @@ _LOGGER = logging.getLogger(__name__)
 
 MIN_BYTES = 64 << 20  # what less takes to pack is not worth a file
 _NUM_READERS = 4  # requests to the disk at a time
-_SCRATCH_PREFIX = "new-"
-_MAX_SCRATCH_AGE_S = 3600.0  # an older one is of a process that was killed
 _SEAL = b"quire-packed-1:"  # then the digest of the index and its length
 _SEAL_BYTES = len(_SEAL) + hashlib.sha256().digest_size + 8
 _ALIGNMENT = 64
@@ -73,18 +69,18 @@ class _Pending:
 
 
 class PackedCache:
-    """The layers of one model's part on this processor; `path` None keeps nothing.
+    """The layers of one model's part on this processor, in the file `name` of `cache`; None keeps nothing.
 
-    `max_bytes`: of all files in the folder.
+    `max_bytes`: of all files in the cache.
     """
 
-    def __init__(self, path: Path | None, max_bytes: int = 0) -> None:
-        self._path, self._max_bytes = path, max_bytes
+    def __init__(self, cache: PrivateCache | None = None, name: str = "", max_bytes: int = 0) -> None:
+        self._cache, self._name, self._max_bytes = cache, name, max_bytes
         self._kept: dict[str, PackedWeight] = {}
         self._is_complete = True  # whether all layers have come from the file
         self._readers: ThreadPoolExecutor | None = None
         self._file: BinaryIO | None = None
-        self._pending = {} if path is None else self._open(path)
+        self._pending = {} if cache is None else self._open(cache)
         self._writer: threading.Thread | None = None
 
     def take(self, names: Sequence[str], weights: WeightSource) -> PackedWeight | None:
@@ -97,7 +93,8 @@ class PackedCache:
             return None
         tensors = {field: tensor.result() for field, tensor in pending.tensors.items()}
         if any(tensor is None for tensor in tensors.values()):
-            _LOGGER.warning("%s is damaged and is made again", self._path)
+            assert self._cache is not None
+            self._cache.note_fault(self._name, f"{names[0]} has another checksum")
             return None
         numbers = {**pending.numbers, "format": Format(pending.numbers["format"])}
         weight = PackedWeight(**numbers, **tensors)  # pyright: ignore[reportArgumentType]
@@ -108,7 +105,7 @@ class PackedCache:
 
     def keep(self, name: str, linear: Linear) -> None:
         """Have a layer that was made of the checkpoint in the file."""
-        if self._path is None or name in self._kept:
+        if self._cache is None or name in self._kept:
             return
         if isinstance(linear, NativeLinear) and linear.packed.scales is not None:
             self._kept[name] = linear.packed
@@ -121,9 +118,9 @@ class PackedCache:
         if self._file is not None:
             self._file.close()
         size = sum(weight.size_bytes for weight in self._kept.values())
-        if self._path is None or self._is_complete or not MIN_BYTES <= size <= self._max_bytes:
+        if self._cache is None or self._is_complete or not MIN_BYTES <= size <= self._max_bytes:
             return
-        arguments = self._path, self._kept, size, self._max_bytes
+        arguments = self._cache, self._name, self._kept, size, self._max_bytes
         self._writer = threading.Thread(target=_write_quietly, args=arguments, daemon=True)
         self._writer.start()
 
@@ -132,19 +129,21 @@ class PackedCache:
         if self._writer is not None:
             self._writer.join()
 
-    def _open(self, path: Path) -> dict[str, _Pending]:
+    def _open(self, cache: PrivateCache) -> dict[str, _Pending]:
         """Begin to read everything, in the order in which it was kept; {} where there is no whole file."""
-        try:
-            self._file = path.open("rb")
-            index = _read_index(self._file.fileno())
-        except OSError:  # none
-            index = None
-        if not index or self._file is None:
+        descriptor = cache.open_file(self._name)
+        if descriptor is None:
             return {}
-        with contextlib.suppress(OSError):  # of a cache that may only be read nothing is removed either
-            os.utime(path)
+        self._file = os.fdopen(descriptor, "rb")
+        try:
+            index = _read_index(descriptor)
+        except OSError:
+            index = None
+        if not index:
+            cache.note_fault(self._name, "it is not whole")
+            return {}
+        cache.note_used(self._name)
         self._readers = ThreadPoolExecutor(_NUM_READERS)
-        descriptor = self._file.fileno()
         return {
             name: _Pending(
                 layer.numbers,
@@ -165,9 +164,9 @@ def open_packed_cache(config: EngineConfig, device: torch.device, rank: int, num
     dtype: torch.dtype = getattr(torch, model.dtype)
     max_bytes = model.packed_cache_bytes
     if not max_bytes or not has_narrow or model.load_format == "dummy":
-        return PackedCache(None)
+        return PackedCache()
     if device.type != "cpu" or choose_linear(dtype, device, "narrow", False) != "native":
-        return PackedCache(None)
+        return PackedCache()
     try:
         library = native_library()
         digest = hashlib.sha256(Path(library._name).name.encode())
@@ -181,16 +180,11 @@ def open_packed_cache(config: EngineConfig, device: torch.device, rank: int, num
             # Unlike that of a change of contents, which archives and copies set, this time is always new.
             digest.update(path.stat().st_ctime_ns.to_bytes(8, "little", signed=True))
             add_samples(digest, path)
-        target = cache_folder() / "packed" / digest.hexdigest()[:32]
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = target.parent.stat()
+        cache = PrivateCache(cache_folder() / "packed")
     except OSError as error:
         _LOGGER.warning("packed weights are not kept: %s", error)
-        return PackedCache(None)
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:  # what is read there is multiplied with
-        _LOGGER.warning("packed weights are not kept: others may write to %s", target.parent)
-        return PackedCache(None)
-    return PackedCache(target, max_bytes)
+        return PackedCache()
+    return PackedCache(cache, digest.hexdigest()[:32], max_bytes)
 
 
 def _read_index(descriptor: int) -> dict[str, _Layer] | None:
@@ -233,30 +227,26 @@ def _sum(memory: Tensor) -> int:
     return int((sums * (2 * torch.arange(len(sums)) + 1)).sum())
 
 
-def _write_quietly(path: Path, layers: dict[str, PackedWeight], size: int, max_bytes: int) -> None:
+def _write_quietly(
+    cache: PrivateCache, name: str, layers: dict[str, PackedWeight], size: int, max_bytes: int
+) -> None:
     """A cache that cannot be written is none."""
     with contextlib.suppress(OSError):
-        _remove_old(path.parent, max_bytes - size, path)
-        room = os.statvfs(path.parent)
+        cache.remove_old(max_bytes=max_bytes - size, kept=name)
+        room = os.statvfs(cache.folder)
         if room.f_bavail * room.f_frsize < 2 * size:
-            _LOGGER.warning("packed weights are not kept: %s has no room for %d MB", path.parent, size >> 20)
+            _LOGGER.warning("packed weights are not kept: %s has no room for %d MB", cache.folder, size >> 20)
             return
-        _write(path, layers)
+        with cache.scratch() as scratch:
+            _write(scratch / name, layers)
+            cache.put(scratch / name)
 
 
 def _write(path: Path, layers: dict[str, PackedWeight]) -> None:
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_SCRATCH_PREFIX)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            index = {name: _write_layer(file, weight) for name, weight in layers.items()}
-            text = msgspec.msgpack.encode(index)
-            file.write(text + _SEAL + hashlib.sha256(text).digest() + len(text).to_bytes(8, "little"))
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with path.open("wb") as file:
+        index = {name: _write_layer(file, weight) for name, weight in layers.items()}
+        text = msgspec.msgpack.encode(index)
+        file.write(text + _SEAL + hashlib.sha256(text).digest() + len(text).to_bytes(8, "little"))
 
 
 def _write_layer(file: BinaryIO, weight: PackedWeight) -> _Layer:
@@ -272,22 +262,3 @@ def _write_layer(file: BinaryIO, weight: PackedWeight) -> _Layer:
             layer.tensors[field.name] = _Stored(file.tell(), dtype, tuple(value.shape), _sum(memory))
             file.write(memory.numpy().data)
     return layer
-
-
-def _remove_old(folder: Path, max_bytes: int, kept: Path) -> None:
-    """Those that were opened longest ago, until what is left has at most so many bytes beside `kept`.
-
-    A folder is not of this cache: it stays and does not count.
-    """
-    files: list[tuple[os.stat_result, Path]] = []
-    for path in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another start removes files too
-            status = path.lstat()
-            if path != kept and not stat.S_ISDIR(status.st_mode):
-                files.append((status, path))
-    now, total_bytes = time.time(), 0
-    for status, path in sorted(files, key=lambda each: -each[0].st_mtime):
-        total_bytes += status.st_size
-        is_left = path.name.startswith(_SCRATCH_PREFIX) and now - status.st_mtime > _MAX_SCRATCH_AGE_S
-        if is_left or total_bytes > max_bytes:
-            path.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ import torch
 from ..ipc.config import EngineConfig, ParallelConfig
 from ..ipc.cpu_cores import find_engine_cores, list_cores
 from ..ipc.errors import ConfigError
+from ..ipc.file_identity import check_loaded
 from ..ipc.processes.child_args import GroupArgs
 from ..ipc.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerReady
 from ..kernels import native
@@ -76,7 +77,10 @@ class Worker:
         processors = load_logits_processors(config.logits_processors, config.logits_processor_folders)
         self._on_phase("load weights")
         is_cut = self._group is not None and self._group.size > 1
+        files = config.model.noted, config.model.model, config.model.tokenizer
+        check_loaded(*files)
         model = load_model(config, device, self._group if is_cut else None)
+        check_loaded(*files)  # they may have been replaced meanwhile
         if device.type == "cpu":
             num_active_params = part.model.spec.num_active_params
             self._threads = ThreadRule(num_threads, model.weight_bytes, num_active_params)

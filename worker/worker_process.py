@@ -25,7 +25,7 @@ from ..ipc.processes.child_args import SPARE_ROLE, WorkerArgs
 from ..ipc.processes.collector import paused_collector
 from ..ipc.processes.log_lines import start_logging
 from ..ipc.processes.process import EXIT_DEVICE_LOST, EXIT_START_FAILED, Lifeline, enable_stack_dumps
-from ..ipc.processes.process_limits import raise_file_limit
+from ..ipc.processes.process_limits import describe_shortage, raise_file_limit
 from ..ipc.processes.spare import SPARE_GRACE_S, wait_for_adoption
 from ..ipc.sockets import connect_dealer
 from ..ipc.step import (
@@ -72,7 +72,7 @@ class WorkerProcess:
             self._worker = Worker(args.config, self._note_phase, args.rank, args.group)
             ready = self._worker.start()
         except (QuireError, OSError, RuntimeError, MemoryError) as error:
-            self._send(WorkerFailed(str(error), type(error).__name__, traceback.format_exc()))
+            self._send(WorkerFailed(describe_shortage(error), type(error).__name__, traceback.format_exc()))
             self._context.destroy(linger=500)
             return EXIT_START_FAILED
         gc.freeze()  # what start-up made lives for ever; the collector need not walk it

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ...ipc.due import find_earliest
-from ...ipc.errors import ProtocolError
+from ...ipc.errors import ProtocolError, make_printable
 from ...ipc.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
@@ -35,19 +35,34 @@ from ...ipc.messages import (
     Welcome,
     WorkerStatus,
 )
+from ...ipc.network.keys import ClientGrant
 from ...ipc.network.served_files import ServedFiles
+from ...ipc.rights import MESSAGES, UTILITIES, Reach, Standing
 from ..engine_core import EngineCore
 from ..stats.engine_facts import call_utility
 from ..stats.stats_collector import Surroundings
 from .clients import Client, LeaseWatch
-from .remote_clients import adapt_request, find_refusal, is_remote, refuse_call, to_remote_facts
+from .remote_clients import (
+    adapt_hello,
+    adapt_request,
+    adapt_result,
+    find_refusal,
+    find_share,
+    find_standing,
+    is_remote,
+    make_owner_test,
+    name_scope,
+    to_remote_facts,
+)
+from .request_memory import RequestMemory
 
 
 @dataclass(slots=True)
 class GroupRoster:
     """Which engines there are beside this one, as the owner of the group says.
 
-    `index` is this engine's own number; `owner` is the identity of the socket that may change `roster`.
+    `index` is this engine's own number; `owner` is the identity of the supervisor's socket, which may change
+    `roster`; it is empty without a supervisor.
 
     The identity is random and known to the two processes alone: what a client says that it is does not count.
     """
@@ -56,10 +71,8 @@ class GroupRoster:
     roster: EngineRoster | None = None  # None: there is no other engine
     owner: bytes = b""
 
-    def take(self, sender: bytes, roster: EngineRoster) -> bool:
-        """Take a roster in; whether it is another one. Raises ProtocolError if somebody else has sent it."""
-        if not self.owner or sender != self.owner:
-            raise ProtocolError("EngineRoster is taken from the supervisor only")
+    def take(self, roster: EngineRoster) -> bool:
+        """Take a roster in, which only `owner` may send; whether it is another one."""
         has_changed = roster != self.roster
         self.roster = roster
         return has_changed
@@ -105,9 +118,11 @@ class UtilityCalls:
             return None
         return min(self._due_at.get(method, 0.0) for method in self._waiting)
 
-    def answer(self, ask: Callable[[UtilityCall], UtilityResult]) -> list[tuple[bytes, UtilityResult]]:
-        """The answers of every round that is due: (client, result). `ask` is called once a method."""
-        answers: list[tuple[bytes, UtilityResult]] = []
+    def answer(
+        self, ask: Callable[[UtilityCall], UtilityResult]
+    ) -> list[tuple[bytes, UtilityMethod, UtilityResult]]:
+        """The answers of every round that is due: (client, method, result). `ask` is called once a method."""
+        answers: list[tuple[bytes, UtilityMethod, UtilityResult]] = []
         for method in list(self._waiting):
             began = self._clock()
             if self._due_at.get(method, 0.0) > began:
@@ -115,7 +130,7 @@ class UtilityCalls:
             result = ask(UtilityCall(0, method))
             calls = self._waiting.pop(method)
             answers += [
-                (client, msgspec.structs.replace(result, call_id=ids.popleft()))
+                (client, method, msgspec.structs.replace(result, call_id=ids.popleft()))
                 for client, ids in calls.items()
             ]
             ended = self._clock()
@@ -150,10 +165,13 @@ class ClientRegistry:
         self.core: EngineCore | None = None
         self.facts: EngineFacts | None = None
         self.files: ServedFiles | None = None  # of the model; for clients of other machines
+        self.memory = RequestMemory()  # of requests of clients of other machines
+        self.find_grant: Callable[[bytes], ClientGrant] = lambda _: ClientGrant()  # of clients of those
         self.leases = LeaseWatch(clock)  # says when to `check_leases`
         self._epoch = epoch
         self._started_at = started_at
         self._phase = ""
+        self._refusal: Refusal | None = None  # why the engine did not start
         self._has_worker = True
         self._send = send
         self._clock = clock
@@ -164,7 +182,7 @@ class ClientRegistry:
         """Tell who waits for the start how far it is."""
         self._phase = phase
         for identity in self.clients:
-            self.reply(identity, StartupProgress(phase))
+            self.reply(identity, self._progress)
 
     def note_worker(self, has_worker: bool) -> None:
         """Tell the clients of an open engine that it has lost its worker, or has one again."""
@@ -179,9 +197,26 @@ class ClientRegistry:
         for identity in self.clients:
             self._welcome(identity, core, facts)
 
+    @property
+    def has_owner(self) -> bool:
+        """Whether who has started the engine has said Hello."""
+        return self._group.owner in self.clients if self._group.owner else bool(self.clients)
+
+    def refuse(self, reason: str, kind: str) -> None:
+        """The engine did not start: tell who waits for it, and whoever comes. Each is to say Goodbye."""
+        self._refusal = Refusal(reason, kind)
+        for identity in self.clients:
+            self._send_refusal(identity, self._refusal)
+
+    def _send_refusal(self, identity: bytes, refusal: Refusal) -> None:
+        number = self.clients[identity].hello.number
+        self.reply(identity, msgspec.structs.replace(refusal, number=number))
+
     def take(self, identity: bytes, message: object) -> None:
-        """One message of a client. Raises ProtocolError when it is out of place."""
+        """One message of a client. Raises ProtocolError when it is out of place, or not its to say."""
         core = self.core if identity in self.clients else None
+        standing = find_standing(identity, self._group.owner)
+        _check_right(message, standing)
         match message:
             case Hello():
                 self._welcome_or_refuse(identity, message)
@@ -192,29 +227,35 @@ class ClientRegistry:
             case EngineRoster():
                 self._take_roster(identity, message)
             case EngineCoreRequest() if core is not None:
-                core.add_request(identity, adapt_request(message) if is_remote(identity) else message)
+                if standing is Standing.NETWORK:
+                    self._add_remote(identity, message, core)
+                else:
+                    core.add_request(identity, message)
             case EngineCoreRequests(requests=requests) if core is not None:
                 for request in requests:
                     self.take(identity, request)
             case AbortRequests() if core is not None:
-                core.abort_requests(identity, message.request_ids, message.names, message.tenant)
+                owns = make_owner_test(identity, message.tenant)
+                core.abort_requests(identity, message.request_ids, message.names, owns)
             case FrontendCounts() if core is not None:
                 core.add_counts(message)
             case UtilityCall() if core is not None:
-                if is_remote(identity) and (refused := refuse_call(message)) is not None:
-                    self.reply(identity, refused)
+                if UTILITIES[message.method].find(standing) is Reach.NONE:
+                    text = f"{message.method.name} is only for clients on the engine's machine"
+                    self.reply(identity, UtilityResult(message.call_id, text))
                 else:
                     self._calls.add(identity, message)
-            case _ if core is None:
-                raise ProtocolError("Hello and its Welcome come before any other message")
             case _:
-                raise ProtocolError(f"{type(message).__name__} is not for the engine")
+                raise ProtocolError("Hello and its Welcome come before any other message")
 
     def forget(self, identity: bytes) -> None:
         """Drop a client and its requests; nothing happens if it is not one."""
         if self.clients.pop(identity, None) is not None and self.core is not None:
             self._calls.forget(identity)
-            self.core.remove_client(identity)
+            lost = self.core.remove_client(identity)
+            if is_remote(identity):
+                for request_id in lost:
+                    self.memory.lose(name_scope(identity), request_id)
 
     def check_leases(self) -> None:
         """Forget the clients whose connection has ended."""
@@ -248,10 +289,16 @@ class ClientRegistry:
     def deliver(self) -> None:
         """Send what is owed, as far as each client's queue takes it."""
         if self.core is not None:
-            for identity, result in self._calls.answer(self.answer):
+            for identity, method, result in self._calls.answer(self.answer):
+                if is_remote(identity):
+                    result = self._adapt_result(identity, method, result, self.core)
                 self.reply(identity, result)
             for identity, outputs in self.core.take_outputs().items():
                 client = self.clients.get(identity)
+                if is_remote(identity):
+                    for output in outputs:
+                        if output.finish_reason is not None:
+                            self.memory.end(name_scope(identity), output.request_id)
                 if client is not None:
                     client.outbox.add_outputs(outputs)
         gone: list[bytes] = []
@@ -275,22 +322,31 @@ class ClientRegistry:
     def _welcome_or_refuse(self, identity: bytes, hello: Hello) -> None:
         if hello.protocol_version != PROTOCOL_VERSION:
             reason = f"this engine speaks protocol version {PROTOCOL_VERSION}, not {hello.protocol_version}"
-            self.reply(identity, Refusal(reason))
+            self.reply(identity, Refusal(reason, "DaemonError", hello.number))
             return
         if is_remote(identity) and (refusal := find_refusal(hello)) is not None:
-            self.reply(identity, Refusal(refusal))
+            self.reply(identity, Refusal(refusal, "DaemonError", hello.number))
             return
         self.forget(identity)  # it begins anew and will add again what it still wants
+        if is_remote(identity):
+            hello = adapt_hello(hello, self.find_grant(identity))
         hello = msgspec.structs.replace(hello, client_kind=make_printable(hello.client_kind))
         self.clients[identity] = Client(hello, self._clock())
         if self.core is not None and self.facts is not None:
             self._welcome(identity, self.core, self.facts)
+        elif self._refusal is not None:
+            self._send_refusal(identity, self._refusal)
         else:
-            self.reply(identity, StartupProgress(self._phase))
+            self.reply(identity, self._progress)
+
+    @property
+    def _progress(self) -> StartupProgress:
+        return StartupProgress(self._phase, self._group.index, self._group.roster)
 
     def _welcome(self, identity: bytes, core: EngineCore, facts: EngineFacts) -> None:
         hello = self.clients[identity].hello
-        core.set_client(identity, hello.weight)
+        grant = self.find_grant(identity) if is_remote(identity) else ClientGrant()
+        core.set_client(identity, find_share(identity, hello, grant))
         if is_remote(identity):
             facts = to_remote_facts(facts, self.files)
         group, number = self._group, hello.number
@@ -301,12 +357,27 @@ class ClientRegistry:
             ),
         )
 
+    def _add_remote(self, identity: bytes, request: EngineCoreRequest, core: EngineCore) -> None:
+        scope, request_id = name_scope(identity), request.request_id
+        past = self.memory.find(scope, request_id)
+        request = adapt_request(request, identity, self.find_grant(identity), past)
+        live = core.add_request(identity, request)
+        if live is not None:
+            self.memory.add(scope, request_id, live.queued_time)
+
+    def _adapt_result(
+        self, identity: bytes, method: UtilityMethod, result: UtilityResult, core: EngineCore
+    ) -> UtilityResult:
+        if result.digest is not None:
+            result = msgspec.structs.replace(result, digest=core.digests.make(name_scope(identity)))
+        return adapt_result(result, method, make_owner_test(identity))
+
     def _take_roster(self, identity: bytes, roster: EngineRoster) -> None:
-        """Pass a changed roster on to all clients; those that wait for their Welcome get it with that."""
-        if self._group.take(identity, roster) and self.core is not None:
+        """Pass a changed roster on to all clients, those included that wait for their Welcome."""
+        if self._group.take(roster):
             for client in self.clients:
                 if client != identity:
-                    self.reply(client, roster)
+                    self.reply(client, self._progress if self.core is None else roster)
 
     def _on_client_gone(self, identity: bytes) -> None:
         hello = self.clients[identity].hello
@@ -314,6 +385,12 @@ class ClientRegistry:
         self.forget(identity)
 
 
-def make_printable(text: str) -> str:
-    """The text with ? for what could steer a terminal or break a line of a log."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
+def _check_right(message: object, standing: Standing) -> None:
+    """Raise ProtocolError unless who is this may say it."""
+    right = MESSAGES.get(type(message)) if isinstance(message, msgspec.Struct) else None
+    name = type(message).__name__
+    if right is None or all(right.find(one) is Reach.NONE for one in Standing):
+        raise ProtocolError(f"{name} is not for the engine")
+    if right.find(standing) is Reach.NONE:
+        allowed = " or ".join(one.value for one in Standing if right.find(one) is not Reach.NONE)
+        raise ProtocolError(f"{name} is taken from {allowed} only")

@@ -24,7 +24,7 @@ import zmq
 from zmq.utils import z85
 
 from ...ipc.codec import MAX_BODY_BYTES
-from ...ipc.network.keys import AuthorizedClients, KeyRing, ServerKeys
+from ...ipc.network.keys import AuthorizedClients, ClientGrant, KeyRing, ServerKeys
 from ...ipc.processes.child_args import NetworkArgs
 from ...ipc.sockets import (
     HEARTBEAT_TIMEOUT_MS,
@@ -35,7 +35,7 @@ from ...ipc.sockets import (
     send_to,
 )
 from .listener import call_unlocked, take_event
-from .remote_clients import to_remote_identity, to_socket_identity
+from .remote_clients import find_key, to_remote_identity, to_socket_identity
 
 _log = logging.getLogger(__name__)
 
@@ -105,8 +105,9 @@ class NetworkListener:
         with contextlib.suppress(zmq.Again):
             while True:
                 identity, *frames = self.router.recv_multipart(NOBLOCK, copy=False)
-                if self._knows(identity):
-                    yield to_remote_identity(identity.bytes), [frame.bytes for frame in frames]
+                key = str(identity.get("User-Id")).encode()
+                if self._knows(identity, key):
+                    yield to_remote_identity(identity.bytes, key), [frame.bytes for frame in frames]
 
     def send(self, identity: bytes, frames: tuple[bytes]) -> None:
         """As `send_to`, to an identity of `receive`."""
@@ -123,15 +124,22 @@ class NetworkListener:
         self._context.destroy(linger=linger_ms)
         self._port.close()
 
-    def _knows(self, frame: zmq.Frame) -> bool:
+    def find_grant(self, identity: bytes) -> ClientGrant:
+        """What the operator lets a client be, with an identity of `receive`."""
+        return self._clients.find_grant(find_key(identity)) or ClientGrant()
+
+    def _knows(self, frame: zmq.Frame, key: bytes) -> bool:
         """Whether the sender's key is let in by now. If not its connection is cut."""
         fd = int(frame.get(zmq.SRCFD))
-        if self._clients.find_name(str(frame.get("User-Id")).encode()) is None:
+        if self._clients.find_grant(key) is None:
             self._cut(fd)
             return False
         with self._limits_lock:
-            self._limits.note_client(fd)
-        return True
+            excess = self._limits.note_client(fd, key)
+        if excess is not None:
+            self._cut(excess)
+            os.eventfd_write(self.lost_fd, 1)  # its end will be that of no client
+        return excess != fd
 
     def _cut(self, fd: int) -> None:
         """End a connection below libzmq, which then sees its end."""
@@ -189,7 +197,7 @@ class _KeyChecker:
         """The answer to one caller (RFC 27): 200 with its key as the user's name, or 400."""
         _, request_id, _, address, _, mechanism, *credentials = request
         key = z85.encode(credentials[0]) if mechanism == b"CURVE" and credentials else b""
-        if self._clients.find_name(key) is not None:
+        if self._clients.find_grant(key) is not None:
             return [b"1.0", request_id, b"200", b"OK", key, b""]
         now = time.monotonic()
         if now >= self._remark_at:
@@ -238,7 +246,8 @@ class ConnectionLimits:
 
     A connection waits until its client, whose key was found good, has said something. Of those that wait the
     oldest of the address that has most of them is cut: who has a key needs a few round trips, so that a crowd
-    of silent callers cuts itself. Knows no socket: connections are known by their descriptors.
+    of silent callers cuts itself. Clients leave room for one that waits: of too many the newest of the key
+    that has most of them is cut. Knows no socket: connections are known by their descriptors.
     """
 
     def __init__(self, max_connections: int, max_waiting: int) -> None:
@@ -246,7 +255,8 @@ class ConnectionLimits:
         self._max_waiting = max_waiting
         self._waiting: dict[int, str] = {}  # descriptor -> address, the oldest first
         self._per_address: Counter[str] = Counter()
-        self._clients: set[int] = set()
+        self._clients: dict[int, bytes] = {}  # descriptor -> key, the oldest first
+        self._per_key: Counter[bytes] = Counter()
 
     def accept(self, fd: int, address: str) -> int | None:
         """Somebody has come; returns the connection that is to be cut, None if there is room."""
@@ -256,11 +266,19 @@ class ConnectionLimits:
         room = min(self._max_waiting, self._max_connections - len(self._clients))
         return self._take_oldest() if len(self._waiting) > room else None
 
-    def note_client(self, fd: int) -> None:
-        """A message of a client that is let in has come over it: it is cut no more."""
-        if fd in self._waiting:
-            self._forget_waiting(fd)
-            self._clients.add(fd)
+    def note_client(self, fd: int, key: bytes = b"") -> int | None:
+        """A message of a client that is let in has come over it; returns the one that is to be cut for it."""
+        if fd not in self._waiting:
+            return None
+        self._forget_waiting(fd)
+        self._clients[fd] = key
+        self._per_key[key] += 1
+        if len(self._clients) < self._max_connections:
+            return None
+        ((most, _),) = self._per_key.most_common(1)
+        excess = next(one for one in reversed(self._clients) if self._clients[one] == most)
+        self.end(excess)
+        return excess
 
     def end(self, fd: int) -> bool:
         """A connection has ended; returns whether it was a client's."""
@@ -268,7 +286,10 @@ class ConnectionLimits:
             self._forget_waiting(fd)
         if fd not in self._clients:
             return False
-        self._clients.remove(fd)
+        key = self._clients.pop(fd)
+        self._per_key[key] -= 1
+        if not self._per_key[key]:
+            del self._per_key[key]
         return True
 
     def _take_oldest(self) -> int:

@@ -94,15 +94,17 @@ class Failures:
             self.convict(culprit, ErrorCode.POISON_REQUEST, "step", failed.error, failed.step_id)
         return True
 
-    def lose_worker(self, reason: str) -> WorkerDeath:
+    def lose_worker(self, reason: str, *, is_overdue: bool = False) -> WorkerDeath:
         """The worker was lost: its rows, steps and cache are gone, and every request waits again.
 
-        A request that was alone at several deaths ends with `reason`.
+        A request that was alone at several deaths ends with `reason`. `is_overdue`: its oldest step took
+        longer than a step may.
         """
         was_searching = self._blame.is_searching
         steps = self._scheduler.in_flight
         in_flight = {request.request_id: request for step in steps for request in step.requests}
-        culprit = self._blame.take_death(drop_finished(in_flight.values()))
+        overdue = drop_finished(steps[0].requests) if is_overdue and steps else []
+        culprit = self._blame.take_death(drop_finished(in_flight.values()), overdue)
         self._scheduler.batch.manager.pool.unregister_all()
         if culprit is not None:
             self.convict(culprit, ErrorCode.POISON_REQUEST, "worker death", reason)

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 from ...ipc.prefix_digest import HASH_SIZE_BYTES, EngineDigest, hash_prefixes, list_coarse_depths
+from ..clients.remote_clients import name_scope, read_said_salt
 from ..scheduling.request import Request
 from .kv_cache_manager import KVCacheManager
 
@@ -23,28 +24,36 @@ class Digests:
         self.are_wanted = False  # whether `make` was ever called
         self._manager = manager
         self._requests = requests
-        self._hashes: OrderedDict[int, bytes] = OrderedDict()  # name -> the block's hash; the newest last
+        # (scope, name) -> the block's hash; the newest last. Scopes do not see each other's.
+        self._hashes: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._is_whole = True  # whether no name was left out that the index finds
 
     def note(self, request: Request) -> None:
         """The engine has taken it on."""
+        scope = name_scope(request.client)
         hashes, block_size = self._manager.hash_prompt(request), self._manager.block_size
         depths = list_coarse_depths(min(len(hashes), request.num_prompt_tokens // block_size))
-        names = hash_prefixes(request.prompt_token_ids, request.cache_salt, block_size, depths)
+        names = hash_prefixes(
+            request.prompt_token_ids, read_said_salt(request.cache_salt, scope), block_size, depths
+        )
         for depth, name in zip(depths, names, strict=True):
-            self._hashes.pop(name, None)
-            self._hashes[name] = hashes[depth - 1]
+            self._hashes.pop((scope, name), None)
+            self._hashes[scope, name] = hashes[depth - 1]
         while len(self._hashes) > MAX_PREFIXES:
             # The index forgets the oldest first: has it forgotten this one, then those before it as well.
             _, block_hash = self._hashes.popitem(last=False)
             self._is_whole = self._manager.pool.find(block_hash) is None
 
-    def make(self) -> EngineDigest:
-        """The engine at this moment: 1 ms with as many prefixes as there can be."""
+    def make(self, scope: str = "") -> EngineDigest:
+        """The engine now, as clients of this scope see it: 1 ms with as many prefixes as there can be."""
         if not self.are_wanted:
             self.are_wanted, self._is_whole = True, not self._requests and self._manager.pool.num_cached == 0
         find = self._manager.pool.find
-        found = [name for name, block_hash in self._hashes.items() if find(block_hash) is not None]
+        found = [
+            name
+            for (its_scope, name), block_hash in self._hashes.items()
+            if its_scope == scope and find(block_hash) is not None
+        ]
         pending = sum(
             max(0, request.num_prompt_tokens - request.num_computed_tokens)
             for request in self._requests.values()

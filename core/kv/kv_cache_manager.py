@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Container, Iterable
 
-from ...ipc.model_spec import ModelSpec
+from ...ipc.model_spec import ModelSpec, has_dynamic_rope
 from ...ipc.token_ids import TOKEN_SIZE_BYTES
 from ..scheduling.request import NEVER, Request
 from .block_pool import BlockPool
@@ -33,9 +33,8 @@ class BlockHasher:
         self._block_size = block_size
         self._block_size_bytes = block_size * TOKEN_SIZE_BYTES
         self._key = os.urandom(SEED_SIZE_BYTES) if seed is None else seed[: hashlib.blake2b.MAX_KEY_SIZE]
-        rope = spec.rope
-        self._has_dynamic_rope = rope.type == "dynamic"
-        self._original_length = rope.original_max_position_embeddings or spec.max_position_embeddings
+        self._has_dynamic_rope = has_dynamic_rope(spec)
+        self._original_length = spec.max_position_embeddings
 
     def extend(self, request: Request) -> list[bytes]:
         """Bring `request.block_hashes` up to all full blocks of its known tokens, and return it."""

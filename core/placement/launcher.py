@@ -24,6 +24,7 @@ import zmq
 from ...ipc.codec import make_step_codec
 from ...ipc.config import EngineConfig
 from ...ipc.errors import USER_ERRORS, EngineStartError, ModelError, QuireError
+from ...ipc.file_identity import check_loaded
 from ...ipc.file_samples import hash_samples
 from ...ipc.network.keys import ClientKeys
 from ...ipc.network.tcp_address import TcpAddress
@@ -113,6 +114,7 @@ class Launcher:
 
     def _make_node_args(self, host: str) -> NodeArgs:
         args, model = self._args, self._args.config.model
+        check_loaded(model.noted, model.model, model.tokenizer)
         try:
             weights = {name: hash_samples(Path(model.model, name)) for name in model.weight_files}
         except OSError as error:

@@ -12,6 +12,7 @@ import zmq
 
 from ...ipc.config import EngineConfig
 from ...ipc.processes.child_args import SPARE_ROLE, WORKER_MODULE, WorkerArgs
+from ...ipc.processes.own_sources import check_own_sources
 from ...ipc.processes.process import ChildProcess, ProcessHandle
 from ...ipc.processes.spare import WarmSpare, find_spare_path
 from ...ipc.sockets import NOBLOCK, WORKER_HEARTBEAT_TIMEOUT_MS, bind_router, has_message, send_to
@@ -68,6 +69,7 @@ class LocalPlace(WorkerPlace):
             WorkerArgs(address=self._worker_address, rank=rank, config=config, group=group)
         )
         role, pass_fds = self._roles[rank], () if fd is None else (fd,)
+        check_own_sources()
         spare = self._spare.adopt(role, args) if self._has_spare else None
         return spare or ChildProcess.start(WORKER_MODULE, role, args, make_worker_env(), pass_fds=pass_fds)
 

@@ -6,7 +6,6 @@ they connect to their core themselves.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import select
 import socket
@@ -17,11 +16,13 @@ import msgspec
 
 from ...ipc.config import EngineConfig
 from ...ipc.errors import ModelError, QuireError
+from ...ipc.file_identity import NotedFiles, note_files
 from ...ipc.file_samples import hash_samples
 from ...ipc.network.keys import ClientKeys
 from ...ipc.network.tcp_address import parse_tcp_address
-from ...ipc.processes.child_args import PACKAGE_DIR, WorkerArgs
+from ...ipc.processes.child_args import WorkerArgs
 from ...ipc.processes.liveness import MAX_LOOKS_STOPPED, STOPPED_LOOK_INTERVAL_S
+from ...ipc.processes.own_sources import OwnSources
 from ...ipc.processes.process import EXIT_PARENT_LOST, ChildProcess, ProcessHandle
 from ..worker_group import WorkerGroup, make_group_args, name_roles
 from .local_place import make_worker_env
@@ -78,7 +79,7 @@ class NodeGroup:
 
         This process leaves hard if its parent, Ray's, is gone, and the ranks with it.
         """
-        args = msgspec.msgpack.decode(self._args, type=NodeArgs)
+        args = _note_own_files(msgspec.msgpack.decode(self._args, type=NodeArgs))
         parallel = args.config.parallel
         group = WorkerGroup(
             parallel.num_ranks,
@@ -127,6 +128,14 @@ def _check_weights(folder: Path, weights: dict[str, str]) -> None:
             raise ModelError("model", str(folder), allowed)
 
 
+def _note_own_files(args: NodeArgs) -> NodeArgs:
+    """With this machine's files, which were found equal, in the place of those of the engine's machine."""
+    model = args.config.model
+    noted = NotedFiles(weights=note_files(model.model, model.weight_files))
+    model = msgspec.structs.replace(model, noted=noted)
+    return msgspec.structs.replace(args, config=msgspec.structs.replace(args.config, model=model))
+
+
 def _start_rank(args: NodeArgs, rank: int, fd: int | None) -> ProcessHandle:
     roles = name_roles(args.config.parallel.num_ranks)
     group = make_group_args(args.config, fd)
@@ -160,15 +169,6 @@ def _wait_for_end(processes: list[ProcessHandle], *, is_watched: bool) -> int:
                     process.kill("it is stopped")
 
 
-_FOLDERS = ("core", "ipc", "kernels", "worker")
-_SUFFIXES = (".cpp", ".h", ".py")
-
-
 def compute_source_digest() -> str:
-    """Equal for the same sources of what a node runs. Raises OSError."""
-    digest, root = hashlib.sha256(), Path(PACKAGE_DIR)
-    files = (path for folder in _FOLDERS for path in sorted((root / folder).rglob("*")))
-    for path in files:
-        if path.suffix in _SUFFIXES:
-            digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:_SHOWN]
+    """Equal for the same sources of Quire. Raises OSError."""
+    return OwnSources().digest[:_SHOWN]

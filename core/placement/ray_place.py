@@ -75,7 +75,8 @@ class RayPlace(WorkerPlace):
 
     def send(self, identity: bytes, frames: tuple[bytes]) -> None:
         assert self._network is not None
-        self._network.send(to_remote_identity(identity), frames)
+        assert self._keys is not None
+        self._network.send(to_remote_identity(identity, self._keys.public), frames)
 
     def has_lost_connection(self) -> bool:
         return self._network is not None and self._network.has_lost_one()

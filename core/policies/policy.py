@@ -30,8 +30,9 @@ class Policy(Generic[QueueT]):
         self.batch = batch
         self.monotonic = monotonic
         self.waiting = self.make_queue()
-        self.parked = self.make_queue()  # those that wait until a cohort has run
+        self.parked = self.make_queue()  # those that may not run now
         self._cohort: frozenset[Request] | None = None
+        self._held: set[Request] = set()
 
     # -- who waits
 
@@ -72,9 +73,27 @@ class Policy(Generic[QueueT]):
             self.waiting.add(request)
         self._cohort = frozenset(cohort)
 
+    def run_all_but(self, held: Sequence[Request]) -> bool:
+        """Let all requests run but these, until `run_all` or `run_only`. False if there are no others.
+
+        Called when nothing runs; each of them waits.
+        """
+        assert not self.batch.requests, "requests are held when nothing runs"
+        self.run_all()
+        for request in held:
+            self.waiting.remove(request)
+            self.parked.add(request)
+        self._held = set(held)
+        return bool(self.waiting)
+
+    def hold(self, request: Request) -> None:
+        """A further one, which is not added yet."""
+        self._held.add(request)
+
     def run_all(self) -> None:
-        """End what `run_only` began."""
+        """End what `run_only` or `run_all_but` began."""
         self._cohort = None
+        self._held = set()
         if len(self.parked) > len(self.waiting):
             self.waiting, self.parked = self.parked, self.waiting
         for request in self.parked:
@@ -82,8 +101,8 @@ class Policy(Generic[QueueT]):
         self.parked = self.make_queue()
 
     def is_parked(self, request: Request) -> bool:
-        """Whether a live request is kept from running by a cohort."""
-        return self._cohort is not None and request not in self._cohort
+        """Whether a live request is kept from running by `run_only` or `run_all_but`."""
+        return request in self._held or (self._cohort is not None and request not in self._cohort)
 
     # -- what a step is to hold
 

@@ -58,8 +58,10 @@ def _find_bad_token(field: str, packed: bytes, vocab_size: int) -> str | None:
 
 def _find_bad_parameter(request: EngineCoreRequest, vocab_size: int) -> str | None:
     """A token id outside the vocabulary would be an index outside the logits, in everybody's step."""
-    if not request.request_id.isprintable():  # it is shown in logs and terminals
-        return "request_id: only printable characters"
+    shown = {"request_id": [request.request_id], "tenant": [request.tenant], "names": request.names}
+    for field, texts in shown.items():  # in logs and terminals
+        if not all(text.isprintable() for text in texts):
+            return f"{field}: only printable characters"
     if has_unpacked(request.sampling_params):
         return "sampling_params: lists of token ids and texts do not travel in it"
     for token_id in request.eos_token_ids:
@@ -176,17 +178,22 @@ def find_overload(
     config: SchedulerConfig,
     scheduler: Scheduler,
     tenants: TenantLedger,
+    *,
+    is_bounded: bool = False,
 ) -> str | None:
     """Why this request may not wait, None if it may. The tenant's account has it and its bytes already.
 
     Under the fair policy a tenant has its share of both bounds. A resumed request was taken on before, so
-    it finds a place; its bytes do while there are twice as many, which is as far as shares reach.
+    it finds a place; its bytes do while there are twice as many, which is as far as shares reach. Of a client
+    that is not simply believed (`is_bounded`) so do places, with those that can run.
     """
     was_taken_on = request.is_resumed or bool(request.output_token_ids)
     part = tenant.weight / tenants.active_weight
     policy = scheduler.policy
     bound = config.max_num_queued_reqs
-    if bound is not None and not was_taken_on:
+    if bound is not None and was_taken_on:
+        bound = 2 * (bound + config.max_num_seqs) if is_bounded else None
+    if bound is not None:
         taken = scheduler.num_queued + max(0, len(policy.parked) - config.max_num_seqs)
         if not policy.admits(1, taken, tenant.num_live - 1 - tenant.num_rows, bound, part):
             return f"{taken} requests wait already, and max_num_queued_reqs={bound}: try again later"

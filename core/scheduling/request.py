@@ -126,6 +126,7 @@ class Request:
     purpose: Purpose = ""  # as in the message
     pooling_params: PoolingParams | None = None  # likewise: it ends with its prompt
     type_start: int | None = None  # likewise
+    owner: str = ""  # `tenant` of the message, whatever share it has
     num_sequences: int = 1  # likewise
     answer_bytes: int = 0  # part of its price: what is pooled of it
     num_pooled_tokens: int = 0  # of a token-wise task, those whose vectors were delivered
@@ -198,6 +199,7 @@ class Request:
             pooling_params=message.pooling_params,
             num_sequences=message.num_sequences,
             type_start=message.type_start,
+            owner=message.tenant,
             answer_bytes=answer_bytes,
         )
 

@@ -7,6 +7,18 @@ from dataclasses import dataclass
 TenantName = str | bytes  # as the client says, or the client itself: text and bytes are never equal
 
 
+@dataclass(frozen=True, slots=True)
+class ClientShare:
+    """How a client's requests count. `tenant`: whose all of them are; None: each is whose it says.
+
+    `is_bounded`: also of requests that it had before no more than twice the bounds are taken.
+    """
+
+    weight: float = 1.0
+    tenant: str | None = None
+    is_bounded: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class Tenant:
     """One with live requests."""

@@ -25,9 +25,8 @@ from .running_batch import RunningBatch
 from .step import Step
 from .tenant import Tenant
 
-MAX_ROW_WORK_US = (
-    10_000  # what the worker lets a row's mask take, and what is reckoned with until it is known
-)
+# What the worker lets a row's mask take on average, and what is reckoned with until it is known.
+MAX_ROW_WORK_US = 10_000
 NEW_GRAMMAR_US = 20_000  # likewise with a compile
 REPLAY_TOKEN_US = 3  # of a row's output, that its grammar goes by again when it enters
 BURST_US = 10_000  # one row of the dearest has its turn at once

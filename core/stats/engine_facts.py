@@ -8,6 +8,8 @@ import itertools
 import time
 from typing import Any
 
+import msgspec
+
 from ...ipc.config import EngineConfig
 from ...ipc.messages import EngineFacts, UtilityCall, UtilityMethod, UtilityResult
 from ...ipc.model_spec import ModelSpec
@@ -77,6 +79,7 @@ def make_engine_facts(
         tool_call_parser=config.model.tool_call_parser,
         reasoning_parser=config.model.reasoning_parser,
         tasks=config.model.spec.tasks,
+        noted=config.model.noted and msgspec.structs.replace(config.model.noted, weights={}),
         chat_template=config.model.chat_template,
         served_model_aliases=config.model.served_model_aliases,
         has_token_types=config.model.spec.embedding.num_types > 1,

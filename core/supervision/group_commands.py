@@ -7,7 +7,6 @@ waits for an engine. It decides nothing about losses: what is lost meanwhile is 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Generator
 
 from ...ipc.daemon.daemon_control import (
@@ -87,6 +86,7 @@ class GroupCommands:
         _log.info("draining engine %d", index)
         engine.drain()
         while engine.state.state != "drained" and engine.is_draining:
+            self._check_known(engine)
             _check_lives(engine)
             yield
         if not engine.is_draining:
@@ -128,8 +128,8 @@ class GroupCommands:
         try:
             if engine.is_open and self._group.do_others_serve(engine):
                 engine.drain()
-                deadline = time.monotonic() + RESTART_DRAIN_TIMEOUT_S
-                while engine.state.state != "drained" and time.monotonic() < deadline:
+                deadline = self._group.clock() + RESTART_DRAIN_TIMEOUT_S
+                while engine.state.state != "drained" and self._group.clock() < deadline:
                     yield
             _log.info("restarting engine %d", index)
             self._group.restart(engine)
@@ -148,6 +148,7 @@ class GroupCommands:
         index = engine.state.index
         _log.info("adding engine %d", index)
         while not engine.is_open:
+            self._check_known(engine)
             if engine.failure is not None:
                 self._group.remove(engine)
                 raise DaemonError(f"engine {index} did not start: {engine.failure.report.reason}")
@@ -163,13 +164,17 @@ class GroupCommands:
         return CommandDone()
 
     def _empty(self, engine: SupervisedEngine) -> Generator[None, None, None]:
-        """Drain an engine that is to be removed; it stays if there is nobody else any more."""
+        """Drain an engine that is to be removed; it stays if there is nobody else any more.
+
+        One that never was ready is empty, and may never be. One that is away tells its clients, when it is
+        back, who else there is.
+        """
         index = engine.state.index
         self._group.check_others_serve(engine, "removed")
         self._busy.add(index)
         engine.drain()
         try:
-            while engine.state.state != "drained" and engine.failure is None:
+            while engine.has_been_ready and engine.state.state != "drained" and engine.failure is None:
                 yield
             self._group.check_others_serve(engine, "removed")
         except DaemonError:
@@ -177,6 +182,10 @@ class GroupCommands:
             raise
         finally:
             self._busy.discard(index)
+
+    def _check_known(self, engine: SupervisedEngine) -> None:
+        if self._group.engines.get(engine.state.index) is not engine:
+            raise DaemonError(f"engine {engine.state.index} was removed")
 
     def _take(self, index: int) -> SupervisedEngine:
         """An engine with which no other command does something. Raises DaemonError."""

@@ -18,7 +18,7 @@ from ...ipc.client_protocol import ClientProtocol
 from ...ipc.codec import make_client_codec
 from ...ipc.daemon.daemon_state import SUPERVISOR_ROLE, EngineState, FailedReport
 from ...ipc.due import find_earliest
-from ...ipc.errors import USER_ERRORS, ProtocolError, QuireError
+from ...ipc.errors import FINAL_KINDS, DaemonError, FilesChangedError, ProtocolError, QuireError
 from ...ipc.messages import EngineRoster, UtilityMethod
 from ...ipc.processes.child_args import NetworkArgs
 from ...ipc.processes.managed_child import STOP_GRACE_S, CoreChild
@@ -128,6 +128,7 @@ class SupervisedEngine:
         context: zmq.Context[zmq.Socket[bytes]],
         poller: zmq.Poller,
         on_phase: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.state = state
         self.rank = 0  # which share of the machine it has
@@ -138,11 +139,12 @@ class SupervisedEngine:
         self._poller = poller
         self._on_phase = on_phase
         self._link: CoreLink | None = None  # while there is a core
-        self._has_been_ready = False
+        self.has_been_ready = False  # one of its cores
         self._final_words: FailedReport | None = None  # why the core will not run again
         self._is_draining = False
         self._drain: DrainWatch | None = None  # while a core drains
-        core.start_at = time.monotonic()
+        self._clock = clock
+        core.start_at = clock()
 
     @property
     def is_open(self) -> bool:
@@ -185,7 +187,12 @@ class SupervisedEngine:
         """Start a core when it is time; whether it was."""
         if not self._core.is_due(now):
             return False
-        self._core.start()
+        try:
+            self._core.start()
+        except FilesChangedError as error:
+            self._core.start_at = None
+            self._fail(FailedReport(str(error), type(error).__name__), EXIT_START_FAILED)
+            return True
         process = self._core.process
         assert process is not None
         self._link = CoreLink(self._context, self._core)
@@ -199,10 +206,11 @@ class SupervisedEngine:
     @property
     def next_check_at(self) -> float | None:
         """When there is something to do though nothing arrives. Monotonic, as all times."""
-        retry_at = None
+        retry_at = look_at = None
         if self._link is not None and not self._link.has_connected:
-            retry_at = time.monotonic() + _HELLO_RETRY_S
-        look_at = None if self._drain is None else self._drain.next_look_at
+            retry_at = self._clock() + _HELLO_RETRY_S
+        elif self._link is not None and self._link.protocol.is_open and self._drain is not None:
+            look_at = self._drain.next_look_at
         return find_earliest(self._core.next_check_at, retry_at, look_at)
 
     def follow(self, ready: dict[object, int], now: float) -> None:
@@ -214,6 +222,8 @@ class SupervisedEngine:
             link.connect(now)
         while self._receive(link, now):
             pass
+        if self._link is not link:
+            return
         if self._drain is not None and link.protocol.is_open:
             self._drain.look(now)
             self._update_state()
@@ -228,7 +238,7 @@ class SupervisedEngine:
         if self.failure is not None:
             self.failure = self._final_words = None
             self._core.forgive()
-        self._core.start_at = time.monotonic()
+        self._core.start_at = self._clock()
         self._note_restart()
 
     def begin_stop(self) -> None:
@@ -254,10 +264,13 @@ class SupervisedEngine:
             _log.warning("from the engine core: %s", error)
         except QuireError as error:
             self._note_refusal(protocol, error)
+            if isinstance(error, DaemonError):  # it lives, and will not be led by this supervisor
+                self._on_core_lost()
+                return False
         if protocol.phase is not None and protocol.phase != phase:
             self._on_phase(protocol.phase)
         if protocol.is_open and not self.is_open:
-            self._has_been_ready = True
+            self.has_been_ready = True
             self._update_state()
         return True
 
@@ -275,15 +288,15 @@ class SupervisedEngine:
     def _note_refusal(self, protocol: ClientProtocol, error: QuireError) -> None:
         """After a good start only what cannot change is final: the model, its options, last words."""
         kind = type(error).__name__
-        if not self._has_been_ready or kind in USER_ERRORS or protocol.end_reason is not None:
+        if not self.has_been_ready or kind in FINAL_KINDS or protocol.end_reason is not None:
             self._final_words = FailedReport(str(error), kind)
 
     def _on_core_lost(self) -> None:
         reason = self._forget_core()
-        self.lost_at = time.monotonic()
+        self.lost_at = self._clock()
         if self._final_words is not None:  # what cannot go on now cannot in a second either
             self._fail(self._final_words, EXIT_START_FAILED)
-        elif self._core.replace(reason, time.monotonic()):
+        elif self._core.replace(reason, self.lost_at):
             self.state.last_loss = reason
             self._note_restart()
         else:

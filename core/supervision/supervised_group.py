@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 import zmq
@@ -12,8 +13,10 @@ from ...ipc.daemon.daemon_state import CLIENT_SOCKET_NAME, EngineState, make_eng
 from ...ipc.daemon.run_dir import RunDirectory
 from ...ipc.due import find_earliest
 from ...ipc.errors import DaemonError
+from ...ipc.file_identity import check_loaded
 from ...ipc.messages import EngineRoster, RosterEntry
 from ...ipc.processes.managed_child import CoreChild
+from ...ipc.processes.own_sources import check_own_sources
 from .network_ports import NetworkPorts
 from .supervised_engine import SupervisedEngine
 
@@ -31,9 +34,13 @@ class SupervisedGroup:
         poller: zmq.Poller,
         on_phase: Callable[[str], None],
         ports: NetworkPorts | None = None,
+        *,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        make_core: Callable[..., CoreChild] = CoreChild,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`module` is what a core is (child_args.py). `on_phase` is told how the first start goes. `ports`:
-        where clients of other machines come.
+        where clients of other machines come. The simulator has a `context`, cores and a `clock` of its own.
         """
         self.engines: dict[int, SupervisedEngine] = {}
         self._run_dir = run_dir
@@ -42,7 +49,9 @@ class SupervisedGroup:
         self._poller = poller
         self._on_phase = on_phase
         self._ports = ports
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
+        self._make_core = make_core
+        self.clock = clock
         self._next_index = 0
         self._roster: EngineRoster | None = None  # as all were told last
         self._num_first = config.parallel.data_parallel_size
@@ -114,19 +123,21 @@ class SupervisedGroup:
 
     def add(self) -> SupervisedEngine:
         """Start one more, with a number that none has had. Raises DaemonError if there are too many, and
-        ConfigError if its port is not free.
+        ConfigError if its port is not free, FilesChangedError as `check_files`.
         """
         if len(self.engines) >= MAX_ENGINES:
             raise DaemonError(
                 f"there are {len(self.engines)} engines, and no more than {MAX_ENGINES} are allowed"
             )
+        if self.engines:
+            self.check_files()
         index, rank = self._next_index, self._find_free_rank()
         network = None if self._ports is None else self._ports.open(index)
-        core = CoreChild(self._run_dir, self._config, self._module, index, network)
+        core = self._make_core(self._run_dir, self._config, self._module, index, network, is_supervised=True)
         core.set_roster(self._roster)
         state = EngineState(index=index, socket=make_engine_name(CLIENT_SOCKET_NAME, index))
         engine = SupervisedEngine(
-            core, state, self._context, self._poller, lambda phase: self._note_phase(index, phase)
+            core, state, self._context, self._poller, lambda phase: self._note_phase(index, phase), self.clock
         )
         engine.set_share(rank, max(self._num_first, rank + 1))
         self.engines[index] = engine
@@ -134,11 +145,21 @@ class SupervisedGroup:
         return engine
 
     def restart(self, engine: SupervisedEngine) -> None:
-        """As its own; its next core has the keys that are in the daemon's files now."""
+        """As its own; its next core has the keys that are in the daemon's files now.
+
+        Raises FilesChangedError as `check_files`.
+        """
+        self.check_files()
         if self._ports is not None:
             self._ports.renew_keys()
             engine.set_network(self._ports.open(engine.state.index))
         engine.restart()
+
+    def check_files(self) -> None:
+        """Raise FilesChangedError if a core that is started now would be refused: better it runs on."""
+        model = self._config.model
+        check_own_sources()
+        check_loaded(model.noted, model.model, model.tokenizer)
 
     def remove(self, engine: SupervisedEngine) -> None:
         """End it, once all are told; waits for its end."""

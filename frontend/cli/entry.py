@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...ipc.errors import InputError, QuireError, did_you_mean
+from ...ipc.errors import InputError, QuireError, did_you_mean, make_printable
 from ...ipc.processes.collector import paused_collector
-from ...ipc.processes.process_limits import discard_unwritable, open_closed_streams
+from ...ipc.processes.process_limits import discard_unwritable, open_closed_streams, speak_any_text
 from .parser import ExitCode, UsageError
 
 
@@ -69,6 +70,8 @@ def run_command(argv: Sequence[str] | None = None) -> int:
     if _is_closed(sys.stdout) and (command is None or command.prints):
         return ExitCode.OUTPUT_CLOSED  # by the caller, so nobody reads
     open_closed_streams()
+    speak_any_text()
+    arguments = list(map(_read_as_utf8, arguments))
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()  # here, where what cannot be written has an answer
@@ -87,6 +90,14 @@ def run_command(argv: Sequence[str] | None = None) -> int:
     discard_unwritable(sys.stdout)
     discard_unwritable(sys.stderr)
     return code
+
+
+def _read_as_utf8(argument: str) -> str:
+    """A word of the command line, whatever encoding Python took the terminal's to be."""
+    try:
+        return os.fsencode(argument).decode()
+    except UnicodeError:  # no text, which whoever reads it says
+        return argument
 
 
 def _is_closed(stream: object) -> bool:
@@ -128,8 +139,13 @@ def _help_text() -> str:
 def _report(text: str, code: ExitCode) -> ExitCode:
     discard_unwritable(sys.stdout)  # before the error's line, where both go to one place
     with contextlib.suppress(OSError):
-        print(f"quire: error: {text}", file=sys.stderr)
+        print(f"quire: error: {_show(text)}", file=sys.stderr)
     return code
+
+
+def _show(text: str) -> str:
+    """With the names of files, models and daemons in it, which may hold what steers a terminal."""
+    return "\n".join(map(make_printable, text.split("\n")))
 
 
 def _print_traceback() -> None:

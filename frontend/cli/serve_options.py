@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import secrets
 import stat
 import sys
 from collections.abc import Sequence
@@ -164,6 +165,7 @@ def make_server_options(options: argparse.Namespace, keys: Sequence[str], limits
     same = (name for name in ServerOptions.__struct_fields__ if hasattr(options, name))
     values = {name: getattr(options, name) for name in same} | {
         "api_key_hashes": tuple(hash_key(key) for key in keys),
+        "server_id": secrets.token_hex(8),
         "drain_timeout_s": options.drain_timeout,
         "limits": limits,
         "root_path": read_root_path(options.root_path),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ...ipc.client_protocol import LOST_CALL
 from ...ipc.config import EngineConfig
-from ...ipc.errors import EngineDeadError, EngineStartError, QuireError
+from ...ipc.errors import EngineDeadError, EngineStartError
 from ...ipc.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
@@ -26,7 +26,7 @@ from ...ipc.messages import (
 from .async_pump import AsyncPump
 from .engine_connection import PhaseCallback
 from .engine_core_client import ATTACH_TIMEOUT_S, UTILITY_TIMEOUT_S, EngineCoreClient, make_call_timeout
-from .engine_links import GATHER_S, EngineLink, EngineLinks
+from .engine_links import GATHER_S, EngineLink, connect_links
 from .engines import Engine, start_engines
 from .remote_daemon import Attachment, find_daemon_engines
 
@@ -60,7 +60,7 @@ class AsyncMPClient(EngineCoreClient):
     def __init__(
         self, engines: Sequence[Engine], *, client_kind: str = "private", weight: float = 1.0
     ) -> None:
-        self._links = EngineLinks(engines, client_kind, weight)
+        self._links = connect_links(engines, client_kind, weight)
         self._finalizer = weakref.finalize(self, self._links.close)
         self._unsent: list[EngineCoreRequest] = []  # of this turn of the loop
         self._failed: list[EngineCoreOutput] = []  # the ends of those that could not be sent
@@ -243,7 +243,7 @@ class AsyncMPClient(EngineCoreClient):
 
     def _fail_calls(self, lost: EngineLink) -> None:
         """End the calls of an engine that is lost for good while others go on."""
-        self.facts = self._links.first.protocol.facts or self.facts
+        self._note_facts()
         for (link, _), answer in self._calls.items():
             if link is lost and not answer.done():
                 answer.set_result(UtilityResult(0, LOST_CALL))
@@ -253,25 +253,17 @@ class AsyncMPClient(EngineCoreClient):
     ) -> list[EngineCoreOutput]:
         if link.is_gone:
             return []
-        was_open = link.protocol.is_open
         try:
-            outputs = link.connection.take(frames, time.monotonic(), on_phase)
-        except QuireError:
-            if not self._links.has_lost(link):
-                raise
-            self._pump.lose(link)
-            return []
+            return self._links.take(link, frames, time.monotonic(), on_phase)
         finally:
             if link.protocol.outbox:
                 self._pump.run(link)
-            if link.protocol.facts is not None and not was_open and self._links.shows_facts_of(link):
-                self.facts = link.protocol.facts
-        if self._links.group is not None:
-            outputs = self._links.group.take_outputs(outputs, time.monotonic())
             self._pump.settle()
-        if (roster := self._links.take_new_roster(link)) is not None:
-            self._pump.follow(roster)
-        return outputs
+            self._note_facts()
+
+    def _note_facts(self) -> None:
+        if self._links.shown_facts is not None:
+            self.facts = self._links.shown_facts
 
 
 def _as_result(answer: UtilityResult | BaseException) -> UtilityResult:

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ...ipc.messages import EngineRoster
 from ...ipc.sockets import POLLIN, POLLOUT
 from .engine_links import EngineLink, EngineLinks
 
@@ -25,12 +24,16 @@ class AsyncPump:
     """Belongs to the running event loop."""
 
     def __init__(
-        self, links: EngineLinks, on_lost: Callable[[EngineLink], None], on_failure: Callable[[str], None]
+        self,
+        links: EngineLinks[EngineLink],
+        on_lost: Callable[[EngineLink], None],
+        on_failure: Callable[[str], None],
     ) -> None:
         """`on_lost` is told of an engine that has ended for good while others go on, `on_failure` why nothing
         is moved any more.
         """
         self._links = links
+        links.on_added, links.on_lost = self._watch, self._forget
         self._on_lost = on_lost
         self._on_failure = on_failure
         self._is_stopped = False
@@ -111,8 +114,8 @@ class AsyncPump:
         if inbox or link.protocol.answers or link.protocol.end_reason is not None:
             self._has_news.set()
         self._set_timer(link)
-        if self._links.has_lost(link):
-            self.lose(link)
+        if self._links.lose_if_ended(link, now):
+            self.settle()
 
     def settle(self) -> None:
         """Move what a lost engine has to others, and send it to them."""
@@ -120,24 +123,6 @@ class AsyncPump:
             for link in list(self._links):
                 if link.protocol.outbox:
                     self._run(link)
-
-    def follow(self, roster: EngineRoster) -> None:
-        """The group has changed."""
-        added, gone = self._links.follow(roster)
-        for link in added:
-            self._watch(link)
-        for link in gone:
-            if self._links.can_lose(link):
-                self.lose(link)
-        self.settle()
-
-    def lose(self, link: EngineLink) -> None:
-        """An engine has ended for good, and others go on."""
-        self._links.lose(link, time.monotonic())
-        self._unwatch(link)
-        link.close()
-        self._on_lost(link)
-        self.settle()
 
     def stop(self) -> None:
         """Touch nothing any more; the loop may be closed already."""
@@ -154,6 +139,10 @@ class AsyncPump:
         self._loop.add_reader(link.socket.monitor_fd, self.guard, self._follow_connection, link)
         self._watch_exit(link)
         self._follow_connection(link)
+
+    def _forget(self, link: EngineLink) -> None:
+        self._unwatch(link)
+        self._on_lost(link)
 
     def _watch_exit(self, link: EngineLink) -> None:
         self._loop.add_reader(link.engine.exit_fd, self.guard, self._on_engine_exit, link)

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import functools
 import os
+import selectors
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -17,6 +19,26 @@ from ..outputs import RequestOutput
 from ..pooling.state import PoolingInput
 from ..text.tokenizer import Tokenizer
 from .async_engine_core_client import AsyncMPClient
+
+_owners = weakref.WeakSet[asyncio.AbstractEventLoop]()
+
+
+def _part_from_parent() -> None:
+    """Give the event loops in a fork a selector and a wake-up pipe of their own.
+
+    asyncio does not: a child that ends in a coroutine takes the descriptors out of the selector that it
+    shares with its parent, and both wait for ever. uvloop parts by itself, and has no `_selector`.
+    """
+    for owner in _owners:
+        loop: Any = owner
+        if not isinstance(getattr(loop, "_selector", None), selectors.BaseSelector):
+            continue
+        loop._selector = selectors.DefaultSelector()
+        loop._close_self_pipe()
+        loop._make_self_pipe()
+
+
+os.register_at_fork(after_in_child=_part_from_parent)
 
 
 class OwnerLoop:
@@ -35,6 +57,7 @@ class OwnerLoop:
         """Belong to the running loop from now on."""
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
+        _owners.add(self._loop)
 
     def check(self) -> None:
         """Raise in a fork and in another event loop than the owner's, or when that has ended."""

@@ -117,7 +117,7 @@ class EngineConnection:
         self._engine = engine
         self._transport = transport
         self._restart: PlannedRestart | None = None
-        self.protocol = ClientProtocol(client_kind, weight)
+        self.protocol = ClientProtocol(client_kind, weight, is_supervised=not engine.is_own)
         self.protocol.engine_started(engine.watch)
 
     def follow_connection(self, now: float) -> None:
@@ -156,6 +156,8 @@ class EngineConnection:
         outputs = protocol.frames_received(frames, now)
         if on_phase is not None and protocol.phase is not None and protocol.phase != phase:
             on_phase(protocol.phase)
+        if protocol.phase is not None or protocol.is_open:
+            self._engine.note_index(protocol.engine_index)
         if protocol.is_open:  # what has answered may be another daemon of the same name
             self.look_at_engine(now)
             protocol.check()
@@ -166,7 +168,7 @@ class EngineConnection:
         protocol = self.protocol
         assert protocol.facts is not None
         try:
-            protocol.facts = self._engine.check_facts(protocol.facts, protocol.engine_index)
+            protocol.facts = self._engine.check_facts(protocol.facts)
         except ModelError as error:
             self.protocol.end(str(error))
             raise

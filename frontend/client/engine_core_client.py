@@ -19,19 +19,18 @@ import zmq
 from ...ipc.client_protocol import LOST_CALL
 from ...ipc.config import EngineConfig
 from ...ipc.due import until_ms
-from ...ipc.errors import EngineDeadError, EngineStartError, QuireError
+from ...ipc.errors import EngineDeadError, EngineStartError
 from ...ipc.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
     EngineFacts,
-    EngineRoster,
     UtilityCall,
     UtilityMethod,
     UtilityResult,
 )
 from ...ipc.sockets import POLLIN
 from .engine_connection import PhaseCallback
-from .engine_links import GATHER_S, EngineLink, EngineLinks
+from .engine_links import GATHER_S, EngineLink, connect_links
 from .engines import Engine, start_engines
 from .remote_daemon import Attachment, find_daemon_engines
 from .wakeup import Wakeup
@@ -222,7 +221,8 @@ class SyncMPClient(SyncClient):
         weight: float = 1.0,
     ) -> None:
         super().__init__()
-        self._links = EngineLinks(engines, client_kind, weight)
+        self._links = connect_links(engines, client_kind, weight)
+        self._links.on_added = self._note_added
         self._finalizer = weakref.finalize(self, self._links.close)
         self._calls: dict[int, _Call] = {}
         self._call_ids = itertools.count(1)
@@ -386,30 +386,20 @@ class SyncMPClient(SyncClient):
     def _take(
         self, link: EngineLink, frames: list[bytes], on_phase: PhaseCallback | None = None
     ) -> list[EngineCoreOutput]:
-        now, was_open = time.monotonic(), link.protocol.is_open
+        now = time.monotonic()
         try:
-            outputs = link.connection.take(frames, now, on_phase)
-        except QuireError:
-            if not self._links.has_lost(link):
-                raise
-            self._lose(link, now)
-            return []
+            return self._links.take(link, frames, now, on_phase)
         finally:
-            if link.protocol.outbox:
+            if link.protocol.outbox and not link.is_gone:
                 link.connection.send_waiting(now)
-            if link.protocol.facts is not None and not was_open and self._links.shows_facts_of(link):
-                self.facts = link.protocol.facts
-        if self._links.group is not None:
-            outputs = self._links.group.take_outputs(outputs, now)
-        if (roster := self._links.take_new_roster(link)) is not None:
-            self._follow(roster, now)
-        return outputs
+            self._settle(now)
+            self._note_facts()
 
     def _look_after_engine(self, link: EngineLink, now: float) -> None:
         """If the engine has ended, start another if this client may and it is time, else raise."""
         link.connection.look_at_engine(now)
-        if self._links.has_lost(link):
-            self._lose(link, now)
+        if self._links.lose_if_ended(link, now):
+            self._note_facts()
             return
         link.protocol.check()
         if link.connection.is_restart_due(now):
@@ -421,20 +411,12 @@ class SyncMPClient(SyncClient):
             for link in self._links:
                 link.connection.send_waiting(now)
 
-    def _follow(self, roster: EngineRoster, now: float) -> None:
-        added, gone = self._links.follow(roster)
-        self._ready_fds |= {link.socket.monitor_fd for link in added}
-        for link in gone:
-            if self._links.can_lose(link):
-                self._lose(link, now)
-        self._settle(now)
+    def _note_facts(self) -> None:
+        if self._links.shown_facts is not None:
+            self.facts = self._links.shown_facts
 
-    def _lose(self, link: EngineLink, now: float) -> None:
-        """It has ended for good, and others go on."""
-        self._links.lose(link, now)
-        link.close()
-        self.facts = self._links.first.protocol.facts or self.facts
-        self._settle(now)
+    def _note_added(self, link: EngineLink) -> None:
+        self._ready_fds.add(link.socket.monitor_fd)
 
 
 class InprocClient(SyncClient):

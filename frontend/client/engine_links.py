@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
 
+import zmq
+
+from ...ipc.client_protocol import ClientProtocol
 from ...ipc.errors import EngineDeadError, QuireError
-from ...ipc.messages import EngineFacts, EngineRoster
+from ...ipc.messages import EngineCoreOutput, EngineFacts, EngineRoster
 from ...ipc.sockets import POLLIN
-from .engine_connection import EngineConnection, EngineSocket, close_connection
+from .engine_connection import EngineConnection, EngineSocket, PhaseCallback, close_connection
 from .engine_group import EngineGroup, RequestTarget
 from .engines import Engine, EngineProcess
 
@@ -22,13 +26,34 @@ GATHER_S = 1.0  # for the others of a group, once one of its engines is there
 _log = logging.getLogger(__name__)
 
 
-class EngineLink:
-    """One engine, and what is said to it."""
+class Link(Protocol):
+    """One engine, and what is said to it. The simulator has one of its own."""
+
+    engine: Engine
+    is_gone: bool  # for good; its socket is closed, or will be
+    connection: EngineConnection
+    protocol: ClientProtocol
+
+    @property
+    def index(self) -> int:
+        """Its number in its group."""
+        ...
+
+    def close(self) -> None:
+        """Leave the engine, or end it if it is private. Idempotent."""
+        ...
+
+
+L = TypeVar("L", bound=Link)
+
+
+class EngineLink(Link):
+    """The link of a client with sockets."""
 
     def __init__(self, engine: Engine, client_kind: str, weight: float) -> None:
         """Raises ConfigError for a weight that the engine would not take."""
         self.engine = engine
-        self.is_gone = False  # for good; its socket is closed, or will be
+        self.is_gone = False
         self.socket = EngineSocket(engine.address, engine.keys, engine.handshakes)
         engine.on_silence(self.socket.reconnect)
         try:
@@ -40,7 +65,6 @@ class EngineLink:
 
     @property
     def index(self) -> int:
-        """Its number in its group."""
         return self.engine.index
 
     @property
@@ -59,26 +83,35 @@ class EngineLink:
         return fds
 
     def close(self) -> None:
-        """Leave the engine, or end it if it is private. Idempotent."""
         close_connection(self.engine, self.socket)
 
 
-class EngineLinks:
-    """`target` takes requests: the protocol of the only engine, or the `group` of several."""
+class EngineLinks(Generic[L]):
+    """`target` takes requests: the protocol of the only engine, or the `group` of several.
+
+    `on_added` is told of links that a roster has brought, `on_lost` of those that have ended for good while
+    others go on, before they are closed.
+    """
 
     target: RequestTarget
 
-    def __init__(self, engines: Sequence[Engine], client_kind: str, weight: float) -> None:
-        """Takes the engines over: they end if this raises ConfigError for the weight."""
-        self._kind, self._weight = client_kind, weight
+    def __init__(self, engines: Sequence[Engine], make_link: Callable[[Engine], L], place: int) -> None:
+        """Takes the engines over: they end if this raises ConfigError, as `make_link` may. Clients of
+        different `place` begin with different engines.
+        """
+        self._make_link = make_link
+        self._place = place
         self._roster: EngineRoster | None = None
         self._away: set[int] = set()  # as the roster says
-        self._links: list[EngineLink] = []
+        self._links: list[L] = []
         self._turn = 0
+        self.shown_facts: EngineFacts | None = None  # the client's: of the first, at the start of any
+        self.on_added: Callable[[L], None] = lambda _: None
+        self.on_lost: Callable[[L], None] = lambda _: None
         self.group: EngineGroup | None = None
         try:
             for engine in engines:
-                self._links.append(EngineLink(engine, client_kind, weight))
+                self._links.append(make_link(engine))
         except BaseException:
             for engine in engines:
                 engine.stop()
@@ -86,20 +119,41 @@ class EngineLinks:
             raise
         self.target = self._links[0].protocol
 
-    def __iter__(self) -> Iterator[EngineLink]:
+    def take(
+        self, link: L, frames: list[bytes], now: float, on_phase: PhaseCallback | None = None
+    ) -> list[EngineCoreOutput]:
+        """Take one message of an engine in; the outputs to deliver. The group is to `settle` then.
+
+        Raises as EngineConnection.take when nobody is left.
+        """
+        was_open = link.protocol.is_open
+        try:
+            outputs = link.connection.take(frames, now, on_phase)
+        except QuireError as error:
+            link.protocol.end(str(error))
+            if not self.lose_if_ended(link, now):
+                raise
+            return []
+        finally:
+            facts = link.protocol.facts
+            if facts is not None and not was_open and (link is self.first or self.group is None):
+                self.shown_facts = facts
+        if self.group is not None:
+            outputs = self.group.take_outputs(outputs, now)
+        if (roster := self._take_new_roster(link)) is not None:
+            self._follow(roster, now)
+        return outputs
+
+    def __iter__(self) -> Iterator[L]:
         return iter(self._links)
 
     def __len__(self) -> int:
         return len(self._links)
 
     @property
-    def first(self) -> EngineLink:
+    def first(self) -> L:
         """The one whose facts are the client's."""
         return self._links[0]
-
-    def shows_facts_of(self, link: EngineLink) -> bool:
-        """Whether the client's facts are those of this engine: of the first, at the start of any."""
-        return link is self.first or self.group is None
 
     @property
     def facts(self) -> dict[int, EngineFacts]:
@@ -128,7 +182,7 @@ class EngineLinks:
         """Whether none is left."""
         return all(link.protocol.end_reason is not None for link in self._links)
 
-    def find(self, index: int | None) -> EngineLink:
+    def find(self, index: int | None) -> L:
         """The engine of this number; None: one that is there, if there is any. Raises EngineDeadError if it
         is gone.
         """
@@ -139,7 +193,7 @@ class EngineLinks:
             return self.first
         raise EngineDeadError(f"engine {index} is gone")
 
-    def take_turns(self) -> list[EngineLink]:
+    def take_turns(self) -> list[L]:
         """All of them, beginning with another one each time, so that none is always read last."""
         links = list(self._links)
         if len(links) > 1:
@@ -150,8 +204,9 @@ class EngineLinks:
     def check(self) -> None:
         """Raise EngineDeadError when no engine is left, or in a fork of the process that they belong to."""
         self.first.engine.check_owner()
-        if self.first.protocol.end_reason is not None and self.have_ended:
-            self.first.protocol.check()
+        for link in self._links:
+            if link.protocol.end_reason is not None and (not self._can_lose(link) or self.have_ended):
+                link.protocol.check()
 
     def end(self, reason: str) -> None:
         """Nothing more is expected of any."""
@@ -160,36 +215,47 @@ class EngineLinks:
 
     def form_group(self) -> None:
         """Once there are several engines, and they are ready: `target` becomes a group of them."""
-        if self.group is None and len(self._links) > 1:
-            facts = next(link.protocol.facts for link in self._links if link.protocol.facts is not None)
+        facts = next(iter(self.facts.values()), self.shown_facts)
+        if self.group is None and len(self._links) > 1 and facts is not None:
             block_size = facts.block_size if facts.num_gpu_blocks else 0
             self.group = self.target = EngineGroup(
-                block_size, os.getpid() % len(self._links), facts.num_gpu_blocks or None
+                block_size, self._place % len(self._links), facts.num_gpu_blocks or None
             )
             for link in self._links:
                 self.group.add_engine(link.index, link.protocol)
+            self._note_draining()
 
-    def can_lose(self, link: EngineLink) -> bool:
-        """Whether others go on if this one has ended for good. At the start each must come."""
-        return self.group is not None and len(self._links) > 1 and link in self._links
+    def _can_lose(self, link: L) -> bool:
+        """Whether others go on if this one has ended for good. At the start each of its own must come."""
+        has_started = self.group is not None or not link.engine.is_own
+        return has_started and len(self._links) > 1 and link in self._links
 
-    def has_lost(self, link: EngineLink) -> bool:
-        """Whether it has ended for good, and others go on: `lose` is to be called."""
-        return link.protocol.end_reason is not None and self.can_lose(link)
+    def lose_if_ended(self, link: L, now: float) -> bool:
+        """Let go of it if it has ended for good and others go on; whether it was so."""
+        if link.protocol.end_reason is None or not self._can_lose(link):
+            return False
+        self._lose(link, now)
+        return True
 
-    def lose(self, link: EngineLink, now: float) -> None:
-        """It has ended for good: what it had goes on elsewhere. The caller closes it."""
-        assert self.group is not None
+    def _lose(self, link: L, now: float) -> None:
+        """It has ended for good: what it had goes on elsewhere."""
         self._links.remove(link)
         link.is_gone = True
         link.protocol.connection_lost(now)
-        level = logging.INFO if link.protocol.end_reason is None else logging.ERROR
+        is_removed = link.protocol.end_reason is None and link.protocol.refusal is None
+        level = logging.INFO if is_removed else logging.ERROR
         link.protocol.end(f"engine {link.index} was removed")
         _log.log(level, "%s; engines that go on: %d", link.protocol.end_reason, len(self._links))
-        self.group.remove_engine(link.index, now)
+        if self.group is not None:
+            self.group.remove_engine(link.index, now)
+        else:
+            self.target = self.first.protocol
+        self.shown_facts = self.first.protocol.facts or self.shown_facts
+        self.on_lost(link)
+        link.close()
 
-    def take_new_roster(self, link: EngineLink) -> EngineRoster | None:
-        """The roster that this engine has told, if it is newer than all before: to be given to `follow`."""
+    def _take_new_roster(self, link: L) -> EngineRoster | None:
+        """The roster that this engine has told, if it is newer than all before."""
         roster = link.protocol.roster
         if roster is None or (self._roster is not None and roster.version <= self._roster.version):
             return None
@@ -197,30 +263,37 @@ class EngineLinks:
         self._away = {entry.index for entry in roster.engines if entry.is_away}
         return roster
 
-    def follow(self, roster: EngineRoster) -> tuple[list[EngineLink], list[EngineLink]]:
-        """Connect to engines that are new in a roster; returns (their links, those of engines that are not in
-        it and so are gone for good: the caller is to `lose` them).
-        """
+    def _follow(self, roster: EngineRoster, now: float) -> None:
+        """Connect to engines that are new in a roster, and lose those that are not in it any more."""
         known = {link.index: link for link in self._links}
-        added: list[EngineLink] = []
+        added: list[L] = []
         for entry in roster.engines:
             if entry.index not in known:
                 try:
                     engine = self.first.engine.make_sibling(entry)
-                    added.append(EngineLink(engine, self._kind, self._weight))
-                except QuireError as error:
+                    added.append(self._make_link(engine))
+                except (QuireError, OSError, zmq.ZMQError) as error:
                     _log.error("engine %d of the group cannot be reached: %s", entry.index, error)
         self._links += added
         self.form_group()
-        listed = {entry.index: entry for entry in roster.engines}
         if self.group is not None:
             for link in added:
                 if not self.group.has_engine(link.index):
                     self.group.add_engine(link.index, link.protocol)
-            for link in self._links:
-                if link.index in listed:
-                    self.group.set_draining(link.index, listed[link.index].is_draining)
-        return added, [link for link in self._links if link.index not in listed]
+            self._note_draining()
+        for link in added:
+            self.on_added(link)
+        listed = {entry.index for entry in roster.engines}
+        for link in list(self._links):
+            if link.index not in listed and self._can_lose(link):
+                self._lose(link, now)
+
+    def _note_draining(self) -> None:
+        """Have the group know of whom the roster says so."""
+        entries = [] if self._roster is None else self._roster.engines
+        for entry in entries:
+            if self.group is not None and self.group.has_engine(entry.index):
+                self.group.set_draining(entry.index, entry.is_draining)
 
     def close(self) -> None:
         """Leave all engines; private ones end, all at the same time. Idempotent."""
@@ -229,3 +302,8 @@ class EngineLinks:
                 link.engine.ask_to_end()
         for link in self._links:
             link.close()
+
+
+def connect_links(engines: Sequence[Engine], client_kind: str, weight: float) -> EngineLinks[EngineLink]:
+    """As EngineLinks, with sockets."""
+    return EngineLinks(engines, lambda engine: EngineLink(engine, client_kind, weight), os.getpid())

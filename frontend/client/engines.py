@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from ...ipc.config import EngineConfig
 from ...ipc.daemon.daemon_state import CLIENT_SOCKET_NAME, make_engine_name
 from ...ipc.daemon.run_dir import RunDirectory, find_daemon, find_named
-from ...ipc.errors import DaemonError, EngineDeadError, QuireError
+from ...ipc.errors import DaemonError, EngineDeadError, FilesChangedError, QuireError
 from ...ipc.messages import EngineFacts, RosterEntry
 from ...ipc.network.keys import ClientKeys
 from ...ipc.processes.child_args import CORE_MODULE
 from ...ipc.processes.liveness import ChildWatch
 from ...ipc.processes.managed_child import STOP_GRACE_S, CoreChild
+from ...ipc.processes.own_sources import check_own_sources
 from ...ipc.processes.process import EXIT_OK, EXIT_WORKER_LOST, ChildProcess, wait_readable
 from ...ipc.sockets import make_ipc_address
 from .handshake_watch import HandshakeWatch
@@ -83,11 +84,12 @@ class Engine(ABC):
         """What is to be called when it does not answer, if it cannot be killed."""
         del reconnect
 
-    def check_facts(self, facts: EngineFacts, index: int) -> EngineFacts:
-        """Its facts from a Welcome as they hold on this machine; `index` is its number, as it says itself.
-        Raises ModelError.
-        """
+    def note_index(self, index: int) -> None:
+        """Its number in its group, as it says itself; for whom only an address is known."""
         del index
+
+    def check_facts(self, facts: EngineFacts) -> EngineFacts:
+        """Its facts from a Welcome as they hold on this machine. Raises ModelError."""
         return facts
 
     @abstractmethod
@@ -138,6 +140,11 @@ class EngineProcess(Engine):
         if self.process.exit_code in _FINAL_EXIT_CODES or os.getpid() != self._owner_pid:
             return None
         now = time.monotonic()
+        try:
+            check_own_sources()
+        except FilesChangedError as error:
+            self._core.end_reason = f"{self.process.describe_exit()}, and no other is started: {error}"
+            return None
         if not self._core.replace(self.process.describe_exit(), now) or self._core.start_at is None:
             return None
         return PlannedRestart(self._core.start_at - now, self._start_again)

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ...ipc.errors import ConfigError
+from ...ipc.file_identity import note_model
 from ...ipc.messages import EngineFacts, RosterEntry
 from ...ipc.network.keys import read_client_keys
 from ...ipc.network.served_files import ServedFiles, check_copy
@@ -135,17 +136,20 @@ class RemoteEngine(AttachedEngine):
         assert self.handshakes is not None
         return RemoteEngine(daemon, entry.index, self.handshakes.make_sibling(daemon.address))
 
-    def check_facts(self, facts: EngineFacts, index: int) -> EngineFacts:
-        """With this machine's copies in the place of the engine's files. Raises ModelError if they differ."""
+    def note_index(self, index: int) -> None:
         self.index = index
+
+    def check_facts(self, facts: EngineFacts) -> EngineFacts:
+        """With this machine's copies in the place of the engine's files. Raises ModelError if they differ."""
         daemon = self._daemon
         if not daemon.model:
-            return msgspec.structs.replace(facts, tokenizer="")
+            return msgspec.structs.replace(facts, tokenizer="", noted=None)
         if facts.files is not None and facts.files != self._checked:
             check_copy(facts.files, daemon.model, daemon.tokenizer)
             self._checked = facts.files
         tokenizer = daemon.tokenizer if facts.tokenizer else ""
-        return msgspec.structs.replace(facts, model=daemon.model, tokenizer=tokenizer)
+        noted = note_model(daemon.model, tokenizer, ())
+        return msgspec.structs.replace(facts, model=daemon.model, tokenizer=tokenizer, noted=noted)
 
     def measure_startup(self, facts: EngineFacts) -> list[tuple[str, float]]:  # noqa: ARG002
         """The other machine's clock counts for nothing."""

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from ...ipc.model_spec import Activation, AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeConfig
+from ...ipc.model_spec import (
+    Activation,
+    AttentionSpec,
+    DenseSpec,
+    LayerSpec,
+    ModelSpec,
+    RopeConfig,
+    has_dynamic_rope,
+)
 from .config_fields import ConfigFields
 from .rope import read_rope
 
@@ -38,10 +46,7 @@ def read_model(
     """
     max_positions = fields.integer("max_position_embeddings", max_positions)
     rope = read_rope(fields, max_positions, rope_theta) if rope is None else rope
-    head_size = layers[0].attention.head_size
-    if rope.type == "dynamic" and head_size <= 2:  # the grown base's exponent has head_size - 2 as divisor
-        raise fields.error("head_dim", head_size, "above 2 with dynamic rope scaling")
-    return ModelSpec(
+    spec = ModelSpec(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
@@ -52,6 +57,10 @@ def read_model(
         tie_word_embeddings=fields.boolean("tie_word_embeddings", tie_word_embeddings),
         **computed,  # pyright: ignore[reportArgumentType]
     )
+    head_size = layers[0].attention.head_size
+    if has_dynamic_rope(spec) and head_size <= 2:  # the grown base's exponent has head_size - 2 as divisor
+        raise fields.error("head_dim", head_size, "above 2 with dynamic rope scaling")
+    return spec
 
 
 def read_attention(

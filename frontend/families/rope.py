@@ -11,6 +11,8 @@ from ...ipc.errors import ModelError, shorten
 from ...ipc.model_spec import RopeConfig, RopeType
 from .config_fields import ConfigFields
 
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
 
 def read_rope(
     fields: ConfigFields,
@@ -23,43 +25,69 @@ def read_rope(
     """The rotary embedding of all layers. ModelError names a key with a value that has no meaning here.
 
     `head_size` is that of a family whose heads may be rotated in part, or have factors for each pair;
-    `original` its default of the trained length, None max_positions.
+    `original` its trained length where config.json has none beside the object, None what the object says.
     """
     # transformers lets rope_scaling win where a checkpoint has both.
     objects = {name: _read_object(fields, name) for name in ("rope_scaling", "rope_parameters")}
     name = "rope_scaling" if objects["rope_scaling"] else "rope_parameters"
-    rope = ConfigFields(objects[name], f"{name}.")
-    rotated_size = _read_rotated_size(rope, fields, head_size)
     if any(isinstance(value, dict) for value in objects[name].values()):
         raise ModelError(f"config.json {name}", shorten(objects[name]), "one object for all layers")
-    theta = rope.number("rope_theta", fields.number("rope_theta", default_theta, low=1.0), low=1.0)
+    theta = fields.number("rope_theta", default_theta, low=1.0)
     fields.ignore("original_max_position_embeddings")
-    size = None if head_size is None else rotated_size or head_size
-    config = _read_kind(rope, fields, theta, max_positions, size, original)
-    rope.check_rest(f"rope_type {config.type!r}")
-    return replace(config, rotated_size=rotated_size)
+    rope = ConfigFields(objects[name], f"{name}.")
+    return _read_settings(rope, fields, theta, max_positions, head_size, original)
 
 
 def read_ropes_by_kind(
     fields: ConfigFields, max_positions: int, default_theta: float, default_sliding_theta: float
 ) -> tuple[RopeConfig, RopeConfig]:
-    """Of layers without and with a window: `rope_parameters` has an object for each, or an older config
-    `rope_local_base_freq` for those with one.
+    """Of layers without and with a window: `rope_parameters` has an object for each. An older config has
+    `rope_scaling` for those without, and the bases `rope_theta` and `rope_local_base_freq`.
     """
-    by_kind = _read_object(fields, "rope_parameters")
-    if not any(isinstance(value, dict) for value in by_kind.values()):
-        theta = fields.number("rope_local_base_freq", default_sliding_theta, low=1.0)
-        return read_rope(fields, max_positions, default_theta), RopeConfig(theta=theta)
-    fields.ignore("rope_theta", "rope_local_base_freq", "rope_scaling")
+    by_kind, scaling = (_read_object(fields, name) for name in ("rope_parameters", "rope_scaling"))
     parts = ConfigFields(by_kind, "rope_parameters.")
-    thetas = {"full_attention": default_theta, "sliding_attention": default_sliding_theta}
-    full, sliding = (
-        read_rope(ConfigFields({"rope_parameters": _read_object(parts, kind)}), max_positions, theta)
-        for kind, theta in thetas.items()
+    for key in by_kind.keys() - {_FULL, _SLIDING}:
+        raise parts.error(key, shorten(by_kind[key]), f"absent: layers are {_FULL} or {_SLIDING}")
+    # As transformers adds it: to an object that has a rope_type, beside which `type` says nothing.
+    full = _read_object(parts, _FULL) if by_kind else {"rope_type": "default"}
+    if by_kind and scaling and parts.get(_FULL) is None:
+        raise parts.error(_FULL, None, "an object, which rope_scaling is added to")
+    name = f"rope_parameters.{_FULL}." if by_kind else "rope_scaling."
+    outside = ConfigFields({})
+    rope = _read_settings(
+        ConfigFields(full | scaling, name),
+        outside,
+        fields.number("rope_theta", default_theta, low=1.0),
+        max_positions,
     )
-    for kind in by_kind.keys() - thetas.keys():
-        raise parts.error(kind, by_kind[kind], f"absent: layers are {' or '.join(thetas)}")
-    return full, sliding
+    sliding_rope = _read_settings(
+        ConfigFields(_read_object(parts, _SLIDING), f"rope_parameters.{_SLIDING}."),
+        outside,
+        fields.number("rope_local_base_freq", default_sliding_theta, low=1.0),
+        max_positions,
+    )
+    if not (rope.truncate and sliding_rope.truncate):  # transformers does not look for it here
+        raise ModelError(
+            "config.json rope_parameters truncate", False, "true with a rope for each kind of layer"
+        )
+    return rope, sliding_rope
+
+
+def _read_settings(
+    rope: ConfigFields,
+    outside: ConfigFields,
+    theta: float,
+    max_positions: int,
+    head_size: int | None = None,
+    original: int | None = None,
+) -> RopeConfig:
+    """One object; `outside` may have some of its keys, `theta` is the base of one without."""
+    rotated_size = _read_rotated_size(rope, outside, head_size)
+    theta = rope.number("rope_theta", theta, low=1.0)
+    size = None if head_size is None else rotated_size or head_size
+    config = _read_kind(rope, outside, theta, max_positions, size, original)
+    rope.check_rest(f"rope_type {config.type!r}")
+    return replace(config, rotated_size=rotated_size)
 
 
 def _read_object(fields: ConfigFields, name: str) -> dict[str, Any]:
@@ -86,7 +114,7 @@ def _read_rotated_size(rope: ConfigFields, fields: ConfigFields, head_size: int 
 
 def _read_kind(
     rope: ConfigFields,
-    fields: ConfigFields,
+    outside: ConfigFields,
     theta: float,
     max_positions: int,
     rotated_size: int | None,
@@ -97,10 +125,8 @@ def _read_kind(
         return RopeConfig(theta=theta)
     if kind in ("linear", "dynamic"):
         return RopeConfig(theta=theta, type=kind, factor=rope.number("factor"))
-    original = fields.integer(
-        "original_max_position_embeddings",
-        rope.integer("original_max_position_embeddings", original or max_positions),
-    )
+    inside = rope.integer("original_max_position_embeddings", max_positions)
+    original = outside.integer("original_max_position_embeddings", original or inside)
     if kind == "llama3":
         return _read_llama3(rope, theta, original)
     if kind == "longrope":
@@ -111,7 +137,8 @@ def _read_kind(
 
 def _read_rope_type(rope: ConfigFields, has_factors: bool) -> RopeType:
     """Families with factors for each pair have these and no other scaling; first exports call them su."""
-    value = next((kind for kind in map(rope.get, ("rope_type", "type")) if kind is not None), "default")
+    key = "rope_type" if "rope_type" in rope else "type"
+    value = rope.get(key) if key in rope else "default"
     if has_factors and value == "su":
         return "longrope"
     allowed: list[RopeType] = [
@@ -120,7 +147,7 @@ def _read_rope_type(rope: ConfigFields, has_factors: bool) -> RopeType:
     for kind in allowed:
         if value == kind:
             return kind
-    raise rope.error("rope_type", value, f"one of {', '.join(allowed)}")
+    raise rope.error(key, value, f"one of {', '.join(allowed)}")
 
 
 def _read_llama3(rope: ConfigFields, theta: float, original: int) -> RopeConfig:

@@ -274,7 +274,11 @@ def _read_qwen3_moe(keys: _Keys) -> Config:
 
 
 def _read_phi3(keys: _Keys) -> Config:
-    return {"sliding_window": keys.family_integer("attention.sliding_window", 0, low=0) or None}
+    return {
+        "sliding_window": keys.family_integer("attention.sliding_window", 0, low=0) or None,
+        # Where Phi3Config looks for it.
+        "original_max_position_embeddings": keys.get("rope.scaling.original_context_length"),
+    }
 
 
 def _read_gemma2(keys: _Keys) -> Config:

@@ -19,8 +19,9 @@ import grpc
 import grpc.aio
 import msgspec
 
+from ...ipc.rights import Reach, Standing, check_route, find_reach
 from ..openai.access.log import CURRENT, KEY_LENGTH, AccessLog, AccessRecord
-from ..openai.connections.auth import ApiKeys
+from ..openai.connections.auth import STRANGER, ApiKeys
 from ..openai.connections.shares import name_address
 from ..openai.errors import ApiError, as_api_error, overloaded
 from ..openai.limits import Limits
@@ -118,13 +119,9 @@ class Call:
 
 
 class Method(msgspec.Struct, frozen=True):
-    """What a call does with its message.
-
-    is_open: also for callers without a key, whose message is not read.
-    """
+    """What a call does with its message."""
 
     run: Callable[[Call, bytes], Awaitable[None]]
-    is_open: bool = False
 
 
 class CallHandler:
@@ -135,7 +132,7 @@ class CallHandler:
     ) -> None:
         self._access_log = access_log
         self._limits = options.limits
-        self._keys = ApiKeys(options.api_key_hashes)
+        self._keys = ApiKeys(options.api_key_hashes, options.server_id)
         self._tasks = tasks
         num_places = options.limits.max_total_body_bytes // find_max_message_bytes(options.limits)
         self._gate = ReceiveGate(max(1, num_places))
@@ -144,12 +141,14 @@ class CallHandler:
     def wrap(self, method: Method, path: str) -> grpc.RpcMethodHandler[bytes, bytes]:
         """The handler that gRPC calls. The access log has a line for each, with HTTP's status of its end."""
 
+        check_route(path)
+
         async def handle(_messages: AsyncIterator[bytes], context: Context) -> None:
             record = AccessRecord("POST", path, find_address(context.peer()))
             CURRENT.set(record)  # a call has a task, and with it a context, of its own
             error = None
             try:
-                error = await self._run(method, context, record)
+                error = await self._run(method, path, context, record)
             finally:
                 self._note(record, error)
             if error is not None:
@@ -165,14 +164,16 @@ class CallHandler:
             record.status, record.cause = error.status, error.cause
         self._access_log.note(record)
 
-    async def _run(self, method: Method, context: Context, record: AccessRecord) -> ApiError | None:
+    async def _run(
+        self, method: Method, path: str, context: Context, record: AccessRecord
+    ) -> ApiError | None:
         """The call; returns what it is to be refused with. The record has a status if it was answered."""
         task: Any = asyncio.current_task()
         self._tasks.add(task)
         try:
             caller = self._identify(context)
             if caller is None:
-                await self._run_keyless(method, context)
+                await self._run_keyless(method, path, context)
             else:
                 record.key = caller.key_hash[:KEY_LENGTH]
                 call = Call(context, caller, self._limits.write_timeout_s)
@@ -189,19 +190,18 @@ class CallHandler:
     def _identify(self, context: Context) -> Caller | None:
         """Who calls: by the API key, None without a right one; by the address where there are no keys."""
         caller = self._keys.identify(_find_key(context))
-        if caller is None or caller.key_hash:
-            return caller
-        return Caller(address=find_address(context.peer()))
+        return None if caller is None else caller.at(find_host(context.peer()))
 
-    async def _run_keyless(self, method: Method, context: Context) -> None:
-        if not method.is_open:
+    async def _run_keyless(self, method: Method, path: str, context: Context) -> None:
+        """The call of a stranger, whose message is not read."""
+        if find_reach(path, Standing.STRANGER) is Reach.NONE:
             raise ApiError(
                 HTTPStatus.UNAUTHORIZED,
                 "authorization: an API key of this server, as 'Bearer KEY' (or as x-api-key or api-key)",
                 param="authorization",
                 code="invalid_api_key",
             )
-        caller = Caller(address=find_address(context.peer()))
+        caller = STRANGER.at(find_host(context.peer()))
         if not self._keyless_gate.has_place(caller.address):
             raise overloaded(f"{_MAX_KEYLESS_CALLS} calls without an API key are under way")
         async with self._keyless_gate.place(caller.address):
@@ -221,10 +221,14 @@ class CallHandler:
         return message
 
 
+def find_host(peer: str) -> str:
+    """The host of gRPC's 'ipv4:1.2.3.4:56' or 'ipv6:[1::2]:56'."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
+
+
 def find_address(peer: str) -> str:
-    """The client that gRPC's 'ipv4:1.2.3.4:56' or 'ipv6:[1::2]:56' stands for."""
-    host = unquote(peer).partition(":")[2].rpartition(":")[0]
-    return name_address(host.strip("[]"))
+    """The client that such a peer stands for."""
+    return name_address(find_host(peer))
 
 
 def _find_key(context: Context) -> list[tuple[bytes, bytes]]:

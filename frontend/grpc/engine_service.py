@@ -112,7 +112,7 @@ class HealthService:
     def __init__(self, models: ServedModels) -> None:
         self._models = models
         self._closing = asyncio.Event()
-        self.methods = {"Check": Method(self._check, is_open=True), "Watch": Method(self._watch)}
+        self.methods = {"Check": Method(self._check), "Watch": Method(self._watch)}
 
     def close(self) -> None:
         """End the Watches, which have no end of their own."""

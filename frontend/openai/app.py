@@ -66,13 +66,13 @@ def create_app(models: ServedModels, peers: PeerSockets | None = None) -> Direct
     peers: of a group, whose processes count requests together.
     """
     routes = Routes(models.parts.options.root_path)
-    add_health_routes(routes, models)
+    add_health_routes(routes, models, _find_caller)
     _add_model_routes(routes, models)
     endpoints = _add_post_routes(routes, models)
     add_tei_routes(routes, models)
     add_stored_responses_routes(routes, models, _find_caller)
     add_metrics_routes(routes, models, lambda: counts)
-    add_live_routes(routes, models)
+    add_live_routes(routes, models, _find_caller)
     add_info_routes(routes, models)
 
     async def show_docs() -> Response:
@@ -307,26 +307,28 @@ def _read_own_name(request: object, caller: Caller) -> Caller:
 
 
 def _find_caller(http: Request) -> Caller:
-    """Who asks: by the API key, or by the address where there are no keys."""
+    """Who asks: by the API key, or by the address where there are no keys.
+
+    That is the connection's: what a header says of it (X-Forwarded-For) anybody can write.
+    """
     scope = http.scope
     caller: Caller = scope["state"][CALLER_KEY]
     named = find_header(scope["headers"], REQUEST_ID_HEADER).decode("latin-1")
     if named and len(named) <= MAX_REQUEST_ID_LENGTH and named.isprintable():
         caller = msgspec.structs.replace(caller, request_id=named)
-    if caller.key_hash or not scope["client"]:
-        return caller
-    return msgspec.structs.replace(caller, address=scope["client"][0])
+    return caller.at(scope["client"][0] if scope["client"] else "")
 
 
 async def create_abort(models: ServedModels, request: schema.AbortRequest, caller: Caller) -> Response:
-    """End requests of this API key: each answer ends with what it has and finish_reason "abort".
+    """End requests of this API key, without keys those of this server and address: each answer ends with
+    what it has and finish_reason "abort".
 
-    Ids that are unknown, finished or another key's are ignored: nobody learns what another has asked.
+    Ids that are unknown, finished or another's are ignored: nobody learns what another has asked.
     """
     engines = [serving.llm for serving in models.servings if serving.llm.is_running]
     for llm in engines:  # an id does not tell whose it is
         if not llm.is_recovering:
-            llm.abort_named(request.request_ids, caller.tenant if caller.key_hash else "")
+            llm.abort_named(request.request_ids, caller.tenant)
     if any(llm.is_recovering for llm in engines):
         raise unavailable("an engine is being restarted: try again", "recovering")
     return respond(schema.StatusResponse("ok"))

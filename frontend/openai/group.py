@@ -8,6 +8,7 @@ after a silence: one that is stopped or hangs is killed, and then lost as one th
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
@@ -18,7 +19,7 @@ from collections.abc import Callable
 import msgspec
 
 from ...ipc.due import find_earliest, until_ms
-from ...ipc.errors import EngineDeadError, EngineStartError
+from ...ipc.errors import EngineDeadError, EngineStartError, FilesChangedError
 from ...ipc.processes.managed_child import ManagedChild
 from ...ipc.processes.process import EXIT_OK, ChildProcess, catch_signals
 from ...ipc.processes.restarts import RestartBudget
@@ -27,6 +28,8 @@ from .access.http_counts import make_counts_memory
 from .engines.daemon_model import DaemonModel
 from .options import ServerOptions
 from .responses.peers import PeerSockets, listen_for_peers
+
+_log = logging.getLogger(__name__)
 
 HTTP_MODULE = "quire.frontend.openai"
 EXIT_ENGINE_LOST = 14  # of an HTTP process whose engine is gone for good
@@ -220,9 +223,22 @@ class HttpGroup:
         for process in self._processes:
             if process.child.is_due(time.monotonic()):
                 # At first there is nobody else who could say that the engine is being loaded.
-                self._poller.register(process.start(self._has_been_ready).pid_fd, select.POLLIN)
+                try:
+                    child = process.start(self._has_been_ready)
+                except FilesChangedError as error:
+                    self._go_without(process, error)
+                    continue
+                self._poller.register(child.pid_fd, select.POLLIN)
                 assert process.control is not None
                 self._poller.register(process.control, select.POLLIN)
+
+    def _go_without(self, process: HttpProcess, error: FilesChangedError) -> None:
+        """The others serve on, without one of another version. Raises EngineDeadError if there are none."""
+        process.stop(0.0)
+        process.child.start_at = None
+        if all(one.child.process is None and one.child.start_at is None for one in self._processes):
+            raise EngineDeadError(f"no HTTP process is left, and no other is started: {error}") from None
+        _log.error("a lost HTTP process is not replaced: %s", error)
 
     def _follow(self, process: HttpProcess, ready: set[int]) -> None:
         control, child = process.control, process.child.process

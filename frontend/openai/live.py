@@ -18,19 +18,22 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from ...ipc.engine_views import EngineSnapshot
+from ...ipc.engine_views import EngineSnapshot, hide_others
+from ...ipc.rights import Reach
 from .bodies.openapi import Routes
 from .engines.served_models import ServedModel, ServedModels
 from .errors import ErrorResponse
+from .serving import Caller
 from .stream import EventStream, encode_event, respond
 
 PERIOD_S = 0.5
 _FOLDER = Path(__file__).parent / "static"
 
 
-def add_routes(routes: Routes, models: ServedModels) -> None:
+def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Request], Caller]) -> None:
     """Serve the page, /stats and /stats/stream, whose streams end when the server is about to.
 
     An engine that is gone raises EngineDeadError or ApiError, for the app to answer.
@@ -43,11 +46,12 @@ def add_routes(routes: Routes, models: ServedModels) -> None:
     async def show_page() -> Response:
         return HTMLResponse(page, headers={**headers, "x-content-type-options": "nosniff"})
 
-    async def show_stats(model: str | None = None) -> Response:
-        return respond(await _look(models.find(model)))
+    async def show_stats(http: Request, model: str | None = None) -> Response:
+        return respond(_show(await _look(models.find(model)), find_caller(http), "/stats"))
 
-    async def stream_stats(model: str | None = None) -> Response:
-        return EventStream(feeds[models.find(model)].watch(), models.parts.options.limits)
+    async def stream_stats(http: Request, model: str | None = None) -> Response:
+        events = feeds[models.find(model)].watch(find_caller(http))
+        return EventStream(events, models.parts.options.limits)
 
     routes.add_page("/", show_page)
     routes.add("/stats", show_stats, "The engine at this moment", EngineSnapshot, more={404: ErrorResponse})
@@ -55,8 +59,29 @@ def add_routes(routes: Routes, models: ServedModels) -> None:
     routes.add("/stats/stream", stream_stats, summary, "text/event-stream")
 
 
+def _show(snapshot: EngineSnapshot, caller: Caller, path: str) -> EngineSnapshot:
+    """What a caller may see of it."""
+    return snapshot if caller.reaches(path) is Reach.ALL else hide_others(snapshot, caller.owns)
+
+
 async def _look(model: ServedModel) -> EngineSnapshot:
     return await model.serving.llm.snapshot()
+
+
+class Shown:
+    """A snapshot as events, each encoded once for all viewers of a tenant."""
+
+    def __init__(self, snapshot: EngineSnapshot) -> None:
+        self._snapshot = snapshot
+        self._events: dict[str, bytes] = {}
+
+    def encode(self, caller: Caller) -> bytes:
+        """What the caller may see of it."""
+        event = self._events.get(caller.tenant)
+        if event is None:
+            shown = _show(self._snapshot, caller, "/stats/stream")
+            event = self._events[caller.tenant] = encode_event(shown)
+        return event
 
 
 class SnapshotFeed:
@@ -68,10 +93,11 @@ class SnapshotFeed:
         self._period_s = period_s
         self.num_viewers = 0  # how many watch now
         self._task: asyncio.Task[None] | None = None
-        self._next: asyncio.Future[bytes] | None = None
+        self._next: asyncio.Future[Shown | None] | None = None
 
-    async def watch(self) -> AsyncGenerator[bytes, None]:
-        """Snapshots as events until the feed is closed; one that a slow viewer misses is left out.
+    async def watch(self, caller: Caller) -> AsyncGenerator[bytes, None]:
+        """Snapshots as events, as the caller may see them, until the feed is closed; one that a slow viewer
+        misses is left out.
 
         Raises what the look raised.
         """
@@ -82,9 +108,9 @@ class SnapshotFeed:
                     self._next = asyncio.get_running_loop().create_future()
                 if self._task is None or self._task.done():
                     self._task = asyncio.create_task(self._poll())
-                event = await asyncio.shield(self._next)
-                if event:
-                    yield event
+                shown = await asyncio.shield(self._next)
+                if shown is not None:
+                    yield shown.encode(caller)
         finally:
             self.num_viewers -= 1
             if self.num_viewers == 0 and self._task is not None:
@@ -94,22 +120,22 @@ class SnapshotFeed:
     def close(self) -> None:
         """End every stream, now and from now on."""
         self._is_closed = True
-        self._publish(b"")
+        self._publish(None)
 
     async def _poll(self) -> None:
         """One look a period, the first at once. Ends with the first that fails."""
         try:
             while True:
-                self._publish(encode_event(await self._look()))
+                self._publish(await self._look())
                 await asyncio.sleep(self._period_s)
         except Exception as error:  # whatever it is, it is the viewers' answer
             waiting, self._next = self._next, None
             if waiting is not None and not waiting.done():
                 waiting.set_exception(error)
 
-    def _publish(self, event: bytes) -> None:
+    def _publish(self, snapshot: EngineSnapshot | None) -> None:
         if self._next is not None and not self._next.done():
-            self._next.set_result(event)
+            self._next.set_result(None if snapshot is None else Shown(snapshot))
 
 
 @functools.cache

@@ -53,7 +53,8 @@ class TlsOptions(msgspec.Struct, frozen=True, kw_only=True):
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one HTTP process; what is not said here is as `quire serve` says of its options.
 
-    api_key_hashes: hex sha256 of each key that is let in; empty lets everyone in. accepts_when_ready: leave
+    api_key_hashes: hex sha256 of each key that is let in; empty lets everyone in. server_id: names all of a
+    server's processes, where callers have no key. accepts_when_ready: leave
     connections to others on the same socket until the engine answers; else they are answered 503 meanwhile.
     otlp_traces_endpoint: None for nowhere. grpc_address: 'HOST:PORT' of the gRPC API, None without one.
     allowed_hosts: empty: any. has_access_log: a line a request on standard error, but for successes of
@@ -85,3 +86,4 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     unknown_fields: UnknownFields = "refuse"
     enable_tokenizer_info_endpoint: bool = False
     metrics_prefix: str = DEFAULT_METRICS_PREFIX  # of the engine's series
+    server_id: str = ""

@@ -197,7 +197,7 @@ class Server:
             proxy_headers=False,
         )
         config.load()
-        keys = ApiKeys(options.api_key_hashes)
+        keys = ApiKeys(options.api_key_hashes, options.server_id)
         hosts = AllowedHosts(options.allowed_hosts) if options.allowed_hosts else None
         body_paths, root_path = routes.body_paths, options.root_path
         admission = Admission(options.limits, keys, body_paths, root_path, hosts, self._access_log)

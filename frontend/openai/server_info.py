@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 
-from ...ipc.engine_views import SchedulerStats
+from ...ipc.engine_views import Owns, SchedulerStats
 from ...ipc.errors import QuireError
 from ..models.model_files import read_json
 from ..text.tokenizer import Tokenizer
@@ -31,9 +32,10 @@ from .bodies.openapi import Routes
 from .bodies.schema import HealthResponse, LoadResponse, ServerInfo, StatusResponse
 from .engines.served_models import WELL, ServedModel, ServedModels, sum_up
 from .errors import ErrorResponse, FieldError
+from .serving import Caller
 from .stream import respond
 
-_SECRETS = ("api_key_hashes", "otlp_traces_endpoint")  # of ServerOptions
+_SECRETS = ("api_key_hashes", "otlp_traces_endpoint", "server_id")  # of ServerOptions
 _FILES = ("vocab_file", "merges_file", "name_or_path")  # of a tokenizer's settings
 ANSWER_S = 5.0  # beyond it an engine that has not answered is unhealthy
 
@@ -54,8 +56,8 @@ class EngineCheck:
         self._look: asyncio.Task[SchedulerStats] | None = None
         self._asked_at = 0.0
 
-    async def find_problem(self) -> HealthResponse | None:
-        """None if all is well. An engine that does not answer is a problem."""
+    async def find_problem(self, owns: Owns) -> HealthResponse | None:
+        """None if all is well. An engine that does not answer is a problem. `owns`: of who asks."""
         if self._stall_s == 0:
             return None
         if self._look is None or self._look.done():
@@ -69,17 +71,18 @@ class EngineCheck:
         stall = look.result().stall
         if stall is None or stall.free_s < self._stall_s:
             return None
-        return HealthResponse("stalled", stall.request_id, stall.stage, round(stall.free_s, 3))
+        request_id = stall.request_id if owns(stall.owner) else ""
+        return HealthResponse("stalled", request_id, stall.stage, round(stall.free_s, 3))
 
 
-def add_health_routes(routes: Routes, models: ServedModels) -> None:
-    """Serve the first three."""
+def add_health_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Request], Caller]) -> None:
+    """Serve the first three. Which request stalls its own caller is told."""
     stall_s = models.parts.options.stall_s
     checks = {model: EngineCheck(functools.partial(_ask, model), stall_s) for model in models.models}
 
-    async def look(model: ServedModel) -> HealthResponse:
+    async def look(model: ServedModel, caller: Caller) -> HealthResponse:
         status = model.status
-        problem = await checks[model].find_problem() if status == "ready" else None
+        problem = await checks[model].find_problem(caller.owns) if status == "ready" else None
         return problem or HealthResponse(status, stage=model.away_because)
 
     async def live() -> Response:
@@ -94,11 +97,12 @@ def add_health_routes(routes: Routes, models: ServedModels) -> None:
             body = StatusResponse(models.status)
         return respond(body, status=200 if body.status in WELL else 503)
 
-    async def health(model: str | None = None) -> Response:
+    async def health(http: Request, model: str | None = None) -> Response:
+        caller = find_caller(http)
         if model is not None or not models.has_several:
-            body = await look(models.find(model))
+            body = await look(models.find(model), caller)
         else:
-            found = await asyncio.gather(*map(look, models.models))
+            found = await asyncio.gather(*(look(one, caller) for one in models.models))
             each = {one.name: body for one, body in zip(models.models, found, strict=True)}
             body = HealthResponse(sum_up(one.status for one in found), models=each)
         return respond(body, status=200 if body.status in WELL else 503)

@@ -20,6 +20,7 @@ import msgspec
 from ...ipc.errors import RequestFailedError
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.request_price import find_result_price
+from ...ipc.rights import Reach, Standing, find_reach
 from ...ipc.sampling_params import SamplingParams
 from ..async_llm import AsyncLLM
 from ..input_processor import PreparedParams
@@ -32,6 +33,7 @@ from ..text.tokenizer import Tokenizer
 from .bodies.messages import MessagesRequest
 from .bodies.responses import ResponsesRequest
 from .bodies.schema import SamplingFields
+from .connections.shares import name_address
 from .engines.server_parts import ServerParts
 from .errors import ApiError, FieldError, unavailable
 from .room import Room, Stay
@@ -47,20 +49,55 @@ _KEPT_FIELDS = {
 }
 
 
-class Caller(msgspec.Struct, frozen=True):
-    """Who asks. `key_hash`: hex sha256 of the API key, '' without keys; then `address`, where it is known.
+_HERE = "local"  # the address of who comes over loopback or a Unix socket
 
-    `request_id`: what the caller calls this request (X-Request-Id), '' if it did not say.
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who asks. `key_hash`: hex sha256 of the API key, '' without keys; then `server` and `address` say it.
+
+    `server`: the ServerOptions.server_id; `request_id`: what the caller calls this request (X-Request-Id), ''
+    if it did not say.
     """
 
     key_hash: str = ""
     address: str = ""
     request_id: str = ""
+    server: str = ""
+    is_stranger: bool = False  # without one of the server's keys
+
+    def at(self, host: str) -> Caller:
+        """The same where the address is known, which counts for callers without a key."""
+        host = host.removeprefix("::ffff:")  # IPv4 on a socket for both
+        is_here = host in ("", "::1") or host.startswith("127.")
+        return msgspec.structs.replace(self, address=_HERE if is_here else name_address(host))
+
+    @property
+    def standing(self) -> Standing:
+        """What kind of caller it is."""
+        if self.is_stranger:
+            return Standing.STRANGER
+        return Standing.KEY if self.key_hash else Standing.KEYLESS
 
     @property
     def tenant(self) -> str:
-        """The name under which the engine shares its time, and this process its room, among callers."""
-        return self.key_hash[:16] or self.address
+        """The name under which the engine shares its time, and this process its room, among callers.
+
+        Its requests are those with this tenant: it sees and ends no others.
+        """
+        return self.key_hash[:16] or f"{self.server}/{self.address or _HERE}"
+
+    @property
+    def owner(self) -> str:
+        """Whose the responses are that are kept for it."""
+        return self.key_hash or self.tenant
+
+    def reaches(self, path: str) -> Reach:
+        """Whose requests it sees, or ends, by a route or a method."""
+        return find_reach(path, self.standing)
+
+    def owns(self, owner: str) -> bool:
+        """Whether a request with this tenant is its own."""
+        return not self.is_stranger and owner == self.tenant
 
     def salt(self, cache_salt: str | None) -> str | None:
         """Callers with different keys never share cached blocks: what is cached can be told by its speed."""
@@ -151,7 +188,9 @@ class Serving:
         if self._text is None:
             assert self.tokenizer is not None
             facts = self.llm.facts
-            self._text = TextService(facts.tokenizer, self.options.limits.max_render_s, facts.chat_template)
+            noted = facts.noted and facts.noted.tokenizer
+            max_render_s = self.options.limits.max_render_s
+            self._text = TextService(facts.tokenizer, max_render_s, facts.chat_template, noted)
         return self._text
 
     @property
@@ -216,7 +255,7 @@ class Serving:
         stay = self._find_stay(params, caller, len(prompt))  # a text has about as many tokens, or fewer
         asked: dict[str, Any] = {
             "priority": fields.priority,
-            "tenant": caller.tenant or None,
+            "tenant": caller.tenant,
             "timeout_s": fields.timeout_s,
             "queue_timeout_s": fields.queue_timeout_s,
             "names": [name for name in (answer_id or request_id, caller.request_id) if name],

@@ -16,6 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from ...ipc.errors import PoolingParamsError, PromptError
+from ...ipc.file_identity import check_served
 from ...ipc.messages import EngineCoreRequest, EngineFacts
 from ...ipc.pooling_params import EMBEDDING, PoolingParams, PoolingTask
 from ...ipc.sampling_params import SamplingParams
@@ -48,6 +49,7 @@ class PoolingProcessor:
     @functools.cached_property
     def texts(self) -> ModelTexts:
         """What the model's files say of texts. Raises ModelError."""
+        check_served(self.facts.noted, self.facts.model, self.facts.tokenizer)
         return read_model_texts(Path(self.facts.model))
 
     @property

@@ -1,17 +1,27 @@
 """GrammarCompiler: takes a grammar text to llguidance, with limits, before a request that has it may run.
 
 The compiler here has a vocabulary of single bytes and the model's special tokens: what a grammar is, and
-what it costs to compile, depends on no others. llguidance is imported by the first grammar.
+it costs to compile, depends on no others. What its first mask costs does: a process that can fork and has
+a second to load the model's vocabulary checks it. llguidance is imported by the first grammar.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ...ipc.errors import SamplingParamsError
-from ...ipc.structured_outputs import GRAMMAR_LIMITS, StructuredOutputsParams
+from ...ipc.structured_outputs import (
+    COMPILE_S,
+    GRAMMAR_LIMITS,
+    MAX_MASK_S,
+    StructuredOutputsParams,
+    make_timed_limits,
+)
 from ..output_formats.grammars.grammar import make_output_grammar
 from ..output_formats.grammars.rules import OutputRules
 from ..text.tokenizer import Tokenizer
@@ -25,6 +35,8 @@ if TYPE_CHECKING:
 MAX_COMPILE_S = 0.1  # of processor time; a worker compiles what passes once more, with all its rows waiting
 _MAX_TRIES = 100  # schemas within a schema that are compiled to find which one is refused, and
 _MAX_TRY_S = 0.02  # the longest that each may take
+_MAX_MASKED = 2_000  # characters; the mask of a longer grammar may take seconds, which nothing here can end
+_TOO_LATE = f"what has its first token found in {MAX_MASK_S * 1e3:.0f} ms of processor time"
 _MAX_SAID = 400  # characters of a compiler's message
 _PANIC = "PanicException"  # of llguidance's Rust: no Exception, and not to be imported
 # What llguidance says -> what is allowed, where its own words are for others.
@@ -43,6 +55,21 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._taken = GrammarCache()
+        self._model_vocabulary: LLTokenizer | None = None
+
+    def load_vocabulary(self) -> None:
+        """Check first masks, too, from now on: loads the model's vocabulary, which takes a second for 150,000
+        tokens. Only where no other thread holds what a forked process needs.
+        """
+        from llguidance import LLTokenizer
+
+        if self._model_vocabulary is not None or self._tokenizer.eos_token_id is None:
+            return
+        text, size = self._tokenizer.backend.to_str(), self._tokenizer.vocab_size
+        with contextlib.suppress(
+            ValueError
+        ):  # a worker, which cannot follow grammars with it either, says so
+            self._model_vocabulary = LLTokenizer(text, n_vocab=size, eos_token=self._tokenizer.eos_token_id)
 
     def compile(
         self,
@@ -86,6 +113,10 @@ class GrammarCompiler:
         if said is None and took_s > MAX_COMPILE_S:
             allowed = f"what compiles in {MAX_COMPILE_S:g} s (it took {took_s:.2f} s)"
             raise SamplingParamsError(place, value, allowed)
+        if said is None and self._model_vocabulary is not None:
+            said = _try_first_mask(self._model_vocabulary, grammar.text)
+            if said == _TOO_LATE:
+                raise SamplingParamsError(place, value, _TOO_LATE)
         if said is None:
             return
         if took_s < _MAX_TRY_S * len(grammar.schemas):
@@ -99,7 +130,7 @@ class GrammarCompiler:
         limits = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
         try:
             matcher = LLMatcher(self._vocabulary, text, log_level=0, limits=limits)
-            if not matcher.is_error() and not matcher.is_accepting():
+            if not matcher.is_error() and not matcher.is_accepting() and len(text) <= _MAX_MASKED:
                 matcher.compute_bitmask()
             return matcher.get_error() or None
         except BaseException as error:
@@ -156,6 +187,37 @@ def _explain(said: str) -> str:
         limits = ", ".join(f"{name}={value}" for name, value in GRAMMAR_LIMITS.items())
         return f"what stays within the limits ({limits}): {text}"
     return f"what can be compiled: {text}"
+
+
+def _try_first_mask(vocabulary: LLTokenizer, text: str) -> str | None:
+    """What is wrong with a grammar's first mask, None if nothing is, _TOO_LATE if a worker would refuse it.
+
+    Nothing ends a native call but the end of its process, so it is made in another one.
+    """
+    answers, its_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(its_end, _compute_first_mask(vocabulary, text).encode())
+        finally:
+            os._exit(0)  # without a word after a panic, of which a worker tells
+    os.close(its_end)
+    with open(answers, "rb") as pipe:
+        said = pipe.read().decode()
+    _, status = os.waitpid(pid, 0)
+    return _TOO_LATE if os.waitstatus_to_exitcode(status) == -signal.SIGPROF else said or None
+
+
+def _compute_first_mask(vocabulary: LLTokenizer, text: str) -> str:
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(**make_timed_limits(), verbose_errors=False)
+    signal.setitimer(signal.ITIMER_PROF, COMPILE_S)
+    matcher = LLMatcher(vocabulary, text, log_level=0, limits=limits)
+    signal.setitimer(signal.ITIMER_PROF, MAX_MASK_S)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return matcher.get_error()
 
 
 class _Vocabulary:

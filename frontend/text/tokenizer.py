@@ -7,10 +7,11 @@ Knows no requests; incremental decoding is the detokenizer's.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,11 +24,7 @@ if TYPE_CHECKING:
     import tokenizers
 
     from .chat_template import ChatTemplate
-import json
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import tokenizers
+    from .token_pieces import TokenPieces
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
@@ -73,6 +70,7 @@ class Tokenizer:
         self.response_template = response_template
         self.has_token_type_ids = has_token_type_ids
         self.token_text = lru_cache(_TOKEN_TEXT_CACHE_SIZE)(self.decode)
+        self.find_pieces = cache(self._make_pieces)
         self._locked_length = 0 if os.environ.get(_THREADS) == "false" else _LOCKED_LENGTH
 
     def __len__(self) -> int:
@@ -144,6 +142,12 @@ class Tokenizer:
         """Text of token ids; ids that the tokenizer does not know are left out."""
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def _make_pieces(self, skips_special: bool) -> TokenPieces:
+        """What each token adds to a text that grows."""
+        from .token_pieces import make_pieces
+
+        return make_pieces(self.backend, skips_special)
 
     @cached_property
     def is_predictable(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Literal
@@ -10,12 +11,15 @@ import msgspec
 
 from ..config import EngineConfig
 from .daemon_mark import ask_owner
+from .private_folder import find_state_folder
+from .run_dir import find_named
 
 SUPERVISOR_ROLE = "supervisor"
 CLIENT_SOCKET_NAME = "core.sock"
 WORKER_SOCKET_NAME = "worker.sock"
 JOURNAL_NAME = "deaths.json"
 _STATE_NAME = "daemon.json"
+_FAILURE_SUFFIX = ".failed.json"
 
 DaemonPhase = Literal["starting", "ready", "restarting", "stopping"]
 # "drained": it has nothing to do, and gets nothing; "lost": it was lost too often, and is not started again.
@@ -94,6 +98,38 @@ def write_state(directory: Path, state: DaemonState) -> None:
     except OSError:
         new.unlink(missing_ok=True)
         raise
+
+
+class DaemonFailure(msgspec.Struct, frozen=True):
+    """Why a daemon that was ready has ended by itself; kept beside its log until one of its name starts."""
+
+    name: str
+    reason: str
+
+
+def note_failure(name: str, reason: str) -> None:
+    """Have `read_failures` find it. A full disk must not matter."""
+    with contextlib.suppress(OSError):
+        _find_failure(name).write_bytes(msgspec.json.encode(DaemonFailure(name, reason)))
+
+
+def forget_failure(name: str) -> None:
+    """A daemon of this name has been started, or is not wanted."""
+    with contextlib.suppress(OSError):
+        _find_failure(name).unlink()
+
+
+def read_failures() -> list[DaemonFailure]:
+    """Of all daemons of this user, by name."""
+    failures: list[DaemonFailure] = []
+    for path in sorted(find_state_folder().glob(f"*{_FAILURE_SUFFIX}")):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            failures.append(msgspec.json.decode(path.read_bytes(), type=DaemonFailure))
+    return failures
+
+
+def _find_failure(name: str) -> Path:
+    return find_state_folder() / f"{find_named(name).name}{_FAILURE_SUFFIX}"
 
 
 def read_state(directory: Path) -> DaemonState | None:

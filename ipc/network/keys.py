@@ -2,31 +2,48 @@
 
 A folder has, for a daemon, `server.secret` and `clients` (the public keys of whom it lets in, one a line),
 and for a client `client.secret` and `server.public`. A line is a key of 40 characters (Z85), and a name may
-follow it, or a remark that begins with '# '. Nothing here knows sockets.
+follow it, or a remark that begins with '# '. Of a client it may also say `weight=W` (its share beside other
+clients'; 1), `priority=P` (the least that its requests may say; 0) and `tenants=own` (each tenant that it
+names has a share of its own, for a server with users of its own). Nothing here knows sockets.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import stat
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import zmq
 
 from ..errors import ConfigError
+from ..fair_share import MAX_CLIENT_WEIGHT
 
 SERVER_SECRET, SERVER_PUBLIC = "server.secret", "server.public"
 CLIENT_SECRET, CLIENT_PUBLIC = "client.secret", "client.public"
 CLIENTS = "clients"
 _MAKE_HINT = "`quire keys make` makes one"
-_KEY_LENGTH = 40
+KEY_LENGTH = 40
 _KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _MAX_FILE_BYTES = 1 << 20  # some 20,000 clients
+
+
+_GRANT_WORDS = f"weight=W (above 0, up to {MAX_CLIENT_WEIGHT:g}), priority=P (an integer) or tenants=own"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGrant:
+    """What the operator lets a client be, beside that it is let in."""
+
+    name: str = ""
+    weight: float = 1.0
+    priority: int = 0
+    may_name_tenants: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +77,11 @@ def make_keys(folder: Path) -> None:
         _write(folder / CLIENTS, text + client[0] + b" client\n", 0o600)
 
 
-def add_client(folder: Path, client_folder: Path) -> None:
+def add_client(folder: Path, client_folder: Path, weight: float = 1.0) -> None:
     """Let one more client in, and make its folder, to be moved to its machine. Raises ConfigError."""
     _check_curve()
+    if _read_weight(str(weight)) is None:
+        raise ConfigError("weight", weight, f"above 0, up to {MAX_CLIENT_WEIGHT:g}")
     server = read_server_keys(folder).public
     name = client_folder.name
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
@@ -77,7 +96,8 @@ def add_client(folder: Path, client_folder: Path) -> None:
         with (folder / CLIENTS).open("ab+") as clients:
             clients.seek(0)
             start = b"" if clients.read().endswith(b"\n") else b"\n"  # or it would be in the name of the last
-            clients.write(start + client[0] + b" " + name.encode() + b"\n")
+            words = name if weight == 1.0 else f"{name} weight={weight:g}"
+            clients.write(start + client[0] + b" " + words.encode() + b"\n")
 
 
 def read_server_keys(folder: Path) -> ServerKeys:
@@ -99,8 +119,8 @@ def read_client_keys(folder: Path) -> ClientKeys:
 class KeyRing(Protocol):
     """Who is let in."""
 
-    def find_name(self, key: bytes) -> str | None:
-        """Who has this public key, '' if that is not known; None: is not let in."""
+    def find_grant(self, key: bytes) -> ClientGrant | None:
+        """What is known of who has this public key; None: is not let in."""
         ...
 
 
@@ -110,9 +130,9 @@ class OneClient:
     def __init__(self, key: bytes) -> None:
         self._key = key
 
-    def find_name(self, key: bytes) -> str | None:
-        """'' of its key."""
-        return "" if key == self._key else None
+    def find_grant(self, key: bytes) -> ClientGrant | None:
+        """One without a name, of its key."""
+        return ClientGrant() if key == self._key else None
 
 
 def make_key_pairs() -> tuple[ServerKeys, ClientKeys]:
@@ -127,23 +147,23 @@ class AuthorizedClients:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / CLIENTS
-        self._names: dict[bytes, str] = {}
+        self._grants: dict[bytes, ClientGrant] = {}
         self._version: object = None
 
     def check(self) -> None:
         """Raise ConfigError if the file cannot be used, or could be written by others."""
         self._read_if_changed()
 
-    def find_name(self, key: bytes) -> str | None:
-        """Who has this public key (of 40 characters), '' if the file does not say; None: is not let in.
+    def find_grant(self, key: bytes) -> ClientGrant | None:
+        """What the file says of who has this public key (of 40 characters); None: is not let in.
 
         Nobody is let in while the file is missing or cannot be used.
         """
         try:
             self._read_if_changed()
         except ConfigError:
-            self._names, self._version = {}, None
-        return self._names.get(key)
+            self._grants, self._version = {}, None
+        return self._grants.get(key)
 
     def _read_if_changed(self) -> None:
         with _readable_errors(self._path):
@@ -154,7 +174,10 @@ class AuthorizedClients:
             if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 allowed = f"a file that only its owner can write: chmod 600 {self._path}"
                 raise ConfigError("keys", str(self._path), allowed)
-            self._names = dict(_parse(self._path, _read(self._path)))
+            self._grants = {
+                key: _parse_grant(self._path, number, words)
+                for number, key, words in _parse(self._path, _read(self._path))
+            }
             self._version = version
 
 
@@ -175,18 +198,53 @@ def _read_one_key(path: Path) -> bytes:
         keys = list(_parse(path, _read(path)))
     if len(keys) != 1:
         raise ConfigError("keys", str(path), f"a file with one key, not {len(keys)}")
-    return keys[0][0]
+    return keys[0][1]
 
 
-def _parse(path: Path, text: bytes) -> Iterator[tuple[bytes, str]]:
-    """(key, name) of each line. Of what is no key nothing is shown: it may be a part of a secret."""
+def _parse(path: Path, text: bytes) -> Iterator[tuple[int, bytes, str]]:
+    """Number, key and what follows it, of each line with a key.
+
+    Of what is no key nothing is shown: it may be a part of a secret.
+    """
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith(b"# "):
             continue
         key, _, name = line.strip().partition(b" ")
         if not _KEY.fullmatch(key):
-            raise ConfigError("keys", str(path), f"a key of {_KEY_LENGTH} characters (Z85) in line {number}")
-        yield key, name.strip().decode(errors="replace")
+            raise ConfigError("keys", str(path), f"a key of {KEY_LENGTH} characters (Z85) in line {number}")
+        yield number, key, name.strip().decode(errors="replace")
+
+
+def _parse_grant(path: Path, number: int, text: str) -> ClientGrant:
+    """What follows a key: words of its name, and what the operator grants. Raises ConfigError."""
+    said, mark, remark = f" {text}".partition(" # ")
+    values: dict[str, Any] = {}
+    names: list[str] = []
+    for word in said.split():
+        name, is_grant, value = word.partition("=")
+        if not is_grant:
+            names.append(word)
+        elif (name, value) == ("tenants", "own"):
+            values["may_name_tenants"] = True
+        elif name in _READ and (read := _READ[name](value)) is not None:
+            values[name] = read
+        else:
+            raise ConfigError("keys", f"{path}, line {number}: {word}", _GRANT_WORDS)
+    return ClientGrant(" ".join(names) + (f"{mark}{remark}" if mark else "").rstrip(), **values)
+
+
+def _read_weight(text: str) -> float | None:
+    with contextlib.suppress(ValueError):
+        weight = float(text)
+        return weight if math.isfinite(weight) and 0.0 < weight <= MAX_CLIENT_WEIGHT else None
+    return None
+
+
+def _read_priority(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
+
+
+_READ: dict[str, Callable[[str], float | int | None]] = {"weight": _read_weight, "priority": _read_priority}
 
 
 def _read(path: Path) -> bytes:

@@ -68,16 +68,24 @@ def _show(digest: str | None) -> str:
 
 
 def _hash_folder(folder: str, patterns: tuple[str, ...]) -> dict[str, str]:
-    if not folder:
-        return {}
-    return {str(path.relative_to(folder)): _hash(path) for path in _find(Path(folder), patterns)}
+    return {name: _hash(Path(folder, name)) for name in _find(folder, patterns)}
 
 
-def _find(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
+def _find(folder: str, patterns: tuple[str, ...]) -> Iterator[str]:
     for pattern in patterns:
-        for path in sorted(folder.glob(pattern)):
+        for path in sorted(Path(folder).glob(pattern)) if folder else ():
             if not path.is_dir():
-                yield path
+                yield str(path.relative_to(folder))
+
+
+def find_model_files(folder: str) -> Iterator[str]:
+    """The names of those that say what frontends do with the model's numbers."""
+    return _find(folder, _MODEL_PATTERNS)
+
+
+def find_tokenizer_files(folder: str) -> Iterator[str]:
+    """The names of those that make tokens of text, and text of conversations; none in ''."""
+    return _find(folder, _TOKENIZER_PATTERNS)
 
 
 def _hash(path: Path) -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 from ..config import EngineConfig
 from ..messages import EngineRoster
 from ..network.keys import ClientKeys, ServerKeys
+from .own_sources import PACKAGE_DIR
 
 CORE_MODULE = "quire.core"
 WORKER_MODULE = "quire.worker"
 SPARE_ROLE = "spare-worker"
-PACKAGE_DIR = str(Path(__file__).resolve().parents[2])
 
 
 class NetworkArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +32,7 @@ class CoreArgs(msgspec.Struct, frozen=True, kw_only=True):
     package_dir: str = PACKAGE_DIR  # where the starter's quire lies; the child's must be the same
     engine_index: int = 0
     roster: EngineRoster | None = None  # of the group that it belongs to; None: there is no other engine
-    owner_identity: bytes = b""  # of the socket from which a changed roster comes; empty: from nowhere
+    owner_identity: bytes = b""  # of the supervisor's socket, from which rosters come; empty: there is none
     network: NetworkArgs | None = None  # None: only this machine's clients come
 
 

@@ -134,8 +134,14 @@ class Deadline:
     The process is looked at meanwhile: one that a signal has stopped will not answer, and is given up sooner.
     """
 
-    def __init__(self, is_stopped: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        is_stopped: Callable[[], bool],
+        begin_starved: Callable[[float], Callable[[float], float]] = lambda _now: lambda _at: 0.0,
+    ) -> None:
+        """`begin_starved(now)` is a clock that says how long it got no processor since then."""
         self._is_stopped = is_stopped
+        self._begin_starved = begin_starved
         self._find_starved_s: Callable[[float], float] = lambda _now: 0.0
         self.due_at: float | None = None  # None: it owes nothing
         self._limit_at = 0.0  # due_at of one that is never starved
@@ -154,13 +160,15 @@ class Deadline:
         now: float,
         limit_s: float,
         otherwise: str,
-        find_starved_s: Callable[[float], float] = lambda _now: 0.0,
+        *,
+        forgives_starved: bool = False,
     ) -> None:
-        """It owes something within `limit_s`, and nothing that it owed before. What `find_starved_s` says of
-        the time until then does not count.
+        """It owes something within `limit_s`, and nothing that it owed before.
+
+        `forgives_starved`: time in which it is ready to run and gets no processor does not count.
         """
         self.due_at = self._limit_at = now + limit_s
-        self._find_starved_s = find_starved_s
+        self._find_starved_s = self._begin_starved(now) if forgives_starved else lambda _now: 0.0
         self._otherwise = otherwise
         self._look_at = now + STOPPED_LOOK_INTERVAL_S
         self._num_looks_stopped = 0
@@ -212,7 +220,7 @@ class ChildWatch(LivenessMonitor):
     def __init__(self, process: Watched) -> None:
         super().__init__(lambda: process.is_computing, lambda: process.cpu_time_s)
         self._process = process
-        self.deadline = Deadline(lambda: process.is_stopped)
+        self.deadline = Deadline(lambda: process.is_stopped, self._begin_starved)
         self.kill_reason: str | None = None  # why it was given up
         self._kill_at: float | None = None  # when it will be killed for that; None once it was
 
@@ -226,10 +234,14 @@ class ChildWatch(LivenessMonitor):
 
     def expect_listening(self, now: float) -> None:
         """It was started, and is to be reached soon; time in which it got no processor does not count."""
-        process, otherwise = self._process, f"it did not listen within {LISTEN_TIMEOUT_S:g} s"
+        otherwise = f"it did not listen within {LISTEN_TIMEOUT_S:g} s"
+        self.deadline.set(now, LISTEN_TIMEOUT_S, otherwise, forgives_starved=True)
+
+    def _begin_starved(self, now: float) -> Callable[[float], float]:
+        process = self._process
         starved = StarvedTime(lambda: process.cpu_time_s)
         starved.begin(now)
-        self.deadline.set(now, LISTEN_TIMEOUT_S, otherwise, lambda at: starved.look(at, process.is_computing))
+        return lambda at: starved.look(at, process.is_computing)
 
     def note_listening(self) -> None:
         """It can be reached."""

@@ -8,6 +8,8 @@ from typing import Literal, get_args
 
 import msgspec
 
+from ..errors import make_printable
+
 LogFormat = Literal["text", "json"]
 LOG_FORMATS: tuple[str, ...] = get_args(LogFormat)
 
@@ -40,10 +42,18 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
+class TextLines(logging.Formatter):
+    """Records as text. What could steer the terminal that shows them, of a file's or a model's name, is ?."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text if text.isprintable() else "\n".join(map(make_printable, text.split("\n")))
+
+
 def start_logging(process: str, level: str, log_format: str, others_level: str | None = None) -> None:
     """Log from `level` on as `process`. `others_level`: of what is not Quire's; None: the same."""
     handler = logging.StreamHandler()
-    text = logging.Formatter(f"{process}: %(message)s")
+    text = TextLines(f"{process}: %(message)s")
     handler.setFormatter(JsonLines(process) if log_format == "json" else text)
     logging.basicConfig(level=others_level or level, handlers=[handler])
     logging.getLogger("quire").setLevel(level)

@@ -105,10 +105,14 @@ class CoreChild(ManagedChild[ChildProcess]):
         module: str,
         index: int = 0,
         network: NetworkArgs | None = None,
+        *,
+        is_supervised: bool = False,
     ) -> None:
-        """`module` is what is run: child_args.py's CORE_MODULE. `index` is of the engine in its group."""
+        """`module` is what is run: child_args.py's CORE_MODULE. `index` is of the engine in its group.
+        `is_supervised`: its owner is a client with the identity `owner_identity`.
+        """
         self._module = module
-        self.owner_identity = b"s" + secrets.token_bytes(IDENTITY_BYTES - 1)
+        self.owner_identity = b"s" + secrets.token_bytes(IDENTITY_BYTES - 1) if is_supervised else b""
         self._args = CoreArgs(
             client_address=run_dir.address_of(make_engine_name(CLIENT_SOCKET_NAME, index)),
             worker_address=run_dir.address_of(make_engine_name(WORKER_SOCKET_NAME, index)),

@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 
+from .own_sources import check_own_sources, note_own_sources
 from .process_limits import open_closed_streams
 
 EXIT_OK = 0
@@ -155,7 +156,9 @@ class ChildProcess(ProcessHandle):
 
         The child is in a session of its own: Ctrl-C reaches the user's program only, which then ends it.
         stdout and stderr are file descriptors, None for this process's own; `pass_fds` stay open in it.
+        Raises FilesChangedError if Quire's own files are not those of this process any more.
         """
+        check_own_sources()
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", module, role],
             stdin=subprocess.PIPE,
@@ -172,6 +175,7 @@ class ChildProcess(ProcessHandle):
             process.stdin.flush()
         except BrokenPipeError:
             pass  # it died at once: whoever waits for it sees that with its exit code
+        note_own_sources()  # which takes no time from the child's start
         return child
 
     @property
@@ -188,10 +192,17 @@ class ChildProcess(ProcessHandle):
         return self._process.wait()
 
     def detach(self) -> None:
-        """Let it live on its own: nobody waits for it here any more."""
+        """Let it live on its own: nobody waits for it here any more. One that is not told so ends with us."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(LET_GO)
+                self._process.stdin.flush()
         self.close_lifeline()
         self._close_pid_fd()
         self._process.returncode = 0  # else Popen warns that it still runs
+
+
+LET_GO = b"."  # the last byte of a lifeline whose end is not the child's
 
 
 class Lifeline:

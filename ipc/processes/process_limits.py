@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import errno
+import io
 import os
 import resource
 import sys
@@ -32,6 +35,15 @@ def open_closed_streams() -> None:
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
+def speak_any_text() -> None:
+    """Where the encoding of a standard stream lacks a character, write its escape; read ASCII as UTF-8."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
+            stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdin, io.TextIOWrapper) and codecs.lookup(sys.stdin.encoding).name == "ascii":
+        sys.stdin.reconfigure(encoding="utf-8")
+
+
 def discard_unwritable(stream: TextIO) -> None:
     """Flush a stream, or point it at nothing if that fails, as the flush at exit would."""
     try:
@@ -54,6 +66,30 @@ def raise_file_limit() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         return hard
     return soft
+
+
+def find_free_address_space() -> int | None:
+    """Bytes that this process may still map (ulimit -v), None without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return max(0, limit - num_pages * resource.getpagesize())
+
+
+def describe_shortage(error: BaseException) -> str:
+    """The error, with the numbers where it is for want of address space in this process."""
+    free_bytes = find_free_address_space()
+    is_shortage = isinstance(error, MemoryError) or (
+        isinstance(error, OSError) and error.errno == errno.ENOMEM
+    )
+    if free_bytes is None or not (is_shortage or "allocate memory" in str(error)):
+        return str(error)
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return (
+        f"{error}: of the {limit / 1e6:,.0f} MB of address space that `ulimit -v` allows each process "
+        f"{free_bytes / 1e6:,.0f} are left; a worker takes some 1,500 MB beside its weights and KV cache"
+    )
 
 
 def lower_priority(niceness: int) -> None:

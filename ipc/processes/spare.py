@@ -7,6 +7,7 @@ enough for the next engine core to find it, too short to be left behind. Only th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..daemon.daemon_mark import read_peer
+from ..errors import FilesChangedError
 from .managed_child import ManagedChild
 from .process import (
     EXIT_PARENT_LOST,
@@ -120,7 +122,8 @@ class WarmSpare:
     def keep(self) -> None:
         """See to it that a spare starts or waits."""
         if self._child.process is None or self._child.process.exit_code is not None:
-            self._child.start()
+            with contextlib.suppress(FilesChangedError):  # the next worker is refused, too
+                self._child.start()
 
     def adopt(self, role: str, args: bytes) -> AdoptedProcess | None:
         """Take the spare that waits, whoever has started it; None if there is none."""

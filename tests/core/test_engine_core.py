@@ -208,15 +208,15 @@ def test_an_abort_by_name_ends_the_requests_of_any_client_but_of_one_tenant_only
         names = ["answer", f"own {name}"] if name != "d" else []
         engine.add(msgspec.structs.replace(request, names=names), client)
     engine.turn()
-    engine.core.abort_requests(b"three", [], ["own c", "unknown", "c"], "x")
+    engine.core.abort_requests(b"three", [], ["own c", "unknown", "c"], "x".__eq__)
     assert engine.core.num_unfinished == 4
-    engine.core.abort_requests(b"three", [], ["answer", "own a"], "x")
+    engine.core.abort_requests(b"three", [], ["answer", "own a"], "x".__eq__)
     engine.deliver()
     assert {name: final.finish_reason for name, final in engine.finals.items()} == {
         "a": FinishReason.ABORT,
         "b": FinishReason.ABORT,
     }
-    engine.core.abort_requests(b"three", [], ["c", "d"], "x")  # as live views call it
+    engine.core.abort_requests(b"three", [], ["c", "d"], "x".__eq__)  # as live views call it
     engine.deliver()
     assert set(engine.finals) == {"a", "b", "d"}
     engine.core.abort_requests(b"three", [], ["c"])

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from quire.core.scheduling.step import Step
+from quire.core.scheduling.tenant import ClientShare
 from quire.ipc.beam_search import BeamSearch
 from quire.ipc.config import SchedulerConfig, SchedulingPolicy
 from quire.ipc.messages import EngineCoreRequest, ErrorCode, FinishReason
@@ -74,7 +75,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine = FakeEngine(config, num_blocks)
         self.max_num_queued, self.max_num_seqs = max_num_queued, max_num_seqs
         self.num_stages = num_stages
-        self.engine.core.set_client(b"one", 2.5)
+        self.engine.core.set_client(b"one", ClientShare(2.5))
         self.longest_beside_decodes = (threshold or max(1, budget // 4)) if chunked else budget
         self.requests: dict[str, tuple[bytes, EngineCoreRequest]] = {}
         self.aborted: set[str] = set()

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from quire.core.supervision.group_commands import MAX_COMMANDS, GroupCommands
+from quire.core.supervision.supervised_engine import EngineFailure
 from quire.core.supervision.supervised_group import SupervisedGroup
 from quire.ipc.daemon.daemon_control import (
+    AddEngine,
     Answer,
     CommandDone,
     CommandRefused,
@@ -16,14 +18,15 @@ from quire.ipc.daemon.daemon_control import (
     RestartEngines,
     ResumeEngine,
 )
-from quire.ipc.daemon.daemon_state import EnginePhase, EngineState
+from quire.ipc.daemon.daemon_state import EnginePhase, EngineState, FailedReport
 
 
 @dataclass
 class FakeEngine:
     state: EngineState = field(default_factory=lambda: EngineState(index=1, socket="x", state="ready"))
-    failure: None = None
+    failure: EngineFailure | None = None
     is_draining: bool = False
+    has_been_ready: bool = True
 
     @property
     def is_open(self) -> bool:
@@ -34,7 +37,8 @@ class FakeEngine:
 
     def drain(self) -> None:
         self.is_draining = True
-        self.set("draining")
+        if self.is_open:
+            self.set("draining")
 
     def resume(self) -> None:
         self.is_draining = False
@@ -56,6 +60,12 @@ class Bench:
 
     def find(self, index: int) -> FakeEngine:
         return self.engines[index]
+
+    def clock(self) -> float:
+        return 0.0
+
+    def add(self) -> FakeEngine:
+        return self.engine
 
     def do_others_serve(self, engine: FakeEngine) -> bool:
         return engine is self.engine
@@ -112,3 +122,29 @@ def test_a_drain_that_is_taken_back_says_so_and_no_more_than_so_many_wait() -> N
     bench.commands.advance()
     assert len(bench.told) == MAX_COMMANDS + 1
     assert bench.told[-1][1] == CommandRefused("engine 1 was resumed before it was drained")
+
+
+def test_an_engine_that_never_gets_ready_is_removed_and_who_added_it_or_drains_it_is_told() -> None:
+    bench = Bench()
+    bench.engine.set("starting")
+    bench.engine.has_been_ready = False
+    for sender, command in (("adds", AddEngine()), ("drains", DrainEngine(1)), ("removes", RemoveEngine(1))):
+        bench.commands.start(sender, command)
+    bench.commands.advance()
+    bench.commands.advance()
+    assert bench.told == [
+        ("removes", CommandDone()),
+        ("adds", CommandRefused("engine 1 was removed")),
+        ("drains", CommandRefused("engine 1 was removed")),
+    ]
+
+
+def test_an_engine_that_is_lost_for_good_while_it_is_added_and_removed_is_removed_once() -> None:
+    bench = Bench()
+    bench.engine.set("starting")
+    bench.engine.has_been_ready = False
+    for sender, command in (("removes", RemoveEngine(1)), ("adds", AddEngine())):
+        bench.commands.start(sender, command)
+    bench.engine.failure = EngineFailure(FailedReport("no luck"), 1)
+    bench.commands.advance()
+    assert bench.told == [("removes", CommandDone()), ("adds", CommandRefused("engine 1 was removed"))]

@@ -63,6 +63,20 @@ def watch_steps(step_timeout_s: float) -> tuple[StepWatch, Deadline]:
     return StepWatch([deadline], step_timeout_s), deadline
 
 
+def test_a_test_of_suspects_has_ten_times_of_what_steps_have_taken() -> None:
+    steps, deadline = watch_steps(300.0)
+    steps.add_step(1, 100.0, 10)
+    steps.note(ModelRunnerOutput(1, [], []), 101.0)
+    steps.add_step(2, 110.0, 20, is_test=True)
+    assert deadline.due_at == pytest.approx(110.0 + 10 * (1.0 + 20 * 0.1))
+    assert not steps.is_overdue(139.0)
+    assert steps.is_overdue(140.0)
+    steps.note(ModelRunnerOutput(2, [], []), 112.0)
+    assert not steps.is_overdue(1000.0)
+    steps.add_step(3, 120.0, 100_000, is_test=True)
+    assert deadline.due_at == 420.0  # no longer than any step
+
+
 def test_a_steps_time_runs_from_the_answer_before_it() -> None:
     steps, deadline = watch_steps(5.0)
     steps.add_step(1, 100.0)

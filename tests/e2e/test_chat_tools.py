@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
-from checkpoints import RECIPES, make_checkpoint
 from grammar_judge import find_faults
 from quire import LLM, SamplingParams
-from quire.frontend.models.model_folder import pocket_folder
 from served import Served
-from tool_template import TEMPLATE
+from tool_model import make_tool_model
 
 USER = {"role": "user", "content": "How warm is it in Rome?"}
 SCHEMA: dict[str, Any] = {
@@ -39,18 +35,7 @@ TOOLS = [tool("weather"), tool("forecast", description="Days to come.")]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tools") / "random"
-    tokenizer = tokenizers.Tokenizer.from_file(str(pocket_folder() / "tokenizer.json"))
-    tokenizer.add_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>"])
-    size = tokenizer.get_vocab_size()
-    make_checkpoint(folder, replace(RECIPES["llama"], vocab_size=size, rope="default"))
-    tokenizer.save(str(folder / "tokenizer.json"))
-    own = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(own | {"max_position_embeddings": 1024}))
-    config = json.loads((pocket_folder() / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": TEMPLATE}))
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
-    return folder
+    return make_tool_model(tmp_path_factory.mktemp("tools") / "random")
 
 
 @pytest.fixture(scope="module")

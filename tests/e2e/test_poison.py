@@ -1,6 +1,6 @@
 """Requests that make a real worker's steps raise, or kill it, among 64: they alone fail.
 
-Each death of a worker takes a second, and a search among 64 has eight; the default test has two requests.
+Each death of a worker takes a second, and a search among 64 has four; the default test has two requests.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from generated import find_tokens, make_prompts
-from poisoned import HANGS, KILLS, PANICS, RAISES, poison_steps
+from poisoned import HANGS, KILLS, NEVER_ENDS, PANICS, RAISES, poison_steps
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.frontend.client import engines
 from quire.frontend.models.model_folder import POCKET_ENCODER
@@ -141,3 +141,19 @@ def test_a_grammar_that_never_compiles_fails_alone(
     assert outputs[3].error_code == "poison_request"
     assert "step" in (outputs[3].error or "")
     assert [list(output.outputs[0].token_ids) for output in outputs[:3]] == golden[:3]
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(64, marks=pytest.mark.slow)])
+def test_a_step_that_never_ends_costs_three_workers_and_its_own_request(
+    golden: list[list[int]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], count: int
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=":")
+    monkeypatch.setattr(engines, "CORE_MODULE", "poisoned")
+    with LLM(max_model_len=128, max_num_seqs=NUM_REQUESTS, step_timeout_s=3.0) as llm:
+        outputs = llm.generate(make_prompts({count // 2: NEVER_ENDS}, count), PARAMS[:count], use_tqdm=False)
+    assert outputs[count // 2].error_code == "poison_request"
+    assert "took longer than" in (outputs[count // 2].error or "")
+    tokens = find_tokens(outputs)
+    assert tokens[: count // 2] == golden[: count // 2]
+    assert tokens[count // 2 + 1 :] == golden[count // 2 + 1 : count]
+    assert capfd.readouterr().err.count("; starting another") == 3

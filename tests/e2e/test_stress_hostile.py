@@ -7,15 +7,20 @@ from quire.frontend.cli.entry import run_command
 from quire.tools.stress.hostile.report import format_hostile
 from quire.tools.stress.hostile.run import NUM_STREAMS, HostileOptions, play_hostile
 
-ATTACKS = ("slow-heads", "endless-trailer", "strangers-bodies", "upgrade", "unknown-field", "junk", "flood")
+ATTACKS = (
+    *("slow-heads", "endless-trailer", "strangers-bodies", "upgrade", "unknown-field", "junk", "junk-behind"),
+    *("exploding-masks", "ambiguous-rows", "failing-rows", "flood"),
+    *("network-client", "keyless-neighbour"),
+)
 
 
 def test_a_few_attacks_cost_ordinary_streams_nothing() -> None:
     # Latency is what the slow runs are for: here a busy machine must not fail it.
     options = HostileOptions(seed=1, duration_s=2.5, max_tokens=60, attacks=ATTACKS, margin_s=10.0, scale=0.2)
     result = play_hostile(options)
-    print(format_hostile(result))
+    print(format_hostile(result, options.margin_s))
     assert result.broken == []
+    assert {cost.attack for cost in result.costs if cost.latency is not None} == set(ATTACKS)
     assert {report.attack for report in result.reports} == set(ATTACKS)
     assert len(result.records) >= NUM_STREAMS
     assert {record.end for record in result.records} == {"finished"}

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -238,6 +240,33 @@ def test_a_fork_is_told_so_and_cannot_make_its_parents_loop_deaf(real: AsyncLLM)
             await pending  # at once, though its answer will never come
 
     run(scenario())
+
+
+_EXITS_IN_A_FORK = """
+import asyncio, os, sys
+from quire import AsyncLLM, EngineArgs, SamplingParams
+
+async def main():
+    llm = AsyncLLM.from_engine_args(EngineArgs(num_gpu_blocks_override=64, max_model_len=256))
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    stream = llm.generate({"prompt_token_ids": [5]}, params, "a")
+    await anext(stream)
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(3)
+    status = await asyncio.to_thread(os.waitpid, pid, 0)
+    last = [output async for output in stream][-1]
+    print(os.waitstatus_to_exitcode(status[1]), len(last.outputs[0].token_ids))
+    llm.shutdown()
+
+asyncio.run(main())
+"""
+
+
+def test_a_fork_that_exits_in_a_coroutine_ends_and_leaves_its_parents_loop_alone() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", _EXITS_IN_A_FORK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "3 100\n"), done.stderr
 
 
 def use_in_fork(llm: AsyncLLM) -> int:

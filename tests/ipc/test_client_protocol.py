@@ -5,11 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 from child_fakes import FakeProcess
-from fakes import make_config, make_request
-from quire.core.stats.engine_facts import StartupClock, make_engine_facts
+from fakes import make_request
+from protocol_client import CODEC, FACTS, GARBLED, NOW, Client
 from quire.ipc.client_protocol import LOST_CALL, RECONNECT_TIMEOUT_S, REGREET_AFTER_S, ClientProtocol
-from quire.ipc.codec import PING, make_client_codec
-from quire.ipc.errors import ConfigError, EngineDeadError, EngineStartError, ModelError, ProtocolError
+from quire.ipc.codec import PING
+from quire.ipc.errors import (
+    ConfigError,
+    EngineDeadError,
+    EngineStartError,
+    ProtocolError,
+)
 from quire.ipc.messages import (
     MAX_REQUESTS_PER_FRAME,
     PROTOCOL_VERSION,
@@ -17,14 +22,10 @@ from quire.ipc.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
-    EngineCoreRequests,
-    EngineDead,
     FinishReason,
-    Goodbye,
     Hello,
     LeaseCheck,
     ProtocolNotice,
-    Refusal,
     StartupProgress,
     UtilityCall,
     UtilityMethod,
@@ -34,47 +35,6 @@ from quire.ipc.messages import (
 from quire.ipc.processes.liveness import ASK_AFTER_S, LISTEN_TIMEOUT_S, ChildWatch
 from quire.ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
 from quire.ipc.request_price import MAX_SHARED_BYTES
-from quire.ipc.step import WorkerReady
-
-FACTS = make_engine_facts(make_config(), WorkerReady(8, "fake", []), {}, StartupClock("start", 0.0))
-CODEC = make_client_codec()
-GARBLED = [b"\x14junk"]
-NOW = 100.0
-
-
-class Client:
-    """A protocol whose frames are messages; `sent` empties its outbox, as a driver does. Requests that share
-    a frame are several messages there.
-    """
-
-    def __init__(self, watch: ChildWatch | None = None) -> None:
-        self.protocol = ClientProtocol()
-        self.protocol.engine_started(watch)
-
-    def sent(self) -> list[msgspec.Struct]:
-        messages = [CODEC.decode(frames) for frames in self.protocol.outbox]
-        self.protocol.outbox.clear()
-        return [
-            one
-            for message in messages
-            for one in (message.requests if isinstance(message, EngineCoreRequests) else [message])
-        ]
-
-    def hear(self, message: msgspec.Struct, now: float = NOW) -> list[EngineCoreOutput]:
-        return self.protocol.frames_received(list(CODEC.encode(message)), now)
-
-    def connect(self, now: float = NOW) -> int:
-        """Make a connection; the number of its Hello, which is all that is sent."""
-        self.protocol.connection_made(now)
-        (hello,) = self.sent()
-        assert isinstance(hello, Hello)
-        return hello.number
-
-    def attach(self, epoch: str = "first", now: float = NOW) -> list[msgspec.Struct]:
-        """Connect and be welcomed; what is sent then."""
-        self.hear(Welcome(PROTOCOL_VERSION, epoch, FACTS, self.connect(now)), now)
-        assert self.protocol.is_open
-        return self.sent()
 
 
 @pytest.fixture
@@ -335,63 +295,6 @@ def test_a_frame_that_does_not_decode_is_an_error_at_the_first_start(client: Cli
     client.connect()
     with pytest.raises(ProtocolError):
         client.protocol.frames_received(GARBLED, NOW)
-
-
-# Refusals and last words.
-
-
-@pytest.mark.parametrize(
-    ("message", "error"),
-    [
-        (Refusal("no such model", "ModelError"), ModelError),
-        (Refusal("out of luck", "EngineStartError"), EngineStartError),
-        (EngineDead("out of luck"), EngineStartError),
-    ],
-)
-def test_a_first_start_that_is_refused_raises_what_it_stands_for(
-    client: Client, message: Refusal | EngineDead, error: type[Exception]
-) -> None:
-    client.connect()
-    with pytest.raises(error, match=message.reason):
-        client.hear(message)
-    assert client.sent() == [Goodbye()]
-
-
-@pytest.mark.parametrize(
-    ("message", "is_final"),
-    [
-        (Refusal("no such model", "ModelError"), True),
-        (Refusal("out of luck", "EngineStartError"), False),
-        (EngineDead("out of luck"), True),
-    ],
-)
-def test_a_later_start_is_refused_for_good_only_by_what_cannot_change(
-    client: Client, message: Refusal | EngineDead, is_final: bool
-) -> None:
-    client.attach()
-    client.protocol.connection_lost(NOW)
-    client.connect()
-    if is_final:
-        with pytest.raises(EngineDeadError, match=message.reason):
-            client.hear(message)
-    else:
-        assert client.hear(message) == []
-        client.protocol.check()
-    assert client.sent() == [Goodbye()]
-
-
-@pytest.mark.parametrize("message", [Refusal("enough", "EngineStartError"), EngineDead("enough")])
-def test_last_words_end_it_and_count_more_than_how_the_process_ended(
-    client: Client, message: msgspec.Struct
-) -> None:
-    client.attach()
-    client.protocol.add_requests([make_request("a", [1])], NOW)
-    client.protocol.engine_ended("exited with code 3", None, NOW)
-    with pytest.raises(EngineDeadError, match="enough"):
-        client.hear(message)
-    assert client.sent() == [Goodbye()]
-    with pytest.raises(EngineDeadError, match="enough"):
-        client.protocol.check()
 
 
 def test_a_request_that_the_engine_cannot_read_fails_alone(client: Client) -> None:

@@ -19,17 +19,22 @@ from quire.tools.stress.hostile.attacks import ATTACKS, find_allowed, make_attac
 from quire.tools.stress.hostile.bodies import REQUESTS
 from quire.tools.stress.hostile.grammars import BadGrammars, DearGrammars, GrammarAttack, HeavyMasks
 from quire.tools.stress.hostile.judge import (
+    Cost,
+    HostileResult,
     Latency,
     Phase,
     check_answers,
+    check_costs,
     check_latency,
     check_losses,
     check_memory,
     check_tries,
     measure,
+    measure_costs,
     measure_memory,
 )
 from quire.tools.stress.hostile.plan import Target, TurnReport, draw_turns
+from quire.tools.stress.hostile.report import format_hostile
 from quire.tools.stress.hostile.wire import Exchange, converse, make_request
 from quire.tools.stress.open_files import OpenFiles
 from quire.tools.stress.record import Record
@@ -67,7 +72,8 @@ def make_record(began_at: float, piece_times: list[float], broken_at: list[float
 
 def make_latency(gap_s: float, ttft_s: float) -> Latency:
     return Latency(
-        num_requests=1,
+        num_requests=100,
+        num_gaps=1000,
         gap_p50_s=gap_s,
         gap_p99_s=gap_s,
         gap_max_s=gap_s,
@@ -230,6 +236,57 @@ def test_an_answer_that_an_attack_may_not_get_is_named():
     assert lines[0] == "calls could not be played: OSError: x"
     assert lines[1].startswith("chat was answered '500' 4 times, allowed: 200, ")
     assert len(lines) == 2
+
+
+def play(attack: str, began_at: float, ended_at: float) -> TurnReport:
+    return TurnReport(attack=attack, began_at=began_at, ended_at=ended_at, answers={"200": 1})
+
+
+def test_each_attack_costs_what_streams_felt_while_it_ran_alone():
+    reports = [play("a", 20.0, 22.1), play("b", 22.0, 24.0), play("a", 24.0, 26.0), play("b", 24.0, 26.0)]
+    records = [
+        make_record(21.0, [21.5, 22.5], []),  # begun beside "a", whose late end the gap is
+        make_record(22.2, [22.3, 22.4], []),
+        make_record(24.1, [25.0, 25.9], []),  # beside both: nobody's
+    ]
+    first, second = measure_costs(records, reports)
+    assert (first.attack, second.attack) == ("a", "b")
+    assert first.latency is not None
+    assert second.latency is not None
+    assert (first.latency.gap_max_s, first.latency.ttft_max_s) == (1.0, 0.5)
+    assert (second.latency.gap_max_s, second.latency.ttft_max_s) == pytest.approx((0.1, 0.1))
+    (never,) = measure_costs(records, [play("a", 24.0, 26.0), play("a", 24.0, 26.0)])
+    assert never == Cost(attack="a", latency=None)
+
+
+def test_an_attack_that_costs_too_much_is_named_and_few_samples_are_judged_by_their_median():
+    calm = make_latency(0.02, 0.05)
+    slow = msgspec.structs.replace(make_latency(0.02, 0.05), gap_p99_s=0.5, ttft_p99_s=0.5)
+    few = msgspec.structs.replace(slow, num_requests=3)
+    frozen = msgspec.structs.replace(make_latency(0.9, 0.05), num_gaps=16)
+    costs = [
+        Cost(attack=name, latency=one)
+        for name, one in (("calm", calm), ("slow", slow), ("few", few), ("frozen", frozen), ("none", None))
+    ]
+    lines = check_costs(costs, calm, 0.1)
+    assert lines == [
+        "slow, alone: ordinary streams' p99 gap is 500 ms, at most 2 x 20 + 100 = 140 ms",
+        "slow, alone: ordinary streams' p99 time to first token is 500 ms, at most 2 x 50 + 100 = 200 ms",
+        "frozen, alone: ordinary streams' median gap is 900 ms, at most 2 x 20 + 100 = 140 ms",
+    ]
+    records = [make_record(1.0, [1.05, 1.07], [])]
+    result = HostileResult(phases=[CALM, LATER], records=records, costs=costs, broken=lines)
+    said = [line.split() for line in format_hostile(result, 0.1).splitlines()]
+    ends = {
+        words[0]: " ".join(words[9:]) for words in said if words and words[0] in {one.attack for one in costs}
+    }
+    assert ends == {
+        "calm": "holds",
+        "slow": "BROKEN",
+        "few": "too few samples, by the median: holds",
+        "frozen": "too few samples, by the median: BROKEN",
+        "none": "no sample alone",
+    }
 
 
 def sample(at: float, role: str, pid: int, size_mb: float) -> Sample:

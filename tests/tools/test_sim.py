@@ -21,18 +21,30 @@ from quire.core.faults.step_limits import StepLimits
 from quire.core.kv.kv_cache_manager import KVCacheManager
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.scheduling.work_turns import WorkTurns
+from quire.core.supervision.group_commands import GroupCommands
+from quire.core.supervision.supervised_engine import SupervisedEngine
 from quire.frontend.client.engine_connection import EngineConnection
 from quire.frontend.client.engine_group import EngineGroup
+from quire.frontend.client.engine_links import EngineLinks
 from quire.frontend.client.engine_router import EngineRouter
 from quire.frontend.output_processor import RequestState
 from quire.ipc.client_protocol import ClientProtocol
+from quire.ipc.due import find_earliest
+from quire.ipc.errors import EngineStartError
 from quire.ipc.messages import SUSPECT_ATTEMPTS, EngineCoreOutput, EngineCoreRequest, Welcome
 from quire.ipc.request_ledger import LedgerEntry, RequestLedger
 from quire.ipc.step import SchedulerOutput
 from quire.tools.sim.run import run_scenario
-from quire.tools.sim.scenario import FaultKind, PoisonKind, Scenario, draw_group_scenario, draw_scenario
+from quire.tools.sim.scenario import (
+    COMMANDS,
+    FaultKind,
+    PoisonKind,
+    Scenario,
+    draw_group_scenario,
+    draw_scenario,
+)
 from quire.tools.sim.shrink import find_violation, shrink
-from quire.tools.sim.sim_link import Violation
+from quire.tools.sim.sim_link import SimLink, Violation
 from quire.tools.sim.simulate import describe_failure, simulate
 
 NUM_SEEDS = 300
@@ -65,7 +77,7 @@ def test_every_fault_is_drawn() -> None:
     kinds = Counter(fault.kind for seed in range(200) for fault in draw_group_scenario(seed).faults)
     assert set(kinds) == set(FaultKind)
     with_one = Counter(fault.kind for seed in range(200) for fault in draw_scenario(seed).faults)
-    assert set(with_one) == set(FaultKind) - {FaultKind.DRAIN}
+    assert set(with_one) == set(FaultKind) - COMMANDS
 
 
 @pytest.mark.parametrize(
@@ -345,8 +357,40 @@ def break_place_of_the_moved(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EngineRouter, "place", place)
 
 
+def break_care_for_the_start(patch: pytest.MonkeyPatch) -> None:
+    """A client takes the failed start of an engine for its own end."""
+    original = EngineLinks.take
+
+    def take(self: EngineLinks[SimLink], link: SimLink, frames: list[bytes], now: float) -> object:
+        outputs = original(self, link, frames, now)
+        if link.protocol.refusal is not None and link.protocol.facts is None:
+            raise EngineStartError(link.protocol.refusal.reason)
+        return outputs
+
+    patch.setattr(EngineLinks, "take", take)
+
+
+def break_removal_of_one_that_starts(patch: pytest.MonkeyPatch) -> None:
+    """Who adds an engine is not told that it was removed before it was ready."""
+    patch.setattr(GroupCommands, "_check_known", lambda _self, _engine: None)
+
+
+def break_wait_of_a_drain(patch: pytest.MonkeyPatch) -> None:
+    """A supervisor that waits for a core to start and then to be empty never sleeps."""
+    patch.setattr(
+        SupervisedEngine,
+        "next_check_at",
+        property(
+            lambda self: find_earliest(self._core.next_check_at, self._drain and self._drain.next_look_at)
+        ),
+    )
+
+
 GROUP_BREAKS = [
+    (break_wait_of_a_drain, 30),
     (break_hello_of_a_drain, 950),
+    (break_care_for_the_start, 0),
+    (break_removal_of_one_that_starts, 0),
     (break_move_after_a_loss, 3),
     (break_place_of_the_moved, 0),
 ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import OTHERS, ROPE_TYPES, Checkpoint, Recipe, make_checkpoint
+from checkpoints import OTHERS, ROPE_TYPES, Checkpoint, Recipe, find_tolerance, make_checkpoint
 from paged import PagedRun
 from quire.worker.models import load_model
 
@@ -53,15 +53,6 @@ def reference_logits(checkpoint: Checkpoint, token_ids: list[int]) -> torch.Tens
         return checkpoint.reference(torch.tensor([token_ids])).logits[0]
 
 
-def tolerance(checkpoint: Checkpoint, expected: torch.Tensor) -> float:
-    """Rounding errors of float32 along the longest chain: a random walk over the sums of each layer.
-
-    Each layer rounds about 6 sums of `intermediate_size` terms; errors add as the root of their number, and
-    the norms keep them relative to the largest logit. The factor 8 covers the spread over all logits.
-    """
-    return 8 * torch.finfo(torch.float32).eps * checkpoint.num_terms**0.5 * expected.abs().max().item()
-
-
 @pytest.mark.parametrize("chunk", [None, 1, 7, 16])
 @pytest.mark.parametrize("name", RECIPES)
 def test_logits_equal_transformers_in_any_chunking(
@@ -75,4 +66,4 @@ def test_logits_equal_transformers_in_any_chunking(
     expected = reference_logits(checkpoint, token_ids)
     actual = run.run("a", chunk)
     assert actual.dtype == torch.float32
-    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance(checkpoint, expected))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=find_tolerance(checkpoint, expected))

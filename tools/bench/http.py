@@ -208,6 +208,7 @@ class _BenchFacts:
     max_num_seqs = 2**20
     vocab_size = 2048
     tasks = ("generate",)
+    noted = None  # of files that are looked at again
 
 
 def _serve(fd: int) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...ipc.config import EngineConfig
 from ...ipc.linear_shapes import LinearShape, list_layer_linears
-from ...ipc.model_spec import StageSpec
+from ...ipc.model_spec import StageSpec, has_dynamic_rope
 from ...worker.attention.metadata import AttentionMetadata
 from ...worker.kv_cache import allocate_kv_caches
 from ...worker.layers.embedding import StageInput
@@ -127,7 +127,8 @@ class LayerStream:
     def _run(self, layer: Decoder, index: int, keep: Callable[[slice, Tensor], None]) -> None:
         """All texts, some at a time; `keep` is given which, and the layer's results [T, hidden]."""
         num_texts, length = self._tokens.shape
-        config, is_dynamic = self._make_config(index), self._spec.rope.type == "dynamic"
+        config = self._make_config(index)
+        is_dynamic = has_dynamic_rope(config.model.spec)
         block_size = config.cache.block_size
         blocks_per_text = -(-length // block_size)
         caches = allocate_kv_caches(config, self._texts_per_step * blocks_per_text, _CPU)

@@ -18,7 +18,15 @@ from ...core.scheduling.beam_search import BeamSearchState, read_candidates
 from ...ipc.beam_search import BeamSearch
 from ...ipc.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from ...ipc.messages import BeamHypothesis, EngineCoreRequest, FinishReason, LogprobsBlock, Purpose
-from ...ipc.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, PoolingSpec, RopeConfig
+from ...ipc.model_spec import (
+    AttentionSpec,
+    DenseSpec,
+    LayerSpec,
+    ModelSpec,
+    PoolingSpec,
+    RopeConfig,
+    has_dynamic_rope,
+)
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import SamplingParams
 from ...ipc.step import (
@@ -285,8 +293,7 @@ class FakeWorker:
         tokens.frombytes(new.prompt_token_ids + new.output_token_ids)
         num_prompt = count_token_ids(new.prompt_token_ids)
         spec = self.config.model.spec
-        original = spec.rope.original_max_position_embeddings or spec.max_position_embeddings
-        is_stretched = spec.rope.type == "dynamic" and num_prompt > original
+        is_stretched = has_dynamic_rope(spec) and num_prompt > spec.max_position_embeddings
         row = FakeRow(
             request_id=new.request_id,
             prompt=new.prompt_token_ids,

@@ -10,11 +10,13 @@ from __future__ import annotations
 import random
 import tempfile
 import traceback
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from ...core.clients.client_registry import GroupRoster
 from ...core.faults.blame import FAILURES_ALONE
 from ...core.faults.step_limits import ATTEMPTS_AT_FLOOR
 from ...frontend.input_processor import EngineInput
@@ -22,6 +24,14 @@ from ...frontend.outputs import RequestOutput
 from ...frontend.pooling.outputs import PoolingRequestOutput
 from ...frontend.pooling.state import Pooled, PoolingInput
 from ...ipc.beam_search import BeamSearch
+from ...ipc.daemon.daemon_control import (
+    AddEngine,
+    CommandRefused,
+    DrainEngine,
+    RemoveEngine,
+    RestartEngines,
+    ResumeEngine,
+)
 from ...ipc.messages import EngineCoreRequest
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import RequestOutputKind
@@ -29,15 +39,19 @@ from ...ipc.token_ids import decode_token_ids
 from .fake_vectors import expected_pooled
 from .fake_worker import VOCAB_SIZE, expected_beams, expected_output, make_request
 from .network import FIRST_MOMENT, Network, Timeline
-from .scenario import BLOCK_SIZE, MAX_MODEL_LEN, Fault, FaultKind, Scenario, SimRequest
+from .scenario import COMMANDS, MAX_MODEL_LEN, Fault, FaultKind, Scenario, SimRequest
 from .sim_client import SimClient
 from .sim_core import SimCore
-from .sim_link import Violation
+from .sim_daemon import KILLED, SimDaemon, SimPlace
+from .sim_link import SimEngine, Violation
 
 MAX_EVENTS = 20_000  # of a run; a usual one has some hundred
 _MAX_REPLIES = 16  # that wait for one client beside its outputs
 _EPSILON_S = 1e-6
 _RESTART_TIMES_S = (0.01, 0.05, 0.2)
+_LONGEST_START_S = 0.1  # of one that is killed meanwhile; one that hangs is noticed later
+_GIVEN_UP_S = 0.5
+_REMOVED_SHARE = 0.5  # of the added engines that do not get ready
 
 
 @dataclass(slots=True)
@@ -65,16 +79,6 @@ class Outcome:
     ends: dict[str, int] = field(default_factory=dict[str, int])  # finish reason or error code -> requests
 
 
-class _Place:
-    """An engine's place: its network, and one core after the other."""
-
-    def __init__(self, network: Network, journal_path: str) -> None:
-        self.network = network
-        self.journal_path = journal_path
-        self.core: SimCore | None = None
-        self.num_drains = 0  # that last
-
-
 class _Run:
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         """`folder`: for what a core leaves to the next one."""
@@ -82,19 +86,10 @@ class _Run:
         self._config = scenario.make_config()
         self._rng = random.Random(scenario.rng_seed)
         self._timeline = Timeline()
-        self._places = [
-            _Place(
-                Network(
-                    self._timeline,
-                    self._rng,
-                    scenario.delay_s,
-                    scenario.high_water_mark,
-                    scenario.repeat_share,
-                ),
-                str(folder / f"deaths{index}.json"),
-            )
-            for index in range(scenario.num_engines)
-        ]
+        self._folder = folder
+        self._places: dict[int, SimPlace] = {}
+        self._new_starts: deque[str] = deque()  # how the first starts of added engines go
+        self._daemon: SimDaemon | None = None  # of several engines
         self._lives: dict[str, _Life] = {}
         self._was_accepted: dict[str, bool] = {}
         self._num_accidents = 0  # most in one core's life, of those that no request is to blame for
@@ -103,8 +98,17 @@ class _Run:
         self._num_epochs = 0
         self._num_clients = 0
         self.outcome = Outcome()
-        for place in self._places:
-            self._start_core(place)
+        if scenario.num_engines > 1:
+            self._daemon = SimDaemon(
+                self._config.for_engine(0, scenario.num_engines),
+                self._timeline,
+                self._rng,
+                self._find_place,
+                self._make_core,
+                folder,
+            )
+        else:
+            self._start_core(self._find_place(0))
         self._clients = [self._make_client(number) for number in range(len(scenario.clients))]
 
     def play(self) -> None:
@@ -123,9 +127,34 @@ class _Run:
 
     # -- processes
 
-    def _start_core(self, place: _Place) -> None:
+    def _find_place(self, index: int) -> SimPlace:
+        """The place of an engine, which is made when it is asked for first."""
+        scenario = self._scenario
+        if index not in self._places:
+            network = Network(
+                self._timeline,
+                self._rng,
+                scenario.delay_s,
+                scenario.high_water_mark,
+                scenario.repeat_share,
+            )
+            place = self._places[index] = SimPlace(network, str(self._folder / f"deaths{index or ''}.json"))
+            if index >= scenario.num_engines:
+                place.plans.append(self._new_starts.popleft())
+        return self._places[index]
+
+    def _start_core(self, place: SimPlace) -> None:
+        place.core = self._make_core(place, None, "")
+
+    def _make_core(self, place: SimPlace, group: GroupRoster | None, plan: str) -> SimCore:
         self._num_epochs += 1
-        place.core = SimCore(
+        if plan in ("crash", "hang"):
+            after_s = self._rng.uniform(0.0, _LONGEST_START_S) * (10.0 if plan == "hang" else 1.0)
+            core_number = self._num_epochs
+            self._timeline.call_at(
+                self._timeline.now + after_s, lambda: self._end_start(place, f"epoch {core_number}")
+            )
+        return SimCore(
             f"epoch {self._num_epochs}",
             self._scenario,
             self._config,
@@ -136,10 +165,28 @@ class _Run:
             self._rng,
             self._check_core,
             lambda: self._lose_core(place, self._rng.choice(_RESTART_TIMES_S)),
+            lambda exit_code: place.end(exit_code),
+            group,
+            plan,
         )
 
-    def _lose_core(self, place: _Place, lasts_s: float) -> None:
-        if place.core is not None:
+    def _end_start(self, place: SimPlace, epoch: str) -> None:
+        """A core that hangs is killed, as one that does not answer is, or its engine removed."""
+        if place.core is None or place.core.epoch != epoch:
+            return
+        index = next(index for index, one in self._places.items() if one is place)
+        if index >= self._scenario.num_engines and self._rng.random() < _REMOVED_SHARE:
+            assert self._daemon is not None
+            self._daemon.command(RemoveEngine(index))  # which may be refused
+            self._timeline.call_at(self._timeline.now + _GIVEN_UP_S, lambda: self._end_start(place, epoch))
+        else:
+            place.end(KILLED)
+
+    def _lose_core(self, place: SimPlace, lasts_s: float) -> None:
+        if self._daemon is not None:
+            self.outcome.num_core_crashes += place.core is not None
+            place.end(KILLED)
+        elif place.core is not None:
             place.core.crash()
             place.core = None
             self.outcome.num_core_crashes += 1
@@ -150,24 +197,35 @@ class _Run:
         client = SimClient(
             b"client %d" % self._num_clients,
             self._scenario.clients[number],
-            [(place.network, lambda place=place: place.core) for place in self._places],
-            BLOCK_SIZE,
+            [self._make_engine(index) for index in self._list_sockets()],
             self._timeline,
             self._rng,
         )
-        for index, place in enumerate(self._places):
-            if place.num_drains:
-                client.set_draining(index, True)
         return client
 
+    def _list_sockets(self) -> list[int]:
+        """The engines whose sockets a client finds."""
+        if self._daemon is None:
+            return [0]
+        return [engine.state.index for engine in self._daemon.group.running]
+
+    def _make_engine(self, index: int) -> SimEngine:
+        place = self._find_place(index)
+        engine = SimEngine(index, place.network, lambda: place.core)
+        engine.siblings = self._make_engine
+        return engine
+
     def _happen(self, fault: Fault) -> None:
-        place = self._places[fault.engine]
+        if fault.kind in COMMANDS:
+            self._command(fault)
+            return
+        place = self._places.get(fault.engine)
         match fault.kind:
-            case FaultKind.CORE_CRASH:
+            case FaultKind.CORE_CRASH if place is not None:
                 self._num_core_accidents += place.core is not None
                 self._lose_core(place, fault.lasts_s)
             case FaultKind.WORKER_CRASH | FaultKind.STEP_FAILURE | FaultKind.SHORTAGE:
-                if place.core is not None:
+                if place is not None and place.core is not None:
                     self._harm_worker(place.core, fault.kind)
             case FaultKind.CLIENT_CRASH:
                 self._clients[fault.client].crash()
@@ -177,18 +235,31 @@ class _Run:
             case FaultKind.CLIENT_STOP:
                 client = self._clients[fault.client]
                 client.stopped_until = max(client.stopped_until, self._timeline.now + fault.lasts_s)
-            case FaultKind.DRAIN:
-                self._drain(fault, 1)
-                self._timeline.call_at(self._timeline.now + fault.lasts_s, lambda: self._drain(fault, -1))
+            case _:
+                pass
 
-    def _drain(self, fault: Fault, change: int) -> None:
-        """One drain of an engine more or less; each client hears of it after a while of its own."""
-        place = self._places[fault.engine]
-        place.num_drains += change
-        is_draining = place.num_drains > 0
-        for client in self._clients:
-            at = self._timeline.now + self._rng.uniform(0.0, self._scenario.delay_s)
-            self._timeline.call_at(at, lambda client=client: client.set_draining(fault.engine, is_draining))
+    def _command(self, fault: Fault) -> None:
+        """An operator wants something."""
+        daemon, index = self._daemon, fault.engine
+        if daemon is None:
+            return
+        match fault.kind:
+            case FaultKind.DRAIN:
+                daemon.command(DrainEngine(index))
+                self._timeline.call_at(
+                    self._timeline.now + fault.lasts_s, lambda: daemon.command(ResumeEngine(index))
+                )
+            case FaultKind.ADD:
+                self._new_starts.append(fault.start)
+                daemon.command(AddEngine())
+            case FaultKind.REMOVE:
+                self._num_core_accidents += 1  # of what it still has: none is to blame for its end
+                daemon.command(RemoveEngine(index))
+            case _:
+                self._num_core_accidents += 1
+                if index in self._places:
+                    self._places[index].plans.append(fault.start)
+                daemon.command(RestartEngines(index))
 
     def _harm_worker(self, core: SimCore, kind: FaultKind) -> None:
         core.harm_worker(kind)
@@ -280,20 +351,32 @@ class _Run:
     def _check_end(self) -> None:
         unfinished = self._list_unfinished()
         _require(not unfinished, f"nothing more happens, and these have not ended: {unfinished}")
-        for place in self._places:
-            self._check_end_of(place.core)
+        if self._daemon is None:
+            self._check_end_of(self._places[0].core)
+        else:
+            self._check_daemon(self._daemon)
         for life in self._lives.values():
             self.outcome.num_tokens += len(life.tokens)
             if life.final is not None:
                 end = self._check_final(life, life.final)
                 self.outcome.ends[end] = self.outcome.ends.get(end, 0) + 1
 
+    def _check_daemon(self, daemon: SimDaemon) -> None:
+        _require(not daemon.num_open_commands, f"only these were answered: {list(daemon.answers)}")
+        for engine in daemon.group.running:
+            _require(engine.is_open, f"engine {engine.state.index} is {engine.state.state}")
+            self._check_end_of(self._places[engine.state.index].core)
+        for sender, answer in daemon.answers.items():
+            if isinstance(answer, CommandRefused) and "AddEngine" in sender:
+                causes = ("model='missing'", "was killed", "no memory just now", "was removed")
+                _require(any(cause in answer.reason for cause in causes), f"{sender}: {answer.reason}")
+
     def _check_end_of(self, sim: SimCore | None) -> None:
         core = None if sim is None else sim.core
         _require(core is not None, "the core has not come back")
         assert sim is not None
         assert core is not None
-        gone = set(sim.registry.clients) - {client.identity for client in self._clients}
+        gone = set(sim.registry.clients) - {sim.owner, *(client.identity for client in self._clients)}
         _require(not gone, f"the core still knows {sorted(gone)}")
         _require(core.num_unfinished == 0, f"the core keeps {core.num_unfinished} requests for nobody")
         _require(core.stats().kv_blocks_used == 0, f"{core.stats().kv_blocks_used} blocks are still in use")

@@ -40,9 +40,14 @@ class FaultKind(Enum):
     CONNECTION_LOSS = "connection loss"
     CLIENT_STOP = "client stop"  # it reads nothing for a while
     DRAIN = "drain"  # an engine of several is to have nothing for a while
+    ADD = "add"  # one more engine
+    REMOVE = "remove"  # one of them is to end
+    RESTART = "restart"
 
 
-_DRAWN_KINDS = [kind for kind in FaultKind if kind is not FaultKind.DRAIN]  # with one engine
+COMMANDS = frozenset({FaultKind.DRAIN, FaultKind.ADD, FaultKind.REMOVE, FaultKind.RESTART})  # to several
+_DRAWN_KINDS = [kind for kind in FaultKind if kind not in COMMANDS]
+_STARTS = ("", "", "killed", "short", "missing", "hang", "crash")
 
 # A step with it raises, kills the worker, has no finite logits, runs out of memory, kills the core.
 PoisonKind = Literal["step", "death", "logits", "memory", "core", "grammar"]
@@ -57,6 +62,7 @@ class Fault:
     client: int = 0
     lasts_s: float = 0.0  # until what was lost is there again
     engine: int = 0
+    start: str = ""  # how the start that it makes goes: "" well
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,9 @@ class Scenario:
             pooling=PoolingSpec(pools=("last",)),
         )
         # The engine's end after too many deaths is not simulated.
-        return msgspec.structs.replace(config, recovery=RecoveryConfig(max_worker_restarts=_NO_LIMIT))
+        return msgspec.structs.replace(
+            config, recovery=RecoveryConfig(max_core_restarts=_NO_LIMIT, max_worker_restarts=_NO_LIMIT)
+        )
 
     def describe(self) -> str:
         """All options, a request and a fault a line."""
@@ -150,7 +158,7 @@ class Scenario:
         if self.num_stages > 1:
             yield replace(self, num_stages=1)
         if self.num_engines > 2:
-            faults = (replace(fault, engine=fault.engine % 2) for fault in self.faults)
+            faults = (replace(fault, engine=min(fault.engine, 1)) for fault in self.faults)
             yield replace(self, num_engines=2, faults=tuple(faults))
 
 
@@ -194,6 +202,12 @@ def draw_group_scenario(seed: int) -> Scenario:
     for _ in range(rng.choice([0, 0, 1, 2])):
         at, lasts_s = rng.uniform(0.0, _BUSY_S), rng.choice([0.01, 0.05, 0.2])
         faults.append(Fault(at, FaultKind.DRAIN, lasts_s=lasts_s, engine=rng.randrange(num_engines)))
+    for _ in range(rng.choice([0, 1, 2, 3])):
+        kind = rng.choice([FaultKind.ADD, FaultKind.ADD, FaultKind.REMOVE, FaultKind.RESTART])
+        # The first engine stays, and is not lost for good: somebody is left.
+        engine = rng.randrange(1, num_engines + 1)
+        at, lasts_s = rng.uniform(0.0, _BUSY_S), rng.choice([0.01, 0.05, 0.2])
+        faults.append(Fault(at, kind, lasts_s=lasts_s, engine=engine, start=rng.choice(_STARTS)))
     faults.sort(key=lambda fault: fault.at)
     return replace(scenario, num_engines=num_engines, faults=tuple(faults))
 

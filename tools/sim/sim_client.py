@@ -1,6 +1,6 @@
 """SimClient: a frontend with the real ClientProtocol, EngineConnection and OutputProcessor in it.
 
-Of several engines it has an EngineGroup, as real clients have. It adds the order in which it looks: `sync`
+Its engines are EngineLinks, as of real clients. It adds the order in which it looks: `sync`
 reads what has arrived before it looks at the connection, `async` learns of either first.
 """
 
@@ -9,20 +9,17 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, cast
 
-from ...frontend.client.engine_group import EngineGroup, RequestTarget
+from ...frontend.client.engine_links import EngineLinks
 from ...frontend.input_processor import EngineInput
 from ...frontend.output_processor import OutputProcessor, Sink
 from ...frontend.pooling.state import PoolingInput
 from ...ipc.errors import QuireError
-from .network import Network, Timeline
-from .sim_core import SimCore
-from .sim_link import SimLink, Violation
+from .network import Timeline
+from .sim_link import SimEngine, SimLink, Violation
 
 _LONGEST_LAG_S = 0.01
-
-EnginePlace = tuple[Network, Callable[[], SimCore | None]]
 
 
 class SimClient:
@@ -32,12 +29,11 @@ class SimClient:
         self,
         identity: bytes,
         kind: Literal["sync", "async"],
-        places: Sequence[EnginePlace],
-        block_size: int,
+        engines: Sequence[SimEngine],
         timeline: Timeline,
         rng: random.Random,
     ) -> None:
-        """`places`: of the engines, each its network and the core that is there."""
+        """`engines`: as far as they are found when it attaches."""
         self.identity = identity
         self.stopped_until = 0.0
         self.is_dead = False
@@ -46,13 +42,10 @@ class SimClient:
         self._rng = rng
         self._processor = OutputProcessor(None)
         self._before_attach: list[Callable[[], None]] = []
-        self._links = [SimLink(self, identity, network, timeline, rng, find) for network, find in places]
-        self._target: RequestTarget = self._links[0].protocol
-        self._group: EngineGroup | None = None
-        if len(self._links) > 1:
-            self._target = self._group = EngineGroup(block_size)
-            for index, link in enumerate(self._links):
-                self._group.add_engine(index, link.protocol)
+        self._is_attached = False
+        self._links = EngineLinks(
+            engines, lambda engine: SimLink(self, identity, cast(SimEngine, engine), timeline, rng), 0
+        )
 
     @property
     def num_unfinished(self) -> int:
@@ -66,13 +59,13 @@ class SimClient:
 
     def check(self) -> None:
         """Raise Violation if a request is in two ledgers, or where the router does not know it."""
-        if self._group is None:
+        if self._links.group is None:
             return
         places = Counter(request_id for link in self._links for request_id in link.protocol.ledger.ids)
-        for index, link in enumerate(self._links):
+        for link in self._links:
             for request_id in link.protocol.ledger.ids:
-                known = self._group.router.find(request_id)
-                if known != index or places[request_id] > 1:
+                known = self._links.group.router.find(request_id)
+                if known != link.index or places[request_id] > 1:
                     raise Violation(f"{request_id} is in {places[request_id]} ledgers, and placed at {known}")
 
     # -- what its user does
@@ -83,10 +76,10 @@ class SimClient:
         def add_now() -> None:
             request = make()
             self._processor.add_request(request, sink)
-            self._target.add_requests([request.sequences[0]], self._timeline.now)
+            self._links.target.add_requests([request.sequences[0]], self._timeline.now)
             self._send_waiting()
 
-        if all(link.protocol.facts is None for link in self._links):
+        if not self._is_attached:
             self._before_attach.append(add_now)
         else:
             self._when_awake(add_now)
@@ -97,7 +90,7 @@ class SimClient:
         def abort_now() -> None:
             ids = self._processor.find_engine_ids([name])
             if ids:
-                self._target.abort_requests(ids)
+                self._links.target.abort_requests(ids)
                 self._send_waiting()
 
         self._when_awake(abort_now)
@@ -106,20 +99,10 @@ class SimClient:
         """Abort a request of any client by its name; lost while the engine cannot be reached."""
 
         def abort_now() -> None:
-            self._target.abort_named([name], "")
+            self._links.target.abort_named([name], "")
             self._send_waiting()
 
         self._when_awake(abort_now)
-
-    def set_draining(self, index: int, is_draining: bool) -> None:
-        """The roster says so of an engine."""
-
-        def set_now() -> None:
-            assert self._group is not None
-            self._group.set_draining(index, is_draining)
-            self._settle()
-
-        self._when_awake(set_now)
 
     # -- faults
 
@@ -131,7 +114,9 @@ class SimClient:
 
     def lose_connection(self, index: int) -> None:
         """Its connection to an engine ends, if there is one."""
-        self._links[index].lose()
+        for link in self._links:
+            if link.index == index:
+                link.lose()
 
     # -- what it does by itself
 
@@ -153,7 +138,7 @@ class SimClient:
 
     def _pump(self, link: SimLink) -> None:
         """Take what has arrived and notice what has become of the connection."""
-        if self.is_dead:
+        if self.is_dead or link.is_gone:
             return
         if self.stopped_until > self._timeline.now:
             self._timeline.call_at(self.stopped_until, lambda: self._pump(link))
@@ -161,32 +146,33 @@ class SimClient:
         now = self._timeline.now
         if self._kind == "async" and self._rng.random() < 0.5:
             link.connection.follow_connection(now)
-        while (frames := link.connection.receive(now)) is not None:
+        while not link.is_gone and (frames := link.connection.receive(now)) is not None:
             self._take(link, frames)
         link.connection.follow_connection(now)
         link.connection.send_waiting(now)
+        self._links.lose_if_ended(link, now)
         self._settle()
 
     def _take(self, link: SimLink, frames: list[bytes]) -> None:
         try:
-            outputs = link.connection.take(frames, self._timeline.now)
+            outputs = self._links.take(link, frames, self._timeline.now)
         except QuireError as error:
             raise Violation(f"the client's user gets a {type(error).__name__}: {error}") from None
-        if self._group is not None:
-            outputs = self._group.take_outputs(outputs, self._timeline.now)
         processed = self._processor.process_outputs(outputs)
         if processed.ids_to_abort:
             raise Violation(f"{processed.ids_to_abort} came with a gap")
-        if link.protocol.is_open:
+        if self._links.are_ready:
+            self._links.form_group()
+            self._is_attached = True
             actions, self._before_attach = self._before_attach, []
             for action in actions:
                 action()
 
     def _settle(self) -> None:
-        if self._group is not None and self._group.settle(self._timeline.now):
+        if self._links.group is not None and self._links.group.settle(self._timeline.now):
             self._send_waiting()
         self.check()
 
     def _send_waiting(self) -> None:
-        for link in self._links:
+        for link in list(self._links):
             link.connection.send_waiting(self._timeline.now)

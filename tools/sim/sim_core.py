@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from ...core.clients.client_registry import ClientRegistry
+from ...core.clients.client_registry import ClientRegistry, GroupRoster
 from ...core.engine_core import EngineCore
 from ...core.engine_loop import EngineLoop
 from ...core.stats.engine_facts import StartupClock
@@ -19,6 +19,7 @@ from .scenario import FaultKind, Scenario
 from .sim_executor import SimExecutor
 
 _LONGEST_TURN_S = 0.001
+_LAST_WORDS_S = 0.5
 
 
 class _SimRegistry(ClientRegistry):
@@ -48,8 +49,18 @@ class SimCore:
         rng: random.Random,
         on_turn: Callable[[SimCore], None],
         on_poisoned: Callable[[], None],
+        on_end: Callable[[int], None],
+        group: GroupRoster | None = None,
+        plan: str = "",
     ) -> None:
-        """`on_poisoned`: a request has killed this core, which the caller is to `crash`."""
+        """`on_poisoned`: a request has killed this core, which the caller is to `crash`; so with `on_end` and
+        its exit code when its start has failed. `plan`: how the start goes, "" is well.
+        """
+        self.epoch = epoch
+        self.owner = b"" if group is None else group.owner
+        self._on_end = on_end
+        self._ends_at: float | None = None  # who waits has been told that its start has failed
+        self._has_told_owner = False
         self._network = network
         self._timeline = timeline
         self._rng = rng
@@ -59,9 +70,9 @@ class SimCore:
         self.num_shortages = 0  # of memory, likewise
         self._inbox: deque[tuple[bytes, tuple[bytes, ...]]] = deque()
         self._turn_at: float | None = None
-        self.registry = _SimRegistry(epoch, timeline(), self._send, timeline)
+        self.registry = _SimRegistry(epoch, timeline(), self._send, timeline, group)
         self.registry.was_accepted = was_accepted
-        self._executor = SimExecutor(config, scenario, timeline, rng, self._wake, on_poisoned)
+        self._executor = SimExecutor(config, scenario, timeline, rng, self._wake, on_poisoned, plan)
         startup = StartupClock("start core", timeline())
         self._loop = EngineLoop(
             config, self._executor, self.registry, startup, journal_path, timeline, timeline, b"simulated"
@@ -116,11 +127,32 @@ class SimCore:
     def _turn_if_due(self, at: float) -> None:
         if self._turn_at == at and not self.is_dead:
             self._turn_at = None
+            if self._loop.end is not None:
+                self._take_leave()
+                return
             self._loop.run_turn(self._drain_inbox())
-            assert self._loop.end is None, self._loop.end
+            if self._loop.end is not None:
+                assert self.core is None, self._loop.end
+                self.registry.refuse(self._loop.end.reason, self._loop.end.kind)
+                self._ends_at = self._timeline.now + _LAST_WORDS_S
+                self._turn_by(self._timeline.now)
+                return
             self._on_turn(self)
             if (next_at := self._loop.next_turn_at) is not None:
                 self._turn_by(next_at)
+
+    def _take_leave(self) -> None:
+        """As engine_process.py does after a start that has failed."""
+        assert self._loop.end is not None
+        assert self._ends_at is not None
+        self._loop.take_messages(self._drain_inbox())
+        self.registry.deliver()
+        self._has_told_owner = self._has_told_owner or self.registry.has_owner
+        is_over = self._has_told_owner and not self.registry.clients
+        if is_over or self._timeline.now >= self._ends_at:
+            self._on_end(self._loop.end.exit_code)
+        else:
+            self._turn_by(self._ends_at)
 
     def _drain_inbox(self) -> Iterator[tuple[bytes, tuple[bytes, ...]]]:
         while self._inbox:

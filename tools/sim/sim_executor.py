@@ -11,13 +11,18 @@ from collections.abc import Callable, Mapping
 from ...core.executor import Executor, ExecutorEvent, WorkerLost
 from ...core.scheduling.work_turns import BURST_US, MAX_ROW_WORK_US
 from ...ipc.config import EngineConfig
-from ...ipc.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerReady
+from ...ipc.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerFailed, WorkerReady
 from .fake_worker import FakeExecutor, FakeWorker
 from .network import Timeline
 from .scenario import FaultKind, Scenario, SimRequest
 
 _WORKER_START_S = 0.1
 _NUM_UNKNOWN = 4  # tokens of a row: two that are measured, and those in flight meanwhile
+_FAILED_STARTS: dict[str, ExecutorEvent] = {
+    "killed": WorkerLost("the worker was killed"),
+    "short": WorkerFailed("no memory just now", "OutOfMemoryError"),
+    "missing": WorkerFailed("model='missing': a folder", "ModelError"),
+}
 _LONGEST_STEP_S = 0.01
 _LONGEST_NOTICE_S = 0.02  # until the core knows that its worker is dead
 
@@ -94,8 +99,10 @@ class SimExecutor(Executor):
         rng: random.Random,
         on_event: Callable[[], None],
         on_core_poisoned: Callable[[], None],
+        plan: str = "",
     ) -> None:
-        """`on_event`: `receive` has something to return."""
+        """`on_event`: `receive` has something to return. `plan`: how the first start goes, "" is well."""
+        self._plan = plan
         self._config = config
         self._scenario = scenario
         self._timeline = timeline
@@ -150,7 +157,10 @@ class SimExecutor(Executor):
         self._on_event()
 
     def _get_ready(self) -> None:
-        if self._is_stopped:
+        if self._is_stopped or self._plan == "hang":
+            return
+        if self._plan in _FAILED_STARTS:
+            self._tell(_FAILED_STARTS[self._plan])
             return
         worker = self._worker = PoisonedWorker(self._config, self._scenario.num_blocks)
         worker.poisons, worker.capacity = self._scenario.poisons, self._scenario.capacity

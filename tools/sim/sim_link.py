@@ -9,11 +9,12 @@ from typing import Protocol
 
 from ...frontend.client.engine_connection import EngineConnection
 from ...frontend.client.engines import Engine
-from ...ipc.messages import MESSAGE_TYPES, ProtocolNotice
+from ...ipc.messages import MESSAGE_TYPES, ProtocolNotice, RosterEntry
 from .network import Connection, Network, Timeline
 from .sim_core import SimCore
 
 _RECONNECT_S = 0.02
+_LONGEST_RECONNECT_S = 0.5  # a place may be empty for seconds, and a run has only so many events
 _NOTICE = next(head for head, kind in MESSAGE_TYPES.items() if kind is ProtocolNotice)
 
 
@@ -21,8 +22,16 @@ class Violation(Exception):
     """Something that must hold does not."""
 
 
-class _Anchor(Engine):
-    """An engine that is always there, or will be again."""
+class SimEngine(Engine):
+    """An engine that is always there, or will be again: the roster says if not."""
+
+    def __init__(self, index: int, network: Network, find_core: Callable[[], SimCore | None]) -> None:
+        self.index, self.network, self.find_core = index, network, find_core
+        self.siblings: Callable[[int], SimEngine] | None = None
+
+    def make_sibling(self, entry: RosterEntry) -> Engine:
+        assert self.siblings is not None
+        return self.siblings(entry.index)
 
     def check_owner(self) -> None:
         pass
@@ -52,28 +61,40 @@ class SimLink:
         self,
         owner: Owner,
         identity: bytes,
-        network: Network,
+        engine: SimEngine,
         timeline: Timeline,
         rng: random.Random,
-        find_core: Callable[[], SimCore | None],
     ) -> None:
         self.identity = identity
-        self.connection = EngineConnection(_Anchor(), self, "simulated", 1.0)
+        self.engine: Engine = engine
+        self.is_gone = False
+        self.connection = EngineConnection(engine, self, "simulated", 1.0)
         self.protocol = self.connection.protocol
         self._owner = owner
-        self._network = network
+        self._network = engine.network
         self._timeline = timeline
         self._rng = rng
-        self._find_core = find_core
+        self._find_core = engine.find_core
         self._connection: Connection | None = None
         self._events: list[bool] = []  # of the connection, not yet noticed
         self._inbox: deque[tuple[bytes, ...]] = deque()
+        self._num_missed = 0  # tries in a row to which no core has listened
         self._connect_soon()
 
     @property
     def stopped_until(self) -> float:
         """Nothing reaches its client before."""
         return self._owner.stopped_until
+
+    @property
+    def index(self) -> int:
+        """Of its engine."""
+        return self.engine.index
+
+    def close(self) -> None:
+        """Leave the engine for good."""
+        self.is_gone = True
+        self.lose()
 
     def lose(self) -> None:
         """Its connection ends, if there is one."""
@@ -123,14 +144,17 @@ class SimLink:
         self._owner.wake(self)
 
     def _connect_soon(self) -> None:
-        self._timeline.call_at(self._timeline.now + self._rng.uniform(0.0, _RECONNECT_S), self._connect)
+        longest_s = min(_RECONNECT_S * 2**self._num_missed, _LONGEST_RECONNECT_S)
+        self._timeline.call_at(self._timeline.now + self._rng.uniform(0.0, longest_s), self._connect)
 
     def _connect(self) -> None:
         core = self._find_core()
-        if self._owner.is_dead:
+        if self._owner.is_dead or self.is_gone:
             return
         if core is None:
+            self._num_missed += 1
             self._connect_soon()
             return
+        self._num_missed = 0
         self._connection = self._network.connect(core, self)
         self.note_connection(self._connection, True)

@@ -64,10 +64,12 @@ class Site:
         ray: RayNodes | None = None,
         own_shm: OwnShm | None = None,
         certificates: Certificates | None = None,
+        *,
+        has_keyless: bool = False,
     ) -> None:
         """remote: the same daemon, as clients and the server are to come to it over the network. ray: where
         its workers are. own_shm: gets to know its processes.
-        certificates: the server's, which then speaks TLS.
+        certificates: the server's, which then speaks TLS. has_keyless: a second server, without keys.
         """
         self.daemon = daemon
         self._own_shm = OwnShm() if own_shm is None else own_shm
@@ -93,6 +95,8 @@ class Site:
         self.tls = None if self.ca_path is None else make_client_context(self.ca_path)
         self.grpc_address = self._server.grpc_address
         self.url, self.server = self._server.url, psutil.Process(self._server.pid)
+        self._keyless = Server(daemon, (), command_prefix) if has_keyless else None
+        self.keyless_url = self._keyless.url if self._keyless is not None else ""
 
     def plan_client(
         self, kind: ClientKind, pool: list[Ask], arrivals: list[Arrival], timeout_s: float
@@ -281,7 +285,9 @@ class Site:
         ]
 
     def close(self) -> None:
-        """End the server."""
+        """End the servers."""
+        if self._keyless is not None:
+            self._keyless.close()
         self._server.close()
 
 

@@ -29,11 +29,12 @@ class RotaryEmbedding:
         max_model_len: int,
         device: torch.device,
     ) -> None:
+        self._is_dynamic = rope.type == "dynamic"
         self._trained_len = max_position_embeddings
         self._tables: tuple[Tensor, ...]
         size = rope.rotated_size or head_size
         unrotated = (0, (head_size - size) // 2)
-        if rope.type == "dynamic":
+        if self._is_dynamic:
             lengths = torch.arange(max_position_embeddings, max(max_model_len, max_position_embeddings) + 1)
             inv_freq = compute_dynamic_frequencies(rope, size, max_position_embeddings, lengths)
             self._tables = (F.pad(inv_freq, unrotated).to(device),)
@@ -52,11 +53,12 @@ class RotaryEmbedding:
     def __call__(self, positions: Tensor, rope_lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         """cos and sin, float32 [T, D / 2], for int64 positions [T] (all below max_model_len).
 
-        `rope_lengths` int64 [T] (up to max_model_len) is given for the dynamic type and for no other.
+        `rope_lengths` int64 [T] (up to max_model_len) counts for the dynamic type, which needs it.
         """
-        if rope_lengths is None:
+        if not self._is_dynamic:
             cos, sin = self._tables
             return cos.index_select(0, positions), sin.index_select(0, positions)
+        assert rope_lengths is not None
         inv_freq = self._tables[0].index_select(0, (rope_lengths - self._trained_len).clamp_(min=0))
         angles = positions.float().unsqueeze(1) * inv_freq
         return angles.cos(), angles.sin()
@@ -64,12 +66,12 @@ class RotaryEmbedding:
     def emit(self, program: Program, index: int = 0) -> tuple[Slot, Slot]:
         """The same as an operation: the slots of cos and sin, other ones for each `index` of a model's ropes.
 
-        The dynamic type's come with each step.
+        Of a model that has a dynamic one, the angles of all come with each step.
         """
         half = self._tables[0].shape[1]
         cos, sin = (program.slot(f"{name}{index}", half, torch.float32) for name in ("cos", "sin"))
-        operation = Angles(cos=cos, sin=sin, half=half)
-        if len(self._tables) == 2:
+        operation = Angles(cos=cos, sin=sin, half=half, rope=index)
+        if not self._is_dynamic:
             operation.cos_table, operation.sin_table = (table.data_ptr() for table in self._tables)
         program.add(Kind.ANGLES, operation)
         return cos, sin

@@ -60,10 +60,6 @@ def check_covered(spec: ModelSpec) -> None:
         if layer.attention.qk_norm is not None and (rope or spec.rope).rotated_size is not None:
             field = f"{where}.attention.qk_norm"
             raise ModelError(field, layer.attention.qk_norm, "None where a part of a head is rotated")
-        if rope is not None and rope.type == "dynamic":
-            raise ModelError(
-                f"{where}.attention.rope.type", rope.type, "a type that not only some layers have"
-            )
     if first.norms_sum != (spec.norm is None):
         raise ModelError("spec.norm", spec.norm, "None with layers that norm the sum, a name with others")
 

@@ -159,9 +159,9 @@ class Decoder:
         """Hidden states [T, hidden] of the step's tokens, after the last norm; of an earlier stage before it.
 
         `input_ids` and `positions` are int64 [T]. Every layer writes all K and V of the step to its cache
-        before any token reads them. `rope_lengths` (int64 [T]) is given exactly when the rope type is
-        "dynamic": the sequence length whose rotary base each token uses. `token_types` (int64 [T]) are those
-        of a model with types; without them all are 0.
+        before any token reads them. `rope_lengths` (int64 [T]) is given exactly when some layer's
+        rope is "dynamic": the sequence length whose rotary base each token uses. `token_types` (int64 [T])
+        are those of a model with types; without them all are 0.
         """
         if self.native is not None:
             return self.native.compute_hidden(

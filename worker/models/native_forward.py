@@ -68,7 +68,12 @@ class NativeForward:
         token_types: Tensor | None = None,
     ) -> Tensor:
         """[T, hidden] as `Decoder.forward`."""
-        angles = None if rope_lengths is None else self._ropes[0](positions, rope_lengths)
+        angles = None
+        if rope_lengths is not None:
+            each = [rope(positions, rope_lengths) for rope in self._ropes]
+            angles = [
+                torch.stack(parts) for parts in zip(*each, strict=True)
+            ]  # cos and sin, [ropes, T, D / 2]
         num_requests, table_width = metadata.block_tables.shape
         step = StepTable(
             input_ids=input_ids.data_ptr(),

@@ -7,6 +7,7 @@ Legend: N rows (max_num_seqs), L max_model_len.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,6 +68,7 @@ class RequestRows:
         self.needs_history: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
         self._has_appends: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)  # an edit takes tokens
         self.with_grammar: set[int] = set()  # rows
+        self._entry_us: dict[int, int] = {}  # of rows with edits: processor time to make them, not noted yet
         # Rows that are pooled, and what of; type_start: from there on a row's tokens are of type 1, or None.
         self.pooling: dict[int, PoolingParams] = {}
         self.type_starts: dict[int, int] = {}
@@ -93,7 +95,10 @@ class RequestRows:
         # A request with output has had the logprobs of its prompt delivered before its first token.
         self._enter_logprobs(row, request, is_resumed=len(output) > 0)
         start = RowStart(request, prompt, output, self._vocab_size, self._grammars, self._processors)
+        began = time.thread_time_ns()
         self._enter_edits(row, make_logit_edits(start))
+        if self.has_edits[row]:
+            self._entry_us[row] = (time.thread_time_ns() - began) // 1000
         if request.grammar:
             self.with_grammar.add(row)
         is_plain = not (self.has_edits[row] or self.has_logprobs[row])
@@ -179,7 +184,10 @@ class RequestRows:
         rows = row_ids[edited]
         columns = (edited, rows, self.num_known[rows], num_output[edited])
         for index, row, known, count in zip(*(column.tolist() for column in columns), strict=True):
-            batch.edited.append(EditedRow(index, self.edits[row], self._token_rows[row], known, count))
+            work_us = self._entry_us.pop(row, 0)
+            batch.edited.append(
+                EditedRow(index, self.edits[row], self._token_rows[row], known, count, work_us)
+            )
         batch.logprob_groups = self._group_logprobs(row_ids)
         return batch
 
@@ -210,6 +218,7 @@ class RequestRows:
     def _enter_edits(self, row: int, edits: list[LogitEdit[Any]]) -> None:
         self.with_grammar.discard(row)
         self.edits[row] = edits
+        self._entry_us.pop(row, None)
         self.has_edits[row] = bool(edits)
         self.needs_history[row] = any(edit.needs_history for edit in edits)
         self._has_appends[row] = any(

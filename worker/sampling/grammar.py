@@ -79,6 +79,7 @@ class Grammar(LogitEdit["Grammar"]):
         addresses = np.zeros(num_rows, dtype=np.int64)
         addresses[places] = words.ctypes.data + words.strides[0] * np.arange(len(rows))
         for (row, _), matcher in zip(rows, matchers, strict=True):
+            row.work_us += matcher.take_work_us()
             if matcher.failure:
                 row.failure = matcher.failure
                 addresses[row.index] = 0

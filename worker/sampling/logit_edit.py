@@ -77,6 +77,7 @@ class EditedRow:
     token_ids: NDArray[np.int32]  # prompt and output, then room for more
     num_known: int  # of token_ids; the last one may be missing without `needs_history`
     num_output: int
+    work_us: int = 0  # processor time that its edits have taken
     failure: str = ""  # why this row alone cannot be sampled, if an edit has found that out
 
     @property

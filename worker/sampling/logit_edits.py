@@ -7,6 +7,7 @@ Legend: S sampling rows, V vocabulary.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -120,6 +121,7 @@ class CustomProcessors(LogitEdit["CustomProcessors"]):
         self._processors = processors
         self._readers = [one for one in processors if type(one).append is not LogitsProcessor.append]
         self.needs_history = bool(self._readers)
+        self._append_ns = 0  # since the last step
 
     @classmethod
     def make(cls, start: RowStart) -> Self | None:
@@ -138,12 +140,16 @@ class CustomProcessors(LogitEdit["CustomProcessors"]):
         return cls(processors) if processors else None
 
     def append(self, token: int) -> None:
+        began = time.thread_time_ns()
         for processor in self._readers:
             processor.append(token)
+        self._append_ns += time.thread_time_ns() - began
 
     @classmethod
     def apply(cls, logits: Tensor, rows: EditedRows[CustomProcessors]) -> None:
         for row, edit in rows:
+            began = time.thread_time_ns() - edit._append_ns
+            edit._append_ns = 0
             for processor in edit._processors:
                 own = logits[row.index]
                 changed = processor.apply(own)
@@ -153,6 +159,7 @@ class CustomProcessors(LogitEdit["CustomProcessors"]):
                         shapes = f"{list(changed.shape)}, not {list(own.shape)}"
                         raise ValueError(f"{name}.apply returned logits of shape {shapes}")
                     own.copy_(changed)
+            row.work_us += (time.thread_time_ns() - began) // 1000
 
 
 class Penalties(LogitEdit["Penalties"]):
@@ -160,8 +167,8 @@ class Penalties(LogitEdit["Penalties"]):
 
     The prompt counts for repetition only, the output for all three (OpenAI's and CTRL's definitions).
 
-    A dict finds a token's place, two arrays hold the ids and counts, so that a step costs one append and the
-    sampler reads arrays whose length is the number of distinct tokens.
+    Two arrays hold the distinct ids and their counts, so that the sampler reads what is as long as there are
+    distinct tokens. The first ids are sorted and found by halving; those that come later by a dict.
     """
 
     needs_history = True
@@ -169,13 +176,15 @@ class Penalties(LogitEdit["Penalties"]):
     def __init__(self, start: RowStart) -> None:
         params = start.request.sampling_params
         self._factors = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
-        # Without a repetition penalty the prompt has no say, and its tokens need no place.
-        seen: list[int] = np.unique(start.prompt).tolist() if params.repetition_penalty != 1.0 else []
-        self._place_of = {token: place for place, token in enumerate(seen)}
-        self._ids = np.array(seen, dtype=np.int64)
-        self._counts = np.zeros(len(seen), dtype=np.float32)  # in the output; 0 for those of the prompt
-        for token in start.output.tolist():
-            self.append(token)
+        is_seen = np.zeros(start.vocab_size, dtype=np.bool_)
+        is_seen[start.output] = True
+        if params.repetition_penalty != 1.0:  # without one the prompt has no say
+            is_seen[start.prompt] = True
+        self._ids = np.flatnonzero(is_seen)
+        self._counts = np.zeros(len(self._ids), dtype=np.float32)  # in the output; 0 for those of the prompt
+        np.add.at(self._counts, np.searchsorted(self._ids, start.output), 1.0)
+        self._first_ids, self._size = self._ids, len(self._ids)
+        self._later: dict[int, int] = {}  # token -> place
 
     @classmethod
     def make(cls, start: RowStart) -> Self | None:
@@ -187,19 +196,23 @@ class Penalties(LogitEdit["Penalties"]):
 
     def append(self, token: int) -> None:
         """Count `token`."""
-        place = self._place_of.setdefault(token, len(self._place_of))
-        if place == len(self._ids):
-            room = max(64, len(self._ids))
-            self._ids = np.concatenate((self._ids, np.zeros(room, dtype=np.int64)))
-            self._counts = np.concatenate((self._counts, np.zeros(room, dtype=np.float32)))
-        self._ids[place] = token
+        place = int(np.searchsorted(self._first_ids, token))
+        if place == len(self._first_ids) or self._first_ids[place] != token:
+            place = self._later.setdefault(token, self._size)
+        if place == self._size:
+            self._size += 1
+            if place == len(self._ids):
+                room = max(64, len(self._ids))
+                self._ids = np.concatenate((self._ids, np.zeros(room, dtype=np.int64)))
+                self._counts = np.concatenate((self._counts, np.zeros(room, dtype=np.float32)))
+            self._ids[place] = token
         self._counts[place] += 1.0
 
     @classmethod
     def apply(cls, logits: Tensor, rows: EditedRows[Penalties]) -> None:
-        device, sizes = logits.device, [len(edit._place_of) for _, edit in rows]
-        places = find_places(logits, [(row, edit._ids[: len(edit._place_of)]) for row, edit in rows])
-        counts = join([edit._counts[: len(edit._place_of)] for _, edit in rows], device)
+        device, sizes = logits.device, [edit._size for _, edit in rows]
+        places = find_places(logits, [(row, edit._ids[: edit._size]) for row, edit in rows])
+        counts = join([edit._counts[: edit._size] for _, edit in rows], device)
         factors = np.array([edit._factors for _, edit in rows], dtype=np.float32)
         penalties = to_device(np.repeat(factors.T, sizes, axis=1), device)
         if choose_kernel("penalties", torch.float32, device) == "triton":
@@ -220,6 +233,8 @@ LOGIT_EDITS: tuple[type[LogitEdit[Any]], ...] = (
     Grammar,
 )
 ALL_BUT_GRAMMAR = LOGIT_EDITS[:-1]
+# They note what each row's own work takes; what others take is every row's alike.
+_SELF_TIMED = (CustomProcessors, Grammar)
 
 
 def make_logit_edits(start: RowStart) -> list[LogitEdit[Any]]:
@@ -237,7 +252,17 @@ def apply_logit_edits(
             rows_of.setdefault(type(edit), []).append((row, edit))
     for kind in kinds:
         if kind in rows_of:
+            began = time.thread_time_ns()
             kind.apply(logits, rows_of[kind])
+            if kind not in _SELF_TIMED:
+                share_work([row for row, _ in rows_of[kind]], began)
+
+
+def share_work(rows: Sequence[EditedRow], began_ns: int) -> None:
+    """Note what this thread has computed for all of `rows` alike since then (`time.thread_time_ns`)."""
+    work_us = (time.thread_time_ns() - began_ns) // 1000 // len(rows)
+    for row in rows:
+        row.work_us += work_us
 
 
 def compute_masks(rows: list[EditedRow], num_rows: int) -> Masks | None:

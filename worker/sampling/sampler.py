@@ -8,6 +8,7 @@ Legend: S sampling rows, V vocabulary.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +118,7 @@ class SampledTokens:
     is_bad: Tensor  # bool [S]: NaN or infinite logits, or nothing left to sample; the token is meaningless
     logprobs: list[tuple[list[int], LogprobsTensors]]  # (rows among the S, their raw logprobs)
     failures: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])  # (one of the S, reason)
+    work_us: dict[int, int] = field(default_factory=dict[int, int])  # processor time of rows' own work
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> SampledTokens:
@@ -129,12 +131,17 @@ def sample(logits: Tensor, batch: SamplingBatch) -> SampledTokens:
     raw = [(group, logits[_index(group.rows, logits.device)]) for group in batch.logprob_groups]
     masks = _edit(logits, batch) if batch.edited else None
     token_ids, top = _choose_tokens(logits, batch, masks)
-    logprobs = [
-        (group.rows, compute_logprobs(rows, token_ids[_index(group.rows, rows.device)], _others(group, rows)))
-        for group, rows in raw
-    ]
+    work_us = {row.index: row.work_us for row in batch.edited}
+    logprobs: list[tuple[list[int], LogprobsTensors]] = []
+    for group, rows in raw:
+        began = time.thread_time_ns()
+        own_ids = token_ids[_index(group.rows, rows.device)]
+        logprobs.append((group.rows, compute_logprobs(rows, own_ids, _others(group, rows))))
+        share_us = (time.thread_time_ns() - began) // 1000 // len(group.rows)
+        for index in group.rows:
+            work_us[index] = work_us.get(index, 0) + share_us
     failures = [(row.index, row.failure) for row in batch.edited if row.failure]
-    return SampledTokens(token_ids, ~torch.isfinite(top), logprobs, failures)
+    return SampledTokens(token_ids, ~torch.isfinite(top), logprobs, failures, work_us)
 
 
 def _edit(logits: Tensor, batch: SamplingBatch) -> Int64s | None:

@@ -7,10 +7,11 @@ import time
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
-from ....ipc.daemon.daemon_state import read_state
+from ....ipc.daemon.daemon_state import forget_failure, read_state
 from ....ipc.daemon.run_dir import find_named, find_owner
 from ....ipc.errors import InputError
 from ....ipc.network.tcp_address import check_listening, parse_tcp_address
@@ -25,6 +26,7 @@ from ...daemon import (
     start_daemon,
     stop_daemon,
 )
+from ...daemon_record import forget_record
 from ...engine_args import SHARED_MAX_QUEUED_BYTES, EngineArgs
 from ..config_file import add_config_option
 from ..engine_choice import choose_model
@@ -43,7 +45,8 @@ An engine in the background, to which any number of frontends attach.
 commands:
   start [MODEL]   start one and return when it is ready; takes the engine options
   stop [NAME]     end one
-  restart [NAME]  restart its engine; attached clients wait, and their requests go on
+  restart [NAME]  restart its engine; attached clients wait, and their requests go on. If files of the model
+                  or of Quire have changed, it is started anew as it was started, and requests end
   logs [NAME]     print the last lines of its log; -f goes on
 
 of a daemon with several engines (start --engines N), whose numbers `quire ps` shows:
@@ -79,9 +82,17 @@ def _start(argv: Sequence[str]) -> int:
     options.model = choose_model(argv, options.model_argument, options.model)
     check_name_is_free(options.name)
     check_listening(options.listen, options.keys)
-    config = EngineArgs.from_cli_args(options).create_engine_config()
+    args = EngineArgs.from_cli_args(options)
+    config = args.create_engine_config()
     with PhaseLine(f"daemon {options.name!r}") as line:
-        pid = start_daemon(options.name, config, line.show, listen=options.listen, keys=options.keys)
+        pid = start_daemon(
+            options.name,
+            config,
+            line.show,
+            listen=options.listen,
+            keys=options.keys,
+            engine_args=asdict(args),
+        )
     print(
         f"{options.name}: {config.model.served_model_name} is ready (pid {pid}), log {find_log(options.name)}"
     )
@@ -93,7 +104,9 @@ def _start(argv: Sequence[str]) -> int:
 
 def _stop(argv: Sequence[str]) -> int:
     name = _parse_name("stop", "End a daemon, its engine and its workers.", argv)
+    forget_failure(name)
     stop_daemon(name)
+    forget_record(name)
     print(f"{name}: stopped")
     return ExitCode.OK
 

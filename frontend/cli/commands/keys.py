@@ -20,7 +20,8 @@ commands:
 A daemon takes the folder: quire daemon start --listen tcp://HOST:PORT --keys DIR. A client needs of it
 {CLIENT_SECRET} and {SERVER_PUBLIC}: copy these two (or move a NEW_DIR) to its machine, and give the folder
 there: quire generate --attach tcp://HOST:PORT --keys FOLDER, LLM(attach="tcp://HOST:PORT", keys="FOLDER").
-To lock a client out remove its line from DIR/{CLIENTS}: the file is read again when it changes.
+To lock a client out remove its line from DIR/{CLIENTS}: the file is read again when it changes. A line may
+grant its client more, behind the name: weight=2 priority=-1 tenants=own.
 """
 
 
@@ -42,9 +43,11 @@ def _add(argv: Sequence[str]) -> int:
     parser = Parser("quire keys add", "Let one more client in.", arguments=" DIR NEW_DIR")
     parser.add_argument("folder", metavar="DIR", help="the daemon's keys")
     parser.add_argument("client_folder", metavar="NEW_DIR", help="the client's; its last part is its name")
+    text = "the client's share of the engine, beside 1 of other clients (1)"
+    parser.add_argument("--weight", type=float, default=1.0, metavar="W", help=text)
     options = parser.parse(argv)
     client_folder = Path(options.client_folder)
-    add_client(Path(options.folder), client_folder)
+    add_client(Path(options.folder), client_folder, options.weight)
     print(f"{client_folder}: keys of a client that is let in; move the folder to its machine")
     return ExitCode.OK
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ....ipc.daemon.daemon_state import read_failures
 from ....ipc.daemon.run_dir import find_daemon
+from ....ipc.errors import make_printable
 from ...daemon import DaemonInfo, EngineInfo, inspect_daemons
 from ..parser import ExitCode, Parser
 
@@ -34,11 +36,27 @@ def run(argv: Sequence[str]) -> int:
     daemons = [one for one in inspect_daemons() if not options.name or one.name in options.name]
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(daemons)).decode())
-    elif daemons:
-        print(_format_table([_COLUMNS, *(row for daemon in daemons for row in _format_rows(daemon))]))
-    else:
-        print("no daemon runs; `quire daemon start` starts one")
+        return ExitCode.OK
+    lines = _list_losses(daemons, are_all=not options.name)
+    if daemons:
+        rows = [_COLUMNS, *(row for daemon in daemons for row in _format_rows(daemon))]
+        lines.insert(0, _format_table(rows))
+    text = "\n".join(lines) or "no daemon runs; `quire daemon start` starts one"
+    print("\n".join(map(make_printable, text.split("\n"))))
     return ExitCode.OK
+
+
+def _list_losses(daemons: Sequence[DaemonInfo], *, are_all: bool) -> list[str]:
+    """Why engines are not started again, and why daemons have ended by themselves."""
+    lines = [
+        f"{daemon.name}/{engine.index} is lost: {engine.last_loss}"
+        for daemon in daemons
+        for engine in daemon.engines
+        if engine.state == "lost"
+    ]
+    running = {daemon.name for daemon in daemons}
+    failures = [failure for failure in read_failures() if are_all and failure.name not in running]
+    return [*lines, *(f"{failure.name} has failed: {failure.reason}" for failure in failures)]
 
 
 def _format_rows(daemon: DaemonInfo) -> list[tuple[str, ...]]:

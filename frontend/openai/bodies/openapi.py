@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
+from ....ipc.rights import check_route
 from ..errors import ErrorResponse, MessagesErrorResponse, is_messages_path
 
 _SENTENCE_END = re.compile(r"\.(?:\s|$)")
@@ -87,6 +88,7 @@ class Routes:
 
     def add_page(self, path: str, endpoint: Endpoint) -> None:
         """A GET that the document does not name."""
+        check_route(path)
         self.routes.append(_OneRoute(path, endpoint, "GET", endpoint.__name__))
 
     def add(
@@ -107,6 +109,7 @@ class Routes:
         `summary`: its first sentence is shown; None: that of the endpoint's docstring. `event`: what a stream
         is made of. `more`: other answers.
         """
+        check_route(path)
         content: dict[str, Any] = {answer: {}} if isinstance(answer, str) else self._describe_json(answer)
         if event is not None:
             kinds = cast(tuple[type[msgspec.Struct], ...], get_args(event) or (event,))

@@ -24,8 +24,8 @@ class AdmittedConnection(Protocol):
         """It has been given its last answer."""
         ...
 
-    def refuse(self, error: ApiError) -> None:
-        """Give it its last answer."""
+    def give_way(self, error: ApiError) -> None:
+        """Let go of bytes that it holds: the error is its last answer."""
 
     def close_now(self) -> None:
         """Close it without one."""
@@ -68,10 +68,16 @@ class Admission:
             victim.close_now()
         return victim is not connection
 
-    def hold(self, connection: AdmittedConnection, num_header_bytes: int, num_body_bytes: int) -> None:
-        """Note what is stored of a connection's requests, and make room when it is too much for all."""
-        self._hold(connection, self.headers, num_header_bytes, "headers", "max_total_header_bytes")
-        self._hold(connection, self.bodies, num_body_bytes, "bodies", "max_total_body_bytes")
+    def note(self, connection: AdmittedConnection, num_header_bytes: int, num_body_bytes: int) -> bool:
+        """Note what is stored of a connection's requests. True when it is too much for all."""
+        client = connection.client_name
+        is_over = self.headers.hold(connection, client, num_header_bytes)
+        return self.bodies.hold(connection, client, num_body_bytes) or is_over
+
+    def make_room(self, connection: AdmittedConnection) -> None:
+        """Have connections give way until the bytes of all are within their bounds."""
+        self._make_room(connection, self.headers, "headers", "max_total_header_bytes")
+        self._make_room(connection, self.bodies, "bodies", "max_total_body_bytes")
 
     def release(self, connection: AdmittedConnection) -> None:
         """It has been given its last answer: others have its room."""
@@ -79,16 +85,10 @@ class Admission:
         self.bodies.release(connection)
         self.connections.demote(connection)
 
-    def _hold(
-        self,
-        connection: AdmittedConnection,
-        shares: ByteShares[AdmittedConnection],
-        num_bytes: int,
-        what: str,
-        limit: str,
+    def _make_room(
+        self, connection: AdmittedConnection, shares: ByteShares[AdmittedConnection], what: str, limit: str
     ) -> None:
-        client = connection.client_name
-        while not connection.is_ending and shares.hold(connection, client, num_bytes):
-            victim = shares.find_victim(connection, client)
+        while shares.num_bytes > shares.max_bytes and not connection.is_ending:
+            victim = shares.find_victim(connection, connection.client_name)
             held = f"{shares.num_bytes} bytes under way, {shares.count_of(victim.client_name)} of them yours"
-            victim.refuse(overloaded(f"{what}: {held}, at most {shares.max_bytes} ({limit})"))
+            victim.give_way(overloaded(f"{what}: {held}, at most {shares.max_bytes} ({limit})"))

@@ -11,11 +11,13 @@ from http import HTTPStatus
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ....ipc.rights import ROUTES, Reach
 from ..errors import ApiError, make_error_response
 from ..serving import Caller
 
-OPEN_PATHS = frozenset({"/live", "/ready", "/health"})
+OPEN_PATHS = frozenset(path for path, right in ROUTES.items() if right.stranger is not Reach.NONE)
 CALLER_KEY = "quire.caller"  # of scope["state"]
+STRANGER = Caller(is_stranger=True)
 _KEY_HEADERS = (b"x-api-key", b"api-key")  # whose value is the key
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -29,8 +31,10 @@ def hash_key(key: str) -> str:
 class ApiKeys:
     """The keys of a server, as hashes; without any, everyone is let in."""
 
-    def __init__(self, key_hashes: Iterable[str]) -> None:
+    def __init__(self, key_hashes: Iterable[str], server_id: str = "") -> None:
+        """server_id: whose callers those without a key are."""
         self._key_hashes = tuple(key_hashes)
+        self._keyless = Caller(server=server_id)
 
     def identify(self, headers: Headers) -> Caller | None:
         """Who asks, None without one of the keys.
@@ -38,7 +42,7 @@ class ApiKeys:
         Every key is compared, whether one has matched or not, so that the time tells nothing.
         """
         if not self._key_hashes:
-            return Caller()
+            return self._keyless
         given = [hash_key(key) for key in _read_keys(headers)]
         matching = [one for one in given for known in self._key_hashes if hmac.compare_digest(one, known)]
         return Caller(matching[0]) if matching else None
@@ -53,9 +57,9 @@ class ApiKeyMiddleware:
     A caller whom the connection has identified stands in the scope's state under CALLER_KEY.
     """
 
-    def __init__(self, app: ASGIApp, key_hashes: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, key_hashes: Iterable[str], server_id: str = "") -> None:
         self._app = app
-        self._keys = ApiKeys(key_hashes)
+        self._keys = ApiKeys(key_hashes, server_id)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,7 +70,7 @@ class ApiKeyMiddleware:
         if caller is None and scope["path"] not in OPEN_PATHS:
             await _make_refusal(scope)(scope, receive, send)
             return
-        state[CALLER_KEY] = caller or Caller()
+        state[CALLER_KEY] = caller or STRANGER
         await self._app(scope, receive, send)
 
 

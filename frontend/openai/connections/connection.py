@@ -31,10 +31,11 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state)
         self.url = b""  # of the request that is being read, or was last
         self._write_timeout_s = write_timeout_s
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None  # of what it waits for
         self._write_deadline: asyncio.TimerHandle | None = None
         self._is_deaf = False  # what comes is dropped: it was refused, or has said that it is done
         self.is_ending = False  # the last answer has been given
+        self._last_answer = b""  # a refusal of what came behind requests that are answered before it
         self._num_dropped_bytes = 0
         self._answered: RequestResponseCycle | None = None  # the request whose turn it is, or was last
         self._on_gone: Callable[[], None] | None = None  # of that request
@@ -43,11 +44,6 @@ class Connection(HttpToolsProtocol):
     def is_busy(self) -> bool:
         """A response is under way."""
         return self._answered is not None and not self._answered.response_complete
-
-    @property
-    def has_deadline(self) -> bool:
-        """What it waits for has to come in time."""
-        return self._deadline is not None
 
     @property
     def is_unread(self) -> bool:
@@ -69,24 +65,33 @@ class Connection(HttpToolsProtocol):
         self._end()
         super().connection_lost(exc)
 
-    def refuse(self, error: ApiError) -> None:
-        """Answer, tell the app that the client is gone, and close after what is still being sent."""
-        has_begun = self._forget_cycle()
-        if has_begun:  # a response is half sent: another one would be read as part of it
-            self._end()
-            self.transport.close()
-            self._arm(self._write_timeout_s, self.transport.abort)
-            return
+    def refuse(self, error: ApiError, waits: bool = True) -> None:
+        """Refuse what came last and close, after the answers to requests that came whole before it.
+
+        Where there are none, or it does not wait for them, the app is told that its client is gone.
+        """
         own, body = encode_answer(error, self.url.partition(b"?")[0].decode("latin-1"))
         headers = {"content-type": "application/json", "content-length": len(body), "connection": "close"}
         lines = [f"HTTP/1.1 {error.status} {error.status.phrase}"]
         lines += [f"{name}: {value}" for name, value in (headers | own).items()]
-        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
-        self._linger()
+        answer = "\r\n".join([*lines, "", ""]).encode() + body
+        if waits and self._drop_unfinished():
+            self._is_deaf, self._last_answer = True, answer
+            self._disarm()
+        elif self._forget_cycle():  # a response is half sent: another one would be read as part of it
+            self._end()
+            self.transport.close()
+            self._arm(self._write_timeout_s, self.transport.abort)
+        else:
+            self.transport.write(answer)
+            self._linger()
 
     def close_after_answer(self) -> None:
-        """Close; a client that is still sending what was answered gets time to read the answer."""
-        if self.is_unread:
+        """Close; a client that is still sending, whatever it is, gets time to read the answer.
+
+        TLS waits for the client's last word by itself.
+        """
+        if self.is_unread or self.transport.can_write_eof():
             self._linger()
         else:
             self.transport.close()
@@ -156,16 +161,30 @@ class Connection(HttpToolsProtocol):
         if self._num_dropped_bytes > _MAX_DROPPED_BYTES:
             self.flow.pause_reading()
 
+    def _drop_unfinished(self) -> bool:
+        """Forget a request that waits and has not come whole. True when earlier ones are to be answered."""
+        if self.pipeline and self.pipeline[0][0].more_body:
+            self.pipeline.popleft()
+        return self.is_busy and not self.is_unread
+
     def _linger(self) -> None:
         self._end()
         self.flow.resume_reading()  # unread bytes at close would make the kernel drop the answer
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._arm(_LINGER_S, self.transport.abort)
+        self._arm(_LINGER_S, self._stop_lingering, self.loop.time() + self._write_timeout_s)
+
+    def _stop_lingering(self, latest: float) -> None:
+        """Cut off, but not a client that has answers to read and reads them slowly."""
+        if self.transport.get_write_buffer_size() and self.loop.time() < latest:
+            self._arm(_LINGER_S, self._stop_lingering, latest)
+        else:
+            self.transport.abort()
 
     def _end(self) -> None:
         """The last answer has been given: nothing more is read or stored."""
         self._is_deaf = self.is_ending = True
+        self._last_answer = b""
         self._disarm()
         self._unset_keepalive_if_required()
         self.pipeline.clear()

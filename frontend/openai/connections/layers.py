@@ -14,7 +14,7 @@ from .request_ids import RequestIdMiddleware
 
 def wrap_routes(routes: ASGIApp, options: ServerOptions) -> ASGIApp:
     """The app that connections call."""
-    app: ASGIApp = ApiKeyMiddleware(routes, options.api_key_hashes)
+    app: ASGIApp = ApiKeyMiddleware(routes, options.api_key_hashes, options.server_id)
     is_for_browsers_here = options.uds is None and is_loopback(options.host)
     if is_for_browsers_here and not (options.api_key_hashes or options.allowed_hosts):
         app = LocalHostMiddleware(app)

@@ -71,6 +71,10 @@ class MessageMeter:
         self.is_in_head = True
         self.has_begun = False
 
+    def drop(self) -> None:
+        """Nothing more is read of what has begun."""
+        self.has_begun, self.is_in_head, self.num_unfinished_bytes = False, True, 0
+
     def begin_slice(self) -> None:
         """The parser is about to be given bytes."""
         self._at_slice = self._num_parts, self._num_body_bytes, self._is_after_chunk_line

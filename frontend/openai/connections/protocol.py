@@ -26,6 +26,7 @@ from ..stream import CLOSE_EXTENSION, GONE_EXTENSION
 from .admission import Admission
 from .auth import CALLER_KEY, OPEN_PATHS
 from .connection import Connection
+from .heads import check_head, check_method, read_body_length, remove_root
 from .message_meter import MessageMeter
 from .shares import name_address
 
@@ -34,7 +35,7 @@ _SLICE_BYTES = 2**14  # at most so much of another message may be counted as thi
 
 
 class _RequestTransport:
-    """The transport as a request with a body sees it: answered too early, the connection closes late.
+    """The transport as a request sees it: the connection closes late, for a client that is still sending.
 
     holds_head: the answer's head waits for the first bytes behind it, which every POST's answer writes at
     once, if only b"". Two writes are two packets: 20 us of this process, and as much of the client's.
@@ -122,14 +123,26 @@ class CappedProtocol(Connection):
         super().connection_lost(exc)
         self._admission.connections.remove(self)
 
-    def refuse(self, error: ApiError) -> None:
+    def refuse(self, error: ApiError, waits: bool = True) -> None:
+        waits = waits and self._drop_unfinished()
         log = self._admission.access_log
         if log is not None:
             under_way = cast(Scope, self._answered.scope) if self.is_busy and self._answered else None
             method = cast(dict[str, Any], self.scope or {}).get("method", "-")
             path = self.url.partition(b"?")[0].decode("latin-1") or "-"
-            note_refusal(log, under_way, method, path, self.client[0] if self.client else "", error)
-        super().refuse(error)
+            client = self.client[0] if self.client else ""
+            note_refusal(log, None if waits else under_way, method, path, client, error)
+        super().refuse(error, waits)
+        if waits:
+            self._meter.drop()
+            del self._header_sizes[1 + len(self.pipeline) :]
+            self._hold_bytes(makes_room=False)
+
+    def give_way(self, error: ApiError) -> None:
+        """Let go of bytes that others need: of what waits behind the request being answered, else of all."""
+        has_more = bool(self.pipeline) or self._meter.num_unfinished_bytes > 0
+        self.pipeline.clear()
+        self.refuse(error, waits=has_more)
 
     def data_received(self, data: bytes) -> None:
         view = memoryview(data) if len(data) > _SLICE_BYTES else data
@@ -138,7 +151,7 @@ class CappedProtocol(Connection):
                 self._drop(len(data) - start)
                 break
             self._take(view[start : start + _SLICE_BYTES])
-        if self._meter.has_begun and not self.is_ending:  # not of a body that comes with its head
+        if self._meter.has_begun and not self._is_deaf:  # not of a body that comes with its head
             self._expect_rest()
         self._hold_bytes()
         self._admission.read_turns.note_read(self, len(data))
@@ -147,10 +160,10 @@ class CappedProtocol(Connection):
         """Have what is still to come of a message come in time."""
         if self._meter.is_in_head:
             self._admission.connections.renew(self)
-            if not self.has_deadline:
+            if self._deadline is None and not self.pipeline:  # behind those nothing is read
                 max_s = self._limits.max_header_s
                 self._arm(max_s, self._on_deadline, "header", max_s)
-        elif self.is_unread and not self.has_deadline:
+        elif self.is_unread and self._deadline is None:
             self._arm(self._limits.max_body_s, self._on_deadline, "body", self._limits.max_body_s)
 
     def _take(self, data: bytes | memoryview) -> None:
@@ -168,15 +181,18 @@ class CappedProtocol(Connection):
         """Raises ApiError for what is no HTTP, and what a callback has raised."""
         parser = self.parser
         assert parser is not None, "no data comes after connection_lost"
+        num_bytes: int | None = None  # of the head that asks for another protocol
         try:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._parse_again(data[cast(int, upgrade.args[0]) :])
+            num_bytes = cast(int, upgrade.args[0])
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, ApiError):
                 raise error.__context__ from None
             text = f"request: valid HTTP/1.1 ({error})"
             raise ApiError(HTTPStatus.BAD_REQUEST, text, code="invalid_http") from None
+        if num_bytes is not None:  # within the handler, __context__ would be the upgrade for what is raised
+            self._parse_again(data[num_bytes:])
 
     def _parse_again(self, rest: bytes | memoryview) -> None:
         """A head that asks for another protocol without that wish, and what follows it as its body.
@@ -222,12 +238,15 @@ class CappedProtocol(Connection):
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
-            self._note_other_protocol()
+            check_method(self.parser.get_method())
+            self._is_other_protocol = True
             return
         self._meter.end_head()
         self._disarm()
+        self.url = check_head(self.url, self.headers, self.parser.get_http_version())
+        num_bytes = read_body_length(self.headers)
         if self._admission.root_path:
-            self.url = _without_root(self.url, self._admission.root_path)
+            self.url = remove_root(self.url, self._admission.root_path)
         hosts = self._admission.hosts
         if hosts is not None and self.url.partition(b"?")[0].decode("latin-1") not in OPEN_PATHS:
             hosts.check(self.headers)
@@ -235,7 +254,6 @@ class CappedProtocol(Connection):
             allowed = f"at most {self._limits.max_pipelined} (max_pipelined)"
             raise overloaded(f"requests that wait for an answer: {allowed}")
         caller = self._admission.keys.identify(self.headers)
-        num_bytes = _read_body_length(self.headers)
         if caller is not None:
             cast(dict[str, Any], self.scope)["state"][CALLER_KEY] = caller
             self.client_name = caller.key_hash or self.client_name
@@ -243,22 +261,18 @@ class CappedProtocol(Connection):
             self._meter.check_body_length(num_bytes or 0)
         super().on_headers_complete()
         self._header_sizes.append(self._meter.num_header_bytes)
-        if num_bytes != 0:
-            self._expect_body(self.cycle, is_known=caller is not None)
+        self._expect_body(self.cycle, num_bytes != 0, is_known=caller is not None)
 
-    def _note_other_protocol(self) -> None:
-        if self.parser.get_method() == b"CONNECT":
-            text = "method=CONNECT: this server is no proxy"
-            raise ApiError(HTTPStatus.METHOD_NOT_ALLOWED, text, code="method_not_allowed")
-        self._is_other_protocol = True
-
-    def _expect_body(self, cycle: RequestResponseCycle, is_known: bool) -> None:
+    def _expect_body(self, cycle: RequestResponseCycle, has_body: bool, is_known: bool) -> None:
         scope = cycle.scope
         self._stores_body = (
-            is_known and scope["method"] == "POST" and scope["path"] in self._admission.body_paths
+            has_body
+            and is_known
+            and scope["method"] == "POST"
+            and scope["path"] in self._admission.body_paths
         )
         cycle.transport = cast(asyncio.Transport, _RequestTransport(self, cycle, self._stores_body))
-        if not self._stores_body:
+        if has_body and not self._stores_body:
             cycle.keep_alive = False
 
     def on_chunk_header(self) -> None:
@@ -291,6 +305,10 @@ class CappedProtocol(Connection):
             self.close_after_answer()
             return
         super().on_response_complete()
+        if self._last_answer and not (self.is_busy or self.transport.is_closing()):
+            self.transport.write(self._last_answer)
+            self._linger()
+            return
         if not self.is_busy:
             self._forget_request(keeps_head=self._meter.has_begun)
         elif self._meter.has_begun:
@@ -305,8 +323,8 @@ class CappedProtocol(Connection):
         text = f"{part}: complete within {max_s:g} s (max_{part}_s)"
         self.refuse(ApiError(HTTPStatus.REQUEST_TIMEOUT, text, code="request_timeout"))
 
-    def _hold_bytes(self) -> None:
-        """Note what is stored of this connection's requests."""
+    def _hold_bytes(self, makes_room: bool = True) -> None:
+        """Note what is stored of this connection's requests, and make room when it is too much for all."""
         if self.is_ending:
             return
         if self.pipeline:
@@ -314,7 +332,9 @@ class CappedProtocol(Connection):
         else:
             num_body_bytes = 0 if self._answered is None else len(self._answered.body)
         num_header_bytes = sum(self._header_sizes) + self._meter.num_unfinished_bytes
-        self._admission.hold(self, num_header_bytes, num_body_bytes)
+        is_over = self._admission.note(self, num_header_bytes, num_body_bytes)
+        if is_over and makes_room:
+            self._admission.make_room(self)
 
     def _end(self) -> None:
         super()._end()
@@ -324,22 +344,3 @@ class CappedProtocol(Connection):
         self._admission.memory.note_ended(self._largest_body)
         self._largest_body = 0
         super()._forget_request(keeps_head)
-
-
-def _without_root(url: bytes, root_path: bytes) -> bytes:
-    """A path without what a proxy has put before it; one that it has already taken away stays as it is."""
-    rest = url.removeprefix(root_path)
-    if rest is url or rest[:1] not in (b"", b"/", b"?"):
-        return url
-    return rest if rest.startswith(b"/") else b"/" + rest
-
-
-def _read_body_length(headers: list[tuple[bytes, bytes]]) -> int | None:
-    """Bytes of the body as the head says, None when they come in chunks. httptools has checked the digits."""
-    num_bytes = 0
-    for name, value in headers:
-        if name == b"transfer-encoding":
-            return None
-        if name == b"content-length":
-            num_bytes = int(value.lstrip(b"0") or b"0")  # of many digits, which int refuses, most are zeros
-    return num_bytes

@@ -5,7 +5,6 @@ A turn is told as blocks: events of a stream, or the blocks that these add up to
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
@@ -27,6 +26,7 @@ from .conversation import ParsedOutputs, make_checked_job, parse_outputs, prepar
 from .message_input import make_conversation
 from .prompts import answer_by_text
 from .sampling import make_messages_params
+from .tool_input import ToolInput
 from .usage import UsageCounter
 
 _BUDGET = "thinking.budget_tokens"
@@ -34,7 +34,6 @@ _BUDGET = "thinking.budget_tokens"
 SIGNATURE = "quire"
 _NO_INPUT = msgspec.Raw(b"{}")
 _Events = list[body.MessageEvent]
-_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\],]', re.DOTALL)  # a text, as far as it goes, or a sign
 
 
 class BlockWriter:
@@ -48,6 +47,7 @@ class BlockWriter:
         self._shows_thinking = shows_thinking
         self._index = 0  # of the open block, or the next
         self._open: type[body.Block] | None = None
+        self._input: ToolInput | None = None  # of the call that is being told
         self._blank = ""  # white space that no block has: before a call nobody wants it
 
     def take(self, event: turn.OutputEvent) -> _Events:
@@ -58,12 +58,16 @@ class BlockWriter:
             case turn.ReasoningDelta(text):
                 return self._take_thoughts(text)
             case turn.ToolCallStart(_, call_id, name):
-                return self._begin(body.ToolUseBlock(id=call_id, name=name, input=_NO_INPUT))
+                events = self._begin(body.ToolUseBlock(id=call_id, name=name, input=_NO_INPUT))
+                self._input = ToolInput()
+                return events
             case turn.ToolCallDelta(_, arguments):
-                return [self._delta(body.InputJsonDelta(partial_json=arguments))] if arguments else []
+                return self._take_input(self._input.take(arguments) if self._input else "")
             case turn.ToolCallEnd():
                 self.has_called = True
-                return self._stop()
+                events = self._take_input(self._input.end() if self._input else "")
+                self._input = None
+                return [*events, *self._stop()]
 
     def end(self) -> _Events:
         """The turn has ended, in whatever block."""
@@ -89,6 +93,9 @@ class BlockWriter:
             events.append(self._delta(body.ThinkingDelta(thinking=text)))
         return events
 
+    def _take_input(self, text: str) -> _Events:
+        return [self._delta(body.InputJsonDelta(partial_json=text))] if text else []
+
     def _begin(self, block: body.Block) -> _Events:
         events = self._stop()
         self._open, self._blank = type(block), ""
@@ -100,6 +107,9 @@ class BlockWriter:
         events: _Events = [body.ContentBlockStop(index=self._index)]
         if self._open is body.ThinkingBlock:
             events.insert(0, self._delta(body.SignatureDelta(signature=SIGNATURE)))
+        if self._input is not None:  # the call was cut
+            events[:0] = self._take_input(self._input.close())
+            self._input = None
         self._open = None
         self._index += 1
         return events
@@ -109,7 +119,7 @@ class BlockWriter:
 
 
 def collect_blocks(events: Iterable[body.MessageEvent]) -> list[body.Block]:
-    """The blocks of a whole answer. A call that was cut off has what was complete of its input."""
+    """The blocks of a whole answer: what its events add up to."""
     blocks: list[body.Block] = []
     texts: list[str] = []
     for event in events:
@@ -137,28 +147,12 @@ def _fill(block: body.Block, text: str) -> body.Block:
 
 
 def _read_input(text: str) -> msgspec.Raw:
-    for data in (text or "{}", _close(text)):
-        try:
-            msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-            return msgspec.Raw(data.encode())
-        except (msgspec.MsgspecError, RecursionError):
-            pass
-    return _NO_INPUT
-
-
-def _close(text: str) -> str:
-    """The beginning of a JSON object, up to the last value in it that is complete, as an object."""
-    end, closers = 0, list[str]()  # of what is complete, and what is open there
-    ends: list[str] = []  # of the objects and lists that are open, the innermost last
-    for token in _JSON_TOKEN.finditer(text):
-        sign = token[0]
-        if sign in ("{", "["):
-            ends.append("}" if sign == "{" else "]")
-        elif sign in ("}", "]") and ends:
-            ends.pop()
-        if sign in ("}", "]", ","):
-            end, closers = token.start() if sign == "," else token.end(), ends[::-1]
-    return text[:end] + "".join(closers)
+    """Of a call that could not be read, whose input was no object, nothing."""
+    try:
+        msgspec.json.decode(text or "{}", type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, RecursionError):
+        return _NO_INPUT
+    return msgspec.Raw(text.encode() or b"{}")
 
 
 def encode_events(events: Iterable[body.MessageEvent]) -> bytes:

@@ -103,7 +103,7 @@ async def _prepare(
     prepared = await prepare_conversation(serving, caller, params, conversation)
     response = _make_response(serving, request, offer.given)
     turns = (*past.turns, msgspec.json.encode(own)) if response.store else ()
-    record = Record(caller.key_hash, caller.tenant, turns, len(past.items) + len(own))
+    record = Record(caller.owner, caller.tenant, turns, len(past.items) + len(own))
     num_top = None if params.logprobs is None else request.top_logprobs or 0
     encoder = ResponseEncoder(response, offer.namespaces)
     return Answer(serving, encoder, prepared.reader, record, num_top), prepared
@@ -235,7 +235,7 @@ async def resolve_references(
 async def _find_response(serving: Serving, response_id: str, caller: Caller, field: str, code: str) -> Found:
     """A response that `field` names; as with OpenAI, a 400 when this caller has none such."""
     try:
-        return await serving.responses.ask(Ask("find", response_id, caller.key_hash))
+        return await serving.responses.ask(Ask("find", response_id, caller.owner))
     except ApiError as error:
         if error.status != HTTPStatus.NOT_FOUND:
             raise

@@ -30,14 +30,14 @@ def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Requ
     responses = models.parts.responses
 
     async def ask(what: Literal["find", "remove", "cancel"], response_id: str, http: Request) -> Found:
-        return await responses.ask(Ask(what, response_id, find_caller(http).key_hash))
+        return await responses.ask(Ask(what, response_id, find_caller(http).owner))
 
     async def get_response(response_id: str, http: Request) -> Response:
         """A response that is kept, or runs; with `stream=true` its events, behind number `starting_after`."""
         after = _read_start(http.query_params)
         if after is None:
             return _send((await ask("find", response_id, http)).response)
-        events = await responses.follow(response_id, find_caller(http).key_hash, after)
+        events = await responses.follow(response_id, find_caller(http).owner, after)
         return EventStream(events, models.parts.options.limits, encode_stream_failure, response_id)
 
     async def delete_response(response_id: str, http: Request) -> Response:

@@ -21,7 +21,7 @@ from ....ipc.processes.process_limits import lower_priority
 from ...text.tokenizer import Tokenizer, load_tokenizer
 from ..limits import MAX_TEXT_MEMORY_BYTES
 from .jobs import FrameReader, Ready, TextArgs, decode_job, encode_body, make_frame
-from .work import do_job
+from .work import do_job, prepare_job
 
 _MAX_LOAD_S = 60.0  # of processor time
 _NICENESS = 5  # a third of the processor beside others that want it
@@ -68,8 +68,11 @@ def _serve(jobs: socket.socket, tokenizer: Tokenizer, after_job: Callable[[], ob
     reader = FrameReader()
     while data := jobs.recv(_RECEIVE_BYTES):
         for body, limit_s in reader.feed(data):
+            job = decode_job(body)
+            _set_time_limit(_MAX_LOAD_S)
+            prepare_job(tokenizer, job)
             _set_time_limit(limit_s)
-            answer = make_frame(encode_body(do_job(tokenizer, decode_job(body))))
+            answer = make_frame(encode_body(do_job(tokenizer, job)))
             _set_time_limit(0.0)
             jobs.sendall(answer)
             after_job()

@@ -14,6 +14,9 @@ from typing import cast
 
 import msgspec
 
+from ....ipc.errors import FilesChangedError
+from ....ipc.file_identity import Stamps, check_files
+from ....ipc.network.served_files import find_tokenizer_files
 from ....ipc.processes.process import ChildProcess
 from .jobs import FrameReader, Ready, TextAnswer, TextArgs, decode_answer, make_frame
 from .turns import TurnQueue
@@ -30,7 +33,8 @@ _MEMORY_EXITS = (-signal.SIGABRT, -signal.SIGSEGV)  # a failed allocation in nat
 
 
 class TextProcess(asyncio.Protocol):
-    """One text process, which is started by the constructor (a millisecond; OSError when it cannot be).
+    """One text process, which is started by the constructor (a millisecond; OSError when it cannot be, and
+    FilesChangedError).
 
     on_body is given the body of each frame that it sends, of which the first says that it is ready; on_end is
     called once, when it has ended. Both in the event loop, and not after `close`.
@@ -40,12 +44,15 @@ class TextProcess(asyncio.Protocol):
         self,
         tokenizer: str,
         chat_template: str | None,
+        noted: Stamps | None,
         is_background: bool,
         on_body: Callable[[bytes], None],
         on_end: Callable[[], None],
     ) -> None:
         self._on_body = on_body
         self._on_end = on_end
+        self._tokenizer, self._noted, self._is_checked = tokenizer, noted, False
+        self._check_files()
         self._frames = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._socket, its_end = socket.socketpair()
@@ -117,8 +124,20 @@ class TextProcess(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Of asyncio.Protocol: hands on the messages that are whole."""
+        if not self._is_checked:  # it has read its files, which may have been replaced meanwhile
+            self._is_checked = True
+            try:
+                self._check_files()
+            except FilesChangedError as error:
+                self.kill(str(error))
+                return
         for body, _ in self._frames.feed(data):
             self._on_body(body)
+
+    def _check_files(self) -> None:
+        """Raise FilesChangedError if what it reads is not the engine's tokenizer any more."""
+        if self._noted is not None:
+            check_files(self._tokenizer, self._noted, find_tokenizer_files(self._tokenizer))
 
     def _end(self) -> None:
         self.close()
@@ -203,7 +222,7 @@ class TextLane:
             return
         try:
             self._process = self._make_process(self._take_body, self._take_end)
-        except OSError as error:  # no descriptors, no processes
+        except (OSError, FilesChangedError) as error:  # no descriptors, no processes, other files
             self._fail_all(f"no process can be started: {error}")
             return
         self._arm(_START_TIMEOUT_S, f"it did not start within {_START_TIMEOUT_S:g} s")

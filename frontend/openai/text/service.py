@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from http import HTTPStatus
 
+from ....ipc.file_identity import Stamps
 from ..errors import ApiError, overloaded, unavailable
 from . import jobs
 from .lane import EndedBy, JobEndedError, LaneLimits, TextLane, TextProcess, TextUnavailableError
@@ -23,15 +24,21 @@ class TextService:
 
     Two lanes, each with a process of its own: short jobs, and long ones at a low priority, whose process is
     started for the first one. `tokenizer`: the model's folder. max_render_s: processor time of a long job.
-    `chat_template`: in place of the folder's.
+    `chat_template`: in place of the folder's. `noted`: the tokenizer's files as its engine was started with.
     """
 
-    def __init__(self, tokenizer: str, max_render_s: float, chat_template: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: str,
+        max_render_s: float,
+        chat_template: str | None = None,
+        noted: Stamps | None = None,
+    ) -> None:
         self._max_render_s = max_render_s
         short = LaneLimits(limit_s=min(_SHORT_JOB_S, max_render_s), max_sent=4, idle_s=None)
-        self._short = TextLane(short, functools.partial(TextProcess, tokenizer, chat_template, False))
+        self._short = TextLane(short, functools.partial(TextProcess, tokenizer, chat_template, noted, False))
         long = LaneLimits(limit_s=max_render_s, max_sent=1, idle_s=_LONG_LANE_IDLE_S)
-        self._long = TextLane(long, functools.partial(TextProcess, tokenizer, chat_template, True))
+        self._long = TextLane(long, functools.partial(TextProcess, tokenizer, chat_template, noted, True))
 
     def start(self) -> None:
         """Start the process of short jobs, so that the first one does not wait for it."""

@@ -31,6 +31,12 @@ _ENCODED_AT_ONCE = 1024  # texts, or with a query for all of them
 _CHARACTERS_AT_ONCE = 1 << 20  # likewise, of that query
 
 
+def prepare_job(tokenizer: Tokenizer, job: jobs.TextJob) -> None:
+    """Load what the first job of its kind needs, which is not its own work."""
+    if isinstance(job, jobs.GrammarJob):
+        _make_compiler(tokenizer).load_vocabulary()
+
+
 def do_job(tokenizer: Tokenizer, job: jobs.TextJob) -> jobs.TextAnswer:
     """The answer to a job; never raises for what is wrong with the request."""
     try:

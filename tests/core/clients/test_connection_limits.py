@@ -21,14 +21,15 @@ def test_clients_are_not_cut_and_do_not_wait() -> None:
     assert limits.accept(51, "one") == 50
 
 
-def test_with_as_many_clients_as_there_may_be_nobody_comes() -> None:
-    limits = ConnectionLimits(max_connections=2, max_waiting=10)
+def test_with_as_many_clients_as_there_may_be_one_may_wait() -> None:
+    limits = ConnectionLimits(max_connections=3, max_waiting=10)
     for fd in (1, 2):
         limits.accept(fd, "one")
-        limits.note_client(fd)
-    assert limits.accept(3, "two") == 3
+        assert limits.note_client(fd) is None
+    assert limits.accept(3, "two") is None
+    assert limits.accept(4, "two") == 3
     assert limits.end(1)
-    assert limits.accept(4, "two") is None
+    assert limits.accept(5, "two") is None
 
 
 def test_only_the_end_of_a_client_is_news() -> None:
@@ -45,3 +46,17 @@ def test_a_number_that_is_used_again_is_another_connection() -> None:
     limits.note_client(1)
     assert limits.accept(1, "two") is None  # whose end was not heard of
     assert limits.accept(2, "two") == 1
+
+
+def test_a_key_that_fills_all_places_makes_room_for_others() -> None:
+    limits = ConnectionLimits(max_connections=8, max_waiting=4)
+    cut: list[int] = []
+    for fd in range(20):
+        assert limits.accept(fd, "10.0.0.1") is None
+        if (excess := limits.note_client(fd, b"greedy")) is not None:
+            cut.append(excess)
+    assert cut == list(range(7, 20)), "of one key alone the newest"
+    assert limits.accept(30, "10.0.0.1") is None
+    assert limits.note_client(30, b"modest") == 6
+    assert limits.end(30)
+    assert not limits.end(6)

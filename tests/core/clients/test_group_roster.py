@@ -8,7 +8,16 @@ from fakes import FakeEngine, make_config
 from quire.core.clients.client_registry import ClientRegistry, GroupRoster
 from quire.core.stats.engine_facts import StartupClock, make_engine_facts
 from quire.ipc.errors import ProtocolError
-from quire.ipc.messages import PROTOCOL_VERSION, EngineRoster, Hello, RosterEntry, Welcome, WorkerStatus
+from quire.ipc.messages import (
+    PROTOCOL_VERSION,
+    EngineRoster,
+    Hello,
+    Refusal,
+    RosterEntry,
+    StartupProgress,
+    Welcome,
+    WorkerStatus,
+)
 from quire.ipc.step import WorkerReady
 
 ALONE = EngineRoster([RosterEntry(1, "core1.sock")])
@@ -58,15 +67,28 @@ def test_a_client_is_welcomed_with_the_roster_and_told_of_every_change() -> None
     assert later.roster == PAIR
 
 
-def test_who_waits_for_the_start_is_told_with_its_welcome() -> None:
+def test_who_waits_for_the_start_is_told_at_once_and_with_its_welcome() -> None:
     group = Group(GroupRoster(1, ALONE, OWNER))
-    group.take(b"c", hello())
-    assert group.take(OWNER, PAIR) == []
+    assert group.take(b"c", hello()) == [(b"c", StartupProgress("", 1, ALONE))]
+    assert group.take(OWNER, PAIR) == [(b"c", StartupProgress("", 1, PAIR))]
+    group.sent.clear()
     group.open()
     group.registry.deliver()
     [(identity, welcome)] = group.sent
     assert isinstance(welcome, Welcome)
     assert (identity, welcome.roster) == (b"c", PAIR)
+
+
+def test_a_start_that_failed_is_told_to_who_waits_and_to_who_comes_and_the_supervisor_is_waited_for() -> None:
+    group = Group(GroupRoster(1, ALONE, OWNER))
+    group.take(b"c", msgspec.structs.replace(hello(), number=7))
+    assert not group.registry.has_owner
+    group.sent.clear()
+    group.registry.refuse("no luck", "EngineStartError")
+    group.registry.deliver()
+    assert group.sent == [(b"c", Refusal("no luck", number=7))]
+    assert group.take(OWNER, hello()) == [(OWNER, Refusal("no luck", number=0))]
+    assert group.registry.has_owner
 
 
 @pytest.mark.parametrize("group", [None, GroupRoster(1, ALONE, OWNER)])

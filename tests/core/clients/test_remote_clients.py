@@ -1,20 +1,351 @@
-"""Clients of other machines: what the core makes of what they say."""
+"""Clients of other machines at a core: what they may say, what is believed of it, what they are told."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
 from fakes import FakeEngine, make_config, make_request
 from msgspec.structs import replace
-from quire.core.clients.remote_clients import adapt_request
+from quire.core.clients.client_registry import ClientRegistry, GroupRoster
+from quire.core.clients.remote_clients import to_remote_identity
+from quire.core.clients.request_memory import RequestMemory
+from quire.core.scheduling.request import Request
+from quire.core.stats.engine_facts import StartupClock, make_engine_facts
 from quire.ipc.config import SchedulerConfig
+from quire.ipc.engine_views import EngineSnapshot
+from quire.ipc.errors import ProtocolError
+from quire.ipc.messages import (
+    MESSAGE_TYPES,
+    PROTOCOL_VERSION,
+    AbortRequests,
+    EngineCoreRequest,
+    EngineCoreRequests,
+    EngineRoster,
+    FrontendCounts,
+    Goodbye,
+    Hello,
+    UtilityCall,
+    UtilityMethod,
+    UtilityResult,
+)
+from quire.ipc.network.keys import ClientGrant
+from quire.ipc.prefix_digest import hash_prefixes
+from quire.ipc.rights import HELLO_FIELDS, MESSAGES, REQUEST_FIELDS, UTILITIES, Belief, Reach, Standing
+from quire.ipc.step import WorkerReady
+
+KEYS = {name: name.encode() * 40 for name in "ab"}
+ONE, OTHER = (to_remote_identity(b"socket", key) for key in KEYS.values())
+ONE_AGAIN = to_remote_identity(b"another socket", KEYS["a"])
+LOCAL, OWNER = b"local", b"the supervisor's link"
+CLIENTS = {Standing.OWNER: OWNER, Standing.LOCAL: LOCAL, Standing.NETWORK: ONE}
 
 
-def test_a_resumed_request_keeps_its_place_by_its_age_and_not_by_a_clock_that_is_slow() -> None:
-    engine = FakeEngine(make_config(scheduler=SchedulerConfig(max_num_seqs=1)), 64)
-    engine.clock.now = 1000.0
-    engine.add(make_request("first", [1], arrival_time=700.0, max_tokens=2))
-    slow = make_request("slow", [2], arrival_time=5.0, max_tokens=2)
-    engine.add(adapt_request(replace(slow, is_resumed=True, age_s=200.0)))
-    engine.add(make_request("later", [3], arrival_time=900.0, max_tokens=2))
-    engine.add(adapt_request(make_request("new", [4], arrival_time=5.0, max_tokens=2)))
-    engine.run()
-    assert list(engine.finals) == ["first", "slow", "later", "new"]
+class Core:
+    """A core with its registry: what clients of all kinds say to it, and what it answers."""
+
+    def __init__(
+        self,
+        scheduler: SchedulerConfig | None = None,
+        memory: RequestMemory | None = None,
+        **grants: ClientGrant,
+    ) -> None:
+        config = make_config(scheduler=scheduler or SchedulerConfig(max_num_seqs=8))
+        self.engine = FakeEngine(config, 64)
+        self.engine.clock.now = 1000.0
+        self.sent: list[tuple[bytes, msgspec.Struct]] = []
+        group = GroupRoster(0, None, OWNER)
+        self.registry = ClientRegistry("epoch", 0.0, self._send, clock=lambda: 0.0, group=group)
+        by_key = {KEYS[name]: grant for name, grant in grants.items()}
+        self.registry.find_grant = lambda identity: by_key.get(identity[4:44], ClientGrant())
+        if memory is not None:
+            self.registry.memory = memory
+        facts = make_engine_facts(config, WorkerReady(64, "fake", []), {}, StartupClock("start", 0.0))
+        self.registry.open(self.engine.core, facts)
+        self.engine.deliver = self.registry.deliver  # type: ignore[method-assign]
+        for client in (OWNER, LOCAL, ONE, OTHER):
+            self.registry.take(client, hello())
+
+    def _send(self, identity: bytes, message: msgspec.Struct) -> bool:
+        self.sent.append((identity, message))
+        return True
+
+    def add(self, client: bytes, request_id: str, tokens: list[int], **fields: object) -> None:
+        request = make_request(request_id, tokens, max_tokens=50)
+        self.registry.take(client, replace(request, **fields))
+
+    def call(self, client: bytes, method: UtilityMethod) -> UtilityResult:
+        self.sent.clear()
+        self.registry.take(client, UtilityCall(1, method))
+        self.registry.deliver()
+        [result] = [one for to, one in self.sent if to == client and isinstance(one, UtilityResult)]
+        return result
+
+    @property
+    def live(self) -> set[str]:
+        return set(self.engine.core._requests)
+
+    def find(self, request_id: str) -> Request:
+        return self.engine.core._requests[request_id]
+
+
+def hello(weight: float = 1.0) -> Hello:
+    return Hello(PROTOCOL_VERSION, "test", 1, weight)
+
+
+def look(core: Core, client: bytes) -> EngineSnapshot:
+    snapshot = core.call(client, UtilityMethod.SNAPSHOT).snapshot
+    assert snapshot is not None
+    return snapshot
+
+
+def make_message(kind: type[msgspec.Struct]) -> msgspec.Struct:
+    request = make_request("new", [1], max_tokens=2)
+    said = {
+        Hello: hello(),
+        EngineCoreRequest: request,
+        EngineCoreRequests: EngineCoreRequests([request]),
+        AbortRequests: AbortRequests(["r"]),
+        UtilityCall: UtilityCall(1, UtilityMethod.PING),
+        EngineRoster: EngineRoster([]),
+    }
+    if kind in said or kind in (Goodbye, FrontendCounts):
+        return said.get(kind) or kind()
+    # Of the engine's own words no field is looked at.
+    return kind(*[None for _ in kind.__struct_fields__])
+
+
+def test_every_message_call_and_field_has_its_row() -> None:
+    assert set(MESSAGES) == set(MESSAGE_TYPES.values())
+    assert set(UTILITIES) == set(UtilityMethod)
+    assert list(HELLO_FIELDS) == list(Hello.__struct_fields__)
+    assert list(REQUEST_FIELDS) == list(EngineCoreRequest.__struct_fields__)
+
+
+@pytest.mark.parametrize("standing", CLIENTS)
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_a_message_is_taken_from_whom_its_row_names(kind: type[msgspec.Struct], standing: Standing) -> None:
+    core = Core()
+    if MESSAGES[kind].find(standing) is Reach.NONE:
+        with pytest.raises(ProtocolError, match=f"{kind.__name__} is (taken from|not for)"):
+            core.registry.take(CLIENTS[standing], make_message(kind))
+    else:
+        core.registry.take(CLIENTS[standing], make_message(kind))
+
+
+@pytest.mark.parametrize("standing", CLIENTS)
+@pytest.mark.parametrize("method", UTILITIES)
+def test_a_call_is_answered_as_its_row_says(method: UtilityMethod, standing: Standing) -> None:
+    core = Core()
+    core.call(LOCAL, UtilityMethod.DIGEST)
+    for client, secret in ((LOCAL, "local-secret"), (OTHER, "other-secret"), (ONE, "own")):
+        core.add(client, secret, list(range(1, 40)), names=[f"name of {secret}"], tenant=f"{secret} tenant")
+    core.engine.turn()
+    result = core.call(CLIENTS[standing], method)
+    text = msgspec.json.encode(result).decode()
+    reach = UTILITIES[method].find(standing)
+    if reach is Reach.NONE:
+        assert "only for clients on the engine's machine" in (result.error or "")
+    if reach < Reach.ALL:
+        assert "secret" not in text
+    elif method is UtilityMethod.SNAPSHOT:
+        assert "local-secret" in text
+        assert "other-secret" in text
+    if method is UtilityMethod.SNAPSHOT and standing is Standing.NETWORK:
+        assert '"own"' in text
+        assert result.snapshot is not None
+        assert result.snapshot.num_hidden_requests == 2
+        assert len(result.snapshot.clients) == 1
+
+
+REPLACED: dict[str, tuple[object, Callable[[Request], bool]]] = {
+    "arrival_time": (5.0, lambda live: live.order[1] == 1000.0),
+    "age_s": (500.0, lambda live: live.order[1] == 1000.0),
+    "priority": (-9, lambda live: live.order[0] == 0),
+    "cache_salt": ("salt", lambda live: len(live.cache_salt) > 128 and live.cache_salt.endswith("salt")),
+    "tenant": ("local tenant", lambda live: live.tenant.name == "tcp:" + 40 * "a" + "/"),
+    "num_attempts": (5, lambda live: live.num_attempts == 0),
+}
+
+
+def test_what_is_replaced_is_what_the_table_does_not_take() -> None:
+    assert set(REPLACED) == {name for name, belief in REQUEST_FIELDS.items() if belief is not Belief.TAKEN}
+    assert [name for name, belief in HELLO_FIELDS.items() if belief is not Belief.TAKEN] == ["weight"]
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_what_a_client_of_the_network_says_does_not_decide(name: str) -> None:
+    core = Core(SchedulerConfig(max_num_seqs=1, policy="priority"))
+    value, holds = REPLACED[name]
+    core.add(ONE, "r", [1, 2], **{"arrival_time": 5.0, name: value})
+    assert holds(core.find("r"))
+    core.add(LOCAL, "l", [1, 2], **{"arrival_time": 5.0, name: value})
+    assert not holds(core.find("l"))
+
+
+def test_a_weight_and_a_priority_are_the_keys() -> None:
+    core = Core(a=ClientGrant("a", weight=3.0, priority=-2))
+    for client, request_id in ((ONE, "one"), (OTHER, "other"), (LOCAL, "local")):
+        core.registry.take(client, hello(1000.0))
+        core.add(client, request_id, [1], priority=-5)
+    assert [core.find(name).tenant.weight for name in ("one", "other", "local")] == [3.0, 1.0, 1000.0]
+    assert sorted(one.weight for one in look(core, LOCAL).clients) == [1.0, 1.0, 3.0, 1000.0]
+
+
+def test_all_connections_of_a_key_are_one_tenant_whatever_they_say() -> None:
+    core = Core(b=ClientGrant("b", may_name_tenants=True))
+    core.registry.take(ONE_AGAIN, hello())
+    for place, client in enumerate([ONE, ONE, ONE_AGAIN]):
+        core.add(client, f"a{place}", [1], tenant=f"t{place}")
+    assert len({id(core.find(f"a{place}").tenant) for place in range(3)}) == 1
+    core.add(OTHER, "b0", [1], tenant="t0")
+    core.add(OTHER, "b1", [1], tenant="t1")
+    core.add(LOCAL, "l0", [1], tenant="t0")
+    names = [core.find(name).tenant.name for name in ("b0", "b1", "l0", "a0")]
+    assert len(set(names)) == 4
+
+
+def test_names_end_the_keys_own_requests_and_no_others() -> None:
+    core = Core()
+    core.registry.take(ONE_AGAIN, hello())
+    core.add(LOCAL, "local", [1], names=["shared"], tenant="x")
+    core.add(OTHER, "other", [1], names=["shared"], tenant="x")
+    core.add(ONE, "one", [1], names=["shared"], tenant="x")
+    core.add(ONE, "two", [1], names=["shared"], tenant="y")
+    core.registry.take(ONE_AGAIN, AbortRequests(["local", "other"], ["shared", "local", "other"], "x"))
+    assert core.live == {"local", "other", "two"}
+    core.registry.take(ONE_AGAIN, AbortRequests([], ["shared"]))
+    assert core.live == {"local", "other"}
+    core.registry.take(LOCAL, AbortRequests([], ["shared"], "x"))  # an HTTP server's: of its own tenant
+    assert core.live == {"other"}
+    core.registry.take(LOCAL, AbortRequests([], ["shared"]))
+    assert core.live == set()
+
+
+def test_a_forged_tenant_or_salt_of_a_key_is_nobody_elses() -> None:
+    core = Core()
+    core.add(OTHER, "victim", list(range(1, 40)))
+    core.add(ONE, "thief", list(range(1, 40)), tenant="tcp:" + 40 * "b" + "/", cache_salt="x" * 128)
+    assert core.find("thief").owner.startswith("tcp:" + 40 * "a" + "/")
+    core.registry.take(ONE, AbortRequests([], ["victim"], "tcp:" + 40 * "b" + "/"))
+    assert "victim" in core.live
+    salts = {core.find(name).cache_salt for name in ("victim", "thief")}
+    assert len(salts) == 2
+
+
+def test_a_digest_names_what_its_readers_key_has_asked() -> None:
+    core = Core()
+    for client in (LOCAL, ONE, OTHER):
+        core.call(client, UtilityMethod.DIGEST)
+    tokens = list(range(1, 40))
+    core.add(ONE, "mine", tokens)
+    core.add(LOCAL, "local", [7, *tokens])
+    core.engine.run()
+    block_size = core.engine.config.cache.block_size
+    mine, local = (
+        hash_prefixes(make_request("r", one).prompt_token_ids, "", block_size, [1])[0]
+        for one in (tokens, [7, *tokens])
+    )
+    for client, has in ((ONE, [mine]), (LOCAL, [local]), (OTHER, [])):
+        digest = core.call(client, UtilityMethod.DIGEST).digest
+        assert digest is not None
+        told = [digest.prefixes[at : at + 8] for at in range(0, len(digest.prefixes), 8)]
+        assert [name for name in (mine, local) if name.to_bytes(8, "little") in told] == has
+
+
+# -- honest clients, whose core is lost
+
+
+def end_core(core: Core, memory_path: Path) -> Core:
+    """Another core after one that was killed."""
+    return Core(core.engine.config.scheduler, RequestMemory(str(memory_path)))
+
+
+def test_a_request_keeps_its_place_over_a_lost_core_and_a_lost_connection(tmp_path: Path) -> None:
+    path = tmp_path / "live"
+    one_row = SchedulerConfig(max_num_seqs=1)
+    core = Core(one_row, RequestMemory(str(path)))
+    core.add(ONE, "slow", [1], is_resumed=False)
+    core.engine.clock.now = 1100.0
+    core = end_core(core, path)
+    core.engine.clock.now = 1200.0
+    core.add(ONE, "slow", [1], is_resumed=True, age_s=900.0)
+    assert core.find("slow").order[1] == 1000.0
+    core.registry.take(ONE, hello())  # its connection was lost
+    assert core.live == set()
+    core.add(ONE, "slow", [1], is_resumed=True, age_s=900.0)
+    core.add(OTHER, "slow 2", [1], is_resumed=True, age_s=900.0)
+    assert core.find("slow").order[1] == 1000.0
+    assert core.find("slow 2").order[1] == 1200.0
+
+
+def test_a_place_that_was_left_for_a_minute_is_lost() -> None:
+    now = 0.0
+    core = Core(memory=RequestMemory(clock=lambda: now))
+    for name in ("soon", "late"):
+        core.add(ONE, name, [1])
+    core.registry.take(ONE, hello())
+    core.engine.clock.now = 5000.0
+    now = 59.0
+    core.add(ONE, "soon", [1])
+    now = 61.0
+    core.add(ONE, "late", [1])
+    assert [core.find(name).order[1] for name in ("soon", "late")] == [1000.0, 5000.0]
+
+
+def test_what_is_remembered_of_lost_requests_is_bounded() -> None:
+    memory = RequestMemory()
+    for number in range(5000):
+        memory.add("scope", f"{number}", 1.0)
+        memory.lose("scope", f"{number}")
+    assert memory.find("scope", "0").arrival is None
+    assert memory.find("scope", "4999").arrival == 1.0
+    assert len(memory._past) == len(memory._lost_at) == 4096
+
+
+def test_a_request_runs_alone_after_as_many_cores_as_it_was_live_in(tmp_path: Path) -> None:
+    path = tmp_path / "live"
+    core = Core(memory=RequestMemory(str(path)))
+    seen: list[list[int]] = []
+    for said in range(4):
+        core.add(ONE, "poison", [1], num_attempts=said)
+        core.add(ONE, f"liar {said}", [1], num_attempts=5)
+        core.add(ONE, "well", [1], num_attempts=0)  # it has had a token since
+        seen.append([core.find(name).num_attempts for name in ("poison", f"liar {said}", "well")])
+        core = end_core(core, path)
+    assert seen == [[0, 0, 0], [1, 0, 0], [2, 0, 0], [3, 0, 0]]
+    core.add(OTHER, "poison", [1], num_attempts=5)
+    assert core.find("poison").num_attempts == 0, "another key's is another"
+
+
+def test_what_has_ended_is_forgotten_and_a_core_that_ends_as_it_should_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "live"
+    core = Core(memory=RequestMemory(str(path)))
+    core.add(ONE, "r", [1])
+    core.registry.take(ONE, AbortRequests(["r"]))
+    core.registry.deliver()
+    assert end_core(core, path).registry.memory._past == {}
+    core.add(ONE, "r", [1])
+    core.registry.memory.close()
+    assert not path.exists()
+
+
+def test_a_damaged_memory_costs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "live"
+    path.write_bytes(b"\xff" * 100)
+    memory = RequestMemory(str(path))
+    memory.add("scope", "r", 1.0)
+    memory = RequestMemory(str(tmp_path / "no folder" / "live"))
+    memory.add("scope", "r", 1.0)
+    memory.end("scope", "r")
+
+
+def test_resumed_requests_of_the_network_have_twice_the_bound_and_no_more() -> None:
+    core = Core(SchedulerConfig(max_num_seqs=1, max_num_queued_reqs=2))
+    for place in range(20):
+        core.add(ONE, f"r{place}", [1], is_resumed=True)
+        core.add(LOCAL, f"l{place}", [1], is_resumed=True)
+    assert len([name for name in core.live if name.startswith("l")]) == 20
+    assert len([name for name in core.live if name.startswith("r")]) < 7

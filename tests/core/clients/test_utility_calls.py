@@ -32,7 +32,7 @@ class Bench:
         return UtilityResult(call.call_id)
 
     def answer(self) -> list[tuple[bytes, int]]:
-        return [(client, result.call_id) for client, result in self.calls.answer(self.ask)]
+        return [(client, result.call_id) for client, _, result in self.calls.answer(self.ask)]
 
 
 def test_a_flood_is_answered_one_call_a_client_and_round_and_the_core_rests_in_between() -> None:

@@ -197,3 +197,96 @@ def test_whatever_happens_during_a_search_every_request_ends_once(
             assert request.request_id in engine.worker.poisoned or "kill" in turns
         elif final.finish_reason is not FinishReason.ABORT:
             assert_undisturbed(engine, [request])
+
+
+LIMIT_S, TEST_LIMIT_S, RESTART_S = 8.0, 3.0, 2.0
+MAX_SILENCE_S = LIMIT_S + TEST_LIMIT_S + 2 * RESTART_S + 1.0  # a second for sound tests
+
+
+class HangingEngine:
+    """An engine whose steps take 10 ms; with `culprit` too long, and its worker is killed and replaced."""
+
+    def __init__(self, culprit: str) -> None:
+        self.engine, self.culprit = make_engine(), culprit
+        self.num_hangs = 0
+        self.silences: dict[str, float] = {}  # the longest of each request
+        self._heard: dict[str, tuple[int, float]] = {}
+
+    def run(self, requests: list[EngineCoreRequest]) -> None:
+        engine = self.engine
+        for request in requests:
+            engine.add(request)
+            self._heard[request.request_id] = 0, engine.clock()
+        for _ in range(2000):
+            while engine.launch() is not None:
+                pass
+            if not engine.executor.pending:
+                if not engine.core.num_unfinished:
+                    return
+                next_at = engine.core.next_schedule_at()
+                assert next_at is not None
+                engine.clock.advance(max(0.0, next_at - engine.clock()))
+            elif self._has_culprit(engine.executor.pending[0].rows):
+                self.num_hangs += 1
+                limit_s = TEST_LIMIT_S if engine.core.blame.is_searching else LIMIT_S
+                engine.clock.advance(limit_s + RESTART_S)
+                engine.lose_worker(is_overdue=True)
+            else:
+                engine.finish_step()
+                engine.clock.advance(0.01 - 1.0)  # of which finish_step took a second
+            self._listen()
+        raise AssertionError("it does not end")
+
+    def _has_culprit(self, rows: list[int]) -> bool:
+        live = self.engine.core._requests.get(self.culprit)
+        return live is not None and live.row in rows
+
+    def _listen(self) -> None:
+        now = self.engine.clock()
+        for name, (count, at) in self._heard.items():
+            if len(self.engine.tokens[name]) > count or name in self.engine.finals:
+                self.silences[name] = max(self.silences.get(name, 0.0), now - at)
+                self._heard[name] = len(self.engine.tokens[name]), now
+
+
+@pytest.mark.parametrize("num_others", [1, 15, 63])
+def test_of_a_step_that_takes_too_long_the_culprit_costs_two_short_tests(num_others: int) -> None:
+    hanging = HangingEngine("slow")
+    others = make_requests(num_others, max_tokens=100)
+    hanging.run([*others[:3], make_request("slow", [9, 9], max_tokens=5, grammar="start: /a/"), *others[3:]])
+    assert_convicted(hanging.engine, "slow")
+    assert_undisturbed(hanging.engine, others)
+    assert hanging.num_hangs == 3
+    assert max(hanging.silences[request.request_id] for request in others) < MAX_SILENCE_S
+
+
+@pytest.mark.parametrize("place", [0, 7, 15])
+def test_a_culprit_like_all_others_costs_nobody_a_longer_silence(place: int) -> None:
+    hanging = HangingEngine(f"r{place}")
+    requests = make_requests(16, max_tokens=100)
+    hanging.run(requests)
+    assert_convicted(hanging.engine, f"r{place}")
+    others = [request for request in requests if request.request_id != f"r{place}"]
+    assert_undisturbed(hanging.engine, others)
+    assert hanging.num_hangs == 3
+    assert max(hanging.silences[request.request_id] for request in others) < MAX_SILENCE_S
+
+
+def test_who_is_not_suspected_runs_as_long_as_it_was_held_up_before_the_next_test() -> None:
+    engine = make_engine()
+    suspects, late = make_requests(2), make_request("late", [5, 5], max_tokens=60)
+    for request in suspects:
+        engine.add(request)
+    engine.launch()
+    engine.lose_worker(is_overdue=True)
+    engine.launch()  # a test
+    engine.add(late)
+    engine.clock.advance(5.0)
+    engine.lose_worker(is_overdue=True)
+    began = engine.clock()
+    while not engine.core.blame.is_testing:
+        assert engine.turn()
+    assert engine.clock() - began == pytest.approx(5.0, abs=2.0)  # a turn takes a second
+    assert 3 <= len(engine.tokens["late"]) < 10
+    engine.run()
+    assert_undisturbed(engine, [*suspects, late])

@@ -10,6 +10,7 @@ from fakes import FakeEngine, count_calls, make_config, make_request
 from quire.core.policies.fair import FairPolicy
 from quire.core.policies.fair_accounts import Account, account_of, record_of
 from quire.core.scheduling.request import Request
+from quire.core.scheduling.tenant import ClientShare
 from quire.ipc.config import SchedulerConfig
 from quire.ipc.messages import FinishReason
 
@@ -112,8 +113,8 @@ def test_a_flood_at_most_doubles_the_time_to_first_token_of_others(num_blocks: i
 @pytest.mark.parametrize(("num_blocks", "max_num_seqs"), [(400, 16), (60, 16)])
 def test_tenants_under_saturation_get_tokens_by_weight(num_blocks: int, max_num_seqs: int):
     engine = make_engine(num_blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=128, caching=False)
-    engine.core.set_client(b"one", 1.0)
-    engine.core.set_client(b"three", 3.0)
+    engine.core.set_client(b"one", ClientShare(1.0))
+    engine.core.set_client(b"three", ClientShare(3.0))
     flood(engine, b"one", 400, 24, 24)
     for _ in range(20):
         engine.turn()
@@ -216,7 +217,7 @@ def test_nobody_is_preempted_who_would_have_less_than_the_newcomer(num_seqs: int
 
 def test_a_newcomer_of_more_weight_takes_more_rows():
     engine = make_engine(max_num_seqs=8)
-    engine.core.set_client(b"b", 3.0)
+    engine.core.set_client(b"b", ClientShare(3.0))
     flood(engine, b"a", 12, 8, 60)
     work_of(engine)
     flood(engine, b"b", 12, 8, 60)

@@ -86,13 +86,13 @@ def test_facts_name_the_copies_if_they_are_the_engines(keys: Path, tmp_path: Pat
     chosen = choose_attachment(ADDRESS, keys)
     assert isinstance(chosen, RemoteDaemon)
     engine = RemoteEngine(chosen)
-    seen = engine.check_facts(facts, 0)
+    seen = engine.check_facts(facts)
     engine.stop()
     assert seen.model == seen.tokenizer == str(find_model_folder(POCKET))
     (engine_folder / "tokenizer_config.json").write_text("{}")
     other = hash_served_files(str(engine_folder), str(engine_folder))
     with pytest.raises(ModelError, match=r"tokenizer_config\.json is sha256:\w{12} here and sha256:\w{12}"):
-        engine.check_facts(msgspec.structs.replace(facts, files=other), 0)
+        engine.check_facts(msgspec.structs.replace(facts, files=other))
 
 
 class Clock:

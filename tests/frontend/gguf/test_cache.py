@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 from quire.frontend.gguf import folder as gguf_folder
-from quire.frontend.gguf.folder import open_gguf, remove_old
+from quire.frontend.gguf.folder import open_gguf
+from quire.ipc.private_cache import PrivateCache
 
 from .files import make_tiny
 
 KEEP = (
-    "import sys; from quire.ipc.processes.folder_lock import keep_folder; "
-    "keep_folder(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    "import sys; from quire.ipc.private_cache import keep_entry; "
+    "keep_entry(sys.argv[1]); print(flush=True); sys.stdin.read()"
 )
 
 
@@ -27,6 +28,10 @@ def make_folders(folder: Path, count: int, size_bytes: int = 1) -> None:
         path.mkdir(parents=True)
         (path / "tokenizer.json").write_bytes(bytes(size_bytes))
         os.utime(path, (10_000_000 - age_s, 10_000_000 - age_s))
+
+
+def remove_old(folder: Path) -> None:
+    PrivateCache(folder).remove_old(gguf_folder.NUM_KEPT, gguf_folder.MAX_BYTES)
 
 
 def names(folder: Path) -> list[str]:
@@ -87,6 +92,82 @@ def test_a_folder_that_another_process_has_made_meanwhile_is_not_replaced(monkey
     monkeypatch.setattr(gguf_folder, "cache_folder", lambda: tmp_path / "cache")
     folder = open_gguf([make_tiny().write(tmp_path / "model.gguf")]).folder
     first = (folder / "tokenizer.json").stat().st_ino
-    gguf_folder._write(folder, {"config.json": {}, "tokenizer.json": {}})
+    PrivateCache(tmp_path / "cache").put_folder(folder.name, {"config.json": b"{}", "tokenizer.json": b"{}"})
     assert (folder / "tokenizer.json").stat().st_ino == first
     assert names(tmp_path / "cache") == [folder.name]
+
+
+def change_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def replace_by_a_link(file: Path) -> None:
+    other = file.parent.parent.parent / "elsewhere"
+    file.rename(other)
+    file.symlink_to(other)
+
+
+DAMAGES = {
+    "a bit": change_a_bit,
+    "empty": lambda file: file.write_bytes(b""),
+    "missing": Path.unlink,
+    "writable by others": lambda file: file.chmod(0o666),
+    "a link": replace_by_a_link,
+    "a folder": lambda file: (file.unlink(), file.mkdir()),
+    "a pipe": lambda file: (file.unlink(), os.mkfifo(file)),
+    "one more": lambda file: (file.parent / "chat_template.jinja").write_text("{{ evil }}"),
+    "the folder writable": lambda file: file.parent.chmod(0o777),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json", "sealed.json"])
+def test_what_is_not_as_it_was_written_is_made_again(
+    monkeypatch: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str, name: str
+):
+    monkeypatch.setattr(gguf_folder, "cache_folder", lambda: tmp_path / "cache")
+    model = make_tiny().write(tmp_path / "model.gguf")
+    folder = open_gguf([model]).folder
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    DAMAGES[damage](folder / name)
+    assert open_gguf([model]).folder == folder
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    assert names(tmp_path / "cache") == [folder.name]
+    (record,) = caplog.records
+    assert f"{folder} is not used and is made again: " in record.getMessage()
+    caplog.clear()
+    open_gguf([model])
+    assert not caplog.records
+
+
+def make_unusable(cache: Path, how: str) -> None:
+    match how:
+        case "0777":
+            cache.chmod(0o777)
+        case "a file":
+            cache.rename(cache.with_name("moved"))
+            cache.touch()
+        case _:
+            monkey = cache.with_name("moved")
+            cache.rename(monkey)
+            monkey.chmod(0o770)
+            cache.symlink_to(monkey)
+
+
+@pytest.mark.parametrize("how", ["0777", "a file", "a link to one of others"])
+def test_where_the_cache_cannot_be_trusted_the_folder_is_beside_the_run_directories(
+    monkeypatch: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+):
+    monkeypatch.setattr(gguf_folder, "cache_folder", lambda: tmp_path / "cache")
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    model = make_tiny().write(tmp_path / "model.gguf")
+    right = {file.name: file.read_bytes() for file in open_gguf([model]).folder.iterdir()}
+    change_a_bit(open_gguf([model]).folder / "config.json")
+    make_unusable(tmp_path / "cache", how)
+    folder = open_gguf([model]).folder
+    assert folder.parent == tmp_path / "run" / "quire" / "cache.gguf"
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == right
+    assert "is not kept for long" in caplog.text

@@ -73,8 +73,9 @@ def test_a_folder_that_has_lost_a_file_is_made_again(tmp_path: Path):
     assert (open_gguf([file]).folder / "tokenizer.json").is_file()
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path):
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "cache").write_text("a file")
+    monkeypatch.setattr(folder, "find_base", lambda: tmp_path / "cache")
     with pytest.raises(ModelError, match=r"XDG_CACHE_HOME=.*a folder that can be written"):
         open_gguf([write(tmp_path).file])
 

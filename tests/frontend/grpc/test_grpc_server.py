@@ -92,7 +92,7 @@ def test_a_text_is_answered_at_once_or_piece_by_piece() -> None:
         assert kinds == [RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA]
         names = llm.calls[0].keywords.pop("names")
         assert [name.split("-")[0] for name in names] == ["grpc"]
-        assert llm.calls[0].keywords == {"priority": -2, "tenant": "127.0.0.1"}
+        assert llm.calls[0].keywords == {"priority": -2, "tenant": "/local"}
         assert llm.calls[0].prompt == {"prompt": "Hi there", "cache_salt": "s"}
 
     run(scenario)
@@ -264,8 +264,12 @@ def make_handlers() -> tuple[Any, Any]:
     options = ServerOptions(api_key_hashes=(hash_key("one"),))
     models = ServedModels.of_one(FakeLLM(), options)  # type: ignore[arg-type]
     calls = CallHandler(options, set(), None)
-    generate = calls.wrap(EngineService(models).methods["Generate"], "/Generate")
-    return generate.stream_stream, calls.wrap(HealthService(models).methods["Check"], "/Check").stream_stream
+    generate = calls.wrap(
+        EngineService(models).methods["Generate"], "/quire.grpc.engine.QuireEngine/Generate"
+    )
+    return generate.stream_stream, calls.wrap(
+        HealthService(models).methods["Check"], "/grpc.health.v1.Health/Check"
+    ).stream_stream
 
 
 def test_a_message_is_not_asked_for_before_the_key_is_checked() -> None:

@@ -347,7 +347,7 @@ LONGROPE: dict[str, Any] = {"type": "longrope", "short_factor": [1.0] * 8, "long
         (QWEN3_MOE | {"mlp_only_layers": "0"}, "mlp_only_layers", "list"),
         (
             {"rope_scaling": {"type": "longrope", "factor": 2.0}},
-            "rope_type",
+            "rope_scaling.type",
             "default, linear, dynamic, llama3, yarn",
         ),
         ({"rope_scaling": {"type": "linear"}}, "factor", "missing"),
@@ -358,7 +358,11 @@ LONGROPE: dict[str, Any] = {"type": "longrope", "short_factor": [1.0] * 8, "long
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "1"),
         (PHI3 | {"partial_rotary_factor": 0.2}, "partial_rotary_factor", "an even part of a head's 16"),
         (PHI3 | {"partial_rotary_factor": 2.0}, "partial_rotary_factor", "an even part of a head's 16"),
-        (PHI3 | {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_type", "one of default, longrope"),
+        (
+            PHI3 | {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+            "rope_scaling.type",
+            "one of default, longrope",
+        ),
         (PHI3 | {"rope_scaling": LONGROPE | {"long_factor": [1.0] * 7}}, "long_factor", "a list of 8"),
         (PHI3 | {"rope_scaling": LONGROPE | {"long_factor": None}}, "long_factor", "missing; a list of 8"),
         (PHI3 | {"rope_scaling": LONGROPE | {"short_factor": [0.0] * 8}}, "short_factor", "from 1e-20"),

@@ -122,6 +122,7 @@ class FakeLLM:
         self.dead_error: Exception | None = None
         self.num_shutdowns = 0
         self.answered_stats = make_stats()
+        self.answered_snapshot: Any = None
         self.counts: list[FrontendCounts] = []
         self.named_aborts: list[tuple[list[str], str]] = []
         self.pooled: list[PoolingCall] = []
@@ -172,7 +173,9 @@ class FakeLLM:
             await self._has_changed.wait()
 
     async def snapshot(self) -> Any:
-        raise self.dead_error or NotImplementedError
+        if self.answered_snapshot is None:
+            raise self.dead_error or NotImplementedError
+        return self.answered_snapshot
 
     async def stats(self) -> SchedulerStats:
         return self.answered_stats
@@ -338,11 +341,18 @@ class AsgiClient:
         self.app = app
         self.gone = asyncio.Event()
         self._on_gone: list[Callable[[], None]] = []
+        self.address = "127.0.0.1"
 
     def leave(self) -> None:
         self.gone.set()
         for on_gone in self._on_gone:
             on_gone()
+
+    def at(self, address: str) -> AsgiClient:
+        """Another of the same app, which comes from there."""
+        other = AsgiClient(self.app)
+        other.address = address
+        return other
 
     async def get(self, path: str, **headers: str) -> Answer:
         return await self.call("GET", path, b"", headers)
@@ -366,7 +376,7 @@ class AsgiClient:
             "root_path": "",
             "scheme": "http",
             "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()],
-            "client": ("127.0.0.1", 1),
+            "client": (self.address, 1),
             "server": ("127.0.0.1", 80),
             "state": {},
         }
@@ -426,7 +436,7 @@ def run_with_app(
         serving = models.only
         serving._text = InlineText(llm.tokenizer)  # type: ignore[assignment]
         serving.open()
-        client = AsgiClient(ApiKeyMiddleware(create_app(models), options_.api_key_hashes))
+        client = AsgiClient(ApiKeyMiddleware(create_app(models), options_.api_key_hashes, options_.server_id))
         async with asyncio.timeout(20):
             await scenario(llm, client, serving)
         assert serving.room.num_sequences == 0

@@ -260,7 +260,7 @@ def test_prompts_that_every_answer_would_repeat_are_refused_when_that_is_too_muc
 def test_without_keys_callers_are_told_by_their_address() -> None:
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         await client.post(CHAT, chat())
-        assert llm.calls[0].keywords["tenant"] == "127.0.0.1"
+        assert llm.calls[0].keywords["tenant"] == "/local"
 
     run_with_app(scenario)
 

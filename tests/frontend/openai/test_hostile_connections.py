@@ -176,6 +176,24 @@ def test_a_body_behind_the_wish_for_another_protocol_is_read_as_a_body(pause: bo
         (b"GET /\0 HTTP/1.1\r\n\r\n", 400),
         (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
         (b"GET http://a HTTP/1.1\r\n\r\n", 400),
+        (b"GET /live HTTP/1.1\r\n\r\n", 400),
+        (HEAD + b"host: localhost\r\n\r\n", 400),
+        (b"GET /live\r\n\r\n", 400),
+        (b"GET /live HTTP/0.9\r\nhost: localhost\r\n\r\n", 400),
+        (b"GET /live HTTP/2.0\r\nhost: localhost\r\n\r\n", 400),
+        (b"GET /live HTTP/1.1\nhost: localhost\r\n\r\n", 400),
+        (b"GET /live HTTP/1.1\r\nhost: localhost\n\r\n", 400),
+        (b"GET /live HTTP/1.1\r\nhost: localhost\rx: y\r\n\r\n", 400),
+        (b"GET /live HTTP/1.1\r\nhost: localhost\r\n\n", 400),
+        (b"POST /tokenize HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400),
+        (HEAD + b"transfer-encoding: identity\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (HEAD + b"transfer-encoding: ,chunked\r\n\r\n0\r\n\r\n", 400),
+        (CHUNKED + b"1 \r\na\r\n0\r\n\r\n", 400),
+        (CHUNKED + b"0x1\r\na\r\n0\r\n\r\n", 400),
+        (CHUNKED + b"1;a\nb\r\na\r\n0\r\n\r\n", 400),
+        (CHUNKED + b"1\r\na\n0\r\n\r\n", 400),
+        (CHUNKED + b"0\r\ncontent-length: 5\r\n\r\n", 400),
         (b"CONNECT a:1 HTTP/1.1\r\n\r\n", 405),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
     ],
@@ -189,6 +207,16 @@ def test_a_request_of_two_meanings_or_none_is_answered_once_and_the_connection_e
         assert seen == status
         assert "connection: close" in head
         assert await peer.read_all() == b""
+
+    run_with_server(scenario)
+
+
+def test_a_body_behind_the_wish_for_another_protocol_has_its_own_refusal() -> None:
+    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
+        head = _upgrade(b"content-length: %d\r\n\r\n" % len(TOKENIZE))
+        await peer.say(head + TOKENIZE + b"CONNECT a:1 HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await peer.read_answer())[0] == 200
+        assert (await peer.read_answer())[0] == 405
 
     run_with_server(scenario)
 
@@ -209,9 +237,13 @@ def test_requests_behind_one_that_is_not_answered_are_bounded() -> None:
         await peer.post("/v1/chat/completions", CHAT)
         await llm.wait_for_calls(1)
         await peer.say(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n" * 10)
+        assert await (await peer.make_neighbour()).ask_live()
+        llm.gate.set()
+        for _ in range(10):
+            assert (await peer.read_answer())[0] == 200
         status, _, body = await peer.read_answer()
         assert (status, "max_pipelined" in body) == (429, True)
-        await llm.wait_for_calls(1, num_ended=1)
+        assert await peer.read_all() == b""
 
     run_with_server(scenario, max_pipelined=9)
 
@@ -303,7 +335,7 @@ def test_heads_without_a_key_are_bounded_together_and_those_with_one_get_through
 
 
 @pytest.mark.parametrize(
-    "says", [b"", b"GET /live HTTP/1.1\r\nx: y\r\n", b"GET /live HTTP/1.1\r\n\r\n", CHUNKED]
+    "says", [b"", b"GET /live HTTP/1.1\r\nx: y\r\n", b"GET /live HTTP/1.1\r\nhost: a\r\n\r\n", CHUNKED]
 )
 def test_connections_without_a_key_leave_room_for_one_that_has_it(says: bytes) -> None:
     async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:

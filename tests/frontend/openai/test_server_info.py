@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from frontend_fakes import make_stats
+from msgspec.structs import replace
 from openai_fakes import AsgiClient, FakeLLM, run_with_app
 from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.server_info import EngineCheck
@@ -40,7 +41,8 @@ def make_check(engine: Engine, **times: Any) -> EngineCheck:
 
 def test_a_stalled_request_fails_health_and_nothing_else() -> None:
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        llm.answered_stats = STALLED
+        assert STALLED.stall is not None
+        llm.answered_stats = replace(STALLED, stall=replace(STALLED.stall, owner="/local"))
         answer = await client.get("/health")
         assert answer.status == 503
         assert answer.json == {
@@ -69,19 +71,21 @@ def test_an_engine_that_does_not_answer_is_asked_once_however_many_ask() -> None
         engine = Engine(make_stats())
         engine.gate.clear()
         check = make_check(engine, stall_s=1.0, answer_s=0.01)
-        problems = await asyncio.gather(*(check.find_problem() for _ in range(100)))
+        problems = await asyncio.gather(*(check.find_problem("".__eq__) for _ in range(100)))
         assert {problem.status for problem in problems if problem is not None} == {"unresponsive"}
         assert len(problems) == 100
         assert engine.num_looks == 1
         engine.gate.set()
-        assert await make_check(engine, stall_s=1.0).find_problem() is None
+        assert await make_check(engine, stall_s=1.0).find_problem("".__eq__) is None
 
     asyncio.run(main())
 
 
 def test_an_engine_that_fails_to_answer_is_unhealthy_with_its_words() -> None:
     async def main() -> None:
-        problem = await make_check(Engine(RequestFailedError("no answer")), stall_s=1.0).find_problem()
+        problem = await make_check(Engine(RequestFailedError("no answer")), stall_s=1.0).find_problem(
+            "".__eq__
+        )
         assert problem is not None
         assert (problem.status, problem.stage) == ("unresponsive", "no answer")
 

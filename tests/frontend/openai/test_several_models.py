@@ -217,10 +217,10 @@ def test_an_abort_by_id_is_told_every_engine_that_is_here() -> None:
     async def scenario(site: Site) -> None:
         answer = await site.client.post("/abort_requests", {"request_ids": ["x"]})
         assert answer.status == 200
-        assert [llm.named_aborts for llm in site.llms.values()] == [[(["x"], "")]] * 2
+        assert [llm.named_aborts for llm in site.llms.values()] == [[(["x"], "/local")]] * 2
         site.llms["chat"].die(EngineDeadError("gone"))
         assert (await site.client.post("/abort_requests", {"request_ids": ["y"]})).status == 200
-        assert site.llms["vectors"].named_aborts[-1] == (["y"], "")
+        assert site.llms["vectors"].named_aborts[-1] == (["y"], "/local")
 
     run(scenario)
 
@@ -247,7 +247,7 @@ def test_a_kept_response_is_the_servers_and_is_cancelled_in_the_engine_that_runs
 def test_an_engines_places_are_its_own() -> None:
     async def scenario(site: Site) -> None:
         full = site.llms["chat"].facts.max_num_seqs + site.parts.options.max_waiting
-        site.models.find("chat").serving.room.enter("all", Stay("127.0.0.1", full))
+        site.models.find("chat").serving.room.enter("all", Stay("/local", full))
         refused = await site.client.post(COMPLETIONS, {"model": "chat", "prompt": "a"})
         assert refused.status == 429
         assert (await site.client.post(COMPLETIONS, {"model": "vectors", "prompt": "a"})).status == 200

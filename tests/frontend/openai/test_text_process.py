@@ -196,3 +196,25 @@ def test_a_grammar_that_costs_too_much_is_one_refused_request():
         assert bad.error["param"].startswith("structured_outputs")
 
     run_with_processes(scenario, pocket_folder(), max_render_s=0.5)
+
+
+def test_a_grammar_whose_first_token_takes_too_long_to_find_is_refused_before_it_runs():
+    """In the third power of its alternatives, with the model's tokens: single bytes make it cheap."""
+    names = [f"x{number}" for number in range(500)]
+    rules = ["start: z+", "z: " + "|".join(f"{name} z?" for name in names)]
+    ambiguous = "\n".join([*rules, *(f"{name}: /[a-z ]/" for name in names)])
+
+    async def scenario(client: AsgiClient, serving: Serving) -> None:
+        def ask(grammar: str) -> Awaitable[Any]:
+            body = {"prompt": "Hi", "structured_outputs": {"grammar": grammar}}
+            return client.post("/v1/completions", body)
+
+        assert (await ask('start: "a"+')).status == 200
+        pids = serving.text.pids
+        bad, good = await asyncio.gather(ask(ambiguous), ask('start: "b"+'))
+        assert (bad.status, good.status) == (400, 200), (bad.body, good.body)
+        assert "what has its first token found in 30 ms of processor time" in bad.error["message"]
+        assert bad.error["param"] == "structured_outputs.grammar"
+        assert serving.text.pids == pids
+
+    run_with_processes(scenario, pocket_folder())

@@ -175,13 +175,15 @@ def test_byte_tokens_that_turn_out_invalid_do_not_end_the_stream(metaspace: Toke
     assert "".join(pieces).endswith("fox")
 
 
-def test_repeated_special_tokens_do_not_pile_up_work(byte_level: Tokenizer):
-    detokenizer = make(byte_level)
-    detokenizer.add([2] * 1000)
-    assert len(detokenizer._pending) < 16
-    detokenizer.add(byte_level.encode(" fox"))
-    detokenizer.finish()
-    assert detokenizer.text == " fox"
+def test_no_run_of_tokens_makes_a_character_wait_or_get_lost(byte_level: Tokenizer):
+    char = byte_level.encode("漢", add_special_tokens=False)
+    for lead, expected in (([2] * 15, ""), ([2] * 1000, ""), (char[:1] * 15, "\ufffd" * 15)):
+        detokenizer = make(byte_level)
+        for token_id in [*lead, *char, *byte_level.encode(" fox")]:
+            detokenizer.add([token_id])
+            assert len(detokenizer._pending) < 4
+        detokenizer.finish()
+        assert detokenizer.text == expected + "漢 fox"
 
 
 def test_all_at_once_is_possible_only_when_nobody_waits_for_text():

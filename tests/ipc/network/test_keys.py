@@ -16,6 +16,7 @@ from quire.ipc.network.keys import (
     SERVER_PUBLIC,
     SERVER_SECRET,
     AuthorizedClients,
+    ClientGrant,
     add_client,
     make_keys,
     read_client_keys,
@@ -33,7 +34,7 @@ def test_what_is_made_fits_together(folder: Path) -> None:
     server, client = read_server_keys(folder), read_client_keys(folder)
     assert client.server == server.public == (folder / SERVER_PUBLIC).read_bytes().strip()
     assert client.public == zmq.curve_public(client.secret)
-    assert AuthorizedClients(folder).find_name(client.public) == "client"
+    assert AuthorizedClients(folder).find_grant(client.public) == ClientGrant("client")
 
 
 def test_secrets_are_their_owners_whatever_the_umask(tmp_path: Path) -> None:
@@ -61,6 +62,44 @@ def test_a_secret_that_others_can_read_is_refused(folder: Path, name: str) -> No
         read(folder)
 
 
+def test_a_line_says_what_its_client_is_granted(folder: Path, tmp_path: Path) -> None:
+    add_client(folder, tmp_path / "heavy", 2.5)
+    heavy = read_client_keys(tmp_path / "heavy").public
+    clients = AuthorizedClients(folder)
+    assert clients.find_grant(heavy) == ClientGrant("heavy", weight=2.5)
+    lines = {
+        "a server weight=3 priority=-2 tenants=own": ClientGrant("a server", 3.0, -2, True),
+        "weight=0.5": ClientGrant("", 0.5),
+        "laptop # weight=9": ClientGrant("laptop # weight=9"),
+        "": ClientGrant(),
+    }
+    for text, grant in lines.items():
+        (folder / CLIENTS).write_bytes(heavy + b" " + text.encode() + b"\n")
+        assert AuthorizedClients(folder).find_grant(heavy) == grant, text
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("weight=0", "weight=-1", "weight=nan", "weight=inf", "weight=1001", "weight=", "priority=1.5"),
+        *("tenants=all", "wieght=2"),
+    ],
+)
+def test_a_grant_that_makes_no_sense_is_refused_and_lets_nobody_in(folder: Path, word: str) -> None:
+    key = read_client_keys(folder).public
+    (folder / CLIENTS).write_bytes(key + b" name " + word.encode() + b"\n")
+    with pytest.raises(ConfigError, match=f"line 1: {word}.*weight=W .above 0, up to 1000."):
+        read_server_keys(folder)
+    assert AuthorizedClients(folder).find_grant(key) is None
+
+
+def test_a_weight_that_makes_no_sense_adds_nobody(folder: Path, tmp_path: Path) -> None:
+    before = (folder / CLIENTS).read_bytes()
+    with pytest.raises(ConfigError, match="weight=0"):
+        add_client(folder, tmp_path / "none", 0.0)
+    assert (folder / CLIENTS).read_bytes() == before
+
+
 def test_a_list_of_clients_that_others_can_write_is_refused(folder: Path) -> None:
     (folder / CLIENTS).chmod(0o620)
     with pytest.raises(ConfigError, match="only its owner can write"):
@@ -84,10 +123,10 @@ def test_the_list_is_read_again_when_it_changes(folder: Path, tmp_path: Path) ->
     clients = AuthorizedClients(folder)
     add_client(folder, tmp_path / "laptop")
     key = (tmp_path / "laptop" / CLIENT_PUBLIC).read_bytes().strip()
-    assert clients.find_name(key) == "laptop"
+    assert clients.find_grant(key) == ClientGrant("laptop")
     assert read_client_keys(tmp_path / "laptop").server == read_server_keys(folder).public
     (folder / CLIENTS).write_text("# nobody\n")
-    assert clients.find_name(key) is None
+    assert clients.find_grant(key) is None
 
 
 def test_a_client_is_let_in_whose_line_comes_after_one_without_an_end(folder: Path, tmp_path: Path) -> None:
@@ -95,17 +134,17 @@ def test_a_client_is_let_in_whose_line_comes_after_one_without_an_end(folder: Pa
     (folder / CLIENTS).write_bytes(before)
     add_client(folder, tmp_path / "laptop")
     key = (tmp_path / "laptop" / CLIENT_PUBLIC).read_bytes().strip()
-    assert AuthorizedClients(folder).find_name(key) == "laptop"
-    assert AuthorizedClients(folder).find_name(read_client_keys(folder).public) == "client"
+    assert AuthorizedClients(folder).find_grant(key) == ClientGrant("laptop")
+    assert AuthorizedClients(folder).find_grant(read_client_keys(folder).public) == ClientGrant("client")
 
 
 def test_without_its_list_nobody_is_let_in(folder: Path) -> None:
     clients, key = AuthorizedClients(folder), read_client_keys(folder).public
     text = (folder / CLIENTS).read_bytes()
     (folder / CLIENTS).unlink()
-    assert clients.find_name(key) is None
+    assert clients.find_grant(key) is None
     (folder / CLIENTS).write_bytes(text)
-    assert clients.find_name(key) == "client"
+    assert clients.find_grant(key) == ClientGrant("client")
 
 
 def test_a_folder_of_somebody_elses_things_is_not_made_a_clients(folder: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -107,3 +108,48 @@ def test_a_processor_may_ask_for_what_a_request_says() -> None:
     asked = LogitsRequest(SamplingParams(), {"fails_at": 2}, [1], [], VOCAB_SIZE)
     assert Fails.for_request(asked) is not None
     assert Only.for_request(asked) is None
+
+
+class Busy(LogitsProcessor):
+    """Computes for a while, as a request asks for: before its first token, with each, or in each step."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self._asked = asked
+
+    @classmethod
+    def for_request(cls, request: LogitsRequest) -> Busy | None:
+        if not request.extra_args:
+            return None
+        compute(request.extra_args.get("starts", 0))
+        return cls(request.extra_args)
+
+    def append(self, token_id: int) -> None:
+        del token_id
+        compute(self._asked.get("appends", 0))
+
+    def apply(self, logits: Tensor) -> None:
+        del logits
+        compute(self._asked.get("applies", 0))
+
+
+def compute(milliseconds: int) -> None:
+    end = time.thread_time() + milliseconds / 1e3
+    while time.thread_time() < end:
+        pass
+
+
+def test_what_a_processor_computes_is_noted_for_its_row_in_the_next_step() -> None:
+    rows = make_rows((Busy,))
+    enter(rows, 0, applies=3)
+    enter(rows, 1, starts=5)
+    enter(rows, 2, appends=7)
+    enter(rows, 3)
+    noted: list[list[float]] = []
+    for _ in range(2):
+        batch = rows.make_sampling_batch(np.arange(4))
+        apply_logit_edits(torch.ones(4, VOCAB_SIZE), batch.edited)
+        assert [row.index for row in batch.edited] == [0, 1, 2], "who asks for nothing is not measured"
+        noted.append([row.work_us / 1e3 for row in batch.edited])
+        rows.append_sampled(np.arange(4), np.full(4, 5))
+    for step, least in zip(noted, ([3, 5, 0], [3, 0, 7]), strict=True):
+        assert all(few <= took < few + 3 for took, few in zip(step, least, strict=True)), noted

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import select
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from quire.ipc import kept_grammars
 from quire.ipc.config import ModelConfig
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData
-from quire.ipc.structured_outputs import GRAMMAR_LIMITS, make_limits
+from quire.ipc.structured_outputs import MAX_MASK_S
 from quire.ipc.token_ids import encode_token_ids
 from quire.ipc.token_lists import pack_token_lists
 from quire.worker.sampling import grammars as grammars_module
@@ -214,43 +217,142 @@ def test_an_output_that_does_not_follow_the_grammar_fails_its_row(grammars: Gram
     assert "cannot be followed" in Row(grammars, regex("a"), output=ids_of("b")).failure()
 
 
-@pytest.mark.parametrize(
-    ("limit", "grammar"),
-    [
-        ("max_lexer_states", regex("([a-z]{1,100}(foo|bar)[0-9]){1,100}")),
-        ("step_lexer_fuel", regex("([a-z]{1,100}(foo|bar)[0-9]){1,100}")),
-        ("step_max_items", LLMatcher.grammar_from_json_schema("{}")),
-        ("initial_lexer_fuel", LLMatcher.grammar_from_json_schema("{}")),
-    ],
-)
-def test_a_row_that_goes_beyond_a_limit_fails_with_its_name(
-    monkeypatch: pytest.MonkeyPatch, limit: str, grammar: str
+def ambiguous(num_alternatives: int, start: str = "z+") -> str:
+    """A grammar of which a mask takes as the third power of its alternatives: of 250 50 s."""
+    names = [f"x{number}" for number in range(num_alternatives)]
+    rules = [f"start: {start}", "z: " + "|".join(f"{name} z?" for name in names)]
+    return LLMatcher.grammar_from_lark("\n".join([*rules, *(f"{name}: /[a-z ]/" for name in names)]))
+
+
+def work_of(row: EditedRow) -> float:
+    return row.work_us * 1e-6
+
+
+@pytest.mark.parametrize("num_alternatives", [60, 250, 1_000])
+def test_a_grammar_whose_mask_takes_too_long_fails_its_row_for_its_time(
+    grammars: Grammars, num_alternatives: int
 ) -> None:
-    monkeypatch.setitem(GRAMMAR_LIMITS, limit, 5)
-    row = Row(Grammars(make_model()), grammar)
-    failure = ""
-    for text in ("[", "[", "1", ","):
-        failure = row.failure()
-        if failure:
-            break
-        row.append(text)
-    assert f"{limit}=5 is not enough" in (failure or row.failure())
+    rows = [Row(grammars, ambiguous(num_alternatives)), Row(grammars, regex("a"))]
+    logits, edited = apply(rows)
+    assert "took more than 30 ms of processor time" in edited[0].failure
+    assert edited[1].failure == ""
+    assert torch.isfinite(logits[1]).nonzero()[:, 0].tolist() == ids_of("a")
+    assert MAX_MASK_S * 0.9 < work_of(edited[0]) < 10 * MAX_MASK_S, "the mask, and what compiles it"
+
+
+def test_a_grammar_whose_mask_takes_too_long_later_fails_its_row_then(grammars: Grammars) -> None:
+    row = Row(grammars, ambiguous(250, "/[0-9]{6}#/ z+"))
+    for _ in range(5):
+        assert row.allowed()
+        row.append("7")
+    row.append("7")
+    row.append("#")
+    assert "processor time" in row.failure()
+
+
+def test_of_many_rows_with_a_grammar_that_takes_too_long_few_are_tried(grammars: Grammars) -> None:
+    _, edited = apply([Row(grammars, ambiguous(250)) for _ in range(64)])
+    assert all(row.failure for row in edited)
+    assert sum(map(work_of, edited)) < 20 * MAX_MASK_S
 
 
 @pytest.mark.parametrize("rule", ['s s | "a" | "b"', 's s s s | /[a-z ]/ | ""', "s s | s s s | /[a-z ]/"])
-def test_an_ambiguous_grammar_ends_at_a_limit_before_all_rows_wait_for_it(rule: str) -> None:
-    row = Row(Grammars(make_model()), LLMatcher.grammar_from_lark(f"start: s\ns: {rule}"))
+def test_an_ambiguous_grammar_ends_before_all_rows_wait_for_it(grammars: Grammars, rule: str) -> None:
+    row = Row(grammars, LLMatcher.grammar_from_lark(f"start: s\ns: {rule}"))
     for _ in range(1_000):
-        if failure := row.failure():
-            assert re.search("step_max_items|max_items_in_row", failure)
+        _, (edited,) = apply([row])
+        assert work_of(edited) < 20 * MAX_MASK_S
+        if edited.failure:
+            assert re.search("max_items_in_row|processor time", edited.failure)
             return
         row.append("a")
     pytest.fail("it goes on")
 
 
-def test_a_large_vocabulary_may_take_more_items() -> None:
-    assert make_limits(2_048) == GRAMMAR_LIMITS
-    assert make_limits(151_936)["step_max_items"] == 9 * GRAMMAR_LIMITS["step_max_items"]
+def test_a_step_of_which_all_matchers_have_failed_goes_on(grammars: Grammars) -> None:
+    rows = [Row(grammars, ambiguous(250)) for _ in range(2)]
+    for _ in range(3):
+        assert all(row.failure for row in apply(rows)[1])
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> Grammars:
+    """Grammars that follow all in processes of their own."""
+    monkeypatch.setattr(grammars_module, "_SMALL", ())
+    return Grammars(make_model())
+
+
+def test_a_row_that_is_followed_in_a_process_of_its_own_goes_as_any_other(
+    grammars: Grammars, apart: Grammars
+) -> None:
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(SCHEMA))
+    here, there, rng = Row(grammars, grammar), Row(apart, grammar), random.Random(3)
+    while (token := rng.choice(here.allowed())) not in EOS:
+        assert there.allowed() == here.allowed()
+        assert Row(apart, grammar, here.output).allowed() == here.allowed(), "resumed"
+        here.append(token)
+        there.append(token)
+    assert set(EOS) & set(there.allowed())
+    assert "doesn't satisfy" in Row(apart, grammar, ids_of("b")).failure()
+    assert "Expected" in Row(apart, "start: (").failure()
+
+
+def test_a_row_goes_on_elsewhere_where_its_grammar_turns_out_not_to_be_small(grammars: Grammars) -> None:
+    row = Row(grammars, LLMatcher.grammar_from_lark('start: s\ns: s s | "a" | "b"'))
+    at_first = row.allowed()
+    while row.edits[0]._matcher.child is None:
+        row.append("a")
+        assert row.allowed() == sorted({*at_first, *EOS})
+        assert len(row.output) < 200
+
+
+def test_a_process_of_a_row_that_dies_costs_that_row(apart: Grammars) -> None:
+    rows = [Row(apart, regex("[ab]*")) for _ in range(3)]
+    apply(rows)
+    os.kill(rows[1].edits[0]._matcher.child._pid, signal.SIGSEGV)
+    _, edited = apply(rows)
+    assert [row.failure.split(" ended ")[-1] for row in edited] == ["", "by SIGSEGV", ""]
+    os.kill(apart._process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, apart._process.pid, os.WEXITED | os.WNOWAIT)
+    assert Row(apart, regex("a")).allowed() == ids_of("a"), "there is another one"
+    for row in (rows[0], rows[2]):
+        row.append("a")
+        assert row.allowed()
+
+
+def test_a_text_is_compiled_once_for_all_its_rows_apart_and_again_when_it_was_given_up(
+    apart: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars_module, "_MAX_TEMPLATES", 2)
+    rows = [Row(apart, regex(letter)) for letter in "aabac"]
+    assert not any(row.failure for row in apply(rows)[1])
+    templates = dict(apart._templates)
+    assert list(templates) == [regex("a"), regex("c")], "the one that was used longest ago goes first"
+    for row, letter in zip(rows, "aabac", strict=True):
+        row.append(letter)
+        assert row.allowed() == EOS[:1], "it goes on"
+    Row(apart, regex("a")).allowed()
+    assert apart._templates[regex("a")] is templates[regex("a")]
+    assert Row(apart, regex("b")).allowed() == ids_of("b")
+
+
+def test_a_text_that_takes_too_long_to_compile_fails_its_rows_for_it(apart: Grammars) -> None:
+    words = [f"{number:x}{number * 7919:x}" for number in range(40_000)]
+    rows = [Row(apart, LLMatcher.grammar_from_lark("start: " + "|".join(f'"{one}"' for one in words)))]
+    rows.append(Row(apart, regex("a")))
+    _, edited = apply(rows)
+    assert "0.2 s of processor time to compile" in edited[0].failure
+    assert edited[1].failure == ""
+    assert work_of(edited[0]) > 0.1
+
+
+def test_a_row_that_leaves_leaves_no_process(apart: Grammars) -> None:
+    row = Row(apart, regex("[ab]*"))
+    row.allowed()
+    fd = os.pidfd_open(row.edits[0]._matcher.child._pid)
+    row.edits.clear()
+    assert select.select([fd], [], [], 30.0)[0]
+    os.close(fd)
 
 
 class PanicException(BaseException):
@@ -284,15 +386,18 @@ def test_a_panic_of_the_library_fails_its_row_alone(grammars: Grammars, method: 
     assert torch.isfinite(logits[0]).nonzero().tolist() == torch.isfinite(logits[2]).nonzero().tolist()
 
 
-def test_a_panic_among_several_threads_is_found_row_by_row(
+def test_whatever_a_matcher_raises_fails_its_row_alone_among_several_threads(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammars_module, "_MIN_SHARED_S", -1.0)
-    monkeypatch.setattr(grammars, "_executor", Fragile(LLMatcher, "unsafe_compute_mask_ptr"))
-    rows = [Row(grammars, regex("a")) for _ in range(2)]
-    logits, edited = apply(rows)
-    assert [row.failure for row in edited] == ["", ""]
-    assert (torch.isfinite(logits).sum(dim=1) == 1).all()
+    monkeypatch.setattr(grammars, "_num_threads", 2)
+    rows = [Row(grammars, regex("[ab]*")) for _ in range(3)]
+    apply(rows)
+    matcher = rows[1].edits[0]._matcher
+    matcher.inner = Fragile(matcher.inner, "no_such_method")
+    matcher.inner.unsafe_compute_mask_ptr = None
+    _, edited = apply(rows)
+    assert ["TypeError" in row.failure for row in edited] == [False, True, False]
 
 
 def test_a_panic_of_a_compile_fails_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,3 +452,14 @@ def test_a_text_is_compiled_once_as_long_as_it_is_kept(monkeypatch: pytest.Monke
     for _ in range(2):
         assert "does not compile" in Row(grammars, ")").failure()
     assert compiled[5:] == [")"], "a bad one takes its time once, too"
+
+
+def test_a_chain_of_rules_that_takes_all_of_a_stack_to_compile_fails_its_row(grammars: Grammars) -> None:
+    rules = [f'a{number}: a{number + 1} | "b"' for number in range(6_000)]
+    text = LLMatcher.grammar_from_lark("\n".join(["start: a0", *rules, 'a6000: "a"']))
+    (edited,) = apply([Row(grammars, text)])[1]
+    assert re.search("SIGSEGV|processor time", edited.failure)
+    assert 0 < work_of(edited) < 1.0
+    _, others = apply([Row(grammars, text) for _ in range(9)])
+    assert {row.failure for row in others} == {edited.failure}
+    assert sum(map(work_of, others)) < 0.1, "nobody waits for that twice"

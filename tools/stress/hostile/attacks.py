@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 
 from .attack import Attack
+from .behind import JunkBehind
 from .bodies import REQUESTS, RequestAttack
-from .grammars import BadGrammars, DearGrammars, HeavyMasks
+from .files import ReplacedFile
+from .grammars import AmbiguousRows, BadGrammars, DearGrammars, ExplodingMasks, FailingRows, HeavyMasks
 from .grpc_calls import GrpcConnections, GrpcStrangers
 from .machine import Calls, CoreConnections, DeletedFiles, FullDisk, Junk
+from .others import KeylessNeighbour, NetworkClient
 from .plan import Target
 from .streams import (
     EndlessChunks,
@@ -45,13 +48,20 @@ _CLASSES: dict[str, type[Attack]] = {
     "dear-grammars": DearGrammars,
     "bad-grammars": BadGrammars,
     "heavy-masks": HeavyMasks,
+    "exploding-masks": ExplodingMasks,
+    "ambiguous-rows": AmbiguousRows,
+    "failing-rows": FailingRows,
     "grpc-connections": GrpcConnections,
     "grpc-strangers": GrpcStrangers,
     "junk": Junk,
+    "junk-behind": JunkBehind,
     "calls": Calls,
     "core-connections": CoreConnections,
+    "network-client": NetworkClient,
+    "keyless-neighbour": KeylessNeighbour,
     "deleted-files": DeletedFiles,
     "full-disk": FullDisk,
+    "replaced-file": ReplacedFile,
 }
 ATTACKS: tuple[str, ...] = (*_CLASSES, *REQUESTS)
 

@@ -89,3 +89,41 @@ class HeavyMasks(GrammarAttack):
         words = self.draw_words(500)
         yield {"regex": f"([a-z ,.]*({'|'.join(words)})?)*"}
         yield {"json": {"type": "array", "items": {"enum": [*words, *map(str, range(100))]}, "minItems": 100}}
+
+
+def _make_ambiguous(start: str, names: list[str]) -> str:
+    """A grammar of which a mask takes as the third power of its alternatives: of 250 50 s, if it may."""
+    rules = [f"start: {start}", "z: " + "|".join(f"{name} z?" for name in names)]
+    return "\n".join([*rules, *(f"{name}: /[a-z ]/" for name in names)])
+
+
+class ExplodingMasks(GrammarAttack):
+    """Grammars that compile in a moment and of which one mask takes for ever: the first, or a later one."""
+
+    fields = {"max_tokens": 16}  # noqa: RUF012 - never written
+
+    def draw(self) -> Iterator[dict[str, Any]]:
+        for count in (60, 250, 800):
+            yield {"grammar": _make_ambiguous("z+", self.draw_words(count))}
+            yield {"grammar": _make_ambiguous("/[0-9]{3}#/ z+", self.draw_words(count))}
+
+
+class AmbiguousRows(GrammarAttack):
+    """Many rows with a small grammar each of whose masks takes as long as it may."""
+
+    def play(self, until: float) -> Counter[str]:
+        self.fields = {"prompt": ["Go on"] * 4, "n": self.target.shrink(32), "max_tokens": 64}
+        return super().play(until)
+
+    def draw(self) -> Iterator[dict[str, Any]]:
+        yield {"grammar": _make_ambiguous("z+", [self.draw_word() for _ in range(12)])}
+
+
+class FailingRows(GrammarAttack):
+    """Small requests of which all that are in a step fail in it."""
+
+    fields = {"max_tokens": 16}  # noqa: RUF012 - never written
+
+    def draw(self) -> Iterator[dict[str, Any]]:
+        for _ in range(self.target.shrink(19)):
+            yield {"grammar": _make_ambiguous("/[0-9]{2}#/ z+", self.draw_words(250))}

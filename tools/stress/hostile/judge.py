@@ -37,12 +37,14 @@ MAX_LEFT_BYTES = {
     "http": 96 * _MB,
 }
 MAX_HELPER_BYTES = 1024 * _MB  # in all, of a process that an HTTP process started for its work with texts
+_LEAST_GAPS, _LEAST_FIRST_TOKENS = 100, 20
+_MAX_LATE_S = 0.5  # that a turn may last into the next one, which is alone nevertheless
 _LEAST_S = 1.5  # in which a process has been looked at for sure
 MAX_CREEP_BYTES = 8 * _MB  # within the second half of the settling phase
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """A part of the run, by time.monotonic. is_to_blame: for every wait of which a part lies in it."""
+    """A part of the run, by time.monotonic. is_to_blame: for waits that begin in it, else that end in it."""
 
     name: str
     begins_at: float
@@ -54,20 +56,34 @@ class Phase(msgspec.Struct, frozen=True):
         return self.begins_at <= at < self.ends_at
 
     def has(self, since: float, until: float) -> bool:
-        """Whether a wait is counted here: else one that ends in it is."""
-        return self.covers(until) or (self.is_to_blame and since < self.ends_at and until >= self.begins_at)
+        """Whether a wait is counted here."""
+        return self.covers(since if self.is_to_blame else until)
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between pieces of an answer, and from a request to its first piece."""
 
     num_requests: int
+    num_gaps: int
     gap_p50_s: float
     gap_p99_s: float
     gap_max_s: float
     ttft_p50_s: float
     ttft_p99_s: float
     ttft_max_s: float
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What ordinary streams felt while an attack ran alone. latency: None when it had no time alone."""
+
+    attack: str
+    latency: Latency | None
+
+    @property
+    def has_few_samples(self) -> bool:
+        """So that a p99 would be a single wait: the median is judged."""
+        one = self.latency
+        return one is None or one.num_gaps < _LEAST_GAPS or one.num_requests < _LEAST_FIRST_TOKENS
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +107,7 @@ class HostileResult:
     records: list[Record] = field(default_factory=list[Record])
     reports: list[TurnReport] = field(default_factory=list[TurnReport])
     samples: list[Sample] = field(default_factory=list[Sample])
+    costs: list[Cost] = field(default_factory=list[Cost])
     memories: list[Memory] = field(default_factory=list[Memory])
     lost_at: list[float] = field(default_factory=list[float])  # when a process that is a new one was seen
     broken: list[str] = field(default_factory=list[str])
@@ -114,6 +131,7 @@ def measure(records: Sequence[Record], phase: Phase) -> Latency | None:
         return None
     return Latency(
         num_requests=len(first),
+        num_gaps=len(gaps),
         gap_p50_s=gaps[len(gaps) // 2],
         gap_p99_s=gaps[int(0.99 * (len(gaps) - 1))],
         gap_max_s=gaps[-1],
@@ -132,14 +150,52 @@ def check_latency(calm: Latency | None, hostile: Latency | None, margin_s: float
         ("p99 time to first token", calm.ttft_p99_s, hostile.ttft_p99_s, margin_s),
         ("longest gap", calm.gap_max_s, hostile.gap_max_s, SILENCE_MARGINS * margin_s),
     )
+    return [line for bound in bounds for line in _check_bound(*bound)]
+
+
+def find_bound(before_s: float, margin_s: float) -> float:
+    """What may become of a latency that was `before_s` while undisturbed."""
+    return LATENCY_FACTOR * before_s + margin_s
+
+
+def measure_costs(records: Sequence[Record], reports: Sequence[TurnReport]) -> list[Cost]:
+    """Of each attack, from the turn that it had alone."""
+    costs: dict[str, Cost] = {}
+    for turn in sorted(reports, key=lambda one: one.began_at):
+        is_alone = not any(_overlap(turn, other) for other in reports if other is not turn)
+        if is_alone or turn.attack not in costs:
+            phase = Phase(turn.attack, turn.began_at, turn.ended_at, is_to_blame=True)
+            latency = measure(records, phase) if is_alone else None
+            costs[turn.attack] = Cost(attack=turn.attack, latency=latency)
+    return [costs[name] for name in sorted(costs)]
+
+
+def check_costs(costs: Sequence[Cost], calm: Latency | None, margin_s: float) -> list[str]:
+    """Attacks that cost ordinary streams too much while they ran alone, a line each."""
     broken: list[str] = []
-    for name, before_s, now_s, more_s in bounds:
-        most_s = LATENCY_FACTOR * before_s + more_s
-        if now_s > most_s:
-            sum_ms = f"{LATENCY_FACTOR:g} x {1e3 * before_s:.0f} + {1e3 * more_s:.0f}"
-            most = f"at most {sum_ms} = {1e3 * most_s:.0f} ms"
-            broken.append(f"ordinary streams' {name} is {1e3 * now_s:.0f} ms, {most}")
+    for cost in costs:
+        one = cost.latency
+        if calm is None or one is None:
+            continue
+        few = cost.has_few_samples
+        gap_s, ttft_s = (one.gap_p50_s, one.ttft_p50_s) if few else (one.gap_p99_s, one.ttft_p99_s)
+        what = "median" if few else "p99"
+        lines = _check_bound(f"{what} gap", calm.gap_p99_s, gap_s, margin_s)
+        lines += _check_bound(f"{what} time to first token", calm.ttft_p99_s, ttft_s, margin_s)
+        broken += [f"{cost.attack}, alone: {line}" for line in lines]
     return broken
+
+
+def _check_bound(name: str, before_s: float, now_s: float, more_s: float) -> list[str]:
+    most_s = find_bound(before_s, more_s)
+    if now_s <= most_s:
+        return []
+    sum_ms = f"{LATENCY_FACTOR:g} x {1e3 * before_s:.0f} + {1e3 * more_s:.0f}"
+    return [f"ordinary streams' {name} is {1e3 * now_s:.0f} ms, at most {sum_ms} = {1e3 * most_s:.0f} ms"]
+
+
+def _overlap(one: TurnReport, other: TurnReport) -> bool:
+    return min(one.ended_at, other.ended_at) - max(one.began_at, other.began_at) > _MAX_LATE_S
 
 
 def check_tries(records: Sequence[Record]) -> list[str]:

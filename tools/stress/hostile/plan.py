@@ -11,7 +11,7 @@ _MIN_ALONE_S = 2.0  # a turn shorter than this shows little
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """What is attacked: a server with keys over a daemon that nobody else uses."""
+    """What is attacked: a server with keys over a daemon, which also serves the attackers' other ways in."""
 
     host: str
     port: int
@@ -21,6 +21,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     supervisor_pid: int
     server_pid: int
     grpc_address: str = ""  # HOST:PORT; empty without gRPC
+    network_address: str = ""  # where the daemon listens for clients of other machines
+    network_keys: str = ""  # the folder of the attackers' key there
+    keyless_port: int = 0  # of a server without keys over the same daemon
     scale: float = 1.0  # of sizes and counts
 
     def shrink(self, size: int) -> int:

@@ -11,13 +11,14 @@ import msgspec
 from ...bench.table import format_table
 from ..checks import count_failed
 from ..report import format_broken
-from .judge import MAX_HELPER_BYTES, HostileResult, Latency, Memory, Phase, measure, sum_answers
+from .judge import MAX_HELPER_BYTES, HostileResult, Latency, Memory, Phase, find_bound, measure, sum_answers
 from .plan import TurnReport
 
 
-def format_hostile(result: HostileResult) -> str:
-    """Tables of ordinary streams, attacks and memory, then what is broken."""
-    parts = [_format_latencies(result), _format_attacks(result), _format_memory(result.memories)]
+def format_hostile(result: HostileResult, margin_s: float) -> str:
+    """Tables of ordinary streams, what each attack costs them, answers and memory, then what is broken."""
+    parts = [_format_latencies(result), _format_costs(result, margin_s), _format_attacks(result)]
+    parts.append(_format_memory(result.memories))
     return "\n\n".join([*parts, format_broken(result.broken)])
 
 
@@ -28,6 +29,7 @@ def write_hostile(result: HostileResult, facts: dict[str, str], path: str) -> No
         "num_requests": len(result.records),
         "num_failed": count_failed(result.records),
         "ordinary": {phase.name: measure(result.records, phase) for phase in result.phases},
+        "costs": result.costs,
         "attacks": [
             {
                 "attack": one.attack,
@@ -60,7 +62,30 @@ def _list_latency(one: Latency | None) -> list[str]:
         return ["0", *["-"] * 6]
     gaps = (one.gap_p50_s, one.gap_p99_s, one.gap_max_s)
     first = (one.ttft_p50_s, one.ttft_p99_s, one.ttft_max_s)
-    return [str(one.num_requests), *(f"{1e3 * time_s:.0f}" for time_s in gaps + first)]
+    return [str(one.num_requests), *_list_ms(*gaps, *first)]
+
+
+def _format_costs(result: HostileResult, margin_s: float) -> str:
+    """What ordinary streams felt while each attack ran alone, beside what they may."""
+    calm = measure(result.records, result.phases[0])
+    rows: list[list[str]] = []
+    for cost in result.costs:
+        one = cost.latency
+        if one is None or calm is None:
+            rows.append([cost.attack, *["-"] * 8, "no sample alone"])
+            continue
+        most_s = [find_bound(before_s, margin_s) for before_s in (calm.gap_p99_s, calm.ttft_p99_s)]
+        gaps = [str(one.num_gaps), *_list_ms(one.gap_p50_s, one.gap_p99_s, most_s[0])]
+        first = [str(one.num_requests), *_list_ms(one.ttft_p50_s, one.ttft_p99_s, most_s[1])]
+        is_broken = any(line.startswith(f"{cost.attack}, alone:") for line in result.broken)
+        few = "too few samples, by the median: " if cost.has_few_samples else ""
+        rows.append([cost.attack, *gaps, *first, few + ("BROKEN" if is_broken else "holds")])
+    times = ["gaps", "p50 ms", "p99", "at most", "first tokens", "p50 ms", "p99", "at most", "bound"]
+    return format_table(["while it ran alone", *times], rows)
+
+
+def _list_ms(*times_s: float) -> list[str]:
+    return [f"{1e3 * time_s:.0f}" for time_s in times_s]
 
 
 def _format_attacks(result: HostileResult) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import subprocess
 import sys
 import time
@@ -14,7 +15,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ....frontend.daemon import stop_daemon
+from ....ipc.daemon.daemon_state import read_state
+from ....ipc.daemon.run_dir import find_named
 from ....ipc.errors import QuireError
+from ....ipc.network.keys import add_client, make_keys
 from ...bench.machine import describe_machine, format_machine
 from ..asks import Ask, ClientPlan, draw_pool, list_all
 from ..checks import check_records
@@ -31,11 +35,13 @@ from .judge import (
     HostileResult,
     Phase,
     check_answers,
+    check_costs,
     check_latency,
     check_losses,
     check_memory,
     check_tries,
     measure,
+    measure_costs,
     measure_memory,
 )
 from .plan import AttackPlan, Target, draw_turns
@@ -45,6 +51,7 @@ NUM_STREAMS = 16
 MAX_OPEN_FILES = 1024  # of each process of the site, which the attackers' connections exceed
 _POOL_SIZE = 32
 _ATTACKED = "attacked"
+_ATTACKERS_KEYS = "attackers"  # their folder with a key for the daemon's listener
 _KEYS = ("ordinary-streams", "attackers")
 _TIMEOUT_S = 60.0  # of an ordinary request
 _WARM_TIMEOUT_S = 30.0
@@ -76,7 +83,7 @@ def run_hostile(options: HostileOptions) -> int:
     facts = describe_machine()
     print(format_machine(facts) + "\n", flush=True)
     result = play_hostile(options)
-    print(format_hostile(result))
+    print(format_hostile(result, options.margin_s))
     if options.json_path is not None:
         write_hostile(result, facts, options.json_path)
     return BROKEN_EXIT_CODE if result.broken else 0
@@ -151,6 +158,8 @@ def _judge(site: Site, options: HostileOptions, golden: Sequence[Golden], result
     result.broken += check_losses(result.samples, _COUNTS, result.logs)
     latencies = [measure(result.records, phase) for phase in (calm, hostile)]
     result.broken += check_latency(latencies[0], latencies[1], options.margin_s)
+    result.costs = measure_costs(result.records, result.reports)
+    result.broken += check_costs(result.costs, latencies[0], options.margin_s)
     result.broken += check_tries(result.records)
     result.broken += check_answers(result.reports)
     result.broken += check_memory(result.memories)
@@ -191,10 +200,19 @@ def _make_attack_plan(site: Site, options: HostileOptions) -> AttackPlan:
         supervisor_pid=site.supervisor.pid,
         server_pid=site.server.pid,
         grpc_address=site.grpc_address,
+        network_address=_find_listen(),
+        network_keys=os.path.join(os.environ["XDG_RUNTIME_DIR"], _ATTACKERS_KEYS),
+        keyless_port=urlsplit(site.keyless_url).port or 0,
         scale=options.scale,
     )
     turns = draw_turns(options.seed, options.attacks, options.duration_s)
     return AttackPlan(target=target, seed=options.seed, turns=turns)
+
+
+def _find_listen() -> str:
+    """Where the daemon of this run listens."""
+    state = read_state(find_named(OWN_NAME))
+    return "" if state is None else state.listen
 
 
 @contextlib.contextmanager
@@ -202,12 +220,16 @@ def _open_site(broken: list[str]) -> Generator[Site]:
     """A site whose processes have few descriptors; what it leaves behind is added to `broken`."""
     prefix = ("sh", "-c", f'ulimit -n {MAX_OPEN_FILES} && exec "$@"', "sh")
     with own_folders() as folder:
+        keys = folder / "keys"
+        make_keys(keys)
+        add_client(keys, folder / _ATTACKERS_KEYS)
         command = [*prefix, sys.executable, "-P", "-m", "quire", "daemon", "start", "--name", OWN_NAME]
+        command += ["--listen", "tcp://127.0.0.1:0", "--keys", str(keys)]
         done = subprocess.run([*command, *_ENGINE_OPTIONS], capture_output=True, text=True)
         if done.returncode:
             raise QuireError(f"quire daemon start: {done.stderr.strip() or 'failed'}")
         try:
-            with contextlib.closing(Site(OWN_NAME, None, _KEYS, prefix)) as site:
+            with contextlib.closing(Site(OWN_NAME, None, _KEYS, prefix, has_keyless=True)) as site:
                 yield site
         finally:
             with contextlib.suppress(QuireError):  # it has ended already, which the checks have seen

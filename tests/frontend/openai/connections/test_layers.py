@@ -20,7 +20,8 @@ KEY = "authorization: Bearer one\r\n"
 
 
 async def ask(peer: Peer, method: str, path: str, headers: str = "") -> tuple[int, dict[str, str], str]:
-    await peer.say(f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n".encode())
+    host = "" if headers.startswith("host:") else "host: localhost\r\n"
+    await peer.say(f"{method} {path} HTTP/1.1\r\n{host}{headers}\r\n".encode())
     status, head, body = await peer.read_answer()
     fields = (line.partition(": ") for line in head.lower().split("\r\n")[1:] if line)
     return status, {name: value for name, _, value in fields}, body

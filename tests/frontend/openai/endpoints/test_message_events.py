@@ -94,7 +94,11 @@ def test_white_space_is_told_where_it_is_all_of_the_answer() -> None:
         ("", {}),
         ('{"a"', {}),
         ('{"a": 12', {}),
-        ('{"a": 12, "b": "x', {"a": 12}),
+        ('{"a": 12, "b": "x', {"a": 12, "b": "x"}),
+        (r'{"a": "x\u00', {"a": "x"}),
+        (r'{"a": "\u00', {}),
+        ('{"a": "x", "b', {"a": "x"}),
+        ('{"a": "x", "b": tru', {"a": "x"}),
         (r'{"a": "}, \" {[", "b', {"a": '}, " {['}),
         ('{"a": {"b": [1, [2], "', {"a": {"b": [1, [2]]}}),
         ('{"a": {}', {"a": {}}),
@@ -113,6 +117,31 @@ def test_a_call_that_is_cut_off_is_streamed_and_whole_as_far_as_it_went(
     for event in cut:
         writer.take(event)
     assert not writer.has_called
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.data())
+def test_a_streamed_input_is_the_whole_one_however_it_is_cut(data: st.DataObject) -> None:
+    value = data.draw(st.dictionaries(st.text(max_size=4), JSON, max_size=4))
+    text = json.dumps(
+        value, ensure_ascii=data.draw(st.booleans()), indent=data.draw(st.sampled_from([None, 1]))
+    )
+    end = data.draw(st.integers(0, len(text)))
+    pieces = [text[:end][start : start + 3] for start in range(0, end, 3)]
+    turn = [ToolCallStart(0, "call_1", "f"), *(ToolCallDelta(0, piece) for piece in pieces)]
+    if end == len(text) and data.draw(st.booleans()):
+        turn.append(ToolCallEnd(0))
+    events = as_json(write(turn))
+    told = "".join(event["delta"]["partial_json"] for event in events if "delta" in event)
+    assert json.loads(told or "{}") == as_json(collect_blocks(write(turn)))[0]["input"]
+    if end == len(text):
+        assert told == text
 
 
 def test_omitted_thoughts_leave_a_block_with_a_signature() -> None:

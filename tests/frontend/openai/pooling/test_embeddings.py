@@ -379,7 +379,7 @@ def test_callers_are_told_apart_in_the_engine() -> None:
             "priority": -3,
             "timeout_s": 5.0,
             "cache_salt": "mine",
-            "tenant": "127.0.0.1",
+            "tenant": "/local",
             "names": [call.request_id, "batch-7"],
         }
 

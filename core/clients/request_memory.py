@@ -1,0 +1,134 @@
+"""RequestMemory: when requests of clients of the network came, and how many cores have ended with them live.
+
+Such a client's own word for it could not be believed: with it a request goes before others, or runs alone.
+The core therefore notes what it takes on in a file, 17 bytes a request, that the next core reads. What is
+lost with a connection is kept in memory: it comes again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import struct
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_log = logging.getLogger(__name__)
+
+_RECORD = struct.Struct("<8sdB")  # name, arrival, cores that have ended with it live; a name of zeros: none
+_EMPTY = bytes(_RECORD.size)
+_MAX_READ = 65536  # records of an earlier core
+_KEEP_S = 60.0  # a place in the queue is kept so long, for clients connect again within seconds
+_MAX_LOST = 4096  # requests that are remembered though they are not live
+_MAX_ENDS = 255
+
+
+@dataclass(frozen=True, slots=True)
+class PastLife:
+    """What is known of a request that comes. `arrival`: wall clock, None: it was not here before."""
+
+    arrival: float | None = None
+    num_attempts: int = 0
+
+
+_NEW = PastLife()
+
+
+class RequestMemory:
+    """Of one core. `path` is where the next one looks; '' keeps nothing beyond this one."""
+
+    def __init__(self, path: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+        self._past: OrderedDict[bytes, PastLife] = OrderedDict()  # not live, the longest ago first
+        self._lost_at: dict[bytes, float] = {}  # of those that this core has lost
+        self._clock = clock
+        self._began_at: float | None = None  # when the first of those came that the core before had
+        self._live: dict[bytes, tuple[int, PastLife]] = {}  # name -> its place in the file
+        self._free: list[int] = []
+        self._num_places = 0
+        self._fd = -1
+        self._path = path
+        if path:
+            self._read()
+
+    def find(self, scope: str, request_id: str) -> PastLife:
+        """What is known of a request of this key that comes now; nothing if it was away too long."""
+        name, now = _name(scope, request_id), self._clock()
+        if self._began_at is None:
+            self._began_at = now
+        if now - self._lost_at.get(name, self._began_at) > _KEEP_S:
+            return _NEW
+        return self._past.get(name, _NEW)
+
+    def add(self, scope: str, request_id: str, arrival: float) -> None:
+        """It is live from now on."""
+        name = _name(scope, request_id)
+        past = self.find(scope, request_id)
+        self._past.pop(name, None)
+        self._lost_at.pop(name, None)
+        life = PastLife(past.arrival if past.arrival is not None else arrival, past.num_attempts)
+        if self._free:
+            place = self._free.pop()
+        else:
+            place, self._num_places = self._num_places, self._num_places + 1
+        self._live[name] = place, life
+        self._write(place, _RECORD.pack(name, life.arrival, life.num_attempts))
+
+    def end(self, scope: str, request_id: str) -> None:
+        """It has been answered: nothing is to be known of it any more. Nothing happens if it is not live."""
+        self._take_out(_name(scope, request_id))
+
+    def lose(self, scope: str, request_id: str) -> None:
+        """Its client is gone, and may come again with it."""
+        name = _name(scope, request_id)
+        if (life := self._take_out(name)) is not None:
+            self._past[name], self._lost_at[name] = life, self._clock()
+            if len(self._lost_at) > _MAX_LOST:
+                first = next(iter(self._lost_at))
+                del self._lost_at[first], self._past[first]
+
+    def close(self) -> None:
+        """Its core ends as it should."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+
+    def _take_out(self, name: bytes) -> PastLife | None:
+        if (live := self._live.pop(name, None)) is None:
+            return None
+        place, life = live
+        self._free.append(place)
+        self._write(place, _EMPTY)
+        return life
+
+    def _read(self) -> None:
+        """What the last core left. Each request that it had live was lost with it."""
+        with contextlib.suppress(OSError), open(self._path, "rb") as file:
+            data = file.read(_MAX_READ * _RECORD.size)
+            whole = len(data) - len(data) % _RECORD.size
+            for name, arrival, num_ends in _RECORD.iter_unpack(data[:whole]):
+                if any(name):
+                    self._past[name] = PastLife(arrival, min(num_ends + 1, _MAX_ENDS))
+        with contextlib.suppress(OSError):
+            os.truncate(self._path, 0)
+
+    def _write(self, place: int, record: bytes) -> None:
+        if not self._path:
+            return
+        try:
+            if self._fd < 0:
+                self._fd = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            os.pwrite(self._fd, record, place * _RECORD.size)
+        except OSError as error:
+            _log.warning("%s not written: %s", self._path, error)
+            self._path = ""
+
+
+def _name(scope: str, request_id: str) -> bytes:
+    text = f"{scope}{request_id}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=8, person=b"request").digest()

@@ -1,0 +1,59 @@
+"""Finds out, behind a start and out of everybody's way, what an engine's files hold: ipc/file_identity.py.
+
+A file is read once in its life on this machine, by a process that the kernel lets run when no other wants the
+processor. Few bytes are read by a thread: a process costs more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from typing import NoReturn
+
+import msgspec
+
+from ..ipc.config import ModelConfig
+from ..ipc.errors import QuireError
+from ..ipc.file_identity import FileStamp, find_digests, list_unknown
+from ..ipc.processes.process import EXIT_OK, ChildProcess, Lifeline, wait_readable
+
+_log = logging.getLogger(__name__)
+
+_MODULE = "quire.core.file_digests"
+_MAX_THREAD_BYTES = 32 << 20  # 30 ms
+
+
+def start_digests(model: ModelConfig) -> None:
+    """Begin, if there is a file whose content nobody knows yet; does not wait."""
+    if model.noted is not None:
+        threading.Thread(target=_run, args=(model,), name="digests", daemon=True).start()
+
+
+def _run(model: ModelConfig) -> None:
+    assert model.noted is not None
+    unknown = list_unknown(model.model, model.tokenizer, model.noted)
+    if sum(stamp.size for stamp in unknown.values()) <= _MAX_THREAD_BYTES:
+        find_digests(unknown)
+        return
+    try:
+        child = ChildProcess.start(_MODULE, "digests", msgspec.msgpack.encode(unknown))
+        wait_readable(child.pid_fd, None)
+        child.stop(0.0)
+    except (OSError, QuireError) as error:
+        _log.debug("no digests: %s", error)
+
+
+def main() -> NoReturn:
+    """Entry point of the process; it ends with the core."""
+    lifeline = Lifeline()
+    lifeline.watch(grace_s=0.0)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    find_digests(msgspec.msgpack.decode(lifeline.args, type=dict[str, FileStamp]))
+    os._exit(EXIT_OK)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Whether Quire's own files are still those that this process was made of.
+
+A process starts children of its own sources only: after `pip install -U` or `git pull` another version's
+worker would compute on under an old core, and one answer would have tokens of both. Sources are noted at the
+first start of a child, behind it, and looked at before each further one: 3 ms if nothing has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import FilesChangedError
+
+PACKAGE_DIR = str(Path(__file__).resolve().parents[2])
+_FOLDERS = ("core", "frontend", "ipc", "kernels", "worker")
+_SUFFIXES = (".cpp", ".h", ".py")
+# Packages of others that decide bits or texts; a version is in the name of a folder beside the package.
+_DISTRIBUTIONS = frozenset(
+    ("flashinfer_python", "jinja2", "llguidance", "numpy", "safetensors", "tokenizers", "torch", "triton")
+)
+_MISSING = "not installed"
+_VERSION_SUFFIXES = (".dist-info", ".egg-info")
+_REMEDY = "start anew what runs (`quire daemon restart NAME`; other programs: end and start them)"
+
+
+class OwnSources:
+    """The package in `root` as it is now: the constructor reads all of it, within some 10 ms."""
+
+    def __init__(self, root: str = PACKAGE_DIR) -> None:
+        self._root = root
+        self._stamps = dict(_iterate_stamps(root))
+        self._sums = {name: _hash(root, name) for name in self._stamps}
+        self._versions = find_versions()
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal sources, wherever they lie."""
+        digest = hashlib.sha256()
+        for name, content in sorted(self._sums.items()):
+            digest.update(name.encode() + b"\0" + content)
+        return digest.hexdigest()
+
+    def check(self) -> None:
+        """Raise FilesChangedError for the first file that was changed, added or removed, or a version."""
+        stamps = dict(_iterate_stamps(self._root))
+        for name in sorted(stamps.keys() | self._stamps.keys()):
+            if stamps.get(name) == self._stamps.get(name):
+                continue
+            if name not in stamps:
+                raise self._refuse(name, "was removed")
+            if name not in self._stamps:
+                raise self._refuse(name, "was added")
+            if _hash(self._root, name) != self._sums[name]:
+                raise self._refuse(name, "has changed")
+        self._stamps = stamps  # the same content, written again
+        if change := find_other_version(self._versions):
+            name, version, before = change
+            raise FilesChangedError(name, version, f"{before} when this process started; {_REMEDY}")
+
+    def _refuse(self, name: str, change: str) -> FilesChangedError:
+        what = f"this file of Quire {change} since this process started; {_REMEDY}"
+        return FilesChangedError(os.path.basename(name), os.path.join(self._root, name), what)
+
+
+_noted: OwnSources | None = None
+
+
+def note_own_sources() -> OwnSources:
+    """As they were at the first call in this process."""
+    global _noted
+    if _noted is None:
+        _noted = OwnSources()
+    return _noted
+
+
+def check_own_sources() -> None:
+    """Raise FilesChangedError if they are not as noted; if nothing was noted yet, they are."""
+    if _noted is not None:
+        _noted.check()
+
+
+def find_versions() -> dict[str, str]:
+    """Of the packages that decide bits, the first of each on Python's path."""
+    found: dict[str, str] = {}
+    for folder in dict.fromkeys(sys.path):
+        try:
+            names = os.listdir(folder or ".")
+        except OSError:
+            continue
+        for name in names:
+            if name.endswith(_VERSION_SUFFIXES):
+                package, _, version = name.rpartition(".")[0].partition("-")
+                if (package := package.lower()) in _DISTRIBUTIONS:
+                    found.setdefault(package, version)
+    return found
+
+
+_Stamp = tuple[int, int, int]
+
+
+def _iterate_stamps(root: str) -> Iterator[tuple[str, _Stamp]]:
+    """(name, stamp) of every source."""
+    left = [""]
+    while left:
+        folder = left.pop()
+        try:
+            with os.scandir(f"{root}/{folder}") as entries:
+                for entry in entries:
+                    name = f"{folder}{entry.name}"
+                    if name.endswith(_SUFFIXES):
+                        status = entry.stat()
+                        yield name, (status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+                    elif (folder or name in _FOLDERS) and entry.name != "__pycache__" and entry.is_dir():
+                        left.append(f"{name}/")
+        except OSError:  # which shows in the files that are missing
+            continue
+
+
+def find_other_version(noted: dict[str, str]) -> tuple[str, str, str] | None:
+    """A package that is not as noted, its version now, and what it was; None if all are."""
+    versions = find_versions()
+    for name in sorted(versions.keys() | noted.keys()):
+        now, before = versions.get(name, _MISSING), noted.get(name, _MISSING)
+        if now != before:
+            return name, now, f"was {before}"
+    return None
+
+
+def _hash(root: str, name: str) -> bytes:
+    try:
+        with open(f"{root}/{name}", "rb", buffering=0) as file:
+            return hashlib.sha256(file.read()).digest()[:16]
+    except OSError:
+        return b""

@@ -1,0 +1,302 @@
+"""A model's files, and Quire's own, are replaced under a running engine, and a process is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from daemons import Daemon, runtime_folders, wait_for_end, wait_until
+from quire import LLM, EngineArgs, SamplingParams
+from quire.frontend.cli.entry import run_command
+from quire.frontend.daemon import add_engine, find_log
+from quire.frontend.llm_engine import LLMEngine
+from quire.frontend.models.model_folder import pocket_folder
+from quire.ipc.daemon.run_dir import find_daemon, find_named, find_owner
+from quire.ipc.errors import EngineDeadError, FilesChangedError
+from quire.ipc.file_identity import find_digest, stamp_file
+
+WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
+PARAMS = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True, detokenize=False)
+PROMPT = "Once upon a time"
+PACKAGE = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folders() -> Iterator[None]:
+    with runtime_folders():
+        yield
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(pocket_folder(), tmp_path / "model"))
+
+
+def change(content: bytes) -> bytes:
+    """Other weights of the same shapes: the second half, which has no names in it, from back to front."""
+    middle = len(content) // 2 // 4 * 4
+    return content[:middle] + content[middle:][::-1]
+
+
+def put_others(file: Path) -> None:
+    file.with_suffix(".new").write_bytes(change(file.read_bytes()))
+    file.with_suffix(".new").replace(file)
+
+
+def write_others_in_place(file: Path) -> None:
+    status = file.stat()
+    content = change(file.read_bytes())
+    with file.open("r+b") as stream:
+        stream.write(content)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def put_the_same(file: Path) -> None:
+    shutil.copy(file, file.with_suffix(".new"))
+    file.with_suffix(".new").replace(file)
+
+
+def find_child(module: str, pid: int | None = None) -> psutil.Process:
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # one that another test has left is not reaped yet
+            if module in process.cmdline():
+                return process
+    raise AssertionError(f"no process of {module}")
+
+
+def run(
+    engine: LLMEngine,
+    name: str,
+    at: int = 0,
+    do: Callable[[], None] = lambda: None,
+    tokens: list[int] | None = None,
+) -> list[int]:
+    """The tokens of a request; something is done to the engine once it has more than `at` of them."""
+    engine.add_request(name, PROMPT, PARAMS)
+    tokens = [] if tokens is None else tokens
+    is_done = False
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            tokens[:] = output.outputs[0].token_ids
+        if len(tokens) > at and not is_done:
+            is_done = True
+            do()
+    return tokens
+
+
+@pytest.mark.parametrize("module", ["quire.worker", "quire.core"])
+@pytest.mark.parametrize("replace", [put_others, write_others_in_place, Path.unlink])
+def test_weights_that_were_replaced_are_refused_by_name_and_no_token_is_theirs(
+    folder: Path, module: str, replace: Callable[[Path], None]
+) -> None:
+    engine = LLMEngine.from_engine_args(EngineArgs(model=str(folder), log_level="ERROR"))
+    tokens: list[int] = []
+
+    def attack() -> None:
+        replace(folder / WEIGHTS)
+        find_child(module).send_signal(signal.SIGKILL)
+
+    try:
+        want = run(engine, "before")
+        with pytest.raises(EngineDeadError, match=f"{WEIGHTS}=.*is not the file.*quire daemon restart"):
+            run(engine, "hit", 20, attack, tokens)
+        assert len(tokens) > 20
+        assert tokens == want[: len(tokens)]
+    finally:
+        engine.close()
+
+
+def test_the_same_weights_from_elsewhere_cost_no_token(folder: Path) -> None:
+    engine = LLMEngine.from_engine_args(EngineArgs(model=str(folder), log_level="ERROR"))
+    try:
+        want = run(engine, "before")
+        noted = stamp_file(folder / WEIGHTS)
+        assert wait_until(lambda: find_digest(noted) is not None, 10.0)
+        for number, module in enumerate(("quire.worker", "quire.core")):
+
+            def attack(module: str = module) -> None:
+                put_the_same(folder / WEIGHTS)
+                (folder / WEIGHTS).chmod(0o400)
+                find_child(module).send_signal(signal.SIGKILL)
+
+            assert run(engine, f"hit-{number}", 20, attack) == want
+        assert stamp_file(folder / WEIGHTS) != noted
+    finally:
+        engine.close()
+
+
+def test_whoever_reads_another_tokenizer_is_refused_by_name(folder: Path) -> None:
+    """Who has read the right one goes on, until something has to read it again."""
+    config = EngineArgs(model=str(folder), log_level="ERROR").create_engine_config()
+    with Daemon("tokenizer", config) as daemon, LLM(attach=daemon.name) as llm:
+        want = llm.generate([PROMPT], PARAMS, use_tqdm=False)[0].outputs[0].token_ids
+        put_others(folder / TOKENIZER)
+        (folder / "chat_template.jinja").unlink()
+        with pytest.raises(FilesChangedError, match=f"{TOKENIZER}=|chat_template.jinja="):
+            LLM(attach=daemon.name)
+        assert llm.generate([PROMPT], PARAMS, use_tqdm=False)[0].outputs[0].token_ids == want
+        pid = daemon.pid
+        find_child("quire.worker", pid).send_signal(signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match=f"{TOKENIZER}="):
+            llm.generate([PROMPT], PARAMS, use_tqdm=False)
+        wait_for_end(pid, 30.0)  # it does not try again and again
+        assert find_owner(find_named(daemon.name)) is None
+
+
+# What a program does whose copy of Quire is changed under it. argv: the file, relative to the copy.
+SOURCES = """
+import os, pathlib, signal, sys
+import psutil, quire
+from quire import EngineArgs, SamplingParams
+from quire.frontend.llm_engine import LLMEngine
+
+root = pathlib.Path(quire.__file__).parent
+name, module, how = sys.argv[1:]
+engine = LLMEngine.from_engine_args(EngineArgs(log_level="ERROR"))
+params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True, detokenize=False)
+engine.add_request("a", "Once upon a time", params)
+tokens = []
+while len(tokens) < 20:
+    for output in engine.step():
+        tokens = output.outputs[0].token_ids
+file = root / name
+if how == "change":
+    file.write_text(file.read_text() + "# another version\\n")
+elif how == "remove":
+    file.unlink()
+elif how == "add":
+    (file.parent / "added.py").touch()
+else:
+    content = file.read_bytes()
+    file.unlink()
+    file.write_bytes(content)
+children = psutil.Process().children(recursive=True)
+next(one for one in children if module in one.cmdline()).send_signal(signal.SIGKILL)
+try:
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            tokens = output.outputs[0].token_ids
+    print("finished", len(tokens))
+except Exception as error:
+    print(type(error).__name__, error)
+engine.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    ignored = shutil.ignore_patterns("__pycache__", "tests", "docs", ".*", "*.egg-info", "build")
+    return Path(shutil.copytree(PACKAGE, tmp_path_factory.mktemp("copy") / "quire", ignore=ignored))
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "how", "words"),
+    [
+        ("worker/worker.py", "quire.worker", "change", "EngineDeadError .*worker.py=.*has changed"),
+        ("core/engine_loop.py", "quire.core", "change", "EngineDeadError .*engine_loop.py=.*has changed"),
+        ("worker/threads.py", "quire.worker", "remove", "EngineDeadError .*threads.py=.*was removed"),
+        ("kernels/program.h", "quire.worker", "add", "EngineDeadError .*added.py=.*was added"),
+        ("kernels/linear.cpp", "quire.core", "same", "finished 400"),
+        ("worker/worker.py", "quire.worker", "same", "finished 400"),
+    ],
+)
+def test_a_process_starts_only_children_of_its_own_sources(
+    copy: Path, name: str, module: str, how: str, words: str
+) -> None:
+    before = (copy / name).read_bytes()
+    environment = {**os.environ, "PYTHONPATH": str(copy.parent)}
+    command = [sys.executable, "-c", textwrap.dedent(SOURCES), name, module, how]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    finally:
+        (copy / name).write_bytes(before)
+        (copy / name).with_name("added.py").unlink(missing_ok=True)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    assert re.search(f"^{words}", line), line
+    assert "finished" in words or "quire daemon restart" in line
+
+
+def test_a_restart_after_a_replacement_starts_the_daemon_anew_and_says_why(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    start = ["daemon", "start", folder.name, "--name", "anew", "--log-level", "ERROR"]
+    assert run_command(start) == 0
+    try:
+        first = find_daemon("anew")
+        assert run_command(["daemon", "restart", "anew"]) == 0
+        assert find_daemon("anew") == first  # nothing has changed: the same supervisor, another core
+        put_others(folder / WEIGHTS)
+        monkeypatch.chdir("/")
+        os.kill(first, signal.SIGHUP)  # which ends nothing, since it could not start again
+        assert wait_until(lambda: "it is not restarted: model.safetensors=" in read_log("anew"), 10.0)
+        with LLM(attach="anew") as llm:
+            assert llm.generate([PROMPT], PARAMS, use_tqdm=False)[0].error is None
+        with pytest.raises(FilesChangedError, match=WEIGHTS):
+            add_engine("anew")
+        (folder / "config.json").rename(folder / "config")
+        assert run_command(["daemon", "restart", "anew"]) != 0
+        assert find_daemon("anew") == first  # what cannot be started ends nothing
+        (folder / "config").rename(folder / "config.json")
+        find_child("quire.worker", first).send_signal(signal.SIGKILL)
+        wait_for_end(first, 30.0)
+        capfd.readouterr()
+        assert run_command(["ps"]) == 0
+        assert re.search(
+            r"^anew has failed: model\.safetensors=.*quire daemon restart", capfd.readouterr().out, re.M
+        )
+        assert run_command(["daemon", "restart", "anew"]) == 0
+        assert find_daemon("anew") != first
+        assert run_command(["ps"]) == 0
+        assert "anew has failed" not in capfd.readouterr().out
+    finally:
+        run_command(["daemon", "stop", "anew"])
+    assert run_command(["daemon", "restart", "anew"]) != 0  # it was stopped
+
+
+def read_log(name: str) -> str:
+    return find_log(name).read_text()
+
+
+PROCESSOR = """
+from quire import LogitsProcessor
+
+class Same(LogitsProcessor):
+    @classmethod
+    def for_request(cls, request):
+        return None
+
+    def apply(self, logits):
+        return None
+"""
+
+
+def test_the_code_of_a_logits_processor_is_one_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = tmp_path / "same_logits.py"
+    module.write_text(PROCESSOR)
+    args = EngineArgs(logits_processors=["same_logits:Same"], log_level="ERROR")
+    engine = LLMEngine.from_engine_args(args)
+
+    def attack() -> None:
+        module.write_text(PROCESSOR.replace("return None", "return 1"))
+        find_child("quire.worker").send_signal(signal.SIGKILL)
+
+    try:
+        with pytest.raises(EngineDeadError, match=r"same_logits\.py=.*is not the file"):
+            run(engine, "hit", 20, attack)
+    finally:
+        engine.close()

@@ -1,0 +1,186 @@
+"""Attacks of those who share a daemon with others: a client of the network, and a server without keys.
+
+'seen' and 'changed' are what neither may do: to be shown somebody else's request,
+and to change what others get.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from ....ipc.codec import make_client_codec
+from ....ipc.errors import ProtocolError
+from ....ipc.fair_share import MAX_CLIENT_WEIGHT
+from ....ipc.messages import (
+    PROTOCOL_VERSION,
+    AbortRequests,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineRoster,
+    Hello,
+    ProtocolNotice,
+    UtilityCall,
+    UtilityMethod,
+    UtilityResult,
+    Welcome,
+)
+from ....ipc.network.keys import read_client_keys
+from ....ipc.sampling_params import SamplingParams
+from ....ipc.sockets import connect_dealer
+from ....ipc.token_ids import encode_token_ids
+from .attack import REFUSALS, Attack
+
+_POLL_MS = 20
+_NUM_UNANSWERED = 64  # of its own requests
+_MAX_TOKENS = 16
+_TIMEOUT_S = 5.0
+_GUESSES = ("0", "1", "chatcmpl-0", "ordinary", "ordinary-streams")
+_CALLS = (
+    UtilityMethod.SNAPSHOT,
+    UtilityMethod.STATS,
+    UtilityMethod.RESET_PREFIX_CACHE,
+    UtilityMethod.START_PROFILE,
+    UtilityMethod.STOP_PROFILE,
+    UtilityMethod.DIGEST,
+)
+
+
+class NetworkClient(Attack):
+    """A client with a key of its own that lies: weight, a tenant a request, attempts, age, aborts."""
+
+    allowed = frozenset({"answered", "refused", "unanswered", "told"})
+
+    def play(self, until: float) -> Counter[str]:
+        if not self.target.network_address:
+            return Counter(unanswered=1)
+        with self._open_dealer() as dealer:
+            return self._lie(dealer, until)
+
+    def _lie(self, dealer: zmq.Socket[bytes], until: float) -> Counter[str]:
+        codec, answers, own, seen = make_client_codec(), Counter[str](), set[str](), set[str]()
+        dealer.send_multipart(codec.encode(Hello(PROTOCOL_VERSION, "liar", os.getpid(), MAX_CLIENT_WEIGHT)))
+        numbers, has_begun = itertools.count(1), False
+        while time.monotonic() < until:
+            if has_begun:
+                number = next(numbers)
+                said: list[Any] = [
+                    UtilityCall(number, _CALLS[number % len(_CALLS)]),
+                    AbortRequests([], [*_GUESSES, *seen]),
+                    AbortRequests(list(seen), [], "ordinary-streams"),
+                    EngineRoster([]),
+                ]
+                if len(own) < _NUM_UNANSWERED:
+                    said.append(self._make_request(own))
+                with contextlib.suppress(zmq.Again):
+                    for message in said:
+                        dealer.send_multipart(codec.encode(message), zmq.NOBLOCK)
+            while dealer.poll(_POLL_MS if not has_begun or len(own) >= _NUM_UNANSWERED else 1):
+                with contextlib.suppress(ProtocolError):
+                    message = codec.decode(dealer.recv_multipart())
+                    has_begun = has_begun or isinstance(message, Welcome)
+                    answers += self._read(message, own, seen)
+        answers["unanswered"] = len(own)
+        return answers
+
+    def _make_request(self, own: set[str]) -> EngineCoreRequest:
+        request_id = f"liar-{secrets.token_hex(8)}"
+        own.add(request_id)
+        prompt = [self.rng.randrange(1, 200) for _ in range(self.target.shrink(64))]
+        return EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=encode_token_ids(prompt),
+            sampling_params=SamplingParams(max_tokens=_MAX_TOKENS, seed=1, ignore_eos=True),
+            arrival_time=0.0,
+            priority=-(2**31),
+            tenant=request_id,
+            is_resumed=True,
+            num_attempts=5,
+            names=list(_GUESSES[:2]),
+        )
+
+    def _read(self, message: object, own: set[str], seen: set[str]) -> Counter[str]:
+        match message:
+            case EngineCoreOutputs(outputs=outputs):
+                ended = {one.request_id for one in outputs if one.finish_reason is not None}
+                own -= ended
+                return Counter(answered=len(ended))
+            case UtilityResult(snapshot=snapshot) if snapshot is not None:
+                others = {
+                    one.request_id for one in snapshot.requests if not one.request_id.startswith("liar-")
+                }
+                seen |= others
+                return Counter(seen=len(others)) if others else Counter(told=1)
+            case UtilityResult(error=None) if message.stats is None and message.digest is None:
+                return Counter(changed=1)
+            case UtilityResult():
+                return Counter(told=1) if message.error is None else Counter(refused=1)
+            case ProtocolNotice():
+                return Counter(refused=1)
+            case _:
+                return Counter()
+
+    @contextlib.contextmanager
+    def _open_dealer(self) -> Generator[zmq.Socket[bytes]]:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        keys = read_client_keys(Path(self.target.network_keys))
+        dealer = context.socket(zmq.DEALER)
+        dealer.sndtimeo = int(1000 * _TIMEOUT_S)
+        try:
+            yield connect_dealer(dealer, self.target.network_address, keys=keys)
+        finally:
+            dealer.close(linger=0)
+            context.term()
+
+
+class KeylessNeighbour(Attack):
+    """A caller of a server without keys, over the same daemon, who looks for others' requests to end them."""
+
+    allowed = REFUSALS | {"200", "404"}
+
+    def play(self, until: float) -> Counter[str]:
+        answers: Counter[str] = Counter()
+        if not self.target.keyless_port:
+            return answers
+        seen = set(_GUESSES)
+        while time.monotonic() < until:
+            with contextlib.closing(
+                http.client.HTTPConnection(self.target.host, self.target.keyless_port, timeout=_TIMEOUT_S)
+            ) as connection:
+                status, told = self._ask(connection, "GET", "/stats")
+                answers[status] += 1
+                others = {one["request_id"] for one in told.get("requests", ())}
+                answers["seen"] += len(others)
+                seen |= others
+                abort = {"request_ids": sorted(seen)[:64]}
+                answers[self._ask(connection, "POST", "/abort_requests", abort)[0]] += 1
+                for name in sorted(seen)[:4]:
+                    answers[self._ask(connection, "GET", f"/v1/responses/{name}")[0]] += 1
+                status, told = self._ask(connection, "GET", "/health")
+                answers[status] += 1
+                answers["seen"] += bool(told.get("request_id"))
+        return +answers
+
+    def _ask(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: object = None
+    ) -> tuple[str, dict[str, Any]]:
+        data = None if body is None else json.dumps(body)
+        headers = {"content-type": "application/json", "x-forwarded-for": "127.0.0.1"}
+        connection.request(method, path, data, headers)
+        answer = connection.getresponse()
+        text = answer.read()
+        with contextlib.suppress(ValueError):
+            told = json.loads(text)
+            return str(answer.status), told if isinstance(told, dict) else {}
+        return str(answer.status), {}
