@@ -16,11 +16,13 @@ ATTACKS = (
 
 def test_a_few_attacks_cost_ordinary_streams_nothing() -> None:
     # Latency is what the slow runs are for: here a busy machine must not fail it.
-    options = HostileOptions(seed=1, duration_s=2.5, max_tokens=60, attacks=ATTACKS, margin_s=10.0, scale=0.2)
+    options = HostileOptions(seed=1, duration_s=4.0, max_tokens=60, attacks=ATTACKS, margin_s=10.0, scale=0.2)
     result = play_hostile(options)
     print(format_hostile(result, options.margin_s))
     assert result.broken == []
-    assert {cost.attack for cost in result.costs if cost.latency is not None} == set(ATTACKS)
+    assert {cost.attack for cost in result.costs} == set(ATTACKS)
+    # A turn is short here, and one that is late by more than it leaves its neighbour no sample alone.
+    assert sum(cost.latency is not None for cost in result.costs) > len(ATTACKS) // 2
     assert {report.attack for report in result.reports} == set(ATTACKS)
     assert len(result.records) >= NUM_STREAMS
     assert {record.end for record in result.records} == {"finished"}

@@ -17,12 +17,12 @@ from .network import Timeline
 from .scenario import FaultKind, Scenario, SimRequest
 
 _WORKER_START_S = 0.1
-_NUM_UNKNOWN = 4  # tokens of a row: two that are measured, and those in flight meanwhile
 _FAILED_STARTS: dict[str, ExecutorEvent] = {
     "killed": WorkerLost("the worker was killed"),
     "short": WorkerFailed("no memory just now", "OutOfMemoryError"),
     "missing": WorkerFailed("model='missing': a folder", "ModelError"),
 }
+_NUM_UNKNOWN = 4  # tokens of a row: two that are measured, and those in flight meanwhile
 _LONGEST_STEP_S = 0.01
 _LONGEST_NOTICE_S = 0.02  # until the core knows that its worker is dead
 
