@@ -35,6 +35,7 @@ _DECAY = 0.9  # a turn: what takes long now and then is dear in between
 _MIN_PASS_US = 500  # also of a worker that does not say: whoever waits gets on
 _MAX_DEBT_US = 250_000  # of rows that all turned dear at once; other tenants' dear rows wait for it, too
 _SMOOTHING = 0.125  # of what one pass took
+_USUAL_NOISE = 1.5  # times a pass
 
 
 class GrammarWork:
@@ -55,7 +56,7 @@ class WorkTurns:
         self._compiled: KeptGrammars[GrammarWork] = KeptGrammars()  # by the worker
         self._extra_us = MAX_ROW_WORK_US  # of a request with extra_args that is new
         self._credit_us = float(BURST_US)
-        self._pass_us = 0.0
+        self._pass_us = 0.0  # of steps of nothing but decodes; 0: none was seen
         self._clock_us = 0.0  # the start of the last turn, in the time that tenants' rows have had
         self._num_turns = 0
 
@@ -194,26 +195,49 @@ class WorkTurns:
     def note_result(self, step: Step, output: ModelRunnerOutput) -> list[tuple[Request, float]]:
         """Learn what rows took. Each of them with what that comes to in tokens of this step."""
         prices = step.work_prices
+        execute_us = 1e6 * output.execute_s
         if not output.row_work and not prices:
             if self._dear or self._credit_us < BURST_US:
-                self._note_pass(1e6 * output.execute_s)
+                self._note_pass(step, execute_us)
             return []
         found: dict[Request, int] = {}
         request_of = dict(zip(step.sampled_rows, step.sampled, strict=True))
         for entry in output.row_work:
             request = request_of[entry.row]
             found[request] = found.get(request, 0) + entry.work_us
-        pass_us = self._note_pass(1e6 * output.execute_s - sum(found.values()))
+        pass_us = self._price_in(step, execute_us, found)
+        self._earn(pass_us)
         for request in {**prices, **found}:
             self._note_row(request, found.get(request, 0), prices.get(request, 0))
         token_us = pass_us / max(1, step.num_scheduled_tokens)
         return [(request, work_us / token_us) for request, work_us in found.items()]
 
-    def _note_pass(self, pass_us: float) -> float:
-        pass_us = max(_MIN_PASS_US, pass_us)
-        self._pass_us += _SMOOTHING * (pass_us - self._pass_us)
-        self._credit_us = min(BURST_US, self._credit_us + WORK_SHARE * pass_us)
-        return pass_us
+    def _note_pass(self, step: Step, execute_us: float) -> None:
+        """A step without dear rows took so long."""
+        if step.num_scheduled_tokens == len(step.sampled):
+            change_us = execute_us - self._pass_us
+            self._pass_us += change_us * (_SMOOTHING if self._pass_us else 1.0)
+        self._earn(execute_us)
+
+    def _price_in(self, step: Step, execute_us: float, found: dict[Request, int]) -> float:
+        """The part of a step that is the model's; what rows are not said to have taken is put on theirs.
+
+        A process for each row, and the way there and back, are nobody's processor time in the worker.
+        """
+        total_us = sum(found.values())
+        rest_us = max(execute_us - total_us, _MIN_PASS_US)
+        if step.num_scheduled_tokens > len(step.sampled):
+            return min(rest_us, self._pass_us or _MIN_PASS_US)
+        # Steps with dear rows only show that it is less; those without show how much it is.
+        self._pass_us = min(self._pass_us or rest_us, rest_us)
+        surplus_us = rest_us - _USUAL_NOISE * self._pass_us
+        if surplus_us > 0:
+            for request, work_us in found.items():
+                found[request] = int(work_us * (1 + surplus_us / total_us))
+        return self._pass_us
+
+    def _earn(self, pass_us: float) -> None:
+        self._credit_us = min(BURST_US, self._credit_us + WORK_SHARE * max(_MIN_PASS_US, pass_us))
 
     def _note_row(self, request: Request, work_us: int, price_us: int) -> None:
         """One row took so long, and was reckoned to take `price_us`."""

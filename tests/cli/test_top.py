@@ -141,6 +141,13 @@ def test_a_prompt_being_computed_shows_how_far_it_is():
     assert "prefill" in draw(make_snapshot([view]))
 
 
+def test_what_a_row_took_for_itself_is_shown_where_it_is_much():
+    views = [make_request("one", work_s=0.05), make_request("two", work_s=12.34)]
+    text = draw(make_snapshot(views), width=120)
+    assert text.count("own work") == 1
+    assert "own work 12.3 s" in text
+
+
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     fake = FakeEngine(make_snapshot())

@@ -23,12 +23,13 @@ def look(prefix: str = "quire:", **stats: Any) -> list[Metric]:
 
 
 def test_each_series_is_a_value_of_its_kind_with_its_labels():
-    found = look(num_running=3, generation_tokens_total=800, schedule_s_total=0.5)
+    found = look(num_running=3, generation_tokens_total=800, schedule_s_total=0.5, row_work_s_total=0.25)
     labels = {"model_name": "m", "engine": "3"}
     assert Gauge("quire:num_requests_running", labels, 3) in found
     assert Counter("quire:generation_tokens", labels, 800) in found
     assert Counter("quire:request_success", labels | {"finished_reason": "length"}, 2) in found
     assert Counter("quire:step_loop_seconds", labels | {"part": "schedule"}, 0.5) in found
+    assert Counter("quire:row_work_seconds", labels, 0.25) in found
     buckets = {"0.5": 2, "1.0": 5, "+Inf": 6}
     assert Histogram("quire:time_to_first_token_seconds", labels, 6, 7.5, buckets) in found
 
