@@ -39,7 +39,7 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKERS])
         backend.save(str(folder / "tokenizer.json"))
     # Blocks for less than all requests at once, so that some are preempted.
-    sizes = {"max_model_len": 128, "num_gpu_blocks_override": 40, "block_size": 8}
+    sizes = {"max_model_len": 128, "num_gpu_blocks_override": 20, "block_size": 8}
     with LLM(str(folder), dtype=dtype, distributed_executor_backend="uni", **sizes) as llm:
         yield llm
 
