@@ -313,6 +313,8 @@ class CappedProtocol(Connection):
             self._forget_request(keeps_head=self._meter.has_begun)
         elif self._meter.has_begun:
             self._expect_rest()
+        if self._meter.has_begun:
+            self._unset_keepalive_if_required()  # it is not idle
         self._hold_bytes()
         if self.transport.is_closing():  # when its last bytes have gone, which takes a reader that reads
             self._arm(self._limits.write_timeout_s, self.transport.abort)

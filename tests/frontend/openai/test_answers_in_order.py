@@ -309,3 +309,23 @@ def test_a_request_says_whom_it_is_for(target: str, host: str, status: int) -> N
         assert (await peer.read_answer())[0] == status
 
     run_with_server(scenario)
+
+
+def test_a_request_that_began_before_the_last_answer_is_not_cut_off_as_idle() -> None:
+    async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
+        live = f"GET /live HTTP/1.1\r\n{HOST}\r\n".encode()
+        asked = (
+            f"POST {GENERATE} HTTP/1.1\r\n{HOST}{JSON}content-length: {len(WHOLE)}\r\n\r\n".encode() + WHOLE
+        )
+        await peer.say(live + asked[:30])
+        assert (await peer.read_answer())[0] == 200
+        llm.gate.clear()
+        await peer.say(asked[30:])
+        await llm.wait_for_calls(1)
+        later = await peer.make_neighbour()
+        assert await later.ask_live()
+        assert await later.read_all() == b""  # it was idle for longer than is waited
+        llm.gate.set()
+        assert (await peer.read_answer())[0] == 200
+
+    run_with_server(scenario, max_keep_alive_s=0.3)
