@@ -309,9 +309,9 @@ def _find_fault(folder: Path) -> str:
 
 def _find_damage(folder: Path) -> str:
     """What of a folder's files is not as it was written, '' if all is."""
-    if reason := _find_fault(folder):
-        return reason
     try:
+        if reason := _find_fault(folder):
+            return reason
         listed = json.loads(_read_own(folder / _LIST_NAME, _MAX_LIST_BYTES))
         for name, digest in listed.items():
             if hashlib.sha256(_read_own(folder / name)).hexdigest() != digest:

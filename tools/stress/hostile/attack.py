@@ -24,6 +24,9 @@ class Attack(ABC):
         self.target = target
         self.rng = rng
 
+    def prepare(self) -> None:  # noqa: B027 (most have nothing to make)
+        """Before the first turn, outside everybody's time: what takes long to make."""
+
     @abstractmethod
     def play(self, until: float) -> Counter[str]:
         """Once, by `until` (time.monotonic) at the latest; returns how it was answered."""

@@ -61,6 +61,8 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     names = dict.fromkeys(turn.attack for turn in plan.turns)
     attacks = {name: make_attack(name, plan.target, random.Random(f"{name}/{plan.seed}")) for name in names}
+    for attack in attacks.values():
+        attack.prepare()
     _write(b"ready")
     if not sys.stdin.buffer.readline():
         return  # whoever started this has gone

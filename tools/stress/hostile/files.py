@@ -6,7 +6,6 @@ The engine is the attacker's own, since it is to end; the ordinary streams share
 from __future__ import annotations
 
 import contextlib
-import random
 import shutil
 import tempfile
 import threading
@@ -21,7 +20,6 @@ from ....frontend.models.model_folder import pocket_folder
 from ....ipc.errors import QuireError
 from ....ipc.sampling_params import SamplingParams
 from .attack import Attack
-from .plan import Target
 
 _WEIGHTS = "model.safetensors"
 _PARAMS = SamplingParams(temperature=0.0, max_tokens=1000, ignore_eos=True, detokenize=False)
@@ -37,8 +35,7 @@ class ReplacedFile(Attack):
 
     allowed = frozenset({"refused", "over"})
 
-    def __init__(self, target: Target, rng: random.Random) -> None:
-        super().__init__(target, rng)
+    def prepare(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
         model = Path(shutil.copytree(pocket_folder(), Path(self._folder.name) / "model"))
         self._weights = model / _WEIGHTS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-_MIN_ALONE_S = 2.0  # a turn shorter than this shows little
+_MIN_ALONE_S = 1.5  # a turn shorter than this shows little
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
