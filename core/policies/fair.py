@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ...ipc.fair_share import has_room
 from ...ipc.messages import EngineCoreRequest
@@ -26,8 +26,6 @@ from .fair_accounts import Account, AccountKey, Accounts, FairQueue, FairRecord,
 from .fair_preemption import FairPreemption
 from .policy import Policy
 from .step_pacer import PacedStep, StepPacer, is_in_excess
-
-_MAX_PASSED_OVER = 8  # tenants in a step whose next request does not fit; bounds what a step looks at
 
 
 class FairPolicy(Policy[FairQueue]):
@@ -102,6 +100,10 @@ class FairPolicy(Policy[FairQueue]):
                 chosen.append(request)  # the last token of a prompt, which is no decode
         return chosen if paced.is_exclusive else chosen + self._take_turns(step, limited)
 
+    def is_exclusive(self, step: Step) -> bool:
+        """As Policy.is_exclusive."""
+        return step.policy_data.is_exclusive
+
     def _take_turns(self, step: Step, decodes: list[Request]) -> list[Request]:
         """Those of the tenants in excess that decode in this step; sets what is left for their prompts.
 
@@ -171,7 +173,8 @@ class FairPolicy(Policy[FairQueue]):
                 break
             else:
                 yield head
-                may_admit = head.row is not None or self._may_pass_over(head)
+                most = self.batch.config.max_num_seqs
+                may_admit = head.row is not None or self.waiting.may_pass_over(head, most)
         self.waiting.put_back()
 
     def _find_decoding(self, step: Step) -> frozenset[Account]:
@@ -179,15 +182,6 @@ class FairPolicy(Policy[FairQueue]):
         paced: PacedStep = step.policy_data
         decoding = frozenset(map(account_of, step.sampled))
         return decoding | paced.limited if paced.is_exclusive else decoding
-
-    def _may_pass_over(self, head: Request) -> bool:
-        """Let other tenants' requests go before one that does not fit now, if it was not passed too often."""
-        most = self.batch.config.max_num_seqs
-        passed = self.waiting.list_set_aside()
-        if len(passed) >= _MAX_PASSED_OVER or record_of(head).num_overtaken >= most:
-            return False
-        self.waiting.set_aside(account_of(head))
-        return True
 
     @property
     def _has_free_row(self) -> bool:
@@ -249,6 +243,10 @@ class FairPolicy(Policy[FairQueue]):
     def note_work(self, request: Request, num_tokens: float) -> None:
         """Charge it like tokens."""
         account_of(request).charge(num_tokens)
+
+    def note_held(self, requests: Sequence[Request]) -> None:
+        """Their tenants save up no service meanwhile, which would let them keep all rows for as long."""
+        self._accounts.catch_up({account_of(request) for request in requests})
 
     def note_launch(self, step: Step) -> None:
         """Charge the decodes."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from ..scheduling.request import Request
 from ..scheduling.request_queue import RequestQueue
 from ..scheduling.tenant import Tenant, TenantName
+
+_MAX_PASSED_OVER = 8  # tenants in a step whose next request does not fit; bounds what a step looks at
 
 AccountKey = tuple[float, bool, int]
 
@@ -103,6 +105,11 @@ class AccountHeap:
                 return account
         return None
 
+    def remove_least(self) -> None:
+        """Take out what `find_least` has just found."""
+        _, account = heapq.heappop(self._heap)
+        del self._keys[account]
+
 
 class Accounts:
     """Those of tenants with live requests, and of tenants that were served beyond them."""
@@ -131,6 +138,19 @@ class Accounts:
         self._idle.add(account)
         if not self._num_active:
             self._accounts.clear()
+
+    def catch_up(self, held: Collection[Account]) -> None:
+        """Of accounts that could not use their part, let none have had less than the least of all others."""
+        passed: list[Account] = []
+        least = self._active.find_least()
+        while least is not None and least in held:
+            self._active.remove_least()
+            passed.append(least)
+            least = self._active.find_least()
+        for account in passed:
+            if least is not None:
+                account.counter = max(account.counter, least.counter)
+            self._active.add(account)
 
     def check(self, live: Iterable[Request]) -> list[str]:
         """What is wrong, given the live requests; empty if nothing is."""
@@ -182,11 +202,14 @@ class FairQueue:
     def add(self, request: Request) -> None:
         """Put a waiting or preempted request at its place among those of its tenant."""
         account = account_of(request)
+        self._num_waiting += 1
+        if account in self._aside:
+            self._aside[account].add(request)
+            return
         if account not in self._queues:
             self._queues[account] = RequestQueue()
         self._accounts.add(account)
         self._queues[account].add(request)
-        self._num_waiting += 1
 
     def peek(self) -> Request | None:
         """The request that is next, None when nothing waits."""
@@ -198,16 +221,29 @@ class FairQueue:
         queue = self._queues.get(account)
         return None if queue is None else queue.peek()
 
-    def set_aside(self, account: Account) -> None:
-        """Pass over a tenant that has requests here until `put_back`. None of its is added or removed."""
+    @property
+    def num_tenants(self) -> int:
+        """Of those that are not passed over."""
+        return len(self._queues)
+
+    def may_pass_over(self, head: Request, most: int) -> bool:
+        """Pass over the next request, which does not fit now, and its tenant, until `put_back`.
+
+        False if others went before it `most` times, or too many are passed over. None of the tenant's
+        requests is removed meanwhile.
+        """
+        if len(self._aside) >= _MAX_PASSED_OVER or record_of(head).num_overtaken >= most:
+            return False
+        account = account_of(head)
         self._aside[account] = self._queues.pop(account)
+        return True
 
     def list_set_aside(self) -> list[Request]:
         """The first request of each tenant that is passed over."""
         return [request for queue in self._aside.values() if (request := queue.peek()) is not None]
 
     def put_back(self) -> None:
-        """End what `set_aside` began."""
+        """End what `may_pass_over` began."""
         self._queues |= self._aside
         for account in self._aside:
             self._accounts.add(account)

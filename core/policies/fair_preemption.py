@@ -40,7 +40,11 @@ class Holdings:
 
     def find_last_of_greatest(self) -> Request:
         """The most recent running request of the tenant with the greatest share."""
-        return self._list_requests(max(self._rows, key=self.share))[-1]
+        return self._list_requests(self.find_greatest())[-1]
+
+    def find_greatest(self) -> Account:
+        """The tenant with the greatest share."""
+        return max(self._rows, key=self.share)
 
     def take_excess(self, floor: float, min_counter: float) -> Request | None:
         """Take the most recent request of the tenant with the greatest share that keeps `floor` without it.
@@ -134,7 +138,7 @@ class FairPreemption:
         """
         batch = self._batch
         head = waiting.peek()
-        if head is None or account_of(head).num_rows == batch.num_used_rows or not batch.lacks_room(head):
+        if head is None or not self._has_others(head, waiting) or not batch.lacks_room(head):
             return
         promised = Promised(Holdings(self._holders, batch))
         while head is not None:
@@ -142,15 +146,28 @@ class FairPreemption:
             num_tokens = self._count_first_tokens(head, hits, promised.num_tokens)
             num_blocks = batch.manager.count_taken(head, hits)
             victims = self._find_victims(head, hits, num_blocks, promised) if num_tokens else None
-            if victims is None:
+            if victims is not None:
+                waiting.remove(head)  # before a charge or a victim changes who is next
+                yield from victims
+                promised.add(head, num_blocks, num_tokens)
+            elif not num_tokens or not self._pass_over(head, waiting, promised):
                 break
-            waiting.remove(head)  # before a charge or a victim changes who is next
-            yield from victims
-            promised.add(head, num_blocks, num_tokens)
             head = waiting.peek()
+        waiting.put_back()
         promised.take_back_charges()
         for request in promised.requests:
             waiting.add(request)
+
+    def _pass_over(self, head: Request, waiting: FairQueue, promised: Promised) -> bool:
+        """Look on for whom those could make room who hold most, and are next themselves."""
+        if account_of(head) is not promised.holdings.find_greatest():
+            return False
+        return waiting.may_pass_over(head, self._batch.config.max_num_seqs)
+
+    def _has_others(self, head: Request, waiting: FairQueue) -> bool:
+        """Whether there is a row to give, and anybody to give it but the tenant of the first request."""
+        num_used = self._batch.num_used_rows
+        return account_of(head).num_rows < num_used or (num_used > 0 and waiting.num_tenants > 1)
 
     def _find_victims(
         self, head: Request, hits: list[int], num_blocks: int, promised: Promised

@@ -123,6 +123,11 @@ class Policy(Generic[QueueT]):
         del step
         return self.batch.requests
 
+    def is_exclusive(self, step: Step) -> bool:
+        """Whether decodes were left out of it for others; of the next one they are not."""
+        del step
+        return False
+
     def choose_prompts(self, step: Step, prefills: list[Request]) -> Iterator[Request]:
         """Whose prompts get what is left of the step: of `prefills`, which run, or waiting ones.
 
@@ -159,6 +164,9 @@ class Policy(Generic[QueueT]):
 
     def note_work(self, request: Request, num_tokens: float) -> None:
         """What its rows did for themselves in a step took as long as so many tokens of that step."""
+
+    def note_held(self, requests: Sequence[Request]) -> None:
+        """They could decode in a step, and were left out of it for the time that they would take."""
 
     def note_launch(self, step: Step) -> None:
         """The step is formed and goes to the worker."""

@@ -131,6 +131,13 @@ class Scheduler:
         if not_before is not None and self.policy.monotonic() < not_before:
             return None
         self._num_untried = 0
+        step = self._form_step()
+        if not step.rows and self.policy.is_exclusive(step):
+            step = self._form_step()  # whom it was kept free for cannot begin yet
+        self._lacks_work = not step.rows
+        return self._launch(step) if step.rows else None
+
+    def _form_step(self) -> Step:
         budget = self.batch.max_step_tokens
         step = Step(self._next_step_id, budget, budget)
         for victim in self.policy.choose_victims():
@@ -148,10 +155,11 @@ class Scheduler:
             self._schedule_prompt(step, request)
         if num_stages > 1 and not step.rows:
             self._schedule_decodes(step, take_next_turn(decodes, num_stages, self._config.run_ahead))
-        if step.held and not step.rows and not self.in_flight:
-            self._schedule_decodes(step, self._turns.take_held(step))
-        self._lacks_work = not step.rows
-        return self._launch(step) if step.rows else None
+        if step.held:
+            self.policy.note_held(step.held)
+            if not step.rows and not self.in_flight and not self.policy.is_exclusive(step):
+                self._schedule_decodes(step, self._turns.take_held(step))
+        return step
 
     def _schedule_decodes(self, step: Step, requests: list[Request]) -> list[Request]:
         """Give each of these that lacks one token this token; return those that lack more.

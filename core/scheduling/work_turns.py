@@ -6,9 +6,10 @@ fair queueing, Goyal et al., SIGCOMM 1996), the rows of a tenant by who waited l
 every step.
 
 Beside others dear rows get WORK_SHARE of the time that the model's passes take, so that a neighbour's answer
-takes 1 + WORK_SHARE times as long and two rows' work longer. A step takes them while there is credit; what
-they took beyond it is paid back before the next one has its turn, up to _MAX_DEBT_US. A step without others
-holds 2 * BURST_US of them, or as much as a pass takes: who comes meanwhile waits no longer for it, and at
+takes 1 + WORK_SHARE times as long and two rows' work longer. Tenants earn it by weight. A step takes a
+tenant's rows while that has credit; what they took beyond it is paid back before its next one has its turn,
+up to _MAX_DEBT_US, and no other tenant's waits for that. A step holds at most 2 * BURST_US of them all;
+without others as much as a pass takes, if that is more: who comes meanwhile waits no longer for it, and at
 most half of the engine's time is lost.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ...ipc.kept_grammars import KeptGrammars
 from ...ipc.step import MIN_ROW_WORK_US, ModelRunnerOutput
@@ -23,7 +25,7 @@ from .answer_cost import find_logprobs_work_us
 from .request import Request
 from .running_batch import RunningBatch
 from .step import Step
-from .tenant import Tenant
+from .tenant import Tenant, TenantName
 
 # What the worker lets a row's mask take on average, and what is reckoned with until it is known.
 MAX_ROW_WORK_US = 10_000
@@ -33,7 +35,7 @@ BURST_US = 10_000  # one row of the dearest has its turn at once
 WORK_SHARE = 0.5
 _DECAY = 0.9  # a turn: what takes long now and then is dear in between
 _MIN_PASS_US = 500  # also of a worker that does not say: whoever waits gets on
-_MAX_DEBT_US = 250_000  # of rows that all turned dear at once; other tenants' dear rows wait for it, too
+_MAX_DEBT_US = 250_000  # of a tenant's rows that all turned dear at once
 _SMOOTHING = 0.125  # of what one pass took
 _USUAL_NOISE = 1.5  # times a pass
 
@@ -47,6 +49,14 @@ class GrammarWork:
         self.work_us: int | None = None  # nobody knows yet
 
 
+@dataclass(slots=True)
+class Credit:
+    """What a tenant's dear rows may take beside others."""
+
+    weight: float
+    us: float = float(BURST_US)
+
+
 class WorkTurns:
     """The dear ones of the running requests, and what they have cost. Costs nothing while there are none."""
 
@@ -55,7 +65,7 @@ class WorkTurns:
         self._dear: dict[Request, None] = {}  # running; beams are none
         self._compiled: KeptGrammars[GrammarWork] = KeptGrammars()  # by the worker
         self._extra_us = MAX_ROW_WORK_US  # of a request with extra_args that is new
-        self._credit_us = float(BURST_US)
+        self._credits: dict[TenantName, Credit] = {}  # all others have BURST_US; debts outlive their requests
         self._pass_us = 0.0  # of steps of nothing but decodes; 0: none was seen
         self._clock_us = 0.0  # the start of the last turn, in the time that tenants' rows have had
         self._num_turns = 0
@@ -76,7 +86,7 @@ class WorkTurns:
     def reset(self) -> None:
         """All rows are lost, and perhaps what the worker has compiled."""
         self._compiled.clear()
-        self._credit_us = float(BURST_US)
+        self._credits.clear()
 
     def _find_price(self, request: Request) -> int:
         """What its next token is reckoned to take."""
@@ -108,7 +118,7 @@ class WorkTurns:
         ready = [request for request in decodes if request in self._dear and _decodes(request)]
         if not ready:
             return decodes
-        self._take_turns(step, ready, self._find_budget_us())
+        self._take_turns(step, ready, self._has_others)
         step.held = [request for request in ready if request not in step.work_prices]
         if not step.held:
             return decodes
@@ -117,21 +127,24 @@ class WorkTurns:
 
     def take_held(self, step: Step) -> list[Request]:
         """Those left out of a step that would be empty, which nobody else waits for: as many as may be."""
-        self._take_turns(step, step.held, self._find_lone_budget_us())
+        self._take_turns(step, step.held, False)
         return [request for request in step.held if request in step.work_prices]
 
     def may_begin(self, step: Step, request: Request) -> bool:
         """Whether a request whose prompt this step could complete may have its first token in it.
 
-        Beside others one dear request of a step may, if there was credit before the turns of this step.
+        Beside others one dear request of a step may, if its tenant had credit before the turns of this step.
         """
         price_us = self._find_price(request)
         if price_us < MIN_ROW_WORK_US or request.group is not None or request.pooling_params is not None:
             return True
-        spent_us = sum(step.work_prices.values())
-        if self._has_others:
-            return self._credit_us + spent_us > 0 and not step.has_begun_dear
-        return spent_us < self._find_lone_budget_us()
+        prices, tenant = step.work_prices, request.tenant
+        if sum(prices.values()) >= self._find_step_budget_us(self._has_others):
+            return False
+        if not self._has_others:
+            return True
+        own_us = sum(one_us for other, one_us in prices.items() if other.tenant is tenant)
+        return self._find_credit_us(tenant) + own_us > 0 and not step.has_begun_dear
 
     def begin(self, step: Step, request: Request) -> None:
         """A request has its first token in this step."""
@@ -145,23 +158,35 @@ class WorkTurns:
     def _has_others(self) -> bool:
         return len(self._batch.requests) > len(self._dear)
 
-    def _find_budget_us(self) -> float:
-        return self._credit_us if self._has_others else self._find_lone_budget_us()
+    def _find_step_budget_us(self, has_others: bool) -> float:
+        """What a step may hold of all tenants' dear rows."""
+        return 2.0 * BURST_US if has_others else max(2.0 * BURST_US, self._pass_us)
 
-    def _find_lone_budget_us(self) -> float:
-        return max(2.0 * BURST_US, self._pass_us)
+    def _find_credit_us(self, tenant: Tenant) -> float:
+        credit = self._credits.get(tenant.name)
+        return BURST_US if credit is None else credit.us
 
-    def _take_turns(self, step: Step, ready: Sequence[Request], budget_us: float) -> None:
+    def _change_credit(self, tenant: Tenant, change_us: float) -> None:
+        credit = self._credits.get(tenant.name)
+        if credit is None:
+            credit = self._credits[tenant.name] = Credit(tenant.weight)
+        credit.us = min(BURST_US, credit.us + change_us)
+
+    def _take_turns(self, step: Step, ready: Sequence[Request], has_others: bool) -> None:
         """Charge those whose turn it is, while some of the budget is left: the last may go beyond it."""
-        for request in self._order_turns(ready):
+        budget_us = self._find_step_budget_us(has_others)
+        for request in self._order_turns(ready, has_others):
             if budget_us <= 0:
                 return
             price_us = self._find_price(request)
             budget_us -= price_us
             self._charge(step, request, price_us)
 
-    def _order_turns(self, ready: Sequence[Request]) -> Iterator[Request]:
-        """Who is next; whoever comes out has its turn before the next one is asked for."""
+    def _order_turns(self, ready: Sequence[Request], has_others: bool) -> Iterator[Request]:
+        """Who is next; whoever comes out has its turn before the next one is asked for.
+
+        Beside others only of tenants with credit.
+        """
         queues: dict[Tenant, list[Request]] = {}
         for request in sorted(ready, key=lambda one: one.last_turn, reverse=True):
             queues.setdefault(request.tenant, []).append(request)
@@ -169,6 +194,8 @@ class WorkTurns:
         heapq.heapify(order)
         while order:
             _, place, tenant = heapq.heappop(order)
+            if has_others and self._find_credit_us(tenant) <= 0:
+                continue
             yield queues[tenant].pop()
             if queues[tenant]:
                 heapq.heappush(order, (self._find_start(tenant), place, tenant))
@@ -180,8 +207,8 @@ class WorkTurns:
         self._num_turns += 1
         request.last_turn = self._num_turns
         step.work_prices[request] = price_us
-        self._credit_us -= price_us
         tenant = request.tenant
+        self._change_credit(tenant, -price_us)
         self._clock_us = self._find_start(tenant)
         tenant.work_clock_us = self._clock_us + price_us / tenant.weight
 
@@ -197,7 +224,7 @@ class WorkTurns:
         prices = step.work_prices
         execute_us = 1e6 * output.execute_s
         if not output.row_work and not prices:
-            if self._dear or self._credit_us < BURST_US:
+            if self._dear or self._credits:
                 self._note_pass(step, execute_us)
             return []
         found: dict[Request, int] = {}
@@ -237,15 +264,20 @@ class WorkTurns:
         return self._pass_us
 
     def _earn(self, pass_us: float) -> None:
-        self._credit_us = min(BURST_US, self._credit_us + WORK_SHARE * max(_MIN_PASS_US, pass_us))
+        earned_us = WORK_SHARE * max(_MIN_PASS_US, pass_us)
+        weights = sum(credit.weight for credit in self._credits.values())
+        for name, credit in list(self._credits.items()):
+            credit.us = max(-_MAX_DEBT_US, credit.us) + earned_us * credit.weight / weights
+            if credit.us >= BURST_US:
+                del self._credits[name]
 
     def _note_row(self, request: Request, work_us: int, price_us: int) -> None:
         """One row took so long, and was reckoned to take `price_us`."""
         request.total_work_us += work_us
         if request.group is not None:
             return  # which takes no turns, and is only charged
-        self._credit_us = min(BURST_US, max(-_MAX_DEBT_US, self._credit_us + price_us - work_us))
         tenant = request.tenant
+        self._change_credit(tenant, price_us - work_us)
         tenant.work_clock_us += (work_us - price_us) / tenant.weight
         if request.row is None:
             return

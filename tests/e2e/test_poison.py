@@ -14,7 +14,7 @@ from poisoned import HANGS, KILLS, NEVER_ENDS, PANICS, RAISES, poison_steps
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.frontend.client import engines
 from quire.frontend.models.model_folder import POCKET_ENCODER
-from quire.worker.model_runner import GPUModelRunner
+from quire.worker.worker import Worker
 
 NUM_REQUESTS = 64
 PARAMS = [
@@ -67,7 +67,7 @@ def test_exactly_the_poison_fails(
 def test_in_the_callers_process_too_exactly_the_poison_fails(
     golden: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GPUModelRunner, "launch", GPUModelRunner.launch)  # as it is now, afterwards
+    monkeypatch.setattr(Worker, "launch", Worker.launch)  # as it is now, afterwards
     poison_steps()
     with LLM(max_model_len=128, max_num_seqs=NUM_REQUESTS, distributed_executor_backend="uni") as llm:
         outputs = llm.generate(make_prompts({31: RAISES}, NUM_REQUESTS), PARAMS, use_tqdm=False)
@@ -90,7 +90,7 @@ def test_of_many_texts_exactly_the_poisonous_one_gets_no_vector(
     prompts = [{"prompt_token_ids": [100 + i] + [200] * (i % 40)} for i in range(NUM_TEXTS)]
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=":")
     monkeypatch.setattr(engines, "CORE_MODULE", "poisoned")
-    monkeypatch.setattr(GPUModelRunner, "launch", GPUModelRunner.launch)  # as it is now, afterwards
+    monkeypatch.setattr(Worker, "launch", Worker.launch)  # as it is now, afterwards
     poison_steps()
     with LLM(POCKET_ENCODER, max_num_batched_tokens=1024, distributed_executor_backend=backend) as llm:
         golden = [one.outputs.raw for one in llm.embed(prompts, use_tqdm=False)]

@@ -234,3 +234,57 @@ def test_a_row_that_is_dear_now_and_then_is_not_taken_for_cheap_in_between() -> 
     # The first time nobody can know; what it took is paid back before any other has its turn.
     assert sorted(gaps)[-3] <= 0.1
     assert sum(gaps) <= (1 + WORK_SHARE) * len(gaps) * PASS_S + SLACK_S + 2 * max(gaps)
+
+
+def test_rows_that_wait_for_their_turns_do_not_keep_others_from_a_row() -> None:
+    """They are served little for what they take, so their tenant seems to be owed all that others get."""
+    bench = Bench("fair", max_num_seqs=64)
+    for i in range(32):
+        bench.add(make_request(f"light{i}", [1 + i, 2, 3], max_tokens=400), b"light")
+    bench.add_crowd(200, 4000, client=b"heavy")
+    for i in range(32):
+        bench.run_until_ended(f"light{i}")
+    began = bench.now
+    for i in range(8):
+        bench.add(make_request(f"again{i}", [1 + i, 2, 3], max_tokens=12), b"light")
+    for i in range(8):
+        bench.run_until_ended(f"again{i}")
+    assert bench.now - began <= (1 + WORK_SHARE) * 14 * PASS_S + 2 * SLACK_S
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_row_does_not_wait_for_the_debt_of_another_tenant(policy: str) -> None:
+    bench = Bench(policy)
+    bench.add(make_request("light", [1, 2, 3], max_tokens=500), b"light")
+    bench.add_crowd(100, 0, client=b"heavy")
+    bench.add_crowd(1, 300, client=b"few", grammar="start: /few/", max_tokens=200)
+    for _ in range(20):
+        bench.turn()
+    for name in bench.came_at:
+        if name.startswith("heavy"):
+            bench.work_us[name] = 4000  # all at once: 400 ms, of which most are a debt
+    for _ in range(3):
+        bench.turn()
+    began, num_turns = bench.now, bench.count_turns("few")
+    for _ in range(40):
+        bench.turn()
+    assert bench.now - began < 0.2
+    assert bench.count_turns("few") - num_turns >= 20
+
+
+def test_a_step_kept_free_for_a_newcomer_that_cannot_begin_is_used_by_others() -> None:
+    """Nothing would form another one: no step is under way, and no message has to come."""
+    bench = Bench("fair", options={"run_ahead": 1})
+    for i in range(32):
+        bench.add(make_request(f"light{i}", [1 + i, 2, 3], max_tokens=200), b"light")
+    bench.add_crowd(1, 0, client=b"heavy", grammar="", max_tokens=199)
+    for _ in range(150):
+        bench.turn()
+    bench.work_us["heavy32"] = 60_000  # a debt, and yet less than the others' tokens
+    bench.turn()
+    for i in range(4):
+        bench.add(make_request(f"new{i}", [i], max_tokens=3, grammar="start: /a/"), b"heavy", 10_000)
+    while bench.engine.core.num_unfinished:
+        bench.turn()
+        if "light0" not in bench.ended_at:
+            assert "light0" in bench.steps[-1] + bench.steps[-2]
