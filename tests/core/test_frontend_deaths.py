@@ -104,54 +104,54 @@ def test_a_frontend_that_is_killed_with_half_of_its_move_said_leaves_nothing(
 ) -> None:
     """Of its move two messages tell: the other engine gets the requests, and this one drops them."""
     with (
-        under_load("pair", COUNT, MAX_TOKENS) as loads,
         Script("pair", "victim", COUNT, MAX_TOKENS, str(num_sends)) as victim,
     ):
         victim.wait_until_busy()
-        wait_for_tokens(loads, 50)
-        drained = find_engine(client, "victim")
-        drain_beside(drained, lambda: None)
-        assert victim.process.wait(TIMEOUT_S) == -signal.SIGKILL
-        assert all(load.is_alive() for load in loads), "they had ended before"
-        assert wait_until(lambda: not count_requests(client, 1 - drained, "victim"), 2.0)
+        with under_load("pair", COUNT, MAX_TOKENS) as loads:
+            wait_for_tokens(loads, 50)
+            drained = find_engine(client, "victim")
+            drain_beside(drained, lambda: None)
+            assert victim.process.wait(TIMEOUT_S) == -signal.SIGKILL
+            assert all(load.is_alive() for load in loads), "they had ended before"
+            assert wait_until(lambda: not count_requests(client, 1 - drained, "victim"), 2.0)
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.003, 0.01])
 def test_a_frontend_may_be_killed_at_any_moment_of_a_drain(client: SyncClient, delay_s: float) -> None:
     with (
-        under_load("pair", COUNT, MAX_TOKENS) as loads,
         Script("pair", "victim", COUNT, MAX_TOKENS) as victim,
         Script("pair", "other", COUNT, MAX_TOKENS) as other,
     ):
         victim.wait_until_busy()
         other.wait_until_busy()
-        wait_for_tokens(loads, 50)
+        with under_load("pair", COUNT, MAX_TOKENS) as loads:
+            wait_for_tokens(loads, 50)
 
-        def kill() -> None:
-            threading.Event().wait(delay_s)
-            victim.send_signal(signal.SIGKILL)
+            def kill() -> None:
+                threading.Event().wait(delay_s)
+                victim.send_signal(signal.SIGKILL)
 
-        drain_beside(find_engine(client, "victim"), kill)
-        other.assert_undisturbed()
+            drain_beside(find_engine(client, "victim"), kill)
+            other.assert_undisturbed()
 
 
 def test_a_stopped_frontend_that_is_killed_does_not_keep_an_engine_from_being_drained(
     client: SyncClient,
 ) -> None:
     with (
-        under_load("pair", COUNT, MAX_TOKENS) as loads,
         Script("pair", "victim", COUNT, MAX_TOKENS) as victim,
     ):
         victim.wait_until_busy()
-        wait_for_tokens(loads, 50)
-        victim.send_signal(signal.SIGSTOP)
-        drained = find_engine(client, "victim")
+        with under_load("pair", COUNT, MAX_TOKENS) as loads:
+            wait_for_tokens(loads, 50)
+            victim.send_signal(signal.SIGSTOP)
+            drained = find_engine(client, "victim")
 
-        def kill() -> None:
-            # The others have gone; of the victim, which has not heard of it, all are still there.
-            assert wait_until(
-                lambda: {one.request_id[:6] for one in look(client, drained).requests} == {"victim"}, 2.0
-            )
-            os.kill(victim.process.pid, signal.SIGKILL)
+            def kill() -> None:
+                # The others have gone; of the victim, which has not heard of it, all are still there.
+                assert wait_until(
+                    lambda: {one.request_id[:6] for one in look(client, drained).requests} == {"victim"}, 2.0
+                )
+                os.kill(victim.process.pid, signal.SIGKILL)
 
-        drain_beside(drained, kill)
+            drain_beside(drained, kill)
