@@ -94,8 +94,17 @@ def run(
     return tokens
 
 
-@pytest.mark.parametrize("module", ["quire.worker", "quire.core"])
-@pytest.mark.parametrize("replace", [put_others, write_others_in_place, Path.unlink])
+@pytest.mark.parametrize(
+    ("module", "replace"),
+    [
+        ("quire.worker", write_others_in_place),
+        ("quire.core", put_others),
+        pytest.param("quire.worker", put_others, marks=pytest.mark.slow),
+        pytest.param("quire.core", write_others_in_place, marks=pytest.mark.slow),
+        pytest.param("quire.worker", Path.unlink, marks=pytest.mark.slow),
+        pytest.param("quire.core", Path.unlink, marks=pytest.mark.slow),
+    ],
+)
 def test_weights_that_were_replaced_are_refused_by_name_and_no_token_is_theirs(
     folder: Path, module: str, replace: Callable[[Path], None]
 ) -> None:

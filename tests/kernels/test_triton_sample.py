@@ -177,7 +177,7 @@ def test_penalties_and_logprobs_are_those_of_the_torch_operations(monkeypatch: p
         torch.testing.assert_close(mine.logprobs.cpu(), reference.logprobs, rtol=1e-6, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_narrow_logits_give_the_tokens_of_the_same_numbers_in_float32(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -398,15 +398,15 @@ GROUP_BREAKS = [
 # Each with the seed at which to begin: where it was found before, so that the hundreds before need not run.
 BREAKS = [
     (break_journal, 25),
-    (break_wait_of_search, 164),
+    (break_wait_of_search, 178),
     (break_second_try, 1),
     (break_reset_of_rows, 1),
     (break_wait_for_worker, 9),
     (break_leases, 1),
     (break_retry, 2),
-    (break_number_check, 360),
+    (break_number_check, 1091),
     (break_loss_of_number, 0),
-    (break_look_before_sending, 1019),
+    (break_look_before_sending, 2212),
     (break_mark_of_resumed, 1631),
     (break_resumption, 19),
     (break_merge_in_ledger, 34),
