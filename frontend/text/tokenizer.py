@@ -250,6 +250,7 @@ def load_tokenizer(folder: str | Path, chat_template: str | None = None) -> Toke
     backend.no_truncation()
     backend.no_padding()
     config = read_json(path / "tokenizer_config.json")
+    _check_splitting(backend, config)
     named = _read_named_tokens(config, read_json(path / "special_tokens_map.json"))
     _add_missing_tokens(backend, config, named)
     templates = _read_templates(path, config) if chat_template is None else {"default": chat_template}
@@ -262,6 +263,20 @@ def load_tokenizer(folder: str | Path, chat_template: str | None = None) -> Toke
         templates.get(_TOOL_USE),
         has_token_type_ids=not isinstance(inputs, list) or "token_type_ids" in cast(list[Any], inputs),
     )
+
+
+def _check_splitting(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
+    """Refuse what transformers would split a text by in place of tokenizer.json."""
+    if config.get("split_special_tokens"):
+        raise _bad_tokens("split_special_tokens", config["split_special_tokens"], "false")
+    prefix, splitter = config.get("add_prefix_space"), backend.pre_tokenizer
+    if prefix is None or splitter is None:
+        return
+    described = json.loads(splitter.__getstate__())
+    for step in described["pretokenizers"] if described["type"] == "Sequence" else [described]:
+        if step["type"] == "ByteLevel" and step["add_prefix_space"] != prefix:
+            allowed = f"{step['add_prefix_space']}, as tokenizer.json has it".lower()
+            raise _bad_tokens("add_prefix_space", prefix, allowed)
 
 
 def _read_named_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, str]:

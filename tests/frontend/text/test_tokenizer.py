@@ -121,13 +121,15 @@ def test_an_unreadable_tokenizer_is_a_model_error(tmp_path: Path):
         ({"added_tokens_decoder": {"7": {"content": "y", "lstrip": "no"}}}, "added_tokens_decoder.7"),
         ({"additional_special_tokens": 3}, "additional_special_tokens"),
         ({"extra_special_tokens": 1.5}, "extra_special_tokens"),
+        ({"split_special_tokens": True}, "split_special_tokens"),
+        ({"add_prefix_space": True}, "add_prefix_space"),
         ({"chat_template": 7}, "chat_template"),
         ({"chat_template": [{"name": "default"}]}, "chat_template"),
         ({"chat_template": ["default"]}, "chat_template"),
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_a_wrong_type_is_refused_by_file_and_field(
+def test_what_cannot_be_followed_is_refused_by_file_and_field(
     config: dict[str, Any], field: str, byte_level_folder: Path, tmp_path: Path
 ):
     shutil.copy(byte_level_folder / "tokenizer.json", tmp_path)
