@@ -143,6 +143,10 @@ class Tokenizer:
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token alone adds to a text, which may be a part of a character."""
+        return self.find_pieces(False).first[token_id] or b""
+
     def _make_pieces(self, skips_special: bool) -> TokenPieces:
         """What each token adds to a text that grows."""
         from .token_pieces import make_pieces

@@ -58,19 +58,29 @@ def _choose_form(positions: Positions) -> Callable[[T], T]:
     return as_json if len(positions) > _MAX_INLINE else lambda value: value
 
 
-def make_chat_logprobs(positions: Positions, top: Top, as_ids: bool = False) -> ChoiceLogprobs:
-    """One entry a token, with its alternatives. as_ids: tokens are shown as 'token_id:5'."""
+def make_chat_logprobs(
+    positions: Positions, top: Top, tokenizer: Tokenizer | None = None, as_ids: bool = False
+) -> ChoiceLogprobs:
+    """One entry a token, with its alternatives. as_ids: tokens are shown as 'token_id:5'.
+
+    tokenizer: for the bytes of a token that is part of a character.
+    """
     form: Callable[[TokenLogprob], TokenLogprob] = _choose_form(positions)
-    return ChoiceLogprobs(
-        [form(_make_token_logprob(entries, top, as_ids)) for entries in positions if entries]
-    )
 
+    def read_parts(token_id: int, entry: Logprob) -> tuple[str, float, list[int]]:
+        text = _name(token_id, entry, as_ids)
+        if tokenizer is not None and "\N{REPLACEMENT CHARACTER}" in text:
+            data = tokenizer.token_bytes(token_id)
+        else:
+            data = text.encode()
+        return text, _finite(entry.logprob), list(data)
 
-def _make_token_logprob(entries: dict[int, Logprob], top: Top, as_ids: bool) -> TokenLogprob:
-    """The first entry is the token itself."""
-    own = next(iter(entries.items()))
-    others = [TopLogprob(*_token_parts(*one, as_ids)) for one in _choose(entries, top)]
-    return TokenLogprob(*_token_parts(*own, as_ids), others)
+    def make_one(entries: dict[int, Logprob]) -> TokenLogprob:
+        own = next(iter(entries.items()))  # the token itself
+        others = [TopLogprob(*read_parts(*one)) for one in _choose(entries, top)]
+        return TokenLogprob(*read_parts(*own), others)
+
+    return ChoiceLogprobs([form(make_one(entries)) for entries in positions if entries])
 
 
 def make_completion_logprobs(
@@ -141,11 +151,6 @@ def _choose(entries: dict[int, Logprob], top: Top) -> list[tuple[int, Logprob]]:
         return [(token_id, entries[token_id]) for token_id in top]
     ranked = sorted(entries.items(), key=lambda item: -item[1].logprob)
     return ranked if top < 0 else ranked[:top]
-
-
-def _token_parts(token_id: int, entry: Logprob, as_ids: bool) -> tuple[str, float, list[int]]:
-    text = _name(token_id, entry, as_ids)
-    return text, _finite(entry.logprob), list(text.encode())
 
 
 def _name(token_id: int, entry: Logprob, as_ids: bool) -> str:

@@ -7,7 +7,7 @@ import itertools
 import json
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -86,7 +86,7 @@ def test_offsets_are_places_in_the_text_however_it_is_cut(
     expected: list[int] = []
     for number, token_id in enumerate(token_ids):
         entries = {token_id: Logprob(-1.0, 1, tokenizer.token_text(token_id))}
-        one: Any = CompletionOutput(0, "", [token_id], logprobs=[entries])
+        one = CompletionOutput(0, "", [token_id], logprobs=cast(Any, [entries]))
         made = logprobs.make(0, 0, one, prompt=before, num_echoed=5, is_first=not number, is_hidden=False)
         assert made is not None
         found += made.text_offset
@@ -97,6 +97,19 @@ def test_offsets_are_places_in_the_text_however_it_is_cut(
     assert "🦊🦊 fox" in text.text
     place = len(tokenizer.encode("the quick 🦊🦊", add_special_tokens=False))
     assert text.text[found[place] - 5 :].lstrip().startswith("fox")
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace"])
+def test_the_bytes_of_tokens_that_share_a_character_are_those_of_the_character(
+    kind: str, request: pytest.FixtureRequest
+):
+    tokenizer: Tokenizer = request.getfixturevalue(kind)
+    token_ids = tokenizer.encode("🦊狐", add_special_tokens=False)
+    positions = [{one: Logprob(-1.0, 1, tokenizer.token_text(one))} for one in token_ids]
+    content = make_chat_logprobs(positions, 1, tokenizer).content
+    assert len(content) > 2
+    assert bytes(byte for one in content for byte in one.bytes).decode().lstrip() == "🦊狐"
+    assert [one.top_logprobs[0].bytes for one in content] == [one.bytes for one in content]
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "metaspace"])
@@ -115,8 +128,8 @@ def test_offsets_of_an_echoed_prompt_are_places_in_it(
     ]
     asked = CompletionRequest(prompt=prompt, echo=True, logprobs=0)
     logprobs = LogprobsOfChoices(asked, SamplingParams(), tokenizer)
-    one = CompletionOutput(0, "", [ids[-1]], logprobs=[positions[-1]])
-    output: Any = RequestOutput("a", prompt, ids, positions, [one], False)
+    one = CompletionOutput(0, "", [ids[-1]], logprobs=cast(Any, [positions[-1]]))
+    output = RequestOutput("a", prompt, ids, cast(Any, positions), [one], False)
     logprobs.note_prompt(0, output, len(prompt))
     made = logprobs.make(0, 0, one, prompt=ids, num_echoed=len(prompt), is_first=True, is_hidden=False)
     assert made is not None
