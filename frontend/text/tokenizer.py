@@ -19,12 +19,12 @@ import msgspec
 
 from ...ipc.errors import ModelError
 from ..models.model_files import MAX_TEMPLATE_BYTES, MAX_TOKENIZER_BYTES, check_file, read_file, read_json
+from .token_pieces import TokenPieces, is_readable, make_pieces
 
 if TYPE_CHECKING:
     import tokenizers
 
     from .chat_template import ChatTemplate
-    from .token_pieces import TokenPieces
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
@@ -149,8 +149,6 @@ class Tokenizer:
 
     def _make_pieces(self, skips_special: bool) -> TokenPieces:
         """What each token adds to a text that grows."""
-        from .token_pieces import make_pieces
-
         return make_pieces(self.backend, skips_special)
 
     @cached_property
@@ -250,6 +248,9 @@ def load_tokenizer(folder: str | Path, chat_template: str | None = None) -> Toke
         raise ModelError("tokenizer", str(file), f"a file that tokenizers can read ({error})") from error
     if not has_bounded_decoder(backend):
         allowed = f"at most 2 replacements of a text by one of at most {MAX_GROWTH} characters"
+        raise ModelError(f"{file} decoder", backend.decoder, allowed)
+    if backend.decoder is not None and not is_readable(backend.decoder):
+        allowed = "ByteLevel or ByteFallback with steps that can be followed token by token"
         raise ModelError(f"{file} decoder", backend.decoder, allowed)
     backend.no_truncation()
     backend.no_padding()

@@ -14,6 +14,8 @@ from quire.frontend.output_formats.choose import choose_output_format
 from quire.frontend.output_formats.tools import Tool
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.ipc.errors import ModelError
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders
 
 TEXTS = [
     "hello world",
@@ -98,6 +100,25 @@ def test_the_text_of_one_token_is_decoded_alone(metaspace: Tokenizer):
     fox = metaspace.encode("fox", add_special_tokens=False)[0]
     assert metaspace.token_text(fox) == "fox"
     assert metaspace.token_text(1) == "<s>"
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Metaspace()],
+        [decoders.BPEDecoder(), decoders.ByteFallback()],
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 0, 1)],
+    ],
+    ids=["spaces last", "suffixes", "end"],
+)
+def test_bytes_that_would_not_become_characters_are_refused(
+    steps: list[decoders.Decoder], metaspace_folder: Path, tmp_path: Path
+):
+    backend = Backend.from_file(str(metaspace_folder / "tokenizer.json"))
+    backend.decoder = decoders.Sequence(steps)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ModelError, match=r"tokenizer\.json decoder=.*followed token by token"):
+        load_tokenizer(tmp_path)
 
 
 def test_a_missing_tokenizer_names_the_file(tmp_path: Path):
