@@ -63,7 +63,8 @@ def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
     architecture = _read_architecture(config)
     fields = ConfigFields(config)
     spec = replace(_FAMILIES[architecture][1](fields), architecture=architecture)
-    if not fields.boolean("is_causal", True) and spec.is_causal:
+    # null is false, as transformers tests it.
+    if not fields.boolean("is_causal", "is_causal" not in fields) and spec.is_causal:
         spec = without_mask(fields, spec)
     fields.check_rest(architecture)
     return spec

@@ -50,7 +50,8 @@ def read_ropes_by_kind(
         raise parts.error(key, shorten(by_kind[key]), f"absent: layers are {_FULL} or {_SLIDING}")
     # As transformers adds it: to an object that has a rope_type, beside which `type` says nothing.
     full = _read_object(parts, _FULL) if by_kind else {"rope_type": "default"}
-    if by_kind and scaling and parts.get(_FULL) is None:
+    has_kinds = fields.get("rope_parameters") is not None
+    if has_kinds and scaling and parts.get(_FULL) is None:
         raise parts.error(_FULL, None, "an object, which rope_scaling is added to")
     name = f"rope_parameters.{_FULL}." if by_kind else "rope_scaling."
     outside = ConfigFields({})

@@ -76,6 +76,11 @@ class Detokenizer:
         """Everything decoded so far; cut at a stop string once one was found."""
         return self._text.getvalue()
 
+    @property
+    def num_characters(self) -> int:
+        """Of `text`."""
+        return self._length
+
     @staticmethod
     def can_wait(params: SamplingParams) -> bool:
         """True if nobody needs text before the end, so that all tokens can be decoded at once."""

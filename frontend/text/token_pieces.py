@@ -113,6 +113,10 @@ def _read_decoder(decoder: Any) -> _Decoder | None:
         match step["type"]:
             case kind if kind in _OF_ONE_TOKEN and not is_joined and read.bytes is None:
                 read.steps.append(step)
+            case "Metaspace" if not is_joined:
+                read.steps.append(step)
+            case "Replace" if read.bytes != "ByteLevel" and read.strip is None and _is_of_one(step):
+                read.steps.append(step)
             case "ByteLevel" | "ByteFallback" as kind if not is_joined and read.bytes is None:
                 read.bytes, is_joined = kind, kind == "ByteLevel"
             case "Fuse":
@@ -122,6 +126,17 @@ def _read_decoder(decoder: Any) -> _Decoder | None:
             case _:
                 return None
     return read
+
+
+def _is_of_one(step: dict[str, Any]) -> bool:
+    """True if it replaces single characters, which are the same before tokens are joined and afterwards."""
+    return len(step["pattern"].get("String", "")) == 1
+
+
+def is_readable(decoder: Any) -> bool:
+    """False if bytes are put together to characters in a way that cannot be followed token by token."""
+    described = decoder.__getstate__().decode()
+    return _read_decoder(decoder) is not None or not ("ByteFallback" in described or "ByteLevel" in described)
 
 
 def _make_joiner() -> Callable[[list[str]], bytes]:

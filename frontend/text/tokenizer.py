@@ -19,12 +19,12 @@ import msgspec
 
 from ...ipc.errors import ModelError
 from ..models.model_files import MAX_TEMPLATE_BYTES, MAX_TOKENIZER_BYTES, check_file, read_file, read_json
+from .token_pieces import TokenPieces, is_readable, make_pieces
 
 if TYPE_CHECKING:
     import tokenizers
 
     from .chat_template import ChatTemplate
-    from .token_pieces import TokenPieces
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
@@ -143,10 +143,12 @@ class Tokenizer:
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token alone adds to a text, which may be a part of a character."""
+        return self.find_pieces(False).first[token_id] or b""
+
     def _make_pieces(self, skips_special: bool) -> TokenPieces:
         """What each token adds to a text that grows."""
-        from .token_pieces import make_pieces
-
         return make_pieces(self.backend, skips_special)
 
     @cached_property
@@ -247,9 +249,13 @@ def load_tokenizer(folder: str | Path, chat_template: str | None = None) -> Toke
     if not has_bounded_decoder(backend):
         allowed = f"at most 2 replacements of a text by one of at most {MAX_GROWTH} characters"
         raise ModelError(f"{file} decoder", backend.decoder, allowed)
+    if backend.decoder is not None and not is_readable(backend.decoder):
+        allowed = "ByteLevel or ByteFallback with steps that can be followed token by token"
+        raise ModelError(f"{file} decoder", backend.decoder, allowed)
     backend.no_truncation()
     backend.no_padding()
     config = read_json(path / "tokenizer_config.json")
+    _check_splitting(backend, config)
     named = _read_named_tokens(config, read_json(path / "special_tokens_map.json"))
     _add_missing_tokens(backend, config, named)
     templates = _read_templates(path, config) if chat_template is None else {"default": chat_template}
@@ -262,6 +268,20 @@ def load_tokenizer(folder: str | Path, chat_template: str | None = None) -> Toke
         templates.get(_TOOL_USE),
         has_token_type_ids=not isinstance(inputs, list) or "token_type_ids" in cast(list[Any], inputs),
     )
+
+
+def _check_splitting(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
+    """Refuse what transformers would split a text by in place of tokenizer.json."""
+    if config.get("split_special_tokens"):
+        raise _bad_tokens("split_special_tokens", config["split_special_tokens"], "false")
+    prefix, splitter = config.get("add_prefix_space"), backend.pre_tokenizer
+    if prefix is None or splitter is None:
+        return
+    described = json.loads(splitter.__getstate__())
+    for step in described["pretokenizers"] if described["type"] == "Sequence" else [described]:
+        if step["type"] == "ByteLevel" and step["add_prefix_space"] != prefix:
+            allowed = f"{step['add_prefix_space']}, as tokenizer.json has it".lower()
+            raise _bad_tokens("add_prefix_space", prefix, allowed)
 
 
 def _read_named_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, str]:

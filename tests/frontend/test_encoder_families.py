@@ -304,8 +304,9 @@ def test_a_decoder_without_its_language_head_is_the_same_decoder() -> None:
     assert alone.num_active_params == whole.num_active_params - 2 * 100 * 48
 
 
-def test_a_decoder_that_is_not_causal_is_an_encoder() -> None:
-    sizes = {**BERT, "num_key_value_heads": 2, "architectures": ["Qwen2ForCausalLM"], "is_causal": False}
+@pytest.mark.parametrize("value", [False, None])
+def test_a_decoder_that_is_not_causal_is_an_encoder(value: bool | None) -> None:
+    sizes = {**BERT, "num_key_value_heads": 2, "architectures": ["Qwen2ForCausalLM"], "is_causal": value}
     spec = read_model_spec(sizes)
     assert (spec.is_causal, spec.has_logits) == (False, False)
     assert spec.kv_bytes_per_token("float32") == 0

@@ -181,6 +181,7 @@ def test_an_engine_whose_model_has_a_dynamic_rope_and_rotates_no_layer_answers(r
         {"rope_scaling": {FULL: {"rope_type": "linear", "factor": 2.0}}},
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
         {"rope_scaling": {"rope_type": "proportional"}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": {}},
     ],
     ids=str,
 )

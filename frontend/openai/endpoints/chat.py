@@ -16,6 +16,7 @@ from ...output_formats.answer_reader import AnswerReader
 from ...output_formats.offered_tools import check_num_tools, read_tool_choice
 from ...output_formats.tools import Tool
 from ...outputs import CompletionOutput, RequestOutput
+from ...text.tokenizer import Tokenizer
 from ..bodies.chat_answers import (
     AnswerFunction,
     AnswerMessage,
@@ -56,12 +57,16 @@ async def create_chat_completion(
     reader = prepared.reader
     if request.stream:
         forces_usage = serving.options.enable_force_include_usage
-        chunks = ChunkMaker(request, request_id, serving.model_id, echoed, reader, forces_usage)
+        chunks = ChunkMaker(
+            request, request_id, serving.model_id, echoed, reader, serving.tokenizer, forces_usage
+        )
         return serving.stream(_stream(serving, outputs, chunks, params.n, reader), request_id)
     parsed = await take_last(parse_outputs(serving, outputs, reader))
     body = await make_beside(
         parsed[0],
-        lambda: _make_completion(request, request_id, serving.model_id, parsed, reader, echoed),
+        lambda: _make_completion(
+            request, request_id, serving.model_id, parsed, reader, serving.tokenizer, echoed
+        ),
     )
     return respond(body, request_id)
 
@@ -98,6 +103,7 @@ def _make_completion(
     model: str,
     parsed: tuple[RequestOutput, Sequence[Sequence[turn.OutputEvent]]],
     reader: AnswerReader,
+    tokenizer: Tokenizer,
     echoed: str,
 ) -> ChatCompletion:
     output, events = parsed
@@ -109,7 +115,7 @@ def _make_completion(
         created=int(time.time()),
         model=model,
         choices=[
-            _make_choice(request, one, own, reader, echoed)
+            _make_choice(request, one, own, reader, tokenizer, echoed)
             for one, own in zip(output.outputs, events, strict=True)
         ],
         usage=counter.usage(),
@@ -126,6 +132,7 @@ def _make_choice(
     one: CompletionOutput,
     events: Sequence[turn.OutputEvent],
     reader: AnswerReader,
+    tokenizer: Tokenizer,
     echoed: str,
 ) -> ChatChoice:
     said = turn.AssistantMessage()
@@ -143,7 +150,7 @@ def _make_choice(
     choice = ChatChoice(
         one.index,
         message,
-        choose_logprobs(request, one),
+        choose_logprobs(request, one, tokenizer),
         choose_finish_reason(one.finish_reason, has_whole_call(events)),
         one.stop_reason,
         one.token_ids if request.return_token_ids else None,
@@ -226,12 +233,13 @@ class ChunkMaker:
         model: str,
         echoed: str,
         reader: AnswerReader,
+        tokenizer: Tokenizer,
         forces_usage: bool = False,
     ) -> None:
         """`echoed`: what each answer begins with. `reader`: knows which calls could not be read."""
         self._echoed = echoed
         self._request = request
-        self._reader = reader
+        self._reader, self._tokenizer = reader, tokenizer
         self._has_usage, self._always_has_usage = choose_usage(request.stream_options, forces_usage)
         self._says_more = self._always_has_usage or bool(request.return_token_ids)  # in each chunk
         self.has_logprobs = wants_logprobs(request)
@@ -273,7 +281,7 @@ class ChunkMaker:
     def _make_one(self, output: CompletionOutput, events: Sequence[turn.OutputEvent] | None) -> bytes:
         """A chunk an event, or one of all the text. The last one says what else there is of this output."""
         index, finish = output.index, output.finish_reason
-        logprobs = choose_logprobs(self._request, output)
+        logprobs = choose_logprobs(self._request, output, self._tokenizer)
         says_more = finish is not None or logprobs is not None or self._says_more
         if events is None and not says_more:
             return self._texts.make(index, output.text) if output.text else b""
@@ -329,12 +337,14 @@ def choose_finish_reason(reason: str | None, has_calls: bool) -> str | None:
     return "tool_calls" if has_calls and reason == "stop" else reason
 
 
-def choose_logprobs(request: ChatCompletionRequest, output: CompletionOutput) -> ChoiceLogprobs | None:
+def choose_logprobs(
+    request: ChatCompletionRequest, output: CompletionOutput, tokenizer: Tokenizer
+) -> ChoiceLogprobs | None:
     """Of every token of an output, markers and thoughts too, if they are to be shown."""
     if output.logprobs is None or not wants_logprobs(request):
         return None
     top = request.logprob_token_ids or request.top_logprobs or 0
-    return make_chat_logprobs(output.logprobs, top, bool(request.return_tokens_as_token_ids))
+    return make_chat_logprobs(output.logprobs, top, tokenizer, bool(request.return_tokens_as_token_ids))
 
 
 def wants_logprobs(request: ChatCompletionRequest) -> bool:

@@ -105,7 +105,7 @@ class _Job:
         # By prompt: its text, for echo. What may have been cut is read from its token ids.
         echoes = request.echo and prepared.truncation is None
         self._echoes = {i: text for i, text in enumerate(prompts) if echoes and isinstance(text, str)}
-        self._logprobs = LogprobsOfChoices(request)
+        self._logprobs = LogprobsOfChoices(request, prepared.params, serving.llm.tokenizer)
         self._counter = UsageCounter()
         self._hides_output = request.max_tokens == 0
         is_forced = serving.options.enable_force_include_usage
@@ -255,7 +255,13 @@ class _Job:
         self._begun.add(index)
         echoed = self._echoes[place] if self._request.echo and is_first else ""
         logprobs = self._logprobs.make(
-            place, index, one, num_echoed=len(echoed), is_first=is_first, is_hidden=self._hides_output
+            place,
+            index,
+            one,
+            prompt=prompt,
+            num_echoed=len(echoed),
+            is_first=is_first,
+            is_hidden=self._hides_output,
         )
         absent = self._absent
         choice = CompletionChoice(
@@ -271,7 +277,7 @@ class _Job:
 
     def _note_prompt(self, place: int, output: RequestOutput) -> None:
         if output.prompt_logprobs is not None:
-            self._logprobs.note_prompt(place, output, self._serving.tokenizer.token_text)
+            self._logprobs.note_prompt(place, output, len(self._echoes.get(place, "")))
 
 
 def _hide(output: RequestOutput) -> None:

@@ -13,8 +13,11 @@ from typing import TypeVar, cast
 
 import msgspec
 
+from ....ipc.sampling_params import SamplingParams
 from ...logprobs import Logprob, LogprobsList
 from ...outputs import CompletionOutput, RequestOutput
+from ...text.detokenizer import Detokenizer
+from ...text.tokenizer import Tokenizer
 from ..bodies.schema import (
     ChoiceLogprobs,
     CompletionLogprobs,
@@ -32,6 +35,7 @@ Positions = Sequence[dict[int, Logprob] | None]
 # What stands beside each token: so many of the likeliest (-1: all), or these ids.
 Top = int | Sequence[int]
 T = TypeVar("T")
+_ALL_SHOWN = SamplingParams(skip_special_tokens=False)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -54,42 +58,52 @@ def _choose_form(positions: Positions) -> Callable[[T], T]:
     return as_json if len(positions) > _MAX_INLINE else lambda value: value
 
 
-def make_chat_logprobs(positions: Positions, top: Top, as_ids: bool = False) -> ChoiceLogprobs:
-    """One entry a token, with its alternatives. as_ids: tokens are shown as 'token_id:5'."""
+def make_chat_logprobs(
+    positions: Positions, top: Top, tokenizer: Tokenizer | None = None, as_ids: bool = False
+) -> ChoiceLogprobs:
+    """One entry a token, with its alternatives. as_ids: tokens are shown as 'token_id:5'.
+
+    tokenizer: for the bytes of a token that is part of a character.
+    """
     form: Callable[[TokenLogprob], TokenLogprob] = _choose_form(positions)
-    return ChoiceLogprobs(
-        [form(_make_token_logprob(entries, top, as_ids)) for entries in positions if entries]
-    )
 
+    def read_parts(token_id: int, entry: Logprob) -> tuple[str, float, list[int]]:
+        text = _name(token_id, entry, as_ids)
+        if tokenizer is not None and "\N{REPLACEMENT CHARACTER}" in text:
+            data = tokenizer.token_bytes(token_id)
+        else:
+            data = text.encode()
+        return text, _finite(entry.logprob), list(data)
 
-def _make_token_logprob(entries: dict[int, Logprob], top: Top, as_ids: bool) -> TokenLogprob:
-    """The first entry is the token itself."""
-    own = next(iter(entries.items()))
-    others = [TopLogprob(*_token_parts(*one, as_ids)) for one in _choose(entries, top)]
-    return TokenLogprob(*_token_parts(*own, as_ids), others)
+    def make_one(entries: dict[int, Logprob]) -> TokenLogprob:
+        own = next(iter(entries.items()))  # the token itself
+        others = [TopLogprob(*read_parts(*one)) for one in _choose(entries, top)]
+        return TokenLogprob(*read_parts(*own), others)
+
+    return ChoiceLogprobs([form(make_one(entries)) for entries in positions if entries])
 
 
 def make_completion_logprobs(
-    positions: Positions, top: Top, offset: int, as_ids: bool = False
+    positions: Positions, top: Top, find_offset: Callable[[int], int], as_ids: bool = False
 ) -> CompletionLogprobs:
-    """`offset`: characters of the tokens before these. as_ids: tokens are shown as 'token_id:5'.
+    """`find_offset` is asked once for each token, in their order. as_ids: tokens are shown as 'token_id:5'.
 
     The token itself is among the alternatives of each position, as in OpenAI's and vLLM's answers.
     """
     made = CompletionLogprobs([], [], [], [])
     form: Callable[[dict[str, float]], dict[str, float]] = _choose_form(positions)
     for entries in positions:
-        made.text_offset.append(offset)
         if not entries:  # the first token of a prompt: nothing precedes it
+            made.text_offset.append(0)
             made.token_logprobs.append(None)
             made.tokens.append("")
             made.top_logprobs.append(None)
             continue
         token_id, own = next(iter(entries.items()))
+        made.text_offset.append(find_offset(token_id))
         made.token_logprobs.append(_finite(own.logprob))
         made.tokens.append(_name(token_id, own, as_ids))
         made.top_logprobs.append(form(_make_top(entries, top, as_ids)))
-        offset += len(own.decoded_token or "")
     return made
 
 
@@ -139,11 +153,6 @@ def _choose(entries: dict[int, Logprob], top: Top) -> list[tuple[int, Logprob]]:
     return ranked if top < 0 else ranked[:top]
 
 
-def _token_parts(token_id: int, entry: Logprob, as_ids: bool) -> tuple[str, float, list[int]]:
-    text = _name(token_id, entry, as_ids)
-    return text, _finite(entry.logprob), list(text.encode())
-
-
 def _name(token_id: int, entry: Logprob, as_ids: bool) -> str:
     """How a token is shown: its text, or its id, in vLLM's words."""
     return f"token_id:{token_id}" if as_ids else entry.decoded_token or ""
@@ -153,25 +162,60 @@ def _finite(logprob: float) -> float:
     return max(logprob, _LOWEST)
 
 
+class TextOffsets:
+    """Where the tokens of a text begin: behind the characters that those before them have completed.
+
+    A token's own text does not tell: it may be part of a character, be left out, or have lost its space.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, prompt: list[int], params: SamplingParams, start: int = 0
+    ) -> None:
+        """Of what follows the prompt, from `start` on. Without a tokenizer there is no text."""
+        self._start = start
+        self._text = None if tokenizer is None else Detokenizer(tokenizer, prompt, params)
+
+    def take(self, token_id: int) -> int:
+        """The offset of the next token, which is this one."""
+        if self._text is None:
+            return self._start
+        offset = self._start + self._text.num_characters
+        self._text.add((token_id,))
+        return offset
+
+    def finish(self) -> int:
+        """The length of the whole text; call once, after the last token."""
+        if self._text is not None:
+            self._text.finish()
+            return self._start + self._text.num_characters
+        return self._start
+
+
 class LogprobsOfChoices:
     """What one request shows of logprobs. Prompts and choices are known by their places."""
 
-    def __init__(self, request: CompletionRequest) -> None:
+    def __init__(
+        self, request: CompletionRequest, params: SamplingParams, tokenizer: Tokenizer | None
+    ) -> None:
+        self._params, self._tokenizer = params, tokenizer
         self._top: Top | None = request.logprob_token_ids or request.logprobs
         self._as_ids = bool(request.return_tokens_as_token_ids)
         self._wants_prompts = request.prompt_logprobs is not None
         self._echoes = bool(request.echo) and self._top is not None
         self._of_prompts: dict[int, PromptLogprobs] = {}
         self._echoed: dict[int, CompletionLogprobs] = {}
-        self._offsets: dict[int, int] = {}  # by choice: characters of its tokens so far
+        self._offsets: dict[int, TextOffsets] = {}  # by choice
 
     @property
     def are_wanted(self) -> bool:
         """Whether there are any."""
         return self._top is not None or self._wants_prompts
 
-    def note_prompt(self, place: int, output: RequestOutput, token_text: Callable[[int], str]) -> None:
-        """Keep what is said of a prompt, once, for the first chunk of each of its choices."""
+    def note_prompt(self, place: int, output: RequestOutput, num_echoed: int) -> None:
+        """Keep what is said of a prompt, once, for the first chunk of each of its choices.
+
+        num_echoed: characters of it that are shown. A token that was put before it is none of them.
+        """
         positions = output.prompt_logprobs
         if positions is None or self.has_prompt(place):
             return
@@ -179,11 +223,14 @@ class LogprobsOfChoices:
             self._of_prompts[place] = as_json(make_prompt_logprobs(positions))
         if self._echoes:
             num_top = self._top if isinstance(self._top, int) else 0
-            echoed = make_completion_logprobs(positions, num_top, 0, self._as_ids)
             first = output.prompt_token_ids[0]
-            text = token_text(first)
+            text = "" if self._tokenizer is None else self._tokenizer.token_text(first)
+            offsets = TextOffsets(self._tokenizer, [], _ALL_SHOWN)
+            offsets.take(first)
+            echoed = make_completion_logprobs(positions, num_top, offsets.take, self._as_ids)
             echoed.tokens[0] = f"token_id:{first}" if self._as_ids else text
-            echoed.text_offset[1:] = [offset + len(text) for offset in echoed.text_offset[1:]]
+            num_before = offsets.finish() - num_echoed
+            echoed.text_offset[1:] = [max(0, offset - num_before) for offset in echoed.text_offset[1:]]
             self._echoed[place] = echoed
 
     def has_prompt(self, place: int) -> bool:
@@ -205,6 +252,7 @@ class LogprobsOfChoices:
         index: int,
         one: CompletionOutput,
         *,
+        prompt: list[int],
         num_echoed: int,
         is_first: bool,
         is_hidden: bool,
@@ -215,12 +263,10 @@ class LogprobsOfChoices:
         """
         if self._top is None or one.logprobs is None:
             return None
+        offsets = self._offsets.get(index)
+        if offsets is None:
+            offsets = self._offsets[index] = TextOffsets(self._tokenizer, prompt, self._params, num_echoed)
         positions = [] if is_hidden else one.logprobs
-        own = make_completion_logprobs(
-            positions, self._top, self._offsets.get(index, num_echoed), self._as_ids
-        )
-        if positions and (last := positions[-1]):
-            length = len(next(iter(last.values())).decoded_token or "")
-            self._offsets[index] = own.text_offset[-1] + length
+        own = make_completion_logprobs(positions, self._top, offsets.take, self._as_ids)
         echoed = self._echoed.get(place) if is_first else None
         return own if echoed is None else join_completion_logprobs(echoed, own)

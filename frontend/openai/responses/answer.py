@@ -66,7 +66,7 @@ class Answer:
         self._owner = record.owner
         self._counter = UsageCounter()
         self._record: Record | None = record
-        self._num_top = num_top
+        self._num_top, self._tokenizer = num_top, serving.llm.tokenizer
 
     def begin(self, log: EventLog | None = None, give_up: GiveUp | None = None) -> None:
         """It is known, and kept, from now on; `run` does this itself. give_up: see ResponseRegistry.begin."""
@@ -129,7 +129,7 @@ class Answer:
         positions = output.outputs[0].logprobs
         if self._num_top is None or positions is None:
             return []
-        make = functools.partial(make_chat_logprobs, positions, self._num_top)
+        make = functools.partial(make_chat_logprobs, positions, self._num_top, self._tokenizer)
         return await make_beside(output, lambda: list(map(as_json, make().content)))
 
 

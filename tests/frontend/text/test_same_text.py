@@ -21,13 +21,25 @@ CORPUS = [
 ]
 ADDED = ["<think>", "é", "漢字", "\ufffd", " two words ", "\u200d", "<0xE6>"]
 HALF = "\N{REPLACEMENT CHARACTER}"
-KINDS = ["byte_level", "byte_fallback", "wordpiece", "unigram", "words", "suffix"]
+BYTES_FIRST = {
+    "bytes_fused_first": [
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Replace("▁", " "),
+        decoders.Strip(" ", 1, 0),
+    ],
+    "bytes_first": [decoders.ByteFallback(), decoders.Metaspace()],
+}
+KINDS = ["byte_level", "byte_fallback", *BYTES_FIRST, "wordpiece", "unigram", "words", "suffix"]
 
 
 def make_backend(kind: str, folder: Path) -> Backend:
     special = ["<s>", "</s>"]
-    if kind == "byte_fallback":
-        return Backend.from_file(str(write_metaspace_folder(folder) / "tokenizer.json"))
+    if kind == "byte_fallback" or kind in BYTES_FIRST:
+        backend = Backend.from_file(str(write_metaspace_folder(folder) / "tokenizer.json"))
+        if kind in BYTES_FIRST:
+            backend.decoder = decoders.Sequence(BYTES_FIRST[kind])
+        return backend
     if kind == "wordpiece":
         backend = Backend.from_file(str(write_encoder_folder(folder) / "tokenizer.json"))
         backend.decoder = decoders.WordPiece(cleanup=True)

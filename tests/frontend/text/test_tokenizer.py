@@ -14,6 +14,8 @@ from quire.frontend.output_formats.choose import choose_output_format
 from quire.frontend.output_formats.tools import Tool
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.ipc.errors import ModelError
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders
 
 TEXTS = [
     "hello world",
@@ -100,6 +102,25 @@ def test_the_text_of_one_token_is_decoded_alone(metaspace: Tokenizer):
     assert metaspace.token_text(1) == "<s>"
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Metaspace()],
+        [decoders.BPEDecoder(), decoders.ByteFallback()],
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 0, 1)],
+    ],
+    ids=["spaces last", "suffixes", "end"],
+)
+def test_bytes_that_would_not_become_characters_are_refused(
+    steps: list[decoders.Decoder], metaspace_folder: Path, tmp_path: Path
+):
+    backend = Backend.from_file(str(metaspace_folder / "tokenizer.json"))
+    backend.decoder = decoders.Sequence(steps)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ModelError, match=r"tokenizer\.json decoder=.*followed token by token"):
+        load_tokenizer(tmp_path)
+
+
 def test_a_missing_tokenizer_names_the_file(tmp_path: Path):
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         load_tokenizer(tmp_path)
@@ -121,13 +142,15 @@ def test_an_unreadable_tokenizer_is_a_model_error(tmp_path: Path):
         ({"added_tokens_decoder": {"7": {"content": "y", "lstrip": "no"}}}, "added_tokens_decoder.7"),
         ({"additional_special_tokens": 3}, "additional_special_tokens"),
         ({"extra_special_tokens": 1.5}, "extra_special_tokens"),
+        ({"split_special_tokens": True}, "split_special_tokens"),
+        ({"add_prefix_space": True}, "add_prefix_space"),
         ({"chat_template": 7}, "chat_template"),
         ({"chat_template": [{"name": "default"}]}, "chat_template"),
         ({"chat_template": ["default"]}, "chat_template"),
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_a_wrong_type_is_refused_by_file_and_field(
+def test_what_cannot_be_followed_is_refused_by_file_and_field(
     config: dict[str, Any], field: str, byte_level_folder: Path, tmp_path: Path
 ):
     shutil.copy(byte_level_folder / "tokenizer.json", tmp_path)
