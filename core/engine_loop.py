@@ -22,6 +22,7 @@ from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.messages import ProtocolNotice
 from ..ipc.processes.own_sources import check_own_sources
 from ..ipc.processes.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST
+from ..ipc.processes.process_limits import describe_address_space
 from ..ipc.request_price import find_max_frame_bytes
 from ..ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
 from .clients.client_registry import ClientRegistry
@@ -252,7 +253,8 @@ class EngineLoop:
         """Start another worker and compute every running request again; too often, and the engine ends."""
         core = self._registry.core
         if core is None:
-            self.finish(EXIT_START_FAILED, f"the engine did not start: {lost.reason}", "EngineStartError")
+            reason = f"the engine did not start: {lost.reason}{describe_address_space()}"
+            self.finish(EXIT_START_FAILED, reason, "EngineStartError")
             return
         death = core.failures.lose_worker(lost.reason, is_overdue=lost.is_overdue)
         if death is WorkerDeath.CONVICTED:

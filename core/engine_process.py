@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
 import secrets
 import signal
 import sys
@@ -133,7 +134,7 @@ class EngineCoreProcess:
         return self._loop.end
 
     def _start(self) -> None:
-        if self._starter_package_dir != PACKAGE_DIR:
+        if os.path.realpath(self._starter_package_dir) != os.path.realpath(PACKAGE_DIR):
             reason = (
                 f"the frontend runs quire from {self._starter_package_dir}, its engine core from "
                 f"{PACKAGE_DIR}: start Python in another folder, or install the checkout with pip install -e"

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from ...ipc.due import find_earliest
 from ...ipc.sockets import POLLIN, POLLOUT
 from .engine_links import EngineLink, EngineLinks
 
@@ -159,6 +160,8 @@ class AsyncPump:
     def _set_timer(self, link: EngineLink) -> None:
         """Have `_on_deadline` called at an engine's next deadline, unless nothing is awaited of it."""
         at = None if link.protocol.is_idle else link.protocol.next_deadline
+        if not link.protocol.is_open:
+            at = find_earliest(at, self._links.next_search_at)
         if at is None or (self._timer is not None and self._timer_at <= at):
             return
         if self._timer is not None:
@@ -179,6 +182,7 @@ class AsyncPump:
                 link.connection.start_engine()
                 self._watch_exit(link)
             self._run(link)
+        self._links.search(now)
         self.settle()
 
     def _on_engine_exit(self, link: EngineLink) -> None:

@@ -275,6 +275,8 @@ class SyncMPClient(SyncClient):
         timeouts = [] if timeout_s is None else [until_ms(time.monotonic() + timeout_s)]
         poller = select.poll()
         poller.register(self._wakeup.fd, select.POLLIN)
+        if (search_at := self._links.next_search_at) is not None:
+            timeouts.append(until_ms(search_at))
         for link in self._links:
             if (deadline := link.protocol.next_deadline) is not None:
                 timeouts.append(until_ms(deadline))
@@ -380,6 +382,7 @@ class SyncMPClient(SyncClient):
                 continue
             if has_ended or not protocol.is_open:
                 self._look_after_engine(link, now)
+                self._links.search(now)
             self._settle(now)
             return None
 

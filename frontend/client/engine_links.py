@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import zmq
 
 from ...ipc.client_protocol import ClientProtocol
 from ...ipc.errors import EngineDeadError, QuireError
-from ...ipc.messages import EngineCoreOutput, EngineFacts, EngineRoster
+from ...ipc.messages import EngineCoreOutput, EngineFacts, EngineRoster, RosterEntry
 from ...ipc.sockets import POLLIN
 from .engine_connection import EngineConnection, EngineSocket, PhaseCallback, close_connection
 from .engine_group import EngineGroup, RequestTarget
 from .engines import Engine, EngineProcess
 
 GATHER_S = 1.0  # for the others of a group, once one of its engines is there
+SEARCH_INTERVAL_S = 1.0  # while none is there: those that are known may all have been removed
 
 _log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class EngineLinks(Generic[L]):
         self._away: set[int] = set()  # as the roster says
         self._links: list[L] = []
         self._turn = 0
+        self._searched_at = 0.0
         self.shown_facts: EngineFacts | None = None  # the client's: of the first, at the start of any
         self.on_added: Callable[[L], None] = lambda _: None
         self.on_lost: Callable[[L], None] = lambda _: None
@@ -263,11 +265,33 @@ class EngineLinks(Generic[L]):
         self._away = {entry.index for entry in roster.engines if entry.is_away}
         return roster
 
+    @property
+    def next_search_at(self) -> float | None:
+        """When `search` is due, None while an engine is there, or if there can be no others."""
+        if self.first.engine.is_own or self.are_open:
+            return None
+        return self._searched_at + SEARCH_INTERVAL_S
+
+    def search(self, now: float) -> None:
+        """If it is due, connect to engines that no roster has told of. One of them tells who there is."""
+        due_at = self.next_search_at
+        if due_at is not None and now >= due_at:
+            self._searched_at = now
+            self._connect(self.first.engine.find_siblings())
+
     def _follow(self, roster: EngineRoster, now: float) -> None:
         """Connect to engines that are new in a roster, and lose those that are not in it any more."""
-        known = {link.index: link for link in self._links}
+        self._connect(roster.engines)
+        listed = {entry.index for entry in roster.engines}
+        for link in list(self._links):
+            if link.index not in listed and self._can_lose(link):
+                self._lose(link, now)
+
+    def _connect(self, entries: Iterable[RosterEntry]) -> None:
+        """To those that are not known."""
+        known = {link.index for link in self._links}
         added: list[L] = []
-        for entry in roster.engines:
+        for entry in entries:
             if entry.index not in known:
                 try:
                     engine = self.first.engine.make_sibling(entry)
@@ -283,10 +307,6 @@ class EngineLinks(Generic[L]):
             self._note_draining()
         for link in added:
             self.on_added(link)
-        listed = {entry.index for entry in roster.engines}
-        for link in list(self._links):
-            if link.index not in listed and self._can_lose(link):
-                self._lose(link, now)
 
     def _note_draining(self) -> None:
         """Have the group know of whom the roster says so."""

@@ -80,6 +80,10 @@ class Engine(ABC):
         """Another engine of its group. Raises DaemonError or ConfigError if it cannot be reached."""
         raise DaemonError(f"engine {entry.index} is not of a daemon")
 
+    def find_siblings(self) -> list[RosterEntry]:
+        """The engines of its group, as far as they can be seen without asking one of them."""
+        return []
+
     def on_silence(self, reconnect: Callable[[], None]) -> None:
         """What is to be called when it does not answer, if it cannot be killed."""
         del reconnect
@@ -220,6 +224,9 @@ class DaemonEngine(AttachedEngine):
     def make_sibling(self, entry: RosterEntry) -> Engine:
         return DaemonEngine(self._name, entry.index, entry.socket)
 
+    def find_siblings(self) -> list[RosterEntry]:
+        return _find_entries(self._name)
+
     def describe_end(self) -> str | None:
         if self.exit_fd < 0:  # this client has left
             return None
@@ -247,7 +254,12 @@ def find_engines(name: str) -> list[Engine]:
 
     Raises ConfigError for a name that cannot be one, DaemonError if no such daemon runs.
     """
+    entries = _find_entries(name) or [RosterEntry(0, CLIENT_SOCKET_NAME)]
+    return [DaemonEngine(name, entry.index, entry.socket) for entry in entries]
+
+
+def _find_entries(name: str) -> list[RosterEntry]:
     stem, _, suffix = CLIENT_SOCKET_NAME.partition(".")
     found = [path.stem.removeprefix(stem) or "0" for path in find_named(name).glob(f"{stem}*.{suffix}")]
-    indexes = sorted(int(number) for number in found if number.isdecimal()) or [0]
-    return [DaemonEngine(name, index, make_engine_name(CLIENT_SOCKET_NAME, index)) for index in indexes]
+    indexes = sorted(int(number) for number in found if number.isdecimal())
+    return [RosterEntry(index, make_engine_name(CLIENT_SOCKET_NAME, index)) for index in indexes]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..errors import FilesChangedError
 
-PACKAGE_DIR = str(Path(__file__).resolve().parents[2])
+PACKAGE_DIR = str(Path(__file__).absolute().parents[2])  # by its links, for a child comes by them too
 _FOLDERS = ("core", "frontend", "ipc", "kernels", "worker")
 _SUFFIXES = (".cpp", ".h", ".py")
 # Packages of others that decide bits or texts; a version is in the name of a folder beside the package.

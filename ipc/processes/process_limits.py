@@ -85,10 +85,17 @@ def describe_shortage(error: BaseException) -> str:
     )
     if free_bytes is None or not (is_shortage or "allocate memory" in str(error)):
         return str(error)
+    return f"{error}: {free_bytes / 1e6:,.0f} MB of address space are left{describe_address_space()}"
+
+
+def describe_address_space() -> str:
+    """What is to be added to why a worker did not start; '' where `ulimit -v` says nothing."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return ""
     return (
-        f"{error}: of the {limit / 1e6:,.0f} MB of address space that `ulimit -v` allows each process "
-        f"{free_bytes / 1e6:,.0f} are left; a worker takes some 1,500 MB beside its weights and KV cache"
+        f" (`ulimit -v` allows each process {limit / 1e6:,.0f} MB of address space; a worker takes some "
+        "1,500 MB beside its weights and KV cache)"
     )
 
 

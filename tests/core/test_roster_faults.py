@@ -20,7 +20,9 @@ from daemon_client import make_requests
 from daemon_loads import TIMEOUT_S, Outputs, assert_undisturbed, collect, make_named_config
 from daemons import Daemon, wait_until
 from quire.frontend.client.async_engine_core_client import AsyncMPClient, attach_async_client
-from quire.frontend.client.engine_core_client import attach_sync_client
+from quire.frontend.client.engine_core_client import SyncMPClient, attach_sync_client
+from quire.frontend.client.engine_links import EngineLinks
+from quire.frontend.client.engines import DaemonEngine
 from quire.frontend.daemon import add_engine, drain_engine, remove_engine, restart_engine
 from quire.ipc.config import EngineConfig
 from quire.ipc.daemon.daemon_state import EngineState, read_state
@@ -279,6 +281,44 @@ def test_clients_of_an_only_engine_whose_restart_fails_wait_for_the_next(told: P
     ):
         stage.fail_start("killed")
         daemon.wait_until_ready(2)
+
+
+def test_a_client_that_knows_only_engines_that_are_gone_finds_the_others(told: Path) -> None:
+    async def attach() -> None:
+        client = AsyncMPClient([DaemonEngine(NAME, 7, "core7.sock")])
+        await client.wait_until_ready(TIMEOUT_S)
+        requests = make_requests("b", NUM_REQUESTS, MAX_TOKENS)
+        client.add_requests(requests)
+        async with asyncio.timeout(TIMEOUT_S):
+            assert_undisturbed(requests, await _collect_async(client, requests))
+        client.close()
+
+    with Daemon(NAME, make_told_config(2, told)):
+        gone = DaemonEngine(NAME, 7, "core7.sock")
+        with contextlib.closing(SyncMPClient([gone], TIMEOUT_S)) as client:
+            assert sorted(client.engines) == [0, 1]
+        asyncio.run(attach())
+
+
+def test_a_client_that_has_missed_who_came_in_its_engines_place_goes_on_there(
+    told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that was stopped for so long that its connection was closed."""
+    with (
+        Daemon(NAME, make_told_config(1, told)),
+        contextlib.closing(attach_sync_client(NAME, "missed")) as client,
+    ):
+        add_engine(NAME, TIMEOUT_S)
+        remove_engine(NAME, 0, TIMEOUT_S)
+        with monkeypatch.context() as patch:
+            patch.setattr(EngineLinks, "_take_new_roster", lambda *_: None)
+            assert wait_until(
+                lambda: not client.get_outputs(timeout_s=0.1) and 0 not in client.engines, TIMEOUT_S
+            )
+        requests = make_requests("m", NUM_REQUESTS, MAX_TOKENS)
+        client.add_requests(requests)
+        assert_undisturbed(requests, collect(client, {request.request_id for request in requests}))
+        assert sorted(client.engines) == [1]
 
 
 @pytest.mark.slow

@@ -164,7 +164,7 @@ def test_whoever_reads_another_tokenizer_is_refused_by_name(folder: Path) -> Non
 
 # What a program does whose copy of Quire is changed under it. argv: the file, relative to the copy.
 SOURCES = """
-import os, pathlib, signal, sys
+import os, pathlib, shutil, signal, sys
 import psutil, quire
 from quire import EngineArgs, SamplingParams
 from quire.frontend.llm_engine import LLMEngine
@@ -185,6 +185,13 @@ elif how == "remove":
     file.unlink()
 elif how == "add":
     (file.parent / "added.py").touch()
+elif how.startswith("relink"):  # as releases are put in place of each other
+    other = root.parent.with_name("other") / root.name
+    shutil.copytree(root, other, ignore=shutil.ignore_patterns("__pycache__"))
+    if how == "relink":
+        (other / name).write_text(file.read_text() + "# another version\\n")
+    root.parent.with_name("new").symlink_to(other.parent)
+    root.parent.with_name("new").replace(root.parent)
 else:
     content = file.read_bytes()
     file.unlink()
@@ -217,13 +224,18 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("kernels/program.h", "quire.worker", "add", "EngineDeadError .*added.py=.*was added"),
         ("kernels/linear.cpp", "quire.core", "same", "finished 400"),
         ("worker/worker.py", "quire.worker", "same", "finished 400"),
+        ("worker/worker.py", "quire.worker", "relink", "EngineDeadError .*worker.py=.*has changed"),
+        ("core/engine_loop.py", "quire.core", "relink", "EngineDeadError .*engine_loop.py=.*has changed"),
+        ("core/engine_loop.py", "quire.core", "relink the same", "finished 400"),
     ],
 )
 def test_a_process_starts_only_children_of_its_own_sources(
-    copy: Path, name: str, module: str, how: str, words: str
+    copy: Path, tmp_path: Path, name: str, module: str, how: str, words: str
 ) -> None:
     before = (copy / name).read_bytes()
-    environment = {**os.environ, "PYTHONPATH": str(copy.parent)}
+    link = tmp_path / "current"
+    link.symlink_to(copy.parent)
+    environment = {**os.environ, "PYTHONPATH": str(link)}
     command = [sys.executable, "-c", textwrap.dedent(SOURCES), name, module, how]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
