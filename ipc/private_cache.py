@@ -317,7 +317,7 @@ def _find_damage(folder: Path) -> str:
             if hashlib.sha256(_read_own(folder / name)).hexdigest() != digest:
                 return f"{name} has another checksum"
         strange = {path.name for path in folder.iterdir()} - {*listed, _LIST_NAME}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         return f"it is not whole ({error})"
     return f"{min(strange)} was not written with it" if strange else ""
 

@@ -73,6 +73,15 @@ def test_a_file_that_was_cut_is_none(cache: PrivateCache, size: int) -> None:
     assert cache.read(NAME) == b"again"
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"[" * 65000, b'{"file": 1}', b"\xff"])
+def test_a_folder_whose_list_is_another_is_made_again(cache: PrivateCache, content: bytes) -> None:
+    folder = cache.put_folder(NAME, {"file": b"content"})
+    (folder / "sealed.json").write_bytes(content)
+    assert cache.find_folder(NAME) is None
+    assert (cache.put_folder(NAME, {"file": b"again"}) / "file").read_bytes() == b"again"
+    assert cache.find_folder(NAME) == folder
+
+
 def test_every_bit_counts(cache: PrivateCache, caplog: pytest.LogCaptureFixture) -> None:
     cache.write(NAME, b"content")
     path = cache.folder / NAME
