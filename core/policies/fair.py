@@ -27,6 +27,8 @@ from .fair_preemption import FairPreemption
 from .policy import Policy
 from .step_pacer import PacedStep, StepPacer, is_in_excess
 
+_FADING = 0.75  # of a step's rows in the next one
+
 
 class FairPolicy(Policy[FairQueue]):
     """The policy `fair`."""
@@ -39,6 +41,7 @@ class FairPolicy(Policy[FairQueue]):
         self._pacer = StepPacer(monotonic)
         self._holders: dict[Account, None] = {}  # tenants of running requests
         self._preemption = FairPreemption(batch, self._holders)
+        self._recent: dict[Account, None] = {}  # tenants with `recent_rows`
         self._prefilling: dict[Request, None] = {}  # running, with a part of the prompt to come
         self._was_exclusive = False
         self._max_beside = batch.config.max_prompt_tokens_beside_decodes
@@ -85,7 +88,7 @@ class FairPolicy(Policy[FairQueue]):
         expected = self._pacer.find_newcomer()
         if expected is None:
             return self.batch.requests
-        in_excess = frozenset(one for one in self._holders if is_in_excess(one, expected))
+        in_excess = frozenset(one for one in self._holders | self._recent if is_in_excess(one, expected))
         paced.limited = in_excess
         chosen: list[Request] = []
         limited: list[Request] = []
@@ -137,10 +140,10 @@ class FairPolicy(Policy[FairQueue]):
         if not self._prefilling and not self.waiting:
             return None
         head = self.waiting.peek()
-        num_others = len(self._holders) - (head is None or account_of(head) in self._holders)
+        num_others = len(self._recent) - (head is None or account_of(head) in self._recent)
         if num_others <= 0:
             return None  # nobody to be beside: the usual case
-        greatest = max(self._holders, key=lambda account: account.share)
+        greatest = max(self._recent, key=lambda account: account.share)
         for account in dict.fromkeys(map(account_of, self._prefilling)):
             if is_in_excess(greatest, account):
                 return account
@@ -259,7 +262,17 @@ class FairPolicy(Policy[FairQueue]):
                 account.counter += num_new / account.weight
                 account.is_served = True
                 record.num_charged_tokens = num_computed
+        self._note_rows()
         self._pacer.note_launch(step)
+
+    def _note_rows(self) -> None:
+        """Let the rows of steps before fade, and those of this one count."""
+        self._recent |= self._holders
+        for account in list(self._recent):
+            account.recent_rows = max(account.num_rows, _FADING * account.recent_rows)
+            if account.recent_rows < 1:
+                account.recent_rows = 0.0
+                del self._recent[account]
 
     def note_complete(self, step: Step) -> None:
         """Learn how long it lasted."""
@@ -276,7 +289,11 @@ class FairPolicy(Policy[FairQueue]):
 
     def note_finish(self, request: Request) -> None:
         """Its tenant has one less."""
-        self._accounts.leave(account_of(request))
+        account = account_of(request)
+        self._accounts.leave(account)
+        if not account.num_live:
+            self._recent.pop(account, None)
+            account.recent_rows = 0.0
 
     # -- looking in
 

@@ -303,7 +303,7 @@ class WorkTurns:
             self._dear[request] = None
 
     def _note_entry(self, grammar: str, work_us: int) -> None:
-        """A row's first token took so long. That of the row which it was compiled for says nothing of others'."""
+        """A row's first token took so long; that of the row that it was compiled for tells nothing."""
         compiled = self._compiled.find(grammar)
         if compiled is None:
             return

@@ -13,6 +13,7 @@ from quire.core.scheduling.request import Request
 from quire.core.scheduling.tenant import ClientShare
 from quire.ipc.config import SchedulerConfig
 from quire.ipc.messages import FinishReason
+from quire.ipc.step import ModelRunnerOutput
 
 
 def make_engine(
@@ -441,6 +442,43 @@ def test_a_step_that_leaves_out_others_decodes_has_no_more_prompt_tokens_than_on
     work = work_of(engine)
     assert count_tokens(work, "streams") == 0
     assert 0 < count_tokens(work, "long") <= engine.config.scheduler.max_prompt_tokens_beside_decodes
+
+
+@pytest.mark.parametrize("run_ahead", [1, 2])
+def test_requests_that_come_and_go_within_a_step_at_most_double_anothers_answer(run_ahead: int) -> None:
+    engine = make_engine(
+        4000, verify=False, max_num_seqs=256, max_num_batched_tokens=2048, run_ahead=run_ahead
+    )
+    num_short = 0
+    took_s: dict[int, float] = {}
+
+    def turn(is_crowded: bool) -> None:
+        nonlocal num_short
+        while is_crowded and len(engine.core._scheduler.waiting) < 300:
+            num_short += 1
+            prompt = [num_short % 997, 2, 3, 4, 5]
+            engine.add(make_request(f"short{num_short}", prompt, max_tokens=1), b"crowd")
+        while engine.launch() is not None:
+            pass
+        if not engine.executor.pending:
+            engine.clock.advance(0.001)
+            return
+        num_tokens = engine.core._scheduler.in_flight[0].num_scheduled_tokens
+        engine.clock.advance(0.001 + 7e-5 * num_tokens)
+        answer = engine.executor.collect()
+        assert isinstance(answer, ModelRunnerOutput)
+        engine.core.update(answer)
+        engine.deliver()
+
+    for number in range(8):
+        name, began = f"light{number}", engine.clock.now
+        engine.add(make_request(name, [7, number] * 6, max_tokens=24), b"light")
+        while name not in engine.finals:
+            turn(is_crowded=number > 0)
+        took_s[number] = engine.clock.now - began
+        for _ in range(3):
+            turn(is_crowded=number > 0)
+    assert max(took_s[number] for number in range(4, 8)) <= 2 * took_s[0] + 0.1
 
 
 def test_who_was_served_more_stops_no_streams_though_it_has_fewer_rows() -> None:
