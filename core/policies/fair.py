@@ -114,7 +114,9 @@ class FairPolicy(Policy[FairQueue]):
         that were in the step before come first in a step.
         """
         paced: PacedStep = step.policy_data
-        limit = self._pacer.limit_tokens(len(decodes))
+        searches = [one for one in self.batch.requests if one.group and account_of(one) in paced.limited]
+        num_beams = sum(one.num_rows for one in searches)
+        limit = self._pacer.limit_tokens(len(decodes) + num_beams)
         if limit is None:
             limit = step.token_budget
         num_decodes = limit - self._count_prompt_tokens(paced.limited, limit // 2)
@@ -231,17 +233,24 @@ class FairPolicy(Policy[FairQueue]):
             self._prefilling.pop(request, None)
         num_before = paced.num_prompt_tokens.get(record.account, 0)
         paced.num_prompt_tokens[record.account] = num_before + num_tokens
-        if record.account in paced.limited:
-            paced.limited_budget = max(0, paced.limited_budget - num_tokens)
-            paced.num_limited_tokens += num_tokens
+        self._note_limited(step, record.account, num_tokens)
 
     def note_block(self, request: Request, count: int = 1) -> None:
         """Count it."""
         request.policy_data.account.num_blocks += count  # 16 of 256 decodes a step need one: no calls
 
-    def note_beams(self, request: Request, num_tokens: int) -> None:
+    def note_beams(self, request: Request, num_tokens: int, step: Step | None = None) -> None:
         """Charge every beam's tokens."""
         account_of(request).charge(num_tokens)
+        if step is not None:
+            self._note_limited(step, account_of(request), num_tokens)
+
+    def _note_limited(self, step: Step, account: Account, num_tokens: int) -> None:
+        """Count tokens that no decode has, if the tenant is in excess."""
+        paced: PacedStep = step.policy_data
+        if account in paced.limited:
+            paced.limited_budget = max(0, paced.limited_budget - num_tokens)
+            paced.num_limited_tokens += num_tokens
 
     def note_work(self, request: Request, num_tokens: float) -> None:
         """Charge it like tokens."""
