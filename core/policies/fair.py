@@ -27,6 +27,8 @@ from .fair_preemption import FairPreemption
 from .policy import Policy
 from .step_pacer import PacedStep, StepPacer, is_in_excess
 
+_FADING = 0.75  # of a step's rows in the next one
+
 
 class FairPolicy(Policy[FairQueue]):
     """The policy `fair`."""
@@ -39,6 +41,7 @@ class FairPolicy(Policy[FairQueue]):
         self._pacer = StepPacer(monotonic)
         self._holders: dict[Account, None] = {}  # tenants of running requests
         self._preemption = FairPreemption(batch, self._holders)
+        self._recent: dict[Account, None] = {}  # tenants with `recent_rows`
         self._prefilling: dict[Request, None] = {}  # running, with a part of the prompt to come
         self._was_exclusive = False
         self._max_beside = batch.config.max_prompt_tokens_beside_decodes
@@ -85,7 +88,7 @@ class FairPolicy(Policy[FairQueue]):
         expected = self._pacer.find_newcomer()
         if expected is None:
             return self.batch.requests
-        in_excess = frozenset(one for one in self._holders if is_in_excess(one, expected))
+        in_excess = frozenset(one for one in self._holders | self._recent if is_in_excess(one, expected))
         paced.limited = in_excess
         chosen: list[Request] = []
         limited: list[Request] = []
@@ -111,7 +114,9 @@ class FairPolicy(Policy[FairQueue]):
         that were in the step before come first in a step.
         """
         paced: PacedStep = step.policy_data
-        limit = self._pacer.limit_tokens(len(decodes))
+        searches = [one for one in self.batch.requests if one.group and account_of(one) in paced.limited]
+        num_beams = sum(one.num_rows for one in searches)
+        limit = self._pacer.limit_tokens(len(decodes) + num_beams)
         if limit is None:
             limit = step.token_budget
         num_decodes = limit - self._count_prompt_tokens(paced.limited, limit // 2)
@@ -137,10 +142,10 @@ class FairPolicy(Policy[FairQueue]):
         if not self._prefilling and not self.waiting:
             return None
         head = self.waiting.peek()
-        num_others = len(self._holders) - (head is None or account_of(head) in self._holders)
+        num_others = len(self._recent) - (head is None or account_of(head) in self._recent)
         if num_others <= 0:
             return None  # nobody to be beside: the usual case
-        greatest = max(self._holders, key=lambda account: account.share)
+        greatest = max(self._recent, key=lambda account: account.share)
         for account in dict.fromkeys(map(account_of, self._prefilling)):
             if is_in_excess(greatest, account):
                 return account
@@ -228,17 +233,24 @@ class FairPolicy(Policy[FairQueue]):
             self._prefilling.pop(request, None)
         num_before = paced.num_prompt_tokens.get(record.account, 0)
         paced.num_prompt_tokens[record.account] = num_before + num_tokens
-        if record.account in paced.limited:
-            paced.limited_budget = max(0, paced.limited_budget - num_tokens)
-            paced.num_limited_tokens += num_tokens
+        self._note_limited(step, record.account, num_tokens)
 
     def note_block(self, request: Request, count: int = 1) -> None:
         """Count it."""
         request.policy_data.account.num_blocks += count  # 16 of 256 decodes a step need one: no calls
 
-    def note_beams(self, request: Request, num_tokens: int) -> None:
+    def note_beams(self, request: Request, num_tokens: int, step: Step | None = None) -> None:
         """Charge every beam's tokens."""
         account_of(request).charge(num_tokens)
+        if step is not None:
+            self._note_limited(step, account_of(request), num_tokens)
+
+    def _note_limited(self, step: Step, account: Account, num_tokens: int) -> None:
+        """Count tokens that no decode has, if the tenant is in excess."""
+        paced: PacedStep = step.policy_data
+        if account in paced.limited:
+            paced.limited_budget = max(0, paced.limited_budget - num_tokens)
+            paced.num_limited_tokens += num_tokens
 
     def note_work(self, request: Request, num_tokens: float) -> None:
         """Charge it like tokens."""
@@ -259,7 +271,17 @@ class FairPolicy(Policy[FairQueue]):
                 account.counter += num_new / account.weight
                 account.is_served = True
                 record.num_charged_tokens = num_computed
+        self._note_rows()
         self._pacer.note_launch(step)
+
+    def _note_rows(self) -> None:
+        """Let the rows of steps before fade, and those of this one count."""
+        self._recent |= self._holders
+        for account in list(self._recent):
+            account.recent_rows = max(account.num_rows, _FADING * account.recent_rows)
+            if account.recent_rows < 1:
+                account.recent_rows = 0.0
+                del self._recent[account]
 
     def note_complete(self, step: Step) -> None:
         """Learn how long it lasted."""
@@ -276,7 +298,11 @@ class FairPolicy(Policy[FairQueue]):
 
     def note_finish(self, request: Request) -> None:
         """Its tenant has one less."""
-        self._accounts.leave(account_of(request))
+        account = account_of(request)
+        self._accounts.leave(account)
+        if not account.num_live:
+            self._recent.pop(account, None)
+            account.recent_rows = 0.0
 
     # -- looking in
 

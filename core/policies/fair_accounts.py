@@ -33,6 +33,7 @@ class Account:
     is_served: bool = False
     num_live: int = 0  # requests that wait or run
     num_rows: int = 0  # of them, those that run
+    recent_rows: float = 0.0  # the most of the last steps, which fades: those of short requests come and go
     num_blocks: int = 0  # that those hold, a shared one counted for each
 
     @property
@@ -42,8 +43,8 @@ class Account:
 
     @property
     def share(self) -> float:
-        """Rows over weight."""
-        return self.num_rows / self.weight
+        """Rows over weight, those of the last steps too."""
+        return max(self.num_rows, self.recent_rows) / self.weight
 
     def charge(self, num_tokens: float) -> None:
         """Count tokens as served."""

@@ -144,7 +144,7 @@ class Policy(Generic[QueueT]):
                 return
 
     def limit_chunk(self, step: Step, request: Request, num_tokens: int) -> int:
-        """How many of the `num_tokens` tokens of its prompt, which fit, a request may have in this step."""
+        """How many of the `num_tokens` tokens of a prompt or a beam, which fit, may be in this step."""
         del step, request
         return num_tokens
 
@@ -159,8 +159,8 @@ class Policy(Generic[QueueT]):
     def note_block(self, request: Request, count: int = 1) -> None:
         """A running request was given so many more blocks; less than 0: has so many less."""
 
-    def note_beams(self, request: Request, num_tokens: int) -> None:
-        """So many tokens of its beams were entered in the step."""
+    def note_beams(self, request: Request, num_tokens: int, step: Step | None = None) -> None:
+        """So many tokens of its beams were entered in the step; without one, have been computed in vain."""
 
     def note_work(self, request: Request, num_tokens: float) -> None:
         """What its rows did for themselves in a step took as long as so many tokens of that step."""

@@ -116,7 +116,7 @@ def is_in_excess(tenant: Account, newcomer: Account) -> bool:
 
     Else a tenant of few long prompts would stop the streams of all who have more rows.
     """
-    has_more = tenant.share > EXCESS * (newcomer.num_rows + 1) / newcomer.weight
+    has_more = tenant.share > EXCESS * (newcomer.share + 1 / newcomer.weight)
     return has_more and tenant.counter >= newcomer.counter
 
 

@@ -84,6 +84,8 @@ class BeamScheduler:
         if num_tokens > 1:
             num_tokens = self._size_chunk(step, request, num_tokens)
             step.long_prefill_budget -= min(num_tokens, step.long_prefill_budget)
+        else:
+            num_tokens = self._policy.limit_chunk(step, request, num_tokens)
         if num_tokens == 0:
             return
         assert beam.row is not None
@@ -103,7 +105,7 @@ class BeamScheduler:
             step.sampled_rows.append(beam.row)
         if beam.num_computed_tokens >= beam.next_index_at:
             self._manager.index_full_blocks(beam, step.indexed_blocks)
-        self._policy.note_beams(request, num_tokens)
+        self._policy.note_beams(request, num_tokens, step)
 
     def _enter_fork(self, step: Step, beam: Request, row: int, fork: Fork) -> None:
         """Tell the worker how a beam's row comes to be. Until all beams have had their tokens nothing of what

@@ -40,13 +40,13 @@ _SMOOTHING = 0.125  # of what one pass took
 _USUAL_NOISE = 1.5  # times a pass
 
 
+@dataclass(slots=True)
 class GrammarWork:
-    """What a mask of a compiled grammar takes."""
+    """What rows of a compiled grammar take; None: nobody knows yet."""
 
-    __slots__ = ("work_us",)
-
-    def __init__(self) -> None:
-        self.work_us: int | None = None  # nobody knows yet
+    is_compiling: bool = True  # until the first token of the row that the worker compiles it for
+    entry_us: int | None = None  # a row's first token, which may bring a process of its own
+    work_us: int | None = None  # any other
 
 
 @dataclass(slots=True)
@@ -93,18 +93,25 @@ class WorkTurns:
         work_us = request.work_us
         if work_us is None:
             work_us = self._reckon(request)
-        elif request.grammar and not request.num_measured and request.grammar not in self._compiled:
-            work_us = max(work_us, NEW_GRAMMAR_US)
+        elif request.grammar and not request.num_measured:
+            work_us = max(work_us, self._find_entry_us(request.grammar))
         return max(work_us, request.entry_work_us)
+
+    def _find_entry_us(self, grammar: str) -> int:
+        """What the first token of one more row with this grammar is reckoned to take."""
+        compiled = self._compiled.find(grammar)
+        if compiled is None:
+            return NEW_GRAMMAR_US
+        return MAX_ROW_WORK_US if compiled.entry_us is None else compiled.entry_us
 
     def _reckon(self, request: Request) -> int:
         """As `_find_price` of a request that no token is known of."""
         work_us = max(find_logprobs_work_us(request), self._extra_us if request.extra_args else 0)
         if request.grammar:
+            work_us = max(work_us, self._find_entry_us(request.grammar))
             compiled = self._compiled.find(request.grammar)
-            if compiled is None:
-                return NEW_GRAMMAR_US
-            work_us = max(work_us, MAX_ROW_WORK_US if compiled.work_us is None else compiled.work_us)
+            if compiled is not None:
+                work_us = max(work_us, MAX_ROW_WORK_US if compiled.work_us is None else compiled.work_us)
         return work_us
 
     # -- what a step is to hold
@@ -288,10 +295,21 @@ class WorkTurns:
         else:
             request.work_us = max(work_us, int(_DECAY * (request.work_us or 0)))
         request.entry_work_us = 0
+        if is_first and request.grammar:
+            self._note_entry(request.grammar, work_us)
         if not is_first or work_us < MIN_ROW_WORK_US:
             self._note_kind(request, work_us)
         if request.work_us >= MIN_ROW_WORK_US:
             self._dear[request] = None
+
+    def _note_entry(self, grammar: str, work_us: int) -> None:
+        """A row's first token took so long; that of the row that it was compiled for tells nothing."""
+        compiled = self._compiled.find(grammar)
+        if compiled is None:
+            return
+        if not compiled.is_compiling or work_us < MIN_ROW_WORK_US:
+            compiled.entry_us = max(work_us, int(_DECAY * (compiled.entry_us or 0)))
+        compiled.is_compiling = False
 
     def _note_kind(self, request: Request, work_us: int) -> None:
         """What is to be reckoned with of others like it."""

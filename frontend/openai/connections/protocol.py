@@ -259,6 +259,8 @@ class CappedProtocol(Connection):
             self.client_name = caller.key_hash or self.client_name
             self._admission.connections.note_busy(self, self.client_name)
             self._meter.check_body_length(num_bytes or 0)
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # its client would take "100 Continue" for the answer
         super().on_headers_complete()
         self._header_sizes.append(self._meter.num_header_bytes)
         self._expect_body(self.cycle, num_bytes != 0, is_known=caller is not None)

@@ -104,6 +104,25 @@ def test_256_rows_with_dear_tokens_cost_a_neighbour_half_as_much_again(
             bench.turn()
 
 
+class FirstTokens(dict[str, int]):
+    """Work of requests by name, of their first tokens alone."""
+
+    def get(self, name: str, default: int = 0) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.pop(name, default)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_rows_that_are_dear_at_their_first_token_alone_do_not_begin_all_at_once(policy: str) -> None:
+    bench = Bench(policy)
+    bench.engine.worker.work_us = bench.work_us = FirstTokens()
+    bench.add(make_request("first", [1], grammar="start: /a/", max_tokens=4), b"heavy", 8000)
+    bench.run_until_ended("first")
+    bench.add(make_request("light", [1, 2, 3], max_tokens=48), b"light")
+    bench.turn()
+    bench.add_crowd(256, 8000)
+    assert bench.run_until_ended("light") <= (1 + WORK_SHARE) * 50 * PASS_S + SLACK_S
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_grammars_that_are_new_do_not_hold_a_stream_up(policy: str) -> None:
     bench = Bench(policy)

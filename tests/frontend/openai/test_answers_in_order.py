@@ -195,6 +195,16 @@ def test_what_comes_while_a_stream_runs_leaves_it_whole_and_is_answered_after_it
     run_with_server(scenario, api_keys=("one",), **change(max_header_s=0.2))
 
 
+@pytest.mark.parametrize(("version", "first"), [("1.0", b"HTTP/1.1 200"), ("1.1", b"HTTP/1.1 100")])
+def test_only_a_client_that_knows_it_is_told_to_continue(version: str, first: bytes) -> None:
+    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
+        headers = f"{FRAMED}expect: 100-continue\r\ncontent-length: {len(TOKENIZE)}\r\n"
+        await peer.say(f"POST /tokenize HTTP/{version}\r\n{headers}\r\n".encode() + TOKENIZE)
+        assert (await peer.reader.readline()).startswith(first)
+
+    run_with_server(scenario, api_keys=("one",), **LIMITS)
+
+
 def test_junk_behind_a_request_is_bounded_and_costs_its_answer_nothing() -> None:
     async def scenario(llm: FakeLLM, peer: Peer, server: Server) -> None:
         llm.gate.clear()
