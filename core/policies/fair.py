@@ -132,7 +132,7 @@ class FairPolicy(Policy[FairQueue]):
     def _count_prompt_tokens(self, accounts: frozenset[Account], most: int) -> int:
         """Tokens of prompts that these tenants could have computed now, up to `most`."""
         prompts = [request for request in self._prefilling if account_of(request) in accounts]
-        head = self.waiting.peek() if self._has_free_row else None
+        head = self.waiting.peek() if self.batch.has_free_row else None
         if head is not None and account_of(head) in accounts:
             prompts.append(head)
         return min(most, sum(request.num_tokens - request.num_computed_tokens for request in prompts))
@@ -151,7 +151,7 @@ class FairPolicy(Policy[FairQueue]):
                 return account
         if head is None or not is_in_excess(greatest, account_of(head)):
             return None
-        can_begin = self._has_free_row and not head.num_placeholders and not self.batch.lacks_room(head)
+        can_begin = self.batch.has_free_row and not head.num_placeholders and not self.batch.lacks_room(head)
         return account_of(head) if can_begin else None
 
     def choose_prompts(self, step: Step, prefills: list[Request]) -> Iterator[Request]:
@@ -171,7 +171,7 @@ class FairPolicy(Policy[FairQueue]):
                 request = running[0][2]
                 heapq.heapreplace(running, (account_of(request).key, request.order, request))
                 continue
-            head = self.waiting.peek() if may_admit and self._has_free_row else None
+            head = self.waiting.peek() if may_admit and self.batch.has_free_row else None
             if running and (head is None or running[0][0] <= account_of(head).key):
                 yield heapq.heappop(running)[2]
             elif head is None:
@@ -187,11 +187,6 @@ class FairPolicy(Policy[FairQueue]):
         paced: PacedStep = step.policy_data
         decoding = frozenset(map(account_of, step.sampled))
         return decoding | paced.limited if paced.is_exclusive else decoding
-
-    @property
-    def _has_free_row(self) -> bool:
-        """No more rows than a step has tokens: decodes that were left out come back all at once."""
-        return bool(self.batch.free_rows) and len(self.batch.requests) < self.batch.max_step_tokens
 
     def limit_chunk(self, step: Step, request: Request, num_tokens: int) -> int:
         """What is left to its tenant beside others' decodes, and to tenants in excess, if it is one."""

@@ -135,7 +135,7 @@ class Policy(Generic[QueueT]):
         one was admitted. Here strictly in order: what does not fit is not overtaken.
         """
         yield from prefills
-        while step.token_budget and self.batch.free_rows:
+        while step.token_budget and self.batch.has_free_row:
             head = self.waiting.peek()
             if head is None:
                 return

@@ -50,6 +50,11 @@ class RunningBatch:
         num_free = len(self.free_rows) + (0 if self.requests else len(self._withheld_rows))
         return request.num_rows > num_free
 
+    @property
+    def has_free_row(self) -> bool:
+        """No more rows than a step has tokens: decodes that were left out come back all at once."""
+        return bool(self.free_rows) and len(self.requests) < self.max_step_tokens
+
     def lacks_room(self, request: Request) -> bool:
         """Whether a waiting request could not be admitted now, for want of a row or of blocks."""
         return self.lacks_rows(request) or self.lacks_blocks(request, self.manager.find_prefix(request))

@@ -145,7 +145,7 @@ class Scheduler:
         self.beams.allocate()
         decodes = self._turns.limit(step, self.policy.choose_decodes(step))
         num_stages = self._config.num_stages
-        turn = decodes if num_stages == 1 else take_turn(decodes, self.in_flight, num_stages)
+        turn = decodes if num_stages == 1 else take_turn(decodes, self.in_flight, num_stages, budget)
         prefills = self._schedule_decodes(step, turn)
         if prefills:
             prefills = self.beams.schedule(step, prefills)
@@ -154,7 +154,7 @@ class Scheduler:
         for request in self.policy.choose_prompts(step, prefills):
             self._schedule_prompt(step, request)
         if num_stages > 1 and not step.rows:
-            self._schedule_decodes(step, take_next_turn(decodes, num_stages, self._config.run_ahead))
+            self._schedule_decodes(step, take_next_turn(decodes, num_stages, self._config.run_ahead, budget))
         if step.held:
             self.policy.note_held(step.held)
             if not step.rows and not self.in_flight and not self.policy.is_exclusive(step):

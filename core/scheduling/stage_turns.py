@@ -14,8 +14,11 @@ from .request import Request
 from .step import Step
 
 
-def take_turn(requests: Sequence[Request], in_flight: Sequence[Step], num_stages: int) -> list[Request]:
-    """Those of `requests` whose turn the next step is, in their order, and all that do not decode.
+def take_turn(
+    requests: Sequence[Request], in_flight: Sequence[Step], num_stages: int, max_tokens: int
+) -> list[Request]:
+    """Those of `requests` whose turn the next step of at most `max_tokens` is, in their order, and all that
+    do not decode.
 
     Nobody's is that is part of the newest steps in flight, one less than there are stages.
     """
@@ -23,19 +26,21 @@ def take_turn(requests: Sequence[Request], in_flight: Sequence[Step], num_stages
     busy = set[Request]().union(*newest)
     decodes = [request for request in requests if _decodes(request)]
     ready = [request for request in decodes if request not in busy]
-    most = min(-(-len(ready) // (num_stages - len(newest))), -(-len(decodes) // num_stages))
+    most = min(-(-len(ready) // (num_stages - len(newest))), -(-len(decodes) // num_stages), max_tokens)
     chosen = set(_choose_longest_waiting(ready, most))
     return [request for request in requests if request in chosen or not _decodes(request)]
 
 
-def take_next_turn(requests: Sequence[Request], num_stages: int, run_ahead: int) -> list[Request]:
+def take_next_turn(
+    requests: Sequence[Request], num_stages: int, run_ahead: int, max_tokens: int
+) -> list[Request]:
     """The decodes of a step that would be empty, though their tokens before are still computed.
 
     A share rounded down, or those that have begun in one step would stay in fewer groups than there may be.
     """
     decodes = [request for request in requests if _decodes(request)]
     ready = [request for request in decodes if request.num_placeholders < run_ahead]
-    chosen = set(_choose_longest_waiting(ready, max(1, len(decodes) // num_stages)))
+    chosen = set(_choose_longest_waiting(ready, min(max(1, len(decodes) // num_stages), max_tokens)))
     return [request for request in decodes if request in chosen]
 
 
