@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from .frontend.text.prompts import PromptType as PromptType
     from .frontend.text.prompts import TextPrompt as TextPrompt
     from .frontend.text.prompts import TokensPrompt as TokensPrompt
-    from .ipc.beam_search import BeamSearchParams as BeamSearchParams
-    from .ipc.pooling_params import PoolingParams as PoolingParams
-    from .ipc.repetition_detection import RepetitionDetectionParams as RepetitionDetectionParams
-    from .ipc.sampling_params import RequestOutputKind as RequestOutputKind
-    from .ipc.sampling_params import SamplingParams as SamplingParams
-    from .ipc.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
+    from .ipc.params.beam_search import BeamSearchParams as BeamSearchParams
+    from .ipc.params.pooling_params import PoolingParams as PoolingParams
+    from .ipc.params.repetition_detection import RepetitionDetectionParams as RepetitionDetectionParams
+    from .ipc.params.sampling_params import RequestOutputKind as RequestOutputKind
+    from .ipc.params.sampling_params import SamplingParams as SamplingParams
+    from .ipc.params.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from .worker.sampling.logits_processor import LogitsProcessor as LogitsProcessor
     from .worker.sampling.logits_processor import LogitsRequest as LogitsRequest
 
@@ -68,12 +68,12 @@ _HOME_OF = {
     "TokensPrompt": "frontend.text.prompts",
     "PromptType": "frontend.text.prompts",
     "BeamSearchOutput": "frontend.beam_search",
-    "BeamSearchParams": "ipc.beam_search",
-    "PoolingParams": "ipc.pooling_params",
-    "RepetitionDetectionParams": "ipc.repetition_detection",
-    "SamplingParams": "ipc.sampling_params",
-    "RequestOutputKind": "ipc.sampling_params",
-    "StructuredOutputsParams": "ipc.structured_outputs",
+    "BeamSearchParams": "ipc.params.beam_search",
+    "PoolingParams": "ipc.params.pooling_params",
+    "RepetitionDetectionParams": "ipc.params.repetition_detection",
+    "SamplingParams": "ipc.params.sampling_params",
+    "RequestOutputKind": "ipc.params.sampling_params",
+    "StructuredOutputsParams": "ipc.params.structured_outputs",
     # For a module of logits processors; this one loads torch.
     "LogitsProcessor": "worker.sampling.logits_processor",
     "LogitsRequest": "worker.sampling.logits_processor",

@@ -12,14 +12,20 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from ..ipc.config import EngineConfig
-from ..ipc.due import find_earliest
-from ..ipc.engine_views import EngineMetrics, EngineSnapshot, Owns, SchedulerStats
 from ..ipc.errors import ProtocolError
-from ..ipc.messages import EngineCoreOutput, EngineCoreRequest, ErrorCode, FinishReason, FrontendCounts
-from ..ipc.request_price import find_held_bytes
-from ..ipc.step import ModelRunnerOutput, RowFailure, RowLogprobs, SchedulerOutput
-from ..ipc.token_ids import count_token_ids
+from ..ipc.processes.due import find_earliest
+from ..ipc.protocol.engine_views import EngineMetrics, EngineSnapshot, Owns, SchedulerStats
+from ..ipc.protocol.messages import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    ErrorCode,
+    FinishReason,
+    FrontendCounts,
+)
+from ..ipc.protocol.request_price import find_held_bytes
+from ..ipc.protocol.step import ModelRunnerOutput, RowFailure, RowLogprobs, SchedulerOutput
+from ..ipc.protocol.token_ids import count_token_ids
+from ..ipc.spec.config import EngineConfig
 from .clients.request_names import RequestNames
 from .engine_outputs import EngineOutputs
 from .faults.blame import FAILURES_ALONE, Blame

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..ipc.codec import find_request_id, make_client_codec
-from ..ipc.config import EngineConfig
-from ..ipc.due import find_earliest
 from ..ipc.errors import USER_ERRORS, CaptureError, FilesChangedError, ProtocolError
-from ..ipc.fault_hooks import make_fault_hooks
-from ..ipc.messages import ProtocolNotice
+from ..ipc.processes.due import find_earliest
+from ..ipc.processes.fault_hooks import make_fault_hooks
 from ..ipc.processes.own_sources import check_own_sources
 from ..ipc.processes.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST
 from ..ipc.processes.process_limits import describe_address_space
-from ..ipc.request_price import find_max_frame_bytes
-from ..ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
+from ..ipc.protocol.codec import find_request_id, make_client_codec
+from ..ipc.protocol.messages import ProtocolNotice
+from ..ipc.protocol.request_price import find_max_frame_bytes
+from ..ipc.protocol.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
+from ..ipc.spec.config import EngineConfig
 from .clients.client_registry import ClientRegistry
 from .engine_core import EngineCore
 from .executor import Executor, ExecutorEvent, WorkerLost

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..ipc.messages import EngineCoreOutput, FinishReason, drop_positions
-from ..ipc.step import RowLogprobs, RowPooled
+from ..ipc.protocol.messages import EngineCoreOutput, FinishReason, drop_positions
+from ..ipc.protocol.step import RowLogprobs, RowPooled
 from .scheduling.request import Request, drop_finished
 from .scheduling.scheduler import Scheduler
 from .scheduling.step import Step

@@ -21,14 +21,13 @@ from typing import NoReturn
 import msgspec
 import zmq
 
-from ..ipc.due import until_ms
 from ..ipc.errors import ModelError
-from ..ipc.fault_hooks import make_fault_hooks
-from ..ipc.file_identity import check_served
-from ..ipc.messages import EngineCoreOutputs, EngineDead
+from ..ipc.files.file_identity import check_served
+from ..ipc.files.private_cache import keep_entry
 from ..ipc.network.served_files import hash_served_files
-from ..ipc.private_cache import keep_entry
 from ..ipc.processes.child_args import PACKAGE_DIR, CoreArgs
+from ..ipc.processes.due import until_ms
+from ..ipc.processes.fault_hooks import make_fault_hooks
 from ..ipc.processes.log_lines import start_logging
 from ..ipc.processes.process import (
     EXIT_CRASHED,
@@ -40,8 +39,9 @@ from ..ipc.processes.process import (
     enable_stack_dumps,
 )
 from ..ipc.processes.process_limits import raise_file_limit
-from ..ipc.request_price import find_max_frame_bytes
-from ..ipc.sockets import NOBLOCK, bind_router, send_to
+from ..ipc.protocol.messages import EngineCoreOutputs, EngineDead
+from ..ipc.protocol.request_price import find_max_frame_bytes
+from ..ipc.protocol.sockets import NOBLOCK, bind_router, send_to
 from .clients.client_registry import ClientRegistry, GroupRoster
 from .clients.listener import Listener
 from .clients.network_listener import NetworkListener

@@ -18,12 +18,11 @@ from typing import Any
 import msgspec
 import zmq
 
-from ..ipc.codec import make_step_codec
-from ..ipc.config import EngineConfig
 from ..ipc.errors import ProtocolError, QuireError
-from ..ipc.fault_hooks import make_fault_hooks
+from ..ipc.processes.fault_hooks import make_fault_hooks
 from ..ipc.processes.process import ProcessHandle
-from ..ipc.step import (
+from ..ipc.protocol.codec import make_step_codec
+from ..ipc.protocol.step import (
     ResetRows,
     SchedulerOutput,
     StepFailed,
@@ -31,6 +30,7 @@ from ..ipc.step import (
     WorkerProgress,
     WorkerReady,
 )
+from ..ipc.spec.config import EngineConfig
 from .placement.local_place import LocalPlace
 from .placement.place import WorkerPlace
 from .worker_group import StepTimes, StepWatch, WorkerEvent, WorkerGroup, name_roles

@@ -1,4 +1,4 @@
-"""Finds out, behind a start and out of everybody's way, what an engine's files hold: ipc/file_identity.py.
+"""Finds out, behind a start and out of everybody's way, what an engine's files hold: ipc/files/file_identity.py.
 
 A file is read once in its life on this machine, by a process that the kernel lets run when no other wants the
 processor. Few bytes are read by a thread: a process costs more.
@@ -14,10 +14,10 @@ from typing import NoReturn
 
 import msgspec
 
-from ..ipc.config import ModelConfig
 from ..ipc.errors import QuireError
-from ..ipc.file_identity import FileStamp, find_digests, list_unknown
+from ..ipc.files.file_identity import FileStamp, find_digests, list_unknown
 from ..ipc.processes.process import EXIT_OK, ChildProcess, Lifeline, wait_readable
+from ..ipc.spec.config import ModelConfig
 
 _log = logging.getLogger(__name__)
 

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ..ipc.config import EngineConfig
 from ..ipc.errors import EngineDeadError, raise_remote
-from ..ipc.messages import (
+from ..ipc.protocol.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
     EngineCoreOutput,
@@ -23,6 +22,7 @@ from ..ipc.messages import (
     UtilityCall,
     UtilityResult,
 )
+from ..ipc.spec.config import EngineConfig
 from .clients.client_registry import ClientRegistry
 from .engine_loop import EngineLoop
 from .executor import InProcessExecutor

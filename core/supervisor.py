@@ -32,9 +32,9 @@ from ..ipc.daemon.daemon_state import (
     write_state,
 )
 from ..ipc.daemon.run_dir import RunDirectory
-from ..ipc.due import until_ms
 from ..ipc.errors import EngineStartError, FilesChangedError, QuireError
 from ..ipc.processes.child_args import CORE_MODULE
+from ..ipc.processes.due import until_ms
 from ..ipc.processes.log_lines import start_logging
 from ..ipc.processes.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, Lifeline, catch_signals
 from ..ipc.processes.process_limits import raise_file_limit

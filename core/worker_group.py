@@ -15,13 +15,20 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..ipc.config import EngineConfig
-from ..ipc.due import find_earliest
 from ..ipc.processes.child_args import GroupArgs
+from ..ipc.processes.due import find_earliest
 from ..ipc.processes.liveness import Deadline
 from ..ipc.processes.managed_child import ManagedChild
 from ..ipc.processes.process import ProcessHandle
-from ..ipc.step import LedgerEntry, ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
+from ..ipc.protocol.step import (
+    LedgerEntry,
+    ModelRunnerOutput,
+    StepFailed,
+    WorkerFailed,
+    WorkerProgress,
+    WorkerReady,
+)
+from ..ipc.spec.config import EngineConfig
 
 # How much longer than the steps before it may a step take while a culprit is looked for (blame.py).
 _TEST_FACTOR = 10.0

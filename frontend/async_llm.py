@@ -11,12 +11,12 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from ..ipc.beam_search import BeamSearch, BeamSearchParams
-from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError, EngineDeadError, RequestFailedError
-from ..ipc.messages import EngineFacts
-from ..ipc.pooling_params import PoolingParams, PoolingTask
-from ..ipc.sampling_params import SamplingParams
+from ..ipc.params.beam_search import BeamSearch, BeamSearchParams
+from ..ipc.params.pooling_params import PoolingParams, PoolingTask
+from ..ipc.params.sampling_params import SamplingParams
+from ..ipc.protocol.messages import EngineFacts
+from ..ipc.spec.config import EngineConfig
 from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
 from .client.async_engine_core_client import AsyncMPClient, attach_async_client, make_async_client
 from .client.async_requests import AsyncRequests, OutputCollector, OwnerLoop

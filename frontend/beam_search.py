@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from ..ipc.beam_search import BeamSearchParams
 from ..ipc.errors import RequestFailedError, SamplingParamsError
-from ..ipc.messages import BeamHypothesis, FinishReason
-from ..ipc.sampling_params import SamplingParams
-from ..ipc.token_ids import decode_token_ids
+from ..ipc.params.beam_search import BeamSearchParams
+from ..ipc.params.sampling_params import SamplingParams
+from ..ipc.protocol.messages import BeamHypothesis, FinishReason
+from ..ipc.protocol.token_ids import decode_token_ids
 from .input_processor import EngineInput, InputProcessor, PreparedParams
 from .logprobs import Logprob, LogprobsList, LogprobsTable
 from .outputs import CompletionOutput, RequestOutput

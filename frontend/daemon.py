@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 import msgspec
 import zmq
 
-from ..ipc.client_protocol import GOODBYE
-from ..ipc.config import EngineConfig
 from ..ipc.daemon.daemon_control import (
     AddEngine,
     Command,
@@ -40,15 +38,17 @@ from ..ipc.daemon.daemon_state import (
 )
 from ..ipc.daemon.private_folder import find_state_folder
 from ..ipc.daemon.run_dir import find_daemon, find_named, find_owner, list_daemons
-from ..ipc.due import until_ms
-from ..ipc.engine_views import EngineSnapshot
 from ..ipc.errors import ConfigError, DaemonError, EngineStartError, QuireError, raise_remote
-from ..ipc.messages import OBSERVER_KINDS, EngineFacts, UtilityMethod
 from ..ipc.network.tcp_address import check_listening
 from ..ipc.processes.child_args import CORE_MODULE
+from ..ipc.processes.due import until_ms
 from ..ipc.processes.process import EXIT_OK, ChildProcess, is_stopped, wait_readable
-from ..ipc.protocol_link import ProtocolLink
-from ..ipc.sockets import make_ipc_address
+from ..ipc.protocol.client_protocol import GOODBYE
+from ..ipc.protocol.engine_views import EngineSnapshot
+from ..ipc.protocol.messages import OBSERVER_KINDS, EngineFacts, UtilityMethod
+from ..ipc.protocol.protocol_link import ProtocolLink
+from ..ipc.protocol.sockets import make_ipc_address
+from ..ipc.spec.config import EngineConfig
 from .daemon_record import read_record, write_record
 
 _log = logging.getLogger(__name__)

@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from ..ipc.config import EngineConfig
 from ..ipc.daemon.private_folder import find_state_folder
 from ..ipc.daemon.run_dir import find_named
 from ..ipc.errors import DaemonError, FilesChangedError
-from ..ipc.file_identity import NotedFiles, check_loaded, check_served
+from ..ipc.files.file_identity import NotedFiles, check_loaded, check_served
 from ..ipc.processes.own_sources import find_other_version, find_versions, note_own_sources
+from ..ipc.spec.config import EngineConfig
 
 
 class DaemonRecord(msgspec.Struct, frozen=True, kw_only=True):

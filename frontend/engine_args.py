@@ -18,7 +18,11 @@ from typing import Any, Self, TypeVar, cast, get_args
 
 import msgspec
 
-from ..ipc.config import (
+from ..ipc.errors import ConfigError, ModelError, describe_install, did_you_mean, make_printable
+from ..ipc.files.file_identity import note_model
+from ..ipc.processes.log_lines import LOG_FORMATS
+from ..ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
+from ..ipc.spec.config import (
     ATTENTION_BACKENDS,
     DEFAULT_STEP_TIMEOUT_S,
     CacheConfig,
@@ -32,12 +36,8 @@ from ..ipc.config import (
     SchedulerConfig,
     SchedulingPolicy,
 )
-from ..ipc.errors import ConfigError, ModelError, describe_install, did_you_mean, make_printable
-from ..ipc.file_identity import note_model
-from ..ipc.model_spec import ModelSpec
-from ..ipc.processes.log_lines import LOG_FORMATS
-from ..ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
-from ..ipc.weight_format import HeadQuantization, Quantization
+from ..ipc.spec.model_spec import ModelSpec
+from ..ipc.spec.weight_format import HeadQuantization, Quantization
 from .families import read_model_spec
 from .gguf.files import find_gguf_files
 from .gguf.tensors import make_formats

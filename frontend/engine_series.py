@@ -10,7 +10,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..ipc.engine_views import EngineMetrics, Histogram
+from ..ipc.protocol.engine_views import EngineMetrics, Histogram
 
 EnginesMetrics = Mapping[int, EngineMetrics]  # of one model, by the number of the engine: vLLM's label
 

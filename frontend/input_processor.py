@@ -16,12 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..ipc.beam_search import BeamSearch
 from ..ipc.errors import SamplingParamsError
-from ..ipc.messages import EngineCoreRequest, EngineFacts, Purpose
-from ..ipc.sampling_params import MAX_SEED, RequestOutputKind, SamplingParams, count_alternatives
-from ..ipc.structured_outputs import StructuredOutputsParams
-from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_packed, pack_token_lists
+from ..ipc.params.beam_search import BeamSearch
+from ..ipc.params.sampling_params import MAX_SEED, RequestOutputKind, SamplingParams, count_alternatives
+from ..ipc.params.structured_outputs import StructuredOutputsParams
+from ..ipc.protocol.messages import EngineCoreRequest, EngineFacts, Purpose
+from ..ipc.protocol.token_lists import (
+    MAX_BAD_WORD_TOKENS,
+    NO_LISTS,
+    TokenLists,
+    drop_packed,
+    pack_token_lists,
+)
 from .pooling.tasks import check_task
 from .request_fields import check_fields, check_priority, check_request_id
 from .text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt

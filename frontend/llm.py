@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
-from ..ipc.beam_search import BeamSearchParams
 from ..ipc.errors import ConfigError, InputError, PromptError
-from ..ipc.pooling_params import PoolingParams, PoolingTask
-from ..ipc.sampling_params import RequestOutputKind, SamplingParams
+from ..ipc.params.beam_search import BeamSearchParams
+from ..ipc.params.pooling_params import PoolingParams, PoolingTask
+from ..ipc.params.sampling_params import RequestOutputKind, SamplingParams
 from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
 from .client.remote_daemon import Attachment, check_unattached, choose_attachment
 from .engine_args import EngineArgs
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ..ipc.engine_views import DEFAULT_METRICS_PREFIX, SchedulerStats
+from ..ipc.protocol.engine_views import DEFAULT_METRICS_PREFIX, SchedulerStats
 from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

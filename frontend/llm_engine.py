@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..ipc.errors import EngineDeadError, QuireError
-from ..ipc.file_identity import check_served
-from ..ipc.messages import EngineFacts, UtilityMethod, UtilityResult
-from ..ipc.sampling_params import SamplingParams
+from ..ipc.files.file_identity import check_served
+from ..ipc.params.sampling_params import SamplingParams
+from ..ipc.protocol.messages import EngineFacts, UtilityMethod, UtilityResult
 from .client.engine_core_client import (
     UTILITY_TIMEOUT_S,
     SyncClient,

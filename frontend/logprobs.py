@@ -12,7 +12,7 @@ from typing import Any, overload
 
 import msgspec
 
-from ..ipc.messages import LogprobsBlock
+from ..ipc.protocol.messages import LogprobsBlock
 
 TokenText = Callable[[int], str]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..ipc.messages import RequestTimes
+from ..ipc.protocol.messages import RequestTimes
 
 
 class RequestMetrics(msgspec.Struct, kw_only=True, gc=False):

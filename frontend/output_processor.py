@@ -13,8 +13,8 @@ from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from ..ipc.errors import InputError
-from ..ipc.messages import BeamHypothesis, EngineCoreOutput, FinishReason
-from ..ipc.sampling_params import RequestOutputKind
+from ..ipc.params.sampling_params import RequestOutputKind
+from ..ipc.protocol.messages import BeamHypothesis, EngineCoreOutput, FinishReason
 from .beam_search import make_beam_completions
 from .input_processor import EngineInput
 from .logprobs import LogprobsList, LogprobsTable, TokenText

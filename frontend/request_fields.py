@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..ipc.errors import InputError
-from ..ipc.messages import MAX_REQUEST_ID_LENGTH, MAX_TENANT_LENGTH, MAX_TIMEOUT_S
-from ..ipc.param_fields import make_plain
+from ..ipc.params.param_fields import make_plain
+from ..ipc.protocol.messages import MAX_REQUEST_ID_LENGTH, MAX_TENANT_LENGTH, MAX_TIMEOUT_S
 
 MAX_USER_ID_LENGTH = 200  # leaves room for the index and the random part within the wire's cap
 

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import msgspec
 
-from ..ipc.engine_views import StepTrace, TracedStep
 from ..ipc.errors import ConfigError
+from ..ipc.protocol.engine_views import StepTrace, TracedStep
 
 DEFAULT_FOLDER = "quire_profile"
 _CORE, _WORKER = 1, 2  # threads of an engine's process in the viewer

@@ -24,7 +24,7 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
-from ..ipc.private_cache import PrivateCache, find_cache_home, keep_entry, seal_file
+from ..ipc.files.private_cache import PrivateCache, find_cache_home, keep_entry, seal_file
 from .run_compilers import OK
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from quire.frontend.output_formats.events import OutputEvent, TextDelta
 from quire.frontend.output_formats.tools import Tool
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.ipc.errors import PromptError, RequestFailedError
-from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.params.sampling_params import SamplingParams
 
 
 class FakeSession:

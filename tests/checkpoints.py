@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import transformers
 from msgspec.structs import replace
-from quire.ipc.config import EngineConfig, ModelConfig
-from quire.ipc.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, ModelSpec, RopeConfig
+from quire.ipc.spec.config import EngineConfig, ModelConfig
+from quire.ipc.spec.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, ModelSpec, RopeConfig
 from quire.worker.first_calls import make_first_calls
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")  # those of every family

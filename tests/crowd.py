@@ -26,7 +26,7 @@ from quire.frontend.output_formats.tools import Tool, ToolChoice
 from quire.frontend.pooling.processor import PoolingProcessor
 from quire.frontend.pooling.state import PoolingInput
 from quire.frontend.text.tokenizer import load_tokenizer
-from quire.ipc.beam_search import BeamSearch
+from quire.ipc.params.beam_search import BeamSearch
 
 NUM_NEIGHBOURS = 64
 PROCESSORS = ("own_processors:Unlike",)  # of an engine that runs these requests

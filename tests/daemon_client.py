@@ -17,8 +17,8 @@ from fakes import make_request
 from quire.frontend.client.engine_connection import EngineSocket
 from quire.frontend.client.engine_core_client import attach_sync_client
 from quire.frontend.client.engine_group import EngineGroup
-from quire.ipc.messages import EngineCoreRequest
-from quire.ipc.request_ledger import LedgerEntry
+from quire.ipc.protocol.messages import EngineCoreRequest
+from quire.ipc.protocol.request_ledger import LedgerEntry
 
 _LEAVE_S = 0.01  # in which what was sent leaves this process
 

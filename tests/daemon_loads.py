@@ -19,8 +19,8 @@ from daemons import wait_until
 from fakes import expected_output, make_config
 from quire.frontend.client.async_engine_core_client import attach_async_client
 from quire.frontend.client.engine_core_client import SyncClient, attach_sync_client
-from quire.ipc.config import EngineConfig
-from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest
+from quire.ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest
+from quire.ipc.spec.config import EngineConfig
 
 TIMEOUT_S = 20.0
 

@@ -15,9 +15,9 @@ import pytest
 from quire.frontend import daemon
 from quire.frontend.client import engines
 from quire.frontend.daemon import start_daemon
-from quire.ipc.config import EngineConfig
 from quire.ipc.daemon.daemon_state import read_state
 from quire.ipc.daemon.run_dir import find_daemon, find_named
+from quire.ipc.spec.config import EngineConfig
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import torch
 import transformers
 from checkpoints import Checkpoint
 from quire.frontend.families import read_model_spec
-from quire.ipc.config import EngineConfig
+from quire.ipc.spec.config import EngineConfig
 from quire.worker.attention.metadata import AttentionMetadata
 from quire.worker.first_calls import make_first_calls
 from quire.worker.kv_cache import allocate_kv_caches

@@ -22,11 +22,11 @@ from fakes import FakeWorker
 from quire.core import engine_process, supervisor
 from quire.core.clients import client_registry
 from quire.core.executor import Executor, ExecutorEvent, WorkerLost
-from quire.ipc.config import EngineConfig
 from quire.ipc.daemon.daemon_state import SUPERVISOR_ROLE
-from quire.ipc.messages import PROTOCOL_VERSION
 from quire.ipc.processes import liveness
-from quire.ipc.step import LedgerEntry, SchedulerOutput, WorkerFailed, WorkerProgress, WorkerReady
+from quire.ipc.protocol.messages import PROTOCOL_VERSION
+from quire.ipc.protocol.step import LedgerEntry, SchedulerOutput, WorkerFailed, WorkerProgress, WorkerReady
+from quire.ipc.spec.config import EngineConfig
 
 NUM_BLOCKS = 256
 STEP_TIME_S = 0.002

@@ -12,12 +12,12 @@ import time
 
 import msgspec
 import zmq
-from quire.ipc.codec import make_step_codec
-from quire.ipc.fault_hooks import make_fault_hooks
 from quire.ipc.processes.child_args import GroupArgs, WorkerArgs
+from quire.ipc.processes.fault_hooks import make_fault_hooks
 from quire.ipc.processes.process import Lifeline, enable_stack_dumps
-from quire.ipc.sockets import connect_dealer
-from quire.ipc.step import (
+from quire.ipc.protocol.codec import make_step_codec
+from quire.ipc.protocol.sockets import connect_dealer
+from quire.ipc.protocol.step import (
     LedgerEntry,
     ModelRunnerOutput,
     ResetRows,

@@ -10,10 +10,10 @@ from types import FrameType
 from typing import TypeVar
 
 from quire.core.engine_core import EngineCore
-from quire.ipc.config import EngineConfig, SchedulerConfig
-from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest
-from quire.ipc.step import ModelRunnerOutput, SchedulerOutput, StepFailed
-from quire.ipc.token_ids import decode_token_ids
+from quire.ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest
+from quire.ipc.protocol.step import ModelRunnerOutput, SchedulerOutput, StepFailed
+from quire.ipc.protocol.token_ids import decode_token_ids
+from quire.ipc.spec.config import EngineConfig, SchedulerConfig
 from quire.tools.sim.fake_worker import (
     VOCAB_SIZE,
     FakeClock,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quire.ipc.gguf_tensor import BLOCKS, GgmlType
+from quire.ipc.spec.gguf_tensor import BLOCKS, GgmlType
 from safetensors.torch import load_file
 
 TYPE_IDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13}

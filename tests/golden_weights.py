@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 from quire.frontend.quantization import read_rule
-from quire.ipc.linear_shapes import LinearShape
-from quire.ipc.weight_format import WeightFormat
+from quire.ipc.spec.linear_shapes import LinearShape
+from quire.ipc.spec.weight_format import WeightFormat
 from quire.worker.quantization.integer_weight import NarrowWeight
 from quire.worker.quantization.readers import read_weight
 from safetensors import safe_open

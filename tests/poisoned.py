@@ -33,8 +33,8 @@ def run_core() -> None:
 
 def poison_steps() -> None:
     """Watch what this process's workers are to compute."""
-    from quire.ipc.step import SchedulerOutput
-    from quire.ipc.token_ids import decode_token_ids
+    from quire.ipc.protocol.step import SchedulerOutput
+    from quire.ipc.protocol.token_ids import decode_token_ids
     from quire.worker.model_runner import LaunchedStep
     from quire.worker.worker import Worker
 

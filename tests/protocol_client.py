@@ -5,17 +5,17 @@ from __future__ import annotations
 import msgspec
 from fakes import make_config
 from quire.core.stats.engine_facts import StartupClock, make_engine_facts
-from quire.ipc.client_protocol import ClientProtocol
-from quire.ipc.codec import make_client_codec
-from quire.ipc.messages import (
+from quire.ipc.processes.liveness import ChildWatch
+from quire.ipc.protocol.client_protocol import ClientProtocol
+from quire.ipc.protocol.codec import make_client_codec
+from quire.ipc.protocol.messages import (
     PROTOCOL_VERSION,
     EngineCoreOutput,
     EngineCoreRequests,
     Hello,
     Welcome,
 )
-from quire.ipc.processes.liveness import ChildWatch
-from quire.ipc.step import WorkerReady
+from quire.ipc.protocol.step import WorkerReady
 
 FACTS = make_engine_facts(make_config(), WorkerReady(8, "fake", []), {}, StartupClock("start", 0.0))
 CODEC = make_client_codec()

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quire.ipc.linear_shapes import list_linears
-from quire.ipc.model_spec import ModelSpec
+from quire.ipc.spec.linear_shapes import list_linears
+from quire.ipc.spec.model_spec import ModelSpec
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

@@ -10,9 +10,9 @@ from fakes import make_config
 from msgspec.structs import replace
 from quire.core.executor import ExecutorEvent, ProcessExecutor, WorkerLost
 from quire.core.placement.place import WorkerPlace
-from quire.ipc.config import EngineConfig, ParallelConfig
-from quire.ipc.model_spec import ModelSpec
-from quire.ipc.step import SchedulerOutput
+from quire.ipc.protocol.step import SchedulerOutput
+from quire.ipc.spec.config import EngineConfig, ParallelConfig
+from quire.ipc.spec.model_spec import ModelSpec
 
 
 def make_rank_config(size: int, name: str = "fake", backend: str = "mp", **changes: object) -> EngineConfig:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 from msgspec.structs import replace
-from quire.ipc.config import EngineConfig
-from quire.ipc.model_spec import find_stages
+from quire.ipc.spec.config import EngineConfig
+from quire.ipc.spec.model_spec import find_stages
 from quire.kernels.shared_group import GroupAborted, SharedGroup
 from quire.worker.attention.metadata import KVCaches
 from quire.worker.models import load_model

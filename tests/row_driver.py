@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from fakes import make_config
-from quire.ipc.config import EngineConfig, SchedulerConfig
-from quire.ipc.model_spec import RopeConfig
-from quire.ipc.sampling_params import SamplingParams
-from quire.ipc.step import ModelRunnerOutput, NewRequestData, RowLogprobs, SchedulerOutput
-from quire.ipc.token_ids import encode_token_ids
-from quire.ipc.token_lists import drop_packed, pack_token_lists
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.protocol.step import ModelRunnerOutput, NewRequestData, RowLogprobs, SchedulerOutput
+from quire.ipc.protocol.token_ids import encode_token_ids
+from quire.ipc.protocol.token_lists import drop_packed, pack_token_lists
+from quire.ipc.spec.config import EngineConfig, SchedulerConfig
+from quire.ipc.spec.model_spec import RopeConfig
 from quire.worker.attention.metadata import AttentionMetadata, KVCaches
 from quire.worker.model_runner import GPUModelRunner, LaunchedStep
 from torch import Tensor

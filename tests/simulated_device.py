@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from quire.ipc.codec import make_step_codec
-from quire.ipc.step import ModelRunnerOutput, ResetRows, SchedulerOutput, StepFailed
+from quire.ipc.protocol.codec import make_step_codec
+from quire.ipc.protocol.step import ModelRunnerOutput, ResetRows, SchedulerOutput, StepFailed
 from quire.worker.device_errors import is_out_of_memory, is_sticky
 from quire.worker.worker_process import WorkerProcess
 

@@ -30,7 +30,7 @@ ARROWS = {
     "tools": {"ipc", "frontend", "core", "worker", "kernels"},
 }
 # Package -> single modules of others, which import nothing of ours themselves.
-ARROWS_TO_ONE = {("kernels", "ipc.private_cache")}
+ARROWS_TO_ONE = {("kernels", "ipc.files.private_cache")}
 # Imports inside functions, which cost nothing until they are needed: (importing module, imported package).
 LAZY_ARROWS = {
     ("", "frontend"),  # the command, and the lazy face

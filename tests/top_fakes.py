@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from quire.ipc.engine_views import (
+from quire.ipc.protocol.engine_views import (
     ClientView,
     EngineMetrics,
     EngineSnapshot,
@@ -15,7 +15,7 @@ from quire.ipc.engine_views import (
     RequestView,
     SchedulerStats,
 )
-from quire.ipc.messages import EngineFacts
+from quire.ipc.protocol.messages import EngineFacts
 
 
 def make_request(name: str, **changes: Any) -> RequestView:

@@ -22,9 +22,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..ipc.config import EngineConfig
 from ..ipc.errors import CaptureError
-from ..ipc.model_spec import has_dynamic_rope
+from ..ipc.spec.config import EngineConfig
+from ..ipc.spec.model_spec import has_dynamic_rope
 from .attention.metadata import AttentionMetadata, HostStep, KVCaches
 from .models.decoder import Decoder
 from .rows.staging import StagingRing

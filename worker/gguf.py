@@ -19,10 +19,10 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from ..ipc.config import ModelConfig
 from ..ipc.errors import ModelError
-from ..ipc.gguf_tensor import BLOCKS, GgmlType, GgufTensor
-from ..ipc.weight_format import WeightFormat
+from ..ipc.spec.config import ModelConfig
+from ..ipc.spec.gguf_tensor import BLOCKS, GgmlType, GgufTensor
+from ..ipc.spec.weight_format import WeightFormat
 from .quantization.integer_weight import IntegerWeight, pack_nibbles
 from .weights import WHOLE, Cut, WeightSource
 

@@ -17,14 +17,14 @@ import msgspec
 import psutil
 import torch
 
-from ..ipc.cgroup import find_free_memory
-from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError
-from ..ipc.linear_shapes import count_model_bytes
-from ..ipc.model_spec import DTYPE_SIZE_BYTES, LayerSpec
+from ..ipc.processes.cgroup import find_free_memory
 from ..ipc.processes.process_limits import find_free_address_space
-from ..ipc.step import LedgerEntry
-from ..ipc.weight_format import WeightFormats
+from ..ipc.protocol.step import LedgerEntry
+from ..ipc.spec.config import EngineConfig
+from ..ipc.spec.linear_shapes import count_model_bytes
+from ..ipc.spec.model_spec import DTYPE_SIZE_BYTES, LayerSpec
+from ..ipc.spec.weight_format import WeightFormats
 from ..kernels.choice import choose_linear
 from ..kernels.huge_pages import allocate_huge
 from .attention.metadata import KVCaches

@@ -20,11 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..ipc.config import EngineConfig
-from ..ipc.fault_hooks import make_fault_hooks
-from ..ipc.messages import LogprobsBlock
-from ..ipc.model_spec import has_dynamic_rope
-from ..ipc.step import (
+from ..ipc.processes.fault_hooks import make_fault_hooks
+from ..ipc.protocol.messages import LogprobsBlock
+from ..ipc.protocol.step import (
     MIN_ROW_WORK_US,
     ModelRunnerOutput,
     RowFailure,
@@ -32,6 +30,8 @@ from ..ipc.step import (
     RowWork,
     SchedulerOutput,
 )
+from ..ipc.spec.config import EngineConfig
+from ..ipc.spec.model_spec import has_dynamic_rope
 from ..kernels.argmax import launch_argmax
 from ..kernels.choice import choose_kernel, native_library
 from .attention.metadata import KVCaches

@@ -24,9 +24,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ..ipc.config import EngineConfig
-from ..ipc.file_samples import add_samples
-from ..ipc.private_cache import PrivateCache
+from ..ipc.files.file_samples import add_samples
+from ..ipc.files.private_cache import PrivateCache
+from ..ipc.spec.config import EngineConfig
 from ..kernels.build import cache_folder
 from ..kernels.choice import choose_linear, native_library
 from ..kernels.huge_pages import allocate_huge

@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import torch
 
-from ..ipc.config import EngineConfig, ParallelConfig
-from ..ipc.cpu_cores import describe_ranks, divide_cores, list_cores
 from ..ipc.errors import ConfigError
-from ..ipc.file_samples import add_samples
-from ..ipc.model_spec import DTYPE_SIZE_BYTES
+from ..ipc.files.file_samples import add_samples
 from ..ipc.processes.child_args import GroupArgs
+from ..ipc.processes.cpu_cores import describe_ranks, divide_cores, list_cores
+from ..ipc.spec.config import EngineConfig, ParallelConfig
+from ..ipc.spec.model_spec import DTYPE_SIZE_BYTES
 from ..kernels import native
 from ..kernels.device_group import DeviceGroup
 from ..kernels.shared_group import SPIN_US, SharedGroup

@@ -20,10 +20,10 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..ipc.config import EngineConfig
-from ..ipc.sampling_params import SamplingParams
-from ..ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
-from ..ipc.token_lists import TokenLists
+from ..ipc.params.sampling_params import SamplingParams
+from ..ipc.protocol.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from ..ipc.protocol.token_lists import TokenLists
+from ..ipc.spec.config import EngineConfig
 from ..kernels.shared_group import SharedGroup
 from .attention.metadata import KVCaches
 from .model_runner import GPUModelRunner, LaunchedStep, PendingTokens

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import psutil
 
-from ..ipc.cgroup import count_processors
+from ..ipc.processes.cgroup import count_processors
 
 # Above this the weights come from memory, and one core alone does not use its bandwidth.
 MAX_SINGLE_THREAD_WEIGHT_BYTES = 32 << 20

@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 import torch
 
-from ..ipc.config import EngineConfig
-from ..ipc.pooling_params import PoolingParams
-from ..ipc.sampling_params import SamplingParams
-from ..ipc.step import NewRequestData, SchedulerOutput
-from ..ipc.token_ids import encode_token_ids
-from ..ipc.token_lists import TokenLists
+from ..ipc.params.pooling_params import PoolingParams
+from ..ipc.params.sampling_params import SamplingParams
+from ..ipc.protocol.step import NewRequestData, SchedulerOutput
+from ..ipc.protocol.token_ids import encode_token_ids
+from ..ipc.protocol.token_lists import TokenLists
+from ..ipc.spec.config import EngineConfig
 from ..kernels.triton_runtime import CompileWatch
 from .sampling.logit_edit import keep_only
 

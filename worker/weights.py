@@ -21,8 +21,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..ipc.errors import ModelError
-from ..ipc.model_spec import AttentionSpec
-from ..ipc.weight_format import WeightFormat
+from ..ipc.spec.model_spec import AttentionSpec
+from ..ipc.spec.weight_format import WeightFormat
 from .quantization.integer_weight import IntegerWeight, NarrowWeight, ScaledFp8Weight
 from .quantization.readers import read_weight
 from .rows.staging import StagingRing

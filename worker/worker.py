@@ -13,12 +13,12 @@ from contextlib import contextmanager
 
 import torch
 
-from ..ipc.config import EngineConfig, ParallelConfig
-from ..ipc.cpu_cores import find_engine_cores, list_cores
 from ..ipc.errors import ConfigError
-from ..ipc.file_identity import check_loaded
+from ..ipc.files.file_identity import check_loaded
 from ..ipc.processes.child_args import GroupArgs
-from ..ipc.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerReady
+from ..ipc.processes.cpu_cores import find_engine_cores, list_cores
+from ..ipc.protocol.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerReady
+from ..ipc.spec.config import EngineConfig, ParallelConfig
 from ..kernels import native
 from ..kernels.direct_launch import launch_directly
 from ..kernels.shared_group import SharedGroup

@@ -1,5 +1,5 @@
 """A worker process: the loop that takes steps from a socket and answers them. Knows the protocol of
-ipc/step.py and Worker's three methods, nothing of models.
+ipc/protocol/step.py and Worker's three methods, nothing of models.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 import zmq
 
-from ..ipc.codec import make_step_codec
 from ..ipc.errors import QuireError
-from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.processes.child_args import SPARE_ROLE, WorkerArgs
 from ..ipc.processes.collector import paused_collector
+from ..ipc.processes.fault_hooks import make_fault_hooks
 from ..ipc.processes.log_lines import start_logging
 from ..ipc.processes.process import EXIT_DEVICE_LOST, EXIT_START_FAILED, Lifeline, enable_stack_dumps
 from ..ipc.processes.process_limits import describe_shortage, raise_file_limit
 from ..ipc.processes.spare import SPARE_GRACE_S, wait_for_adoption
-from ..ipc.sockets import connect_dealer
-from ..ipc.step import (
+from ..ipc.protocol.codec import make_step_codec
+from ..ipc.protocol.sockets import connect_dealer
+from ..ipc.protocol.step import (
     ModelRunnerOutput,
     ResetRows,
     SchedulerOutput,

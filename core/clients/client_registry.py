@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ...ipc.due import find_earliest
 from ...ipc.errors import ProtocolError, make_printable
-from ...ipc.messages import (
+from ...ipc.network.keys import ClientGrant
+from ...ipc.network.served_files import ServedFiles
+from ...ipc.processes.due import find_earliest
+from ...ipc.protocol.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
     EngineCoreRequest,
@@ -35,9 +37,7 @@ from ...ipc.messages import (
     Welcome,
     WorkerStatus,
 )
-from ...ipc.network.keys import ClientGrant
-from ...ipc.network.served_files import ServedFiles
-from ...ipc.rights import MESSAGES, UTILITIES, Reach, Standing
+from ...ipc.protocol.rights import MESSAGES, UTILITIES, Reach, Standing
 from ..engine_core import EngineCore
 from ..stats.engine_facts import call_utility
 from ..stats.stats_collector import Surroundings

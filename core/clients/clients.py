@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ...ipc.messages import EngineCoreOutput, EngineCoreOutputs, Hello, LogprobsBlock
+from ...ipc.protocol.messages import EngineCoreOutput, EngineCoreOutputs, Hello, LogprobsBlock
 from ..stats.stats_collector import AttachedClient
 
 MAX_REPLIES = 1024  # that wait for one client, beside as many in its socket

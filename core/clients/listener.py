@@ -28,7 +28,7 @@ import zmq
 
 from ...ipc.daemon.private_folder import make_socket_folder
 from ...ipc.errors import QuireError
-from ...ipc.sockets import receive_event
+from ...ipc.protocol.sockets import receive_event
 
 _log = logging.getLogger(__name__)
 

@@ -23,10 +23,10 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-from ...ipc.codec import MAX_BODY_BYTES
 from ...ipc.network.keys import AuthorizedClients, ClientGrant, KeyRing, ServerKeys
 from ...ipc.processes.child_args import NetworkArgs
-from ...ipc.sockets import (
+from ...ipc.protocol.codec import MAX_BODY_BYTES
+from ...ipc.protocol.sockets import (
     HEARTBEAT_TIMEOUT_MS,
     NOBLOCK,
     bind_network_router,

@@ -1,6 +1,6 @@
 """What the core makes of clients of other machines: of what they say, and of what they are told.
 
-Pure: network_listener.py has sockets, and ipc/rights.py the table of who may what. Such a client is known by
+Pure: network_listener.py has sockets, and ipc/protocol/rights.py the table of who may what. Such a client is known by
 its identity, which begins as none of this machine's does and has its key. What only those may who share the
 machine and the user is done by signals and files, and cannot come over a socket at all.
 """
@@ -15,8 +15,10 @@ from typing import Any
 import msgspec
 
 from ...ipc.daemon.daemon_state import SUPERVISOR_ROLE
-from ...ipc.engine_views import Owns, hide_others, hide_stall
-from ...ipc.messages import (
+from ...ipc.network.keys import KEY_LENGTH, ClientGrant
+from ...ipc.network.served_files import ServedFiles
+from ...ipc.protocol.engine_views import Owns, hide_others, hide_stall
+from ...ipc.protocol.messages import (
     MAX_CACHE_SALT_LENGTH,
     EngineCoreRequest,
     EngineFacts,
@@ -24,9 +26,7 @@ from ...ipc.messages import (
     UtilityMethod,
     UtilityResult,
 )
-from ...ipc.network.keys import KEY_LENGTH, ClientGrant
-from ...ipc.network.served_files import ServedFiles
-from ...ipc.rights import HELLO_FIELDS, REQUEST_FIELDS, UTILITIES, Belief, Reach, Standing
+from ...ipc.protocol.rights import HELLO_FIELDS, REQUEST_FIELDS, UTILITIES, Belief, Reach, Standing
 from ..scheduling.tenant import ClientShare
 from .request_memory import PastLife
 

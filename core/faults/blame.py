@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from ...ipc.messages import SUSPECT_ATTEMPTS
+from ...ipc.protocol.messages import SUSPECT_ATTEMPTS
 from ..scheduling.request import Request, drop_finished
 from ..scheduling.scheduler import Scheduler
 

@@ -10,9 +10,9 @@ from typing import Literal
 
 import msgspec
 
-from ...ipc.config import SchedulerConfig
-from ...ipc.messages import ErrorCode, FinishReason
-from ...ipc.step import StepFailed
+from ...ipc.protocol.messages import ErrorCode, FinishReason
+from ...ipc.protocol.step import StepFailed
+from ...ipc.spec.config import SchedulerConfig
 from ..scheduling.request import Request, drop_finished
 from ..scheduling.scheduler import Scheduler
 from .blame import Blame, WorkerDeath

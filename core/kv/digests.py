@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from ...ipc.prefix_digest import HASH_SIZE_BYTES, EngineDigest, hash_prefixes, list_coarse_depths
+from ...ipc.protocol.prefix_digest import HASH_SIZE_BYTES, EngineDigest, hash_prefixes, list_coarse_depths
 from ..clients.remote_clients import name_scope, read_said_salt
 from ..scheduling.request import Request
 from .kv_cache_manager import KVCacheManager

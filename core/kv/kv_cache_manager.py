@@ -11,8 +11,8 @@ import os
 from collections import Counter
 from collections.abc import Container, Iterable
 
-from ...ipc.model_spec import ModelSpec, has_dynamic_rope
-from ...ipc.token_ids import TOKEN_SIZE_BYTES
+from ...ipc.protocol.token_ids import TOKEN_SIZE_BYTES
+from ...ipc.spec.model_spec import ModelSpec, has_dynamic_rope
 from ..scheduling.request import NEVER, Request
 from .block_pool import BlockPool
 from .prefix_misses import PrefixMiss, PrefixMisses

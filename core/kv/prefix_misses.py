@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from enum import StrEnum
 
-from ...ipc.token_ids import TOKEN_SIZE_BYTES
+from ...ipc.protocol.token_ids import TOKEN_SIZE_BYTES
 from ..scheduling.request import Request
 
 _NUM_EVICTED = 2**15

@@ -21,11 +21,9 @@ from typing import NoReturn
 import msgspec
 import zmq
 
-from ...ipc.codec import make_step_codec
-from ...ipc.config import EngineConfig
 from ...ipc.errors import USER_ERRORS, EngineStartError, ModelError, QuireError
-from ...ipc.file_identity import check_loaded
-from ...ipc.file_samples import hash_samples
+from ...ipc.files.file_identity import check_loaded
+from ...ipc.files.file_samples import hash_samples
 from ...ipc.network.keys import ClientKeys
 from ...ipc.network.tcp_address import TcpAddress
 from ...ipc.processes.process import (
@@ -34,8 +32,10 @@ from ...ipc.processes.process import (
     Lifeline,
     catch_signals,
 )
-from ...ipc.sockets import connect_dealer
-from ...ipc.step import WorkerFailed, WorkerProgress
+from ...ipc.protocol.codec import make_step_codec
+from ...ipc.protocol.sockets import connect_dealer
+from ...ipc.protocol.step import WorkerFailed, WorkerProgress
+from ...ipc.spec.config import EngineConfig
 from .node_group import NodeArgs, NodeEnd, NodeGroup, NodeReport, compute_source_digest
 from .ray_cluster import (
     ACTOR_TIMEOUT_S,

@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from ...ipc.config import EngineConfig
 from ...ipc.processes.child_args import SPARE_ROLE, WORKER_MODULE, WorkerArgs
 from ...ipc.processes.own_sources import check_own_sources
 from ...ipc.processes.process import ChildProcess, ProcessHandle
 from ...ipc.processes.spare import WarmSpare, find_spare_path
-from ...ipc.sockets import NOBLOCK, WORKER_HEARTBEAT_TIMEOUT_MS, bind_router, has_message, send_to
+from ...ipc.protocol.sockets import NOBLOCK, WORKER_HEARTBEAT_TIMEOUT_MS, bind_router, has_message, send_to
+from ...ipc.spec.config import EngineConfig
 from ..worker_group import make_group_args, name_roles
 from .place import WorkerPlace
 

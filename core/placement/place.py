@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import zmq
 
-from ...ipc.config import EngineConfig
 from ...ipc.processes.process import ProcessHandle
+from ...ipc.spec.config import EngineConfig
 
 
 class WorkerPlace(ABC):
@@ -43,7 +43,7 @@ class WorkerPlace(ABC):
 
     @abstractmethod
     def send(self, identity: bytes, frames: tuple[bytes]) -> None:
-        """As `send_to` of ipc/sockets.py."""
+        """As `send_to` of ipc/protocol/sockets.py."""
 
     @abstractmethod
     def has_lost_connection(self) -> bool:

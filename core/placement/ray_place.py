@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import msgspec
 import zmq
 
-from ...ipc.config import EngineConfig
 from ...ipc.network.keys import ClientKeys, OneClient, make_key_pairs
 from ...ipc.network.tcp_address import open_everywhere, read_place
 from ...ipc.processes.child_args import WORKER_MODULE
 from ...ipc.processes.process import ChildProcess, ProcessHandle
-from ...ipc.sockets import NODE_HEARTBEAT_TIMEOUT_MS, has_message
+from ...ipc.protocol.sockets import NODE_HEARTBEAT_TIMEOUT_MS, has_message
+from ...ipc.spec.config import EngineConfig
 from ..clients.network_listener import NetworkListener
 from ..clients.remote_clients import to_remote_identity, to_socket_identity
 from .launcher import LAUNCHER_IDENTITY, LaunchArgs

@@ -17,8 +17,8 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from ...ipc.fair_share import has_room
-from ...ipc.messages import EngineCoreRequest
+from ...ipc.protocol.fair_share import has_room
+from ...ipc.protocol.messages import EngineCoreRequest
 from ..scheduling.request import QueueOrder, Request
 from ..scheduling.running_batch import RunningBatch
 from ..scheduling.step import Step

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from ...ipc.fair_share import has_room
-from ...ipc.messages import EngineCoreRequest
+from ...ipc.protocol.fair_share import has_room
+from ...ipc.protocol.messages import EngineCoreRequest
 from ..scheduling.request import Request
 from ..scheduling.request_queue import WaitingRequests
 from ..scheduling.running_batch import RunningBatch

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...ipc.messages import EngineCoreRequest
+from ...ipc.protocol.messages import EngineCoreRequest
 from ..scheduling.request import Request
 from .fcfs import FcfsPolicy
 

@@ -10,10 +10,10 @@ import math
 from array import array
 from functools import lru_cache
 
-from ...ipc.config import EngineConfig, SchedulerConfig
-from ...ipc.messages import EngineCoreRequest
-from ...ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
-from ...ipc.token_lists import TokenLists, has_unpacked, is_token_mask
+from ...ipc.protocol.messages import EngineCoreRequest
+from ...ipc.protocol.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
+from ...ipc.protocol.token_lists import TokenLists, has_unpacked, is_token_mask
+from ...ipc.spec.config import EngineConfig, SchedulerConfig
 from .answer_cost import find_bad_logprobs, find_bad_pooling
 from .scheduler import Scheduler
 from .tenant import Tenant, TenantLedger

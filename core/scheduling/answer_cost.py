@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...ipc.config import EngineConfig
-from ...ipc.messages import EngineCoreRequest
-from ...ipc.model_spec import ModelSpec, PoolingSpec
-from ...ipc.pooling_params import FLOAT_BYTES, describe_bad_dimensions
-from ...ipc.token_ids import count_token_ids
+from ...ipc.params.pooling_params import FLOAT_BYTES, describe_bad_dimensions
+from ...ipc.protocol.messages import EngineCoreRequest
+from ...ipc.protocol.token_ids import count_token_ids
+from ...ipc.spec.config import EngineConfig
+from ...ipc.spec.model_spec import ModelSpec, PoolingSpec
 from .request import Request
 
 # A prompt's token with a logprob, in those without: a row of logits is computed for it, and ranked (1 ms of a

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ...ipc.step import RowFork, RowLogprobs
+from ...ipc.protocol.step import RowFork, RowLogprobs
 from ..kv.kv_cache_manager import KVCacheManager
 from ..policies.policy import Policy
 from .beam_search import Beam, read_candidates

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-from ...ipc.beam_search import BeamSearch
-from ...ipc.messages import BeamHypothesis, FinishReason, LogprobsBlock
+from ...ipc.params.beam_search import BeamSearch
+from ...ipc.protocol.messages import BeamHypothesis, FinishReason, LogprobsBlock
 
 
 class Candidates(NamedTuple):

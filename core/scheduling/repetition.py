@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from ...ipc.repetition_detection import RepetitionDetectionParams
+from ...ipc.params.repetition_detection import RepetitionDetectionParams
 
 
 class RepetitionDetector:

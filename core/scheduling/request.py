@@ -15,13 +15,13 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import Any, Literal
 
-from ...ipc.messages import EngineCoreRequest, FinishReason, Purpose, RequestTimes
-from ...ipc.pooling_params import PoolingParams
-from ...ipc.request_price import find_held_bytes
-from ...ipc.sampling_params import SamplingParams
-from ...ipc.step import NewRequestData
-from ...ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
-from ...ipc.token_lists import NO_LISTS, TokenLists
+from ...ipc.params.pooling_params import PoolingParams
+from ...ipc.params.sampling_params import SamplingParams
+from ...ipc.protocol.messages import EngineCoreRequest, FinishReason, Purpose, RequestTimes
+from ...ipc.protocol.request_price import find_held_bytes
+from ...ipc.protocol.step import NewRequestData
+from ...ipc.protocol.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
+from ...ipc.protocol.token_lists import NO_LISTS, TokenLists
 from .beam_search import BeamSearchState, Candidates
 from .repetition import RepetitionDetector
 from .tenant import Tenant

@@ -8,8 +8,8 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 
-from ...ipc.config import SchedulerConfig
 from ...ipc.errors import ProtocolError
+from ...ipc.spec.config import SchedulerConfig
 from ..kv.kv_cache_manager import KVCacheManager
 from .request import BeamGroup, Request, RequestStatus
 from .step import Step

@@ -17,8 +17,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
-from ...ipc.config import SchedulerConfig
-from ...ipc.step import ModelRunnerOutput, SchedulerOutput
+from ...ipc.protocol.step import ModelRunnerOutput, SchedulerOutput
+from ...ipc.spec.config import SchedulerConfig
 from ..kv.kv_cache_manager import KVCacheManager
 from ..policies import POLICIES
 from ..stats.stats import EngineCounters

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ...ipc.engine_views import StalledRequest
+from ...ipc.protocol.engine_views import StalledRequest
 from .request import Request, RequestStatus
 
 _MAX_SPANS = 1024  # the oldest are forgotten

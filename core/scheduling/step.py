@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...ipc.step import NewRequestData, RowFork
+from ...ipc.protocol.step import NewRequestData, RowFork
 from .request import Request
 
 

@@ -19,8 +19,8 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...ipc.kept_grammars import KeptGrammars
-from ...ipc.step import MIN_ROW_WORK_US, ModelRunnerOutput
+from ...ipc.protocol.kept_grammars import KeptGrammars
+from ...ipc.protocol.step import MIN_ROW_WORK_US, ModelRunnerOutput
 from .answer_cost import find_logprobs_work_us
 from .request import Request
 from .running_batch import RunningBatch

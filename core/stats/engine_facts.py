@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from ...ipc.config import EngineConfig
-from ...ipc.messages import EngineFacts, UtilityCall, UtilityMethod, UtilityResult
-from ...ipc.model_spec import ModelSpec
-from ...ipc.step import WorkerReady
+from ...ipc.protocol.messages import EngineFacts, UtilityCall, UtilityMethod, UtilityResult
+from ...ipc.protocol.step import WorkerReady
+from ...ipc.spec.config import EngineConfig
+from ...ipc.spec.model_spec import ModelSpec
 from ..engine_core import EngineCore
 from .stats_collector import Surroundings
 from .step_recorder import StepRecorder

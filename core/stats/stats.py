@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, get_args
 
-from ...ipc.engine_views import EngineMetrics, Histogram, SchedulerStats
-from ...ipc.messages import FinishReason
+from ...ipc.protocol.engine_views import EngineMetrics, Histogram, SchedulerStats
+from ...ipc.protocol.messages import FinishReason
 from ..kv.prefix_misses import PrefixMiss
 from ..scheduling.request import Request, RequestKind
 

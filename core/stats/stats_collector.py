@@ -14,8 +14,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...ipc.config import EngineConfig
-from ...ipc.engine_views import ClientView, EngineMetrics, EngineSnapshot, RequestView, SchedulerStats
+from ...ipc.protocol.engine_views import (
+    ClientView,
+    EngineMetrics,
+    EngineSnapshot,
+    RequestView,
+    SchedulerStats,
+)
+from ...ipc.spec.config import EngineConfig
 from ..kv.block_pool import BlockPool
 from ..scheduling.request import Request, RequestStatus
 from ..scheduling.scheduler import Scheduler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ipc.engine_views import MAX_TRACED_STEPS, StepTrace, TracedStep
+from ...ipc.protocol.engine_views import MAX_TRACED_STEPS, StepTrace, TracedStep
 from ..scheduling.step import Step
 
 

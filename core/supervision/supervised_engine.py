@@ -14,16 +14,16 @@ from dataclasses import dataclass
 
 import zmq
 
-from ...ipc.client_protocol import ClientProtocol
-from ...ipc.codec import make_client_codec
 from ...ipc.daemon.daemon_state import SUPERVISOR_ROLE, EngineState, FailedReport
-from ...ipc.due import find_earliest
 from ...ipc.errors import FINAL_KINDS, DaemonError, FilesChangedError, ProtocolError, QuireError
-from ...ipc.messages import EngineRoster, UtilityMethod
 from ...ipc.processes.child_args import NetworkArgs
+from ...ipc.processes.due import find_earliest
 from ...ipc.processes.managed_child import STOP_GRACE_S, CoreChild
 from ...ipc.processes.process import EXIT_CORE_LOST, EXIT_START_FAILED
-from ...ipc.protocol_link import ProtocolLink
+from ...ipc.protocol.client_protocol import ClientProtocol
+from ...ipc.protocol.codec import make_client_codec
+from ...ipc.protocol.messages import EngineRoster, UtilityMethod
+from ...ipc.protocol.protocol_link import ProtocolLink
 
 _LOOK_INTERVAL_S = 0.1
 # So many idle answers in a row: what frontends sent before they heard of the drain has come by then.

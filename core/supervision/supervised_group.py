@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 import zmq
 
-from ...ipc.config import MAX_ENGINES, EngineConfig
 from ...ipc.daemon.daemon_state import CLIENT_SOCKET_NAME, EngineState, make_engine_name
 from ...ipc.daemon.run_dir import RunDirectory
-from ...ipc.due import find_earliest
 from ...ipc.errors import DaemonError
-from ...ipc.file_identity import check_loaded
-from ...ipc.messages import EngineRoster, RosterEntry
+from ...ipc.files.file_identity import check_loaded
+from ...ipc.processes.due import find_earliest
 from ...ipc.processes.managed_child import CoreChild
 from ...ipc.processes.own_sources import check_own_sources
+from ...ipc.protocol.messages import EngineRoster, RosterEntry
+from ...ipc.spec.config import MAX_ENGINES, EngineConfig
 from .network_ports import NetworkPorts
 from .supervised_engine import SupervisedEngine
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ...ipc.errors import SamplingParamsError
-from ...ipc.sampling_params import SAMPLING_FIELDS, RequestOutputKind, SamplingParams
-from ...ipc.structured_outputs import StructuredOutputsParams
+from ...ipc.params.sampling_params import SAMPLING_FIELDS, RequestOutputKind, SamplingParams
+from ...ipc.params.structured_outputs import StructuredOutputsParams
 
 # One sequence is printed, without logprobs.
 _NOT_PRINTED = ("n", "best_of", "logprobs", "prompt_logprobs")

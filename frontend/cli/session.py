@@ -6,8 +6,8 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Self
 
 from ...ipc.errors import PromptError, RequestFailedError
-from ...ipc.messages import EngineFacts
-from ...ipc.sampling_params import SamplingParams
+from ...ipc.params.sampling_params import SamplingParams
+from ...ipc.protocol.messages import EngineFacts
 from ..chat import ChatTurns
 from ..client.remote_daemon import Attachment
 from ..engine_args import EngineArgs

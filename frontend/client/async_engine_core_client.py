@@ -11,10 +11,9 @@ import time
 import weakref
 from collections.abc import Sequence
 
-from ...ipc.client_protocol import LOST_CALL
-from ...ipc.config import EngineConfig
 from ...ipc.errors import EngineDeadError, EngineStartError
-from ...ipc.messages import (
+from ...ipc.protocol.client_protocol import LOST_CALL
+from ...ipc.protocol.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
     EngineFacts,
@@ -23,6 +22,7 @@ from ...ipc.messages import (
     UtilityMethod,
     UtilityResult,
 )
+from ...ipc.spec.config import EngineConfig
 from .async_pump import AsyncPump
 from .engine_connection import PhaseCallback
 from .engine_core_client import ATTACH_TIMEOUT_S, UTILITY_TIMEOUT_S, EngineCoreClient, make_call_timeout

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ...ipc.due import find_earliest
-from ...ipc.sockets import POLLIN, POLLOUT
+from ...ipc.processes.due import find_earliest
+from ...ipc.protocol.sockets import POLLIN, POLLOUT
 from .engine_links import EngineLink, EngineLinks
 
 _MAX_INBOX = 64  # messages read ahead of the consumer; more stay in the socket, whose limit the engine sees

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from ...ipc.errors import EngineDeadError, QuireError, WrongEventLoopError
-from ...ipc.sampling_params import RequestOutputKind
+from ...ipc.params.sampling_params import RequestOutputKind
 from ..input_processor import EngineInput
 from ..output_processor import OutputProcessor
 from ..outputs import RequestOutput

@@ -11,11 +11,11 @@ from typing import Protocol, cast
 
 import zmq
 
-from ...ipc.client_protocol import GOODBYE, ClientProtocol
 from ...ipc.errors import EngineDeadError, ModelError
-from ...ipc.messages import EngineCoreOutput
 from ...ipc.network.keys import ClientKeys
-from ...ipc.sockets import NOBLOCK, connect_dealer, has_message, read_events, receive_event
+from ...ipc.protocol.client_protocol import GOODBYE, ClientProtocol
+from ...ipc.protocol.messages import EngineCoreOutput
+from ...ipc.protocol.sockets import NOBLOCK, connect_dealer, has_message, read_events, receive_event
 from .engines import Engine, PlannedRestart
 from .handshake_watch import FAILURES, HandshakeWatch
 

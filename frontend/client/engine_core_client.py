@@ -16,11 +16,10 @@ from typing import Any
 
 import zmq
 
-from ...ipc.client_protocol import LOST_CALL
-from ...ipc.config import EngineConfig
-from ...ipc.due import until_ms
 from ...ipc.errors import EngineDeadError, EngineStartError
-from ...ipc.messages import (
+from ...ipc.processes.due import until_ms
+from ...ipc.protocol.client_protocol import LOST_CALL
+from ...ipc.protocol.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
     EngineFacts,
@@ -28,7 +27,8 @@ from ...ipc.messages import (
     UtilityMethod,
     UtilityResult,
 )
-from ...ipc.sockets import POLLIN
+from ...ipc.protocol.sockets import POLLIN
+from ...ipc.spec.config import EngineConfig
 from .engine_connection import PhaseCallback
 from .engine_links import GATHER_S, EngineLink, connect_links
 from .engines import Engine, start_engines

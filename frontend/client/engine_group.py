@@ -12,10 +12,16 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from ...ipc.client_protocol import ClientProtocol
-from ...ipc.messages import EngineCoreOutput, EngineCoreRequest, ErrorCode, FrontendCounts, UtilityMethod
-from ...ipc.request_ledger import LedgerEntry
-from ...ipc.request_price import frame_resumed
+from ...ipc.protocol.client_protocol import ClientProtocol
+from ...ipc.protocol.messages import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    ErrorCode,
+    FrontendCounts,
+    UtilityMethod,
+)
+from ...ipc.protocol.request_ledger import LedgerEntry
+from ...ipc.protocol.request_price import frame_resumed
 from .engine_router import EngineRouter
 
 # While requests come: so long at most, shorter with few engines. Several frontends know of each other's

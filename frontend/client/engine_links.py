@@ -13,10 +13,10 @@ from typing import Generic, Protocol, TypeVar
 
 import zmq
 
-from ...ipc.client_protocol import ClientProtocol
 from ...ipc.errors import EngineDeadError, QuireError
-from ...ipc.messages import EngineCoreOutput, EngineFacts, EngineRoster, RosterEntry
-from ...ipc.sockets import POLLIN
+from ...ipc.protocol.client_protocol import ClientProtocol
+from ...ipc.protocol.messages import EngineCoreOutput, EngineFacts, EngineRoster, RosterEntry
+from ...ipc.protocol.sockets import POLLIN
 from .engine_connection import EngineConnection, EngineSocket, PhaseCallback, close_connection
 from .engine_group import EngineGroup, RequestTarget
 from .engines import Engine, EngineProcess

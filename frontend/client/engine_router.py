@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...ipc.messages import EngineCoreRequest
-from ...ipc.prefix_digest import HASH_SIZE_BYTES, EngineDigest, hash_prefixes, list_depths
-from ...ipc.token_ids import count_token_ids
+from ...ipc.protocol.messages import EngineCoreRequest
+from ...ipc.protocol.prefix_digest import HASH_SIZE_BYTES, EngineDigest, hash_prefixes, list_depths
+from ...ipc.protocol.token_ids import count_token_ids
 
 Owners = int  # a bit an engine
 

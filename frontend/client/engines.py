@@ -9,18 +9,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...ipc.config import EngineConfig
 from ...ipc.daemon.daemon_state import CLIENT_SOCKET_NAME, make_engine_name
 from ...ipc.daemon.run_dir import RunDirectory, find_daemon, find_named
 from ...ipc.errors import DaemonError, EngineDeadError, FilesChangedError, QuireError
-from ...ipc.messages import EngineFacts, RosterEntry
 from ...ipc.network.keys import ClientKeys
 from ...ipc.processes.child_args import CORE_MODULE
 from ...ipc.processes.liveness import ChildWatch
 from ...ipc.processes.managed_child import STOP_GRACE_S, CoreChild
 from ...ipc.processes.own_sources import check_own_sources
 from ...ipc.processes.process import EXIT_OK, EXIT_WORKER_LOST, ChildProcess, wait_readable
-from ...ipc.sockets import make_ipc_address
+from ...ipc.protocol.messages import EngineFacts, RosterEntry
+from ...ipc.protocol.sockets import make_ipc_address
+from ...ipc.spec.config import EngineConfig
 from .handshake_watch import HandshakeWatch
 
 LAST_WORDS_MS = 100

@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 
 from ...ipc.errors import ConfigError
-from ...ipc.file_identity import note_model
-from ...ipc.messages import EngineFacts, RosterEntry
+from ...ipc.files.file_identity import note_model
 from ...ipc.network.keys import read_client_keys
 from ...ipc.network.served_files import ServedFiles, check_copy
 from ...ipc.network.tcp_address import is_tcp, parse_tcp_address
 from ...ipc.processes.liveness import ChildWatch
+from ...ipc.protocol.messages import EngineFacts, RosterEntry
 from ..models.model_folder import POCKET, find_model_folder
 from ..models.sentence_transformers import find_transformer_folder
 from .engines import AttachedEngine, Engine, find_engines

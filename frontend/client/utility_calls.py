@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...ipc.engine_views import EngineMetrics, EngineSnapshot, SchedulerStats
 from ...ipc.errors import RequestFailedError
-from ...ipc.messages import FrontendCounts, UtilityMethod, UtilityResult
+from ...ipc.protocol.engine_views import EngineMetrics, EngineSnapshot, SchedulerStats
+from ...ipc.protocol.messages import FrontendCounts, UtilityMethod, UtilityResult
 from ..trace_file import DEFAULT_FOLDER, write_trace
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ...ipc.engine_views import ClientView, EngineLoad, Histogram
+from ...ipc.protocol.engine_views import ClientView, EngineLoad, Histogram
 
 
 class UtilityCalls(ABC):

@@ -13,7 +13,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from ...ipc.errors import ModelError
-from ...ipc.model_spec import ModelSpec
+from ...ipc.spec.model_spec import ModelSpec
 from . import gemma, gemma2, gemma3, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3
 from .config_fields import ConfigFields
 from .encoders import ENCODERS

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from ...ipc.errors import ModelError
-from ...ipc.param_fields import MAX_INT
+from ...ipc.params.param_fields import MAX_INT
 
 # What is computed from the settings of rope and norms is finite in float32 when they are within these.
 _MIN_NUMBER, _MAX_NUMBER = 1e-20, 1e20

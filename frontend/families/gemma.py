@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ...ipc.model_spec import LayerSpec, ModelSpec
+from ...ipc.spec.model_spec import LayerSpec, ModelSpec
 from .config_fields import ConfigFields
 from .parts import read_attention, read_dense, read_model, read_num_layers
 

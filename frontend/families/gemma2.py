@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ...ipc.model_spec import AttentionSpec, LayerSpec, ModelSpec
+from ...ipc.spec.model_spec import AttentionSpec, LayerSpec, ModelSpec
 from .config_fields import ConfigFields
 from .gemma import read_gemma
 from .parts import read_attention, read_dense, read_layer_types, read_num_layers, read_window

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ...ipc.model_spec import ModelSpec
+from ...ipc.spec.model_spec import ModelSpec
 from .config_fields import ConfigFields
 from .gemma2 import read_four_norms, read_scaled_attention
 from .parts import read_layer_types, read_num_layers, read_window

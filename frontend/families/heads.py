@@ -11,7 +11,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from ...ipc.errors import ModelError
-from ...ipc.model_spec import HeadActivation, ModelSpec, Pool, PoolingSpec, ProjectionSpec
+from ...ipc.spec.model_spec import HeadActivation, ModelSpec, Pool, PoolingSpec, ProjectionSpec
 from .config_fields import ConfigFields
 
 _MAX_LABELS = 100_000

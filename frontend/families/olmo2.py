@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ...ipc.model_spec import LayerSpec, ModelSpec
+from ...ipc.spec.model_spec import LayerSpec, ModelSpec
 from .config_fields import ConfigFields
 from .parts import read_attention, read_dense, read_model, read_num_layers
 

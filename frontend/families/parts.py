@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from ...ipc.model_spec import (
+from ...ipc.spec.model_spec import (
     Activation,
     AttentionSpec,
     DenseSpec,

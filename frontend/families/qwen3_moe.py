@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from ...ipc.model_spec import ExpertsSpec, LayerSpec, ModelSpec
+from ...ipc.spec.model_spec import ExpertsSpec, LayerSpec, ModelSpec
 from .config_fields import ConfigFields
 from .mixtral import read_num_experts
 from .parts import read_activation, read_dense, read_model, read_num_layers, read_window

@@ -8,7 +8,7 @@ from typing import Any, cast, get_args
 from msgspec.structs import replace
 
 from ...ipc.errors import ModelError, shorten
-from ...ipc.model_spec import RopeConfig, RopeType
+from ...ipc.spec.model_spec import RopeConfig, RopeType
 from .config_fields import ConfigFields
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"

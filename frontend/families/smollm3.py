@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from ...ipc.model_spec import LayerSpec, ModelSpec, RopeConfig
+from ...ipc.spec.model_spec import LayerSpec, ModelSpec, RopeConfig
 from .config_fields import ConfigFields
 from .parts import read_attention, read_dense, read_layer_types, read_model, read_num_layers, read_window
 

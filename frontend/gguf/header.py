@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...ipc.errors import ModelError, shorten_name
-from ...ipc.gguf_tensor import BLOCKS, GgmlType, count_row_bytes
+from ...ipc.spec.gguf_tensor import BLOCKS, GgmlType, count_row_bytes
 from ..models.model_files import open_regular
 
 MAX_HEADER_BYTES = 128 << 20  # the largest that is known has 16 MB: 262,144 tokens and their merges

@@ -10,9 +10,9 @@ from typing import Literal
 from msgspec.structs import replace
 
 from ...ipc.errors import ModelError
-from ...ipc.gguf_tensor import FLOATS, GgmlType, GgufTensor
-from ...ipc.model_spec import ModelSpec
-from ...ipc.weight_format import WeightFormat, WeightFormats
+from ...ipc.spec.gguf_tensor import FLOATS, GgmlType, GgufTensor
+from ...ipc.spec.model_spec import ModelSpec
+from ...ipc.spec.weight_format import WeightFormat, WeightFormats
 from .config import ROPE_TABLES, Config
 from .header import GgufHeader, StoredTensor
 

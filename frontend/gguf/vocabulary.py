@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, cast
 
-from ...ipc.messages import MAX_EOS_TOKEN_IDS
+from ...ipc.protocol.messages import MAX_EOS_TOKEN_IDS
 from ..families.config_fields import ConfigFields
 from .header import GgufHeader
 

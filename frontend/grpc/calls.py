@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 import msgspec
 
-from ...ipc.rights import Reach, Standing, check_route, find_reach
+from ...ipc.protocol.rights import Reach, Standing, check_route, find_reach
 from ..openai.access.log import CURRENT, KEY_LENGTH, AccessLog, AccessRecord
 from ..openai.connections.auth import STRANGER, ApiKeys
 from ..openai.connections.shares import name_address
@@ -50,7 +50,7 @@ _NO_BOUND = 2**31  # who waits holds no message, and the number of calls is boun
 
 
 class ReceiveGate:
-    """`num_places` that tenants share as ipc/fair_share.py says; who finds none waits for a turn."""
+    """`num_places` that tenants share as ipc/protocol/fair_share.py says; who finds none waits for a turn."""
 
     def __init__(self, num_places: int) -> None:
         self._num_places = num_places

@@ -15,7 +15,7 @@ import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from ...ipc.errors import PromptError
-from ...ipc.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_EXTRA_ARGS_BYTES, SAMPLING_FIELDS
+from ...ipc.params.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_EXTRA_ARGS_BYTES, SAMPLING_FIELDS
 from ..logprobs import Logprob
 from ..openai.bodies.parsing import make_struct
 from ..openai.bodies.schema import CompletionRequest

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any, cast, get_args
 
 from ...ipc.errors import ConfigError, ModelError, SamplingParamsError
-from ...ipc.messages import MAX_EOS_TOKEN_IDS
-from ...ipc.model_spec import Dtype, ModelSpec
-from ...ipc.param_fields import MAX_INT
-from ...ipc.sampling_params import SamplingParams
+from ...ipc.params.param_fields import MAX_INT
+from ...ipc.params.sampling_params import SamplingParams
+from ...ipc.protocol.messages import MAX_EOS_TOKEN_IDS
+from ...ipc.spec.model_spec import Dtype, ModelSpec
 
 # What generation_config.json may preset, and SamplingParams' name for it.
 _SAMPLING_KEYS = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}

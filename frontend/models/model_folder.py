@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ...ipc.errors import ModelError
-from ...ipc.gguf_tensor import GgufTensor
+from ...ipc.spec.gguf_tensor import GgufTensor
 from ..gguf.files import find_gguf_files
 from ..gguf.folder import open_gguf
 from .hub import download

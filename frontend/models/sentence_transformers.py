@@ -15,7 +15,7 @@ from typing import Any, Literal, cast, get_args
 import msgspec
 
 from ...ipc.errors import ModelError
-from ...ipc.model_spec import HeadActivation, Pool, PoolingSpec, ProjectionSpec
+from ...ipc.spec.model_spec import HeadActivation, Pool, PoolingSpec, ProjectionSpec
 from ..families.config_fields import ConfigFields
 from ..families.encoders import ENCODERS
 from ..families.heads import read_torch_activation

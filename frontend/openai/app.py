@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
 from ...ipc.errors import QuireError, shorten
-from ...ipc.messages import MAX_REQUEST_ID_LENGTH
+from ...ipc.protocol.messages import MAX_REQUEST_ID_LENGTH
 from .access.http_counts import OTHER, HttpCounts
 from .bodies import chat_answers, messages, pooling, responses, schema
 from .bodies.openapi import CONTENT_SECURITY_POLICY, Routes, render_docs

@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from ...ipc.due import find_earliest, until_ms
 from ...ipc.errors import EngineDeadError, EngineStartError, FilesChangedError
+from ...ipc.processes.due import find_earliest, until_ms
 from ...ipc.processes.managed_child import ManagedChild
 from ...ipc.processes.process import EXIT_OK, ChildProcess, catch_signals
 from ...ipc.processes.restarts import RestartBudget

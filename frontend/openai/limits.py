@@ -12,8 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from ...ipc.errors import ConfigError, did_you_mean
-from ...ipc.messages import MAX_CACHE_SALT_LENGTH, MAX_TIMEOUT_S
-from ...ipc.sampling_params import (
+from ...ipc.params.sampling_params import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
@@ -23,7 +22,8 @@ from ...ipc.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
-from ...ipc.token_lists import MAX_BAD_WORD_TOKENS
+from ...ipc.protocol.messages import MAX_CACHE_SALT_LENGTH, MAX_TIMEOUT_S
+from ...ipc.protocol.token_lists import MAX_BAD_WORD_TOKENS
 from ..output_formats.offered_tools import MAX_TOOLS
 
 MAX_TEXT_MEMORY_BYTES = 2 << 30  # of a text process's address space

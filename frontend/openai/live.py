@@ -21,8 +21,8 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from ...ipc.engine_views import EngineSnapshot, hide_others
-from ...ipc.rights import Reach
+from ...ipc.protocol.engine_views import EngineSnapshot, hide_others
+from ...ipc.protocol.rights import Reach
 from .bodies.openapi import Routes
 from .engines.served_models import ServedModel, ServedModels
 from .errors import ErrorResponse

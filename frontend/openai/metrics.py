@@ -26,8 +26,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from ...ipc.engine_views import DEFAULT_METRICS_PREFIX
 from ...ipc.errors import QuireError
+from ...ipc.protocol.engine_views import DEFAULT_METRICS_PREFIX
 from ..engine_series import EnginesCollector, EnginesMetrics
 from .access.http_counts import BOUNDS_S, STATUSES, HttpCounts, RouteCounts
 from .bodies.openapi import Routes

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ...ipc.engine_views import DEFAULT_METRICS_PREFIX
-from ...ipc.param_fields import MAX_INT
+from ...ipc.params.param_fields import MAX_INT
 from ...ipc.processes.log_lines import LogFormat
 from ...ipc.processes.restarts import MAX_LOSSES
+from ...ipc.protocol.engine_views import DEFAULT_METRICS_PREFIX
 from .limits import Limits
 
 UnknownFields = Literal["refuse", "ignore"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ipc.fair_share import has_room
+from ...ipc.protocol.fair_share import has_room
 from .errors import overloaded
 
 
@@ -44,7 +44,7 @@ class Tally:
         return self._taken_by.get(tenant, _NOTHING).amount
 
     def has_room(self, tenant: str, asked: int, bound: int) -> bool:
-        """Whether `asked` may be taken by this tenant now, of `bound`: by ipc/fair_share.py."""
+        """Whether `asked` may be taken by this tenant now, of `bound`: by ipc/protocol/fair_share.py."""
         share = 1 / (len(self._taken_by) + (tenant not in self._taken_by))
         return has_room(asked, self.amount, self.find_amount(tenant), bound, share)
 

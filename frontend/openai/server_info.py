@@ -24,8 +24,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...ipc.engine_views import Owns, SchedulerStats
 from ...ipc.errors import QuireError
+from ...ipc.protocol.engine_views import Owns, SchedulerStats
 from ..models.model_files import read_json
 from ..text.tokenizer import Tokenizer
 from .bodies.openapi import Routes

@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 
 from ...ipc.errors import RequestFailedError
-from ...ipc.pooling_params import PoolingParams
-from ...ipc.request_price import find_result_price
-from ...ipc.rights import Reach, Standing, find_reach
-from ...ipc.sampling_params import SamplingParams
+from ...ipc.params.pooling_params import PoolingParams
+from ...ipc.params.sampling_params import SamplingParams
+from ...ipc.protocol.request_price import find_result_price
+from ...ipc.protocol.rights import Reach, Standing, find_reach
 from ..async_llm import AsyncLLM
 from ..input_processor import PreparedParams
 from ..output_formats.output_format import OutputFormat

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...ipc.errors import ConfigError, describe_install
-from ...ipc.pooling_params import EMBEDDING, PoolingParams
-from ...ipc.sampling_params import SamplingParams
+from ...ipc.params.pooling_params import EMBEDDING, PoolingParams
+from ...ipc.params.sampling_params import SamplingParams
 from ..outputs import RequestOutput
 from ..pooling.outputs import PoolingOutput, PoolingRequestOutput
 from .engines.server_parts import ServerParts

@@ -13,8 +13,8 @@ from .response_template import read_response_template
 
 if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
-from ...ipc.config import ModelConfig
-from ...ipc.messages import EngineFacts
+from ...ipc.protocol.messages import EngineFacts
+from ...ipc.spec.config import ModelConfig
 
 _log = logging.getLogger(__name__)
 

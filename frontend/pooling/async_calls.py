@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...ipc.errors import RequestFailedError
-from ...ipc.pooling_params import PoolingParams, PoolingTask
+from ...ipc.params.pooling_params import PoolingParams, PoolingTask
 from ..client.async_requests import AsyncRequests
 from ..request_fields import check_fields
 from ..text.prompt_tokenizer import TokenizedPrompt

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, cast
 import msgspec
 
 from ...ipc.errors import InputError, did_you_mean
-from ...ipc.pooling_params import PoolingParams, PoolingTask
+from ...ipc.params.pooling_params import PoolingParams, PoolingTask
 from ..llm_engine import LLMEngine
 from ..request_batch import RequestBatch, run_batches
 from ..text.prompt_tokenizer import TokenizedPrompt

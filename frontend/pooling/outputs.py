@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar, overload
 
 from ...ipc.errors import RequestFailedError
-from ...ipc.pooling_params import FLOAT_BYTES
+from ...ipc.params.pooling_params import FLOAT_BYTES
 from ..metrics import RequestMetrics
 
 Output = TypeVar("Output")

@@ -16,10 +16,10 @@ from typing import Any, cast
 import msgspec
 
 from ...ipc.errors import PoolingParamsError, PromptError
-from ...ipc.file_identity import check_served
-from ...ipc.messages import EngineCoreRequest, EngineFacts
-from ...ipc.pooling_params import EMBEDDING, PoolingParams, PoolingTask
-from ...ipc.sampling_params import SamplingParams
+from ...ipc.files.file_identity import check_served
+from ...ipc.params.pooling_params import EMBEDDING, PoolingParams, PoolingTask
+from ...ipc.params.sampling_params import SamplingParams
+from ...ipc.protocol.messages import EngineCoreRequest, EngineFacts
 from ..request_fields import check_priority, check_request_id
 from ..text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt, refusing_texts, require_tokenizer
 from ..text.prompts import Prompt, RawPrompt, Truncation, parse_prompt

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...ipc.errors import InputError, PromptError
-from ...ipc.pooling_params import PoolingParams
+from ...ipc.params.pooling_params import PoolingParams
 from ..text.prompt_tokenizer import TokenizedPrompt
 from .encoder import TextPair
 from .model_texts import DOCUMENT_PROMPTS, QUERY_PROMPTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...ipc.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
+from ...ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
 from ..metrics import RequestMetrics
 from .outputs import PoolingOutput, PoolingRequestOutput
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from ...ipc.errors import PoolingParamsError
-from ...ipc.messages import EngineFacts
-from ...ipc.pooling_params import PoolingParams, PoolingTask, describe_bad_dimensions
+from ...ipc.params.pooling_params import PoolingParams, PoolingTask, describe_bad_dimensions
+from ...ipc.protocol.messages import EngineFacts
 
 # Task -> the call of LLM that does it.
 _CALLS = {

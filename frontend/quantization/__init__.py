@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast, get_args
 
 from ...ipc.errors import ConfigError, ModelError
-from ...ipc.linear_shapes import LinearShape, list_linears
-from ...ipc.model_spec import ModelSpec
-from ...ipc.weight_format import Quantization, WeightFormat, WeightFormats
+from ...ipc.spec.linear_shapes import LinearShape, list_linears
+from ...ipc.spec.model_spec import ModelSpec
+from ...ipc.spec.weight_format import Quantization, WeightFormat, WeightFormats
 from .awq import read_awq
 from .bitsandbytes import read_bitsandbytes
 from .compressed_tensors import read_compressed_tensors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ipc.weight_format import LM_HEAD, WeightFormat
+from ...ipc.spec.weight_format import LM_HEAD, WeightFormat
 from .fields import FormatRule, QuantizationFields, check_multiple
 from .gptq import HARMLESS
 from .names import all_but, match_text, read_names

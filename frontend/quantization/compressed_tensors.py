@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ...ipc.linear_shapes import LinearShape
-from ...ipc.weight_format import WeightFormat
+from ...ipc.spec.linear_shapes import LinearShape
+from ...ipc.spec.weight_format import WeightFormat
 from .fields import FormatRule, QuantizationFields, check_multiple
 from .fp8 import check_block
 from .names import NamePattern, compile_patterns, read_names

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...ipc.errors import ModelError
-from ...ipc.linear_shapes import LinearShape
-from ...ipc.weight_format import WeightFormat
+from ...ipc.spec.linear_shapes import LinearShape
+from ...ipc.spec.weight_format import WeightFormat
 from ..families.config_fields import ConfigFields
 
 # The format of a layer, None for the model's type. ModelError where its shape does not go with the format.

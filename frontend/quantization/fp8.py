@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from ...ipc.weight_format import LM_HEAD, WeightFormat
+from ...ipc.spec.weight_format import LM_HEAD, WeightFormat
 from .fields import FormatRule, QuantizationFields
 from .names import all_but, match_parts, read_names
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from ...ipc.linear_shapes import LinearShape
-from ...ipc.weight_format import LM_HEAD, WeightFormat
+from ...ipc.spec.linear_shapes import LinearShape
+from ...ipc.spec.weight_format import LM_HEAD, WeightFormat
 from .fields import FormatRule, QuantizationFields
 from .names import MAX_PATTERNS, NamePattern, compile_pattern
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from ...ipc.errors import ModelError
-from ...ipc.linear_shapes import LinearShape
-from ...ipc.weight_format import WeightFormat
+from ...ipc.spec.linear_shapes import LinearShape
+from ...ipc.spec.weight_format import WeightFormat
 from .fields import MAX_MATCHING_S, FormatRule, MatchingTime, QuantizationFields
 
 Rule = Callable[[str], bool]

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ...ipc.errors import SamplingParamsError
-from ...ipc.structured_outputs import (
+from ...ipc.params.structured_outputs import (
     COMPILE_S,
     GRAMMAR_LIMITS,
     MAX_MASK_S,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ...ipc.errors import SamplingParamsError
-from ...ipc.structured_outputs import StructuredOutputsParams
+from ...ipc.params.structured_outputs import StructuredOutputsParams
 from ..output_formats.grammars.rules import OutputRules
 
 _MAX_KEPT = 128

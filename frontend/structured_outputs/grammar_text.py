@@ -9,9 +9,9 @@ import re
 from typing import Any, NamedTuple, cast
 
 from ...ipc.errors import SamplingParamsError, did_you_mean
-from ...ipc.messages import MAX_GRAMMAR_LENGTH
-from ...ipc.param_fields import make_plain
-from ...ipc.structured_outputs import StructuredOutputsParams
+from ...ipc.params.param_fields import make_plain
+from ...ipc.params.structured_outputs import StructuredOutputsParams
+from ...ipc.protocol.messages import MAX_GRAMMAR_LENGTH
 from .json_schema import Schema, make_schema, read_json
 
 # Between the tokens of JSON: nothing, a space, or a new line with an indentation. It cannot go on for long,

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import msgspec
 
 from ...ipc.errors import SamplingParamsError, did_you_mean
-from ...ipc.param_fields import make_plain
+from ...ipc.params.param_fields import make_plain
 from . import keywords
 from .exclusive import replace_exclusive_one_of
 from .strict_schema import check_strict
@@ -26,7 +26,7 @@ MAX_NESTING = 64  # of objects and lists, as vLLM has it
 # took twice as much before an 8 MB stack was full.
 _MAX_REFERRED_NESTING = 1000
 # Properties between two that are required: each may come next, and is 4 items of a parser's row (of 1,000,
-# ipc/structured_outputs.py). A row is parsed first where an output comes to it.
+# ipc/params/structured_outputs.py). A row is parsed first where an output comes to it.
 _MAX_OPTIONAL = 240
 _MAX_COUNT = 2**31 - 1
 _MAX_MULTIPLE = 10_000  # of 1 or of a power of ten below: a state of the lexer each

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from ...ipc.sampling_params import RequestOutputKind, SamplingParams
+from ...ipc.params.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer

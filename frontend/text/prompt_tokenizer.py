@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from ...ipc.errors import InputError, PromptError
-from ...ipc.messages import EngineFacts
-from ...ipc.token_ids import TOKEN_SIZE_BYTES, decode_token_ids, encode_token_ids
+from ...ipc.protocol.messages import EngineFacts
+from ...ipc.protocol.token_ids import TOKEN_SIZE_BYTES, decode_token_ids, encode_token_ids
 from .prompts import RawPrompt, check_encodable, describe_length, describe_token_ids
 from .tokenizer import Tokenizer
 

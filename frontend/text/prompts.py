@@ -9,9 +9,9 @@ from typing import Any, NotRequired, TypedDict, cast
 import msgspec
 
 from ...ipc.errors import PromptError, SamplingParamsError, did_you_mean
-from ...ipc.messages import MAX_CACHE_SALT_LENGTH, EngineFacts
-from ...ipc.param_fields import make_plain
-from ...ipc.sampling_params import SamplingParams
+from ...ipc.params.param_fields import make_plain
+from ...ipc.params.sampling_params import SamplingParams
+from ...ipc.protocol.messages import MAX_CACHE_SALT_LENGTH, EngineFacts
 
 
 class Truncation(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from ..config import EngineConfig
+from ..spec.config import EngineConfig
 from .daemon_mark import ask_owner
 from .private_folder import find_state_folder
 from .run_dir import find_named

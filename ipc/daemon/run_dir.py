@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import ConfigError, DaemonError, EngineStartError, UnknownDaemonError, did_you_mean
-from ..sockets import MAX_IPC_PATH_BYTES, make_ipc_address
+from ..protocol.sockets import MAX_IPC_PATH_BYTES, make_ipc_address
 from .daemon_mark import DaemonMark, find_marked_owner
 from .private_folder import make_folder, make_private_folder
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import zmq
 
 from ..errors import ConfigError
-from ..fair_share import MAX_CLIENT_WEIGHT
+from ..protocol.fair_share import MAX_CLIENT_WEIGHT
 
 SERVER_SECRET, SERVER_PUBLIC = "server.secret", "server.public"
 CLIENT_SECRET, CLIENT_PUBLIC = "client.secret", "client.public"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from ..config import EngineConfig
-from ..messages import EngineRoster
 from ..network.keys import ClientKeys, ServerKeys
+from ..protocol.messages import EngineRoster
+from ..spec.config import EngineConfig
 from .own_sources import PACKAGE_DIR
 
 CORE_MODULE = "quire.core"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Protocol
 
-from ..due import find_earliest
+from .due import find_earliest
 
 
 class Verdict(Enum):

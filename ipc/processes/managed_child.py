@@ -17,11 +17,11 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from ..config import EngineConfig
 from ..daemon.daemon_state import CLIENT_SOCKET_NAME, JOURNAL_NAME, WORKER_SOCKET_NAME, make_engine_name
 from ..daemon.run_dir import RunDirectory
-from ..messages import EngineRoster
-from ..sockets import IDENTITY_BYTES
+from ..protocol.messages import EngineRoster
+from ..protocol.sockets import IDENTITY_BYTES
+from ..spec.config import EngineConfig
 from .child_args import CoreArgs, NetworkArgs
 from .liveness import ChildWatch
 from .process import ChildProcess, ProcessHandle

@@ -24,8 +24,8 @@ from quire.frontend.output_formats.events import (
 )
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.ipc.errors import SamplingParamsError
-from quire.ipc.sampling_params import SAMPLING_FIELDS
-from quire.ipc.structured_outputs import StructuredOutputsParams
+from quire.ipc.params.sampling_params import SAMPLING_FIELDS
+from quire.ipc.params.structured_outputs import StructuredOutputsParams
 
 
 def call(expression: str, index: int = 0) -> list[OutputEvent]:

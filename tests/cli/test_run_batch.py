@@ -25,7 +25,7 @@ from quire.frontend.cli.entry import run_command
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.models.model_folder import pocket_folder
 from quire.ipc.errors import EngineDeadError
-from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.params.sampling_params import SamplingParams
 from tool_template import TEMPLATE
 
 

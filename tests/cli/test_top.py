@@ -16,7 +16,7 @@ from quire.frontend.cli.entry import run_command
 from quire.frontend.cli.top.frame import render
 from quire.frontend.cli.top.look import Look, Looker, ProcessUsage, find_quantiles
 from quire.frontend.cli.top.view import View
-from quire.ipc.engine_views import (
+from quire.ipc.protocol.engine_views import (
     EngineLoad,
     EngineSnapshot,
     Histogram,

@@ -18,12 +18,12 @@ from fakes import (
 )
 from msgspec import structs
 from quire.core.engine_core import EngineCore
-from quire.ipc.config import SchedulerConfig
 from quire.ipc.errors import ProtocolError
-from quire.ipc.messages import EngineCoreRequest, ErrorCode, FinishReason
-from quire.ipc.model_spec import RopeConfig
-from quire.ipc.step import ModelRunnerOutput, RowFailure, StepFailed
-from quire.ipc.token_ids import decode_token_ids, encode_token_ids
+from quire.ipc.protocol.messages import EngineCoreRequest, ErrorCode, FinishReason
+from quire.ipc.protocol.step import ModelRunnerOutput, RowFailure, StepFailed
+from quire.ipc.protocol.token_ids import decode_token_ids, encode_token_ids
+from quire.ipc.spec.config import SchedulerConfig
+from quire.ipc.spec.model_spec import RopeConfig
 
 
 def make_engine(num_blocks: int = 64, *, max_model_len: int = 128, **scheduler: Any) -> FakeEngine:

@@ -13,9 +13,10 @@ from quire.core.clients.client_registry import OUTBOX_RETRY_S, ClientRegistry
 from quire.core.engine_loop import MAX_RECEIVE_S, EngineLoop
 from quire.core.executor import Executor, ExecutorEvent, WorkerLost
 from quire.core.stats.engine_facts import StartupClock
-from quire.ipc.codec import make_client_codec
-from quire.ipc.config import EngineConfig
-from quire.ipc.messages import (
+from quire.ipc.processes.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST
+from quire.ipc.processes.restarts import MAX_WORKER_LOSSES
+from quire.ipc.protocol.codec import make_client_codec
+from quire.ipc.protocol.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
     EngineCoreOutputs,
@@ -26,9 +27,8 @@ from quire.ipc.messages import (
     StartupProgress,
     Welcome,
 )
-from quire.ipc.processes.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST
-from quire.ipc.processes.restarts import MAX_WORKER_LOSSES
-from quire.ipc.step import SchedulerOutput, WorkerFailed, WorkerReady
+from quire.ipc.protocol.step import SchedulerOutput, WorkerFailed, WorkerReady
+from quire.ipc.spec.config import EngineConfig
 
 CONFIG = make_config()
 CODEC = make_client_codec()

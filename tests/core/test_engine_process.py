@@ -19,10 +19,10 @@ from fakes import expected_output, make_config, make_request
 from quire.core.faults.blame import MAX_DEATHS
 from quire.frontend.client.async_engine_core_client import AsyncMPClient, make_async_client
 from quire.frontend.client.engine_core_client import SyncClient, SyncMPClient, make_sync_client
-from quire.ipc.codec import make_client_codec
-from quire.ipc.config import RecoveryConfig
 from quire.ipc.errors import EngineDeadError, EngineStartError, ModelError
-from quire.ipc.messages import (
+from quire.ipc.processes import managed_child
+from quire.ipc.protocol.codec import make_client_codec
+from quire.ipc.protocol.messages import (
     PROTOCOL_VERSION,
     EngineCoreOutput,
     EngineCoreRequest,
@@ -34,8 +34,8 @@ from quire.ipc.messages import (
     UtilityMethod,
     Welcome,
 )
-from quire.ipc.processes import managed_child
-from quire.ipc.sockets import connect_dealer
+from quire.ipc.protocol.sockets import connect_dealer
+from quire.ipc.spec.config import RecoveryConfig
 
 CONFIG = make_config()
 

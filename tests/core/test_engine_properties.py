@@ -22,10 +22,10 @@ from hypothesis.stateful import (
 )
 from quire.core.scheduling.step import Step
 from quire.core.scheduling.tenant import ClientShare
-from quire.ipc.beam_search import BeamSearch
-from quire.ipc.config import SchedulerConfig, SchedulingPolicy
-from quire.ipc.messages import EngineCoreRequest, ErrorCode, FinishReason
-from quire.ipc.token_ids import encode_token_ids
+from quire.ipc.params.beam_search import BeamSearch
+from quire.ipc.protocol.messages import EngineCoreRequest, ErrorCode, FinishReason
+from quire.ipc.protocol.token_ids import encode_token_ids
+from quire.ipc.spec.config import SchedulerConfig, SchedulingPolicy
 from quire.tools.sim.fake_worker import expected_beams
 
 MAX_MODEL_LEN = 64

@@ -16,8 +16,8 @@ from daemon_loads import TIMEOUT_S, Script, make_named_config, under_load, wait_
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
 from quire.frontend.client.engine_core_client import SyncClient, attach_sync_client
 from quire.frontend.daemon import drain_engine, find_log, resume_engine
-from quire.ipc.engine_views import EngineSnapshot
-from quire.ipc.messages import UtilityMethod
+from quire.ipc.protocol.engine_views import EngineSnapshot
+from quire.ipc.protocol.messages import UtilityMethod
 
 MAX_DRAIN_S = 5.0  # a client that is stopped is let go within 2
 COUNT, MAX_TOKENS = 8, 400

@@ -16,10 +16,10 @@ import pytest
 from daemon_loads import TIMEOUT_S, make_named_config, under_load, wait_for_tokens
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
 from quire.frontend.daemon import add_engine, drain_engine, remove_engine, restart_engine, resume_engine
-from quire.ipc.config import EngineConfig, RecoveryConfig
 from quire.ipc.daemon.daemon_state import EngineState, read_state
 from quire.ipc.daemon.run_dir import find_named
 from quire.ipc.errors import DaemonError
+from quire.ipc.spec.config import EngineConfig, RecoveryConfig
 
 MAX_TOKENS = 400
 

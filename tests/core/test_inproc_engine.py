@@ -10,9 +10,8 @@ import pytest
 from fakes import FakeWorker, expected_output, make_config, make_request
 from quire.core import executor
 from quire.core.inproc_engine import InprocEngine
-from quire.ipc.config import EngineConfig
 from quire.ipc.errors import EngineDeadError, ModelError
-from quire.ipc.messages import (
+from quire.ipc.protocol.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
     ErrorCode,
@@ -20,7 +19,8 @@ from quire.ipc.messages import (
     UtilityCall,
     UtilityMethod,
 )
-from quire.ipc.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerReady
+from quire.ipc.protocol.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerReady
+from quire.ipc.spec.config import EngineConfig
 
 CONFIG = make_config()
 

@@ -21,10 +21,11 @@ from fakes import expected_output, make_config, make_request
 from quire.core.clients.clients import MAX_REPLIES
 from quire.frontend.client.engine_core_client import SyncClient, attach_sync_client
 from quire.frontend.daemon import find_log
-from quire.ipc.codec import MAX_BODY_BYTES, make_client_codec
 from quire.ipc.daemon.run_dir import find_named
-from quire.ipc.engine_views import SchedulerStats
-from quire.ipc.messages import (
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.protocol.codec import MAX_BODY_BYTES, make_client_codec
+from quire.ipc.protocol.engine_views import SchedulerStats
+from quire.ipc.protocol.messages import (
     PROTOCOL_VERSION,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -37,9 +38,8 @@ from quire.ipc.messages import (
     UtilityMethod,
     Welcome,
 )
-from quire.ipc.sampling_params import SamplingParams
-from quire.ipc.sockets import connect_dealer
-from quire.ipc.token_lists import TokenLists
+from quire.ipc.protocol.sockets import connect_dealer
+from quire.ipc.protocol.token_lists import TokenLists
 
 MAX_MODEL_LEN = 512
 CODEC = make_client_codec()

@@ -14,11 +14,11 @@ from quire.core.scheduling.answer_cost import SCORED_TOKEN_PRICE
 from quire.core.scheduling.request import Request
 from quire.core.stats.remarks import PERIOD_S
 from quire.core.stats.stats_collector import Surroundings
-from quire.ipc.config import SchedulerConfig
-from quire.ipc.messages import PROTOCOL_VERSION, EngineCoreRequest, ErrorCode, Hello
-from quire.ipc.request_price import find_held_bytes, find_max_frame_bytes, find_result_price
-from quire.ipc.sampling_params import RequestOutputKind, SamplingParams
-from quire.ipc.token_lists import MAX_BAD_WORD_TOKENS, TokenLists
+from quire.ipc.params.sampling_params import RequestOutputKind, SamplingParams
+from quire.ipc.protocol.messages import PROTOCOL_VERSION, EngineCoreRequest, ErrorCode, Hello
+from quire.ipc.protocol.request_price import find_held_bytes, find_max_frame_bytes, find_result_price
+from quire.ipc.protocol.token_lists import MAX_BAD_WORD_TOKENS, TokenLists
+from quire.ipc.spec.config import SchedulerConfig
 from quire.tools.sim.fake_worker import VOCAB_SIZE, FakeClock
 
 PROMPT = [1] * 1000  # 4,000 bytes, and 2,048 for any request

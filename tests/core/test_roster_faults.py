@@ -24,11 +24,11 @@ from quire.frontend.client.engine_core_client import SyncMPClient, attach_sync_c
 from quire.frontend.client.engine_links import EngineLinks
 from quire.frontend.client.engines import DaemonEngine
 from quire.frontend.daemon import add_engine, drain_engine, remove_engine, restart_engine
-from quire.ipc.config import EngineConfig
 from quire.ipc.daemon.daemon_state import EngineState, read_state
 from quire.ipc.daemon.run_dir import find_named
 from quire.ipc.errors import DaemonError
-from quire.ipc.messages import EngineCoreRequest
+from quire.ipc.protocol.messages import EngineCoreRequest
+from quire.ipc.spec.config import EngineConfig
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -16,17 +16,17 @@ from fakes import make_config, make_request
 from quire.core.engine_process import name_engine
 from quire.frontend.client.async_engine_core_client import AsyncMPClient, make_async_client
 from quire.frontend.client.engine_core_client import SyncClient, make_sync_client
-from quire.ipc.client_protocol import LOST_CALL
-from quire.ipc.config import EngineConfig, ParallelConfig, RecoveryConfig
 from quire.ipc.errors import EngineDeadError, ModelError
-from quire.ipc.messages import (
+from quire.ipc.processes.child_args import CoreArgs
+from quire.ipc.processes.process import wait_readable
+from quire.ipc.protocol.client_protocol import LOST_CALL
+from quire.ipc.protocol.messages import (
     EngineCoreRequest,
     EngineRoster,
     ErrorCode,
     UtilityMethod,
 )
-from quire.ipc.processes.child_args import CoreArgs
-from quire.ipc.processes.process import wait_readable
+from quire.ipc.spec.config import EngineConfig, ParallelConfig, RecoveryConfig
 
 pytestmark = pytest.mark.usefixtures("fake_core")
 

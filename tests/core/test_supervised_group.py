@@ -24,14 +24,21 @@ from quire.frontend.daemon import (
     resume_engine,
     start_daemon,
 )
-from quire.ipc.codec import make_client_codec
-from quire.ipc.config import EngineConfig, RecoveryConfig
 from quire.ipc.daemon.daemon_control import CONTROL_SOCKET_NAME
 from quire.ipc.daemon.daemon_state import EngineState, read_state
 from quire.ipc.daemon.run_dir import find_named
 from quire.ipc.errors import DaemonError, ModelError
-from quire.ipc.messages import PROTOCOL_VERSION, EngineCoreOutputs, EngineRoster, Goodbye, Hello, Welcome
-from quire.ipc.sockets import connect_dealer, make_ipc_address
+from quire.ipc.protocol.codec import make_client_codec
+from quire.ipc.protocol.messages import (
+    PROTOCOL_VERSION,
+    EngineCoreOutputs,
+    EngineRoster,
+    Goodbye,
+    Hello,
+    Welcome,
+)
+from quire.ipc.protocol.sockets import connect_dealer, make_ipc_address
+from quire.ipc.spec.config import EngineConfig, RecoveryConfig
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -42,13 +42,13 @@ from quire.frontend.daemon import (
     start_daemon,
     stop_daemon,
 )
-from quire.ipc.client_protocol import GOODBYE
 from quire.ipc.daemon.daemon_state import SupervisorArgs, read_state
 from quire.ipc.daemon.run_dir import find_daemon, find_named, list_daemons
-from quire.ipc.engine_views import SchedulerStats
 from quire.ipc.errors import DaemonError, EngineDeadError
-from quire.ipc.messages import UtilityMethod
 from quire.ipc.processes.restarts import MAX_LOSSES
+from quire.ipc.protocol.client_protocol import GOODBYE
+from quire.ipc.protocol.engine_views import SchedulerStats
+from quire.ipc.protocol.messages import UtilityMethod
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -23,15 +23,15 @@ from quire.core.worker_group import StepWatch
 from quire.frontend.client.async_engine_core_client import make_async_client
 from quire.frontend.client.engine_core_client import SyncMPClient, make_sync_client
 from quire.frontend.daemon import find_log
-from quire.ipc.codec import make_step_codec
-from quire.ipc.config import EngineConfig
 from quire.ipc.errors import ConfigError, EngineStartError
-from quire.ipc.messages import EngineCoreOutput
 from quire.ipc.processes import liveness, process
 from quire.ipc.processes.liveness import Deadline
 from quire.ipc.processes.process import is_computing, is_stopped
-from quire.ipc.sockets import connect_dealer
-from quire.ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
+from quire.ipc.protocol.codec import make_step_codec
+from quire.ipc.protocol.messages import EngineCoreOutput
+from quire.ipc.protocol.sockets import connect_dealer
+from quire.ipc.protocol.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
+from quire.ipc.spec.config import EngineConfig
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

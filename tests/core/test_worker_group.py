@@ -13,7 +13,7 @@ import zmq
 from daemons import fake_modules, runtime_folders, wait_for_end
 from quire.core.placement import local_place
 from quire.core.worker_group import find_late_rank
-from quire.ipc.step import (
+from quire.ipc.protocol.step import (
     LedgerEntry,
     ModelRunnerOutput,
     WorkerFailed,

@@ -25,7 +25,7 @@ from quire.frontend.client.engine_core_client import attach_sync_client
 from quire.frontend.daemon import inspect_daemon
 from quire.ipc.daemon.run_dir import find_named, find_owner
 from quire.ipc.errors import ConfigError, DaemonError
-from quire.ipc.messages import UtilityMethod
+from quire.ipc.protocol.messages import UtilityMethod
 from served import Served
 
 NAME = "shared"

@@ -19,7 +19,7 @@ from encoders import ENCODERS, make_encoder
 from quire import LLM, PoolingParams
 from quire.frontend.models.model_folder import POCKET_ENCODER, pocket_encoder_folder, pocket_folder
 from quire.frontend.pooling.encoder import TextPair
-from quire.ipc.model_spec import Pool
+from quire.ipc.spec.model_spec import Pool
 from safetensors.torch import load_file, save_file
 
 Model = tuple[str, str]  # folder and dtype

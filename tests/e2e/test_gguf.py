@@ -15,7 +15,7 @@ from gguf_files import add_vocabulary, convert_checkpoint, fill_with_blocks
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.frontend.gguf import folder
 from quire.frontend.models.model_folder import POCKET, pocket_folder
-from quire.ipc.private_cache import lock_to_remove
+from quire.ipc.files.private_cache import lock_to_remove
 
 # Where transformers does not read a size of the file, it is its default here. mixtral and gemma
 # are missing: their files transformers does not read (tests/worker/test_gguf.py compares their tensors).

@@ -23,7 +23,7 @@ from quire.frontend.llm_engine import LLMEngine
 from quire.frontend.models.model_folder import pocket_folder
 from quire.ipc.daemon.run_dir import find_daemon, find_named, find_owner
 from quire.ipc.errors import EngineDeadError, FilesChangedError
-from quire.ipc.file_identity import find_digest, stamp_file
+from quire.ipc.files.file_identity import find_digest, stamp_file
 
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 PARAMS = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True, detokenize=False)

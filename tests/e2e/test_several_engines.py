@@ -12,7 +12,7 @@ import pytest
 from generated import find_tokens
 from quire import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from quire.frontend.engine_args import EngineArgs
-from quire.ipc.sampling_params import RequestOutputKind
+from quire.ipc.params.sampling_params import RequestOutputKind
 from quire.tools.bench.private_daemon import run_private_daemon
 
 PROMPTS = [f"Once upon a time there were {number} foxes" for number in range(12)]

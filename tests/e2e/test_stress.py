@@ -16,8 +16,8 @@ import msgspec
 import psutil
 import pytest
 from quire.frontend.cli.entry import run_command
-from quire.ipc.config import RecoveryConfig
 from quire.ipc.errors import InputError
+from quire.ipc.spec.config import RecoveryConfig
 from quire.tools.bench.machine import describe_machine
 from quire.tools.stress.asks import Ask, ClientPlan, draw_arrivals, draw_pool
 from quire.tools.stress.kills import Kill, draw_exact_kills

@@ -11,9 +11,9 @@ from typing import Any
 
 from quire.frontend.client.engine_core_client import SyncClient
 from quire.frontend.models.model_folder import pocket_folder
-from quire.ipc.engine_views import SchedulerStats
 from quire.ipc.errors import EngineDeadError
-from quire.ipc.messages import (
+from quire.ipc.protocol.engine_views import SchedulerStats
+from quire.ipc.protocol.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
     EngineFacts,
@@ -22,7 +22,7 @@ from quire.ipc.messages import (
     UtilityMethod,
     UtilityResult,
 )
-from quire.ipc.token_ids import decode_token_ids
+from quire.ipc.protocol.token_ids import decode_token_ids
 from tokenizers import (
     AddedToken,
     Tokenizer,

@@ -18,7 +18,7 @@ from typing import Any
 from quire.frontend.structured_outputs.compiler import GrammarCompiler
 from quire.frontend.text.tokenizer import load_tokenizer
 from quire.ipc.errors import SamplingParamsError
-from quire.ipc.structured_outputs import StructuredOutputsParams
+from quire.ipc.params.structured_outputs import StructuredOutputsParams
 
 sys.path.insert(0, str(Path(__file__).parent))
 from schemas import all_schemas

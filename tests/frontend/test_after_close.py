@@ -14,10 +14,10 @@ from quire.frontend.engine_args import EngineArgs
 from quire.frontend.input_processor import InputProcessor
 from quire.frontend.llm import LLM
 from quire.frontend.llm_engine import LLMEngine
-from quire.ipc.beam_search import BeamSearchParams
 from quire.ipc.errors import EngineDeadError, WrongEventLoopError
-from quire.ipc.messages import FrontendCounts
-from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.params.beam_search import BeamSearchParams
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.protocol.messages import FrontendCounts
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "generate": ([5],),

@@ -13,8 +13,8 @@ from quire.frontend import input_processor
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.engine_args import EngineArgs
 from quire.ipc.errors import ConfigError, EngineDeadError, InputError, PromptError, RequestFailedError
-from quire.ipc.messages import EngineCoreRequest
-from quire.ipc.sampling_params import RequestOutputKind, SamplingParams
+from quire.ipc.params.sampling_params import RequestOutputKind, SamplingParams
+from quire.ipc.protocol.messages import EngineCoreRequest
 
 DELTA = RequestOutputKind.DELTA
 

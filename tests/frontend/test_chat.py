@@ -14,7 +14,7 @@ from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import InputError
-from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.params.sampling_params import SamplingParams
 from tool_template import TEMPLATE
 
 USER = {"role": "user", "content": "What is 2 plus 3?"}

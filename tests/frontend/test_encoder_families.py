@@ -9,7 +9,7 @@ import pytest
 from quire.frontend.families import read_model_spec
 from quire.frontend.families.encoders import ENCODERS
 from quire.ipc.errors import ModelError
-from quire.ipc.model_spec import DenseSpec, ModelSpec, RopeConfig
+from quire.ipc.spec.model_spec import DenseSpec, ModelSpec, RopeConfig
 
 BERT: dict[str, Any] = {
     "vocab_size": 100,

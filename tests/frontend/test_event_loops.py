@@ -21,8 +21,8 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.client import engines
 from quire.frontend.engine_args import EngineArgs
 from quire.ipc.errors import EngineDeadError, WrongEventLoopError
-from quire.ipc.messages import EngineCoreRequest
-from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.protocol.messages import EngineCoreRequest
 
 TIMEOUT_S = 20.0
 

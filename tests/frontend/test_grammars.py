@@ -19,9 +19,9 @@ from quire.frontend.structured_outputs.compiler import GrammarCompiler
 from quire.frontend.structured_outputs.json_schema import check_valid
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import SamplingParamsError
-from quire.ipc.messages import MAX_GRAMMAR_LENGTH
-from quire.ipc.sampling_params import SamplingParams
-from quire.ipc.structured_outputs import GRAMMAR_LIMITS, StructuredOutputsParams
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.params.structured_outputs import GRAMMAR_LIMITS, StructuredOutputsParams
+from quire.ipc.protocol.messages import MAX_GRAMMAR_LENGTH
 from schemas import SchemaCase, all_schemas
 
 CASES = all_schemas()

@@ -17,10 +17,10 @@ from quire.frontend.output_formats.grammars.rules import make_output_rules
 from quire.frontend.output_formats.tools import Tool
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import InputError, PromptError, SamplingParamsError
-from quire.ipc.messages import EngineCoreRequest
-from quire.ipc.sampling_params import MAX_SEED, SamplingParams
-from quire.ipc.token_ids import decode_token_ids, encode_token_ids
-from quire.ipc.token_lists import unpack_bad_words
+from quire.ipc.params.sampling_params import MAX_SEED, SamplingParams
+from quire.ipc.protocol.messages import EngineCoreRequest
+from quire.ipc.protocol.token_ids import decode_token_ids, encode_token_ids
+from quire.ipc.protocol.token_lists import unpack_bad_words
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from quire.frontend.llm import LLM
 from quire.frontend.llm_engine import LLMEngine
 from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.config import EngineConfig
 from quire.ipc.errors import ConfigError, EngineDeadError, InputError, ModelError, PromptError
-from quire.ipc.messages import EngineCoreRequest
-from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.protocol.messages import EngineCoreRequest
+from quire.ipc.spec.config import EngineConfig
 
 
 def countdown(request: EngineCoreRequest) -> list[int]:

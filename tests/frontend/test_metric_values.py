@@ -6,8 +6,8 @@ from typing import Any
 
 from quire.frontend.engine_series import EnginesCollector
 from quire.frontend.metric_values import Counter, Gauge, Histogram, Metric, read_metrics
-from quire.ipc.engine_views import EngineMetrics, SchedulerStats
-from quire.ipc.engine_views import Histogram as Counts
+from quire.ipc.protocol.engine_views import EngineMetrics, SchedulerStats
+from quire.ipc.protocol.engine_views import Histogram as Counts
 
 NONE: dict[str, Any] = dict.fromkeys(SchedulerStats.__struct_fields__, 0) | {"stall": None}
 

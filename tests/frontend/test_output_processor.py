@@ -14,8 +14,8 @@ from quire.frontend.output_processor import OutputProcessor
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import InputError
-from quire.ipc.messages import EngineCoreOutput, FinishReason, LogprobsBlock, RequestTimes
-from quire.ipc.sampling_params import RequestOutputKind, SamplingParams
+from quire.ipc.params.sampling_params import RequestOutputKind, SamplingParams
+from quire.ipc.protocol.messages import EngineCoreOutput, FinishReason, LogprobsBlock, RequestTimes
 
 CUMULATIVE, DELTA, FINAL = RequestOutputKind
 

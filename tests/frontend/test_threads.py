@@ -14,7 +14,7 @@ import pytest
 from quire.frontend.client import engines
 from quire.frontend.llm import LLM
 from quire.ipc.errors import EngineDeadError
-from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.params.sampling_params import SamplingParams
 
 TIMEOUT_S = 20.0
 

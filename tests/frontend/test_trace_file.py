@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from quire.frontend.trace_file import DEFAULT_FOLDER, format_trace, read_profile_folder, write_trace
-from quire.ipc.engine_views import StepTrace, TracedStep
 from quire.ipc.errors import ConfigError
+from quire.ipc.protocol.engine_views import StepTrace, TracedStep
 
 # Step 2 was submitted at 10.25, while step 1 ran until 11.
 STEPS = [

@@ -6,14 +6,14 @@ import msgspec
 import pytest
 from fakes import make_request
 from protocol_client import NOW, Client
-from quire.ipc.client_protocol import LOST_CALL
 from quire.ipc.errors import (
     DaemonError,
     EngineDeadError,
     EngineStartError,
     ModelError,
 )
-from quire.ipc.messages import (
+from quire.ipc.protocol.client_protocol import LOST_CALL
+from quire.ipc.protocol.messages import (
     EngineDead,
     Goodbye,
     Hello,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from quire.ipc.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, ModelSpec
+from quire.ipc.spec.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, ModelSpec
 
 ATTENTION = AttentionSpec(num_heads=8, num_kv_heads=2, head_size=16)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from fakes import make_config
 from msgspec.structs import replace
-from quire.ipc.config import ParallelConfig
-from quire.ipc.model_spec import (
+from quire.ipc.spec.config import ParallelConfig
+from quire.ipc.spec.model_spec import (
     AttentionSpec,
     DenseSpec,
     EmbeddingSpec,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from kernel_checks import EPS, random
-from quire.ipc.model_spec import ExpertsSpec
+from quire.ipc.spec.model_spec import ExpertsSpec
 from quire.kernels.experts import experts_reference, launch_experts, launch_route, route_reference
 from quire.kernels.program import LinearTable
 from quire.kernels.soft_cap import launch_soft_cap, soft_cap_reference

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from kernel_checks import TRITON_DEVICE as DEVICE
-from quire.ipc.sampling_params import SamplingParams
-from quire.ipc.step import NewRequestData
-from quire.ipc.token_lists import pack_token_lists
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.protocol.step import NewRequestData
+from quire.ipc.protocol.token_lists import pack_token_lists
 from quire.kernels import triton_runtime
 from quire.worker.sampling.logit_edit import EditedRow, RowStart
 from quire.worker.sampling.logit_edits import make_logit_edits

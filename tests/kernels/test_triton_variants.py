@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from checkpoints import Recipe, make_checkpoint
-from quire.ipc.config import EngineConfig, SchedulerConfig
+from quire.ipc.spec.config import EngineConfig, SchedulerConfig
 
 pytest.importorskip("triton")
 
@@ -45,7 +45,7 @@ _START = """
 import json, os, sys
 import msgspec, torch
 from triton.runtime import driver
-from quire.ipc.config import EngineConfig
+from quire.ipc.spec.config import EngineConfig
 from quire.kernels import triton_runtime
 from quire.tools.gpu.compiler import SHARED_BYTES, record_launches
 from quire.tools.gpu.counted_launches import Driver

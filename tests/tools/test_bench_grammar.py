@@ -9,7 +9,7 @@ import pytest
 from quire.frontend.structured_outputs.grammar_text import make_grammar_text
 from quire.frontend.text.tokenizer import load_tokenizer
 from quire.ipc.errors import InputError
-from quire.ipc.structured_outputs import StructuredOutputsParams
+from quire.ipc.params.structured_outputs import StructuredOutputsParams
 from quire.tools.bench import grammar, grammar_contest
 from quire.tools.bench.byte_tokenizer import EOS_TOKEN_ID, write_tokenizer
 from quire.tools.bench.cli import run as run_bench

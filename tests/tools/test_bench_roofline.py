@@ -10,7 +10,7 @@ from checkpoints import Recipe, make_checkpoint
 from gguf_files import convert_checkpoint, fill_with_blocks
 from msgspec.structs import replace
 from quire.ipc.errors import InputError
-from quire.ipc.model_spec import ExpertsSpec
+from quire.ipc.spec.model_spec import ExpertsSpec
 from quire.tools.bench.cli import run
 from quire.tools.bench.cost_model import CARDS, StepShape, compute_step_work
 from quire.tools.bench.roofline import load_spec

@@ -28,12 +28,12 @@ from quire.frontend.client.engine_group import EngineGroup
 from quire.frontend.client.engine_links import EngineLinks
 from quire.frontend.client.engine_router import EngineRouter
 from quire.frontend.output_processor import RequestState
-from quire.ipc.client_protocol import ClientProtocol
-from quire.ipc.due import find_earliest
 from quire.ipc.errors import EngineStartError
-from quire.ipc.messages import SUSPECT_ATTEMPTS, EngineCoreOutput, EngineCoreRequest, Welcome
-from quire.ipc.request_ledger import LedgerEntry, RequestLedger
-from quire.ipc.step import SchedulerOutput
+from quire.ipc.processes.due import find_earliest
+from quire.ipc.protocol.client_protocol import ClientProtocol
+from quire.ipc.protocol.messages import SUSPECT_ATTEMPTS, EngineCoreOutput, EngineCoreRequest, Welcome
+from quire.ipc.protocol.request_ledger import LedgerEntry, RequestLedger
+from quire.ipc.protocol.step import SchedulerOutput
 from quire.tools.sim.run import run_scenario
 from quire.tools.sim.scenario import (
     COMMANDS,

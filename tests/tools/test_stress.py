@@ -17,9 +17,9 @@ from quire.frontend.beam_search import BeamSearchOutput, BeamSearchSequence
 from quire.frontend.cli.entry import run_command
 from quire.frontend.output_formats.events import AssistantMessage, ToolCall
 from quire.frontend.outputs import CompletionOutput, RequestOutput
-from quire.ipc.config import RecoveryConfig
 from quire.ipc.errors import InputError
 from quire.ipc.processes.restarts import MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
+from quire.ipc.spec.config import RecoveryConfig
 from quire.tools.sim import simulate
 from quire.tools.stress.answers import join_beams
 from quire.tools.stress.asks import (

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from checkpoints import Recipe, make_spec
 from quire.ipc.errors import ModelError
-from quire.ipc.model_spec import AttentionSpec, DenseSpec, EmbeddingSpec, LayerSpec, ModelSpec, StageSpec
-from quire.ipc.weight_format import WeightFormat, WeightFormats
+from quire.ipc.spec.model_spec import AttentionSpec, DenseSpec, EmbeddingSpec, LayerSpec, ModelSpec, StageSpec
+from quire.ipc.spec.weight_format import WeightFormat, WeightFormats
 from quire.worker.models import coverage
 
 SPEC = msgspec.structs.replace(make_spec(Recipe()), max_position_embeddings=2048)

@@ -22,9 +22,9 @@ import pytest
 import torch
 from checkpoints import Checkpoint, Recipe, make_checkpoint
 from quire.frontend.engine_args import EngineArgs
-from quire.ipc.config import CacheConfig, EngineConfig, SchedulerConfig
 from quire.ipc.errors import CaptureError
-from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.spec.config import CacheConfig, EngineConfig, SchedulerConfig
 from quire.kernels import triton_runtime
 from quire.worker import cuda_graphs
 from quire.worker.cuda_graphs import (

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from quire.frontend.engine_args import EngineArgs
-from quire.ipc.config import ParallelConfig
 from quire.ipc.errors import ConfigError
+from quire.ipc.spec.config import ParallelConfig
 from quire.worker import devices
 from quire.worker.devices import find_gpu_fault, resolve_device
 from quire.worker.rank import check_num_ranks

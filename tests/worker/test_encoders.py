@@ -8,7 +8,7 @@ import pytest
 import torch
 from checkpoints import Checkpoint
 from encoders import ENCODERS, LENGTHS, EncoderStep, compute_reference, make_encoder
-from quire.ipc.config import EngineConfig
+from quire.ipc.spec.config import EngineConfig
 from quire.worker.models import load_model
 
 CPU = torch.device("cpu")

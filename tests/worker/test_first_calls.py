@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import Recipe, make_checkpoint
-from quire.ipc.sampling_params import SamplingParams
-from quire.ipc.step import NewRequestData, SchedulerOutput
-from quire.ipc.token_ids import encode_token_ids
-from quire.ipc.token_lists import TokenLists
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.protocol.step import NewRequestData, SchedulerOutput
+from quire.ipc.protocol.token_ids import encode_token_ids
+from quire.ipc.protocol.token_lists import TokenLists
 from quire.worker.first_calls import make_first_calls
 from quire.worker.worker import Worker
 from torch.utils._python_dispatch import TorchDispatchMode

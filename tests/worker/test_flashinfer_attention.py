@@ -14,7 +14,7 @@ import torch
 from attention_step import AttentionStep
 from quire.frontend.engine_args import EngineArgs
 from quire.ipc.errors import ConfigError, ModelError
-from quire.ipc.model_spec import AttentionSpec
+from quire.ipc.spec.model_spec import AttentionSpec
 from quire.kernels import triton_runtime
 from quire.worker.attention import make_attention
 from quire.worker.attention.metadata import AttentionMetadata

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from quire.core.stats.engine_facts import StartupClock, make_engine_facts
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.gguf import folder as gguf_folder
-from quire.ipc.config import EngineConfig
 from quire.ipc.errors import ModelError
-from quire.ipc.step import WorkerReady
+from quire.ipc.protocol.step import WorkerReady
+from quire.ipc.spec.config import EngineConfig
 from quire.worker.gguf import GgufSource, read_blocks
 from quire.worker.models import load_model
 from quire.worker.models.builder import open_weights

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from quire.ipc.config import CacheConfig, EngineConfig
 from quire.ipc.errors import ConfigError
+from quire.ipc.spec.config import CacheConfig, EngineConfig
 from quire.worker import kv_cache
 from quire.worker.kv_cache import allocate_kv_caches, estimate_activation_bytes, plan_memory
 from row_driver import toy_config

@@ -7,7 +7,7 @@ import torch
 from checkpoints import Checkpoint, Recipe, make_checkpoint
 from paged import PagedRun, assert_same_logits
 from quire.ipc.errors import ConfigError
-from quire.ipc.weight_format import WeightFormat, make_online_formats
+from quire.ipc.spec.weight_format import WeightFormat, make_online_formats
 from quire.worker.layers import linear
 from quire.worker.layers.linear import NativeLinear, TorchLinear, TorchNarrowLinear, make_linear
 from quire.worker.models import load_model

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from quire.ipc.messages import LogprobsBlock
-from quire.ipc.model_spec import RopeConfig
-from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.protocol.messages import LogprobsBlock
+from quire.ipc.spec.model_spec import RopeConfig
 from quire.worker.sampling.noise import uniform_noise
 from row_driver import Driver, ToyModel, make_prompt, prefix_hashes, toy_config
 

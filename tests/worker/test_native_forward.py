@@ -9,11 +9,11 @@ import pytest
 import torch
 from checkpoints import RECIPES, Checkpoint, make_checkpoint
 from paged import PagedRun
-from quire.ipc.config import EngineConfig
-from quire.ipc.sampling_params import SamplingParams
-from quire.ipc.step import NewRequestData, SchedulerOutput
-from quire.ipc.token_ids import encode_token_ids
-from quire.ipc.token_lists import TokenLists
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.protocol.step import NewRequestData, SchedulerOutput
+from quire.ipc.protocol.token_ids import encode_token_ids
+from quire.ipc.protocol.token_lists import TokenLists
+from quire.ipc.spec.config import EngineConfig
 from quire.kernels import program as program_kernel
 from quire.worker.kv_cache import allocate_kv_caches
 from quire.worker.layers.linear import TorchLinear

@@ -12,7 +12,7 @@ from checkpoints import OTHERS, RECIPES, Checkpoint, Recipe, make_checkpoint
 from encoders import ENCODERS, LENGTHS, EncoderStep, compute_reference, make_encoder
 from gloo import make_group
 from paged import PagedRun
-from quire.ipc.config import EngineConfig
+from quire.ipc.spec.config import EngineConfig
 from quire.kernels.program import Kind, Program
 from quire.kernels.shared_group import SharedGroup
 from quire.worker.models import builder, load_model

@@ -10,12 +10,12 @@ import pytest
 from checkpoints import RECIPES, make_checkpoint
 from gloo import join_group
 from msgspec.structs import replace
-from quire.ipc.config import EngineConfig
+from quire.ipc.params.sampling_params import SamplingParams
 from quire.ipc.processes.child_args import GroupArgs
-from quire.ipc.sampling_params import SamplingParams
-from quire.ipc.step import NewRequestData, SchedulerOutput
-from quire.ipc.token_ids import encode_token_ids
-from quire.ipc.token_lists import TokenLists
+from quire.ipc.protocol.step import NewRequestData, SchedulerOutput
+from quire.ipc.protocol.token_ids import encode_token_ids
+from quire.ipc.protocol.token_lists import TokenLists
+from quire.ipc.spec.config import EngineConfig
 from quire.kernels.shared_group import GroupAborted
 from quire.worker import worker as worker_module
 from quire.worker.worker import Worker

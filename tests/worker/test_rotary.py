@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import OTHERS, ROPE_TYPES, TRAINED_LEN, Recipe, make_reference, make_spec
-from quire.ipc.model_spec import RopeConfig
+from quire.ipc.spec.model_spec import RopeConfig
 from quire.worker.layers.rotary import RotaryEmbedding
 
 CPU = torch.device("cpu")

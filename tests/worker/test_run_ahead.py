@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 from quire.ipc.processes.process import EXIT_DEVICE_LOST
-from quire.ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed
+from quire.ipc.protocol.step import ModelRunnerOutput, StepFailed, WorkerFailed
 from quire.worker.device_errors import is_out_of_memory, is_sticky
 from simulated_device import Exited, SimulatedDevice, mean_step_s, serve
 

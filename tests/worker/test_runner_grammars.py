@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 from msgspec import structs
-from quire.ipc.config import EngineConfig
-from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.spec.config import EngineConfig
 from quire.worker.sampling import grammars
 from quire.worker.side_thread import SideJob, SideThread
 from row_driver import Driver, make_prompt, toy_config

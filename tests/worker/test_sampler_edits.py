@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quire.ipc.sampling_params import SamplingParams
-from quire.ipc.step import NewRequestData
-from quire.ipc.token_lists import is_token_mask, pack_token_lists
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.protocol.step import NewRequestData
+from quire.ipc.protocol.token_lists import is_token_mask, pack_token_lists
 from quire.worker.sampling.logit_edit import EditedRow, LogitEdit, RowStart
 from quire.worker.sampling.logit_edits import apply_logit_edits, make_logit_edits
 

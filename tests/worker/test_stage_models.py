@@ -12,8 +12,8 @@ from checkpoints import OTHERS, RECIPES, Checkpoint, make_checkpoint
 from encoders import ENCODERS, EncoderStep, compute_reference, make_encoder
 from msgspec.structs import replace
 from paged import PagedRun
-from quire.ipc.config import EngineConfig
 from quire.ipc.errors import ModelError
+from quire.ipc.spec.config import EngineConfig
 from quire.kernels.shared_group import SharedGroup
 from quire.worker.models import load_model
 from ranks import Pipeline, run_ranks, with_ranks

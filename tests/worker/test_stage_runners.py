@@ -6,8 +6,8 @@ from collections import deque
 
 import torch
 from msgspec.structs import replace
-from quire.ipc.model_spec import StageSpec
-from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.spec.model_spec import StageSpec
 from quire.worker.rank_runners import EarlierStageRunner
 from row_driver import Driver, make_prompt, toy_config
 from torch import Tensor

@@ -10,7 +10,7 @@ import torch
 from checkpoints import Checkpoint, Recipe, make_checkpoint
 from kernel_checks import TRITON_DEVICE as DEVICE
 from paged import PagedRun
-from quire.ipc.model_spec import AttentionSpec
+from quire.ipc.spec.model_spec import AttentionSpec
 from quire.kernels import triton_runtime
 from quire.worker.attention import make_attention
 from quire.worker.attention.torch_attention import TorchAttention

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from checkpoints import Recipe, make_checkpoint
 from fakes import make_config
-from quire.ipc.config import EngineConfig, SchedulerConfig
+from quire.ipc.spec.config import EngineConfig, SchedulerConfig
 from quire.worker import warm_up
 from quire.worker.warm_up import WarmUp
 
@@ -30,8 +30,8 @@ sys.path.insert(0, sys.argv[1])
 from quire.tools.gpu.counted_launches import count_launches
 compiled = count_launches()
 import msgspec, torch
-from quire.ipc.config import EngineConfig
-from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.spec.config import EngineConfig
+from quire.ipc.params.sampling_params import SamplingParams
 from quire.kernels import triton_runtime
 from quire.worker.worker import Worker
 from row_driver import Driver, make_prompt

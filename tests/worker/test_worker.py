@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import Checkpoint, Recipe, make_checkpoint
-from quire.ipc.config import CacheConfig, EngineConfig, ParallelConfig
 from quire.ipc.errors import ConfigError
-from quire.ipc.sampling_params import SamplingParams
-from quire.ipc.step import NewRequestData, SchedulerOutput
-from quire.ipc.token_ids import encode_token_ids
-from quire.ipc.token_lists import TokenLists
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.protocol.step import NewRequestData, SchedulerOutput
+from quire.ipc.protocol.token_ids import encode_token_ids
+from quire.ipc.protocol.token_lists import TokenLists
+from quire.ipc.spec.config import CacheConfig, EngineConfig, ParallelConfig
 from quire.worker.devices import resolve_device
 from quire.worker.threads import ThreadRule, count_cores
 from quire.worker.worker import Worker

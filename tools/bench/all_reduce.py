@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from ...ipc.codec import make_step_codec
-from ...ipc.sockets import bind_router, connect_dealer, make_ipc_address, send_to
-from ...ipc.step import SchedulerOutput
+from ...ipc.protocol.codec import make_step_codec
+from ...ipc.protocol.sockets import bind_router, connect_dealer, make_ipc_address, send_to
+from ...ipc.protocol.step import SchedulerOutput
 from .machine import describe_machine, format_machine
 from .table import format_table
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from ...ipc.cpu_cores import divide_cores, list_cores
+from ...ipc.processes.cpu_cores import divide_cores, list_cores
 from ...kernels import native
 from ...kernels.shared_group import SPIN_US, SharedGroup
 from ...worker.rank import take_cores

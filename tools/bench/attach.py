@@ -21,7 +21,7 @@ import psutil
 
 from ...frontend.async_llm import AsyncLLM
 from ...ipc.errors import QuireError
-from ...ipc.sampling_params import RequestOutputKind, SamplingParams
+from ...ipc.params.sampling_params import RequestOutputKind, SamplingParams
 from .machine import describe_machine, format_machine
 from .private_daemon import run_private_daemon
 from .table import format_table

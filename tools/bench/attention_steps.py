@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ipc.model_spec import AttentionSpec
+from ...ipc.spec.model_spec import AttentionSpec
 from ...kernels.huge_pages import allocate_huge
 from ...worker.attention.metadata import AttentionMetadata
 from .kernel_case import Bench

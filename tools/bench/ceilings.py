@@ -117,7 +117,7 @@ def main() -> None:
     """Print the rates as one JSON object."""
     import torch
 
-    from ...ipc.cgroup import count_processors
+    from ...ipc.processes.cgroup import count_processors
 
     device, dtype, size_bytes = sys.argv[1:4]
     if device == "auto":

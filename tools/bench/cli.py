@@ -141,7 +141,7 @@ def _run_launches(argv: Sequence[str]) -> int:
 
 
 def _run_roofline(argv: Sequence[str]) -> int:
-    from ...ipc.model_spec import DTYPE_SIZE_BYTES
+    from ...ipc.spec.model_spec import DTYPE_SIZE_BYTES
     from .cost_model import CARDS
     from .roofline import RooflineOptions, run_roofline
 

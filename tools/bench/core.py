@@ -11,12 +11,12 @@ import time
 from dataclasses import dataclass
 
 from ...core.engine_core import EngineCore
-from ...ipc.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SchedulingPolicy
-from ...ipc.messages import EngineCoreRequest
-from ...ipc.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
-from ...ipc.sampling_params import SamplingParams
-from ...ipc.step import ModelRunnerOutput, SchedulerOutput
-from ...ipc.token_ids import encode_token_ids
+from ...ipc.params.sampling_params import SamplingParams
+from ...ipc.protocol.messages import EngineCoreRequest
+from ...ipc.protocol.step import ModelRunnerOutput, SchedulerOutput
+from ...ipc.protocol.token_ids import encode_token_ids
+from ...ipc.spec.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SchedulingPolicy
+from ...ipc.spec.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from .machine import describe_machine, format_machine
 from .table import format_table
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...ipc.errors import InputError
-from ...ipc.linear_shapes import LinearShape, list_linears
-from ...ipc.model_spec import DTYPE_SIZE_BYTES, AttentionSpec, Dtype, ExpertsSpec, LayerSpec, ModelSpec
-from ...ipc.weight_format import LM_HEAD
+from ...ipc.spec.linear_shapes import LinearShape, list_linears
+from ...ipc.spec.model_spec import DTYPE_SIZE_BYTES, AttentionSpec, Dtype, ExpertsSpec, LayerSpec, ModelSpec
+from ...ipc.spec.weight_format import LM_HEAD
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional as F
 
-from ...ipc.model_spec import AttentionSpec
+from ...ipc.spec.model_spec import AttentionSpec
 from ...kernels.layer_norm import layer_norm_reference
 from ...worker.attention import make_attention
 from ...worker.layers.linear import make_linear

@@ -15,7 +15,7 @@ import msgspec
 
 from ...frontend.async_llm import AsyncLLM
 from ...frontend.text.prompts import Prompt
-from ...ipc.sampling_params import SamplingParams
+from ...ipc.params.sampling_params import SamplingParams
 
 PERIOD_S = 0.2  # between the starts of two requests, if the first has ended by then
 _FIRST_PLAIN_TOKEN = 16

@@ -16,7 +16,7 @@ import msgspec  # noqa: E402
 import psutil  # noqa: E402
 
 from ...frontend.llm import LLM  # noqa: E402
-from ...ipc.sampling_params import SamplingParams  # noqa: E402
+from ...ipc.params.sampling_params import SamplingParams  # noqa: E402
 
 
 class ColdStart(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,10 +17,10 @@ from typing import Any
 from ...frontend.families import read_model_spec
 from ...frontend.llm import LLM
 from ...frontend.structured_outputs.grammar_text import make_grammar_text
-from ...ipc.config import ModelConfig
 from ...ipc.errors import QuireError
-from ...ipc.sampling_params import SamplingParams
-from ...ipc.structured_outputs import StructuredOutputsParams
+from ...ipc.params.sampling_params import SamplingParams
+from ...ipc.params.structured_outputs import StructuredOutputsParams
+from ...ipc.spec.config import ModelConfig
 from .byte_tokenizer import EOS_TOKEN_ID, write_tokenizer
 from .machine import describe_machine, format_machine
 from .model_configs import BENCH_MODELS

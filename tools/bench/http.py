@@ -23,7 +23,7 @@ from ...frontend.client.async_requests import OutputCollector
 from ...frontend.input_processor import PreparedParams
 from ...frontend.outputs import CompletionOutput, RequestOutput
 from ...ipc.errors import QuireError
-from ...ipc.sampling_params import SamplingParams
+from ...ipc.params.sampling_params import SamplingParams
 from .machine import describe_machine, format_machine
 from .table import format_table
 
@@ -133,7 +133,7 @@ class EndlessLLM:
     def __init__(self) -> None:
         from ...frontend.models.model_folder import pocket_folder
         from ...frontend.text.tokenizer import load_tokenizer
-        from ...ipc.messages import EngineFacts
+        from ...ipc.protocol.messages import EngineFacts
 
         self.tokenizer = load_tokenizer(pocket_folder())
         _BenchFacts.tokenizer = str(pocket_folder())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...frontend.families import read_model_spec
-from ...ipc.model_spec import AttentionSpec
+from ...ipc.spec.model_spec import AttentionSpec
 from .model_configs import BENCH_MODELS, DUMMY_MODELS
 
 Calls = Sequence[Callable[[], object]]

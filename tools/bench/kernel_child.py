@@ -11,7 +11,7 @@ import time
 import msgspec
 import torch
 
-from ...ipc.cgroup import count_processors
+from ...ipc.processes.cgroup import count_processors
 from .ceilings import MEMORY_READ_BYTES, measure_copy_rate, measure_matrix_rate, measure_read_rate
 from .kernel_case import Bench, Calls, Case
 from .kernel_cases import MAKERS

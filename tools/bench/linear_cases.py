@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from ...ipc.weight_format import Quantization, make_online_formats
+from ...ipc.spec.weight_format import Quantization, make_online_formats
 from ...worker.layers.linear import make_linear
 from ...worker.quantization.online import quantize
 from .kernel_case import LLAMA_8B, QWEN3_600M, TINY, Bench, BenchShape, Case

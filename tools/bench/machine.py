@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from ...ipc.cgroup import count_processors
+from ...ipc.processes.cgroup import count_processors
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("torch", "transformers", "numpy", "msgspec", "pyzmq", "tokenizers", "safetensors")

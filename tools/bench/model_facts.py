@@ -11,8 +11,8 @@ from typing import Any
 
 from ...frontend.gguf.files import find_gguf_files
 from ...frontend.gguf.folder import open_gguf
-from ...ipc.gguf_tensor import find_main_type
-from ...ipc.weight_format import Quantization
+from ...ipc.spec.gguf_tensor import find_main_type
+from ...ipc.spec.weight_format import Quantization
 from .floors import ModelSize
 from .model_configs import list_tensor_shapes
 

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 
 from ...frontend.llm import LLM
-from ...ipc.sampling_params import SamplingParams
-from ...ipc.structured_outputs import StructuredOutputsParams
+from ...ipc.params.sampling_params import SamplingParams
+from ...ipc.params.structured_outputs import StructuredOutputsParams
 from .contest import Engine, Job, JobResult, claim_stdout, serve
 
 

@@ -16,8 +16,8 @@ from ...frontend.models.model_files import read_json
 from ...frontend.models.model_folder import find_model_folder, inspect_gguf
 from ...frontend.quantization import read_weight_formats
 from ...ipc.errors import InputError
-from ...ipc.model_spec import Dtype, ModelSpec
-from ...ipc.weight_format import Quantization, WeightFormats, make_online_formats
+from ...ipc.spec.model_spec import Dtype, ModelSpec
+from ...ipc.spec.weight_format import Quantization, WeightFormats, make_online_formats
 from .cost_model import CARDS, Card, StepShape, StepWork, compute_step_work
 from .model_configs import BENCH_MODELS, DUMMY_MODELS
 from .table import format_table

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from ...frontend.async_llm import AsyncLLM
 from ...frontend.client.engine_router import EngineRouter
-from ...ipc.sampling_params import SamplingParams
+from ...ipc.params.sampling_params import SamplingParams
 from .machine import describe_machine, format_machine
 from .private_daemon import run_private_daemon
 from .table import format_table

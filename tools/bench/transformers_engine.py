@@ -14,7 +14,7 @@ import psutil
 import torch
 import transformers
 
-from ...ipc.cgroup import count_processors
+from ...ipc.processes.cgroup import count_processors
 from .contest import Engine, Job, JobResult, claim_stdout, serve
 
 _PAD_TOKEN_ID = 0

@@ -14,7 +14,7 @@ from ...frontend.openai.endpoints import unsupported
 from ...frontend.openai.engines.served_models import ServedModels, ServerParts
 from ...frontend.openai.limits import Limits, list_limits
 from ...frontend.openai.options import ServerOptions
-from ...ipc.param_fields import MAX_INT
+from ...ipc.params.param_fields import MAX_INT
 from ..markdown import format_table
 from .examples import find_example
 from .field_texts import FIELD_TEXTS

@@ -90,7 +90,7 @@ def check_golden(say: Say, device: str = "cuda") -> None:
 def check_first_answer(say: Say, device: str = "cuda") -> None:
     """What a user does first: an engine in its own processes, and an answer; seconds of each."""
     from ...frontend.llm import LLM
-    from ...ipc.sampling_params import SamplingParams
+    from ...ipc.params.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS)
     for dtype in ("float32", "bfloat16"):
@@ -110,7 +110,7 @@ def check_crowds(say: Say, device: str = "cuda", sizes: tuple[int, ...] = (1, 3,
     so that rows end while others run. The largest crowd also where it has to be sent back for want of blocks.
     """
     from ...frontend.llm import LLM
-    from ...ipc.sampling_params import SamplingParams
+    from ...ipc.params.sampling_params import SamplingParams
 
     kinds = [
         {"temperature": 0.0},
@@ -203,7 +203,7 @@ def _make_llm(dtype: str, device: str, **engine_args: Any) -> Any:
 
 
 def _generate(dtype: str, device: str, prompts: list[list[int]], **engine_args: Any) -> list[list[int]]:
-    from ...ipc.sampling_params import SamplingParams
+    from ...ipc.params.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS, ignore_eos=True, detokenize=False)
     with _make_llm(dtype, device, **engine_args) as llm:
@@ -213,7 +213,7 @@ def _generate(dtype: str, device: str, prompts: list[list[int]], **engine_args: 
 
 def _score(dtype: str, device: str, sequences: list[list[int]]) -> list[list[float]]:
     """Logprob of each token of each sequence but the first."""
-    from ...ipc.sampling_params import SamplingParams
+    from ...ipc.params.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
     with _make_llm(dtype, device) as llm:

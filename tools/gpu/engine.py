@@ -10,7 +10,7 @@ import time
 from random import Random
 from typing import Any
 
-from ...ipc.model_spec import ModelSpec
+from ...ipc.spec.model_spec import ModelSpec
 from ..bench.cost_model import Card, StepShape, compute_step_work
 from ..bench.model_facts import ModelFacts, read_model_facts
 from ..bench.models import ensure_model
@@ -132,7 +132,7 @@ def _bench_workload(llm: Any, facts: ModelFacts, name: str) -> Row:
 
 def _run(llm: Any, requests: list[BenchRequest], is_filtered: bool = False) -> float:
     """Seconds of one `generate`, greedy or sampled as Qwen3's generation_config.json says."""
-    from ...ipc.sampling_params import SamplingParams
+    from ...ipc.params.sampling_params import SamplingParams
 
     prompts = [{"prompt_token_ids": request.prompt_token_ids} for request in requests]
     how = {"temperature": 0.6, "top_k": 20, "top_p": 0.95} if is_filtered else {"temperature": 0.0}

@@ -124,7 +124,7 @@ def _make_prompts() -> list[dict[str, Any]]:
 
 def _make_params(extra: dict[str, Any] | None = None) -> list[Any]:
     """Greedy; `extra` of one in the middle."""
-    from ...ipc.sampling_params import SamplingParams
+    from ...ipc.params.sampling_params import SamplingParams
 
     common: dict[str, Any] = {"temperature": 0.0, "max_tokens": _NUM_TOKENS, "ignore_eos": True}
     extras = [extra if number == _NUM_REQUESTS // 2 else None for number in range(_NUM_REQUESTS)]

@@ -14,8 +14,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ...ipc.config import AttentionBackendName
-from ...ipc.model_spec import AttentionSpec
+from ...ipc.spec.config import AttentionBackendName
+from ...ipc.spec.model_spec import AttentionSpec
 from ...kernels.flashinfer_attention import find_fault
 from ...kernels.paged_attention import paged_attention_reference
 from ...worker.attention import AttentionBackend, make_attention

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...ipc.step import SchedulerOutput
+from ...ipc.protocol.step import SchedulerOutput
 from ..bench.cost_model import Card, StepShape, StepWork, compute_step_work
 from ..bench.models import ensure_model
 from ..bench.roofline import load_spec

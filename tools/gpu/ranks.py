@@ -54,7 +54,7 @@ def _make_llm(dtype: str, device: str, **engine_args: Any) -> Any:
 
 
 def _generate(llm: Any) -> list[list[int]]:
-    from ...ipc.sampling_params import SamplingParams
+    from ...ipc.params.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS, ignore_eos=True, detokenize=False)
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in encode_prompts()], params, use_tqdm=False)

@@ -10,10 +10,10 @@ from collections import deque
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from ...ipc.sampling_params import SamplingParams
-from ...ipc.step import NewRequestData, SchedulerOutput
-from ...ipc.token_ids import encode_token_ids
-from ...ipc.token_lists import TokenLists
+from ...ipc.params.sampling_params import SamplingParams
+from ...ipc.protocol.step import NewRequestData, SchedulerOutput
+from ...ipc.protocol.token_ids import encode_token_ids
+from ...ipc.protocol.token_lists import TokenLists
 
 if TYPE_CHECKING:
     from ...worker.model_runner import LaunchedStep

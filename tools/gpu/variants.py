@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from ...frontend.families import read_model_spec
-from ...ipc.linear_shapes import LinearShape, list_linears
-from ...ipc.model_spec import AttentionSpec, ModelSpec
+from ...ipc.spec.linear_shapes import LinearShape, list_linears
+from ...ipc.spec.model_spec import AttentionSpec, ModelSpec
 from ...kernels.attention_plan_triton import launch_plan, plan_attention
 from ...kernels.gated_activation_triton import launch_gated_activation
 from ...kernels.gather_rows_triton import launch_gather_rows

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ...frontend.llm import LLM
-from ...ipc.sampling_params import SamplingParams
+from ...ipc.params.sampling_params import SamplingParams
 from .tokenizer import render_chat
 
 SEED = 4242  # text drawn for evaluation only; training seeds are small numbers

@@ -14,9 +14,9 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from ...ipc.config import EngineConfig
-from ...ipc.linear_shapes import LinearShape, list_layer_linears
-from ...ipc.model_spec import StageSpec, has_dynamic_rope
+from ...ipc.spec.config import EngineConfig
+from ...ipc.spec.linear_shapes import LinearShape, list_layer_linears
+from ...ipc.spec.model_spec import StageSpec, has_dynamic_rope
 from ...worker.attention.metadata import AttentionMetadata
 from ...worker.kv_cache import allocate_kv_caches
 from ...worker.layers.embedding import StageInput

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...frontend.llm import LLM
 from ...frontend.models.model_folder import pocket_folder
-from ...ipc.sampling_params import SamplingParams
+from ...ipc.params.sampling_params import SamplingParams
 from ..pocket.asking import Pocket
 from ..pocket.evaluate import evaluate
 

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from ...frontend.engine_args import EngineArgs
 from ...frontend.models.model_files import read_json
 from ...frontend.text.tokenizer import load_tokenizer
-from ...ipc.config import EngineConfig
 from ...ipc.errors import InputError, ModelError
-from ...ipc.linear_shapes import LinearShape, list_layer_linears
+from ...ipc.spec.config import EngineConfig
+from ...ipc.spec.linear_shapes import LinearShape, list_layer_linears
 from ...kernels import native
 from ...worker.threads import count_cores
 from ...worker.weights import SafetensorsSource

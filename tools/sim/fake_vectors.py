@@ -5,10 +5,10 @@ from __future__ import annotations
 import zlib
 from array import array
 
-from ...ipc.messages import EngineCoreRequest
-from ...ipc.model_spec import ModelSpec
-from ...ipc.pooling_params import PoolingParams
-from ...ipc.token_ids import count_token_ids
+from ...ipc.params.pooling_params import PoolingParams
+from ...ipc.protocol.messages import EngineCoreRequest
+from ...ipc.protocol.token_ids import count_token_ids
+from ...ipc.spec.model_spec import ModelSpec
 
 _MODULUS = 997
 

@@ -1,6 +1,6 @@
 """FakeWorker and what goes with it: an engine without a device, sockets or time.
 
-FakeWorker honours ipc/step.py to the letter and checks that the core does: it keeps the contents of every
+FakeWorker honours ipc/protocol/step.py to the letter and checks that the core does: it keeps the contents of every
 KV slot (a digest of all tokens up to that position) and, for each row of a step, walks the block table and
 compares. Its tokens are a hash of (prompt, position), so a lost, doubled or misrouted token shows at once.
 """
@@ -15,21 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ...core.scheduling.beam_search import BeamSearchState, read_candidates
-from ...ipc.beam_search import BeamSearch
-from ...ipc.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from ...ipc.messages import BeamHypothesis, EngineCoreRequest, FinishReason, LogprobsBlock, Purpose
-from ...ipc.model_spec import (
-    AttentionSpec,
-    DenseSpec,
-    LayerSpec,
-    ModelSpec,
-    PoolingSpec,
-    RopeConfig,
-    has_dynamic_rope,
-)
-from ...ipc.pooling_params import PoolingParams
-from ...ipc.sampling_params import SamplingParams
-from ...ipc.step import (
+from ...ipc.params.beam_search import BeamSearch
+from ...ipc.params.pooling_params import PoolingParams
+from ...ipc.params.sampling_params import SamplingParams
+from ...ipc.protocol.messages import BeamHypothesis, EngineCoreRequest, FinishReason, LogprobsBlock, Purpose
+from ...ipc.protocol.step import (
     MIN_ROW_WORK_US,
     ModelRunnerOutput,
     NewRequestData,
@@ -41,8 +31,18 @@ from ...ipc.step import (
     SchedulerOutput,
     StepFailed,
 )
-from ...ipc.token_ids import count_token_ids, decode_token_ids, encode_token_ids
-from ...ipc.token_lists import drop_packed, pack_token_lists
+from ...ipc.protocol.token_ids import count_token_ids, decode_token_ids, encode_token_ids
+from ...ipc.protocol.token_lists import drop_packed, pack_token_lists
+from ...ipc.spec.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from ...ipc.spec.model_spec import (
+    AttentionSpec,
+    DenseSpec,
+    LayerSpec,
+    ModelSpec,
+    PoolingSpec,
+    RopeConfig,
+    has_dynamic_rope,
+)
 from .fake_vectors import may_have_hit, pool_chunk
 
 VOCAB_SIZE = 997

@@ -23,7 +23,6 @@ from ...frontend.input_processor import EngineInput
 from ...frontend.outputs import RequestOutput
 from ...frontend.pooling.outputs import PoolingRequestOutput
 from ...frontend.pooling.state import Pooled, PoolingInput
-from ...ipc.beam_search import BeamSearch
 from ...ipc.daemon.daemon_control import (
     AddEngine,
     CommandRefused,
@@ -32,10 +31,11 @@ from ...ipc.daemon.daemon_control import (
     RestartEngines,
     ResumeEngine,
 )
-from ...ipc.messages import EngineCoreRequest
-from ...ipc.pooling_params import PoolingParams
-from ...ipc.sampling_params import RequestOutputKind
-from ...ipc.token_ids import decode_token_ids
+from ...ipc.params.beam_search import BeamSearch
+from ...ipc.params.pooling_params import PoolingParams
+from ...ipc.params.sampling_params import RequestOutputKind
+from ...ipc.protocol.messages import EngineCoreRequest
+from ...ipc.protocol.token_ids import decode_token_ids
 from .fake_vectors import expected_pooled
 from .fake_worker import VOCAB_SIZE, expected_beams, expected_output, make_request
 from .network import FIRST_MOMENT, Network, Timeline

@@ -14,9 +14,9 @@ from typing import Literal, TypeVar, get_args
 
 import msgspec
 
-from ...ipc.config import EngineConfig, RecoveryConfig, SchedulerConfig, SchedulingPolicy
-from ...ipc.model_spec import PoolingSpec
-from ...ipc.pooling_params import PoolingTask
+from ...ipc.params.pooling_params import PoolingTask
+from ...ipc.spec.config import EngineConfig, RecoveryConfig, SchedulerConfig, SchedulingPolicy
+from ...ipc.spec.model_spec import PoolingSpec
 from .fake_worker import make_config
 
 MAX_MODEL_LEN = 48

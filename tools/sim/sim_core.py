@@ -12,8 +12,8 @@ from ...core.clients.client_registry import ClientRegistry, GroupRoster
 from ...core.engine_core import EngineCore
 from ...core.engine_loop import EngineLoop
 from ...core.stats.engine_facts import StartupClock
-from ...ipc.config import EngineConfig
-from ...ipc.messages import EngineCoreRequest
+from ...ipc.protocol.messages import EngineCoreRequest
+from ...ipc.spec.config import EngineConfig
 from .network import Network, Timeline
 from .scenario import FaultKind, Scenario
 from .sim_executor import SimExecutor

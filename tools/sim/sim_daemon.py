@@ -16,12 +16,12 @@ import zmq
 from ...core.clients.client_registry import GroupRoster
 from ...core.supervision.group_commands import GroupCommands
 from ...core.supervision.supervised_group import SupervisedGroup
-from ...ipc.config import EngineConfig
 from ...ipc.daemon.daemon_control import Answer, Command
 from ...ipc.daemon.run_dir import RunDirectory
-from ...ipc.messages import EngineRoster
 from ...ipc.processes.managed_child import CoreChild
 from ...ipc.processes.process import ProcessHandle
+from ...ipc.protocol.messages import EngineRoster
+from ...ipc.spec.config import EngineConfig
 from .network import Connection, Network, Timeline
 from .sim_core import SimCore
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ...frontend.client.engine_connection import EngineConnection
 from ...frontend.client.engines import Engine
-from ...ipc.messages import MESSAGE_TYPES, ProtocolNotice, RosterEntry
+from ...ipc.protocol.messages import MESSAGE_TYPES, ProtocolNotice, RosterEntry
 from .network import Connection, Network, Timeline
 from .sim_core import SimCore
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...frontend.beam_search import BeamSearchOutput
 from ...frontend.llm import LLM
 from ...ipc.errors import RequestFailedError
-from ...ipc.sampling_params import RequestOutputKind
+from ...ipc.params.sampling_params import RequestOutputKind
 from .asks import Ask
 from .chats import Chat, join_message
 from .record import Golden

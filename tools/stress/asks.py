@@ -14,10 +14,10 @@ import msgspec
 
 from ...frontend.client.remote_daemon import Attachment
 from ...frontend.text.prompts import Prompt
-from ...ipc.beam_search import BeamSearchParams
-from ...ipc.pooling_params import PoolingParams
-from ...ipc.sampling_params import RequestOutputKind, SamplingParams
-from ...ipc.structured_outputs import StructuredOutputsParams
+from ...ipc.params.beam_search import BeamSearchParams
+from ...ipc.params.pooling_params import PoolingParams
+from ...ipc.params.sampling_params import RequestOutputKind, SamplingParams
+from ...ipc.params.structured_outputs import StructuredOutputsParams
 from .chats import QUESTIONS, Chat
 
 ClientKind = Literal["http", "async", "llm", "grpc", "background"]

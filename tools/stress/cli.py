@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from ...frontend.cli.parser import Parser
 from ...ipc.errors import InputError
-from ...ipc.weight_format import Quantization
+from ...ipc.spec.weight_format import Quantization
 from ..sigterm import unwinding_at_sigterm
 
 _SUPERVISOR = "supervisor"

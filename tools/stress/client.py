@@ -18,7 +18,7 @@ import msgspec
 from ...frontend.async_llm import AsyncLLM
 from ...frontend.llm import LLM
 from ...ipc.errors import EngineDeadError, QuireError
-from ...ipc.sampling_params import RequestOutputKind
+from ...ipc.params.sampling_params import RequestOutputKind
 from ..bench.http_stream import Endpoint
 from .answers import answer_all, encode_vector, join_beams
 from .asks import Arrival, Ask, ClientPlan

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ...ipc.config import RecoveryConfig
 from ...ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
+from ...ipc.spec.config import RecoveryConfig
 
 Role = Literal["core", "worker", "http", "client", "actor", "node"]
 SITE_ROLES: tuple[Role, ...] = ("core", "worker", "http")

@@ -19,7 +19,7 @@ from ...frontend.client.remote_daemon import RemoteDaemon
 from ...ipc.daemon.daemon_state import CLIENT_SOCKET_NAME, read_state
 from ...ipc.daemon.run_dir import find_named
 from ...ipc.network.tcp_address import parse_tcp_address
-from ...ipc.sockets import connect_dealer, make_ipc_address
+from ...ipc.protocol.sockets import connect_dealer, make_ipc_address
 from ..bench.http_stream import Endpoint
 from .site import Site
 

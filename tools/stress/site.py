@@ -21,13 +21,13 @@ from ...frontend.engine_args import EngineArgs
 from ...frontend.llm import LLM
 from ...frontend.openai.connections.listen import is_loopback
 from ...frontend.openai.options import HTTP_CLIENT_KIND
-from ...ipc.config import EngineConfig, RecoveryConfig
 from ...ipc.daemon.daemon_state import read_state
 from ...ipc.daemon.run_dir import find_base, find_daemon, find_named
 from ...ipc.errors import InputError, QuireError
-from ...ipc.messages import EngineFacts
 from ...ipc.network.keys import make_keys
-from ...ipc.sampling_params import SamplingParams
+from ...ipc.params.sampling_params import SamplingParams
+from ...ipc.protocol.messages import EngineFacts
+from ...ipc.spec.config import EngineConfig, RecoveryConfig
 from .answers import answer_all
 from .asks import Arrival, Ask, ClientKind, ClientPlan
 from .certificates import Certificates

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ...ipc.config import RecoveryConfig
 from ...ipc.errors import InputError
+from ...ipc.spec.config import RecoveryConfig
 from ..bench.machine import describe_machine, format_machine
 from ..bench.table import format_table
 from .asks import (

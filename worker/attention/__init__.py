@@ -6,8 +6,8 @@ import logging
 
 import torch
 
-from ...ipc.config import AttentionBackendName
-from ...ipc.model_spec import AttentionSpec
+from ...ipc.spec.config import AttentionBackendName
+from ...ipc.spec.model_spec import AttentionSpec
 from ...kernels.choice import choose_attention, native_library
 from .backend import AttentionBackend, QKNorm
 from .native_attention import NativeAttention

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ...ipc.model_spec import AttentionSpec
+from ...ipc.spec.model_spec import AttentionSpec
 from ...kernels.paged_attention import NO_WINDOW
 from .metadata import AttentionMetadata, HostStep, KVCache
 

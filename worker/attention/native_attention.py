@@ -10,7 +10,7 @@ from functools import partial
 
 from torch import Tensor
 
-from ...ipc.model_spec import AttentionSpec
+from ...ipc.spec.model_spec import AttentionSpec
 from ...kernels.encoder_attention import launch_encoder_attention
 from ...kernels.paged_attention import launch_paged_attention
 from ...kernels.rotate_and_write import launch_rotate_and_write

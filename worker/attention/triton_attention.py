@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ...ipc.model_spec import AttentionSpec
+from ...ipc.spec.model_spec import AttentionSpec
 from ...kernels.attention_plan_triton import AttentionPlan, SplitWork, launch_plan, plan_attention
 from ...kernels.direct_launch import LaunchTape, recorded_launches
 from ...kernels.paged_attention_triton import launch_paged_attention

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...ipc.model_spec import AttentionSpec
+from ...ipc.spec.model_spec import AttentionSpec
 from ...kernels.paged_attention import NO_WINDOW, default_scale, pack_position_bias
 from ...kernels.program import Attend, EncoderAttend, Kind, NotNativeError, Program, Rotate, Slot
 from ..attention import AttentionBackend, QKNorm

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...ipc.model_spec import ExpertsSpec
+from ...ipc.spec.model_spec import ExpertsSpec
 from ...kernels import program as ops
 from ...kernels.choice import native_library
 from ...kernels.experts import experts_reference, launch_experts, launch_route, route_reference

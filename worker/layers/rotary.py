@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...ipc.model_spec import RopeConfig
+from ...ipc.spec.model_spec import RopeConfig
 from ...kernels.program import Angles, Kind, Program, Slot
 
 

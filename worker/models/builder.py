@@ -12,8 +12,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from ...ipc.config import AttentionBackendName, EngineConfig, ModelConfig
-from ...ipc.model_spec import (
+from ...ipc.spec.config import AttentionBackendName, EngineConfig, ModelConfig
+from ...ipc.spec.model_spec import (
     AttentionSpec,
     DenseSpec,
     ExpertsSpec,
@@ -21,7 +21,7 @@ from ...ipc.model_spec import (
     RopeConfig,
     find_ropes,
 )
-from ...ipc.weight_format import LM_HEAD, WeightFormat
+from ...ipc.spec.weight_format import LM_HEAD, WeightFormat
 from ...kernels.choice import native_library
 from ...kernels.linear import PackedWeight
 from ...kernels.native import SWITCH, is_switched_off

@@ -7,7 +7,7 @@ from typing import cast
 import msgspec
 
 from ...ipc.errors import ModelError
-from ...ipc.model_spec import (
+from ...ipc.spec.model_spec import (
     AttentionSpec,
     DenseSpec,
     EmbeddingSpec,
@@ -20,7 +20,7 @@ from ...ipc.model_spec import (
     RopeConfig,
     StageSpec,
 )
-from ...ipc.weight_format import WeightFormat, WeightFormats
+from ...ipc.spec.weight_format import WeightFormat, WeightFormats
 
 # Fields that builder.py reads, by struct. Another one must keep its default.
 _COVERED: dict[type[msgspec.Struct], str] = {

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...ipc.model_spec import ModelSpec
+from ...ipc.spec.model_spec import ModelSpec
 from ...kernels.choice import choose_kernel, native_library
 from ...kernels.program import (
     CacheTable,

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...ipc.config import EngineConfig
-from ...ipc.model_spec import HeadActivation, ModelSpec, ProjectionSpec
+from ...ipc.spec.config import EngineConfig
+from ...ipc.spec.model_spec import HeadActivation, ModelSpec, ProjectionSpec
 from ..layers.linear import Linear, make_linear
 from ..weights import DummySource, SafetensorsSource, WeightSource
 

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...ipc.model_spec import ModelSpec, PoolingSpec
-from ...ipc.pooling_params import PoolingParams
-from ...ipc.step import RowPooled, SchedulerOutput
+from ...ipc.params.pooling_params import PoolingParams
+from ...ipc.protocol.step import RowPooled, SchedulerOutput
+from ...ipc.spec.model_spec import ModelSpec, PoolingSpec
 from ...kernels.choice import choose_kernel, native_library
 from ...kernels.pool_rows import find_divisors, launch_pool_rows, pool_rows_reference
 from ..rows.staging import HostCopies, to_device

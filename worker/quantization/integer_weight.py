@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...ipc.errors import ModelError
-from ...ipc.weight_format import WeightFormat
+from ...ipc.spec.weight_format import WeightFormat
 
 
 @dataclass(frozen=True, slots=True)

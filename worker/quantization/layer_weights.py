@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...ipc.errors import ModelError
-from ...ipc.weight_format import WeightFormat
+from ...ipc.spec.weight_format import WeightFormat
 from ..weights import Cut, WeightSource
 from .integer_weight import IntegerWeight, NarrowWeight, ScaledFp8Weight, check_weight, stack_weights
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...ipc.weight_format import WeightFormat
+from ...ipc.spec.weight_format import WeightFormat
 from ...kernels.choice import choose_kernel, native_library
 from ...kernels.quantize_groups import launch_quantize_groups, quantize_groups_reference
 from .integer_weight import IntegerWeight, NarrowWeight, ScaledFp8Weight

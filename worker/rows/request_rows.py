@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...ipc.pooling_params import PoolingParams
-from ...ipc.sampling_params import count_alternatives
-from ...ipc.step import NewRequestData, RowFork
-from ...ipc.token_ids import count_token_ids
+from ...ipc.params.pooling_params import PoolingParams
+from ...ipc.params.sampling_params import count_alternatives
+from ...ipc.protocol.step import NewRequestData, RowFork
+from ...ipc.protocol.token_ids import count_token_ids
 from ..sampling.grammars import Grammars
 from ..sampling.logit_edit import EditedRow, LogitEdit, RowStart
 from ..sampling.logit_edits import make_logit_edits

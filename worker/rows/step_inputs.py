@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...ipc.step import SchedulerOutput
+from ...ipc.protocol.step import SchedulerOutput
 from ..attention.metadata import AttentionMetadata
 from .block_tables import BlockTables
 from .request_rows import RequestRows

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from ...ipc.params.structured_outputs import COMPILE_S, MASK_S, MAX_MASK_S, find_replay_limit_s
 from ...ipc.processes.process import ChildProcess
-from ...ipc.structured_outputs import COMPILE_S, MASK_S, MAX_MASK_S, find_replay_limit_s
 from .grammar_process import ANSWER, COMPILED, END, ENDING_MASK, ERROR, PID, REQUEST, GrammarProcessArgs
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ...ipc.params.structured_outputs import COMPILE_S, GrammarTime, find_replay_limit_s, make_timed_limits
 from ...ipc.processes.process import EXIT_OK, Lifeline
-from ...ipc.structured_outputs import COMPILE_S, GrammarTime, find_replay_limit_s, make_timed_limits
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...ipc.config import ModelConfig
 from ...ipc.errors import FilesChangedError
-from ...ipc.file_identity import check_tokenizer
-from ...ipc.kept_grammars import KeptGrammars
-from ...ipc.step import MIN_ROW_WORK_US
-from ...ipc.structured_outputs import GRAMMAR_LIMITS, GrammarLimits
+from ...ipc.files.file_identity import check_tokenizer
+from ...ipc.params.structured_outputs import GRAMMAR_LIMITS, GrammarLimits
+from ...ipc.protocol.kept_grammars import KeptGrammars
+from ...ipc.protocol.step import MIN_ROW_WORK_US
+from ...ipc.spec.config import ModelConfig
 from ..threads import count_cores
 from .grammar_child import ChildError, ChildMatcher, GrammarProcess, GrammarTemplate
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...ipc.step import NewRequestData
+from ...ipc.protocol.step import NewRequestData
 from ...kernels.choice import choose_kernel, native_library
 from ...kernels.token_bitmask import apply_token_bitmask_reference, launch_token_bitmask
 from ..rows.staging import to_device

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...ipc.token_ids import TOKEN_SIZE_BYTES
-from ...ipc.token_lists import is_token_mask, unpack_bad_words
+from ...ipc.protocol.token_ids import TOKEN_SIZE_BYTES
+from ...ipc.protocol.token_lists import is_token_mask, unpack_bad_words
 from ...kernels.choice import choose_kernel
 from ...kernels.penalties import penalize_reference
 from ..rows.staging import to_device

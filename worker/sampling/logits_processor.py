@@ -17,7 +17,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from ...ipc.errors import ConfigError
-from ...ipc.sampling_params import SamplingParams
+from ...ipc.params.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...ipc.messages import LogprobsBlock
+from ...ipc.protocol.messages import LogprobsBlock
 from ...kernels.choice import choose_kernel
 from ..rows.row_ops import block_sums, largest_ids, row_slices
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...ipc.sampling_params import SamplingParams
+from ...ipc.params.sampling_params import SamplingParams
 from ...kernels.choice import choose_kernel, native_library
 from ...kernels.sample import launch_sample
 from ..rows.row_ops import (

@@ -11,14 +11,14 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....ipc.errors import InputError, PromptError
-from ....ipc.sampling_params import SamplingParams
+from ....ipc.params.sampling_params import SamplingParams
 from ...output_formats.events import AssistantMessage, ToolCall, ToolCallEnd
 from ..sampling_options import make_sampling_params
 from ..tools import run_call
 from .answer_printer import AnswerPrinter, AnswerStyle
 
 if TYPE_CHECKING:
-    from ....ipc.messages import EngineFacts
+    from ....ipc.protocol.messages import EngineFacts
     from ...output_formats.tools import Tool
     from ...outputs import RequestOutput
     from ..session import Session

@@ -20,15 +20,15 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from ....ipc.cgroup import count_processors
-from ....ipc.config import ModelConfig, ParallelConfig
-from ....ipc.cpu_cores import describe_engines, describe_ranks, list_cores
 from ....ipc.daemon.daemon_state import read_state
 from ....ipc.daemon.run_dir import RunDirectory, find_named, list_daemons
 from ....ipc.errors import EngineStartError, QuireError
-from ....ipc.linear_shapes import count_model_bytes
-from ....ipc.model_spec import ModelSpec, PoolingSpec, find_stages
-from ....ipc.weight_format import Quantization
+from ....ipc.processes.cgroup import count_processors
+from ....ipc.processes.cpu_cores import describe_engines, describe_ranks, list_cores
+from ....ipc.spec.config import ModelConfig, ParallelConfig
+from ....ipc.spec.linear_shapes import count_model_bytes
+from ....ipc.spec.model_spec import ModelSpec, PoolingSpec, find_stages
+from ....ipc.spec.weight_format import Quantization
 from ...engine_args import EngineArgs
 from ...gpu_cards import find_card
 from ...models.model_folder import inspect_model_folder, pocket_encoder_folder, pocket_folder

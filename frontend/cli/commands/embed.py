@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from ....ipc.param_fields import ParamField
-from ....ipc.pooling_params import POOLING_FIELDS, PoolingParams
+from ....ipc.params.param_fields import ParamField
+from ....ipc.params.pooling_params import POOLING_FIELDS, PoolingParams
 from ...models.model_folder import POCKET_ENCODER
 from ...pooling.outputs import EmbeddingRequestOutput, to_embedding
 from ..engine_choice import add_engine_options, read_engine_choice

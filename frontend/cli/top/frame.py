@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ....ipc.engine_views import ClientView, EngineLoad, EngineSnapshot, RequestView
+from ....ipc.protocol.engine_views import ClientView, EngineLoad, EngineSnapshot, RequestView
 from .look import WINDOW_S, Look
 from .view import Mode, View
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import psutil
 
-from ....ipc.engine_views import EngineMetrics, EngineSnapshot, Histogram
-from ....ipc.messages import EngineFacts
+from ....ipc.protocol.engine_views import EngineMetrics, EngineSnapshot, Histogram
+from ....ipc.protocol.messages import EngineFacts
 from ...llm_engine import LLMEngine
 
 WINDOW_S = 60.0  # over which percentiles are taken

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from ....ipc.engine_views import RequestView
+from ....ipc.protocol.engine_views import RequestView
 
 # What rows can be sorted by; the first of a descending one is the largest.
 SORTS: dict[str, Callable[[RequestView], Any]] = {

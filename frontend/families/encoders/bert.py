@@ -5,7 +5,7 @@ Norms of sums, learned positions, two types of tokens (arXiv 1810.04805; 1907.11
 
 from __future__ import annotations
 
-from ....ipc.model_spec import ModelSpec
+from ....ipc.spec.model_spec import ModelSpec
 from ..config_fields import ConfigFields
 from ..parts import read_num_layers
 from .parts import check_encoder, name_embeddings, read_encoder, read_plain_layer

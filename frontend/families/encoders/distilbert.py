@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....ipc.model_spec import ModelSpec
+from ....ipc.spec.model_spec import ModelSpec
 from ..config_fields import ConfigFields
 from ..parts import MAX_LAYERS
 from .parts import check_encoder, name_embeddings, read_encoder, read_plain_layer

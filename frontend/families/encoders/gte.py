@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from ....ipc.model_spec import DenseSpec, LayerSpec, ModelSpec, RopeConfig
+from ....ipc.spec.model_spec import DenseSpec, LayerSpec, ModelSpec, RopeConfig
 from ..config_fields import ConfigFields
 from ..parts import read_num_layers
 from .parts import name_embeddings, read_encoder, read_encoder_activation, read_heads, read_static_rope

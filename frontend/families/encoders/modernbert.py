@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from ....ipc.model_spec import (
+from ....ipc.spec.model_spec import (
     DenseSpec,
     EmbeddingSpec,
     LayerSpec,

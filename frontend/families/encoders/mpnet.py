@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....ipc.model_spec import ModelSpec, RelativeBiasSpec
+from ....ipc.spec.model_spec import ModelSpec, RelativeBiasSpec
 from ..config_fields import ConfigFields
 from ..parts import read_num_layers
 from .bert import read_max_positions

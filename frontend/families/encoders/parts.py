@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ....ipc.model_spec import (
+from ....ipc.spec.model_spec import (
     Activation,
     AttentionSpec,
     DenseSpec,

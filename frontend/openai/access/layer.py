@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ....ipc.pooling_params import PoolingParams
-from ....ipc.sampling_params import SamplingParams
+from ....ipc.params.pooling_params import PoolingParams
+from ....ipc.params.sampling_params import SamplingParams
 from ...outputs import RequestOutput
 from ...pooling.outputs import PoolingOutput, PoolingRequestOutput
 from ..connections.auth import CALLER_KEY

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ....ipc.param_fields import MAX_INT
-from ....ipc.sampling_params import Seed, Stops, TopP
+from ....ipc.params.param_fields import MAX_INT
+from ....ipc.params.sampling_params import Seed, Stops, TopP
 from .schema import CacheSalt, Priority, QueueTimeout, Timeout
 
 CacheControl = dict[str, Any]

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from ....ipc.rights import check_route
+from ....ipc.protocol.rights import check_route
 from ..errors import ErrorResponse, MessagesErrorResponse, is_messages_path
 
 _SENTENCE_END = re.compile(r"\.(?:\s|$)")

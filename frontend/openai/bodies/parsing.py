@@ -23,7 +23,7 @@ from msgspec import NODEFAULT
 from starlette.requests import ClientDisconnect, Request
 
 from ....ipc.errors import did_you_mean, shorten, shorten_name
-from ....ipc.structured_outputs import RENAMED_FIELDS
+from ....ipc.params.structured_outputs import RENAMED_FIELDS
 from ..errors import ApiError, FieldError, missing_field
 from ..headers import find_header
 from ..limits import (

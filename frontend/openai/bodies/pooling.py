@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ....ipc.param_fields import MAX_INT
-from ....ipc.pooling_params import PoolingTask
+from ....ipc.params.param_fields import MAX_INT
+from ....ipc.params.pooling_params import PoolingTask
 from .schema import ChatMessage, Priority, SchedulingFields, TokenId, TruncationSide
 
 Texts = str | list[str | int | list[TokenId]]  # a text, texts, token ids, or lists of token ids

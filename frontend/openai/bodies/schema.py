@@ -13,10 +13,9 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ....ipc.beam_search import EarlyStopping, LengthPenalty
-from ....ipc.messages import MAX_CACHE_SALT_LENGTH, MAX_IDS_PER_ABORT, MAX_TIMEOUT_S, RequestName
-from ....ipc.param_fields import MAX_INT
-from ....ipc.sampling_params import (
+from ....ipc.params.beam_search import EarlyStopping, LengthPenalty
+from ....ipc.params.param_fields import MAX_INT
+from ....ipc.params.sampling_params import (
     MAX_LOGIT_BIAS,
     MAX_LOGPROB_TOKEN_IDS,
     SAMPLING_FIELDS,
@@ -24,7 +23,8 @@ from ....ipc.sampling_params import (
     Temperature,
     TopP,
 )
-from ....ipc.structured_outputs import StructuredOutputsFields
+from ....ipc.params.structured_outputs import StructuredOutputsFields
+from ....ipc.protocol.messages import MAX_CACHE_SALT_LENGTH, MAX_IDS_PER_ABORT, MAX_TIMEOUT_S, RequestName
 from ..limits import MAX_TOP_LOGPROBS
 from .formats import ResponseFormat
 

@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ....ipc.rights import ROUTES, Reach
+from ....ipc.protocol.rights import ROUTES, Reach
 from ..errors import ApiError, make_error_response
 from ..serving import Caller
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ....ipc.messages import MAX_REQUEST_ID_LENGTH
+from ....ipc.protocol.messages import MAX_REQUEST_ID_LENGTH
 from ..headers import find_header
 from ..stream import REQUEST_ID_HEADER
 

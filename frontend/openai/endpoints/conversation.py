@@ -13,10 +13,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from ....ipc.beam_search import BeamSearch
 from ....ipc.errors import EngineDeadError
-from ....ipc.messages import FrontendCounts
-from ....ipc.sampling_params import SamplingParams
+from ....ipc.params.beam_search import BeamSearch
+from ....ipc.params.sampling_params import SamplingParams
+from ....ipc.protocol.messages import FrontendCounts
 from ...input_processor import PreparedParams
 from ...output_formats.answer_reader import AnswerReader, choose_parsing
 from ...output_formats.events import OutputEvent

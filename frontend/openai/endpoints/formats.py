@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ....ipc.messages import MAX_GRAMMAR_LENGTH
-from ....ipc.structured_outputs import StructuredOutputsFields, StructuredOutputsParams
+from ....ipc.params.structured_outputs import StructuredOutputsFields, StructuredOutputsParams
+from ....ipc.protocol.messages import MAX_GRAMMAR_LENGTH
 from ...input_processor import check_has_end
 from ...output_formats.grammars.rules import OutputRules
 from ...structured_outputs.grammar_cache import make_key

@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from ....ipc.sampling_params import SamplingParams
+from ....ipc.params.sampling_params import SamplingParams
 from ...logprobs import Logprob, LogprobsList
 from ...outputs import CompletionOutput, RequestOutput
 from ...text.detokenizer import Detokenizer

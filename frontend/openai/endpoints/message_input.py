@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....ipc.structured_outputs import StructuredOutputsParams
+from ....ipc.params.structured_outputs import StructuredOutputsParams
 from ...output_formats.offered_tools import ToolFields
 from ...output_formats.tools import Tool, ToolChoice
 from ..bodies import messages as body

@@ -13,10 +13,10 @@ from typing import cast
 
 from starlette.responses import Response
 
-from ....ipc.beam_search import BeamSearch
 from ....ipc.errors import SamplingParamsError
-from ....ipc.sampling_params import SamplingParams
-from ....ipc.token_ids import decode_token_ids, encode_token_ids
+from ....ipc.params.beam_search import BeamSearch
+from ....ipc.params.sampling_params import SamplingParams
+from ....ipc.protocol.token_ids import decode_token_ids, encode_token_ids
 from ...input_processor import PreparedParams, list_bad_word_texts
 from ...text.prompts import Truncation, describe_length
 from ..bodies.parsing import NEEDS_PROMPT

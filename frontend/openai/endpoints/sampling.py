@@ -8,9 +8,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from ....ipc.beam_search import BeamSearch
 from ....ipc.errors import SamplingParamsError
-from ....ipc.sampling_params import SAMPLING_FIELDS, RequestOutputKind, SamplingParams
+from ....ipc.params.beam_search import BeamSearch
+from ....ipc.params.sampling_params import SAMPLING_FIELDS, RequestOutputKind, SamplingParams
 from ..bodies.messages import MessagesRequest
 from ..bodies.responses import ResponsesRequest
 from ..bodies.schema import ChatCompletionRequest, CompletionRequest, SharedFields

@@ -11,8 +11,8 @@ import msgspec
 from ....ipc.daemon.daemon_state import read_state
 from ....ipc.daemon.run_dir import find_daemon, find_named
 from ....ipc.errors import ConfigError
-from ....ipc.messages import EngineFacts
 from ....ipc.network.tcp_address import is_tcp
+from ....ipc.protocol.messages import EngineFacts
 from ...client.engine_core_client import attach_sync_client
 from ...client.remote_daemon import Attachment
 

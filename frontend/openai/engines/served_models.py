@@ -9,7 +9,7 @@ from typing import Self
 import msgspec
 
 from ....ipc.errors import shorten
-from ....ipc.messages import EngineFacts
+from ....ipc.protocol.messages import EngineFacts
 from ...async_llm import AsyncLLM
 from ...client.remote_daemon import Attachment
 from ...output_formats.choose import summarize

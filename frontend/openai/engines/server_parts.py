@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from ....ipc.pooling_params import PoolingParams
-from ....ipc.sampling_params import SamplingParams
+from ....ipc.params.pooling_params import PoolingParams
+from ....ipc.params.sampling_params import SamplingParams
 from ...outputs import RequestOutput
 from ...pooling.outputs import PoolingOutput, PoolingRequestOutput
 from ..errors import unavailable

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from starlette.responses import Response
 
-from ....ipc.pooling_params import EMBEDDING, FLOAT_BYTES, PoolingParams, PoolingTask
+from ....ipc.params.pooling_params import EMBEDDING, FLOAT_BYTES, PoolingParams, PoolingTask
 from ..bodies.pooling import Classification, ClassifyRequest, EmbeddingRequest, InputFields, PoolingRequest
 from ..endpoints.prompts import render_chat
 from ..errors import FieldError, missing_field

@@ -11,8 +11,8 @@ from http import HTTPStatus
 from typing import Any
 
 from ....ipc.errors import PoolingParamsError, RequestFailedError
-from ....ipc.messages import EngineFacts
-from ....ipc.pooling_params import PoolingParams, PoolingTask
+from ....ipc.params.pooling_params import PoolingParams, PoolingTask
+from ....ipc.protocol.messages import EngineFacts
 from ..errors import ApiError
 from ..room import Stay
 from ..serving import Caller, Serving

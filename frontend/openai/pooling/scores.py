@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from ....ipc.pooling_params import FLOAT_BYTES, PoolingParams
+from ....ipc.params.pooling_params import FLOAT_BYTES, PoolingParams
 from ...pooling.model_texts import DOCUMENT_PROMPTS, QUERY_PROMPTS
 from ...pooling.scoring import compute_cosine
 from ..bodies.pooling import DocumentText, Score, ScoreRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from ....ipc.messages import EngineFacts
+from ....ipc.protocol.messages import EngineFacts
 from ..errors import ApiError
 
 _ROUTES = {

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 
-from ....ipc.pooling_params import PoolingParams
-from ....ipc.token_ids import decode_token_ids
+from ....ipc.params.pooling_params import PoolingParams
+from ....ipc.protocol.token_ids import decode_token_ids
 from ...pooling.encoder import EncodedText, TextPair
 from ...pooling.processor import PoolingPrompt
 from ..endpoints.prompts import MAX_INLINE_LENGTH

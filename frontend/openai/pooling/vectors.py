@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from ....ipc.pooling_params import FLOAT_BYTES
+from ....ipc.params.pooling_params import FLOAT_BYTES
 
 _MAX_INLINE_FLOATS = 4096  # written in the event loop: 0.9 ms
 _MAX_INLINE_BYTES = 1 << 20  # likewise as base64: 1 ms

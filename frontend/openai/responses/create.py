@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from starlette.responses import Response
 
-from ....ipc.sampling_params import RequestOutputKind, SamplingParams
+from ....ipc.params.sampling_params import RequestOutputKind, SamplingParams
 from ...output_formats.offered_tools import read_tool_choice
 from ..bodies import responses as body
 from ..bodies.parsing import is_lenient, make_lenient

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ....ipc.structured_outputs import StructuredOutputsFields
+from ....ipc.params.structured_outputs import StructuredOutputsFields
 from ...output_formats.grammars.rules import OutputRules
 from ...output_formats.tools import Tool
 from ...pooling.model_texts import ModelTexts

@@ -15,7 +15,7 @@ from typing import cast
 import msgspec
 
 from ....ipc.errors import FilesChangedError
-from ....ipc.file_identity import Stamps, check_files
+from ....ipc.files.file_identity import Stamps, check_files
 from ....ipc.network.served_files import find_tokenizer_files
 from ....ipc.processes.process import ChildProcess
 from .jobs import FrameReader, Ready, TextAnswer, TextArgs, decode_answer, make_frame

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from http import HTTPStatus
 
-from ....ipc.file_identity import Stamps
+from ....ipc.files.file_identity import Stamps
 from ..errors import ApiError, overloaded, unavailable
 from . import jobs
 from .lane import EndedBy, JobEndedError, LaneLimits, TextLane, TextProcess, TextUnavailableError

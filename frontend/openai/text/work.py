@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ....ipc.errors import InputError, PromptError, describe_refusal
-from ....ipc.structured_outputs import StructuredOutputsParams
-from ....ipc.token_ids import decode_token_ids, encode_token_ids
+from ....ipc.params.structured_outputs import StructuredOutputsParams
+from ....ipc.protocol.token_ids import decode_token_ids, encode_token_ids
 from ...pooling.encoder import EncodedText, TextEncoder, TextPair
 from ...structured_outputs.json_schema import check_valid
 from ...text.prompt_tokenizer import require_tokenizer

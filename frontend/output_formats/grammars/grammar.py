@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ....ipc.structured_outputs import StructuredOutputsParams
+from ....ipc.params.structured_outputs import StructuredOutputsParams
 from ...structured_outputs.grammar_text import GrammarText, check_length, make_grammar_text, quote, to_json
 from ..output_format import CallFormat, ThinkingFormat
 from .arguments_grammar import ArgumentsGrammar

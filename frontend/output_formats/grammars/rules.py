@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ....ipc.messages import Purpose
+from ....ipc.protocol.messages import Purpose
 from ..offered_tools import CHAT_FIELDS, ToolFields
 from ..output_format import OutputFormat
 from ..tools import Tool, ToolChoice

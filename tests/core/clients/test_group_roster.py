@@ -8,7 +8,7 @@ from fakes import FakeEngine, make_config
 from quire.core.clients.client_registry import ClientRegistry, GroupRoster
 from quire.core.stats.engine_facts import StartupClock, make_engine_facts
 from quire.ipc.errors import ProtocolError
-from quire.ipc.messages import (
+from quire.ipc.protocol.messages import (
     PROTOCOL_VERSION,
     EngineRoster,
     Hello,
@@ -18,7 +18,7 @@ from quire.ipc.messages import (
     Welcome,
     WorkerStatus,
 )
-from quire.ipc.step import WorkerReady
+from quire.ipc.protocol.step import WorkerReady
 
 ALONE = EngineRoster([RosterEntry(1, "core1.sock")])
 PAIR = EngineRoster([RosterEntry(0, "core.sock", is_draining=True), RosterEntry(1, "core1.sock")])

@@ -13,7 +13,7 @@ import pytest
 import zmq
 from daemons import runtime_folders
 from quire.core.clients.listener import Listener
-from quire.ipc.sockets import bind_router
+from quire.ipc.protocol.sockets import bind_router
 
 TIMEOUT_S = 20.0
 

@@ -20,18 +20,7 @@ from quire.frontend.client import handshake_watch
 from quire.frontend.client.async_engine_core_client import attach_async_client
 from quire.frontend.client.engine_core_client import SyncClient, attach_sync_client
 from quire.frontend.client.remote_daemon import RemoteDaemon, RemoteEngine
-from quire.ipc.codec import make_client_codec
 from quire.ipc.errors import ConfigError, EngineDeadError, EngineStartError
-from quire.ipc.messages import (
-    PROTOCOL_VERSION,
-    EngineCoreRequest,
-    Hello,
-    Refusal,
-    UtilityCall,
-    UtilityMethod,
-    UtilityResult,
-    Welcome,
-)
 from quire.ipc.network.keys import (
     CLIENTS,
     SERVER_PUBLIC,
@@ -42,7 +31,18 @@ from quire.ipc.network.keys import (
 )
 from quire.ipc.network.tcp_address import parse_tcp_address
 from quire.ipc.processes.child_args import NetworkArgs
-from quire.ipc.sockets import connect_dealer
+from quire.ipc.protocol.codec import make_client_codec
+from quire.ipc.protocol.messages import (
+    PROTOCOL_VERSION,
+    EngineCoreRequest,
+    Hello,
+    Refusal,
+    UtilityCall,
+    UtilityMethod,
+    UtilityResult,
+    Welcome,
+)
+from quire.ipc.protocol.sockets import connect_dealer
 from tcp_proxy import TcpProxy
 
 MAX_MODEL_LEN = 512

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from quire.core.clients import clients
 from quire.core.clients.clients import Outbox
-from quire.ipc.messages import EngineCoreOutput, EngineCoreOutputs, LogprobsBlock
+from quire.ipc.protocol.messages import EngineCoreOutput, EngineCoreOutputs, LogprobsBlock
 
 BLOCK = LogprobsBlock(1, 4, bytes(16), bytes(16), bytes(4))
 

@@ -14,10 +14,10 @@ from quire.core.clients.remote_clients import to_remote_identity
 from quire.core.clients.request_memory import RequestMemory
 from quire.core.scheduling.request import Request
 from quire.core.stats.engine_facts import StartupClock, make_engine_facts
-from quire.ipc.config import SchedulerConfig
-from quire.ipc.engine_views import EngineSnapshot
 from quire.ipc.errors import ProtocolError
-from quire.ipc.messages import (
+from quire.ipc.network.keys import ClientGrant
+from quire.ipc.protocol.engine_views import EngineSnapshot
+from quire.ipc.protocol.messages import (
     MESSAGE_TYPES,
     PROTOCOL_VERSION,
     AbortRequests,
@@ -31,10 +31,18 @@ from quire.ipc.messages import (
     UtilityMethod,
     UtilityResult,
 )
-from quire.ipc.network.keys import ClientGrant
-from quire.ipc.prefix_digest import hash_prefixes
-from quire.ipc.rights import HELLO_FIELDS, MESSAGES, REQUEST_FIELDS, UTILITIES, Belief, Reach, Standing
-from quire.ipc.step import WorkerReady
+from quire.ipc.protocol.prefix_digest import hash_prefixes
+from quire.ipc.protocol.rights import (
+    HELLO_FIELDS,
+    MESSAGES,
+    REQUEST_FIELDS,
+    UTILITIES,
+    Belief,
+    Reach,
+    Standing,
+)
+from quire.ipc.protocol.step import WorkerReady
+from quire.ipc.spec.config import SchedulerConfig
 
 KEYS = {name: name.encode() * 40 for name in "ab"}
 ONE, OTHER = (to_remote_identity(b"socket", key) for key in KEYS.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fakes import FakeEngine, make_config
 from quire.core.clients.client_registry import MAX_WAITING_CALLS, ClientRegistry, UtilityCalls
-from quire.ipc.messages import (
+from quire.ipc.protocol.messages import (
     PROTOCOL_VERSION,
     FrontendCounts,
     Hello,

@@ -9,9 +9,9 @@ import pytest
 from fakes import FakeEngine, count_calls_of, expected_output, make_config, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quire.ipc.config import SchedulerConfig
-from quire.ipc.messages import EngineCoreRequest, ErrorCode, FinishReason
-from quire.ipc.step import StepFailed
+from quire.ipc.protocol.messages import EngineCoreRequest, ErrorCode, FinishReason
+from quire.ipc.protocol.step import StepFailed
+from quire.ipc.spec.config import SchedulerConfig
 
 MAX_MODEL_LEN = 128
 

@@ -10,7 +10,7 @@ from fakes import FakeEngine, expected_output, make_config, make_request
 from quire.core.engine_core import EngineCore
 from quire.core.faults.blame import FAILURES_ALONE
 from quire.core.faults.death_journal import DeathJournal
-from quire.ipc.messages import SUSPECT_ATTEMPTS, EngineCoreRequest, ErrorCode
+from quire.ipc.protocol.messages import SUSPECT_ATTEMPTS, EngineCoreRequest, ErrorCode
 
 
 def test_a_request_is_counted_once_for_each_core_that_dies_while_it_is_alone(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from fakes import FakeEngine, FakeExecutor, FakeWorker, expected_output, make_config, make_request
 from quire.core.faults.step_limits import ATTEMPTS_AT_FLOOR, FIRST_PATIENCE, MAX_PATIENCE, StepLimits
-from quire.ipc.config import SchedulerConfig
-from quire.ipc.messages import EngineCoreRequest, ErrorCode, FinishReason
-from quire.ipc.step import ModelRunnerOutput, SchedulerOutput, StepFailed
+from quire.ipc.protocol.messages import EngineCoreRequest, ErrorCode, FinishReason
+from quire.ipc.protocol.step import ModelRunnerOutput, SchedulerOutput, StepFailed
+from quire.ipc.spec.config import SchedulerConfig
 
 MAX_MODEL_LEN = 128
 

@@ -6,7 +6,7 @@ from fakes import make_config, make_request
 from quire.core.kv.kv_cache_manager import BlockHasher
 from quire.core.scheduling.request import Request
 from quire.core.scheduling.tenant import Tenant
-from quire.ipc.model_spec import RopeConfig
+from quire.ipc.spec.model_spec import RopeConfig
 
 BLOCK_SIZE = 8
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.kv import digests as digests_module
-from quire.ipc.prefix_digest import HASH_SIZE_BYTES, EngineDigest, hash_prefixes, list_coarse_depths
-from quire.ipc.token_ids import encode_token_ids
+from quire.ipc.protocol.prefix_digest import HASH_SIZE_BYTES, EngineDigest, hash_prefixes, list_coarse_depths
+from quire.ipc.protocol.token_ids import encode_token_ids
 
 BLOCK = 8
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from fakes import FakeEngine, make_config, make_request
 from quire.core.stats.stats_collector import AttachedClient, Surroundings
-from quire.ipc.engine_views import RequestView
+from quire.ipc.protocol.engine_views import RequestView
 
 PROMPT = list(range(33))  # two blocks of 16, and a token that is computed in any case
 

@@ -17,10 +17,10 @@ import zmq
 from daemons import fake_modules, runtime_folders, wait_for_end
 from quire.core.placement import ray_place
 from quire.core.placement.ray_place import RayPlace
-from quire.ipc.codec import make_step_codec
 from quire.ipc.network.keys import make_key_pairs
-from quire.ipc.sockets import connect_dealer
-from quire.ipc.step import ModelRunnerOutput, WorkerFailed, WorkerProgress, WorkerReady
+from quire.ipc.protocol.codec import make_step_codec
+from quire.ipc.protocol.sockets import connect_dealer
+from quire.ipc.protocol.step import ModelRunnerOutput, WorkerFailed, WorkerProgress, WorkerReady
 from rank_driver import Ranks, make_rank_config
 
 SIZE = 2

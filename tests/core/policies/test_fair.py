@@ -11,8 +11,8 @@ from quire.core.policies.fair import FairPolicy
 from quire.core.policies.fair_accounts import Account, account_of, record_of
 from quire.core.scheduling.request import Request
 from quire.core.scheduling.tenant import ClientShare
-from quire.ipc.config import SchedulerConfig
-from quire.ipc.messages import FinishReason
+from quire.ipc.protocol.messages import FinishReason
+from quire.ipc.spec.config import SchedulerConfig
 
 
 def make_engine(

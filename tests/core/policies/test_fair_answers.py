@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 from fakes import FakeEngine, make_config, make_request
-from quire.ipc.beam_search import BeamSearch
-from quire.ipc.config import SchedulerConfig
-from quire.ipc.messages import EngineCoreRequest
-from quire.ipc.step import ModelRunnerOutput
+from quire.ipc.params.beam_search import BeamSearch
+from quire.ipc.protocol.messages import EngineCoreRequest
+from quire.ipc.protocol.step import ModelRunnerOutput
+from quire.ipc.spec.config import SchedulerConfig
 
 
 def measure_answers(

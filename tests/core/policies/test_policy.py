@@ -13,8 +13,8 @@ from quire.core.scheduling.request import Request
 from quire.core.scheduling.request_queue import RequestQueue
 from quire.core.scheduling.running_batch import RunningBatch
 from quire.core.scheduling.step import Step
-from quire.ipc.config import SchedulerConfig, SchedulingPolicy
-from quire.ipc.messages import EngineCoreRequest
+from quire.ipc.protocol.messages import EngineCoreRequest
+from quire.ipc.spec.config import SchedulerConfig, SchedulingPolicy
 
 
 class ShortestPromptFirst(FcfsPolicy):

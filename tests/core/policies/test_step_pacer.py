@@ -11,8 +11,8 @@ import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.policies import step_pacer
 from quire.core.policies.step_pacer import MAX_TURNS, WINDOW_S
-from quire.ipc.config import SchedulerConfig
-from quire.ipc.step import SchedulerOutput
+from quire.ipc.protocol.step import SchedulerOutput
+from quire.ipc.spec.config import SchedulerConfig
 
 TRANSPORT_S = 3e-3  # of a first token that no step is to blame for: frontend, sockets
 

@@ -11,9 +11,9 @@ from fakes import VOCAB_SIZE, FakeEngine, make_config, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quire.core.scheduling.beam_search import Beam, BeamSearchState, Candidates
-from quire.ipc.beam_search import BeamSearch
-from quire.ipc.config import SchedulerConfig, SchedulingPolicy
-from quire.ipc.messages import EngineCoreRequest, ErrorCode, FinishReason
+from quire.ipc.params.beam_search import BeamSearch
+from quire.ipc.protocol.messages import EngineCoreRequest, ErrorCode, FinishReason
+from quire.ipc.spec.config import SchedulerConfig, SchedulingPolicy
 from quire.tools.sim.fake_worker import expected_beams
 
 Logprobs = dict[tuple[int, ...], list[float]]  # output so far -> logprob of each token

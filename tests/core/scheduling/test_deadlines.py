@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 from fakes import FakeEngine, make_config, make_request, token_at
-from quire.ipc.config import SchedulerConfig
-from quire.ipc.messages import ErrorCode, FinishReason
-from quire.ipc.token_ids import encode_token_ids
+from quire.ipc.protocol.messages import ErrorCode, FinishReason
+from quire.ipc.protocol.token_ids import encode_token_ids
+from quire.ipc.spec.config import SchedulerConfig
 
 
 def make_engine(**scheduler: Any) -> FakeEngine:

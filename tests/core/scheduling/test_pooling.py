@@ -10,10 +10,10 @@ from fakes import FakeEngine, make_config, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quire.core.scheduling import scheduler
-from quire.ipc.config import SchedulerConfig, SchedulingPolicy
-from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest, ErrorCode, FinishReason
-from quire.ipc.model_spec import EmbeddingSpec, PoolingSpec
-from quire.ipc.pooling_params import PoolingParams, PoolingTask
+from quire.ipc.params.pooling_params import PoolingParams, PoolingTask
+from quire.ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest, ErrorCode, FinishReason
+from quire.ipc.spec.config import SchedulerConfig, SchedulingPolicy
+from quire.ipc.spec.model_spec import EmbeddingSpec, PoolingSpec
 from quire.tools.sim.fake_vectors import expected_pooled
 
 LAST = PoolingSpec(pools=("last",), is_matryoshka=True)

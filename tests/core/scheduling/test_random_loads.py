@@ -7,10 +7,10 @@ import random
 import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.scheduling.tenant import ClientShare
-from quire.ipc.beam_search import BeamSearch
-from quire.ipc.config import SchedulerConfig
-from quire.ipc.messages import EngineCoreRequest
-from quire.ipc.step import ModelRunnerOutput
+from quire.ipc.params.beam_search import BeamSearch
+from quire.ipc.protocol.messages import EngineCoreRequest
+from quire.ipc.protocol.step import ModelRunnerOutput
+from quire.ipc.spec.config import SchedulerConfig
 
 CLIENTS = (b"one", b"two", b"three")
 WORK_US = (0, 0, 50, 1000, 10_000, 30_000, 250_000)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from quire.core.scheduling.repetition import RepetitionDetector
 from quire.core.scheduling.request import Request
 from quire.core.scheduling.tenant import TenantLedger
-from quire.ipc.messages import FinishReason
-from quire.ipc.repetition_detection import RepetitionDetectionParams
+from quire.ipc.params.repetition_detection import RepetitionDetectionParams
+from quire.ipc.protocol.messages import FinishReason
 
 outputs = st.lists(st.integers(0, 2), max_size=40)
 

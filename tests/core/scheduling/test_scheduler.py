@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from fakes import FakeEngine, count_calls, make_config, make_request
-from quire.ipc.config import SchedulerConfig
-from quire.ipc.messages import FinishReason
-from quire.ipc.step import SchedulerOutput
+from quire.ipc.protocol.messages import FinishReason
+from quire.ipc.protocol.step import SchedulerOutput
+from quire.ipc.spec.config import SchedulerConfig
 
 
 def make_engine(

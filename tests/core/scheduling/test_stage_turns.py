@@ -7,7 +7,7 @@ from itertools import chain
 
 import pytest
 from fakes import FakeEngine, make_config, make_request
-from quire.ipc.config import SchedulerConfig
+from quire.ipc.spec.config import SchedulerConfig
 
 
 def make_engine(num_stages: int, **scheduler: int) -> FakeEngine:

@@ -6,8 +6,8 @@ import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.scheduling.stalls import DeviceFreeTime
-from quire.ipc.config import SchedulerConfig
-from quire.ipc.engine_views import StalledRequest
+from quire.ipc.protocol.engine_views import StalledRequest
+from quire.ipc.spec.config import SchedulerConfig
 
 
 def find_stall(engine: FakeEngine) -> StalledRequest | None:

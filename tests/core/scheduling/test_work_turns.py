@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from fakes import FakeEngine, expected_output, make_config, make_request
 from quire.core.scheduling.work_turns import BURST_US, MAX_ROW_WORK_US, WORK_SHARE
-from quire.ipc.config import SchedulerConfig, SchedulingPolicy
-from quire.ipc.messages import EngineCoreRequest
-from quire.ipc.step import ModelRunnerOutput, SchedulerOutput, StepFailed
+from quire.ipc.protocol.messages import EngineCoreRequest
+from quire.ipc.protocol.step import ModelRunnerOutput, SchedulerOutput, StepFailed
+from quire.ipc.spec.config import SchedulerConfig, SchedulingPolicy
 
 PASS_S = 0.001
 SLACK_S = 2 * (BURST_US + MAX_ROW_WORK_US) / 1e6  # two steps are under way when a request comes

@@ -7,12 +7,12 @@ from itertools import accumulate, pairwise
 import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.stats.stats import WINDOW_S, EngineCounters, HistogramCounts, RateWindow
-from quire.ipc.beam_search import BeamSearch
-from quire.ipc.config import SchedulerConfig
-from quire.ipc.engine_views import Histogram
-from quire.ipc.messages import FinishReason
-from quire.ipc.model_spec import PoolingSpec
-from quire.ipc.pooling_params import PoolingParams
+from quire.ipc.params.beam_search import BeamSearch
+from quire.ipc.params.pooling_params import PoolingParams
+from quire.ipc.protocol.engine_views import Histogram
+from quire.ipc.protocol.messages import FinishReason
+from quire.ipc.spec.config import SchedulerConfig
+from quire.ipc.spec.model_spec import PoolingSpec
 
 
 def make_engine(**scheduler: object) -> FakeEngine:

@@ -16,10 +16,10 @@ from quire.core.stats.stats_collector import (
     Surroundings,
     _name_clients,
 )
-from quire.ipc.beam_search import BeamSearch
-from quire.ipc.config import SchedulerConfig
-from quire.ipc.engine_views import EngineSnapshot
-from quire.ipc.messages import UtilityCall, UtilityMethod
+from quire.ipc.params.beam_search import BeamSearch
+from quire.ipc.protocol.engine_views import EngineSnapshot
+from quire.ipc.protocol.messages import UtilityCall, UtilityMethod
+from quire.ipc.spec.config import SchedulerConfig
 
 
 def make_engine(num_blocks: int = 64, max_num_seqs: int = 256, **config: int) -> FakeEngine:

@@ -6,8 +6,8 @@ from fakes import FakeEngine, make_config, make_request
 from quire.core.stats.engine_facts import call_utility
 from quire.core.stats.stats_collector import Surroundings
 from quire.core.stats.step_recorder import StepRecorder
-from quire.ipc.engine_views import StepTrace
-from quire.ipc.messages import UtilityCall, UtilityMethod, UtilityResult
+from quire.ipc.protocol.engine_views import StepTrace
+from quire.ipc.protocol.messages import UtilityCall, UtilityMethod, UtilityResult
 
 
 def ask(engine: FakeEngine, method: UtilityMethod) -> UtilityResult:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from quire.ipc.engine_views import EngineSnapshot
+from quire.ipc.protocol.engine_views import EngineSnapshot
 
 FOLDER = Path(__file__).parent
 DEADLINE_S = 60.0

@@ -16,9 +16,9 @@ from frontend_fakes import make_facts
 from quire.frontend.client.async_engine_core_client import AsyncMPClient
 from quire.frontend.client.engine_connection import EngineConnection
 from quire.frontend.client.engines import Engine
-from quire.ipc.codec import make_client_codec
 from quire.ipc.errors import EngineDeadError
-from quire.ipc.messages import (
+from quire.ipc.protocol.codec import make_client_codec
+from quire.ipc.protocol.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
     EngineCoreOutput,
@@ -30,7 +30,7 @@ from quire.ipc.messages import (
     UtilityMethod,
     Welcome,
 )
-from quire.ipc.sockets import bind_router, send_to
+from quire.ipc.protocol.sockets import bind_router, send_to
 
 CODEC = make_client_codec()
 TIMEOUT_S = 30.0

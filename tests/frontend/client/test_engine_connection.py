@@ -9,9 +9,9 @@ from fakes import make_request
 from frontend_fakes import make_facts
 from quire.frontend.client.engine_connection import EngineConnection
 from quire.frontend.client.engines import Engine, PlannedRestart
-from quire.ipc.codec import make_client_codec
 from quire.ipc.errors import EngineDeadError, EngineStartError
-from quire.ipc.messages import PROTOCOL_VERSION, EngineCoreRequest, Hello, StartupProgress, Welcome
+from quire.ipc.protocol.codec import make_client_codec
+from quire.ipc.protocol.messages import PROTOCOL_VERSION, EngineCoreRequest, Hello, StartupProgress, Welcome
 
 CODEC = make_client_codec()
 NOW = 100.0

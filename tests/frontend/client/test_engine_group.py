@@ -9,9 +9,9 @@ import pytest
 from fakes import make_request
 from frontend_fakes import make_facts
 from quire.frontend.client.engine_group import DIGEST_INTERVAL_S, MAX_ASKED, EngineGroup
-from quire.ipc.client_protocol import ClientProtocol
-from quire.ipc.codec import make_client_codec
-from quire.ipc.messages import (
+from quire.ipc.protocol.client_protocol import ClientProtocol
+from quire.ipc.protocol.codec import make_client_codec
+from quire.ipc.protocol.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
     EngineCoreOutput,
@@ -28,8 +28,8 @@ from quire.ipc.messages import (
     Welcome,
     WorkerStatus,
 )
-from quire.ipc.prefix_digest import EngineDigest
-from quire.ipc.token_ids import decode_token_ids
+from quire.ipc.protocol.prefix_digest import EngineDigest
+from quire.ipc.protocol.token_ids import decode_token_ids
 
 CODEC = make_client_codec()
 NOW = 100.0

@@ -13,15 +13,15 @@ from quire.core.kv.kv_cache_manager import BlockHasher, KVCacheManager
 from quire.core.scheduling.request import Request
 from quire.core.scheduling.tenant import Tenant
 from quire.frontend.client.engine_router import EngineRouter
-from quire.ipc.messages import EngineCoreRequest
-from quire.ipc.prefix_digest import (
+from quire.ipc.protocol.messages import EngineCoreRequest
+from quire.ipc.protocol.prefix_digest import (
     HASH_SIZE_BYTES,
     EngineDigest,
     hash_prefixes,
     list_coarse_depths,
     list_depths,
 )
-from quire.ipc.token_ids import encode_token_ids
+from quire.ipc.protocol.token_ids import encode_token_ids
 
 BLOCK = 16
 

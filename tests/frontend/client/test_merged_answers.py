@@ -5,7 +5,13 @@ from __future__ import annotations
 import msgspec
 from frontend_fakes import make_stats
 from quire.frontend.client.utility_calls import merge_metrics, merge_snapshots, merge_stats
-from quire.ipc.engine_views import ClientView, EngineMetrics, EngineSnapshot, Histogram, StalledRequest
+from quire.ipc.protocol.engine_views import (
+    ClientView,
+    EngineMetrics,
+    EngineSnapshot,
+    Histogram,
+    StalledRequest,
+)
 
 
 def make_client(name: str, num_running: int) -> ClientView:

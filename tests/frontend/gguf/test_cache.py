@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from quire.frontend.gguf import folder as gguf_folder
 from quire.frontend.gguf.folder import open_gguf
-from quire.ipc.private_cache import PrivateCache
+from quire.ipc.files.private_cache import PrivateCache
 
 from .files import make_tiny
 
 KEEP = (
-    "import sys; from quire.ipc.private_cache import keep_entry; "
+    "import sys; from quire.ipc.files.private_cache import keep_entry; "
     "keep_entry(sys.argv[1]); print(flush=True); sys.stdin.read()"
 )
 

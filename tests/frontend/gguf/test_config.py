@@ -15,9 +15,9 @@ from quire.frontend.gguf.config import make_llama3_divisors, read_config
 from quire.frontend.gguf.folder import open_gguf
 from quire.frontend.gguf.header import GgufHeader, read_header
 from quire.frontend.gguf.tensors import name_tensors
-from quire.ipc.config import ModelConfig
 from quire.ipc.errors import ModelError
-from quire.ipc.model_spec import RopeConfig
+from quire.ipc.spec.config import ModelConfig
+from quire.ipc.spec.model_spec import RopeConfig
 
 from ...gguf_files import GgufWriter
 from .files import make_tiny

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from quire.frontend.gguf.tensors import make_formats
-from quire.ipc.gguf_tensor import GgufTensor, describe_types, find_main_type
-from quire.ipc.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
-from quire.ipc.weight_format import WeightFormat, WeightFormats
+from quire.ipc.spec.gguf_tensor import GgufTensor, describe_types, find_main_type
+from quire.ipc.spec.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
+from quire.ipc.spec.weight_format import WeightFormat, WeightFormats
 
 Q4_0 = WeightFormat(bits=4, group_size=32, layout="gguf")
 Q6_K = WeightFormat(bits=8, group_size=16, layout="gguf")

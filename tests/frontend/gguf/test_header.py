@@ -14,7 +14,7 @@ from quire.frontend.gguf.folder import open_gguf
 from quire.frontend.gguf.header import MAX_ELEMENTS, read_header
 from quire.frontend.text.tokenizer import load_tokenizer
 from quire.ipc.errors import ModelError
-from quire.ipc.gguf_tensor import BLOCKS
+from quire.ipc.spec.gguf_tensor import BLOCKS
 
 from ...gguf_files import GgufWriter
 from .files import make_tiny

@@ -25,7 +25,7 @@ from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.serving import Caller
 from quire.frontend.openai.stream import cancel_and_wait
 from quire.ipc.errors import RequestFailedError
-from quire.ipc.sampling_params import RequestOutputKind
+from quire.ipc.params.sampling_params import RequestOutputKind
 from server_fakes import Peer, Server, run_with_server, watch_drain
 
 pb, stubs = make_client()

@@ -9,7 +9,7 @@ from grpc_client import PROTO
 from grpc_tools import protoc
 from quire.frontend.grpc import quire_engine_pb2 as pb
 from quire.frontend.openai.bodies.schema import CompletionRequest
-from quire.ipc.sampling_params import SAMPLING_FIELDS
+from quire.ipc.params.sampling_params import SAMPLING_FIELDS
 
 # What follows from the call itself, as over HTTP it follows from the route.
 NOT_REQUESTED = {"detokenize", "output_kind", "extra_args"}

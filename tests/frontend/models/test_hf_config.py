@@ -14,8 +14,8 @@ from quire.frontend.models.hf_config import (
     read_eos_token_ids,
 )
 from quire.ipc.errors import ConfigError, ModelError
-from quire.ipc.messages import MAX_EOS_TOKEN_IDS
-from quire.ipc.model_spec import DenseSpec, ExpertsSpec, ModelSpec
+from quire.ipc.protocol.messages import MAX_EOS_TOKEN_IDS
+from quire.ipc.spec.model_spec import DenseSpec, ExpertsSpec, ModelSpec
 
 BASE: dict[str, Any] = {
     "vocab_size": 100,

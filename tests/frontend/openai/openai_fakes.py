@@ -31,11 +31,11 @@ from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from quire.frontend.pooling.processor import PoolingProcessor, PoolingPrompt
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
-from quire.ipc.beam_search import BeamSearch
-from quire.ipc.engine_views import SchedulerStats
-from quire.ipc.messages import FrontendCounts
-from quire.ipc.pooling_params import PoolingParams
-from quire.ipc.sampling_params import RequestOutputKind, SamplingParams
+from quire.ipc.params.beam_search import BeamSearch
+from quire.ipc.params.pooling_params import PoolingParams
+from quire.ipc.params.sampling_params import RequestOutputKind, SamplingParams
+from quire.ipc.protocol.engine_views import SchedulerStats
+from quire.ipc.protocol.messages import FrontendCounts
 from tool_template import CHATML_TEMPLATE
 
 

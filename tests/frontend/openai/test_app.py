@@ -14,7 +14,7 @@ from quire.frontend.openai.endpoints.completions import create_completion
 from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.serving import Caller, Serving
 from quire.frontend.openai.stream import EventStream
-from quire.ipc.sampling_params import SAMPLING_FIELDS, SamplingParams
+from quire.ipc.params.sampling_params import SAMPLING_FIELDS, SamplingParams
 
 
 def test_a_chat_is_answered_in_openais_shape_with_usage() -> None:

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import pytest
 from quire.frontend.openai.live import SnapshotFeed
 from quire.frontend.openai.serving import Caller
-from quire.ipc.engine_views import EngineSnapshot
 from quire.ipc.errors import EngineDeadError
+from quire.ipc.protocol.engine_views import EngineSnapshot
 from top_fakes import make_snapshot
 
 PERIOD_S = 0.01

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from quire.frontend.openai.metrics import format_metrics
-from quire.ipc.engine_views import EngineMetrics, Histogram, SchedulerStats
+from quire.ipc.protocol.engine_views import EngineMetrics, Histogram, SchedulerStats
 
 LABELS = {"model_name": 'a "model"', "engine": "0"}
 

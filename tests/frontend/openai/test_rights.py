@@ -14,8 +14,8 @@ from quire.frontend.openai.engines.served_models import ServedModels
 from quire.frontend.openai.live import Shown
 from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.serving import Caller, Serving
-from quire.ipc.engine_views import StalledRequest
-from quire.ipc.rights import METHODS, ROUTES, Reach
+from quire.ipc.protocol.engine_views import StalledRequest
+from quire.ipc.protocol.rights import METHODS, ROUTES, Reach
 from top_fakes import make_request, make_snapshot
 
 KEYED = ServerOptions(

@@ -12,8 +12,8 @@ from openai_fakes import AsgiClient, FakeLLM, run_with_app
 from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.server_info import EngineCheck
 from quire.frontend.openai.serving import Serving
-from quire.ipc.engine_views import SchedulerStats, StalledRequest
 from quire.ipc.errors import RequestFailedError
+from quire.ipc.protocol.engine_views import SchedulerStats, StalledRequest
 
 STALLED = make_stats(stall=StalledRequest("chatcmpl-1-0", "queued", 12.5))
 

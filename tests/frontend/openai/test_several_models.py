@@ -20,8 +20,8 @@ from quire.frontend.openai.engines.server_parts import ServerParts
 from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.room import Stay
 from quire.frontend.openai.serving import Serving
-from quire.ipc.engine_views import EngineMetrics, StalledRequest
 from quire.ipc.errors import ConfigError, EngineDeadError, RequestFailedError
+from quire.ipc.protocol.engine_views import EngineMetrics, StalledRequest
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 COMPLETIONS = "/v1/completions"

@@ -15,7 +15,7 @@ from quire.frontend.output_formats.reading.output_parser import OutputParser
 from quire.frontend.output_formats.tools import Tool
 from quire.frontend.text.detokenizer import Detokenizer
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.params.sampling_params import SamplingParams
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 

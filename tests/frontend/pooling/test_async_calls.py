@@ -15,8 +15,8 @@ from quire.frontend.engine_args import EngineArgs
 from quire.frontend.pooling import async_calls
 from quire.frontend.pooling.encoder import EncodedText, TextPair
 from quire.ipc.errors import EngineDeadError, InputError, PoolingParamsError, PromptError, RequestFailedError
-from quire.ipc.messages import EngineCoreRequest
-from quire.ipc.pooling_params import PoolingParams
+from quire.ipc.params.pooling_params import PoolingParams
+from quire.ipc.protocol.messages import EngineCoreRequest
 
 ALL = ("generate", "embed", "classify", "score", "token_embed", "token_classify")
 Scenario = Callable[[AsyncLLM, FakeAsyncClient], Awaitable[None]]

@@ -16,9 +16,9 @@ from quire.frontend.llm import LLM
 from quire.frontend.llm_engine import LLMEngine
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import InputError, PoolingParamsError, PromptError, SamplingParamsError
-from quire.ipc.pooling_params import PoolingParams
-from quire.ipc.sampling_params import SamplingParams
-from quire.ipc.token_ids import decode_token_ids
+from quire.ipc.params.pooling_params import PoolingParams
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.protocol.token_ids import decode_token_ids
 
 EMBEDS = ("embed", "score", "token_embed")
 CLASSIFIES = ("classify", "score", "token_classify")

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from quire.frontend.families import read_model_spec
 from quire.frontend.quantization import fields, read_weight_formats
 from quire.ipc.errors import ModelError
-from quire.ipc.linear_shapes import list_linears
-from quire.ipc.model_spec import ModelSpec
-from quire.ipc.weight_format import WeightFormat, WeightFormats
+from quire.ipc.spec.linear_shapes import list_linears
+from quire.ipc.spec.model_spec import ModelSpec
+from quire.ipc.spec.weight_format import WeightFormat, WeightFormats
 
 BASE: dict[str, Any] = {
     "hidden_size": 128,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quire.frontend.text.detokenizer import Detokenizer
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.sampling_params import RequestOutputKind, SamplingParams
+from quire.ipc.params.sampling_params import RequestOutputKind, SamplingParams
 
 TEXT = "the quick 😀 fox, naïve café 你好 over the lazy dog"
 

@@ -10,7 +10,7 @@ import pytest
 from frontend_fakes import write_encoder_folder, write_metaspace_folder
 from quire.frontend.text.detokenizer import Detokenizer
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
-from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.params.sampling_params import SamplingParams
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 

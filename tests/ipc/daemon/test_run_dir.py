@@ -29,7 +29,7 @@ from quire.ipc.daemon.run_dir import (
 )
 from quire.ipc.errors import ConfigError, DaemonError, EngineStartError
 from quire.ipc.processes.process import wait_readable
-from quire.ipc.sockets import make_ipc_address
+from quire.ipc.protocol.sockets import make_ipc_address
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from quire.ipc.model_spec import HeadActivation, PoolingSpec
-from quire.ipc.pooling_params import PoolingParams
+from quire.ipc.params.pooling_params import PoolingParams
+from quire.ipc.spec.model_spec import HeadActivation, PoolingSpec
 from quire.worker.pooling.head import activate, activate_array
 from quire.worker.pooling.pooler import finish_vectors
 from torch.nn import functional as F

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from quire.core.inproc_engine import InprocEngine
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.models.model_folder import pocket_folder
-from quire.ipc.config import EngineConfig
-from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest, ErrorCode
-from quire.ipc.model_spec import Pool, PoolingSpec
-from quire.ipc.pooling_params import PoolingParams, PoolingTask
-from quire.ipc.sampling_params import SamplingParams
-from quire.ipc.token_ids import encode_token_ids
+from quire.ipc.params.pooling_params import PoolingParams, PoolingTask
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest, ErrorCode
+from quire.ipc.protocol.token_ids import encode_token_ids
+from quire.ipc.spec.config import EngineConfig
+from quire.ipc.spec.model_spec import Pool, PoolingSpec
 
 POOLS: list[Pool] = ["cls", "last", "mean", "max", "weighted_mean", "mean_sqrt_len"]
 LENGTHS = [1, 2, 16, 17, 40, 95, 96]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from quire.ipc.gguf_tensor import BLOCKS
+from quire.ipc.spec.gguf_tensor import BLOCKS
 from quire.worker.gguf import make_numbers, read_blocks
 from quire.worker.quantization.integer_weight import dequantize, unpack_codes
 from safetensors.torch import load_file

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from quire.ipc.errors import ConfigError, ModelError
-from quire.ipc.weight_format import WeightFormat, WeightFormats, make_online_formats
+from quire.ipc.spec.weight_format import WeightFormat, WeightFormats, make_online_formats
 from quire.worker.quantization.integer_weight import (
     IntegerWeight,
     ScaledFp8Weight,

@@ -14,8 +14,8 @@ from paged import PagedRun
 from quantized_checkpoints import FORMATS, quantize_checkpoint, write_gptq
 from quire import LLM, SamplingParams
 from quire.frontend.engine_args import EngineArgs
-from quire.ipc.config import EngineConfig
 from quire.ipc.errors import ModelError
+from quire.ipc.spec.config import EngineConfig
 from quire.kernels.shared_group import SharedGroup
 from quire.worker.models import load_model
 from ranks import Pipeline, run_ranks, with_ranks

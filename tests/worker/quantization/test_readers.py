@@ -8,7 +8,7 @@ import pytest
 import torch
 from golden_weights import FOLDER, GOLDEN_NAMES, GoldenWeight, load_golden
 from quire.ipc.errors import ModelError
-from quire.ipc.weight_format import WeightFormat
+from quire.ipc.spec.weight_format import WeightFormat
 from quire.worker.quantization.integer_weight import check_weight, dequantize
 from quire.worker.quantization.readers import read_weight
 from quire.worker.quantization.readers.compressed_tensors import make_mxfp4_weight

@@ -10,8 +10,8 @@ import torch
 from checkpoints import RECIPES, make_checkpoint, make_spec
 from quire.frontend.engine_args import EngineArgs
 from quire.ipc.errors import ConfigError
-from quire.ipc.linear_shapes import count_model_bytes, count_weight_bytes
-from quire.ipc.weight_format import WeightFormat, WeightFormats, make_online_formats
+from quire.ipc.spec.linear_shapes import count_model_bytes, count_weight_bytes
+from quire.ipc.spec.weight_format import WeightFormat, WeightFormats, make_online_formats
 from quire.kernels.choice import choose_linear
 from quire.worker import kv_cache
 from quire.worker.kv_cache import check_weights_fit

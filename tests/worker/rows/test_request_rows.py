@@ -7,10 +7,10 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from quire.ipc.sampling_params import SamplingParams
-from quire.ipc.step import NewRequestData, RowFork
-from quire.ipc.token_ids import encode_token_ids
-from quire.ipc.token_lists import TokenLists
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.protocol.step import NewRequestData, RowFork
+from quire.ipc.protocol.token_ids import encode_token_ids
+from quire.ipc.protocol.token_lists import TokenLists
 from quire.worker.rows.block_tables import BlockTables
 from quire.worker.rows.request_rows import RequestRows
 from quire.worker.sampling.logit_edit import EditedRow

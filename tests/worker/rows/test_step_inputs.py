@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quire.ipc.sampling_params import SamplingParams
-from quire.ipc.step import NewRequestData, SchedulerOutput
-from quire.ipc.token_ids import encode_token_ids
-from quire.ipc.token_lists import TokenLists
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.protocol.step import NewRequestData, SchedulerOutput
+from quire.ipc.protocol.token_ids import encode_token_ids
+from quire.ipc.protocol.token_lists import TokenLists
 from quire.kernels.gather_step import StepArrays, launch_gather_step
 from quire.kernels.native import load_library
 from quire.worker.native_steps import make_rows_table

@@ -12,10 +12,10 @@ import pytest
 import torch
 from own_processors import Fails, Only, Unlike
 from quire.ipc.errors import ConfigError
-from quire.ipc.sampling_params import SamplingParams
-from quire.ipc.step import NewRequestData
-from quire.ipc.token_ids import encode_token_ids
-from quire.ipc.token_lists import TokenLists
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.protocol.step import NewRequestData
+from quire.ipc.protocol.token_ids import encode_token_ids
+from quire.ipc.protocol.token_lists import TokenLists
 from quire.worker.rows.request_rows import RequestRows
 from quire.worker.sampling.logit_edits import apply_logit_edits
 from quire.worker.sampling.logits_processor import LogitsProcessor, LogitsRequest, load_logits_processors

@@ -21,13 +21,13 @@ from llguidance import LLMatcher
 from msgspec import structs
 from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.text.tokenizer import load_tokenizer
-from quire.ipc import kept_grammars
-from quire.ipc.config import ModelConfig
-from quire.ipc.sampling_params import SamplingParams
-from quire.ipc.step import NewRequestData
-from quire.ipc.structured_outputs import MAX_MASK_S
-from quire.ipc.token_ids import encode_token_ids
-from quire.ipc.token_lists import pack_token_lists
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.params.structured_outputs import MAX_MASK_S
+from quire.ipc.protocol import kept_grammars
+from quire.ipc.protocol.step import NewRequestData
+from quire.ipc.protocol.token_ids import encode_token_ids
+from quire.ipc.protocol.token_lists import pack_token_lists
+from quire.ipc.spec.config import ModelConfig
 from quire.worker.sampling import grammars as grammars_module
 from quire.worker.sampling.grammars import Grammars
 from quire.worker.sampling.logit_edit import EditedRow, LogitEdit, RowStart

@@ -19,11 +19,11 @@ import msgspec
 from ....core.engine_core import EngineCore
 from ....frontend.client.engine_group import DIGEST_INTERVAL_S
 from ....frontend.client.engine_router import EngineRouter
-from ....ipc.config import EngineConfig, SchedulerConfig
-from ....ipc.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
-from ....ipc.prefix_digest import EngineDigest
-from ....ipc.step import ModelRunnerOutput, SchedulerOutput
-from ....ipc.token_ids import encode_token_ids
+from ....ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
+from ....ipc.protocol.prefix_digest import EngineDigest
+from ....ipc.protocol.step import ModelRunnerOutput, SchedulerOutput
+from ....ipc.protocol.token_ids import encode_token_ids
+from ....ipc.spec.config import EngineConfig, SchedulerConfig
 from ..fake_worker import FakeWorker, expected_output, make_config, make_request
 from ..network import FIRST_MOMENT, Timeline
 from .step_costs import StepCosts

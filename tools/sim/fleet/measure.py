@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from ....frontend.llm import LLM
-from ....ipc.sampling_params import SamplingParams
+from ....ipc.params.sampling_params import SamplingParams
 from ...bench.machine import describe_machine, format_machine
 from ...bench.models import ensure_model
 from .step_costs import MAX_DECODED, MEASURED_TOKENS

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ....ipc.messages import MAX_IDS_PER_ABORT
+from ....ipc.protocol.messages import MAX_IDS_PER_ABORT
 from .attack import REFUSALS, Attack
 from .plan import Target
 from .wire import Exchange, converse, make_request

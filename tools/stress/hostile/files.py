@@ -18,7 +18,7 @@ import psutil
 from ....frontend.llm import LLM
 from ....frontend.models.model_folder import pocket_folder
 from ....ipc.errors import QuireError
-from ....ipc.sampling_params import SamplingParams
+from ....ipc.params.sampling_params import SamplingParams
 from .attack import Attack
 
 _WEIGHTS = "model.safetensors"

@@ -14,12 +14,19 @@ from pathlib import Path
 import psutil
 import zmq
 
-from ....ipc.codec import make_client_codec
 from ....ipc.daemon.daemon_state import CLIENT_SOCKET_NAME
 from ....ipc.daemon.run_dir import RunDirectory, find_daemon, find_named
 from ....ipc.errors import ProtocolError, QuireError
-from ....ipc.messages import PROTOCOL_VERSION, Hello, UtilityCall, UtilityMethod, UtilityResult, Welcome
-from ....ipc.sockets import connect_dealer, make_ipc_address
+from ....ipc.protocol.codec import make_client_codec
+from ....ipc.protocol.messages import (
+    PROTOCOL_VERSION,
+    Hello,
+    UtilityCall,
+    UtilityMethod,
+    UtilityResult,
+    Welcome,
+)
+from ....ipc.protocol.sockets import connect_dealer, make_ipc_address
 from ..noise import send_junk_to_core
 from ..waiting import wait_until
 from .attack import Attack

@@ -20,10 +20,12 @@ from typing import Any
 
 import zmq
 
-from ....ipc.codec import make_client_codec
 from ....ipc.errors import ProtocolError
-from ....ipc.fair_share import MAX_CLIENT_WEIGHT
-from ....ipc.messages import (
+from ....ipc.network.keys import read_client_keys
+from ....ipc.params.sampling_params import SamplingParams
+from ....ipc.protocol.codec import make_client_codec
+from ....ipc.protocol.fair_share import MAX_CLIENT_WEIGHT
+from ....ipc.protocol.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
     EngineCoreOutputs,
@@ -36,10 +38,8 @@ from ....ipc.messages import (
     UtilityResult,
     Welcome,
 )
-from ....ipc.network.keys import read_client_keys
-from ....ipc.sampling_params import SamplingParams
-from ....ipc.sockets import connect_dealer
-from ....ipc.token_ids import encode_token_ids
+from ....ipc.protocol.sockets import connect_dealer
+from ....ipc.protocol.token_ids import encode_token_ids
 from .attack import REFUSALS, Attack
 
 _POLL_MS = 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ....ipc.errors import ModelError
-from ....ipc.weight_format import WeightFormat
+from ....ipc.spec.weight_format import WeightFormat
 from ..integer_weight import NarrowWeight
 from .awq import read_awq
 from .bitsandbytes import read_4bit, read_int8

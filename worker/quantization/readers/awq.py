@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ....ipc.weight_format import WeightFormat
+from ....ipc.spec.weight_format import WeightFormat
 from ..integer_weight import IntegerWeight, unpack_nibbles
 from .packed_bits import make_packed
 from .stored_tensors import StoredTensors

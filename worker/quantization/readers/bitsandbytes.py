@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ....ipc.weight_format import WeightFormat
+from ....ipc.spec.weight_format import WeightFormat
 from ..integer_weight import IntegerWeight
 from .compressed_tensors import to_unsigned
 from .packed_bits import make_weight

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ....ipc.weight_format import WeightFormat
+from ....ipc.spec.weight_format import WeightFormat
 from ..integer_weight import ScaledFp8Weight
 from .compressed_tensors import ACTIVATION_PARTS
 from .stored_tensors import StoredTensors, grid_shapes, spread

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ....ipc.weight_format import WeightFormat
+from ....ipc.spec.weight_format import WeightFormat
 from ..integer_weight import IntegerWeight
 from .packed_bits import count_words, make_weight_of_words, sort_by_group, unpack_words
 from .stored_tensors import StoredTensors

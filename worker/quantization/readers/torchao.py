@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ....ipc.weight_format import WeightFormat
+from ....ipc.spec.weight_format import WeightFormat
 from ..integer_weight import NarrowWeight, ScaledFp8Weight
 from .compressed_tensors import to_unsigned
 from .packed_bits import make_weight

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from openai_fakes import AsgiClient, FakeLLM, run_with_app
 from quire.frontend.openai.serving import Serving
-from quire.ipc.beam_search import BeamSearch
-from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.params.beam_search import BeamSearch
+from quire.ipc.params.sampling_params import SamplingParams
 
 COMPLETIONS = "/v1/completions"
 PROMPTS: dict[str, dict[str, Any]] = {

@@ -25,8 +25,8 @@ from quire.frontend.openai.serving import Serving
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.text.detokenizer import Detokenizer
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.messages import LogprobsBlock
-from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.protocol.messages import LogprobsBlock
 
 POSITIONS = [None, *({n: Logprob(-n / 10, 1, f"t{n}"), 7: Logprob(-1.0, 2, "\u00e9")} for n in range(10, 20))]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai_fakes import AsgiClient, FakeLLM, run_with_app
 from quire.frontend.openai.serving import Serving
-from quire.ipc.repetition_detection import RepetitionDetectionParams
+from quire.ipc.params.repetition_detection import RepetitionDetectionParams
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {

@@ -26,8 +26,8 @@ from quire.frontend.structured_outputs.compiler import GrammarCompiler
 from quire.frontend.structured_outputs.grammar_text import make_grammar_text
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import SamplingParamsError
-from quire.ipc.sampling_params import SamplingParams
-from quire.ipc.structured_outputs import StructuredOutputsParams
+from quire.ipc.params.sampling_params import SamplingParams
+from quire.ipc.params.structured_outputs import StructuredOutputsParams
 from transcripts import END, USER, make_tokenizer
 
 # What of a marker is a token in the models' own tokenizers.

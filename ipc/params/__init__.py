@@ -1,0 +1,1 @@
+"""What a request may ask for: its parameters, each field declared and checked once."""

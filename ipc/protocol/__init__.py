@@ -1,0 +1,1 @@
+"""What frontends, core and workers say to each other: messages, frames, sockets, and both sides' rules."""
