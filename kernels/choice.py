@@ -12,10 +12,10 @@ from typing import Literal
 
 import torch
 
-from .flashinfer_attention import find_uncovered as find_flashinfer_uncovered
-from .native import find_library, load_library
-from .paged_attention import MAX_NATIVE_HEAD_SIZE
-from .triton_runtime import can_use_triton
+from .attention.flashinfer_attention import find_uncovered as find_flashinfer_uncovered
+from .attention.paged_attention import MAX_NATIVE_HEAD_SIZE
+from .program.native import find_library, load_library
+from .triton.triton_runtime import can_use_triton
 
 Implementation = Literal["triton", "native", "torch", "flashinfer"]
 
@@ -58,7 +58,7 @@ def choose_norm(
     """Of rows of so many numbers; the operation is rms_norm or layer_norm."""
     chosen = choose_kernel(operation, dtype, device)
     if chosen == "triton":
-        from .rms_norm_triton import MAX_ROW_SIZE
+        from .norm.rms_norm_triton import MAX_ROW_SIZE
 
         if size > MAX_ROW_SIZE:
             return choose_kernel(operation, dtype, device, "triton")
@@ -94,7 +94,7 @@ def choose_attention(
         _LOGGER.warning("attention_backend=flashinfer is not used: %s", uncovered)
     without: list[Implementation] = []
     if choose_kernel("paged_attention", dtype, device) == "triton":
-        from .paged_attention_triton import find_uncovered
+        from .attention.paged_attention_triton import find_uncovered
 
         uncovered = find_uncovered(num_heads, num_kv_heads, head_size, dtype)
         if uncovered is not None:

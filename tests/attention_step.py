@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
-from quire.kernels.paged_attention import paged_attention_reference
+from quire.kernels.attention.paged_attention import paged_attention_reference
 from torch import Tensor
 
 EPS = torch.finfo(torch.float32).eps

@@ -74,7 +74,7 @@ def pytest_timeout_set_timer() -> Generator[None, object, object]:
 @pytest.fixture(scope="session")
 def library() -> ctypes.CDLL:
     """The compiled CPU kernels; what asks for them is skipped only where they are switched off."""
-    from quire.kernels import native
+    from quire.kernels.program import native
 
     if native.is_switched_off():
         pytest.skip(f"{native.SWITCH}=0")
@@ -87,7 +87,7 @@ def library() -> ctypes.CDLL:
 def set_threads() -> Iterator[Callable[[int], None]]:
     """Sets how many threads the kernels take; the number before holds again afterwards."""
     import torch
-    from quire.kernels.native import set_num_threads
+    from quire.kernels.program.native import set_num_threads
 
     before = torch.get_num_threads()
     yield set_num_threads

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from quire.kernels.paged_attention import paged_attention_reference
+from quire.kernels.attention.paged_attention import paged_attention_reference
 from torch import Tensor
 
 INDEXES = ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from quire.ipc.processes.child_args import GroupArgs
 from quire.ipc.spec.config import EngineConfig
-from quire.kernels.device_group import DeviceGroup
+from quire.kernels.group.device_group import DeviceGroup
 
 _TIMEOUT = timedelta(minutes=10)  # the core, or pytest, ends it sooner
 

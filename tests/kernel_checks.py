@@ -13,9 +13,9 @@ from typing import Self, TypeVar
 
 import pytest
 import torch
-from quire.kernels.layer_norm import layer_norm_reference
-from quire.kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
-from quire.kernels.rotate_and_write import rotate_and_write_reference
+from quire.kernels.attention.rotate_and_write import rotate_and_write_reference
+from quire.kernels.norm.layer_norm import layer_norm_reference
+from quire.kernels.norm.rms_norm import add_rms_norm_reference, rms_norm_reference
 from torch import Tensor
 
 Group = TypeVar("Group")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from quire.ipc.spec.config import EngineConfig
 from quire.ipc.spec.model_spec import has_dynamic_rope
-from quire.kernels.native import is_switched_off
+from quire.kernels.program.native import is_switched_off
 from quire.worker.attention.metadata import AttentionMetadata, KVCaches
 from quire.worker.models import Decoder
 from torch import Tensor

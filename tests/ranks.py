@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 from quire.ipc.spec.config import EngineConfig
 from quire.ipc.spec.model_spec import find_stages
-from quire.kernels.shared_group import GroupAborted, SharedGroup
+from quire.kernels.group.shared_group import GroupAborted, SharedGroup
 from quire.worker.attention.metadata import KVCaches
 from quire.worker.models import load_model
 from torch import Tensor

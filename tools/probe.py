@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-from ..kernels import build, flashinfer_attention, native, triton_runtime
+from ..kernels.attention import flashinfer_attention
+from ..kernels.program import build, native
+from ..kernels.triton import triton_runtime
 from ..worker import devices
 from .bench.machine import find_version
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ..kernels.shared_group import GroupAborted
+from ..kernels.group.shared_group import GroupAborted
 
 # Triton and cuBLAS raise plain RuntimeErrors, torch's allocator for CPUs too: only the text tells.
 _SHORTAGES = (

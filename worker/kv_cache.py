@@ -26,7 +26,7 @@ from ..ipc.spec.linear_shapes import count_model_bytes
 from ..ipc.spec.model_spec import DTYPE_SIZE_BYTES, LayerSpec
 from ..ipc.spec.weight_format import WeightFormats
 from ..kernels.choice import choose_linear
-from ..kernels.huge_pages import allocate_huge
+from ..kernels.program.huge_pages import allocate_huge
 from .attention.metadata import KVCaches
 
 _log = logging.getLogger(__name__)

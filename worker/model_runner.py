@@ -32,8 +32,8 @@ from ..ipc.protocol.step import (
 )
 from ..ipc.spec.config import EngineConfig
 from ..ipc.spec.model_spec import has_dynamic_rope
-from ..kernels.argmax import launch_argmax
 from ..kernels.choice import choose_kernel, native_library
+from ..kernels.sampling.argmax import launch_argmax
 from .attention.metadata import KVCaches
 from .cuda_graphs import capture_on_cuda, make_step_graphs
 from .kv_cache import copy_blocks

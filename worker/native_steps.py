@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..kernels.gather_step import RowsTable, StepArrays, launch_gather_step
+from ..kernels.program.gather_step import RowsTable, StepArrays, launch_gather_step
 from .attention.metadata import KVCaches
 from .models.native_forward import NativeForward
 from .rows.block_tables import BlockTables

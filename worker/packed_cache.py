@@ -27,10 +27,10 @@ from torch import Tensor
 from ..ipc.files.file_samples import add_samples
 from ..ipc.files.private_cache import PrivateCache
 from ..ipc.spec.config import EngineConfig
-from ..kernels.build import cache_folder
 from ..kernels.choice import choose_linear, native_library
-from ..kernels.huge_pages import allocate_huge
-from ..kernels.linear import Format, PackedWeight, choose_variant
+from ..kernels.linear.linear import Format, PackedWeight, choose_variant
+from ..kernels.program.build import cache_folder
+from ..kernels.program.huge_pages import allocate_huge
 from .layers.linear import Linear, NativeLinear
 from .weights import WeightSource
 
@@ -171,7 +171,7 @@ def open_packed_cache(config: EngineConfig, device: torch.device, rank: int, num
         library = native_library()
         digest = hashlib.sha256(Path(library._name).name.encode())
         folder = Path(__file__).parent
-        for path in sorted((*folder.glob("**/*.py"), *(folder.parent / "kernels").glob("*.py"))):
+        for path in sorted((*folder.glob("**/*.py"), *(folder.parent / "kernels").rglob("*.py"))):
             digest.update(path.read_bytes())
         digest.update(bytes([choose_variant(library)]))  # an operating system may refuse a processor's AMX
         digest.update(msgspec.msgpack.encode((model.spec, formats, model.dtype, rank, num_ranks)))

@@ -16,9 +16,9 @@ from ..ipc.processes.child_args import GroupArgs
 from ..ipc.processes.cpu_cores import describe_ranks, divide_cores, list_cores
 from ..ipc.spec.config import EngineConfig, ParallelConfig
 from ..ipc.spec.model_spec import DTYPE_SIZE_BYTES
-from ..kernels import native
-from ..kernels.device_group import DeviceGroup
-from ..kernels.shared_group import SPIN_US, SharedGroup
+from ..kernels.group.device_group import DeviceGroup
+from ..kernels.group.shared_group import SPIN_US, SharedGroup
+from ..kernels.program import native
 
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from ..ipc.params.sampling_params import SamplingParams
 from ..ipc.protocol.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from ..ipc.protocol.token_lists import TokenLists
 from ..ipc.spec.config import EngineConfig
-from ..kernels.shared_group import SharedGroup
+from ..kernels.group.shared_group import SharedGroup
 from .attention.metadata import KVCaches
 from .model_runner import GPUModelRunner, LaunchedStep, PendingTokens
 from .models.decoder import Decoder

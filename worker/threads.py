@@ -3,7 +3,7 @@
 Measured on 2 cores, least time of a decode step in us with 1 and 2 threads that share each kernel's work: the
 bench's `tiny` (1.3 M weights) 8 requests 270 and 303, 16 requests 356 and 453; the pocket model (3.2 M) 8
 requests 905 and 1,012, 16 requests 1,316 and 1,437, 24 requests 1,957 and 2,074. From MIN_SHARED_TOKENS on,
-threads share the step's tokens instead (kernels/program.cpp) and meet once a layer.
+threads share the step's tokens instead (kernels/program/program.cpp) and meet once a layer.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from ..ipc.protocol.step import NewRequestData, SchedulerOutput
 from ..ipc.protocol.token_ids import encode_token_ids
 from ..ipc.protocol.token_lists import TokenLists
 from ..ipc.spec.config import EngineConfig
-from ..kernels.triton_runtime import CompileWatch
+from ..kernels.triton.triton_runtime import CompileWatch
 from .sampling.logit_edit import keep_only
 
 _log = logging.getLogger(__name__)

@@ -19,10 +19,10 @@ from ..ipc.processes.child_args import GroupArgs
 from ..ipc.processes.cpu_cores import find_engine_cores, list_cores
 from ..ipc.protocol.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerReady
 from ..ipc.spec.config import EngineConfig, ParallelConfig
-from ..kernels import native
-from ..kernels.direct_launch import launch_directly
-from ..kernels.shared_group import SharedGroup
-from ..kernels.triton_runtime import CompileWatch, can_use_triton
+from ..kernels.group.shared_group import SharedGroup
+from ..kernels.program import native
+from ..kernels.triton.direct_launch import launch_directly
+from ..kernels.triton.triton_runtime import CompileWatch, can_use_triton
 from .device_errors import is_out_of_memory, is_sticky
 from .devices import resolve_device
 from .kv_cache import allocate_kv_caches, check_max_model_len, check_weights_fit, plan_memory, wait_for_memory

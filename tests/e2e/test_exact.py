@@ -31,8 +31,8 @@ from gguf_files import add_vocabulary, convert_checkpoint, fill_with_blocks
 from quire import LLM, SamplingParams
 from quire.frontend.models.model_folder import POCKET, pocket_folder
 from quire.ipc.errors import ConfigError
-from quire.kernels.build import cache_folder
-from quire.kernels.native import SWITCH
+from quire.kernels.program.build import cache_folder
+from quire.kernels.program.native import SWITCH
 
 Model = tuple[str, str]  # folder and dtype
 # The type in which the default suite runs a model. Sums over experts in another order show in float32 only:

@@ -16,7 +16,7 @@ import torch
 from checkpoints import RECIPES, Checkpoint, make_checkpoint
 from generated import find_tokens
 from quire import LLM, SamplingParams
-from quire.kernels import native
+from quire.kernels.program import native
 
 # Lengths around block borders, and longer than the trained length of the scaled ropes.
 PROMPT_LENGTHS = (1, 3, 15, 16, 17, 31, 33, 47, 64, 70)

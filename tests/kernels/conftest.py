@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from quire.kernels.linear import Variant, find_variants
+from quire.kernels.linear.linear import Variant, find_variants
 
 _ATTENTION_VARIANTS = ["amx", "avx512_bf16", "widened"]
 

@@ -22,10 +22,10 @@ from kernel_checks import (
     check_where_a_norm_rounds,
     random,
 )
-from quire.kernels.gated_activation import gated_activation_reference, launch_gated_activation
-from quire.kernels.layer_norm import launch_layer_norm
-from quire.kernels.rms_norm import launch_rms_norm
-from quire.kernels.rotate_and_write import launch_rotate_and_write
+from quire.kernels.attention.rotate_and_write import launch_rotate_and_write
+from quire.kernels.linear.gated_activation import gated_activation_reference, launch_gated_activation
+from quire.kernels.norm.layer_norm import launch_layer_norm
+from quire.kernels.norm.rms_norm import launch_rms_norm
 
 BF16_ROUNDING = 2.0**-8
 DTYPES = [torch.float32, torch.bfloat16]

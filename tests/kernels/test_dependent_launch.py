@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from quire.kernels import dependent_launch_triton, triton_faults
+from quire.kernels.triton import dependent_launch_triton, triton_faults
 
 _TIMEOUT_S = 280.0
 CUDA = torch.device("cuda")
@@ -26,10 +26,10 @@ Instructions = dict[tuple[int, bool], dict[str, list[str]]]
 # In a process of its own, because Triton decides at its import whether it interprets.
 _SCRIPT = """
 import json, re, sys, torch
-from quire.kernels import dependent_launch_triton
-from quire.kernels.linear_triton import launch_linear
-from quire.kernels.rms_norm_triton import launch_rms_norm
-from quire.kernels.rotate_and_write_triton import launch_rotate_and_write
+from quire.kernels.triton import dependent_launch_triton
+from quire.kernels.linear.linear_triton import launch_linear
+from quire.kernels.norm.rms_norm_triton import launch_rms_norm
+from quire.kernels.attention.rotate_and_write_triton import launch_rotate_and_write
 from quire.tools.gpu.compiler import compile_launches, make
 
 def launch():

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 import torch
-from quire.kernels.shared_group import GroupAborted, SharedGroup
+from quire.kernels.group.shared_group import GroupAborted, SharedGroup
 from torch import Tensor
 
 Result = TypeVar("Result")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from kernel_checks import EPS, assert_within, random
-from quire.kernels.linear import (
+from quire.kernels.linear.linear import (
     PackedWeight,
     Variant,
     find_variants,

@@ -49,7 +49,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Build
     started: dict[str, Build] = {}
     for name, arguments in _PROGRAMS.items():
         command = [str(_COMPILER), "-std=c++17", "-pthread", *arguments, f"-I{_SOURCES}"]
-        command += ["-o", str(folder / name), str(_SOURCES / "thread_pool.cpp")]
+        command += ["-o", str(folder / name), str(_SOURCES / "program" / "thread_pool.cpp")]
         compiler = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         started[name] = Build(folder / name, compiler)
     yield started

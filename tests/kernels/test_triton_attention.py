@@ -13,9 +13,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from quire.kernels.attention_plan_triton import launch_plan, plan_attention
-from quire.kernels.paged_attention import NO_WINDOW, pack_position_bias
-from quire.kernels.paged_attention_triton import find_uncovered, launch_paged_attention
+from quire.kernels.attention.attention_plan_triton import launch_plan, plan_attention
+from quire.kernels.attention.paged_attention import NO_WINDOW, pack_position_bias
+from quire.kernels.attention.paged_attention_triton import find_uncovered, launch_paged_attention
 
 
 class Step(AttentionStep):

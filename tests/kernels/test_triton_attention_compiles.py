@@ -17,9 +17,9 @@ pytestmark = pytest.mark.timeout(300)  # 2 to 9 s of one core a case, on a machi
 # In a process of its own, because Triton decides at its import whether it interprets.
 _SCRIPT = """
 import json, sys, torch
-from quire.kernels.attention_plan_triton import launch_plan, plan_attention
-from quire.kernels.paged_attention_triton import launch_paged_attention
-from quire.kernels.rotate_and_write_triton import launch_rotate_and_write
+from quire.kernels.attention.attention_plan_triton import launch_plan, plan_attention
+from quire.kernels.attention.paged_attention_triton import launch_paged_attention
+from quire.kernels.attention.rotate_and_write_triton import launch_rotate_and_write
 from quire.tools.gpu.compiler import SHARED_BYTES, compile_launches, make
 
 case = json.loads(sys.argv[1])

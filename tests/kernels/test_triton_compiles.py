@@ -18,14 +18,14 @@ _TIMEOUT_S = 280.0
 # In a process of its own, because Triton decides at its import whether it interprets.
 _SCRIPT = """
 import json, torch
-from quire.kernels.gated_activation_triton import launch_gated_activation
-from quire.kernels.gather_rows_triton import launch_gather_rows
-from quire.kernels.linear_triton import launch_linear
-from quire.kernels.log_totals_triton import launch_log_totals
-from quire.kernels.penalties_triton import launch_penalties
-from quire.kernels.rms_norm_triton import launch_rms_norm
-from quire.kernels.sample_triton import launch_sample
-from quire.kernels.token_bitmask_triton import launch_token_bitmask
+from quire.kernels.linear.gated_activation_triton import launch_gated_activation
+from quire.kernels.program.gather_rows_triton import launch_gather_rows
+from quire.kernels.linear.linear_triton import launch_linear
+from quire.kernels.sampling.log_totals_triton import launch_log_totals
+from quire.kernels.sampling.penalties_triton import launch_penalties
+from quire.kernels.norm.rms_norm_triton import launch_rms_norm
+from quire.kernels.sampling.sample_triton import launch_sample
+from quire.kernels.sampling.token_bitmask_triton import launch_token_bitmask
 from quire.tools.gpu.compiler import compile_launches, make
 
 def launch():

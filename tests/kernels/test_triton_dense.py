@@ -23,12 +23,12 @@ from kernel_checks import random as random_on_cpu
 
 pytest.importorskip("triton")
 
-from quire.kernels.gated_activation import gated_activation_reference
-from quire.kernels.gated_activation_triton import launch_gated_activation
-from quire.kernels.gather_rows import gather_rows_reference
-from quire.kernels.gather_rows_triton import launch_gather_rows
-from quire.kernels.layer_norm_triton import launch_layer_norm
-from quire.kernels.rms_norm_triton import launch_rms_norm
+from quire.kernels.linear.gated_activation import gated_activation_reference
+from quire.kernels.linear.gated_activation_triton import launch_gated_activation
+from quire.kernels.norm.layer_norm_triton import launch_layer_norm
+from quire.kernels.norm.rms_norm_triton import launch_rms_norm
+from quire.kernels.program.gather_rows import gather_rows_reference
+from quire.kernels.program.gather_rows_triton import launch_gather_rows
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 random = partial(random_on_cpu, device=DEVICE)

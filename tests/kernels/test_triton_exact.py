@@ -10,7 +10,8 @@ import torch
 from checkpoints import Checkpoint, Recipe, make_checkpoint
 from kernel_checks import TRITON_DEVICE as DEVICE
 from paged import PagedRun
-from quire.kernels import native, triton_runtime
+from quire.kernels.program import native
+from quire.kernels.triton import triton_runtime
 from quire.worker.models import Decoder, load_model
 
 pytest.importorskip("triton")

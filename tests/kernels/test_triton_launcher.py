@@ -49,13 +49,13 @@ class Driver(CudaDriver):
         self.get_current_device, self.get_current_stream = lambda: 0, lambda device: 77
 
 driver.set_active(Driver())
-from quire.kernels import triton_faults
+from quire.kernels.triton import triton_faults
 triton_faults.find_capability = lambda device: (9, 0)
-from quire.kernels.attention_plan_triton import launch_plan, plan_attention
-from quire.kernels.direct_launch import launch_directly
-from quire.kernels.linear_triton import launch_linear
-from quire.kernels.paged_attention_triton import launch_paged_attention
-from quire.kernels.rms_norm_triton import launch_rms_norm
+from quire.kernels.attention.attention_plan_triton import launch_plan, plan_attention
+from quire.kernels.triton.direct_launch import launch_directly
+from quire.kernels.linear.linear_triton import launch_linear
+from quire.kernels.attention.paged_attention_triton import launch_paged_attention
+from quire.kernels.norm.rms_norm_triton import launch_rms_norm
 
 made, place = {}, 0
 def allocate(self, shape, dtype=None, **_):

@@ -13,9 +13,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from quire.kernels import linear_triton
-from quire.kernels.linear import linear_reference
-from quire.kernels.linear_triton import launch_linear, plan_segments
+from quire.kernels.linear import linear_triton
+from quire.kernels.linear.linear import linear_reference
+from quire.kernels.linear.linear_triton import launch_linear, plan_segments
 
 random = partial(random_on_cpu, device=DEVICE)
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from quire.kernels.log_totals import log_totals_reference
-from quire.kernels.log_totals_triton import launch_log_totals
-from quire.kernels.penalties import penalize_reference
-from quire.kernels.penalties_triton import launch_penalties
-from quire.kernels.token_bitmask import apply_token_bitmask_reference, pack_token_bitmask
-from quire.kernels.token_bitmask_triton import launch_token_bitmask
+from quire.kernels.sampling.log_totals import log_totals_reference
+from quire.kernels.sampling.log_totals_triton import launch_log_totals
+from quire.kernels.sampling.penalties import penalize_reference
+from quire.kernels.sampling.penalties_triton import launch_penalties
+from quire.kernels.sampling.token_bitmask import apply_token_bitmask_reference, pack_token_bitmask
+from quire.kernels.sampling.token_bitmask_triton import launch_token_bitmask
 
 EPS = torch.finfo(torch.float32).eps
 SIZES = [1, 31, 32, 33, 1000, 8200]  # parts of a word, of a chunk, and several chunks

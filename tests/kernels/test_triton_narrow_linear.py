@@ -9,7 +9,7 @@ import torch
 from kernel_checks import EPS
 from kernel_checks import TRITON_DEVICE as DEVICE
 from kernel_checks import random as random_on_cpu
-from quire.kernels import triton_runtime
+from quire.kernels.triton import triton_runtime
 from quire.worker.layers.linear import make_linear
 from quire.worker.quantization.integer_weight import (
     IntegerWeight,
@@ -22,7 +22,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from quire.kernels import linear_triton, narrow_linear_triton
+from quire.kernels.linear import linear_triton, narrow_linear_triton
 
 random = partial(random_on_cpu, device=DEVICE)
 

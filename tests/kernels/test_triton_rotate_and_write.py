@@ -9,7 +9,7 @@ from kernel_checks import TRITON_DTYPES, RotateStep, assert_within, random
 
 pytest.importorskip("triton")
 
-from quire.kernels.rotate_and_write_triton import launch_rotate_and_write
+from quire.kernels.attention.rotate_and_write_triton import launch_rotate_and_write
 
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)

@@ -11,7 +11,7 @@ from kernel_checks import TRITON_DEVICE as DEVICE
 from quire.ipc.params.sampling_params import SamplingParams
 from quire.ipc.protocol.step import NewRequestData
 from quire.ipc.protocol.token_lists import pack_token_lists
-from quire.kernels import triton_runtime
+from quire.kernels.triton import triton_runtime
 from quire.worker.sampling.logit_edit import EditedRow, RowStart
 from quire.worker.sampling.logit_edits import make_logit_edits
 from quire.worker.sampling.sampler import LogprobGroup, SampledTokens, SamplingBatch, sample
@@ -19,7 +19,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from quire.kernels import sample_triton
+from quire.kernels.sampling import sample_triton
 
 FILTERS: list[dict[str, Any]] = [
     {"temperature": 0.0, "top_k": 1},

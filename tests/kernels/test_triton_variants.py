@@ -46,7 +46,7 @@ import json, os, sys
 import msgspec, torch
 from triton.runtime import driver
 from quire.ipc.spec.config import EngineConfig
-from quire.kernels import triton_runtime
+from quire.kernels.triton import triton_runtime
 from quire.tools.gpu.compiler import SHARED_BYTES, record_launches
 from quire.tools.gpu.counted_launches import Driver
 from quire.tools.gpu.variants import Case, record_model

@@ -1,6 +1,6 @@
 // Processes forked from one whose helpers sleep, each with more threads from job to job: prints how many did not
 // run every task, or were not done after kDeadlineS.
-#include "thread_pool.h"
+#include "program/thread_pool.h"
 
 #include <atomic>
 #include <cstdio>

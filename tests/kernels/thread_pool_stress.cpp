@@ -1,6 +1,6 @@
 // Jobs of every size from two callers at once, with the number of threads changing: each task runs exactly once and
 // is over when its job returns. Prints what it saw; test_thread_pool.py builds it with and without ThreadSanitizer.
-#include "thread_pool.h"
+#include "program/thread_pool.h"
 
 #include <atomic>
 #include <cstdio>

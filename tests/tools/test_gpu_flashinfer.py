@@ -10,7 +10,7 @@ from typing import Any
 import fake_flashinfer
 import pytest
 import torch
-from quire.kernels import triton_runtime
+from quire.kernels.triton import triton_runtime
 from quire.tools.gpu import flashinfer
 from quire.tools.gpu.rows import Row
 

@@ -25,7 +25,7 @@ from quire.frontend.engine_args import EngineArgs
 from quire.ipc.errors import CaptureError
 from quire.ipc.params.sampling_params import SamplingParams
 from quire.ipc.spec.config import CacheConfig, EngineConfig, SchedulerConfig
-from quire.kernels import triton_runtime
+from quire.kernels.triton import triton_runtime
 from quire.worker import cuda_graphs
 from quire.worker.cuda_graphs import (
     GraphSize,

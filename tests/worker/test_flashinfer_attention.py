@@ -15,7 +15,7 @@ from attention_step import AttentionStep
 from quire.frontend.engine_args import EngineArgs
 from quire.ipc.errors import ConfigError, ModelError
 from quire.ipc.spec.model_spec import AttentionSpec
-from quire.kernels import triton_runtime
+from quire.kernels.triton import triton_runtime
 from quire.worker.attention import make_attention
 from quire.worker.attention.metadata import AttentionMetadata
 from torch import Tensor

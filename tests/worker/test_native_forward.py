@@ -14,7 +14,7 @@ from quire.ipc.protocol.step import NewRequestData, SchedulerOutput
 from quire.ipc.protocol.token_ids import encode_token_ids
 from quire.ipc.protocol.token_lists import TokenLists
 from quire.ipc.spec.config import EngineConfig
-from quire.kernels import program as program_kernel
+from quire.kernels.program import program as program_kernel
 from quire.worker.kv_cache import allocate_kv_caches
 from quire.worker.layers.linear import TorchLinear
 from quire.worker.model_runner import GPUModelRunner

@@ -20,8 +20,8 @@ from paged import PagedRun
 from quantized_checkpoints import FORMATS, quantize_checkpoint
 from quire.frontend.engine_args import EngineArgs
 from quire.ipc.errors import ConfigError
-from quire.kernels.build import cache_folder
-from quire.kernels.linear import Variant
+from quire.kernels.linear.linear import Variant
+from quire.kernels.program.build import cache_folder
 from quire.worker import packed_cache
 from quire.worker.models import builder, load_model
 from quire.worker.packed_cache import PackedCache, open_packed_cache
@@ -253,7 +253,7 @@ def test_another_variant_of_the_kernels_has_another_file(
 
 
 @pytest.mark.parametrize(
-    "source", ["kernels/linear.py", "kernels/quantize_groups.py", "worker/models/builder.py"]
+    "source", ["kernels/linear/linear.py", "kernels/linear/quantize_groups.py", "worker/models/builder.py"]
 )
 def test_whatever_makes_packed_weights_is_in_the_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str

@@ -11,7 +11,7 @@ import torch
 from fakes import make_config
 from quire.ipc.errors import ConfigError
 from quire.ipc.spec.config import EngineConfig, ParallelConfig
-from quire.kernels.shared_group import SharedGroup
+from quire.kernels.group.shared_group import SharedGroup
 from quire.worker.rank import check_devices, check_num_ranks, compute_weights_id
 from ranks import run_ranks
 

@@ -13,8 +13,8 @@ from encoders import ENCODERS, LENGTHS, EncoderStep, compute_reference, make_enc
 from gloo import make_group
 from paged import PagedRun
 from quire.ipc.spec.config import EngineConfig
-from quire.kernels.program import Kind, Program
-from quire.kernels.shared_group import SharedGroup
+from quire.kernels.group.shared_group import SharedGroup
+from quire.kernels.program.program import Kind, Program
 from quire.worker.models import builder, load_model
 from ranks import run_ranks, with_ranks
 from torch import Tensor

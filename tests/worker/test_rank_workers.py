@@ -16,7 +16,7 @@ from quire.ipc.protocol.step import NewRequestData, SchedulerOutput
 from quire.ipc.protocol.token_ids import encode_token_ids
 from quire.ipc.protocol.token_lists import TokenLists
 from quire.ipc.spec.config import EngineConfig
-from quire.kernels.shared_group import GroupAborted
+from quire.kernels.group.shared_group import GroupAborted
 from quire.worker import worker as worker_module
 from quire.worker.worker import Worker
 from ranks import with_ranks

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from paged import PagedRun
 from quire.ipc.errors import ModelError
 from quire.ipc.spec.config import EngineConfig
-from quire.kernels.shared_group import SharedGroup
+from quire.kernels.group.shared_group import SharedGroup
 from quire.worker.models import load_model
 from ranks import Pipeline, run_ranks, with_ranks
 from torch import Tensor

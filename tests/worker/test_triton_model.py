@@ -11,7 +11,7 @@ from checkpoints import Checkpoint, Recipe, make_checkpoint
 from kernel_checks import TRITON_DEVICE as DEVICE
 from paged import PagedRun
 from quire.ipc.spec.model_spec import AttentionSpec
-from quire.kernels import triton_runtime
+from quire.kernels.triton import triton_runtime
 from quire.worker.attention import make_attention
 from quire.worker.attention.torch_attention import TorchAttention
 from quire.worker.models import load_model

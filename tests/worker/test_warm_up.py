@@ -32,7 +32,7 @@ compiled = count_launches()
 import msgspec, torch
 from quire.ipc.spec.config import EngineConfig
 from quire.ipc.params.sampling_params import SamplingParams
-from quire.kernels import triton_runtime
+from quire.kernels.triton import triton_runtime
 from quire.worker.worker import Worker
 from row_driver import Driver, make_prompt
 

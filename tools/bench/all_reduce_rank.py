@@ -13,8 +13,8 @@ import torch.distributed
 from torch import Tensor
 
 from ...ipc.processes.cpu_cores import divide_cores, list_cores
-from ...kernels import native
-from ...kernels.shared_group import SPIN_US, SharedGroup
+from ...kernels.group.shared_group import SPIN_US, SharedGroup
+from ...kernels.program import native
 from ...worker.rank import take_cores
 from .all_reduce import SIZES, RankRequest, SizeTimes
 

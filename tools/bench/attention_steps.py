@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...ipc.spec.model_spec import AttentionSpec
-from ...kernels.huge_pages import allocate_huge
+from ...kernels.program.huge_pages import allocate_huge
 from ...worker.attention.metadata import AttentionMetadata
 from .kernel_case import Bench
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from ...ipc.spec.model_spec import AttentionSpec
-from ...kernels.layer_norm import layer_norm_reference
+from ...kernels.norm.layer_norm import layer_norm_reference
 from ...worker.attention import make_attention
 from ...worker.layers.linear import make_linear
 from ...worker.layers.norm import LayerNorm

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...kernels.gated_activation import gated_activation_reference
-from ...kernels.gather_rows import gather_rows_reference
-from ...kernels.paged_attention import paged_attention_reference
-from ...kernels.rms_norm import add_rms_norm_reference
-from ...kernels.rotate_and_write import rotate_and_write_reference
+from ...kernels.attention.paged_attention import paged_attention_reference
+from ...kernels.attention.rotate_and_write import rotate_and_write_reference
+from ...kernels.linear.gated_activation import gated_activation_reference
+from ...kernels.norm.rms_norm import add_rms_norm_reference
+from ...kernels.program.gather_rows import gather_rows_reference
 from ...worker.attention import QKNorm, make_attention
 from ...worker.layers.activation import GatedActivation
 from ...worker.layers.embedding import Embedding

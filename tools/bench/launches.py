@@ -118,7 +118,7 @@ def _measure_here(way: str, batch: int, num_steps: int) -> list[StepCounts]:
 def _count_calls(counted_launches: Any) -> None:
     from triton.runtime.jit import JITFunction
 
-    from ...kernels import triton_runtime
+    from ...kernels.triton import triton_runtime
 
     triton_runtime.DEVICE_TYPES = frozenset({"cpu"})
     run = JITFunction.run

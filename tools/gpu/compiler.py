@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from ...kernels import triton_faults
+from ...kernels.triton import triton_faults
 
 ARCHITECTURES = (80, 89, 90, 100)
 # Bytes of shared memory that a program may have (CUDA C++ Programming Guide, technical specifications).

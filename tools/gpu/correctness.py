@@ -36,7 +36,7 @@ def check_environment(say: Say) -> None:
     )
     versions = f"torch {torch.__version__}, triton {triton.__version__}, CUDA {torch.version.cuda}"
     say(Row("versions", f"{versions}, Python {platform.python_version()}"))
-    from ...kernels.triton_runtime import find_fault
+    from ...kernels.triton.triton_runtime import find_fault
 
     compiler = shutil.which(os.environ.get("CC", "gcc"))
     has_headers = Path(sysconfig.get_paths()["include"], "Python.h").exists()

@@ -43,7 +43,7 @@ class StrayAccess(LogitsProcessor):
             return
         if logits.device.type == "cpu":
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        from ...kernels.gather_rows_triton import launch_gather_rows
+        from ...kernels.program.gather_rows_triton import launch_gather_rows
 
         launch_gather_rows(logits[None], torch.full((1,), _FAR, device=logits.device))
         torch.cuda.synchronize()

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ...ipc.spec.config import AttentionBackendName
 from ...ipc.spec.model_spec import AttentionSpec
-from ...kernels.flashinfer_attention import find_fault
-from ...kernels.paged_attention import paged_attention_reference
+from ...kernels.attention.flashinfer_attention import find_fault
+from ...kernels.attention.paged_attention import paged_attention_reference
 from ...worker.attention import AttentionBackend, make_attention
 from ...worker.attention.metadata import AttentionMetadata, KVCache
 from .engine import bench_attention_backend

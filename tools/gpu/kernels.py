@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...kernels.attention_plan_triton import launch_plan, plan_attention
-from ...kernels.paged_attention_triton import TileShape, launch_paged_attention
-from ...kernels.rotate_and_write_triton import launch_rotate_and_write
+from ...kernels.attention.attention_plan_triton import launch_plan, plan_attention
+from ...kernels.attention.paged_attention_triton import TileShape, launch_paged_attention
+from ...kernels.attention.rotate_and_write_triton import launch_rotate_and_write
 from ...worker.attention.triton_attention import find_card
 from ..bench.ceilings import measure_copy_rate, measure_matrix_rate, time_best
 from .rows import Row, Say, judge

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import product
 
-from ...kernels.paged_attention_triton import TileShape
+from ...kernels.attention.paged_attention_triton import TileShape
 from ..bench.ceilings import measure_copy_rate, measure_matrix_rate
 from .kernels import AttentionCase, bench_attention
 from .rows import Row, Say

@@ -22,18 +22,18 @@ from torch import Tensor
 from ...frontend.families import read_model_spec
 from ...ipc.spec.linear_shapes import LinearShape, list_linears
 from ...ipc.spec.model_spec import AttentionSpec, ModelSpec
-from ...kernels.attention_plan_triton import launch_plan, plan_attention
-from ...kernels.gated_activation_triton import launch_gated_activation
-from ...kernels.gather_rows_triton import launch_gather_rows
-from ...kernels.linear_triton import launch_linear
-from ...kernels.log_totals_triton import launch_log_totals
-from ...kernels.narrow_linear_triton import INT4, TritonNarrowWeight, launch_narrow_linear
-from ...kernels.paged_attention_triton import launch_paged_attention
-from ...kernels.penalties_triton import launch_penalties
-from ...kernels.rms_norm_triton import launch_rms_norm
-from ...kernels.rotate_and_write_triton import launch_rotate_and_write
-from ...kernels.sample_triton import NUM_PARAMETERS, launch_sample
-from ...kernels.token_bitmask_triton import launch_token_bitmask
+from ...kernels.attention.attention_plan_triton import launch_plan, plan_attention
+from ...kernels.attention.paged_attention_triton import launch_paged_attention
+from ...kernels.attention.rotate_and_write_triton import launch_rotate_and_write
+from ...kernels.linear.gated_activation_triton import launch_gated_activation
+from ...kernels.linear.linear_triton import launch_linear
+from ...kernels.linear.narrow_linear_triton import INT4, TritonNarrowWeight, launch_narrow_linear
+from ...kernels.norm.rms_norm_triton import launch_rms_norm
+from ...kernels.program.gather_rows_triton import launch_gather_rows
+from ...kernels.sampling.log_totals_triton import launch_log_totals
+from ...kernels.sampling.penalties_triton import launch_penalties
+from ...kernels.sampling.sample_triton import NUM_PARAMETERS, launch_sample
+from ...kernels.sampling.token_bitmask_triton import launch_token_bitmask
 from ..bench.model_configs import COMPILED_MODELS
 from .compiler import ARCHITECTURES, SHARED_BYTES, Compiled, Launch, compile_launch, make, record_launches
 

@@ -19,7 +19,7 @@ from ...frontend.text.tokenizer import load_tokenizer
 from ...ipc.errors import InputError, ModelError
 from ...ipc.spec.config import EngineConfig
 from ...ipc.spec.linear_shapes import LinearShape, list_layer_linears
-from ...kernels import native
+from ...kernels.program import native
 from ...worker.threads import count_cores
 from ...worker.weights import SafetensorsSource
 from .folder import FolderWriter, make_quantization_config

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...kernels.quantize_groups import CLIPS
+from ...kernels.linear.quantize_groups import CLIPS
 
 _CHUNK_SIZE = 1 << 20  # numbers whose scales are chosen at a time
 _BLOCK = 128  # inputs whose errors are spread at once over those that follow

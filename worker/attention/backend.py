@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ...ipc.spec.model_spec import AttentionSpec
-from ...kernels.paged_attention import NO_WINDOW
+from ...kernels.attention.paged_attention import NO_WINDOW
 from .metadata import AttentionMetadata, HostStep, KVCache
 
 # Weights [D] of the norms of query and key heads, and their epsilon.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...ipc.spec.model_spec import AttentionSpec
-from ...kernels.rotate_and_write_triton import launch_rotate_and_write
+from ...kernels.attention.rotate_and_write_triton import launch_rotate_and_write
 from .backend import AttentionBackend, HostStep
 from .metadata import AttentionMetadata, KVCache
 

@@ -11,9 +11,9 @@ from functools import partial
 from torch import Tensor
 
 from ...ipc.spec.model_spec import AttentionSpec
-from ...kernels.encoder_attention import launch_encoder_attention
-from ...kernels.paged_attention import launch_paged_attention
-from ...kernels.rotate_and_write import launch_rotate_and_write
+from ...kernels.attention.encoder_attention import launch_encoder_attention
+from ...kernels.attention.paged_attention import launch_paged_attention
+from ...kernels.attention.rotate_and_write import launch_rotate_and_write
 from .backend import AttentionBackend
 from .metadata import AttentionMetadata, KVCache
 

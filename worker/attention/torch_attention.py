@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...ipc.spec.model_spec import AttentionSpec
-from ...kernels.paged_attention import paged_attention_reference
-from ...kernels.rotate_and_write import rotate_and_write_reference
+from ...kernels.attention.paged_attention import paged_attention_reference
+from ...kernels.attention.rotate_and_write import rotate_and_write_reference
 from .backend import AttentionBackend, count_ahead
 from .metadata import AttentionMetadata, KVCache
 

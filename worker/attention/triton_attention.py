@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ...ipc.spec.model_spec import AttentionSpec
-from ...kernels.attention_plan_triton import AttentionPlan, SplitWork, launch_plan, plan_attention
-from ...kernels.direct_launch import LaunchTape, recorded_launches
-from ...kernels.paged_attention_triton import launch_paged_attention
-from ...kernels.rotate_and_write_triton import launch_rotate_and_write
+from ...kernels.attention.attention_plan_triton import AttentionPlan, SplitWork, launch_plan, plan_attention
+from ...kernels.attention.paged_attention_triton import launch_paged_attention
+from ...kernels.attention.rotate_and_write_triton import launch_rotate_and_write
+from ...kernels.triton.direct_launch import LaunchTape, recorded_launches
 from .backend import AttentionBackend, count_ahead
 from .metadata import AttentionMetadata, KVCache
 

@@ -9,8 +9,12 @@ import torch
 from torch import Tensor
 
 from ...kernels.choice import choose_kernel, native_library
-from ...kernels.gated_activation import ACTIVATIONS, gated_activation_reference, launch_gated_activation
-from ...kernels.program import Activate, Kind, Program, Slot
+from ...kernels.linear.gated_activation import (
+    ACTIVATIONS,
+    gated_activation_reference,
+    launch_gated_activation,
+)
+from ...kernels.program.program import Activate, Kind, Program, Slot
 
 
 class GatedActivation:
@@ -32,7 +36,7 @@ class GatedActivation:
 def _choose_kernel(dtype: torch.dtype, device: torch.device) -> Callable[[Tensor, str], Tensor]:
     chosen = choose_kernel("gated_activation", dtype, device)
     if chosen == "triton":
-        from ...kernels import gated_activation_triton
+        from ...kernels.linear import gated_activation_triton
 
         return gated_activation_triton.launch_gated_activation
     return (

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...ipc.spec.model_spec import AttentionSpec
-from ...kernels.paged_attention import NO_WINDOW, default_scale, pack_position_bias
-from ...kernels.program import Attend, EncoderAttend, Kind, NotNativeError, Program, Rotate, Slot
+from ...kernels.attention.paged_attention import NO_WINDOW, default_scale, pack_position_bias
+from ...kernels.program.program import Attend, EncoderAttend, Kind, NotNativeError, Program, Rotate, Slot
 from ..attention import AttentionBackend, QKNorm
 from ..attention.metadata import AttentionMetadata
 from ..attention.native_attention import NativeAttention

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...kernels import program as ops
 from ...kernels.choice import native_library
-from ...kernels.program import Kind, NotNativeError, Program, Slot
-from ...kernels.shared_group import SharedGroup
-from ...kernels.shared_norm import launch_shared_norm, shared_norm_reference
+from ...kernels.group.shared_group import SharedGroup
+from ...kernels.norm.shared_norm import launch_shared_norm, shared_norm_reference
+from ...kernels.program import program as ops
+from ...kernels.program.program import Kind, NotNativeError, Program, Slot
 from .feed_forward import FeedForward
 from .linear import Linear
 from .norm import RMSNorm

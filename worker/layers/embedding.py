@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.choice import choose_kernel
-from ...kernels.gather_rows import gather_rows_reference
-from ...kernels.program import AddRows, Embed, Kind, Program, Scale, Slot
+from ...kernels.program.gather_rows import gather_rows_reference
+from ...kernels.program.program import AddRows, Embed, Kind, Program, Scale, Slot
 from .collectives import VocabParallelLookup
 from .norm import LayerNorm, RMSNorm
 
@@ -89,6 +89,6 @@ class StageInput:
 def _choose_kernel(table: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     if choose_kernel("gather_rows", table.dtype, table.device) == "torch":
         return gather_rows_reference
-    from ...kernels.gather_rows_triton import launch_gather_rows
+    from ...kernels.program.gather_rows_triton import launch_gather_rows
 
     return launch_gather_rows

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from ...ipc.spec.model_spec import ExpertsSpec
-from ...kernels import program as ops
 from ...kernels.choice import native_library
-from ...kernels.experts import experts_reference, launch_experts, launch_route, route_reference
-from ...kernels.gated_activation import ACTIVATIONS
-from ...kernels.program import Kind, LinearTable, NotNativeError, Program, Slot
+from ...kernels.linear.experts import experts_reference, launch_experts, launch_route, route_reference
+from ...kernels.linear.gated_activation import ACTIVATIONS
+from ...kernels.program import program as ops
+from ...kernels.program.program import Kind, LinearTable, NotNativeError, Program, Slot
 from .activation import GatedActivation
 from .linear import Linear, NativeLinear
 
@@ -80,7 +80,7 @@ class PlainMLP:
 
 
 class Experts:
-    """The sum of what a token's K experts make of it, by the router's weights (kernels/experts.py)."""
+    """The sum of what a token's K experts make of it, by the router's weights (kernels/linear/experts.py)."""
 
     is_capturable = False  # which experts have tokens is asked on the host
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...kernels.choice import choose_linear, native_library
-from ...kernels.gated_activation import FUNCTIONS
-from ...kernels.linear import (
+from ...kernels.linear.gated_activation import FUNCTIONS
+from ...kernels.linear.linear import (
     PackedWeight,
     Variant,
     choose_variant,
@@ -26,7 +26,7 @@ from ...kernels.linear import (
     pack_linear,
     pack_narrow_linear,
 )
-from ...kernels.program import Kind, LinearTable, Multiply, NotNativeError, Program, Slot
+from ...kernels.program.program import Kind, LinearTable, Multiply, NotNativeError, Program, Slot
 from ..quantization.integer_weight import (
     IntegerWeight,
     NarrowWeight,
@@ -101,12 +101,12 @@ class TorchNarrowLinear(Linear):
 
 
 class TritonLinear(Linear):
-    """Batch-invariant on a GPU; there also int8 weights with a scale an output (kernels/linear_triton.py)."""
+    """Batch-invariant on a GPU; there also int8 weights with a scale an output (kernels/linear/linear_triton.py)."""
 
     is_exact = True
 
     def __init__(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> None:
-        from ...kernels.linear_triton import launch_linear
+        from ...kernels.linear.linear_triton import launch_linear
 
         super().__init__(weight, bias)
         self._launch, self._scales = launch_linear, scales
@@ -120,12 +120,12 @@ class TritonLinear(Linear):
 
 
 class TritonNarrowLinear(Linear):
-    """Narrow weights on a GPU, in registers (kernels/narrow_linear_triton.py); batch-invariant too."""
+    """Narrow weights on a GPU, in registers (kernels/linear/narrow_linear_triton.py); batch-invariant too."""
 
     is_exact = True
 
     def __init__(self, weight: NarrowWeight, bias: Tensor | None) -> None:
-        from ...kernels.narrow_linear_triton import launch_narrow_linear, pack_narrow_weight
+        from ...kernels.linear.narrow_linear_triton import launch_narrow_linear, pack_narrow_weight
 
         self._launch, self._packed = launch_narrow_linear, pack_narrow_weight(**_list_parts(weight))
         super().__init__(self._packed.codes, bias)
@@ -139,7 +139,7 @@ class TritonNarrowLinear(Linear):
 
 
 class NativeLinear(Linear):
-    """Our own kernels on the CPU (kernels/linear.py)."""
+    """Our own kernels on the CPU (kernels/linear/linear.py)."""
 
     is_exact = True
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.choice import choose_kernel, native_library
-from ...kernels.program import OUT, Cap, Kind, Program, Slot, Widen
-from ...kernels.soft_cap import launch_soft_cap, soft_cap_reference
+from ...kernels.program.program import OUT, Cap, Kind, Program, Slot, Widen
+from ...kernels.sampling.soft_cap import launch_soft_cap, soft_cap_reference
 from .collectives import GatheredLogits
 from .linear import Linear
 

@@ -8,18 +8,18 @@ from functools import partial
 
 from torch import Tensor
 
-from ...kernels import program as ops
 from ...kernels.choice import choose_norm, native_library
-from ...kernels.layer_norm import launch_layer_norm, layer_norm_reference
-from ...kernels.program import Add, Kind, Norm, Program, Slot
-from ...kernels.rms_norm import add_rms_norm_reference, launch_rms_norm, rms_norm_reference
+from ...kernels.norm.layer_norm import launch_layer_norm, layer_norm_reference
+from ...kernels.norm.rms_norm import add_rms_norm_reference, launch_rms_norm, rms_norm_reference
+from ...kernels.program import program as ops
+from ...kernels.program.program import Add, Kind, Norm, Program, Slot
 
 # (x, residual to add and overwrite, weight, eps, weight offset, rounds_normed, in_place) -> norm
 _Kernel = Callable[[Tensor, Tensor | None, Tensor, float, float, bool, bool], Tensor]
 
 
 class RMSNorm:
-    """y = x / rms(x) * (offset + weight), over the last dimension (kernels/rms_norm.py)."""
+    """y = x / rms(x) * (offset + weight), over the last dimension (kernels/norm/rms_norm.py)."""
 
     def __init__(
         self, weight: Tensor, eps: float, weight_offset: float = 0.0, rounds_normed: bool = True
@@ -95,7 +95,7 @@ def _choose_kernel(weight: Tensor) -> _Kernel | None:
     """None where torch's operations are what there is."""
     chosen = choose_norm(weight.shape[0], weight.dtype, weight.device)
     if chosen == "triton":
-        from ...kernels import rms_norm_triton
+        from ...kernels.norm import rms_norm_triton
 
         return rms_norm_triton.launch_rms_norm
     return partial(launch_rms_norm, native_library()) if chosen == "native" else None
@@ -135,7 +135,7 @@ class LayerNorm:
 def _choose_layer_norm(weight: Tensor) -> _LayerNormKernel:
     chosen = choose_norm(weight.shape[0], weight.dtype, weight.device, "layer_norm")
     if chosen == "triton":
-        from ...kernels import layer_norm_triton
+        from ...kernels.norm import layer_norm_triton
 
         return layer_norm_triton.launch_layer_norm
     return partial(launch_layer_norm, native_library()) if chosen == "native" else _compute_reference

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...ipc.spec.model_spec import RopeConfig
-from ...kernels.program import Angles, Kind, Program, Slot
+from ...kernels.program.program import Angles, Kind, Program, Slot
 
 
 class RotaryEmbedding:

@@ -23,9 +23,9 @@ from ...ipc.spec.model_spec import (
 )
 from ...ipc.spec.weight_format import LM_HEAD, WeightFormat
 from ...kernels.choice import native_library
-from ...kernels.linear import PackedWeight
-from ...kernels.native import SWITCH, is_switched_off
-from ...kernels.shared_group import SharedGroup
+from ...kernels.group.shared_group import SharedGroup
+from ...kernels.linear.linear import PackedWeight
+from ...kernels.program.native import SWITCH, is_switched_off
 from ..attention import AttentionBackend, QKNorm, make_attention
 from ..first_calls import make_first_calls
 from ..gguf import GgufSource

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...kernels.program import OUT, Program, Slot
+from ...kernels.program.program import OUT, Program, Slot
 from ..attention import AttentionBackend
 from ..attention.metadata import AttentionMetadata, KVCaches
 from ..layers.attention import Attention

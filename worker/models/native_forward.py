@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ...ipc.spec.model_spec import ModelSpec
 from ...kernels.choice import choose_kernel, native_library
-from ...kernels.program import (
+from ...kernels.group.shared_group import SharedGroup
+from ...kernels.program.program import (
     CacheTable,
     NotNativeError,
     Program,
@@ -26,7 +27,6 @@ from ...kernels.program import (
     check_layout,
     run_program,
 )
-from ...kernels.shared_group import SharedGroup
 from ..attention.metadata import AttentionMetadata, KVCaches
 from ..layers.logits import LogitsHead
 from ..layers.rotary import RotaryEmbedding

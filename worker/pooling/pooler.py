@@ -20,7 +20,7 @@ from ...ipc.params.pooling_params import PoolingParams
 from ...ipc.protocol.step import RowPooled, SchedulerOutput
 from ...ipc.spec.model_spec import ModelSpec, PoolingSpec
 from ...kernels.choice import choose_kernel, native_library
-from ...kernels.pool_rows import find_divisors, launch_pool_rows, pool_rows_reference
+from ...kernels.sampling.pool_rows import find_divisors, launch_pool_rows, pool_rows_reference
 from ..rows.staging import HostCopies, to_device
 from .head import PoolingHead, activate_array
 
@@ -165,7 +165,7 @@ def _choose_kernel(hidden: Tensor) -> _PoolRows:
 def _launch_triton(
     hidden: Tensor, rows: Int64s, starts: Int64s, firsts: Int64s, kinds: Sequence[str], pools: Tensor
 ) -> None:
-    from ...kernels.pool_rows_triton import launch_pool_rows as launch
+    from ...kernels.sampling.pool_rows_triton import launch_pool_rows as launch
 
     device = hidden.device
     launch(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...ipc.spec.weight_format import WeightFormat
 from ...kernels.choice import choose_kernel, native_library
-from ...kernels.quantize_groups import launch_quantize_groups, quantize_groups_reference
+from ...kernels.linear.quantize_groups import launch_quantize_groups, quantize_groups_reference
 from .integer_weight import IntegerWeight, NarrowWeight, ScaledFp8Weight
 
 _CHUNK_SIZE = 1 << 18  # numbers at a time: their float32 copies stay in the second-level cache

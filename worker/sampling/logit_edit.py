@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...ipc.protocol.step import NewRequestData
 from ...kernels.choice import choose_kernel, native_library
-from ...kernels.token_bitmask import apply_token_bitmask_reference, launch_token_bitmask
+from ...kernels.sampling.token_bitmask import apply_token_bitmask_reference, launch_token_bitmask
 from ..rows.staging import to_device
 from .grammars import Grammars
 from .logits_processor import LogitsProcessor
@@ -109,7 +109,7 @@ def keep_only(logits: Tensor, masks: NDArray[np.int32], rows: Ids) -> None:
     if chosen == "native":
         launch_token_bitmask(native_library(), logits, bitmask, index)
     elif chosen == "triton":
-        from ...kernels import token_bitmask_triton
+        from ...kernels.sampling import token_bitmask_triton
 
         token_bitmask_triton.launch_token_bitmask(logits, bitmask, index)
     else:

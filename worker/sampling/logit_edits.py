@@ -20,7 +20,7 @@ from torch import Tensor
 from ...ipc.protocol.token_ids import TOKEN_SIZE_BYTES
 from ...ipc.protocol.token_lists import is_token_mask, unpack_bad_words
 from ...kernels.choice import choose_kernel
-from ...kernels.penalties import penalize_reference
+from ...kernels.sampling.penalties import penalize_reference
 from ..rows.staging import to_device
 from .grammar import Grammar, Masks
 from .logit_edit import EditedRow, EditedRows, Ids, LogitEdit, RowStart, ban, find_places, join, keep_only
@@ -216,7 +216,7 @@ class Penalties(LogitEdit["Penalties"]):
         factors = np.array([edit._factors for _, edit in rows], dtype=np.float32)
         penalties = to_device(np.repeat(factors.T, sizes, axis=1), device)
         if choose_kernel("penalties", torch.float32, device) == "triton":
-            from ...kernels.penalties_triton import launch_penalties as penalize
+            from ...kernels.sampling.penalties_triton import launch_penalties as penalize
         else:
             penalize = penalize_reference
         penalize(logits.view(-1), places, counts, penalties)

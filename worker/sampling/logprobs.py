@@ -63,9 +63,9 @@ def _compute_slice(logits: Tensor, token_ids: Tensor, others: int | Tensor) -> L
 
 
 def _sum_and_rank(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """See kernels/log_totals.py."""
+    """See kernels/sampling/log_totals.py."""
     if choose_kernel("log_totals", logits.dtype, logits.device) == "triton":
-        from ...kernels.log_totals_triton import launch_log_totals
+        from ...kernels.sampling.log_totals_triton import launch_log_totals
 
         return launch_log_totals(logits, token_ids)
     top = logits.amax(dim=1, keepdim=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...ipc.params.sampling_params import SamplingParams
 from ...kernels.choice import choose_kernel, native_library
-from ...kernels.sample import launch_sample
+from ...kernels.sampling.sample import launch_sample
 from ..rows.row_ops import (
     argmax_rows,
     block_members,
@@ -176,7 +176,7 @@ def _choose_tokens(logits: Tensor, batch: SamplingBatch, masks: Int64s | None) -
 
 
 def _choose_with_triton(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
-    from ...kernels import sample_triton
+    from ...kernels.sampling import sample_triton
 
     has_filters = (batch.top_k < logits.shape[1]) | (batch.top_p < 1.0) | (batch.min_p > 0.0)
     is_random = batch.temperature > 0

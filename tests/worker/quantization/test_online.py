@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from quire.ipc.spec.weight_format import WeightFormat, make_online_formats
-from quire.kernels.quantize_groups import launch_quantize_groups, quantize_groups_reference
+from quire.kernels.linear.quantize_groups import launch_quantize_groups, quantize_groups_reference
 from quire.worker.quantization.integer_weight import IntegerWeight, dequantize
 from quire.worker.quantization.online import quantize
 

@@ -16,7 +16,7 @@ from quire import LLM, SamplingParams
 from quire.frontend.engine_args import EngineArgs
 from quire.ipc.errors import ModelError
 from quire.ipc.spec.config import EngineConfig
-from quire.kernels.shared_group import SharedGroup
+from quire.kernels.group.shared_group import SharedGroup
 from quire.worker.models import load_model
 from ranks import Pipeline, run_ranks, with_ranks
 from safetensors.torch import load_file, save_file

@@ -14,8 +14,8 @@ from quire.ipc.params.sampling_params import SamplingParams
 from quire.ipc.protocol.step import NewRequestData, SchedulerOutput
 from quire.ipc.protocol.token_ids import encode_token_ids
 from quire.ipc.protocol.token_lists import TokenLists
-from quire.kernels.gather_step import StepArrays, launch_gather_step
-from quire.kernels.native import load_library
+from quire.kernels.program.gather_step import StepArrays, launch_gather_step
+from quire.kernels.program.native import load_library
 from quire.worker.native_steps import make_rows_table
 from quire.worker.rows.block_tables import BlockTables
 from quire.worker.rows.request_rows import RequestRows

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from quire.kernels.choice import choose_kernel
-from quire.kernels.native import set_num_threads
+from quire.kernels.program.native import set_num_threads
 from quire.worker.sampling import sampler
 from quire.worker.sampling.noise import uniform_noise
 from quire.worker.sampling.sampler import SampledTokens, SamplingBatch, sample

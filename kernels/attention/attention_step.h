@@ -1,0 +1,139 @@
+// What every variant of paged attention shares: a step's pointers, tasks, running sums, finding keys.
+// K of a block lies [D, block_size], V [block_size, D]; in bfloat16 neighbours are paired, K [D / 2, block_size, 2]
+// and V [block_size / 2, D, 2], as processors with bfloat16 products read them.
+// Legend: T tokens, R requests, H query heads, G kv heads, D head size.
+#pragma once
+
+#include "linear/tile.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace quire::attention {
+
+constexpr int kSplit = 1024;  // keys of a split; a multiple of every variant's kKeys
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+template <typename T>
+struct Step {
+    const T* query;
+    size_t query_stride;  // elements between tokens
+    T* out;               // [T, H, D]
+    const T* k_cache;
+    const T* v_cache;
+    const int32_t* block_tables;
+    size_t table_stride;
+    const int32_t* query_starts;
+    const int32_t* seq_lens;
+    int num_requests, num_heads, num_kv_heads, head_size, block_size, window;
+    float scale;
+    float soft_cap;  // 0: none
+
+    int group() const { return num_heads / num_kv_heads; }
+};
+
+// Some tokens of one request and the query heads of a kv head, or, of one token, of several. Row r is token r / heads,
+// head r % heads.
+struct Task {
+    int request, first, tokens, kv_head;
+    int heads;     // query heads
+    int position;  // of the first token in its sequence
+    int seen_end;  // the first key that none of the tokens sees
+
+    int rows() const { return tokens * heads; }
+};
+
+// What is known of a set of rows after some keys: the largest score, the sum of weights, the weighted sum.
+// Rows are rounded up to kRowStep: variants that compute so many at once write past the last.
+struct Sums {
+    static constexpr int kRowStep = 32;
+    float *largest, *weight, *value;
+
+    static size_t size(int rows, int padded) { return size_t(round_up(rows, kRowStep)) * (padded + 2); }
+
+    Sums(float* memory, int rows)
+        : largest(memory),
+          weight(memory + round_up(rows, kRowStep)),
+          value(memory + 2 * round_up(rows, kRowStep)) {}
+
+    void clear(int rows, int padded) {
+        std::fill_n(largest, rows, kNone);
+        std::fill_n(weight, rows, 0.0f);
+        std::fill_n(value, size_t(rows) * padded, 0.0f);
+    }
+};
+
+inline float shrink_factor(float from, float to) { return from == kNone ? 0.0f : exp(splat(from - to))[0]; }
+
+inline void scale_row(float* row, int size, float factor) {
+    for (int i = 0; i < size; i += kLanes) store(row + i, load(row + i) * factor);
+}
+
+// total <- total and part, where part's keys come after total's.
+inline void merge(int rows, int padded, Sums& total, const Sums& part) {
+    for (int r = 0; r < rows; ++r) {
+        if (part.largest[r] == kNone) continue;
+        const float largest = std::max(total.largest[r], part.largest[r]);
+        const float keep = shrink_factor(total.largest[r], largest);
+        const float take = shrink_factor(part.largest[r], largest);
+        total.largest[r] = largest;
+        total.weight[r] = total.weight[r] * keep + part.weight[r] * take;
+        float *sum = total.value + size_t(r) * padded, *more = part.value + size_t(r) * padded;
+        for (int i = 0; i < padded; i += kLanes) store(sum + i, load(sum + i) * keep + load(more + i) * take);
+    }
+}
+
+// Where K and V of a run of keys within one block begin; with pairs, the run begins at an even key.
+template <typename T>
+struct Place {
+    const T *k, *v;
+    int count;
+};
+
+template <typename T>
+Place<T> find_keys(const Step<T>& step, const Task& task, int key, int end) {
+    const int D = step.head_size, size = step.block_size, offset = key % size;
+    const int block = step.block_tables[task.request * step.table_stride + key / size];
+    const size_t base = (size_t(block) * step.num_kv_heads + task.kv_head) * size * D;
+    const int paired = sizeof(T) == sizeof(bf16) ? 2 : 1;
+    return {step.k_cache + base + paired * offset, step.v_cache + base + size_t(offset) * D,
+            std::min(size - offset, end - key)};
+}
+
+// The keys of a tile that one row sees, [first, last), among the columns [from, to) that hold scores.
+struct Seen {
+    int first, last, from, to;
+};
+
+// A row's scores become weights in place, those of unseen keys 0; its sums so far shrink to the new largest.
+inline void weigh_row(float* scores, Seen seen, float scale, float soft_cap, float* largest, float* weight,
+                      float* value, int padded) {
+    IntVec lane;
+    for (int i = 0; i < kLanes; ++i) lane[i] = i;
+    Vec high = splat(kNone);
+    for (int j = seen.from; j < seen.to; j += kLanes) {
+        const IntVec index = lane + j;
+        const IntVec is_seen = (index >= seen.first) & (index < seen.last);
+        Vec score = load(scores + j) * scale;
+        if (soft_cap > 0.0f) score = cap_score(score, soft_cap);
+        score = is_seen ? score : splat(kNone);
+        high = high > score ? high : score;
+        store(scores + j, score);
+    }
+    const float before = *largest, now = std::max(before, max(high));
+    Vec total = Vec{};
+    for (int j = seen.from; j < seen.to; j += kLanes) {
+        Vec weights = exp(load(scores + j) - now);
+        total += weights;
+        store(scores + j, weights);
+    }
+    if (before != now) {
+        const float factor = shrink_factor(before, now);
+        *weight *= factor;
+        scale_row(value, padded, factor);
+    }
+    *largest = now;
+    *weight += sum(total);
+}
+
+}  // namespace quire::attention

@@ -1,0 +1,155 @@
+// Norms q and k by head (where the model does), rotates them in place and writes k and v to the paged cache;
+// the formula is in rotate_and_write.py. K of a block is written [D, block_size], V [block_size, D]; in bfloat16
+// neighbours are paired, K [D / 2, block_size, 2] and V [block_size / 2, D, 2].
+// Legend: T tokens, H query heads, G kv heads, D head size.
+#include "attention/rotate_and_write.h"
+
+#include "norm/rms_norm.h"
+#include "program/thread_pool.h"
+
+#include <algorithm>
+
+namespace {
+
+using namespace quire;
+
+constexpr int64_t kMinParallelSize = 1 << 15;
+constexpr int kChunk = 16;  // tokens handled together: neighbours in a block share K's cache lines
+constexpr int kHeads = 8;   // whose norms are found together: they need not wait for each other's
+constexpr int kMaxHeadSize = 256;  // MAX_NATIVE_HEAD_SIZE of paged_attention.py
+
+// x is one head [D]; cos and sin are [D / 2]. Computed in float32, rounded to T once.
+template <typename T>
+void rotate(T* x, const float* cos, const float* sin, int head_size) {
+    const int half = head_size / 2;
+    T *first = x, *second = x + half;
+    int i = 0;
+    for (; i + kLanes <= half; i += kLanes) {
+        const Vec a = load(first + i), b = load(second + i), c = load(cos + i), s = load(sin + i);
+        store(first + i, a * c - b * s);
+        store(second + i, b * c + a * s);
+    }
+    for (; i < half; ++i) {
+        const float a = widen(first[i]), b = widen(second[i]);
+        first[i] = narrow<T>(a * cos[i] - b * sin[i]);
+        second[i] = narrow<T>(b * cos[i] + a * sin[i]);
+    }
+}
+
+template <typename T>
+struct Layer {
+    T* qkv;  // [T, (H + 2 G) D]
+    const float *cos, *sin;
+    const T *query_norm, *key_norm;  // [D] or null
+    float eps;
+    T *k_cache, *v_cache;
+    const int64_t* slots;
+    int num_heads, num_kv_heads, head_size, block_size;
+
+    int width() const { return (num_heads + 2 * num_kv_heads) * head_size; }
+    T* row(int token) const { return qkv + size_t(token) * width(); }
+};
+
+// One head's part of a block of the caches, and the slots of it from `offset` on that `count` tokens take.
+template <typename T>
+struct Place {
+    T *k, *v;
+    int offset, count;
+};
+
+void write_run(const Place<float>& place, const float* key, const float* value, size_t stride, int D, int size) {
+    for (int d = 0; d < D; ++d)
+        for (int t = 0; t < place.count; ++t)
+            place.k[size_t(d) * size + place.offset + t] = key[t * stride + d];
+    for (int t = 0; t < place.count; ++t)
+        std::memcpy(place.v + size_t(place.offset + t) * D, value + t * stride, D * sizeof(float));
+}
+
+void write_run(const Place<bf16>& place, const bf16* key, const bf16* value, size_t stride, int D, int size) {
+    // Tokens lie a power of two apart, in the same few sets of the first-level cache: they are brought together first.
+    alignas(64) bf16 keys[kChunk * kMaxHeadSize];
+    for (int t = 0; t < place.count; ++t) std::memcpy(keys + t * D, key + t * stride, D * sizeof(bf16));
+    for (int d = 0; d < D; d += 2)
+        for (int t = 0; t < place.count; ++t)
+            std::memcpy(place.k + size_t(d) * size + 2 * (place.offset + t), keys + t * D + d, 2 * sizeof(bf16));
+    for (int t = 0; t < place.count; ++t) {
+        const int slot = place.offset + t;
+        bf16* pairs = place.v + size_t(slot / 2) * 2 * D;
+        if (slot % 2 == 0 && t + 1 < place.count) {
+            interleave(value + t * stride, value + (t + 1) * stride, pairs, D);
+            ++t;
+        } else {
+            for (int d = 0; d < D; ++d) pairs[2 * d + slot % 2] = value[t * stride + d];
+        }
+    }
+}
+
+// The keys and values of `count` tokens in a row, whose slots are neighbours in one block.
+template <typename T>
+void write_tokens(const Layer<T>& layer, int token, int count) {
+    const int D = layer.head_size, size = layer.block_size;
+    const int64_t slot = layer.slots[token];
+    const T* key = layer.row(token) + size_t(layer.num_heads) * D;
+    for (int head = 0; head < layer.num_kv_heads; ++head, key += D) {
+        const size_t base = (size_t(slot / size) * layer.num_kv_heads + head) * size * D;
+        const Place<T> place{layer.k_cache + base, layer.v_cache + base, int(slot % size), count};
+        write_run(place, key, key + size_t(layer.num_kv_heads) * D, layer.width(), D, size);
+    }
+}
+
+template <typename T>
+void rotate_token(const Layer<T>& layer, int token) {
+    const int D = layer.head_size, heads = layer.num_heads + layer.num_kv_heads;
+    if (!layer.cos && !layer.query_norm) return;
+    T* row = layer.row(token);
+    const float *cos = layer.cos + size_t(token) * (D / 2), *sin = layer.sin + size_t(token) * (D / 2);
+    for (int first = 0; first < heads; first += kHeads) {
+        const int last = std::min(first + kHeads, heads);
+        float factors[kHeads];
+        for (int head = first; layer.query_norm && head < last; ++head)
+            factors[head - first] = find_norm_factor(sum_squares(row + head * D, D), D, layer.eps);
+        for (int head = first; head < last; ++head) {
+            T* x = row + head * D;
+            const T* norm = head < layer.num_heads ? layer.query_norm : layer.key_norm;
+            if (norm) scale_row(x, norm, x, D, factors[head - first], 0.0f, true);
+            if (layer.cos) rotate(x, cos, sin, D);
+        }
+    }
+}
+
+template <typename T>
+void process_chunk(const Layer<T>& layer, int first, int last) {
+    for (int token = first; token < last; ++token) rotate_token(layer, token);
+    for (int token = first; layer.k_cache && token < last;) {
+        const int64_t slot = layer.slots[token];
+        int count = 1;
+        while (token + count < last && layer.slots[token + count] == slot + count &&
+               (slot + count) % layer.block_size != 0)
+            ++count;
+        write_tokens(layer, token, count);
+        token += count;
+    }
+}
+
+template <typename T>
+void process_tokens(const Layer<T>& layer, int tokens) {
+    const int64_t size = int64_t(tokens) * layer.width();
+    parallel_for((tokens + kChunk - 1) / kChunk, size > kMinParallelSize, [&](int chunk) {
+        process_chunk(layer, chunk * kChunk, std::min((chunk + 1) * kChunk, tokens));
+    });
+}
+
+}  // namespace
+
+extern "C" void quire_rotate_and_write(int is_bf16, void* qkv, int tokens, const float* cos, const float* sin,
+                                       const void* query_norm, const void* key_norm, float eps, void* k_cache,
+                                       void* v_cache, const int64_t* slots, int num_heads, int num_kv_heads,
+                                       int head_size, int block_size) {
+    with_type(is_bf16, [&](auto zero) {
+        using T = decltype(zero);
+        process_tokens(Layer<T>{static_cast<T*>(qkv), cos, sin, static_cast<const T*>(query_norm),
+                                static_cast<const T*>(key_norm), eps, static_cast<T*>(k_cache),
+                                static_cast<T*>(v_cache), slots, num_heads, num_kv_heads, head_size, block_size},
+                       tokens);
+    });
+}

@@ -1,0 +1,105 @@
+"""Between the fused projection and attention: norm q and k by head (some models), rotate them, write k and v.
+
+Rotation (RoFormer, arXiv 2104.09864, halves instead of pairs): with x = (a, b) split in the middle,
+(a cos - b sin, b cos + a sin). K and V go to the slots of the paged cache; a slot is
+block * block_size + offset. Bytes: reads and writes the T rows of qkv, writes K and V once more.
+Legend: T tokens, H query heads, G kv heads, D head size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from ..norm.rms_norm import rms_norm_reference
+
+
+def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, heads, D] rotated by the angles of each token, given as cos and sin float32 [T, D / 2]."""
+    first, second = x.chunk(2, dim=-1)
+    cos = cos.to(x.dtype).unsqueeze(1)
+    sin = sin.to(x.dtype).unsqueeze(1)
+    rotated = x.new_empty(x.shape)
+    half = x.shape[-1] // 2
+    rotated[..., :half] = first * cos - second * sin
+    rotated[..., half:] = second * cos + first * sin
+    return rotated
+
+
+def write_kv_reference(
+    key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    """Write key and value [T, G, D] to their slots of the caches [blocks, G, block_size, D]."""
+    block_size = k_cache.shape[2]
+    blocks = slot_mapping // block_size
+    offsets = slot_mapping % block_size
+    k_cache[blocks, :, offsets] = key.to(k_cache.dtype)
+    v_cache[blocks, :, offsets] = value.to(v_cache.dtype)
+
+
+def rotate_and_write_reference(
+    qkv: Tensor,
+    num_heads: int,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    qk_norm: tuple[Tensor, Tensor, float] | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
+    """The queries [T, H, D], normed and rotated; keys likewise and values are in the caches afterwards.
+
+    `qkv` is [T, (H + 2 G) D]. Without `cos` and `sin` nothing is rotated. `qk_norm` is (query weight [D],
+    key weight [D], eps), None without such norms.
+    """
+    num_kv_heads, head_size = k_cache.shape[1], k_cache.shape[3]
+    query, key, value = qkv.view(qkv.shape[0], -1, head_size).split(
+        (num_heads, num_kv_heads, num_kv_heads), dim=1
+    )
+    if qk_norm is not None:
+        query = rms_norm_reference(query, qk_norm[0], qk_norm[2])
+        key = rms_norm_reference(key, qk_norm[1], qk_norm[2])
+    if cos is not None and sin is not None:
+        query, key = rotate_reference(query, cos, sin), rotate_reference(key, cos, sin)
+    write_kv_reference(key, value, k_cache, v_cache, slot_mapping)
+    return query
+
+
+def launch_rotate_and_write(
+    library: ctypes.CDLL,
+    qkv: Tensor,
+    num_heads: int,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    qk_norm: tuple[Tensor, Tensor, float] | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """The same in place: q and k of `qkv` are normed and rotated afterwards.
+
+    A block of `k_cache` then holds [D, block_size] in its bytes (not [block_size, D]), as the native
+    attention kernel reads it; in bfloat16 neighbours are paired: K [D / 2, block_size, 2] and
+    V [block_size / 2, D, 2]. All contiguous on the CPU; qkv, norms and caches of one type.
+    """
+    _, num_kv_heads, block_size, head_size = k_cache.shape
+    query_norm, key_norm, eps = qk_norm or (None, None, 0.0)
+    library.quire_rotate_and_write(
+        qkv.dtype is torch.bfloat16,
+        qkv.data_ptr(),
+        qkv.shape[0],
+        None if cos is None else cos.data_ptr(),
+        None if sin is None else sin.data_ptr(),
+        None if query_norm is None else query_norm.data_ptr(),
+        None if key_norm is None else key_norm.data_ptr(),
+        eps,
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        slot_mapping.data_ptr(),
+        num_heads,
+        num_kv_heads,
+        head_size,
+        block_size,
+    )

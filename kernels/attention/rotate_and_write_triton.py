@@ -1,0 +1,115 @@
+"""Norm, rotation and the write to the KV cache in one Triton kernel; formulas are in rotate_and_write.py.
+
+One program takes some heads of one token: reads their halves once, norms and rotates queries and keys in
+float32, writes queries back in place, keys and values to their slot. A block of either cache holds
+[block_size, D] a kv head: a key's row is contiguous, as the attention kernel's loads want it.
+Bytes: reads the T rows of qkv once, writes each of its values once.
+Legend: T tokens, H query heads, G kv heads, D head size.
+"""
+
+from __future__ import annotations
+
+import typing
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..triton.dependent_launch_triton import launch_options, wait_for_inputs
+from ..triton.launch_sizes import ceil_div, next_power_of_2
+
+_jit: typing.Any = triton.jit
+
+# Heads of one program: at 8 a step of one token of an 8B model still has 6 of them.
+_HEADS = 8
+
+
+def launch_rotate_and_write(
+    qkv: Tensor,
+    num_heads: int,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    qk_norm: tuple[Tensor, Tensor, float] | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """q of `qkv` [T, (H + 2 G) D] is normed and rotated in place, keys likewise and values are in the caches.
+
+    `cos` and `sin` are float32 [T, D / 2], None where nothing is rotated; caches [blocks, G, block_size, D],
+    all contiguous; D is even. A negative slot is that of a row that pads a captured graph's batch: its
+    key and value go nowhere.
+    """
+    _, num_kv_heads, block_size, head_size = k_cache.shape
+    query_norm, key_norm, eps = qk_norm or (qkv, qkv, 0.0)
+    num_programs = ceil_div(num_heads + 2 * num_kv_heads, _HEADS)
+    _rotate_and_write_kernel[(qkv.shape[0], num_programs)](
+        qkv, qkv if cos is None else cos, qkv if sin is None else sin, query_norm, key_norm,
+        k_cache, v_cache, slot_mapping, eps, HAS_ANGLES=cos is not None, HAS_NORM=qk_norm is not None,
+        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HALF=head_size // 2,
+        PADDED_HALF=next_power_of_2(head_size // 2), BLOCK_SIZE=block_size, HEADS=_HEADS,
+        num_warps=2 if head_size * qkv.element_size() <= 256 else 4, **launch_options(qkv.device),
+    )  # fmt: skip
+
+
+@_jit
+def _rotate_and_write_kernel(
+    qkv: typing.Any, cos: typing.Any, sin: typing.Any, query_norm: typing.Any, key_norm: typing.Any,
+    k_cache: typing.Any, v_cache: typing.Any,
+    slot_mapping: typing.Any, eps: typing.Any, HAS_ANGLES: tl.constexpr, HAS_NORM: tl.constexpr,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, USE_PDL: tl.constexpr,
+) -> typing.Any:  # fmt: skip
+    """Grid (T, groups of HEADS heads)."""
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    dims = tl.arange(0, PADDED_HALF)
+    has_dim = dims < HALF
+    is_query = heads < NUM_HEADS
+    is_key = (heads >= NUM_HEADS) & (heads < NUM_HEADS + NUM_KV_HEADS)
+    is_value = (heads >= NUM_HEADS + NUM_KV_HEADS) & (heads < NUM_HEADS + 2 * NUM_KV_HEADS)
+    mask = (heads < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & has_dim[None, :]
+    row = qkv + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * HALF * 2)
+    at = row + heads[:, None] * (HALF * 2) + dims[None, :]
+    if HAS_NORM:
+        weight_at = tl.where(is_key[:, None], key_norm + dims[None, :], query_norm + dims[None, :])
+        first_weight = tl.load(weight_at, mask=has_dim[None, :], other=0.0).to(tl.float32)
+        second_weight = tl.load(weight_at + HALF, mask=has_dim[None, :], other=0.0).to(tl.float32)
+    wait_for_inputs(USE_PDL)
+    stored_first = tl.load(at, mask=mask, other=0.0)
+    stored_second = tl.load(at + HALF, mask=mask, other=0.0)
+    first = stored_first.to(tl.float32)
+    second = stored_second.to(tl.float32)
+    if HAS_NORM:
+        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        factor = tl.rsqrt(squares / (HALF * 2) + eps)[:, None]
+        # The normed value is rounded before the weight multiplies it, and their product after.
+        kind = qkv.dtype.element_ty
+        first = (first * factor).to(kind).to(tl.float32)
+        first = (first * first_weight).to(kind).to(tl.float32)  # pyright: ignore[reportPossiblyUnboundVariable]
+        second = (second * factor).to(kind).to(tl.float32)
+        second = (second * second_weight).to(kind).to(tl.float32)  # pyright: ignore[reportPossiblyUnboundVariable]
+    if HAS_ANGLES:
+        cos_row = tl.load(cos + token * HALF + dims, mask=has_dim, other=0.0)[None, :]
+        sin_row = tl.load(sin + token * HALF + dims, mask=has_dim, other=0.0)[None, :]
+        rotated_first = (first * cos_row - second * sin_row).to(qkv.dtype.element_ty)
+        rotated_second = (second * cos_row + first * sin_row).to(qkv.dtype.element_ty)
+    else:
+        rotated_first = first.to(qkv.dtype.element_ty)
+        rotated_second = second.to(qkv.dtype.element_ty)
+    query_mask = is_query[:, None] & has_dim[None, :]
+    tl.store(at, rotated_first, mask=query_mask)
+    tl.store(at + HALF, rotated_second, mask=query_mask)
+    slot = tl.load(slot_mapping + token)
+    if slot >= 0:
+        first_row = slot // BLOCK_SIZE * NUM_KV_HEADS * BLOCK_SIZE + slot % BLOCK_SIZE
+        key_row = first_row + (heads - NUM_HEADS) * BLOCK_SIZE
+        key_at = key_row[:, None] * (HALF * 2) + dims[None, :]
+        key_mask = is_key[:, None] & has_dim[None, :]
+        tl.store(k_cache + key_at, rotated_first, mask=key_mask)
+        tl.store(k_cache + key_at + HALF, rotated_second, mask=key_mask)
+        value_row = first_row + (heads - NUM_HEADS - NUM_KV_HEADS) * BLOCK_SIZE
+        value_at = value_row[:, None] * (HALF * 2) + dims[None, :]
+        value_mask = is_value[:, None] & has_dim[None, :]
+        tl.store(v_cache + value_at, stored_first, mask=value_mask)
+        tl.store(v_cache + value_at + HALF, stored_second, mask=value_mask)

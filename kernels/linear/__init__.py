@@ -1,0 +1,1 @@
+"""Products with weights, plain and narrow, gated activations and experts."""

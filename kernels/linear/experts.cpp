@@ -1,0 +1,147 @@
+// Tokens are grouped by expert, and each expert's layers run once over its group. A token's row goes through kernels
+// whose rows do not depend on their neighbours, and its experts' results are added in rising order of the experts:
+// so its bits do not depend on what else is in the step, on the threads or on how work is shared between them.
+#include "linear/experts.h"
+
+#include "linear/gated_activation.h"
+#include "program/thread_pool.h"
+#include "linear/tile.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace {
+
+using namespace quire;
+
+constexpr int64_t kMinParallelSize = 1 << 15;
+constexpr double kMinParallelWork = 400e3;  // multiply-adds, as linear_packed.h
+constexpr int kExpertsPerThread = 2;  // from which on threads take whole experts instead of sharing each product
+
+// The K largest of E logits as rising indexes. A NaN is never larger, so that there are always K.
+template <typename T>
+void choose(const T* logits, int num_experts, int per_token, int32_t* choices) {
+    for (int k = 0; k < per_token; ++k) {
+        int best = -1;
+        for (int e = 0; e < num_experts; ++e) {
+            if (std::find(choices, choices + k, e) != choices + k) continue;
+            if (best < 0 || widen(logits[e]) > widen(logits[best])) best = e;
+        }
+        choices[k] = best;
+    }
+    std::sort(choices, choices + per_token);
+}
+
+template <typename T>
+void route_row(const T* logits, int num_experts, int per_token, bool normalizes, int32_t* choices, float* weights) {
+    choose(logits, num_experts, per_token, choices);
+    float largest = widen(logits[0]), total = 0.0f, chosen = 0.0f;
+    for (int e = 1; e < num_experts; ++e) largest = std::max(largest, widen(logits[e]));
+    for (int e = 0; e < num_experts; ++e) total += std::exp(widen(logits[e]) - largest);
+    for (int k = 0; k < per_token; ++k) {
+        weights[k] = std::exp(widen(logits[choices[k]]) - largest) / total;
+        chosen += weights[k];
+    }
+    for (int k = 0; k < per_token && normalizes; ++k) weights[k] /= chosen;
+}
+
+template <typename T>
+void route(const T* logits, int rows, int num_experts, int per_token, bool normalizes, int32_t* choices,
+           float* weights) {
+    parallel_runs(rows, int64_t(rows) * num_experts * per_token > kMinParallelSize, [&](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; ++r)
+            route_row(logits + r * num_experts, num_experts, per_token, normalizes, choices + r * per_token,
+                      weights + r * per_token);
+    });
+}
+
+// Where each expert's tokens begin among all T * K places, and which place each choice has.
+struct Groups {
+    std::vector<int> starts, places, active;
+
+    Groups(const int32_t* choices, int count, int num_experts) : starts(num_experts + 1), places(count) {
+        for (int i = 0; i < count; ++i) ++starts[choices[i] + 1];
+        for (int e = 0; e < num_experts; ++e) {
+            if (starts[e + 1] > 0) active.push_back(e);
+            starts[e + 1] += starts[e];
+        }
+        std::vector<int> next(starts.begin(), starts.end() - 1);
+        for (int i = 0; i < count; ++i) places[i] = next[choices[i]]++;
+    }
+};
+
+template <typename T>
+struct Layer {
+    int activation, per_token;
+    const QuireLinear *gate_up, *down;
+    const QuireExpertsScratch& scratch;
+
+    int hidden() const { return down[0].num_out; }
+    T* routed(int place) const { return static_cast<T*>(scratch.routed) + size_t(place) * hidden(); }
+
+    // The results of one expert take the places of its tokens.
+    void run(int expert, const Groups& groups) const {
+        const int first = groups.starts[expert], count = groups.starts[expert + 1] - first, width = down[0].num_in;
+        T* wide = static_cast<T*>(scratch.gate_up) + size_t(first) * 2 * width;
+        T* gated = static_cast<T*>(scratch.gated) + size_t(first) * width;
+        constexpr bool is_bf16 = std::is_same_v<T, bf16>;
+        multiply(gate_up[expert], is_bf16, routed(first), count, wide);
+        quire_gated_activation(is_bf16, activation, wide, gated, count, width);
+        multiply(down[expert], is_bf16, gated, count, routed(first));
+    }
+
+    void add_row(const int* places, const float* weights, T* y) const {
+        const int size = hidden();
+        int i = 0;
+        for (; i + kLanes <= size; i += kLanes) {
+            Vec total{};
+            for (int k = 0; k < per_token; ++k) total += load(routed(places[k]) + i) * weights[k];
+            store(y + i, total);
+        }
+        for (; i < size; ++i) {
+            float total = 0.0f;
+            for (int k = 0; k < per_token; ++k) total += widen(routed(places[k])[i]) * weights[k];
+            y[i] = narrow<T>(total);
+        }
+    }
+};
+
+template <typename T>
+void run_experts(const Layer<T>& layer, const T* x, int rows, const int32_t* choices, const float* weights,
+                 int num_experts, T* y) {
+    const int per_token = layer.per_token, size = layer.hidden();
+    const Groups groups(choices, rows * per_token, num_experts);
+    const bool is_large = int64_t(rows) * per_token * size > kMinParallelSize;
+    parallel_runs(rows, is_large, [&](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; ++r)
+            for (int k = 0; k < per_token; ++k)
+                std::copy_n(x + r * size, size, layer.routed(groups.places[r * per_token + k]));
+    });
+    const int count = int(groups.active.size());
+    const double work = double(rows) * per_token * size * layer.down[0].num_in;
+    parallel_for(count, work > kMinParallelWork && count >= kExpertsPerThread * num_threads(),
+                 [&](int i) { layer.run(groups.active[i], groups); });
+    parallel_runs(rows, is_large, [&](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; ++r)
+            layer.add_row(groups.places.data() + r * per_token, weights + r * per_token, y + r * size);
+    });
+}
+
+}  // namespace
+
+extern "C" void quire_route(int is_bf16, const void* logits, int rows, int num_experts, int per_token, int normalizes,
+                            int32_t* choices, float* weights) {
+    with_type(is_bf16, [&](auto zero) {
+        route(static_cast<const decltype(zero)*>(logits), rows, num_experts, per_token, normalizes, choices, weights);
+    });
+}
+
+extern "C" void quire_experts(int is_bf16, int activation, const void* x, int rows, const int32_t* choices,
+                              const float* weights, int num_experts, int per_token, const QuireLinear* gate_up,
+                              const QuireLinear* down, const QuireExpertsScratch* scratch, void* y) {
+    with_type(is_bf16, [&](auto zero) {
+        using T = decltype(zero);
+        run_experts(Layer<T>{activation, per_token, gate_up, down, *scratch}, static_cast<const T*>(x), rows, choices,
+                    weights, num_experts, static_cast<T*>(y));
+    });
+}

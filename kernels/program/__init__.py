@@ -1,0 +1,1 @@
+"""The native library: how it is built and loaded, the step's inputs, and the list of operations it runs."""
