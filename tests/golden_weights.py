@@ -9,8 +9,8 @@ import torch
 from quire.frontend.quantization import read_rule
 from quire.ipc.spec.linear_shapes import LinearShape
 from quire.ipc.spec.weight_format import WeightFormat
-from quire.worker.quantization.integer_weight import NarrowWeight
-from quire.worker.quantization.readers import read_weight
+from quire.worker.weights.integer_weight import NarrowWeight
+from quire.worker.weights.readers import read_weight
 from safetensors import safe_open
 from safetensors.torch import load_file
 

@@ -35,7 +35,7 @@ def poison_steps() -> None:
     """Watch what this process's workers are to compute."""
     from quire.ipc.protocol.step import SchedulerOutput
     from quire.ipc.protocol.token_ids import decode_token_ids
-    from quire.worker.model_runner import LaunchedStep
+    from quire.worker.steps.model_runner import LaunchedStep
     from quire.worker.worker import Worker
 
     launch = Worker.launch

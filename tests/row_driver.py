@@ -20,7 +20,7 @@ from quire.ipc.protocol.token_lists import drop_packed, pack_token_lists
 from quire.ipc.spec.config import EngineConfig, SchedulerConfig
 from quire.ipc.spec.model_spec import RopeConfig
 from quire.worker.attention.metadata import AttentionMetadata, KVCaches
-from quire.worker.model_runner import GPUModelRunner, LaunchedStep
+from quire.worker.steps.model_runner import GPUModelRunner, LaunchedStep
 from torch import Tensor
 
 MODULUS = 1_000_003

@@ -26,14 +26,14 @@ from ..kernels.triton.triton_runtime import CompileWatch, can_use_triton
 from .device_errors import is_out_of_memory, is_sticky
 from .devices import resolve_device
 from .kv_cache import allocate_kv_caches, check_max_model_len, check_weights_fit, plan_memory, wait_for_memory
-from .model_runner import GPUModelRunner, LaunchedStep
 from .models import load_model
 from .rank import check_num_ranks, compute_weights_id, join_group, take_cores
-from .rank_runners import make_runner
 from .sampling.logits_processor import load_logits_processors
+from .steps.model_runner import GPUModelRunner, LaunchedStep
+from .steps.rank_runners import make_runner
+from .steps.warm_up import WarmUp, compile_kernels, run_all
 from .threads import ThreadRule, count_cores
 from .torch_import import load_meta_kernels
-from .warm_up import WarmUp, compile_kernels, run_all
 
 _log = logging.getLogger(__name__)
 

@@ -39,7 +39,7 @@ from ..ipc.protocol.step import (
 from .torch_import import import_torch
 
 if TYPE_CHECKING:  # it loads torch
-    from .model_runner import LaunchedStep
+    from .steps.model_runner import LaunchedStep
 
 _log = logging.getLogger(__name__)
 

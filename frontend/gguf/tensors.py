@@ -133,7 +133,7 @@ def _error(header: GgufHeader, stored: StoredTensor, allowed: str) -> ModelError
     return ModelError(field, stored.name, allowed)
 
 
-# bits, numbers of a group, and whether a group has an offset (worker/gguf.py).
+# bits, numbers of a group, and whether a group has an offset (worker/weights/gguf.py).
 _FORMS: dict[GgmlType, tuple[Literal[4, 8], int, bool]] = {
     "Q8_0": (8, 32, False),
     "Q4_0": (4, 32, False),

@@ -1,4 +1,4 @@
-// A step's inputs from the rows of its requests, as worker/rows/step_inputs.py says.
+// A step's inputs from the rows of its requests, as worker/steps/step_inputs.py says.
 // Legend: T tokens, R requests of the step, W blocks of the widest table.
 #include "program/program.h"
 

@@ -1,4 +1,4 @@
-"""A step's inputs from the rows of its requests: what worker/rows/step_inputs.py does in numpy, in one call.
+"""A step's inputs from the rows of its requests: what worker/steps/step_inputs.py does in numpy, in one call.
 
 RowsTable mirrors QuireRows of gather_step.cpp and holds addresses only: who fills it in keeps the arrays.
 Bytes: reads and writes some 30 for each token and 4 for each block of a request.

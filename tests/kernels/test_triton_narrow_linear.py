@@ -11,7 +11,7 @@ from kernel_checks import TRITON_DEVICE as DEVICE
 from kernel_checks import random as random_on_cpu
 from quire.kernels.triton import triton_runtime
 from quire.worker.layers.linear import make_linear
-from quire.worker.quantization.integer_weight import (
+from quire.worker.weights.integer_weight import (
     IntegerWeight,
     NarrowWeight,
     ScaledFp8Weight,

@@ -11,8 +11,8 @@ from quire.ipc.spec.weight_format import WeightFormat, make_online_formats
 from quire.worker.layers import linear
 from quire.worker.layers.linear import NativeLinear, TorchLinear, TorchNarrowLinear, make_linear
 from quire.worker.models import load_model
-from quire.worker.quantization.integer_weight import dequantize
-from quire.worker.quantization.online import quantize
+from quire.worker.weights.integer_weight import dequantize
+from quire.worker.weights.online import quantize
 
 CPU = torch.device("cpu")
 INT4, INT8, FP8 = (make_online_formats(name, name).default for name in ("int4", "int8", "fp8"))  # type: ignore[arg-type]

@@ -17,10 +17,10 @@ from quire.ipc.spec.config import EngineConfig
 from quire.kernels.program import program as program_kernel
 from quire.worker.kv_cache import allocate_kv_caches
 from quire.worker.layers.linear import TorchLinear
-from quire.worker.model_runner import GPUModelRunner
 from quire.worker.models import load_model
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.native_forward import make_native_forward
+from quire.worker.steps.model_runner import GPUModelRunner
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("library")

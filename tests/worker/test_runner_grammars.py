@@ -13,7 +13,7 @@ from msgspec import structs
 from quire.ipc.params.sampling_params import SamplingParams
 from quire.ipc.spec.config import EngineConfig
 from quire.worker.sampling import grammars
-from quire.worker.side_thread import SideJob, SideThread
+from quire.worker.steps.side_thread import SideJob, SideThread
 from row_driver import Driver, make_prompt, toy_config
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ12345678"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quire.worker.rows.row_ops import (
+from quire.worker.steps.row_ops import (
     BLOCK_SIZE,
     argmax_rows,
     block_members,

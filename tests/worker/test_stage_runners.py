@@ -8,7 +8,7 @@ import torch
 from msgspec.structs import replace
 from quire.ipc.params.sampling_params import SamplingParams
 from quire.ipc.spec.model_spec import StageSpec
-from quire.worker.rank_runners import EarlierStageRunner
+from quire.worker.steps.rank_runners import EarlierStageRunner
 from row_driver import Driver, make_prompt, toy_config
 from torch import Tensor
 

@@ -132,7 +132,7 @@ def _count_calls(counted_launches: Any) -> None:
 
     counted_launches._Kernel.run = launch
     JITFunction.run = run_slowly
-    from ...worker.rows import staging
+    from ...worker.steps import staging
 
     for name in ("to_device", "send_together"):
         setattr(staging, name, _count_uploads(getattr(staging, name)))

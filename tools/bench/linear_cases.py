@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ...ipc.spec.weight_format import Quantization, make_online_formats
 from ...worker.layers.linear import make_linear
-from ...worker.quantization.online import quantize
+from ...worker.weights.online import quantize
 from .kernel_case import LLAMA_8B, QWEN3_600M, TINY, Bench, BenchShape, Case
 
 _ROWS = (1, 8, 32, 256, 1024)

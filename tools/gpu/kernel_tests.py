@@ -15,7 +15,7 @@ from .rows import Row, Say
 
 _ROOT = Path(__file__).parents[2]
 _TESTS = _ROOT / "tests"
-_TEST_FILES = ("kernels/test_triton_*.py", "worker/test_triton_model.py", "worker/test_cuda_graphs.py")
+_TEST_FILES = ("kernels/test_triton_*.py", "worker/test_triton_model.py", "worker/steps/test_cuda_graphs.py")
 _MEMCHECK_FILES = tuple(
     f"kernels/test_triton_{name}.py" for name in ("attention", "rotate_and_write", "sample")
 )

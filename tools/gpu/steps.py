@@ -16,7 +16,7 @@ from ...ipc.protocol.token_ids import encode_token_ids
 from ...ipc.protocol.token_lists import TokenLists
 
 if TYPE_CHECKING:
-    from ...worker.model_runner import LaunchedStep
+    from ...worker.steps.model_runner import LaunchedStep
 
 _FIRST_PLAIN_TOKEN = 16
 

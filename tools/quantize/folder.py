@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ...worker.quantization.integer_weight import pack_nibbles
+from ...worker.weights.integer_weight import pack_nibbles
 from .rounding import RoundedWeight
 
 _SHARD_BYTES = 2 << 30

@@ -23,7 +23,7 @@ from ...worker.layers.embedding import StageInput
 from ...worker.layers.linear import Linear
 from ...worker.models.builder import WrapLinear, build_stage
 from ...worker.models.decoder import Decoder
-from ...worker.weights import WHOLE, Cut, SafetensorsSource, WeightSource
+from ...worker.weights.weights import WHOLE, Cut, SafetensorsSource, WeightSource
 
 _CPU = torch.device("cpu")
 

@@ -21,7 +21,7 @@ from ...ipc.spec.config import EngineConfig
 from ...ipc.spec.linear_shapes import LinearShape, list_layer_linears
 from ...kernels.program import native
 from ...worker.threads import count_cores
-from ...worker.weights import SafetensorsSource
+from ...worker.weights.weights import SafetensorsSource
 from .folder import FolderWriter, make_quantization_config
 from .layers import LayerStream, Together
 from .rounding import RoundedWeight, choose_scales, factor_gram, round_by_gptq, round_to_nearest

@@ -27,15 +27,15 @@ from ...kernels.linear.linear import (
     pack_narrow_linear,
 )
 from ...kernels.program.program import Kind, LinearTable, Multiply, NotNativeError, Program, Slot
-from ..quantization.integer_weight import (
+from ..weights.integer_weight import (
     IntegerWeight,
     NarrowWeight,
     count_tensor_bytes,
     dequantize,
     spread_scales,
 )
-from ..quantization.layer_weights import cut_weight
-from ..weights import Cut
+from ..weights.layer_weights import cut_weight
+from ..weights.weights import Cut
 
 _WIDE_SIZE = 1 << 22  # numbers of a narrow weight that are made wide at a time, in float64
 

@@ -28,7 +28,6 @@ from ...kernels.linear.linear import PackedWeight
 from ...kernels.program.native import SWITCH, is_switched_off
 from ..attention import AttentionBackend, QKNorm, make_attention
 from ..first_calls import make_first_calls
-from ..gguf import GgufSource
 from ..layers.activation import GatedActivation
 from ..layers.attention import Attention, make_position_bias
 from ..layers.collectives import (
@@ -46,13 +45,14 @@ from ..layers.linear import Linear, NativeLinear, TorchLinear, make_linear
 from ..layers.logits import LogitsHead
 from ..layers.norm import LayerNorm, NoNorm, RMSNorm
 from ..layers.rotary import RotaryEmbedding
-from ..packed_cache import PackedCache, open_packed_cache
 from ..pooling.head import load_pooling_head
-from ..quantization.integer_weight import NarrowWeight
-from ..quantization.layer_weights import take_narrow_stacked
-from ..quantization.online import quantize
 from ..threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
-from ..weights import WHOLE, Cut, DummySource, RankCuts, SafetensorsSource, WeightSource
+from ..weights.gguf import GgufSource
+from ..weights.integer_weight import NarrowWeight
+from ..weights.layer_weights import take_narrow_stacked
+from ..weights.online import quantize
+from ..weights.packed_cache import PackedCache, open_packed_cache
+from ..weights.weights import WHOLE, Cut, DummySource, RankCuts, SafetensorsSource, WeightSource
 from .coverage import check_covered
 from .decoder import Decoder, DecoderLayer, Layer, Norm, SumNormLayer
 from .native_forward import make_native_forward

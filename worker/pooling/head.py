@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ...ipc.spec.config import EngineConfig
 from ...ipc.spec.model_spec import HeadActivation, ModelSpec, ProjectionSpec
 from ..layers.linear import Linear, make_linear
-from ..weights import DummySource, SafetensorsSource, WeightSource
+from ..weights.weights import DummySource, SafetensorsSource, WeightSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from ...ipc.protocol.step import RowPooled, SchedulerOutput
 from ...ipc.spec.model_spec import ModelSpec, PoolingSpec
 from ...kernels.choice import choose_kernel, native_library
 from ...kernels.sampling.pool_rows import find_divisors, launch_pool_rows, pool_rows_reference
-from ..rows.staging import HostCopies, to_device
+from ..steps.staging import HostCopies, to_device
 from .head import PoolingHead, activate_array
 
 Int64s = NDArray[np.int64]

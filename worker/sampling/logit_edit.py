@@ -18,7 +18,7 @@ from torch import Tensor
 from ...ipc.protocol.step import NewRequestData
 from ...kernels.choice import choose_kernel, native_library
 from ...kernels.sampling.token_bitmask import apply_token_bitmask_reference, launch_token_bitmask
-from ..rows.staging import to_device
+from ..steps.staging import to_device
 from .grammars import Grammars
 from .logits_processor import LogitsProcessor
 

@@ -21,7 +21,7 @@ from ...ipc.protocol.token_ids import TOKEN_SIZE_BYTES
 from ...ipc.protocol.token_lists import is_token_mask, unpack_bad_words
 from ...kernels.choice import choose_kernel
 from ...kernels.sampling.penalties import penalize_reference
-from ..rows.staging import to_device
+from ..steps.staging import to_device
 from .grammar import Grammar, Masks
 from .logit_edit import EditedRow, EditedRows, Ids, LogitEdit, RowStart, ban, find_places, join, keep_only
 from .logits_processor import LogitsProcessor, LogitsRequest

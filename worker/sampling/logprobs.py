@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...ipc.protocol.messages import LogprobsBlock
 from ...kernels.choice import choose_kernel
-from ..rows.row_ops import block_sums, largest_ids, row_slices
+from ..steps.row_ops import block_sums, largest_ids, row_slices
 
 
 class LogprobsTensors(NamedTuple):

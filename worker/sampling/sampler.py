@@ -20,7 +20,7 @@ from torch import Tensor
 from ...ipc.params.sampling_params import SamplingParams
 from ...kernels.choice import choose_kernel, native_library
 from ...kernels.sampling.sample import launch_sample
-from ..rows.row_ops import (
+from ..steps.row_ops import (
     argmax_rows,
     block_members,
     block_sums,
@@ -30,7 +30,7 @@ from ..rows.row_ops import (
     largest_values,
     row_slices,
 )
-from ..rows.staging import to_device
+from ..steps.staging import to_device
 from .grammar import Masks
 from .logit_edit import EditedRow
 from .logit_edits import ALL_BUT_GRAMMAR, apply_logit_edits, compute_masks

@@ -16,9 +16,9 @@ from quire.ipc.params.sampling_params import SamplingParams
 from quire.ipc.protocol.step import NewRequestData
 from quire.ipc.protocol.token_ids import encode_token_ids
 from quire.ipc.protocol.token_lists import TokenLists
-from quire.worker.rows.request_rows import RequestRows
 from quire.worker.sampling.logit_edits import apply_logit_edits
 from quire.worker.sampling.logits_processor import LogitsProcessor, LogitsRequest, load_logits_processors
+from quire.worker.steps.request_rows import RequestRows
 from torch import Tensor
 
 VOCAB_SIZE = 12

@@ -1,0 +1,188 @@
+"""Tensors of GGUF files against the checkpoint that they were converted from, for every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from quire.core.stats.engine_facts import StartupClock, make_engine_facts
+from quire.frontend.engine_args import EngineArgs
+from quire.frontend.gguf import folder as gguf_folder
+from quire.ipc.errors import ModelError
+from quire.ipc.protocol.step import WorkerReady
+from quire.ipc.spec.config import EngineConfig
+from quire.worker.models import load_model
+from quire.worker.models.builder import open_weights
+from quire.worker.weights.gguf import GgufSource, read_blocks
+from quire.worker.weights.integer_weight import dequantize
+from quire.worker.weights.weights import WHOLE, Cut
+
+from ...checkpoints import Recipe, make_checkpoint
+from ...gguf_files import GgufWriter, convert_checkpoint
+from ...paged import PagedRun
+from ...ranks import Pipeline, run_ranks, with_ranks
+
+CPU = torch.device("cpu")
+FAMILIES = (
+    *("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi3"),
+    *("olmo2", "smollm3"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setattr(gguf_folder, "cache_folder", lambda: tmp_path / "cache")
+
+
+def read(path: Path, **args: Any) -> EngineConfig:
+    """The config of a folder or file, without a tokenizer."""
+    return EngineArgs(model=str(path), skip_tokenizer_init=True, **args).create_engine_config()
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "phi3-longrope"])
+def test_a_file_is_the_model_that_it_was_converted_from(family: str, tmp_path: Path):
+    folder = tmp_path / family
+    has_window = family in ("mistral", "gemma2", "gemma3_text", "phi3")
+    window: dict[str, Any] = {"sliding_window": 13} if has_window else {}
+    if family == "phi3-longrope":
+        family, window = "phi3", {"rope": "longrope"}
+    if family == "smollm3":  # whose file does not say which layers rotate nothing
+        window = {"num_layers": 5}
+    make_checkpoint(
+        folder,
+        Recipe(
+            family=family,
+            tied=family in ("gemma", "gemma2", "gemma3_text", "qwen2"),
+            hidden_size=64,
+            **window,
+        ),
+    )
+    theirs = read(folder).model
+    ours = read(convert_checkpoint(folder).write(tmp_path / "model.gguf")).model
+    rope = theirs.spec.rope
+    assert ours.spec.rope.attention_factor == pytest.approx(rope.attention_factor)
+    # Two numbers are of float32 in the file.
+    rope = replace(ours.spec.rope, attention_factor=rope.attention_factor)
+    spec = replace(ours.spec, norm_eps=theirs.spec.norm_eps, rope=rope)
+    if family in ("gemma2", "gemma3_text"):  # whose scale is in no key
+        layers = [replace(layer, attention=replace(layer.attention, scale=24**-0.5)) for layer in spec.layers]
+        spec = replace(spec, layers=tuple(layers))
+    assert spec == theirs.spec
+    assert ours.dtype == "float32"
+    judge, source = (open_weights(model, torch.float32, CPU) for model in (theirs, ours))
+    assert isinstance(source, GgufSource)
+    for name, shape in _list_tensors(folder):
+        expected, got = judge.take(name, shape), source.take(name, shape)
+        if (
+            family.startswith("gemma") and "norm" in name
+        ):  # stored as 1 + w, so the last bits of a small w are gone
+            assert torch.allclose(got, expected, rtol=0, atol=2**-23)
+        else:
+            assert torch.equal(got, expected), name
+    source.finish()
+
+
+def _list_tensors(folder: Path) -> list[tuple[str, tuple[int, ...]]]:
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        names = [name for name in file.keys() if name != "lm_head.weight"]  # noqa: SIM118
+        has_head = "lm_head.weight" in file.keys()  # noqa: SIM118
+        names += ["lm_head.weight"] if has_head else []
+        return [(name, tuple(file.get_slice(name).get_shape())) for name in names]
+
+
+def make_quantized(folder: Path, type_: Any) -> tuple[EngineConfig, GgufWriter]:
+    """A Llama whose matrices are random blocks, and what was written."""
+    make_checkpoint(folder / "plain", Recipe(head_size=64, hidden_size=256, intermediate_size=256))
+    writer = convert_checkpoint(folder / "plain")
+    for seed, (name, (_, shape, _)) in enumerate(list(writer.tensors.items())):
+        if len(shape) == 2:
+            writer.add_blocks(name, type_, shape, seed)
+    return read(writer.write(folder / "model.gguf")), writer
+
+
+def _dequantize(writer: GgufWriter, name: str) -> torch.Tensor:
+    type_, shape, data = writer.tensors[name]
+    rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(shape[0], -1)
+    return dequantize(read_blocks(rows, type_))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("type_", ["Q4_0", "Q6_K"])
+@pytest.mark.parametrize(
+    "cut", [WHOLE, Cut(rows=(range(64, 96), range(200, 260))), Cut(columns=range(32, 96))]
+)
+def test_a_quantized_tensor_comes_as_numbers_whole_and_cut(type_: Any, cut: Cut, tmp_path: Path):
+    config, writer = make_quantized(tmp_path, type_)
+    source = open_weights(config.model, torch.bfloat16, CPU)
+    names = [f"model.layers.1.mlp.{part}_proj.weight" for part in ("gate", "up")]
+    got = source.take_stacked(names, (256, 256), 256, cut)
+    whole = torch.cat([_dequantize(writer, f"blk.1.ffn_{part}.weight") for part in ("gate", "up")])
+    assert torch.equal(got, torch.cat(cut.find_pieces([whole])).bfloat16())
+    assert config.model.dtype == "bfloat16"
+
+
+def test_rows_of_queries_and_keys_are_put_back_in_their_order(tmp_path: Path):
+    config, writer = make_quantized(tmp_path, "Q4_K")
+    source = open_weights(config.model, torch.float32, CPU)
+    got = source.take("model.layers.0.self_attn.k_proj.weight", (128, 256))
+    paired = _dequantize(writer, "blk.0.attn_k.weight")  # of 2 heads of 64
+    assert torch.equal(got[64:96], paired[64:128:2])
+    assert torch.equal(got[96:128], paired[65:128:2])
+
+
+def test_a_file_that_has_become_shorter_is_refused(tmp_path: Path):
+    config, writer = make_quantized(tmp_path, "Q8_0")
+    (tmp_path / "model.gguf").write_bytes(writer.encode()[:-512])
+    source = open_weights(config.model, torch.float32, CPU)
+    with pytest.raises(ModelError, match="as when its header was read"):
+        source.take("model.norm.weight", (256,))
+
+
+def test_clients_are_told_which_file_was_loaded(tmp_path: Path):
+    config, _ = make_quantized(tmp_path, "Q4_0")
+    facts = make_engine_facts(config, WorkerReady(8, "cpu", []), {}, StartupClock("start", 0.0))
+    assert facts.weight_file == str(tmp_path / "model.gguf")
+
+
+def test_a_gguf_file_is_quantized_by_its_own_method_only(tmp_path: Path):
+    config, _ = make_quantized(tmp_path, "Q4_0")
+    file = tmp_path / "model.gguf"
+    assert read(file, quantization="gguf") == config
+    assert config.model.weights_name == "gguf Q4_0"
+    with pytest.raises(ValueError, match="quantization='awq': one of int4, int8, fp8; gguf, what the"):
+        read(file, quantization="awq")
+    with pytest.raises(ValueError, match="quantization='gguf': one of int4, int8, fp8; this checkpoint is"):
+        read(tmp_path / "plain", quantization="gguf")
+
+
+def test_stages_of_a_pipeline_take_their_tensors_and_leave_the_others(tmp_path: Path):
+    make_checkpoint(tmp_path / "plain", Recipe(num_layers=3))
+    model = read(convert_checkpoint(tmp_path / "plain").write(tmp_path / "model.gguf")).model
+    for stage in range(2):
+        source = open_weights(replace(model, spec=model.spec.for_stage(stage, 2)), torch.float32, CPU)
+        for name, shape in _list_tensors(tmp_path / "plain"):
+            if not name.startswith(model.spec.for_stage(stage, 2).unused_tensors):
+                source.take(name, shape)
+        source.finish()
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("type_", ["Q4_0", "Q8_0"])
+def test_ranks_and_stages_of_a_quantized_file_say_what_one_worker_does(tmp_path: Path, type_: Any):
+    config, _ = make_quantized(tmp_path, type_)
+    config = replace(config, model=replace(config.model, dtype="float32"))
+
+    def compute(model: Any, config: EngineConfig) -> torch.Tensor:
+        run = PagedRun(model, config)
+        run.add("a", [3, 1, 4, 1, 5, 9])
+        return run.run("a")
+
+    shared = with_ranks(config, 2)
+    whole = compute(load_model(config, CPU), config)
+    assert torch.equal(compute(Pipeline(config, 2), config), whole)
+    of_ranks = run_ranks(2, lambda group: compute(load_model(shared, CPU, group), shared.for_rank()))[0]
+    torch.testing.assert_close(of_ranks, whole, rtol=0, atol=1e-4 * float(whole.abs().max()))

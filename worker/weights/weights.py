@@ -1,0 +1,400 @@
+"""Where a model's tensors come from: safetensors files, or random numbers.
+
+A model asks for each tensor by name and shape and so states what it needs; a source knows nothing of
+models. The frontend has found the files and checked their headers. They are memory-mapped and read tensor by
+tensor, so that no second copy of the weights exists. Only safetensors is read: it holds numbers and no code.
+A rank of several takes a `Cut` of a tensor, and nothing else of the file is copied.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ...ipc.errors import ModelError
+from ...ipc.spec.model_spec import AttentionSpec
+from ...ipc.spec.weight_format import WeightFormat
+from ..steps.staging import StagingRing
+from .integer_weight import IntegerWeight, NarrowWeight, ScaledFp8Weight
+from .readers import read_weight
+
+
+@dataclass(frozen=True, slots=True)
+class RankCuts:
+    """Which part of each weight a rank of a tensor parallel group has.
+
+    Projections with whose results each rank goes on alone (queries, keys, values, gate, up), and that to
+    logits, are cut by outputs, rows of the weight; those that follow (attention's output, down) are cut by
+    inputs, its columns: what they give are terms of a sum. Sizes are the whole model's, which `size` divides;
+    if it is 1, all is WHOLE.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    def take_columns(self, count: int) -> Cut:
+        """Its share of `count` inputs."""
+        return WHOLE if self.size == 1 else Cut(columns=self._share(count))
+
+    def take_rows(self, *counts: int) -> Cut:
+        """Its share of each of several projections, with so many outputs, that lie one after the other."""
+        starts = [sum(counts[:index]) for index in range(len(counts))]
+        pairs = zip(counts, starts, strict=True)
+        return self._rows(*(_shift(self._share(count), start) for count, start in pairs))
+
+    def take_heads(self, spec: AttentionSpec, rotated_size: int | None = None) -> Cut:
+        """Its heads of queries, and those of keys and values that they need.
+
+        With `rotated_size` only the first numbers of a head are rotated. They and the rest then lie as halves
+        of the head's halves, as kernels turn pairs that are half a head apart; scores are sums over a head.
+        """
+        keys, first = self._keys(spec), spec.query_size
+        rotated = [self._share(spec.query_size), *(_shift(rows, first) for rows in keys)]
+        values = [_shift(rows, first + spec.kv_size) for rows in keys]
+        if rotated_size is None:
+            return self._rows(*rotated, *values)
+        size = spec.head_size
+        halves = [half for rows in rotated for half in _halve_heads(rows, size, rotated_size)]
+        return Cut((*halves, *values))
+
+    def take_key_heads(self, spec: AttentionSpec) -> Cut:
+        """Its heads of keys alone."""
+        return self._rows(*self._keys(spec))
+
+    def is_first_of_keys(self, spec: AttentionSpec) -> bool:
+        """Whether no rank before this one has its heads of keys."""
+        return self.rank == 0 or self._keys(spec) != RankCuts(self.rank - 1, self.size)._keys(spec)
+
+    def take_tokens(self, vocab_size: int) -> Cut:
+        """Its part of the vocabulary, which need not divide."""
+        return self._rows(self._share(vocab_size))
+
+    def _keys(self, spec: AttentionSpec) -> list[range]:
+        heads, size = spec.find_rank_heads(self.rank, self.size), spec.head_size
+        return [range(head * size, (head + 1) * size) for head in heads]
+
+    def _share(self, count: int) -> range:
+        return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+
+    def _rows(self, *rows: range) -> Cut:
+        return WHOLE if self.size == 1 else Cut(rows)
+
+
+def _shift(rows: range, by: int) -> range:
+    return range(rows.start + by, rows.stop + by)
+
+
+def _halve_heads(rows: range, head_size: int, rotated_size: int) -> Iterator[range]:
+    for start in range(rows.start, rows.stop, head_size):
+        rotated, rest = range(start, start + rotated_size), range(start + rotated_size, start + head_size)
+        middle, middle_of_rest = len(rotated) // 2, len(rest) // 2
+        yield from (rotated[:middle], rest[:middle_of_rest], rotated[middle:], rest[middle_of_rest:])
+
+
+_FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_CACHE_SCALES = ("q_scale", "k_scale", "v_scale", "kv_scale", "output_scale")
+# Older exports store tables that every loader computes itself, quantized ones scales of a narrow KV cache.
+_HARMLESS_SUFFIXES = (
+    ".rotary_emb.inv_freq",
+    ".masked_bias",
+    ".attn.bias",
+    *(
+        f"{part}.{end}"
+        for part in ("self_attn", "attn", "q_proj", "k_proj", "v_proj")
+        for end in _CACHE_SCALES
+    ),
+)
+_UPLOAD_BYTES = 64 << 20  # of a pinned buffer: 2.5 ms of a bus of 25 GB/s
+_NUM_UPLOAD_BUFFERS = 2
+_DUMMY_STD = 0.02  # transformers' usual initializer_range: activations stay finite at any depth
+_DUMMY_POOL = (1 << 20) - 3  # prime to any row length that is a power of two, so rows differ
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A part of stacked tensors: some of their rows, run by run, and some columns; None: all of them."""
+
+    rows: tuple[range, ...] | None = None
+    columns: range | None = None
+
+    def of_vector(self) -> Cut:
+        """The same of a tensor with a number a row."""
+        return replace(self, columns=None)
+
+    @property
+    def first_row(self) -> int:
+        """Where it begins."""
+        return 0 if self.rows is None else self.rows[0].start
+
+    @property
+    def num_rows(self) -> int:
+        """How many there are, of a cut by rows."""
+        assert self.rows is not None
+        return sum(map(len, self.rows))
+
+    def find_pieces(self, stack: Sequence[Tensor]) -> list[Tensor]:
+        """The part as views, in its order, of tensors that lie one after the other."""
+        runs = self.find_runs([len(tensor) for tensor in stack])
+        pieces = [stack[index][rows.start : rows.stop] for index, rows in runs]
+        columns = self.columns
+        return pieces if columns is None else [piece[:, columns.start : columns.stop] for piece in pieces]
+
+    def find_runs(self, sizes: Sequence[int]) -> list[tuple[int, range]]:
+        """In its order: which of tensors with so many rows, one after the other, and which rows of it."""
+        ends = list(accumulate(sizes))
+        return [
+            (index, range(max(0, rows.start - end + size), min(size, rows.stop - end + size)))
+            for rows in self.rows or (range(ends[-1]),)
+            for index, (size, end) in enumerate(zip(sizes, ends, strict=True))
+            if rows.start < end and rows.stop > end - size
+        ]
+
+
+WHOLE = Cut()
+
+
+class WeightSource(ABC):
+    """Named tensors. Every tensor that comes back is the caller's own, on `device` and of `dtype`."""
+
+    def take(self, name: str, shape: Sequence[int], cut: Cut = WHOLE) -> Tensor:
+        """The tensor, or a part of it; ModelError when it is missing or of another shape."""
+        return self.take_stacked([name], shape[:1], *shape[1:], cut=cut)
+
+    @abstractmethod
+    def take_stacked(
+        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: Cut = WHOLE
+    ) -> Tensor:
+        """The cut of several tensors in one, along the first dimension: [sum(sizes), width], or a vector."""
+
+    def take_narrow(self, name: str, format: WeightFormat, shape: tuple[int, int]) -> NarrowWeight:  # noqa: ARG002
+        """The whole weight of the linear layer `name` in a format that the checkpoint stores, on the CPU.
+
+        Its shape is [out, in]. ModelError where the source has no reader for the format's layout.
+        """
+        raise ModelError(name, format.layout, "a layout that this kind of weight files can hold")
+
+    def skip(self, name: str) -> None:  # noqa: B027
+        """Mark a tensor as known and not needed."""
+
+    def skip_layer(self, name: str) -> None:
+        """The same of all that belongs to the linear layer `name`, in whatever format."""
+        self.skip(f"{name}.weight")
+
+    def finish(self) -> None:  # noqa: B027
+        """Close the files; ModelError when they hold a tensor that nobody took or skipped."""
+
+
+class SafetensorsSource(WeightSource):
+    """The safetensors files of a folder.
+
+    A checkpoint may leave `optional_prefix` out of its names, and hold tensors whose names begin with one of
+    `unused`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[str],
+        dtype: torch.dtype,
+        device: torch.device,
+        optional_prefix: str = "",
+        unused: tuple[str, ...] = (),
+    ) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._files: dict[Path, Any] = {}  # open files; their tensors are read when asked for
+        self._file_of = _open_files([folder / name for name in names], self._files)
+        self._folder = folder
+        self._left = set(self._file_of)
+        self._optional_prefix = optional_prefix
+        self._unused = unused
+        self._ring: StagingRing | None = None  # of a GPU's copies
+        self._skipped_layers: set[str] = set()
+
+    def take_stacked(
+        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: Cut = WHOLE
+    ) -> Tensor:
+        tail = () if width is None else (width,)
+        # First: what config.json calls for may be too large to allocate.
+        stored = [self.read_stored(name, (size, *tail)) for name, size in zip(names, sizes, strict=True)]
+        pieces = cut.find_pieces(stored)
+        sizes = [len(piece) for piece in pieces]
+        out = torch.empty((sum(sizes), *pieces[0].shape[1:]), dtype=self._dtype, device=self._device)
+        for part, piece in zip(out.split(sizes), pieces, strict=True):
+            if self._device.type == "cpu":
+                part.copy_(piece)
+            else:
+                self._upload(part, piece)
+        return out
+
+    def _upload(self, target: Tensor, source: Tensor) -> None:
+        """Copy to the device through pinned buffers: one is filled from the file while the other travels.
+
+        From the file's mapping the driver would copy piece by piece through a small buffer of its own.
+        """
+        if self._ring is None:
+            self._ring = StagingRing(_UPLOAD_BYTES, torch.uint8, self._device, _NUM_UPLOAD_BUFFERS)
+        num_rows = _UPLOAD_BYTES // target[0].nbytes
+        if num_rows == 0:
+            target.copy_(source)
+            return
+        for part, piece in zip(target.split(num_rows), source.split(num_rows), strict=True):
+            staged = torch.from_numpy(self._ring.take(part.nbytes)).view(part.dtype)
+            staged.view(part.shape).copy_(piece)
+            self._ring.send(part.view(-1).view(torch.uint8))
+
+    def take_narrow(self, name: str, format: WeightFormat, shape: tuple[int, int]) -> NarrowWeight:
+        return read_weight(self._find_stored, name, format, shape)
+
+    def skip(self, name: str) -> None:
+        self._left.discard(self.stored_name(name))
+
+    def skip_layer(self, name: str) -> None:
+        self._skipped_layers |= {name, name.removeprefix(self._optional_prefix)}
+
+    def _is_skipped(self, name: str) -> bool:
+        parts = name.split(".")
+        return any(".".join(parts[:end]) in self._skipped_layers for end in range(1, len(parts)))
+
+    def stored_name(self, name: str) -> str:
+        """What these files call the tensor: BERT's first exports have other names for a norm's parts."""
+        short = name.removeprefix(self._optional_prefix)
+        old = [each.replace("LayerNorm.weight", "LayerNorm.gamma") for each in (name, short)]
+        old = [each.replace("LayerNorm.bias", "LayerNorm.beta") for each in old]
+        return next((each for each in (name, short, *old) if each in self._file_of), name)
+
+    def finish(self) -> None:
+        self._files.clear()
+        self._ring = None
+        unexpected = sorted(
+            name
+            for name in self._left
+            if not name.endswith(_HARMLESS_SUFFIXES)
+            and not name.startswith(self._unused)
+            and not self._is_skipped(name)
+        )
+        if unexpected:
+            raise ModelError(
+                "model",
+                str(self._folder),
+                f"its weights hold {len(unexpected)} tensors that this architecture does not have, "
+                f"the first is {unexpected[0]!r}",
+            )
+
+    def _find_stored(self, name: str, *, is_read: bool) -> Tensor | None:
+        """The file's own tensor, a view of its mapping; None where there is none."""
+        stored_name = self.stored_name(name)
+        path = self._file_of.get(stored_name)
+        if path is None:
+            return None
+        if is_read:
+            self._left.discard(stored_name)
+        try:
+            return self._files[path].get_tensor(stored_name)
+        except (SafetensorError, OSError) as error:
+            raise _unreadable(path, error) from error
+
+    def read_stored(self, name: str, shape: Sequence[int]) -> Tensor:
+        """A floating tensor as its file has it, a view of its mapping. Raises as `take`."""
+        tensor = self._find_stored(name, is_read=True)
+        if tensor is None:
+            raise ModelError("model", str(self._folder), f"its weights must hold the tensor {name!r}")
+        if tuple(tensor.shape) != tuple(shape):
+            raise ModelError(
+                name, list(tensor.shape), f"the shape {list(shape)}, which config.json calls for"
+            )
+        if tensor.dtype not in _FLOAT_TYPES:
+            raise ModelError(name, str(tensor.dtype), "a floating point type; config.json names no other")
+        return tensor
+
+
+class DummySource(WeightSource):
+    """Random weights of a fixed seed: norms are one, all else is normal with a small deviation.
+
+    Every tensor repeats one pool of random numbers, from a start that its name decides: as fast as copying.
+    """
+
+    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._seed = seed % (1 << 62)
+        generator = torch.Generator().manual_seed(seed)
+        pool = torch.randn(_DUMMY_POOL, generator=generator) * _DUMMY_STD
+        self._pool = pool.to(dtype=dtype, device=device)
+
+    def take_stacked(
+        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: Cut = WHOLE
+    ) -> Tensor:
+        whole = self._make_stacked(names, sizes, width)
+        return whole if cut == WHOLE else torch.cat(cut.find_pieces([whole]))
+
+    def take_narrow(self, name: str, format: WeightFormat, shape: tuple[int, int]) -> NarrowWeight:
+        return make_dummy_weight(format, shape, _DUMMY_STD, self._seed + zlib.crc32(name.encode()))
+
+    def _make_stacked(self, names: Sequence[str], sizes: Sequence[int], width: int | None) -> Tensor:
+        shape = (sum(sizes),) if width is None else (sum(sizes), width)
+        out = torch.empty(shape, dtype=self._pool.dtype, device=self._pool.device)
+        if names[0].lower().endswith("norm.weight"):
+            return out.fill_(1.0)
+        flat = out.view(-1)
+        pool = self._pool.roll(zlib.crc32(names[0].encode()) % _DUMMY_POOL)
+        for start in range(0, flat.numel(), _DUMMY_POOL):
+            part = flat[start : start + _DUMMY_POOL]
+            part.copy_(pool[: part.numel()])
+        return out
+
+
+def _open_files(paths: Sequence[Path], files: dict[Path, Any]) -> dict[str, Path]:
+    """Open every file into `files`; which of them holds which tensor."""
+    file_of: dict[str, Path] = {}
+    for path in paths:
+        try:
+            files[path] = safe_open(path, framework="pt")  # pyright: ignore[reportArgumentType]
+        except (SafetensorError, OSError) as error:
+            raise _unreadable(path, error) from error
+        file_of.update(dict.fromkeys(files[path].keys(), path))
+    return file_of
+
+
+def _unreadable(path: Path, error: Exception) -> ModelError:
+    return ModelError("model", str(path), f"a readable file; truncated or corrupt? {error}")
+
+
+_CODEBOOK = 16
+
+
+def make_dummy_weight(
+    weight_format: WeightFormat, shape: tuple[int, int], std: float, seed: int
+) -> NarrowWeight:
+    """Random, as wide as a checkpoint's and as fast: [out, in] with numbers of about the deviation `std`."""
+    num_out, num_in = shape
+    generator = torch.Generator().manual_seed(seed)
+    groups = weight_format.count_groups(num_in)
+    if weight_format.kind == "fp8":
+        values = torch.randn(shape, generator=generator).to(torch.float8_e4m3fn)
+        scales = torch.full((-(-num_out // (weight_format.group_rows or num_out)), groups), std)
+        return ScaledFp8Weight(values, scales, weight_format.group_rows, weight_format.group_size)
+    bits, middle = weight_format.bits, 1 << weight_format.bits - 1
+    width = num_in if bits == 8 else -(-num_in // 2)
+    codes = torch.randint(0, 256, (num_out, width), generator=generator, dtype=torch.uint8)
+    step = std * 12**0.5 / (2 * middle)  # of numbers spread evenly over a range
+    dtype = torch.bfloat16 if weight_format.scale_dtype == "bfloat16" else torch.float32
+    scales = torch.full((num_out, groups), middle * step if weight_format.has_codebook else step, dtype=dtype)
+    order = torch.Generator().manual_seed(num_in)  # the same for what lies in one layer
+    return IntegerWeight(
+        codes,
+        scales,
+        bits,
+        num_in,
+        weight_format.group_size,
+        scales.float() * middle if weight_format.has_offsets else None,
+        torch.randperm(num_in, generator=order).int() if weight_format.has_permutation else None,
+        torch.linspace(-1, 1, _CODEBOOK) if weight_format.has_codebook else None,
+    )
