@@ -8,8 +8,8 @@ with paused_collector():
     from ..ipc.daemon.daemon_state import SUPERVISOR_ROLE
 
     if SUPERVISOR_ROLE in sys.argv[1:]:
-        from .supervisor import run_supervisor as main
+        from .supervision.supervisor import run_supervisor as main
     else:
-        from .engine_process import main
+        from .engine.engine_process import main
 
 main()

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import zmq
 from fakes import FakeWorker
-from quire.core import engine_process, supervisor
 from quire.core.clients import client_registry
-from quire.core.executor import Executor, ExecutorEvent, WorkerLost
+from quire.core.engine import engine_process
+from quire.core.supervision import supervisor
+from quire.core.workers.executor import Executor, ExecutorEvent, WorkerLost
 from quire.ipc.daemon.daemon_state import SUPERVISOR_ROLE
 from quire.ipc.processes import liveness
 from quire.ipc.protocol.messages import PROTOCOL_VERSION

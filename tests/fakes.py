@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
 
-from quire.core.engine_core import EngineCore
+from quire.core.engine.engine_core import EngineCore
 from quire.ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest
 from quire.ipc.protocol.step import ModelRunnerOutput, SchedulerOutput, StepFailed
 from quire.ipc.protocol.token_ids import decode_token_ids

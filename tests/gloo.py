@@ -41,8 +41,8 @@ def join_group(args: GroupArgs, rank: int, config: EngineConfig, device: torch.d
 
 def run_core() -> None:
     """The engine core, whose workers are this module too."""
-    from quire.core import engine_process
-    from quire.core.placement import local_place
+    from quire.core.engine import engine_process
+    from quire.core.workers import local_place
 
     local_place.WORKER_MODULE = "gloo"
     engine_process.main()

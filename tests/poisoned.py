@@ -24,8 +24,8 @@ class PanicException(BaseException):
 
 def run_core() -> None:
     """The engine core, whose workers are this module too."""
-    from quire.core import engine_process
-    from quire.core.placement import local_place
+    from quire.core.engine import engine_process
+    from quire.core.workers import local_place
 
     local_place.WORKER_MODULE = "poisoned"
     engine_process.main()

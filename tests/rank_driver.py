@@ -8,8 +8,8 @@ from collections import deque
 import zmq
 from fakes import make_config
 from msgspec.structs import replace
-from quire.core.executor import ExecutorEvent, ProcessExecutor, WorkerLost
-from quire.core.placement.place import WorkerPlace
+from quire.core.workers.executor import ExecutorEvent, ProcessExecutor, WorkerLost
+from quire.core.workers.place import WorkerPlace
 from quire.ipc.protocol.step import SchedulerOutput
 from quire.ipc.spec.config import EngineConfig, ParallelConfig
 from quire.ipc.spec.model_spec import ModelSpec

@@ -41,7 +41,7 @@ LAZY_ARROWS = {
     ("frontend.cli.commands.doctor", ""),
     ("frontend.client.engine_core_client", "core"),  # the in-process engine, for debugging
     ("frontend.client.engine_core_client", "worker"),
-    ("core.executor", "worker"),
+    ("core.workers.executor", "worker"),
 }
 SCRIPTS = (ROOT / "tools" / "check", ROOT / "tools" / "gpu_check")  # run from a checkout only
 CHECKOUT_ONLY = {  # not in the wheel, but for models
@@ -265,7 +265,9 @@ def test_a_server_loads_no_pydantic_and_grpc_only_for_its_port() -> None:
 
 
 def test_a_core_loads_no_event_loop() -> None:
-    assert run_python("import sys, quire.core.engine_process; print('asyncio' in sys.modules)") == "False"
+    assert (
+        run_python("import sys, quire.core.engine.engine_process; print('asyncio' in sys.modules)") == "False"
+    )
 
 
 def test_help_and_version_load_no_subcommand() -> None:

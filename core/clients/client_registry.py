@@ -38,7 +38,7 @@ from ...ipc.protocol.messages import (
     WorkerStatus,
 )
 from ...ipc.protocol.rights import MESSAGES, UTILITIES, Reach, Standing
-from ..engine_core import EngineCore
+from ..engine.engine_core import EngineCore
 from ..stats.engine_facts import call_utility
 from ..stats.stats_collector import Surroundings
 from .clients import Client, LeaseWatch

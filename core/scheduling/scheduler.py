@@ -23,7 +23,7 @@ from ..kv.kv_cache_manager import KVCacheManager
 from ..policies import POLICIES
 from ..stats.stats import EngineCounters
 from .answer_cost import MAX_STEP_ANSWER_BYTES, find_token_price, may_run_beside
-from .beam_scheduler import BeamScheduler
+from .beams import BeamScheduler
 from .request import Request, RequestStatus
 from .request_queue import WaitingRequests
 from .running_batch import RunningBatch

@@ -14,7 +14,7 @@ from ...ipc.protocol.messages import EngineFacts, UtilityCall, UtilityMethod, Ut
 from ...ipc.protocol.step import WorkerReady
 from ...ipc.spec.config import EngineConfig
 from ...ipc.spec.model_spec import ModelSpec
-from ..engine_core import EngineCore
+from ..engine.engine_core import EngineCore
 from .stats_collector import Surroundings
 from .step_recorder import StepRecorder
 

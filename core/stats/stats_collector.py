@@ -25,8 +25,8 @@ from ...ipc.spec.config import EngineConfig
 from ..kv.block_pool import BlockPool
 from ..scheduling.request import Request, RequestStatus
 from ..scheduling.scheduler import Scheduler
-from ..scheduling.stalls import DeviceFreeTime, find_stall
 from ..scheduling.tenant import TenantLedger
+from .stalls import DeviceFreeTime, find_stall
 from .stats import EngineCounters, Observations, RateWindow
 
 MAX_REQUEST_VIEWS = 200

@@ -429,7 +429,7 @@ class InprocClient(SyncClient):
         super().__init__()
         started_at = time.time()
         # By name, so that a frontend process that does not ask for this mode never loads core or torch.
-        engine = importlib.import_module("...core.inproc_engine", __package__)
+        engine = importlib.import_module("...core.engine.inproc_engine", __package__)
         self._engine: Any = engine.InprocEngine(config, on_phase)
         self._answers: dict[int, UtilityResult] = {}
         self._call_ids = itertools.count(1)

@@ -219,14 +219,24 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "module", "how", "words"),
     [
         ("worker/worker.py", "quire.worker", "change", "EngineDeadError .*worker.py=.*has changed"),
-        ("core/engine_loop.py", "quire.core", "change", "EngineDeadError .*engine_loop.py=.*has changed"),
+        (
+            "core/engine/engine_loop.py",
+            "quire.core",
+            "change",
+            "EngineDeadError .*engine_loop.py=.*has changed",
+        ),
         ("worker/threads.py", "quire.worker", "remove", "EngineDeadError .*threads.py=.*was removed"),
         ("kernels/program/program.h", "quire.worker", "add", "EngineDeadError .*added.py=.*was added"),
         ("kernels/linear/linear.cpp", "quire.core", "same", "finished 400"),
         ("worker/worker.py", "quire.worker", "same", "finished 400"),
         ("worker/worker.py", "quire.worker", "relink", "EngineDeadError .*worker.py=.*has changed"),
-        ("core/engine_loop.py", "quire.core", "relink", "EngineDeadError .*engine_loop.py=.*has changed"),
-        ("core/engine_loop.py", "quire.core", "relink the same", "finished 400"),
+        (
+            "core/engine/engine_loop.py",
+            "quire.core",
+            "relink",
+            "EngineDeadError .*engine_loop.py=.*has changed",
+        ),
+        ("core/engine/engine_loop.py", "quire.core", "relink the same", "finished 400"),
     ],
 )
 def test_a_process_starts_only_children_of_its_own_sources(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fakes import make_config
 from prometheus_client.parser import text_string_to_metric_families
-from quire.core.engine_core import EngineCore
+from quire.core.engine.engine_core import EngineCore
 from quire.frontend.openai.metrics import format_metrics
 
 DASHBOARD: dict[str, Any] = json.loads(

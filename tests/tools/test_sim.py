@@ -13,8 +13,7 @@ import msgspec
 import pytest
 from quire.core.clients.client_registry import ClientRegistry
 from quire.core.clients.clients import LeaseWatch
-from quire.core.engine_loop import EngineLoop
-from quire.core.executor import WorkerLost
+from quire.core.engine.engine_loop import EngineLoop
 from quire.core.faults.blame import FAILURES_ALONE, Blame
 from quire.core.faults.death_journal import DeathJournal
 from quire.core.faults.step_limits import StepLimits
@@ -23,6 +22,7 @@ from quire.core.scheduling.scheduler import Scheduler
 from quire.core.scheduling.work_turns import WorkTurns
 from quire.core.supervision.group_commands import GroupCommands
 from quire.core.supervision.supervised_engine import SupervisedEngine
+from quire.core.workers.executor import WorkerLost
 from quire.frontend.client.engine_connection import EngineConnection
 from quire.frontend.client.engine_group import EngineGroup
 from quire.frontend.client.engine_links import EngineLinks

@@ -10,7 +10,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from ...core.engine_core import EngineCore
+from ...core.engine.engine_core import EngineCore
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.protocol.messages import EngineCoreRequest
 from ...ipc.protocol.step import ModelRunnerOutput, SchedulerOutput

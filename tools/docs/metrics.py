@@ -7,7 +7,7 @@ import re
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from ...core.engine_core import EngineCore
+from ...core.engine.engine_core import EngineCore
 from ...frontend.engine_args import EngineArgs
 from ...frontend.openai.access.http_counts import BOUNDS_S, STATUSES, RouteCounts
 from ...frontend.openai.metrics import format_http_counts, format_metrics, format_response_counts

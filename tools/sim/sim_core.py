@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from ...core.clients.client_registry import ClientRegistry, GroupRoster
-from ...core.engine_core import EngineCore
-from ...core.engine_loop import EngineLoop
+from ...core.engine.engine_core import EngineCore
+from ...core.engine.engine_loop import EngineLoop
 from ...core.stats.engine_facts import StartupClock
 from ...ipc.protocol.messages import EngineCoreRequest
 from ...ipc.spec.config import EngineConfig

@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 
-from ...core.executor import Executor, ExecutorEvent, WorkerLost
 from ...core.scheduling.work_turns import BURST_US, MAX_ROW_WORK_US
+from ...core.workers.executor import Executor, ExecutorEvent, WorkerLost
 from ...ipc.protocol.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerFailed, WorkerReady
 from ...ipc.spec.config import EngineConfig
 from .fake_worker import FakeExecutor, FakeWorker

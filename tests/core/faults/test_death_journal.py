@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from fakes import FakeEngine, expected_output, make_config, make_request
-from quire.core.engine_core import EngineCore
+from quire.core.engine.engine_core import EngineCore
 from quire.core.faults.blame import FAILURES_ALONE
 from quire.core.faults.death_journal import DeathJournal
 from quire.ipc.protocol.messages import SUSPECT_ATTEMPTS, EngineCoreRequest, ErrorCode

@@ -12,7 +12,7 @@ import pytest
 import torch
 from encoders import EMBEDDERS, make_encoder
 from numpy.typing import NDArray
-from quire.core.inproc_engine import InprocEngine
+from quire.core.engine.inproc_engine import InprocEngine
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.models.model_folder import pocket_folder
 from quire.ipc.params.pooling_params import PoolingParams, PoolingTask

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from ....core.engine_core import EngineCore
+from ....core.engine.engine_core import EngineCore
 from ....frontend.client.engine_group import DIGEST_INTERVAL_S
 from ....frontend.client.engine_router import EngineRouter
 from ....ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason

@@ -17,7 +17,7 @@ from fakes import (
     token_at,
 )
 from msgspec import structs
-from quire.core.engine_core import EngineCore
+from quire.core.engine.engine_core import EngineCore
 from quire.ipc.errors import ProtocolError
 from quire.ipc.protocol.messages import EngineCoreRequest, ErrorCode, FinishReason
 from quire.ipc.protocol.step import ModelRunnerOutput, RowFailure, StepFailed

@@ -1,4 +1,4 @@
-"""The launcher: `python -m quire.core.placement.launcher`, which stands for a worker that Ray has placed.
+"""The launcher: `python -m quire.core.workers.ray.launcher`, which stands for a worker that Ray has placed.
 
 A child of the core, as a worker here would be: it ends as the worker ends, and its end is the worker's, since
 Ray ends what a process has asked for when that is gone, however it went. The core stays free of Ray, whose
@@ -21,21 +21,21 @@ from typing import NoReturn
 import msgspec
 import zmq
 
-from ...ipc.errors import USER_ERRORS, EngineStartError, ModelError, QuireError
-from ...ipc.files.file_identity import check_loaded
-from ...ipc.files.file_samples import hash_samples
-from ...ipc.network.keys import ClientKeys
-from ...ipc.network.tcp_address import TcpAddress
-from ...ipc.processes.process import (
+from ....ipc.errors import USER_ERRORS, EngineStartError, ModelError, QuireError
+from ....ipc.files.file_identity import check_loaded
+from ....ipc.files.file_samples import hash_samples
+from ....ipc.network.keys import ClientKeys
+from ....ipc.network.tcp_address import TcpAddress
+from ....ipc.processes.process import (
     EXIT_NODE_LOST,
     EXIT_START_FAILED,
     Lifeline,
     catch_signals,
 )
-from ...ipc.protocol.codec import make_step_codec
-from ...ipc.protocol.sockets import connect_dealer
-from ...ipc.protocol.step import WorkerFailed, WorkerProgress
-from ...ipc.spec.config import EngineConfig
+from ....ipc.protocol.codec import make_step_codec
+from ....ipc.protocol.sockets import connect_dealer
+from ....ipc.protocol.step import WorkerFailed, WorkerProgress
+from ....ipc.spec.config import EngineConfig
 from .node_group import NodeArgs, NodeEnd, NodeGroup, NodeReport, compute_source_digest
 from .ray_cluster import (
     ACTOR_TIMEOUT_S,

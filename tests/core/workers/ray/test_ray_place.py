@@ -15,8 +15,8 @@ import psutil
 import pytest
 import zmq
 from daemons import fake_modules, runtime_folders, wait_for_end
-from quire.core.placement import ray_place
-from quire.core.placement.ray_place import RayPlace
+from quire.core.workers.ray import ray_place
+from quire.core.workers.ray.ray_place import RayPlace
 from quire.ipc.network.keys import make_key_pairs
 from quire.ipc.protocol.codec import make_step_codec
 from quire.ipc.protocol.sockets import connect_dealer
@@ -28,7 +28,7 @@ SIZE = 2
 
 @pytest.fixture(scope="module", autouse=True)
 def runtime() -> Iterator[None]:
-    folder = Path(__file__).parents[2] / "fake_ray"
+    folder = Path(__file__).parents[3] / "fake_ray"
     with runtime_folders(), fake_modules(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray_place, "WORKER_MODULE", "fake_rank")
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)

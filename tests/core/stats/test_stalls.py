@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.scheduling.scheduler import Scheduler
-from quire.core.scheduling.stalls import DeviceFreeTime
+from quire.core.stats.stalls import DeviceFreeTime
 from quire.ipc.protocol.engine_views import StalledRequest
 from quire.ipc.spec.config import SchedulerConfig
 

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from fakes import FakeClock, FakeWorker, make_config, make_request
 from quire.core.clients.client_registry import OUTBOX_RETRY_S, ClientRegistry
-from quire.core.engine_loop import MAX_RECEIVE_S, EngineLoop
-from quire.core.executor import Executor, ExecutorEvent, WorkerLost
+from quire.core.engine.engine_loop import MAX_RECEIVE_S, EngineLoop
 from quire.core.stats.engine_facts import StartupClock
+from quire.core.workers.executor import Executor, ExecutorEvent, WorkerLost
 from quire.ipc.processes.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST
 from quire.ipc.processes.restarts import MAX_WORKER_LOSSES
 from quire.ipc.protocol.codec import make_client_codec

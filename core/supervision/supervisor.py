@@ -19,8 +19,8 @@ from typing import NoReturn
 import msgspec
 import zmq
 
-from ..ipc.daemon.daemon_control import ControlSocket, RestartEngines
-from ..ipc.daemon.daemon_state import (
+from ...ipc.daemon.daemon_control import ControlSocket, RestartEngines
+from ...ipc.daemon.daemon_state import (
     DaemonPhase,
     DaemonState,
     FailedReport,
@@ -31,16 +31,16 @@ from ..ipc.daemon.daemon_state import (
     note_failure,
     write_state,
 )
-from ..ipc.daemon.run_dir import RunDirectory
-from ..ipc.errors import EngineStartError, FilesChangedError, QuireError
-from ..ipc.processes.child_args import CORE_MODULE
-from ..ipc.processes.due import until_ms
-from ..ipc.processes.log_lines import start_logging
-from ..ipc.processes.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, Lifeline, catch_signals
-from ..ipc.processes.process_limits import raise_file_limit
-from .supervision.group_commands import GroupCommands
-from .supervision.network_ports import NetworkPorts
-from .supervision.supervised_group import SupervisedGroup
+from ...ipc.daemon.run_dir import RunDirectory
+from ...ipc.errors import EngineStartError, FilesChangedError, QuireError
+from ...ipc.processes.child_args import CORE_MODULE
+from ...ipc.processes.due import until_ms
+from ...ipc.processes.log_lines import start_logging
+from ...ipc.processes.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, Lifeline, catch_signals
+from ...ipc.processes.process_limits import raise_file_limit
+from .group_commands import GroupCommands
+from .network_ports import NetworkPorts
+from .supervised_group import SupervisedGroup
 
 
 class Reporter:

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 import msgspec
 import zmq
 
-from ...ipc.network.keys import ClientKeys, OneClient, make_key_pairs
-from ...ipc.network.tcp_address import open_everywhere, read_place
-from ...ipc.processes.child_args import WORKER_MODULE
-from ...ipc.processes.process import ChildProcess, ProcessHandle
-from ...ipc.protocol.sockets import NODE_HEARTBEAT_TIMEOUT_MS, has_message
-from ...ipc.spec.config import EngineConfig
-from ..clients.network_listener import NetworkListener
-from ..clients.remote_clients import to_remote_identity, to_socket_identity
+from ....ipc.network.keys import ClientKeys, OneClient, make_key_pairs
+from ....ipc.network.tcp_address import open_everywhere, read_place
+from ....ipc.processes.child_args import WORKER_MODULE
+from ....ipc.processes.process import ChildProcess, ProcessHandle
+from ....ipc.protocol.sockets import NODE_HEARTBEAT_TIMEOUT_MS, has_message
+from ....ipc.spec.config import EngineConfig
+from ...clients.network_listener import NetworkListener
+from ...clients.remote_clients import to_remote_identity, to_socket_identity
+from ..place import WorkerPlace
 from .launcher import LAUNCHER_IDENTITY, LaunchArgs
-from .place import WorkerPlace
 
-LAUNCHER_MODULE = "quire.core.placement.launcher"
+LAUNCHER_MODULE = "quire.core.workers.ray.launcher"
 
 
 class RayPlace(WorkerPlace):

@@ -14,14 +14,14 @@ from typing import NoReturn
 
 import msgspec
 
-from ..ipc.errors import QuireError
-from ..ipc.files.file_identity import FileStamp, find_digests, list_unknown
-from ..ipc.processes.process import EXIT_OK, ChildProcess, Lifeline, wait_readable
-from ..ipc.spec.config import ModelConfig
+from ...ipc.errors import QuireError
+from ...ipc.files.file_identity import FileStamp, find_digests, list_unknown
+from ...ipc.processes.process import EXIT_OK, ChildProcess, Lifeline, wait_readable
+from ...ipc.spec.config import ModelConfig
 
 _log = logging.getLogger(__name__)
 
-_MODULE = "quire.core.file_digests"
+_MODULE = "quire.core.engine.file_digests"
 _MAX_THREAD_BYTES = 32 << 20  # 30 ms
 
 

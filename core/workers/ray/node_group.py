@@ -14,18 +14,18 @@ from pathlib import Path
 
 import msgspec
 
-from ...ipc.errors import ModelError, QuireError
-from ...ipc.files.file_identity import NotedFiles, note_files
-from ...ipc.files.file_samples import hash_samples
-from ...ipc.network.keys import ClientKeys
-from ...ipc.network.tcp_address import parse_tcp_address
-from ...ipc.processes.child_args import WorkerArgs
-from ...ipc.processes.liveness import MAX_LOOKS_STOPPED, STOPPED_LOOK_INTERVAL_S
-from ...ipc.processes.own_sources import OwnSources
-from ...ipc.processes.process import EXIT_PARENT_LOST, ChildProcess, ProcessHandle
-from ...ipc.spec.config import EngineConfig
+from ....ipc.errors import ModelError, QuireError
+from ....ipc.files.file_identity import NotedFiles, note_files
+from ....ipc.files.file_samples import hash_samples
+from ....ipc.network.keys import ClientKeys
+from ....ipc.network.tcp_address import parse_tcp_address
+from ....ipc.processes.child_args import WorkerArgs
+from ....ipc.processes.liveness import MAX_LOOKS_STOPPED, STOPPED_LOOK_INTERVAL_S
+from ....ipc.processes.own_sources import OwnSources
+from ....ipc.processes.process import EXIT_PARENT_LOST, ChildProcess, ProcessHandle
+from ....ipc.spec.config import EngineConfig
+from ..local_place import make_worker_env
 from ..worker_group import WorkerGroup, make_group_args, name_roles
-from .local_place import make_worker_env
 
 _SHOWN = 12  # characters of a hash
 _REACH_TIMEOUT_S = 5.0

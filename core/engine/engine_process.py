@@ -21,15 +21,15 @@ from typing import NoReturn
 import msgspec
 import zmq
 
-from ..ipc.errors import ModelError
-from ..ipc.files.file_identity import check_served
-from ..ipc.files.private_cache import keep_entry
-from ..ipc.network.served_files import hash_served_files
-from ..ipc.processes.child_args import PACKAGE_DIR, CoreArgs
-from ..ipc.processes.due import until_ms
-from ..ipc.processes.fault_hooks import make_fault_hooks
-from ..ipc.processes.log_lines import start_logging
-from ..ipc.processes.process import (
+from ...ipc.errors import ModelError
+from ...ipc.files.file_identity import check_served
+from ...ipc.files.private_cache import keep_entry
+from ...ipc.network.served_files import hash_served_files
+from ...ipc.processes.child_args import PACKAGE_DIR, CoreArgs
+from ...ipc.processes.due import until_ms
+from ...ipc.processes.fault_hooks import make_fault_hooks
+from ...ipc.processes.log_lines import start_logging
+from ...ipc.processes.process import (
     EXIT_CRASHED,
     EXIT_OK,
     EXIT_START_FAILED,
@@ -38,19 +38,19 @@ from ..ipc.processes.process import (
     catch_signals,
     enable_stack_dumps,
 )
-from ..ipc.processes.process_limits import raise_file_limit
-from ..ipc.protocol.messages import EngineCoreOutputs, EngineDead
-from ..ipc.protocol.request_price import find_max_frame_bytes
-from ..ipc.protocol.sockets import NOBLOCK, bind_router, send_to
-from .clients.client_registry import ClientRegistry, GroupRoster
-from .clients.listener import Listener
-from .clients.network_listener import NetworkListener
-from .clients.remote_clients import is_remote
-from .clients.request_memory import RequestMemory
+from ...ipc.processes.process_limits import raise_file_limit
+from ...ipc.protocol.messages import EngineCoreOutputs, EngineDead
+from ...ipc.protocol.request_price import find_max_frame_bytes
+from ...ipc.protocol.sockets import NOBLOCK, bind_router, send_to
+from ..clients.client_registry import ClientRegistry, GroupRoster
+from ..clients.listener import Listener
+from ..clients.network_listener import NetworkListener
+from ..clients.remote_clients import is_remote
+from ..clients.request_memory import RequestMemory
+from ..stats.engine_facts import StartupClock
+from ..workers.executor import make_executor
 from .engine_loop import EngineEnd, EngineLoop
-from .executor import make_executor
 from .file_digests import start_digests
-from .stats.engine_facts import StartupClock
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from ...ipc.errors import ConfigError, EngineStartError, describe_install
+from ....ipc.errors import ConfigError, EngineStartError, describe_install
 
 BACKEND = "distributed_executor_backend"
 CONNECT_TIMEOUT_S = 30.0  # Ray itself tries for minutes where nobody answers

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from daemon_loads import TIMEOUT_S, Outputs, assert_undisturbed, collect
 from fakes import make_config, make_request
-from quire.core.engine_process import name_engine
+from quire.core.engine.engine_process import name_engine
 from quire.frontend.client.async_engine_core_client import AsyncMPClient, make_async_client
 from quire.frontend.client.engine_core_client import SyncClient, make_sync_client
 from quire.ipc.errors import EngineDeadError, ModelError

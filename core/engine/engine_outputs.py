@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..ipc.protocol.messages import EngineCoreOutput, FinishReason, drop_positions
-from ..ipc.protocol.step import RowLogprobs, RowPooled
-from .scheduling.request import Request, drop_finished
-from .scheduling.scheduler import Scheduler
-from .scheduling.step import Step
-from .stats.stats import EngineCounters, Observations
+from ...ipc.protocol.messages import EngineCoreOutput, FinishReason, drop_positions
+from ...ipc.protocol.step import RowLogprobs, RowPooled
+from ..scheduling.request import Request, drop_finished
+from ..scheduling.scheduler import Scheduler
+from ..scheduling.step import Step
+from ..stats.stats import EngineCounters, Observations
 
 
 class EngineOutputs:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...ipc.protocol.engine_views import StalledRequest
-from .request import Request, RequestStatus
+from ..scheduling.request import Request, RequestStatus
 
 _MAX_SPANS = 1024  # the oldest are forgotten
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from fakes import FakeWorker, expected_output, make_config, make_request
-from quire.core import executor
-from quire.core.inproc_engine import InprocEngine
+from quire.core.engine.inproc_engine import InprocEngine
+from quire.core.workers import executor
 from quire.ipc.errors import EngineDeadError, ModelError
 from quire.ipc.protocol.messages import (
     EngineCoreOutput,

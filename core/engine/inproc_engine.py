@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ..ipc.errors import EngineDeadError, raise_remote
-from ..ipc.protocol.messages import (
+from ...ipc.errors import EngineDeadError, raise_remote
+from ...ipc.protocol.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
     EngineCoreOutput,
@@ -22,11 +22,11 @@ from ..ipc.protocol.messages import (
     UtilityCall,
     UtilityResult,
 )
-from ..ipc.spec.config import EngineConfig
-from .clients.client_registry import ClientRegistry
+from ...ipc.spec.config import EngineConfig
+from ..clients.client_registry import ClientRegistry
+from ..stats.engine_facts import StartupClock
+from ..workers.executor import InProcessExecutor
 from .engine_loop import EngineLoop
-from .executor import InProcessExecutor
-from .stats.engine_facts import StartupClock
 
 _CLIENT = b"inproc"
 

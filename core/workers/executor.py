@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 import zmq
 
-from ..ipc.errors import ProtocolError, QuireError
-from ..ipc.processes.fault_hooks import make_fault_hooks
-from ..ipc.processes.process import ProcessHandle
-from ..ipc.protocol.codec import make_step_codec
-from ..ipc.protocol.step import (
+from ...ipc.errors import ProtocolError, QuireError
+from ...ipc.processes.fault_hooks import make_fault_hooks
+from ...ipc.processes.process import ProcessHandle
+from ...ipc.protocol.codec import make_step_codec
+from ...ipc.protocol.step import (
     ResetRows,
     SchedulerOutput,
     StepFailed,
@@ -30,9 +30,9 @@ from ..ipc.protocol.step import (
     WorkerProgress,
     WorkerReady,
 )
-from ..ipc.spec.config import EngineConfig
-from .placement.local_place import LocalPlace
-from .placement.place import WorkerPlace
+from ...ipc.spec.config import EngineConfig
+from .local_place import LocalPlace
+from .place import WorkerPlace
 from .worker_group import StepTimes, StepWatch, WorkerEvent, WorkerGroup, name_roles
 
 _log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def make_executor(config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]],
     if config.parallel.executor_backend == "uni":
         return InProcessExecutor(config)
     if config.parallel.executor_backend == "ray":
-        from .placement.ray_place import RayPlace  # with what only it needs
+        from .ray.ray_place import RayPlace  # with what only it needs
 
         return ProcessExecutor(config, RayPlace(config))
     return ProcessExecutor(config, LocalPlace(config, context, address))
@@ -267,7 +267,7 @@ class InProcessExecutor(Executor):
 
     def start(self) -> None:
         # Imported by name: core has no other tie to worker, and this one only where it is asked for.
-        worker_module = importlib.import_module("..worker.worker", __package__)
+        worker_module = importlib.import_module("...worker.worker", __package__)
         self._worker = worker_module.Worker(
             self._config, lambda phase: self._events.append(WorkerProgress(phase, time.time()))
         )

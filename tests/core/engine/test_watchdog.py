@@ -17,9 +17,9 @@ import pytest
 import zmq
 from daemons import Daemon, wait_for_end, wait_until
 from fakes import expected_output, make_config, make_request
-from quire.core.executor import ExecutorEvent, ProcessExecutor, WorkerLost
-from quire.core.placement.local_place import LocalPlace
-from quire.core.worker_group import StepWatch
+from quire.core.workers.executor import ExecutorEvent, ProcessExecutor, WorkerLost
+from quire.core.workers.local_place import LocalPlace
+from quire.core.workers.worker_group import StepWatch
 from quire.frontend.client.async_engine_core_client import make_async_client
 from quire.frontend.client.engine_core_client import SyncMPClient, make_sync_client
 from quire.frontend.daemon import find_log

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import zmq
 from daemons import fake_modules, runtime_folders, wait_for_end
-from quire.core.placement import local_place
-from quire.core.worker_group import find_late_rank
+from quire.core.workers import local_place
+from quire.core.workers.worker_group import find_late_rank
 from quire.ipc.protocol.step import (
     LedgerEntry,
     ModelRunnerOutput,

@@ -1,10 +1,10 @@
-"""`python -m quire.core.placement.probe`: what this machine's Ray cluster has, in a line; code 1 for none."""
+"""`python -m quire.core.workers.ray.probe`: what this machine's Ray cluster has, in a line; code 1 for none."""
 
 from __future__ import annotations
 
 import os
 
-from ...ipc.errors import ConfigError
+from ....ipc.errors import ConfigError
 from .ray_cluster import RayCluster, load_ray
 
 

@@ -12,39 +12,39 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from ..ipc.errors import ProtocolError
-from ..ipc.processes.due import find_earliest
-from ..ipc.protocol.engine_views import EngineMetrics, EngineSnapshot, Owns, SchedulerStats
-from ..ipc.protocol.messages import (
+from ...ipc.errors import ProtocolError
+from ...ipc.processes.due import find_earliest
+from ...ipc.protocol.engine_views import EngineMetrics, EngineSnapshot, Owns, SchedulerStats
+from ...ipc.protocol.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
     ErrorCode,
     FinishReason,
     FrontendCounts,
 )
-from ..ipc.protocol.request_price import find_held_bytes
-from ..ipc.protocol.step import ModelRunnerOutput, RowFailure, RowLogprobs, SchedulerOutput
-from ..ipc.protocol.token_ids import count_token_ids
-from ..ipc.spec.config import EngineConfig
-from .clients.request_names import RequestNames
+from ...ipc.protocol.request_price import find_held_bytes
+from ...ipc.protocol.step import ModelRunnerOutput, RowFailure, RowLogprobs, SchedulerOutput
+from ...ipc.protocol.token_ids import count_token_ids
+from ...ipc.spec.config import EngineConfig
+from ..clients.request_names import RequestNames
+from ..faults.blame import FAILURES_ALONE, Blame
+from ..faults.failures import Failures
+from ..kv.block_pool import BlockPool
+from ..kv.digests import Digests
+from ..kv.kv_cache_manager import BlockHasher, KVCacheManager
+from ..kv.prefix_misses import PrefixMisses
+from ..scheduling.admission import find_overload, find_refusal
+from ..scheduling.answer_cost import find_answer_bytes, needs_cached_tokens
+from ..scheduling.deadlines import Deadlines
+from ..scheduling.request import Request
+from ..scheduling.scheduler import Scheduler
+from ..scheduling.step import Step
+from ..scheduling.tenant import ClientShare, TenantLedger
+from ..stats.remarks import Remarks
+from ..stats.stats import EngineCounters
+from ..stats.stats_collector import StatsCollector, Surroundings
+from ..stats.step_recorder import StepRecorder
 from .engine_outputs import EngineOutputs
-from .faults.blame import FAILURES_ALONE, Blame
-from .faults.failures import Failures
-from .kv.block_pool import BlockPool
-from .kv.digests import Digests
-from .kv.kv_cache_manager import BlockHasher, KVCacheManager
-from .kv.prefix_misses import PrefixMisses
-from .scheduling.admission import find_overload, find_refusal
-from .scheduling.answer_cost import find_answer_bytes, needs_cached_tokens
-from .scheduling.deadlines import Deadlines
-from .scheduling.request import Request
-from .scheduling.scheduler import Scheduler
-from .scheduling.step import Step
-from .scheduling.tenant import ClientShare, TenantLedger
-from .stats.remarks import Remarks
-from .stats.stats import EngineCounters
-from .stats.stats_collector import StatsCollector, Surroundings
-from .stats.step_recorder import StepRecorder
 
 _PLAIN_SHARE = ClientShare()
 EXPENSIVE_BYTES = 1024 * 1024  # of a request that the log tells of

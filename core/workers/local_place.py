@@ -16,8 +16,8 @@ from ...ipc.processes.process import ChildProcess, ProcessHandle
 from ...ipc.processes.spare import WarmSpare, find_spare_path
 from ...ipc.protocol.sockets import NOBLOCK, WORKER_HEARTBEAT_TIMEOUT_MS, bind_router, has_message, send_to
 from ...ipc.spec.config import EngineConfig
-from ..worker_group import make_group_args, name_roles
 from .place import WorkerPlace
+from .worker_group import make_group_args, name_roles
 
 _LIFE_BYTES = 3
 # Threads that wait for each other must sleep, not spin: beside one busy process a step of two spinning

@@ -14,23 +14,23 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..ipc.errors import USER_ERRORS, CaptureError, FilesChangedError, ProtocolError
-from ..ipc.processes.due import find_earliest
-from ..ipc.processes.fault_hooks import make_fault_hooks
-from ..ipc.processes.own_sources import check_own_sources
-from ..ipc.processes.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST
-from ..ipc.processes.process_limits import describe_address_space
-from ..ipc.protocol.codec import find_request_id, make_client_codec
-from ..ipc.protocol.messages import ProtocolNotice
-from ..ipc.protocol.request_price import find_max_frame_bytes
-from ..ipc.protocol.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
-from ..ipc.spec.config import EngineConfig
-from .clients.client_registry import ClientRegistry
+from ...ipc.errors import USER_ERRORS, CaptureError, FilesChangedError, ProtocolError
+from ...ipc.processes.due import find_earliest
+from ...ipc.processes.fault_hooks import make_fault_hooks
+from ...ipc.processes.own_sources import check_own_sources
+from ...ipc.processes.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST
+from ...ipc.processes.process_limits import describe_address_space
+from ...ipc.protocol.codec import find_request_id, make_client_codec
+from ...ipc.protocol.messages import ProtocolNotice
+from ...ipc.protocol.request_price import find_max_frame_bytes
+from ...ipc.protocol.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
+from ...ipc.spec.config import EngineConfig
+from ..clients.client_registry import ClientRegistry
+from ..faults.blame import WorkerDeath
+from ..faults.death_journal import DeathJournal
+from ..stats.engine_facts import StartupClock, format_level, format_phases, format_startup, make_engine_facts
+from ..workers.executor import Executor, ExecutorEvent, WorkerLost
 from .engine_core import EngineCore
-from .executor import Executor, ExecutorEvent, WorkerLost
-from .faults.blame import WorkerDeath
-from .faults.death_journal import DeathJournal
-from .stats.engine_facts import StartupClock, format_level, format_phases, format_startup, make_engine_facts
 
 _log = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..ipc.processes.child_args import GroupArgs
-from ..ipc.processes.due import find_earliest
-from ..ipc.processes.liveness import Deadline
-from ..ipc.processes.managed_child import ManagedChild
-from ..ipc.processes.process import ProcessHandle
-from ..ipc.protocol.step import (
+from ...ipc.processes.child_args import GroupArgs
+from ...ipc.processes.due import find_earliest
+from ...ipc.processes.liveness import Deadline
+from ...ipc.processes.managed_child import ManagedChild
+from ...ipc.processes.process import ProcessHandle
+from ...ipc.protocol.step import (
     LedgerEntry,
     ModelRunnerOutput,
     StepFailed,
@@ -28,7 +28,7 @@ from ..ipc.protocol.step import (
     WorkerProgress,
     WorkerReady,
 )
-from ..ipc.spec.config import EngineConfig
+from ...ipc.spec.config import EngineConfig
 
 # How much longer than the steps before it may a step take while a culprit is looked for (blame.py).
 _TEST_FACTOR = 10.0

@@ -1,0 +1,1 @@
+"""Workers on the nodes of a Ray cluster."""
