@@ -6,29 +6,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .frontend.async_llm import AsyncLLM as AsyncLLM
-    from .frontend.beam_search import BeamSearchOutput as BeamSearchOutput
     from .frontend.cli.parser import FlexibleArgumentParser as FlexibleArgumentParser
-    from .frontend.engine_args import EngineArgs as EngineArgs
     from .frontend.llm import LLM as LLM
     from .frontend.llm_engine import LLMEngine as LLMEngine
-    from .frontend.metric_values import Counter as Counter
-    from .frontend.metric_values import Gauge as Gauge
-    from .frontend.metric_values import Histogram as Histogram
-    from .frontend.metric_values import Metric as Metric
-    from .frontend.metric_values import Vector as Vector
+    from .frontend.observe.metric_values import Counter as Counter
+    from .frontend.observe.metric_values import Gauge as Gauge
+    from .frontend.observe.metric_values import Histogram as Histogram
+    from .frontend.observe.metric_values import Metric as Metric
+    from .frontend.observe.metric_values import Vector as Vector
+    from .frontend.options.engine_args import EngineArgs as EngineArgs
     from .frontend.outputs import CompletionOutput as CompletionOutput
     from .frontend.outputs import RequestOutput as RequestOutput
-    from .frontend.pooling.outputs import ClassificationOutput as ClassificationOutput
-    from .frontend.pooling.outputs import ClassificationRequestOutput as ClassificationRequestOutput
-    from .frontend.pooling.outputs import EmbeddingOutput as EmbeddingOutput
-    from .frontend.pooling.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
-    from .frontend.pooling.outputs import PoolingOutput as PoolingOutput
-    from .frontend.pooling.outputs import PoolingRequestOutput as PoolingRequestOutput
-    from .frontend.pooling.outputs import ScoringOutput as ScoringOutput
-    from .frontend.pooling.outputs import ScoringRequestOutput as ScoringRequestOutput
-    from .frontend.text.prompts import PromptType as PromptType
-    from .frontend.text.prompts import TextPrompt as TextPrompt
-    from .frontend.text.prompts import TokensPrompt as TokensPrompt
+    from .frontend.requests.beam_search import BeamSearchOutput as BeamSearchOutput
+    from .frontend.requests.prompts import PromptType as PromptType
+    from .frontend.requests.prompts import TextPrompt as TextPrompt
+    from .frontend.requests.prompts import TokensPrompt as TokensPrompt
+    from .frontend.requests.vectors.outputs import ClassificationOutput as ClassificationOutput
+    from .frontend.requests.vectors.outputs import ClassificationRequestOutput as ClassificationRequestOutput
+    from .frontend.requests.vectors.outputs import EmbeddingOutput as EmbeddingOutput
+    from .frontend.requests.vectors.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from .frontend.requests.vectors.outputs import PoolingOutput as PoolingOutput
+    from .frontend.requests.vectors.outputs import PoolingRequestOutput as PoolingRequestOutput
+    from .frontend.requests.vectors.outputs import ScoringOutput as ScoringOutput
+    from .frontend.requests.vectors.outputs import ScoringRequestOutput as ScoringRequestOutput
     from .ipc.params.beam_search import BeamSearchParams as BeamSearchParams
     from .ipc.params.pooling_params import PoolingParams as PoolingParams
     from .ipc.params.repetition_detection import RepetitionDetectionParams as RepetitionDetectionParams
@@ -47,27 +47,27 @@ _HOME_OF = {
     "LLM": "frontend.llm",
     "AsyncLLM": "frontend.async_llm",
     "LLMEngine": "frontend.llm_engine",
-    "EngineArgs": "frontend.engine_args",
+    "EngineArgs": "frontend.options.engine_args",
     "FlexibleArgumentParser": "frontend.cli.parser",
     "RequestOutput": "frontend.outputs",
     "CompletionOutput": "frontend.outputs",
-    "Metric": "frontend.metric_values",
-    "Counter": "frontend.metric_values",
-    "Gauge": "frontend.metric_values",
-    "Histogram": "frontend.metric_values",
-    "Vector": "frontend.metric_values",
-    "PoolingOutput": "frontend.pooling.outputs",
-    "EmbeddingOutput": "frontend.pooling.outputs",
-    "ClassificationOutput": "frontend.pooling.outputs",
-    "ScoringOutput": "frontend.pooling.outputs",
-    "PoolingRequestOutput": "frontend.pooling.outputs",
-    "EmbeddingRequestOutput": "frontend.pooling.outputs",
-    "ClassificationRequestOutput": "frontend.pooling.outputs",
-    "ScoringRequestOutput": "frontend.pooling.outputs",
-    "TextPrompt": "frontend.text.prompts",
-    "TokensPrompt": "frontend.text.prompts",
-    "PromptType": "frontend.text.prompts",
-    "BeamSearchOutput": "frontend.beam_search",
+    "Metric": "frontend.observe.metric_values",
+    "Counter": "frontend.observe.metric_values",
+    "Gauge": "frontend.observe.metric_values",
+    "Histogram": "frontend.observe.metric_values",
+    "Vector": "frontend.observe.metric_values",
+    "PoolingOutput": "frontend.requests.vectors.outputs",
+    "EmbeddingOutput": "frontend.requests.vectors.outputs",
+    "ClassificationOutput": "frontend.requests.vectors.outputs",
+    "ScoringOutput": "frontend.requests.vectors.outputs",
+    "PoolingRequestOutput": "frontend.requests.vectors.outputs",
+    "EmbeddingRequestOutput": "frontend.requests.vectors.outputs",
+    "ClassificationRequestOutput": "frontend.requests.vectors.outputs",
+    "ScoringRequestOutput": "frontend.requests.vectors.outputs",
+    "TextPrompt": "frontend.requests.prompts",
+    "TokensPrompt": "frontend.requests.prompts",
+    "PromptType": "frontend.requests.prompts",
+    "BeamSearchOutput": "frontend.requests.beam_search",
     "BeamSearchParams": "ipc.params.beam_search",
     "PoolingParams": "ipc.params.pooling_params",
     "RepetitionDetectionParams": "ipc.params.repetition_detection",

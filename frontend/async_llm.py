@@ -17,23 +17,23 @@ from ..ipc.params.pooling_params import PoolingParams, PoolingTask
 from ..ipc.params.sampling_params import SamplingParams
 from ..ipc.protocol.messages import EngineFacts
 from ..ipc.spec.config import EngineConfig
-from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
 from .client.async_engine_core_client import AsyncMPClient, attach_async_client, make_async_client
 from .client.async_requests import AsyncRequests, OutputCollector, OwnerLoop
 from .client.remote_daemon import Attachment, check_unattached, choose_attachment
 from .client.utility_calls import AsyncUtilityCalls
-from .engine_args import EngineArgs
-from .input_processor import InputProcessor, PreparedParams
 from .llm_engine import load_named_tokenizer, load_served_tokenizer, read_served_sampling
+from .options.engine_args import EngineArgs
 from .outputs import RequestOutput
-from .pooling.outputs import PoolingOutput, PoolingRequestOutput
-from .text.prompts import Prompt
+from .requests.beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
+from .requests.input_processor import InputProcessor, PreparedParams
+from .requests.prompts import Prompt
+from .requests.vectors.outputs import PoolingOutput, PoolingRequestOutput
 from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from .output_formats.output_format import OutputFormat
-    from .pooling.async_calls import AsyncPooling
-    from .pooling.processor import PoolingPrompt
+    from .async_calls import AsyncPooling
+    from .formats.output_format import OutputFormat
+    from .requests.vectors.processor import PoolingPrompt
 
 _SHUTDOWN_WAIT_S = 5.0  # for a loop in another thread to do it; it is done later if that loop is busy
 
@@ -228,8 +228,8 @@ class AsyncLLM(AsyncUtilityCalls):
     @functools.cached_property
     def pooling(self) -> AsyncPooling:
         """Calls that compute vectors of many prompts at once; EngineDeadError before `start`."""
-        from .pooling.async_calls import AsyncPooling
-        from .pooling.processor import PoolingProcessor
+        from .async_calls import AsyncPooling
+        from .requests.vectors.processor import PoolingProcessor
 
         processor = PoolingProcessor(self.facts, self.tokenizer)
         return AsyncPooling(processor, self._requests, self._running_client)

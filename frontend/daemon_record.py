@@ -51,7 +51,9 @@ class DaemonRecord(msgspec.Struct, frozen=True, kw_only=True):
         if self.args is None:
             what = f"the daemon {name!r} was started by a program, which has to stop and start it"
             raise DaemonError(f"{what}: {self.find_change()}")
-        from .engine_args import EngineArgs  # with all that a start needs, and a look at a daemon does not
+        from .options.engine_args import (
+            EngineArgs,  # with all that a start needs, and a look at a daemon does not
+        )
 
         with contextlib.chdir(self.folder):
             return EngineArgs(**self.args).create_engine_config()

@@ -14,14 +14,18 @@ from ..ipc.errors import ConfigError, InputError, PromptError
 from ..ipc.params.beam_search import BeamSearchParams
 from ..ipc.params.pooling_params import PoolingParams, PoolingTask
 from ..ipc.params.sampling_params import RequestOutputKind, SamplingParams
-from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
 from .client.remote_daemon import Attachment, check_unattached, choose_attachment
-from .engine_args import EngineArgs
-from .input_processor import EngineInput, PreparedParams
 from .llm_engine import LLMEngine
 from .models.model_folder import POCKET
+from .observe.trace_file import read_profile_folder
+from .options.engine_args import EngineArgs
 from .outputs import RequestOutput
-from .pooling.outputs import (
+from .request_batch import RequestBatch, run_batches
+from .requests.beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
+from .requests.input_processor import EngineInput, PreparedParams
+from .requests.prompt_tokenizer import TokenizedPrompt
+from .requests.prompts import Prompt, is_many
+from .requests.vectors.outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
@@ -30,14 +34,10 @@ from .pooling.outputs import (
     to_classification,
     to_embedding,
 )
-from .pooling.tasks import check_task
-from .request_batch import RequestBatch, run_batches
-from .text.prompt_tokenizer import TokenizedPrompt
-from .text.prompts import Prompt, is_many
-from .trace_file import read_profile_folder
+from .requests.vectors.tasks import check_task
 
 if TYPE_CHECKING:
-    from .pooling.calls import PoolingCalls, PoolingOptions
+    from .vector_calls import PoolingCalls, PoolingOptions
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -45,7 +45,7 @@ from ..ipc.protocol.engine_views import DEFAULT_METRICS_PREFIX, SchedulerStats
 from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from .metric_values import Metric
+    from .observe.metric_values import Metric
 
 
 _NO_CODE = (
@@ -86,8 +86,8 @@ class LLMControls:
 
         prefix: what their names begin with, 'vllm:' for scripts that look for vLLM's.
         """
-        from .engine_series import EnginesCollector
-        from .metric_values import read_metrics
+        from .observe.metric_values import read_metrics
+        from .observe.series import EnginesCollector
 
         name = self.llm_engine.facts.served_model_name
         found = {name: self.llm_engine.metrics_by_engine()}
@@ -246,7 +246,7 @@ class LLM(LLMControls):
         conversations, and bind the output likewise. Of a model whose format is known, an answer's `message`
         has its calls and its thoughts, which its text has as they were generated. Otherwise as `generate`.
         """
-        from .chat import ChatTurns  # with the readers of outputs
+        from .requests.chat import ChatTurns  # with the readers of outputs
 
         self.llm_engine.check_usable()
         check_task(self.llm_engine.facts, "generate")
@@ -391,7 +391,7 @@ class LLM(LLMControls):
 
     @functools.cached_property
     def _pooling(self) -> PoolingCalls:
-        from .pooling.calls import PoolingCalls
+        from .vector_calls import PoolingCalls
 
         return PoolingCalls(self.llm_engine, self._request_numbers)
 

@@ -24,14 +24,14 @@ from .client.engine_core_client import (
 from .client.remote_daemon import Attachment
 from .client.turns import Turns
 from .client.utility_calls import UtilityCalls
-from .engine_args import EngineArgs
-from .input_processor import EngineInput, InputProcessor
 from .models.hf_config import read_default_sampling
 from .models.model_files import read_json
-from .output_processor import OutputProcessor, Sink
+from .options.engine_args import EngineArgs
 from .outputs import RequestOutput
-from .pooling.state import PoolingInput
-from .text.prompts import Prompt
+from .requests.input_processor import EngineInput, InputProcessor
+from .requests.output_processor import OutputProcessor, Sink
+from .requests.prompts import Prompt
+from .requests.vectors.state import PoolingInput
 from .text.tokenizer import Tokenizer, load_tokenizer
 
 _ADDED_IN_A_TURN = 32  # requests: about a millisecond for which other threads, and Ctrl-C, wait

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from .events import AssistantMessage
 from .logprobs import LogprobsList
 from .metrics import RequestMetrics
-from .output_formats.events import AssistantMessage
 
 
 class CompletionOutput(msgspec.Struct):

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from .input_processor import EngineInput
 from .llm_engine import LLMEngine
 from .outputs import RequestOutput
-from .pooling.outputs import PoolingOutput, PoolingRequestOutput
-from .pooling.state import PoolingInput
+from .requests.input_processor import EngineInput
+from .requests.vectors.outputs import PoolingOutput, PoolingRequestOutput
+from .requests.vectors.state import PoolingInput
 
 Output = TypeVar("Output", RequestOutput, PoolingRequestOutput[PoolingOutput])
 

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 from quire.frontend.cli.chat.answer_printer import AnswerStyle
 from quire.frontend.cli.chat.conversation import Conversation
+from quire.frontend.cli.chat.tools import find_tools
 from quire.frontend.cli.commands.chat import talk
 from quire.frontend.cli.session import Session
-from quire.frontend.cli.tools import find_tools
-from quire.frontend.output_formats.events import OutputEvent, TextDelta
-from quire.frontend.output_formats.tools import Tool
+from quire.frontend.events import OutputEvent, TextDelta
 from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.frontend.tools import Tool
 from quire.ipc.errors import PromptError, RequestFailedError
 from quire.ipc.params.sampling_params import SamplingParams
 

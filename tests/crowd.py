@@ -15,17 +15,17 @@ from typing import Any
 
 import psutil
 from quire import LLM, PoolingParams, RequestOutput, SamplingParams, StructuredOutputsParams
-from quire.frontend.input_processor import PreparedParams
+from quire.frontend.formats.grammars.grammar import make_output_grammar
+from quire.frontend.formats.grammars.rules import make_output_rules
+from quire.frontend.formats.known_formats import FORMATS
+from quire.frontend.formats.output_format import OutputFormat
 from quire.frontend.llm_engine import LLMEngine
 from quire.frontend.models.model_folder import pocket_folder
-from quire.frontend.output_formats.formats import FORMATS
-from quire.frontend.output_formats.grammars.grammar import make_output_grammar
-from quire.frontend.output_formats.grammars.rules import make_output_rules
-from quire.frontend.output_formats.output_format import OutputFormat
-from quire.frontend.output_formats.tools import Tool, ToolChoice
-from quire.frontend.pooling.processor import PoolingProcessor
-from quire.frontend.pooling.state import PoolingInput
+from quire.frontend.requests.input_processor import PreparedParams
+from quire.frontend.requests.vectors.processor import PoolingProcessor
+from quire.frontend.requests.vectors.state import PoolingInput
 from quire.frontend.text.tokenizer import load_tokenizer
+from quire.frontend.tools import Tool, ToolChoice
 from quire.ipc.params.beam_search import BeamSearch
 
 NUM_NEIGHBOURS = 64

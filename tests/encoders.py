@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 from checkpoints import Checkpoint
-from quire.frontend.families import read_model_spec
+from quire.frontend.models.families import read_model_spec
 from quire.ipc.spec.config import EngineConfig
 from quire.worker.attention.metadata import AttentionMetadata
 from quire.worker.first_calls import make_first_calls

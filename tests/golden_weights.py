@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import torch
-from quire.frontend.quantization import read_rule
+from quire.frontend.models.quantization import read_rule
 from quire.ipc.spec.linear_shapes import LinearShape
 from quire.ipc.spec.weight_format import WeightFormat
 from quire.worker.weights.integer_weight import NarrowWeight

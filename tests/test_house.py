@@ -251,15 +251,15 @@ def test_import_quire_loads_no_module_but_its_face() -> None:
 def test_an_engine_loads_what_reads_and_writes_tool_calls_only_for_a_chat() -> None:
     loaded = run_python(
         "import sys, quire; quire.LLM, quire.AsyncLLM\n"
-        "names = ('quire.frontend.output_formats.', 'quire.frontend.structured_outputs.')\n"
+        "names = ('quire.frontend.formats.',)\n"
         "print([m for m in sys.modules if m.startswith(names)])"
     )
-    assert loaded == "['quire.frontend.output_formats.events']"
+    assert loaded == "[]"
 
 
 def test_a_server_loads_no_pydantic_and_grpc_only_for_its_port() -> None:
     loaded = run_python(
-        "import sys, quire.frontend.openai.server; print({'grpc', 'google', 'pydantic'} & set(sys.modules))"
+        "import sys, quire.frontend.http.server; print({'grpc', 'google', 'pydantic'} & set(sys.modules))"
     )
     assert loaded == "set()"
 

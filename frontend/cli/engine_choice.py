@@ -11,8 +11,8 @@ from ...ipc.daemon.run_dir import list_daemons
 from ...ipc.errors import ConfigError, DaemonError
 from ...ipc.network.tcp_address import is_tcp
 from ..client.remote_daemon import Attachment, check_unattached, choose_attachment
-from ..engine_args import EngineArgs
 from ..models.model_folder import POCKET
+from ..options.engine_args import EngineArgs
 from .parser import Parser
 
 # --seed is the request's where a command has one; the others have defaults of the command.

@@ -19,15 +19,15 @@ from ...ipc.daemon.run_dir import find_named
 from ...ipc.errors import ConfigError
 from ...ipc.network.tcp_address import is_tcp
 from ...ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
-from ..engine_args import SHARED_MAX_QUEUED_BYTES
-from ..openai.connections.listen import is_loopback
+from ..http.connections.listen import is_loopback
+from ..options.engine_args import SHARED_MAX_QUEUED_BYTES
 from .config_file import add_config_option
 from .engine_choice import add_engine_options
 from .parser import Parser
 
 if TYPE_CHECKING:  # the server's modules load Starlette, which --help does without
-    from ..openai.limits import Limits
-    from ..openai.options import ServerOptions
+    from ..http.limits import Limits
+    from ..http.options import ServerOptions
 
 ENV_KEY = "QUIRE_API_KEY"
 _EPILOG = """\
@@ -145,7 +145,7 @@ def _add_log_options(parser: Parser) -> None:
 
 def print_limits(limits: Limits) -> None:
     """A table of each limit, its value, and what is answered beyond it."""
-    from ..openai.limits import list_limits
+    from ..http.limits import list_limits
 
     rows = [(row.name, f"{row.value:.12g}", row.meaning, row.answer) for row in list_limits(limits)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -155,11 +155,11 @@ def print_limits(limits: Limits) -> None:
 
 def make_server_options(options: argparse.Namespace, keys: Sequence[str], limits: Limits) -> ServerOptions:
     """Raises ConfigError for a value that cannot be."""
-    from ..openai.connections.auth import hash_key
-    from ..openai.options import ServerOptions
+    from ..http.connections.auth import hash_key
+    from ..http.options import ServerOptions
 
     if options.otlp_traces_endpoint is not None:
-        from ..openai.tracing import check_endpoint
+        from ..http.observe.tracing import check_endpoint
 
         check_endpoint(options.otlp_traces_endpoint)
     same = (name for name in ServerOptions.__struct_fields__ if hasattr(options, name))
@@ -235,8 +235,8 @@ def _read_tls(options: argparse.Namespace) -> dict[str, Any] | None:
         raise ConfigError("ssl_certfile", None, f"a PEM file, beside ssl_{next(iter(given))}")
     import ssl
 
-    from ..openai.connections.tls import make_tls_context
-    from ..openai.options import TlsOptions
+    from ..http.connections.tls import make_tls_context
+    from ..http.options import TlsOptions
 
     if options.grpc_port is not None and options.ssl_cert_reqs == ssl.CERT_OPTIONAL:
         raise ConfigError("ssl_cert_reqs", 1, "0 or 2 with grpc_port: gRPC asks every client or none")

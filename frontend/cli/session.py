@@ -8,18 +8,18 @@ from typing import Any, Self
 from ...ipc.errors import PromptError, RequestFailedError
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.protocol.messages import EngineFacts
-from ..chat import ChatTurns
 from ..client.remote_daemon import Attachment
-from ..engine_args import EngineArgs
-from ..input_processor import PreparedParams
+from ..events import OutputEvent
+from ..formats.answer_reader import AnswerReader
 from ..llm_engine import LLMEngine, read_served_sampling
-from ..output_formats.answer_reader import AnswerReader
-from ..output_formats.events import OutputEvent
-from ..output_formats.tools import Tool
+from ..options.engine_args import EngineArgs
 from ..outputs import RequestOutput
+from ..requests.chat import ChatTurns
+from ..requests.input_processor import PreparedParams
+from ..requests.prompts import Prompt
 from ..text.messages import as_template_tools
-from ..text.prompts import Prompt
 from ..text.tokenizer import Tokenizer
+from ..tools import Tool
 from .streams import PhaseLine
 
 

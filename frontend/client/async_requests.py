@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from ...ipc.errors import EngineDeadError, QuireError, WrongEventLoopError
 from ...ipc.params.sampling_params import RequestOutputKind
-from ..input_processor import EngineInput
-from ..output_processor import OutputProcessor
 from ..outputs import RequestOutput
-from ..pooling.state import PoolingInput
+from ..requests.input_processor import EngineInput
+from ..requests.output_processor import OutputProcessor
+from ..requests.vectors.state import PoolingInput
 from ..text.tokenizer import Tokenizer
 from .async_engine_core_client import AsyncMPClient
 

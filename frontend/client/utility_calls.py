@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...ipc.errors import RequestFailedError
 from ...ipc.protocol.engine_views import EngineMetrics, EngineSnapshot, SchedulerStats
 from ...ipc.protocol.messages import FrontendCounts, UtilityMethod, UtilityResult
-from ..trace_file import DEFAULT_FOLDER, write_trace
+from ..observe.trace_file import DEFAULT_FOLDER, write_trace
 
 if TYPE_CHECKING:
     from .async_engine_core_client import AsyncMPClient

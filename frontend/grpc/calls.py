@@ -20,15 +20,15 @@ import grpc.aio
 import msgspec
 
 from ...ipc.protocol.rights import Reach, Standing, check_route, find_reach
-from ..openai.access.log import CURRENT, KEY_LENGTH, AccessLog, AccessRecord
-from ..openai.connections.auth import STRANGER, ApiKeys
-from ..openai.connections.shares import name_address
-from ..openai.errors import ApiError, as_api_error, overloaded
-from ..openai.limits import Limits
-from ..openai.options import ServerOptions
-from ..openai.room import Tally
-from ..openai.serving import Caller
-from ..openai.text.turns import TurnQueue
+from ..http.connections.auth import STRANGER, ApiKeys
+from ..http.connections.shares import name_address
+from ..http.errors import ApiError, as_api_error, overloaded
+from ..http.limits import Limits
+from ..http.observe.access_log import CURRENT, KEY_LENGTH, AccessLog, AccessRecord
+from ..http.options import ServerOptions
+from ..http.room import Tally
+from ..http.serving import Caller
+from ..http.text_process.turns import TurnQueue
 
 _USUAL_MESSAGE_BYTES = 4 << 20  # gRPC's own default; the dearest message of that size takes 60 ms to parse
 _MAX_KEYLESS_CALLS = 64  # answered at once; who does not read its answer stays for write_timeout_s

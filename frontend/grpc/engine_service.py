@@ -14,12 +14,12 @@ from http import HTTPStatus
 from grpc_health.v1 import health_pb2
 
 from ...ipc.errors import describe_refusal
-from ..openai.access.log import note_request_id
-from ..openai.endpoints.completions import admit_completion
-from ..openai.endpoints.logprobs import make_beside
-from ..openai.engines.served_models import WELL, ServedModels
-from ..openai.errors import ApiError, FieldError
-from ..openai.serving import Serving, make_id
+from ..http.dialects.completions import admit_completion
+from ..http.dialects.logprobs import make_beside
+from ..http.engines.served_models import WELL, ServedModels
+from ..http.errors import ApiError, FieldError
+from ..http.observe.access_log import note_request_id
+from ..http.serving import Serving, make_id
 from . import quire_engine_pb2 as pb
 from .calls import Call, Method
 from .messages import make_response, parse_message, read_generate_request

@@ -16,12 +16,12 @@ from google.protobuf.message import DecodeError, Message
 
 from ...ipc.errors import PromptError
 from ...ipc.params.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_EXTRA_ARGS_BYTES, SAMPLING_FIELDS
+from ..http.bodies.parsing import make_struct
+from ..http.bodies.schema import CompletionRequest
+from ..http.errors import ApiError, FieldError
 from ..logprobs import Logprob
-from ..openai.bodies.parsing import make_struct
-from ..openai.bodies.schema import CompletionRequest
-from ..openai.errors import ApiError, FieldError
 from ..outputs import CompletionOutput, RequestOutput
-from ..text.prompts import describe_length
+from ..requests.prompts import describe_length
 from . import quire_engine_pb2 as pb
 
 MAX_REQUEST_ID_LENGTH = 200

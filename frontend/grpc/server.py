@@ -15,10 +15,10 @@ import grpc
 import grpc.aio
 
 from ...ipc.errors import ConfigError
-from ..openai.access.log import AccessLog
-from ..openai.connections.tls import TlsFiles, read_tls_files
-from ..openai.engines.served_models import ServedModels
-from ..openai.options import ServerOptions, TlsOptions, find_max_grpc_connections
+from ..http.connections.tls import TlsFiles, read_tls_files
+from ..http.engines.served_models import ServedModels
+from ..http.observe.access_log import AccessLog
+from ..http.options import ServerOptions, TlsOptions, find_max_grpc_connections
 from .calls import CallHandler, find_max_message_bytes
 from .engine_service import EngineService, HealthService
 

@@ -17,8 +17,8 @@ import msgspec
 
 from ...ipc.errors import ModelError
 from ...ipc.spec.gguf_tensor import GgufTensor
-from ..gguf.files import find_gguf_files
-from ..gguf.folder import open_gguf
+from .gguf.files import find_gguf_files
+from .gguf.folder import open_gguf
 from .hub import download
 from .model_files import MAX_INDEX_BYTES, open_regular, read_json, read_json_as
 

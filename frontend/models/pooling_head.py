@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ...ipc.errors import ConfigError, ModelError
 from ...ipc.spec.model_spec import ModelSpec, Pool, PoolingSpec, ProjectionSpec
-from ..families.config_fields import ConfigFields
+from .families.config_fields import ConfigFields
 from .model_files import MAX_TOKENIZER_BYTES, read_json_as
 from .sentence_transformers import (
     MODULES,

@@ -16,9 +16,9 @@ import msgspec
 
 from ...ipc.errors import ModelError
 from ...ipc.spec.model_spec import HeadActivation, Pool, PoolingSpec, ProjectionSpec
-from ..families.config_fields import ConfigFields
-from ..families.encoders import ENCODERS
-from ..families.heads import read_torch_activation
+from .families.config_fields import ConfigFields
+from .families.encoders import ENCODERS
+from .families.heads import read_torch_activation
 from .model_files import MAX_JSON_BYTES, MAX_TEMPLATE_BYTES, read_file, read_json, read_json_as
 from .model_folder import read_dtypes
 

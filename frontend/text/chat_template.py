@@ -20,7 +20,7 @@ import jinja2.utils
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...ipc.errors import ModelError, PromptError
-from ..output_formats.tools import Tool
+from ..tools import Tool
 from .messages import as_plain, as_template_tools, check_messages
 
 MAX_TEMPLATE_LENGTH = 1_000_000

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ...ipc.errors import PromptError
-from ..output_formats.tools import Tool
+from ..tools import Tool
 
 _CONTENT_ALLOWED = 'a text, or a list of {"type": "text", "text": ...} parts'
 _REASONING_NAMES = ("reasoning_content", "reasoning")

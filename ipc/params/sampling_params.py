@@ -48,7 +48,7 @@ class RequestOutputKind(IntEnum):
     FINAL_ONLY = 2  # one output, at the end
 
 
-# These are said of requests in `frontend/openai/bodies/schema.py` too.
+# These are said of requests in `frontend/http/bodies/schema.py` too.
 Temperature = Annotated[float, bounds(0.0, 2.0, "0 takes the likeliest token always; higher is livelier")]
 TopP = Annotated[
     float, Meta(gt=0.0, le=1.0, description="only the likeliest tokens that together have this probability")

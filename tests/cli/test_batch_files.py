@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from quire.frontend.cli import batch_files
-from quire.frontend.cli.batch_files import (
+from quire.frontend.cli.batch import batch_files
+from quire.frontend.cli.batch.batch_files import (
     BatchError,
     BatchResult,
     OutputError,

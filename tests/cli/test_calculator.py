@@ -7,7 +7,7 @@ import contextlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from quire.frontend.cli.tools import MAX_LENGTH, CalculatorError, calculate
+from quire.frontend.cli.chat.tools import MAX_LENGTH, CalculatorError, calculate
 
 
 @pytest.mark.parametrize(

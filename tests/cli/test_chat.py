@@ -13,9 +13,9 @@ from chat_fakes import FakeSession, make_conversation, run_terminal
 from quire.frontend.cli.chat import conversation as conversation_module
 from quire.frontend.cli.chat.answer_printer import AnswerStyle, can_dim, choose_style
 from quire.frontend.cli.chat.conversation import MAX_ROUNDS, AnswerRates, interrupts_noted
+from quire.frontend.cli.chat.tools import CALCULATOR, LOOKUP
 from quire.frontend.cli.sampling_options import add_sampling_options, read_sampling_options
-from quire.frontend.cli.tools import CALCULATOR, LOOKUP
-from quire.frontend.output_formats.events import (
+from quire.frontend.events import (
     OutputEvent,
     ReasoningDelta,
     ToolCallDelta,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from quire.frontend.cli.tools import CALCULATOR, LOOKUP, NAMES, find_tools, run_call
-from quire.frontend.output_formats.events import ToolCall
+from quire.frontend.cli.chat.tools import CALCULATOR, LOOKUP, NAMES, find_tools, run_call
+from quire.frontend.events import ToolCall
 from quire.ipc.errors import InputError
 
 BOTH = [CALCULATOR, LOOKUP]

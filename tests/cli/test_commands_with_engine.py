@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 from daemons import Daemon, runtime_folders
-from quire.frontend.engine_args import EngineArgs
 from quire.frontend.models.model_folder import pocket_folder
+from quire.frontend.options.engine_args import EngineArgs
 
 NAME = "shared"
 COMMAND = [sys.executable, "-m", "quire"]

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from quire.frontend.cli.commands import doctor
 from quire.frontend.cli.commands.doctor import Check, Status
-from quire.frontend.engine_args import EngineArgs
-from quire.frontend.gpu_cards import Card
 from quire.frontend.models.model_folder import pocket_encoder_folder, pocket_folder
+from quire.frontend.options.engine_args import EngineArgs
+from quire.frontend.options.gpu_cards import Card
 from quire.ipc.daemon.daemon_state import DaemonState
 from quire.ipc.processes.cpu_cores import CpuCore
 from quire.tools.bench import machine

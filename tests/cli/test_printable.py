@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from quire.frontend.cli.entry import run_command
-from quire.frontend.engine_args import EngineArgs
+from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import ConfigError
 from quire.ipc.processes.log_lines import TextLines
 

@@ -17,13 +17,13 @@ import psutil
 import pytest
 from daemons import Daemon, runtime_folders
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.cli import batch_run
-from quire.frontend.cli.batch_files import InputLine, ResultFile, read_lines, read_progress
-from quire.frontend.cli.batch_run import BatchRun, LineError, parse_line
+from quire.frontend.cli.batch import batch_run
+from quire.frontend.cli.batch.batch_files import InputLine, ResultFile, read_lines, read_progress
+from quire.frontend.cli.batch.batch_run import BatchRun, LineError, parse_line
 from quire.frontend.cli.commands import run_batch
 from quire.frontend.cli.entry import run_command
-from quire.frontend.engine_args import EngineArgs
 from quire.frontend.models.model_folder import pocket_folder
+from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import EngineDeadError
 from quire.ipc.params.sampling_params import SamplingParams
 from tool_template import TEMPLATE

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from quire.frontend import async_llm
 from quire.frontend.cli.commands import serve
-from quire.frontend.openai import server
+from quire.frontend.http import server
 from quire.ipc.errors import ConfigError
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from quire.frontend.cli.serve_options import check_exposure, collect_keys, make_parser, make_server_options
-from quire.frontend.openai.limits import Limits
-from quire.frontend.openai.options import CorsOptions, ServerOptions, TlsOptions
+from quire.frontend.http.limits import Limits
+from quire.frontend.http.options import CorsOptions, ServerOptions, TlsOptions
 from quire.ipc.errors import ConfigError
 
 PEM = str(Path(__file__).parents[1] / "localhost.pem")

@@ -18,7 +18,7 @@ from crowd import OVERRIDES, Answer, Ask, answer, answer_alone, answer_together
 from encoders import ENCODERS, make_encoder
 from quire import LLM, PoolingParams
 from quire.frontend.models.model_folder import POCKET_ENCODER, pocket_encoder_folder, pocket_folder
-from quire.frontend.pooling.encoder import TextPair
+from quire.frontend.requests.vectors.encoder import TextPair
 from quire.ipc.spec.model_spec import Pool
 from safetensors.torch import load_file, save_file
 

@@ -13,7 +13,7 @@ import transformers
 from checkpoints import Recipe, make_checkpoint
 from gguf_files import add_vocabulary, convert_checkpoint, fill_with_blocks
 from quire import LLM, SamplingParams, StructuredOutputsParams
-from quire.frontend.gguf import folder
+from quire.frontend.models.gguf import folder
 from quire.frontend.models.model_folder import POCKET, pocket_folder
 from quire.ipc.files.private_cache import lock_to_remove
 

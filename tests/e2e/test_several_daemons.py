@@ -26,7 +26,7 @@ OTHER_MODEL = "paced"  # with a fake worker that is slow enough to be killed in 
 IMPATIENT = """
 import sys
 from quire.frontend.cli.entry import run_command
-from quire.frontend.openai.engines import attachments
+from quire.frontend.http.engines import attachments
 
 attachments._FIRST_TRY_S = 2.0
 sys.exit(run_command(sys.argv[1:]))

@@ -11,7 +11,7 @@ import time
 import pytest
 from generated import find_tokens
 from quire import LLM, AsyncLLM, BeamSearchParams, SamplingParams
-from quire.frontend.engine_args import EngineArgs
+from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.params.sampling_params import RequestOutputKind
 from quire.tools.bench.private_daemon import run_private_daemon
 

@@ -14,13 +14,13 @@ from checkpoints import RECIPES, make_checkpoint
 from crowd import read_answer
 from grammar_judge import find_faults, follows
 from quire import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
+from quire.frontend.events import AssistantMessage
+from quire.frontend.formats.grammars.rules import make_output_rules
+from quire.frontend.formats.known_formats import FORMATS
+from quire.frontend.formats.output_format import is_reasoning_open
+from quire.frontend.formats.reading.output_parser import OutputParser
 from quire.frontend.models.model_folder import POCKET, pocket_folder
-from quire.frontend.output_formats.events import AssistantMessage
-from quire.frontend.output_formats.formats import FORMATS
-from quire.frontend.output_formats.grammars.rules import make_output_rules
-from quire.frontend.output_formats.output_format import is_reasoning_open
-from quire.frontend.output_formats.reading.output_parser import OutputParser
-from quire.frontend.output_formats.tools import Tool, ToolChoice
+from quire.frontend.tools import Tool, ToolChoice
 from schemas import all_schemas
 from tokenizers import AddedToken, Tokenizer
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quire.frontend.structured_outputs.compiler import GrammarCompiler
+from quire.frontend.formats.schemas.compiler import GrammarCompiler
 from quire.frontend.text.tokenizer import load_tokenizer
 from quire.ipc.errors import SamplingParamsError
 from quire.ipc.params.structured_outputs import StructuredOutputsParams

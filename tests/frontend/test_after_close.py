@@ -10,10 +10,10 @@ import pytest
 from frontend_fakes import FakeAsyncClient, FakeSyncClient
 from quire.frontend import async_llm, llm_engine
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.engine_args import EngineArgs
-from quire.frontend.input_processor import InputProcessor
 from quire.frontend.llm import LLM
 from quire.frontend.llm_engine import LLMEngine
+from quire.frontend.options.engine_args import EngineArgs
+from quire.frontend.requests.input_processor import InputProcessor
 from quire.ipc.errors import EngineDeadError, WrongEventLoopError
 from quire.ipc.params.beam_search import BeamSearchParams
 from quire.ipc.params.sampling_params import SamplingParams

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from frontend_fakes import FakeAsyncClient, Script, prompt_ids
 from quire.frontend import async_llm as async_llm_module
-from quire.frontend import input_processor
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.engine_args import EngineArgs
+from quire.frontend.options.engine_args import EngineArgs
+from quire.frontend.requests import input_processor
 from quire.ipc.errors import ConfigError, EngineDeadError, InputError, PromptError, RequestFailedError
 from quire.ipc.params.sampling_params import RequestOutputKind, SamplingParams
 from quire.ipc.protocol.messages import EngineCoreRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from quire.frontend.families import ARCHITECTURES, read_model_spec
+from quire.frontend.models.families import ARCHITECTURES, read_model_spec
 from quire.ipc.errors import ModelError
 
 BASE: dict[str, Any] = {

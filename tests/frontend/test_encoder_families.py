@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from quire.frontend.families import read_model_spec
-from quire.frontend.families.encoders import ENCODERS
+from quire.frontend.models.families import read_model_spec
+from quire.frontend.models.families.encoders import ENCODERS
 from quire.ipc.errors import ModelError
 from quire.ipc.spec.model_spec import DenseSpec, ModelSpec, RopeConfig
 

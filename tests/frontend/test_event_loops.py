@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from frontend_fakes import FakeAsyncClient, prompt_ids
 from quire.frontend import async_llm as async_llm_module
-from quire.frontend import input_processor
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.client import engines
-from quire.frontend.engine_args import EngineArgs
+from quire.frontend.options.engine_args import EngineArgs
+from quire.frontend.requests import input_processor
 from quire.ipc.errors import EngineDeadError, WrongEventLoopError
 from quire.ipc.params.sampling_params import SamplingParams
 from quire.ipc.protocol.messages import EngineCoreRequest

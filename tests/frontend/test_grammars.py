@@ -13,10 +13,10 @@ import pytest
 from frontend_fakes import make_facts
 from grammar_judge import TOKENIZER, accepts, find_faults, write
 from llguidance import LLMatcher, LLParserLimits
-from quire.frontend.input_processor import InputProcessor
-from quire.frontend.structured_outputs import compiler as module
-from quire.frontend.structured_outputs.compiler import GrammarCompiler
-from quire.frontend.structured_outputs.json_schema import check_valid
+from quire.frontend.formats.schemas import compiler as module
+from quire.frontend.formats.schemas.compiler import GrammarCompiler
+from quire.frontend.formats.schemas.json_schema import check_valid
+from quire.frontend.requests.input_processor import InputProcessor
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import SamplingParamsError
 from quire.ipc.params.sampling_params import SamplingParams

@@ -11,10 +11,10 @@ import pytest
 from frontend_fakes import FakeSyncClient, prompt_ids
 from quire import TextPrompt, TokensPrompt
 from quire.frontend import llm_engine as llm_engine_module
-from quire.frontend.engine_args import EngineArgs
 from quire.frontend.llm import LLM
 from quire.frontend.llm_engine import LLMEngine
 from quire.frontend.models.model_folder import pocket_folder
+from quire.frontend.options.engine_args import EngineArgs
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import ConfigError, EngineDeadError, InputError, ModelError, PromptError
 from quire.ipc.params.sampling_params import SamplingParams

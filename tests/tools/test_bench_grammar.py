@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from quire.frontend.structured_outputs.grammar_text import make_grammar_text
+from quire.frontend.formats.schemas.grammar_text import make_grammar_text
 from quire.frontend.text.tokenizer import load_tokenizer
 from quire.ipc.errors import InputError
 from quire.ipc.params.structured_outputs import StructuredOutputsParams

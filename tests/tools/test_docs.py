@@ -15,7 +15,7 @@ import yaml
 from quire.frontend.cli.commands import daemon
 from quire.frontend.cli.entry import COMMANDS
 from quire.frontend.cli.parser import Parser, UsageError, describe
-from quire.frontend.openai.pooling.tasks import computes, find_task
+from quire.frontend.http.dialects.tasks import computes, find_task
 from quire.tools.docs.examples import EXAMPLES, shorten_answer
 from quire.tools.docs.field_texts import FIELD_TEXTS
 from quire.tools.docs.http_api import make_document

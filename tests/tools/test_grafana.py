@@ -11,7 +11,7 @@ import pytest
 from fakes import make_config
 from prometheus_client.parser import text_string_to_metric_families
 from quire.core.engine.engine_core import EngineCore
-from quire.frontend.openai.metrics import format_metrics
+from quire.frontend.http.observe.metrics import format_metrics
 
 DASHBOARD: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "tools" / "grafana" / "quire.json").read_text()

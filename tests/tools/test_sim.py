@@ -27,7 +27,7 @@ from quire.frontend.client.engine_connection import EngineConnection
 from quire.frontend.client.engine_group import EngineGroup
 from quire.frontend.client.engine_links import EngineLinks
 from quire.frontend.client.engine_router import EngineRouter
-from quire.frontend.output_processor import RequestState
+from quire.frontend.requests.output_processor import RequestState
 from quire.ipc.errors import EngineStartError
 from quire.ipc.processes.due import find_earliest
 from quire.ipc.protocol.client_protocol import ClientProtocol

@@ -13,10 +13,10 @@ from typing import Any, cast
 import msgspec
 import pytest
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.beam_search import BeamSearchOutput, BeamSearchSequence
 from quire.frontend.cli.entry import run_command
-from quire.frontend.output_formats.events import AssistantMessage, ToolCall
+from quire.frontend.events import AssistantMessage, ToolCall
 from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.frontend.requests.beam_search import BeamSearchOutput, BeamSearchSequence
 from quire.ipc.errors import InputError
 from quire.ipc.processes.restarts import MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
 from quire.ipc.spec.config import RecoveryConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from quire.frontend.engine_args import EngineArgs
+from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import ConfigError
 from quire.ipc.spec.config import ParallelConfig
 from quire.worker import devices

@@ -12,7 +12,7 @@ import fake_flashinfer
 import pytest
 import torch
 from attention_step import AttentionStep
-from quire.frontend.engine_args import EngineArgs
+from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import ConfigError, ModelError
 from quire.ipc.spec.model_spec import AttentionSpec
 from quire.kernels.triton import triton_runtime

@@ -16,7 +16,7 @@ import transformers
 from checkpoints import ROPES, TRAINED_LEN, Checkpoint, Recipe, find_tolerance, make_checkpoint
 from paged import PagedRun
 from quire import LLM, SamplingParams
-from quire.frontend.families import read_model_spec
+from quire.frontend.models.families import read_model_spec
 from quire.ipc.errors import ModelError
 from quire.worker.models import load_model
 

@@ -14,7 +14,7 @@ import time
 import msgspec
 
 from ...frontend.async_llm import AsyncLLM
-from ...frontend.text.prompts import Prompt
+from ...frontend.requests.prompts import Prompt
 from ...ipc.params.sampling_params import SamplingParams
 
 PERIOD_S = 0.2  # between the starts of two requests, if the first has ended by then

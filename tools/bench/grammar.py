@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...frontend.families import read_model_spec
+from ...frontend.formats.schemas.grammar_text import make_grammar_text
 from ...frontend.llm import LLM
-from ...frontend.structured_outputs.grammar_text import make_grammar_text
+from ...frontend.models.families import read_model_spec
 from ...ipc.errors import QuireError
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.params.structured_outputs import StructuredOutputsParams

@@ -20,8 +20,8 @@ import psutil
 
 from ...frontend.async_llm import AsyncLLM
 from ...frontend.client.async_requests import OutputCollector
-from ...frontend.input_processor import PreparedParams
 from ...frontend.outputs import CompletionOutput, RequestOutput
+from ...frontend.requests.input_processor import PreparedParams
 from ...ipc.errors import QuireError
 from ...ipc.params.sampling_params import SamplingParams
 from .machine import describe_machine, format_machine
@@ -212,8 +212,8 @@ class _BenchFacts:
 
 
 def _serve(fd: int) -> int:
-    from ...frontend.openai.options import ServerOptions
-    from ...frontend.openai.server import run_server
+    from ...frontend.http.options import ServerOptions
+    from ...frontend.http.server import run_server
 
     def announce(_models: object) -> None:
         print("ready", flush=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...frontend.families import read_model_spec
+from ...frontend.models.families import read_model_spec
 from ...ipc.spec.model_spec import AttentionSpec
 from .model_configs import BENCH_MODELS, DUMMY_MODELS
 

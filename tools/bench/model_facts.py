@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...frontend.gguf.files import find_gguf_files
-from ...frontend.gguf.folder import open_gguf
+from ...frontend.models.gguf.files import find_gguf_files
+from ...frontend.models.gguf.folder import open_gguf
 from ...ipc.spec.gguf_tensor import find_main_type
 from ...ipc.spec.weight_format import Quantization
 from .floors import ModelSize

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from typing import Any
 
 from ...frontend.daemon import start_daemon, stop_daemon
-from ...frontend.engine_args import EngineArgs
+from ...frontend.options.engine_args import EngineArgs
 
 
 @contextlib.contextmanager

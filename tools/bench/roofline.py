@@ -9,12 +9,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ...frontend.families import read_model_spec
-from ...frontend.gguf.files import find_gguf_files
-from ...frontend.gguf.tensors import make_formats
+from ...frontend.models.families import read_model_spec
+from ...frontend.models.gguf.files import find_gguf_files
+from ...frontend.models.gguf.tensors import make_formats
 from ...frontend.models.model_files import read_json
 from ...frontend.models.model_folder import find_model_folder, inspect_gguf
-from ...frontend.quantization import read_weight_formats
+from ...frontend.models.quantization import read_weight_formats
 from ...ipc.errors import InputError
 from ...ipc.spec.model_spec import Dtype, ModelSpec
 from ...ipc.spec.weight_format import Quantization, WeightFormats, make_online_formats

@@ -7,13 +7,13 @@ import json
 from collections.abc import Collection, Iterator
 from typing import Any, cast
 
-from ...frontend.openai.app import create_app
-from ...frontend.openai.bodies.openapi import describe_type
-from ...frontend.openai.bodies.schema import SamplingFields, SilentFields
-from ...frontend.openai.endpoints import unsupported
-from ...frontend.openai.engines.served_models import ServedModels, ServerParts
-from ...frontend.openai.limits import Limits, list_limits
-from ...frontend.openai.options import ServerOptions
+from ...frontend.http.app import create_app
+from ...frontend.http.bodies.openapi import describe_type
+from ...frontend.http.bodies.schema import SamplingFields, SilentFields
+from ...frontend.http.dialects import unsupported
+from ...frontend.http.engines.served_models import ServedModels, ServerParts
+from ...frontend.http.limits import Limits, list_limits
+from ...frontend.http.options import ServerOptions
 from ...ipc.params.param_fields import MAX_INT
 from ..markdown import format_table
 from .examples import find_example

@@ -8,10 +8,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from ...core.engine.engine_core import EngineCore
-from ...frontend.engine_args import EngineArgs
-from ...frontend.openai.access.http_counts import BOUNDS_S, STATUSES, RouteCounts
-from ...frontend.openai.metrics import format_http_counts, format_metrics, format_response_counts
-from ...frontend.openai.responses.store import NUM_NUMBERS
+from ...frontend.http.jobs.store import NUM_NUMBERS
+from ...frontend.http.observe.http_counts import BOUNDS_S, STATUSES, RouteCounts
+from ...frontend.http.observe.metrics import format_http_counts, format_metrics, format_response_counts
+from ...frontend.options.engine_args import EngineArgs
 from ..markdown import format_table
 
 _COMMON_LABELS = ("model_name", "engine", "le")

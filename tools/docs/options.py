@@ -12,7 +12,7 @@ from typing import Any
 
 from ...frontend.cli import entry
 from ...frontend.cli.parser import Parser, describe
-from ...frontend.engine_args import EngineArgs
+from ...frontend.options.engine_args import EngineArgs
 from ..markdown import format_table
 
 _ENGINE_NAMES = {item.name for item in fields(EngineArgs)}

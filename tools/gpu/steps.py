@@ -25,7 +25,7 @@ class StepDriver:
     """One worker, started with the first step's cost behind it. Engine arguments are EngineArgs'."""
 
     def __init__(self, **engine_args: Any) -> None:
-        from ...frontend.engine_args import EngineArgs
+        from ...frontend.options.engine_args import EngineArgs
         from ...worker.worker import Worker
 
         self._config = EngineArgs(log_level="WARNING", **engine_args).create_engine_config()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...frontend.families import read_model_spec
+from ...frontend.models.families import read_model_spec
 from ...ipc.spec.linear_shapes import LinearShape, list_linears
 from ...ipc.spec.model_spec import AttentionSpec, ModelSpec
 from ...kernels.attention.attention_plan_triton import launch_plan, plan_attention

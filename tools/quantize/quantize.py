@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from msgspec.structs import replace
 
-from ...frontend.engine_args import EngineArgs
 from ...frontend.models.model_files import read_json
+from ...frontend.options.engine_args import EngineArgs
 from ...frontend.text.tokenizer import load_tokenizer
 from ...ipc.errors import InputError, ModelError
 from ...ipc.spec.config import EngineConfig

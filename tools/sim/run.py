@@ -19,10 +19,10 @@ import msgspec
 from ...core.clients.client_registry import GroupRoster
 from ...core.faults.blame import FAILURES_ALONE
 from ...core.faults.step_limits import ATTEMPTS_AT_FLOOR
-from ...frontend.input_processor import EngineInput
 from ...frontend.outputs import RequestOutput
-from ...frontend.pooling.outputs import PoolingRequestOutput
-from ...frontend.pooling.state import Pooled, PoolingInput
+from ...frontend.requests.input_processor import EngineInput
+from ...frontend.requests.vectors.outputs import PoolingRequestOutput
+from ...frontend.requests.vectors.state import Pooled, PoolingInput
 from ...ipc.daemon.daemon_control import (
     AddEngine,
     CommandRefused,

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
 from ...frontend.client.engine_links import EngineLinks
-from ...frontend.input_processor import EngineInput
-from ...frontend.output_processor import OutputProcessor, Sink
-from ...frontend.pooling.state import PoolingInput
+from ...frontend.requests.input_processor import EngineInput
+from ...frontend.requests.output_processor import OutputProcessor, Sink
+from ...frontend.requests.vectors.state import PoolingInput
 from ...ipc.errors import QuireError
 from .network import Timeline
 from .sim_link import SimEngine, SimLink, Violation

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 
-from ...frontend.beam_search import BeamSearchOutput
 from ...frontend.llm import LLM
+from ...frontend.requests.beam_search import BeamSearchOutput
 from ...ipc.errors import RequestFailedError
 from ...ipc.params.sampling_params import RequestOutputKind
 from .asks import Ask

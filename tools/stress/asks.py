@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...frontend.client.remote_daemon import Attachment
-from ...frontend.text.prompts import Prompt
+from ...frontend.requests.prompts import Prompt
 from ...ipc.params.beam_search import BeamSearchParams
 from ...ipc.params.pooling_params import PoolingParams
 from ...ipc.params.sampling_params import RequestOutputKind, SamplingParams

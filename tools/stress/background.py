@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from ...frontend.output_formats.events import AssistantMessage
+from ...frontend.events import AssistantMessage
 from ...ipc.errors import QuireError
 from ..bench.http_stream import AnswerError, AnswerParser, Endpoint, EventParser
 from .chats import join_message

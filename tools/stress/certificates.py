@@ -14,7 +14,7 @@ from collections.abc import Generator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ...frontend.openai.connections.tls import REFRESH_S
+from ...frontend.http.connections.tls import REFRESH_S
 from ...ipc.errors import InputError, QuireError
 from .http_client import make_client_context
 from .waiting import wait_until

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ...frontend.output_formats.events import AssistantMessage, ToolCall
+from ...frontend.events import AssistantMessage, ToolCall
 
 
 def _define(name: str, description: str, parameter: str) -> dict[str, Any]:

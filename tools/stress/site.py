@@ -17,10 +17,10 @@ import psutil
 from ...frontend.client.handshake_watch import REFUSED_TIMEOUT_S
 from ...frontend.client.remote_daemon import Attachment, RemoteDaemon, choose_attachment
 from ...frontend.daemon import find_log, inspect_daemon, start_daemon, stop_daemon
-from ...frontend.engine_args import EngineArgs
+from ...frontend.http.connections.listen import is_loopback
+from ...frontend.http.options import HTTP_CLIENT_KIND
 from ...frontend.llm import LLM
-from ...frontend.openai.connections.listen import is_loopback
-from ...frontend.openai.options import HTTP_CLIENT_KIND
+from ...frontend.options.engine_args import EngineArgs
 from ...ipc.daemon.daemon_state import read_state
 from ...ipc.daemon.run_dir import find_base, find_daemon, find_named
 from ...ipc.errors import InputError, QuireError

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from ...output_formats import events as turn
+from ... import events as turn
 from ..streams import show_controls
 
 if TYPE_CHECKING:  # it loads rich

@@ -12,9 +12,9 @@ import msgspec
 
 from ....ipc.errors import InputError, SamplingParamsError, did_you_mean
 from ..sampling_options import NUMBERS
-from ..tools import NAMES, find_tools
 from .conversation import Conversation
 from .line_editor import QUOTES
+from .tools import NAMES, find_tools
 
 LEAVING = ("/bye", "/exit", "/quit")
 HELP = f"""\

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from ....ipc.errors import InputError, PromptError
 from ....ipc.params.sampling_params import SamplingParams
-from ...output_formats.events import AssistantMessage, ToolCall, ToolCallEnd
+from ...events import AssistantMessage, ToolCall, ToolCallEnd
 from ..sampling_options import make_sampling_params
-from ..tools import run_call
 from .answer_printer import AnswerPrinter, AnswerStyle
+from .tools import run_call
 
 if TYPE_CHECKING:
     from ....ipc.protocol.messages import EngineFacts
-    from ...output_formats.tools import Tool
     from ...outputs import RequestOutput
+    from ...tools import Tool
     from ..session import Session
 
 Turn = list[dict[str, Any]]  # messages: a question, what the model says and calls, the calls' results

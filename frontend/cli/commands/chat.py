@@ -11,11 +11,11 @@ from ..chat.answer_printer import choose_style
 from ..chat.commands import HELP, LEAVING, Commands
 from ..chat.conversation import Conversation
 from ..chat.line_editor import LineEditor, LineHistory, Typed, find_history
+from ..chat.tools import NAMES, find_tools
 from ..engine_choice import add_engine_options, choose_model, read_engine_choice
 from ..parser import ExitCode, Parser
 from ..sampling_options import add_sampling_options, read_sampling_options
 from ..streams import read_piped
-from ..tools import NAMES, find_tools
 
 
 def run(argv: Sequence[str]) -> int:

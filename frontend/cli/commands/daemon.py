@@ -27,7 +27,7 @@ from ...daemon import (
     stop_daemon,
 )
 from ...daemon_record import forget_record
-from ...engine_args import SHARED_MAX_QUEUED_BYTES, EngineArgs
+from ...options.engine_args import SHARED_MAX_QUEUED_BYTES, EngineArgs
 from ..config_file import add_config_option
 from ..engine_choice import choose_model
 from ..parser import ExitCode, Parser, UsageError, run_subcommand

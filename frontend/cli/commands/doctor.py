@@ -29,10 +29,10 @@ from ....ipc.spec.config import ModelConfig, ParallelConfig
 from ....ipc.spec.linear_shapes import count_model_bytes
 from ....ipc.spec.model_spec import ModelSpec, PoolingSpec, find_stages
 from ....ipc.spec.weight_format import Quantization
-from ...engine_args import EngineArgs
-from ...gpu_cards import find_card
+from ...formats.choose import choose_output_format, summarize
 from ...models.model_folder import inspect_model_folder, pocket_encoder_folder, pocket_folder
-from ...output_formats.choose import choose_output_format, summarize
+from ...options.engine_args import EngineArgs
+from ...options.gpu_cards import find_card
 from ...text.tokenizer import load_tokenizer
 from ..parser import ExitCode, Parser
 

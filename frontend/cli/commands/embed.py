@@ -13,7 +13,7 @@ import msgspec
 from ....ipc.params.param_fields import ParamField
 from ....ipc.params.pooling_params import POOLING_FIELDS, PoolingParams
 from ...models.model_folder import POCKET_ENCODER
-from ...pooling.outputs import EmbeddingRequestOutput, to_embedding
+from ...requests.vectors.outputs import EmbeddingRequestOutput, to_embedding
 from ..engine_choice import add_engine_options, read_engine_choice
 from ..parser import ExitCode, Parser, split_at_dashes
 from ..streams import read_lines
@@ -34,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     params = _read_params(options)
     texts = [*options.text, *literal_texts] or read_lines("text", "a TEXT, or lines piped in")
     engine_args = read_engine_choice(options, POCKET_ENCODER)
-    from ...pooling.calls import PoolingCalls
+    from ...vector_calls import PoolingCalls
     from ..session import start_engine
 
     with start_engine(engine_args, options.attach) as engine:
@@ -63,7 +63,7 @@ def _make_json(index: int, text: str, output: EmbeddingRequestOutput) -> str:
 
 
 def _make_table(texts: Sequence[str], outputs: Sequence[EmbeddingRequestOutput]) -> list[str]:
-    from ...pooling.scoring import compute_cosine
+    from ...requests.vectors.scoring import compute_cosine
 
     first = memoryview(outputs[0].outputs.raw).cast("f")
     lines: list[str] = []

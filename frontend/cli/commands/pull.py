@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...gguf.files import find_gguf_files
+from ...models.gguf.files import find_gguf_files
 from ...models.model_folder import find_model_folder
 from ..parser import ExitCode, Parser
 

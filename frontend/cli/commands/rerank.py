@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
         documents += _read_file(name)
     documents = documents or read_lines("document", "DOCUMENTs, --documents, or lines piped in")
     engine_args = read_engine_choice(options, POCKET_ENCODER)
-    from ...pooling.calls import PoolingCalls
+    from ...vector_calls import PoolingCalls
     from ..session import start_engine
 
     with start_engine(engine_args, options.attach) as engine:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....ipc.errors import InputError
 from ...async_llm import AsyncLLM
-from ..batch_files import Progress, ResultFile, open_input, read_lines, read_progress
+from ..batch.batch_files import Progress, ResultFile, open_input, read_lines, read_progress
 from ..engine_choice import add_engine_options, read_engine_choice
 from ..parser import ExitCode, Parser, UsageError
 from ..streams import PhaseLine
@@ -21,8 +21,8 @@ from ..streams import PhaseLine
 if TYPE_CHECKING:  # it loads Starlette, which --help and a finished batch do without
     from tqdm import tqdm
 
-    from ..batch_files import BatchResult
-    from ..batch_run import BatchCounts
+    from ..batch.batch_files import BatchResult
+    from ..batch.batch_run import BatchCounts
 
 _EPILOG = """\
 Input: a JSON object a line, as OpenAI's batches have them: {"custom_id", "method": "POST", "url", "body"}
@@ -64,7 +64,7 @@ def _run_due_lines(
 ) -> int:
     import uvloop
 
-    from ..batch_run import BatchRun
+    from ..batch.batch_run import BatchRun
 
     started_at = time.perf_counter()
     num_before = progress.num_done

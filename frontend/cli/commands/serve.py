@@ -27,17 +27,17 @@ from ....ipc.processes.collector import paused_collector
 from ....ipc.processes.process_limits import discard_unwritable
 from ...client.remote_daemon import Attachment, check_unattached
 from ...daemon import DaemonStarter, check_name_is_free
-from ...engine_args import EngineArgs
-from ...openai.connections.listen import bind_socket, reserve_port
-from ...openai.connections.unix_socket import listen_at_path
-from ...openai.engines.daemon_model import DaemonModel, load_daemon_model, load_daemon_models
+from ...http.connections.listen import bind_socket, reserve_port
+from ...http.connections.unix_socket import listen_at_path
+from ...http.engines.daemon_model import DaemonModel, load_daemon_model, load_daemon_models
+from ...options.engine_args import EngineArgs
 from .. import serve_options
 from ..engine_choice import check_names_end, choose_model, read_engine_choice
 from ..parser import ExitCode
 from ..streams import PhaseLine
 
 if TYPE_CHECKING:  # the server's modules load Starlette, which --help does without
-    from ...openai.options import ServerOptions
+    from ...http.options import ServerOptions
 
 _MAX_PROCESSES = 64
 _GRPC_SERVER = "...grpc.server"
@@ -55,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
     options = serve_options.make_parser().parse(argv)
     options.model = choose_model(argv, options.model_name, options.model)
     check_names_end(argv, options.served_model_name, options.model_name)
-    from ...openai.limits import parse_limits
+    from ...http.limits import parse_limits
 
     limits = parse_limits(options.limit)
     if options.help_limits:
@@ -143,9 +143,9 @@ def _serve(
         return code
     with paused_collector():  # Starlette's modules
         from ...async_llm import AsyncLLM
-        from ...openai.engines.served_models import ServedModels
-        from ...openai.options import HTTP_CLIENT_KIND
-        from ...openai.server import run_server
+        from ...http.engines.served_models import ServedModels
+        from ...http.options import HTTP_CLIENT_KIND
+        from ...http.server import run_server
 
     if len(daemons) > 1:
         engines = _load_models(options, daemons, line)
@@ -178,7 +178,7 @@ def _serve_by_group(
     box: Callable[[Mapping[str, Sequence[str]], str], str],
     line: PhaseLine,
 ) -> int:
-    from ...openai.group import HttpGroup
+    from ...http.group import HttpGroup
 
     # Processes over several daemons must know before they begin which models there are.
     attach = daemons[0] if len(daemons) == 1 else _load_models(options, daemons, line)

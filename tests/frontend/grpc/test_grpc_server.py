@@ -19,11 +19,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from openai_fakes import FakeLLM
 from quire.frontend.grpc.calls import CallHandler, find_address
 from quire.frontend.grpc.engine_service import EngineService, HealthService
-from quire.frontend.openai.connections.auth import hash_key
-from quire.frontend.openai.engines.served_models import ServedModels
-from quire.frontend.openai.options import ServerOptions
-from quire.frontend.openai.serving import Caller
-from quire.frontend.openai.stream import cancel_and_wait
+from quire.frontend.http.connections.auth import hash_key
+from quire.frontend.http.engines.served_models import ServedModels
+from quire.frontend.http.options import ServerOptions
+from quire.frontend.http.serving import Caller
+from quire.frontend.http.stream import cancel_and_wait
 from quire.ipc.errors import RequestFailedError
 from quire.ipc.params.sampling_params import RequestOutputKind
 from server_fakes import Peer, Server, run_with_server, watch_drain

@@ -14,8 +14,8 @@ import grpc.aio
 import pytest
 from grpc_client import make_client
 from openai_fakes import FakeLLM
-from quire.frontend.openai.options import TlsOptions
-from quire.frontend.openai.server import Server
+from quire.frontend.http.options import TlsOptions
+from quire.frontend.http.server import Server
 from server_fakes import Peer, run_with_server
 
 pb, stubs = make_client()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from checkpoints import FAMILIES
-from quire.frontend.families import ARCHITECTURES, read_model_spec
+from quire.frontend.models.families import ARCHITECTURES, read_model_spec
 from quire.frontend.models.hf_config import (
     compute_max_model_len,
     read_default_sampling,

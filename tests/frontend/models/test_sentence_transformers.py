@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quire.frontend.engine_args import EngineArgs
 from quire.frontend.models.model_files import MAX_JSON_BYTES
 from quire.frontend.models.pooling_head import has_score_tokens
 from quire.frontend.models.sentence_transformers import read_modules, read_text_encoding
+from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import ConfigError, ModelError
 from quire.ipc.spec.config import EngineConfig
 from quire.ipc.spec.model_spec import PoolingSpec, ProjectionSpec

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from quire.frontend.output_formats.tools import Tool
 from quire.frontend.text.chat_template import ChatTemplate
 from quire.frontend.text.messages import as_template_tools, check_messages
+from quire.frontend.tools import Tool
 from quire.ipc.errors import PromptError
 
 USER = {"role": "user", "content": "How warm is it?"}

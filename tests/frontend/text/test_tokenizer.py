@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quire.frontend.formats.choose import choose_output_format
 from quire.frontend.models.model_folder import pocket_folder
-from quire.frontend.output_formats.choose import choose_output_format
-from quire.frontend.output_formats.tools import Tool
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
+from quire.frontend.tools import Tool
 from quire.ipc.errors import ModelError
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders

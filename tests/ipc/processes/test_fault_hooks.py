@@ -10,7 +10,7 @@ from daemons import runtime_folders
 from fakes import make_config
 from quire.frontend.cli.commands import serve
 from quire.frontend.cli.serve_options import make_parser
-from quire.frontend.engine_args import EngineArgs
+from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.daemon.daemon_state import DaemonState, write_state
 from quire.ipc.errors import ConfigError
 from quire.ipc.processes.fault_hooks import (

@@ -13,8 +13,8 @@ import torch
 from encoders import EMBEDDERS, make_encoder
 from numpy.typing import NDArray
 from quire.core.engine.inproc_engine import InprocEngine
-from quire.frontend.engine_args import EngineArgs
 from quire.frontend.models.model_folder import pocket_folder
+from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.params.pooling_params import PoolingParams, PoolingTask
 from quire.ipc.params.sampling_params import SamplingParams
 from quire.ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest, ErrorCode

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import Checkpoint, Recipe, make_checkpoint
-from quire.frontend.engine_args import EngineArgs
+from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import CaptureError
 from quire.ipc.params.sampling_params import SamplingParams
 from quire.ipc.spec.config import CacheConfig, EngineConfig, SchedulerConfig

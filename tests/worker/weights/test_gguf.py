@@ -9,8 +9,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 from quire.core.stats.engine_facts import StartupClock, make_engine_facts
-from quire.frontend.engine_args import EngineArgs
-from quire.frontend.gguf import folder as gguf_folder
+from quire.frontend.models.gguf import folder as gguf_folder
+from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import ModelError
 from quire.ipc.protocol.step import WorkerReady
 from quire.ipc.spec.config import EngineConfig

@@ -18,7 +18,7 @@ from checkpoints import Recipe, make_checkpoint
 from msgspec.structs import replace
 from paged import PagedRun
 from quantized_checkpoints import FORMATS, quantize_checkpoint
-from quire.frontend.engine_args import EngineArgs
+from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import ConfigError
 from quire.kernels.linear.linear import Variant
 from quire.kernels.program.build import cache_folder

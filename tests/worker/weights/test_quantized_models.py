@@ -13,7 +13,7 @@ from checkpoints import Recipe, make_checkpoint
 from paged import PagedRun
 from quantized_checkpoints import FORMATS, quantize_checkpoint, write_gptq
 from quire import LLM, SamplingParams
-from quire.frontend.engine_args import EngineArgs
+from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import ModelError
 from quire.ipc.spec.config import EngineConfig
 from quire.kernels.group.shared_group import SharedGroup

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 from checkpoints import RECIPES, make_checkpoint, make_spec
-from quire.frontend.engine_args import EngineArgs
+from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import ConfigError
 from quire.ipc.spec.linear_shapes import count_model_bytes, count_weight_bytes
 from quire.ipc.spec.weight_format import WeightFormat, WeightFormats, make_online_formats

@@ -10,7 +10,7 @@ import pytest
 import torch
 from checkpoints import Checkpoint, Recipe, make_checkpoint
 from paged import PagedRun
-from quire.frontend.engine_args import EngineArgs
+from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import ModelError
 from quire.worker.models import load_model
 from quire.worker.weights import weights

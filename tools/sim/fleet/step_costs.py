@@ -11,7 +11,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from ....frontend.families import read_model_spec
+from ....frontend.models.families import read_model_spec
 from ...bench.cost_model import CARDS, StepShape, compute_step_work
 from ...bench.model_configs import DUMMY_MODELS
 

@@ -1,0 +1,1 @@
+"""`quire run-batch`: files of requests and of their answers."""

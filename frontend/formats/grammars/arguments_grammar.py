@@ -1,0 +1,298 @@
+"""ArgumentsGrammar: what stands for a call's arguments in each form, for any object and for a schema.
+
+Only JSON is followed by llguidance as a whole. In other forms arguments are written one by one, each by the
+schema of its property and in the schema's order; a schema that says more is refused with its place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+from ....ipc.errors import SamplingParamsError
+from ..output_format import CallFormat
+from ..schema_types import list_types, resolve
+from ..schemas import keywords
+from ..schemas.grammar_text import WHITESPACE_PATTERN, quote, to_json
+from ..schemas.json_schema import make_schema
+from ..schemas.strict_schema import list_schemas
+from .lark import LarkRules
+from .rules import ToolRule
+
+_OPTIONS = {"x-guidance": {"whitespace_pattern": WHITESPACE_PATTERN}}
+_WITHOUT_TAGS = "^(?:[^<]|<+[^</])*<*$"
+# Said of arguments as a whole, which are written one by one.
+_WHOLE = ("$ref", "allOf", "anyOf", "const", "enum", "minProperties", "oneOf")
+_OF_TEXTS = ("format", "maxLength", "minLength", "pattern")
+
+
+class ArgumentsGrammar:
+    """Rules for the arguments of calls, in `lark`. schemas: what is followed, by place."""
+
+    def __init__(self, calls: CallFormat, lark: LarkRules) -> None:
+        self._calls = calls
+        self._lark = lark
+        self._names: dict[str, str] = {}  # of the rule of each place
+        self.schemas: dict[str, dict[str, Any]] = {}
+
+    def add(self, tool: ToolRule) -> str:
+        """What a rule of a call has for the arguments of a tool; '' for nothing."""
+        form = self._calls.form
+        if not tool.takes_arguments:
+            return "" if form in ("xml", "python") else '"{}"'
+        if tool.parameters is None:
+            return self._add_any()
+        if tool.place not in self._names:
+            self._names[tool.place] = self._add_schema(tool.place, tool.parameters)
+        return self._names[tool.place]
+
+    def _add_schema(self, place: str, parameters: dict[str, Any]) -> str:
+        schema = _make_object_schema(place, parameters)
+        name = f"arguments_{len(self._names)}"
+        self.schemas[place] = schema
+        if self._calls.form == "json":
+            return self._lark.add(name, _write_json(schema))
+        return self._add_members(name, place, schema)
+
+    def _add_any(self) -> str:
+        """Any object. A name may come twice, as it may in JSON."""
+        lark = self._lark
+        match self._calls.form:
+            case "json":
+                return lark.add("any_arguments", _write_json({"type": "object"}))
+            case "braces":
+                BracesGrammar(lark, self._calls.quote, "any", {}).write_any()
+                return "any_object"
+            case "xml":
+                member = self._write_member(lark.add("KEY", KEY), self._write_any_text())
+                return lark.add("any_arguments", f"({member})*")
+            case "python":
+                member = self._write_member(lark.add("KEY", KEY), self._add_python_value())
+                return lark.add("any_arguments", f'({member} (", " {member})*)?')
+
+    def _write_member(self, key: str, value: str) -> str:
+        """One argument. key: as a rule has it."""
+        calls, write = self._calls, self._lark.write
+        if calls.form == "python":
+            return f'{key} "=" {value}'
+        return f"{write(calls.parameter_open)} {key} {write(calls.value_open)} {value}"
+
+    # -- by a schema
+
+    def _add_members(self, name: str, place: str, schema: dict[str, Any]) -> str:
+        """Each property at most once, in their order, with what stands between them."""
+        for keyword in _WHOLE:
+            if keyword in schema:
+                allowed = "none here: this model's format has arguments one by one, each by its own schema"
+                raise SamplingParamsError(f"{place}.{keyword}", schema[keyword], allowed)
+        properties = cast(dict[str, Any], schema.get("properties", {}))
+        required = set(cast(list[str], schema.get("required", [])))
+        if unknown := required - properties.keys():
+            raise SamplingParamsError(f"{place}.required", sorted(unknown)[0], "names of its properties")
+        if self._calls.form == "braces":
+            braces = BracesGrammar(self._lark, self._calls.quote, name, schema)
+            return f'"{{" {braces.add_members(name, place, schema)} "}}"'
+        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        members: list[tuple[str, bool]] = []
+        for number, (key, one) in enumerate(properties.items()):
+            where = f"{place}.properties.{key}"
+            value = self._write_value(f"{name}_{number}", where, one, shared)
+            members.append((self._write_member(quote(key), value), key in required))
+        if self._calls.form == "python":
+            return self._lark.add_chain(name, ", ", members)
+        return self._lark.add(name, " ".join(f"({one}){'' if needed else '?'}" for one, needed in members))
+
+    def _write_value(self, name: str, place: str, schema: Any, shared: dict[str, Any]) -> str:
+        if self._calls.form == "xml":
+            return self._write_xml(name, place, schema, shared)
+        if schema == {"type": "boolean"}:
+            return '("True" | "False")'
+        return self._lark.add(name, _write_json(_as_dict(schema) | shared))
+
+    def _write_xml(self, name: str, place: str, schema: Any, shared: dict[str, Any]) -> str:
+        """A value and what closes it. What may only be a text is read as it stands, all else as JSON."""
+        schema = resolve(_as_dict(schema), shared)
+        close = self._lark.write(self._calls.parameter_close)
+        if not list_types(schema, shared) <= {"string"}:
+            made = schema | shared
+            if isinstance(self._lark.split(self._calls.parameter_close)[0], str):
+                made = _keep_tags_out(made)
+            return f"{self._lark.add(name, _write_json(made))} {close}"
+        values = cast(list[Any], [schema["const"]] if "const" in schema else schema.get("enum", []))
+        if values:
+            texts = " | ".join(quote(value) for value in values if isinstance(value, str))
+            return f"{self._lark.add(name.upper(), texts)} {close}"
+        for keyword in (*_OF_TEXTS, *_WHOLE):
+            if keyword in schema and keyword != "format":  # which says what a text is for
+                allowed = "none of a text: this model's format has texts as they are"
+                raise SamplingParamsError(f"{place}.{keyword}", schema[keyword], allowed)
+        return self._write_any_text()
+
+    def _write_any_text(self) -> str:
+        """Any text, and what closes a parameter."""
+        close = self._calls.parameter_close
+        end = self._lark.write(close[len(close.rstrip()) :])
+        return f"{self._lark.add_text_until('parameter_text', close)} {end}"
+
+    # -- any value
+
+    def _add_python_value(self) -> str:
+        lark = self._lark
+        lark.add("any_json", _write_json({}))
+        lark.add("PYTHON_TEXT", r"/'([^'\\\n\x00-\x1f]|\\[\\'nt]){0,10000}'/")
+        return lark.add("python_value", 'any_json | "True" | "False" | "None" | PYTHON_TEXT')
+
+
+def _make_object_schema(place: str, value: dict[str, Any]) -> dict[str, Any]:
+    schema = make_schema(place, value)
+    given = schema.get("type", "object")
+    if given != "object" and "object" not in given:
+        raise SamplingParamsError(f"{place}.type", given, "'object': arguments have names")
+    return schema | {"type": "object"}
+
+
+def _keep_tags_out(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same for values whose texts hold no closing tag, which would end the parameter."""
+    text = json.loads(to_json(schema))
+    for _, part in list(list_schemas("", text)):
+        if part.get("type") == "string" and not {"enum", "const"} & part.keys():
+            part["allOf"] = [*part.get("allOf", []), {"type": "string", "pattern": _WITHOUT_TAGS}]
+    return text
+
+
+def _as_dict(schema: Any) -> dict[str, Any]:
+    """A schema as an object."""
+    return {} if schema is True else {"not": {}} if schema is False else schema
+
+
+def _write_json(schema: dict[str, Any]) -> str:
+    return f"%json {to_json(schema | _OPTIONS)}"
+
+
+KEY = "/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"  # names of arguments that no schema names
+_SHAPES = {
+    "type",
+    "enum",
+    "const",
+    "anyOf",
+    "$ref",
+    "items",
+    "minItems",
+    "maxItems",
+    "properties",
+    "required",
+}
+# Of what is never written, or what says nothing of how something is written.
+_UNUSED = {"additionalProperties", "patternProperties", "maxProperties", "format", "$defs", "definitions"}
+_FOLLOWED = _SHAPES | _UNUSED | keywords.NUMBERS
+
+
+class BracesGrammar:
+    """Rules for values of one schema, in `lark`. mark: what stands before and behind a text.
+
+    name: begins those of its rules. root: holds the schemas that are referred to.
+    """
+
+    def __init__(self, lark: LarkRules, mark: str, name: str, root: Mapping[str, Any]) -> None:
+        self._lark = lark
+        self._mark = mark
+        self._name = name
+        self._root = root
+        self._references: dict[str, str] = {}  # pointer -> rule
+
+    def write_any(self) -> str:
+        """Any value."""
+        lark = self._lark
+        lark.add("NUMBER", r"/-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?/")
+        lark.add("KEY", KEY)
+        member = lark.add("any_member", 'KEY ":" any_value')
+        lark.add("any_object", f'"{{" ({member} ("," {member})*)? "}}"')
+        lark.add("any_list", '"[" (any_value ("," any_value)*)? "]"')
+        text = [self._write_text()] if self._mark else []
+        words = ['"true"', '"false"', '"null"']
+        return lark.add("any_value", " | ".join([*text, "NUMBER", *words, "any_object", "any_list"]))
+
+    def write(self, name: str, place: str, schema: Any) -> str:
+        """A value of a schema, by a rule `name`."""
+        if not schema or schema is True:
+            return self.write_any()
+        schema = cast(dict[str, Any], schema)
+        if unknown := schema.keys() - _FOLLOWED:
+            keyword = sorted(unknown)[0]
+            allowed = "no such keyword in a schema that is followed in this model's format of arguments"
+            raise SamplingParamsError(f"{place}.{keyword}", schema[keyword], allowed)
+        if "$ref" in schema:
+            return self._refer(place, schema["$ref"])
+        if "const" in schema or "enum" in schema:
+            values = [schema["const"]] if "const" in schema else schema["enum"]
+            return self._lark.add(name, " | ".join(map(self._write_constant, values)))
+        if "anyOf" in schema:
+            parts = [(f"{place}.anyOf[{i}]", one) for i, one in enumerate(schema["anyOf"])]
+        else:
+            types = schema.get("type", list(keywords.TYPES))
+            parts = [(place, one) for one in ([types] if isinstance(types, str) else types)]
+        choices: list[str] = []
+        for number, (where, part) in enumerate(parts):
+            below = f"{name}_{number}"
+            choices.append(
+                self._write_type(below, where, part, schema)
+                if isinstance(part, str)
+                else self.write(below, where, part)
+            )
+        return self._lark.add(name, " | ".join(choices))
+
+    def _refer(self, place: str, pointer: str) -> str:
+        if pointer not in self._references:
+            group, _, target = pointer.removeprefix("#/").partition("/")
+            schemas = self._root.get(group, {})
+            if target not in schemas:
+                raise SamplingParamsError(f"{place}.$ref", pointer, "a reference to one of $defs")
+            rule = self._references[pointer] = f"{self._name}_reference_{len(self._references)}"
+            self._lark.add(rule, self.write(f"{rule}_value", f"{place}.$ref", schemas[target]))
+        return self._references[pointer]
+
+    def _write_type(self, name: str, place: str, kind: str, schema: dict[str, Any]) -> str:
+        match kind:
+            case "string" if not self._mark:
+                allowed = "none of a text: this model's format has nothing that texts stand within"
+                raise SamplingParamsError(f"{place}.type", kind, allowed)
+            case "string":
+                return self._write_text()
+            case "boolean":
+                return '("true" | "false")'
+            case "null":
+                return '"null"'
+            case "array":
+                return self._write_list(name, place, schema)
+            case "object":
+                return f'"{{" {self.add_members(name, place, schema)} "}}"'
+            case _:
+                bounds = {key: value for key, value in schema.items() if key in keywords.NUMBERS}
+                return f"%json {to_json({'type': kind, **bounds})}"
+
+    def _write_list(self, name: str, place: str, schema: dict[str, Any]) -> str:
+        item = self.write(f"{name}_item", f"{place}.items", schema.get("items"))
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        if most == 0:
+            return '"[]"'
+        more = f'("," {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}' if most != 1 else ""
+        return f'"[" {item} {more} "]"' if least else f'"[" ({item} {more})? "]"'
+
+    def add_members(self, name: str, place: str, schema: dict[str, Any]) -> str:
+        """A rule: the properties of an object, without its braces."""
+        members: list[tuple[str, bool]] = []
+        for number, (key, one) in enumerate(schema.get("properties", {}).items()):
+            value = self.write(f"{name}_{number}", f"{place}.properties.{key}", one)
+            members.append((f"{quote(key + ':')} {value}", key in schema.get("required", [])))
+        return self._lark.add_chain(name, ",", members) if members else ""
+
+    def _write_text(self) -> str:
+        return f"({self._lark.write(self._mark)} {self._lark.add_text_until('quoted_text', self._mark)})"
+
+    def _write_constant(self, value: Any) -> str:
+        if isinstance(value, str):
+            return self._lark.write(self._mark, value, self._mark)
+        if isinstance(value, list | dict):
+            raise SamplingParamsError("enum", value, "texts, numbers, true, false and null")
+        return quote(to_json(value))

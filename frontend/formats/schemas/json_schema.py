@@ -1,0 +1,350 @@
+"""A JSON schema as users write it -> the schema that llguidance follows, with nothing left that it would
+ignore.
+
+Every keyword is either honoured, or says nothing about the output and is dropped, or is refused by name
+with its place. Older drafts' lists of `items` become prefixItems. What only a compiler can tell (oneOf that
+may overlap, patterns, what nothing can satisfy) is left to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+from urllib.parse import unquote
+
+import msgspec
+
+from ....ipc.errors import SamplingParamsError, did_you_mean
+from ....ipc.params.param_fields import make_plain
+from . import keywords
+from .exclusive import replace_exclusive_one_of
+from .strict_schema import check_strict
+
+MAX_NESTING = 64  # of objects and lists, as vLLM has it
+# Of the root and all schemas that are referred to, summed: llguidance follows references recursively, and
+# took twice as much before an 8 MB stack was full.
+_MAX_REFERRED_NESTING = 1000
+# Properties between two that are required: each may come next, and is 4 items of a parser's row (of 1,000,
+# ipc/params/structured_outputs.py). A row is parsed first where an output comes to it.
+_MAX_OPTIONAL = 240
+_MAX_COUNT = 2**31 - 1
+_MAX_MULTIPLE = 10_000  # of 1 or of a power of ten below: a state of the lexer each
+
+Schema = dict[str, Any] | bool
+
+
+def read_json(place: str, value: str | dict[str, Any]) -> Any:
+    """A JSON text, or what Python has of one, as plain dicts and lists of bounded depth, which are new.
+
+    Raises SamplingParamsError.
+    """
+    try:
+        text = value if isinstance(value, str) else msgspec.json.encode(value)
+        decoded = msgspec.json.decode(make_plain(text))
+    except (msgspec.DecodeError, UnicodeError, TypeError, ValueError, OverflowError) as error:
+        raise SamplingParamsError(place, value, f"JSON ({error})") from None
+    except RecursionError:
+        raise SamplingParamsError(place, "JSON", f"at most {MAX_NESTING} levels of nesting") from None
+    check_nesting(place, decoded)
+    return decoded
+
+
+def check_nesting(place: str, value: Any) -> None:
+    """Raise SamplingParamsError for more than MAX_NESTING levels."""
+    level = [value]
+    for _ in range(MAX_NESTING):
+        level = [item for one in level for item in _list_containers(one)]
+        if not level:
+            return
+    raise SamplingParamsError(place, "JSON", f"at most {MAX_NESTING} levels of nesting")
+
+
+def _list_containers(value: Any) -> list[Any]:
+    """The objects and lists directly within a value."""
+    items: Iterable[Any] = ()
+    if isinstance(value, dict):
+        items = cast(dict[str, Any], value).values()
+    elif isinstance(value, list):
+        items = cast(list[Any], value)
+    return [item for item in items if isinstance(item, (dict, list))]
+
+
+def make_schema(
+    place: str, value: str | dict[str, Any], closes_objects: bool = False, is_strict: bool = False
+) -> dict[str, Any]:
+    """The schema to be followed. `place`: what it is called in errors.
+
+    closes_objects: objects whose properties are named have no others unless the schema says so.
+    is_strict: it has to keep OpenAI's rules. Raises SamplingParamsError.
+    """
+    decoded = read_json(place, value)
+    if not isinstance(decoded, dict):
+        raise SamplingParamsError(place, decoded, "a JSON schema, which is an object")
+    walk = _Walk(place, closes_objects)
+    made = walk.visit(decoded, place, "#")
+    if is_strict:
+        check_strict(place, cast(dict[str, Any], decoded))
+    walk.check_references()
+    replace_exclusive_one_of(cast(dict[str, Any], made))
+    return cast(dict[str, Any], made)
+
+
+class _Walk:
+    """One pass over a schema, which notes which schemas there are and which are referred to."""
+
+    def __init__(self, place: str, closes_objects: bool) -> None:
+        self._place = place
+        self._closes_objects = closes_objects
+        self._depths: dict[str, int] = {}  # by pointer, of each schema: levels below it
+        self._references: dict[str, str] = {}  # pointer -> the place of the first $ref to it
+
+    def visit(self, schema: Any, place: str, pointer: str) -> Schema:
+        """The schema of `pointer` (RFC 6901) as it is followed."""
+        if isinstance(schema, bool):
+            self._depths[pointer] = 0
+            return schema
+        if not isinstance(schema, dict):
+            raise SamplingParamsError(place, schema, "a schema: an object, true or false")
+        schema = _replace_old_forms(cast(dict[str, Any], schema))
+        made: dict[str, Any] = {}
+        depth = 0
+        for name, value in schema.items():
+            where = f"{place}.{name}"
+            below = f"{pointer}/{_escape(name)}"
+            if name in keywords.SCHEMA:
+                made[name] = self.visit(value, where, below)
+                depth = max(depth, self._depths[below])
+            elif name in keywords.SCHEMA_LISTS or name in keywords.SCHEMA_MAPS:
+                made[name], levels = self._visit_many(name, value, where, below)
+                depth = max(depth, levels)
+            elif name == "$ref":
+                made[name] = self._note_reference(value, where)
+            elif name in _CHECKS:
+                made[name] = _CHECKS[name](where, value)
+            else:
+                _check_dropped(name, value, where, pointer)
+        _check_format(made, schema, place)
+        _check_optional(made, place)
+        if self._closes_objects and ("properties" in made or "patternProperties" in made):
+            made.setdefault("additionalProperties", False)
+        self._depths[pointer] = depth + 1
+        return made
+
+    def check_references(self) -> None:
+        """Every reference must lead to a schema, and all of them together to no more than is followed."""
+        total = self._depths["#"]
+        for target, place in self._references.items():
+            depth = self._depths.get(target, self._depths.get(unquote(target)))
+            if depth is None:
+                allowed = "the place of a schema in this one, such as #/$defs/name"
+                raise SamplingParamsError(place, target, allowed)
+            total += depth
+        if total > _MAX_REFERRED_NESTING:
+            allowed = f"at most {_MAX_REFERRED_NESTING} levels of nesting in all schemas that are referred to"
+            raise SamplingParamsError(self._place, f"{total} levels", allowed)
+
+    def _visit_many(self, name: str, value: Any, place: str, pointer: str) -> tuple[Any, int]:
+        """The schemas of a list or a dict, and the levels below them."""
+        if name in keywords.SCHEMA_LISTS:
+            if not isinstance(value, list) or not value:
+                raise SamplingParamsError(place, value, "a list of schemas that is not empty")
+            schemas = cast(list[Any], value)
+            pointers = [f"{pointer}/{number}" for number in range(len(schemas))]
+            found: Any = [
+                self.visit(one, f"{place}[{number}]", pointers[number]) for number, one in enumerate(schemas)
+            ]
+        else:
+            if not isinstance(value, dict):
+                raise SamplingParamsError(place, value, "an object of schemas by name")
+            named = cast(dict[str, Any], value)
+            pointers = [f"{pointer}/{_escape(one)}" for one in named]
+            found = {
+                one: self.visit(schema, f"{place}.{one}", below)
+                for (one, schema), below in zip(named.items(), pointers, strict=True)
+            }
+        return found, max((self._depths[one] for one in pointers), default=0)
+
+    def _note_reference(self, value: Any, place: str) -> str:
+        if not isinstance(value, str) or not (value == "#" or value.startswith("#/")):
+            allowed = "a reference into this schema, such as #/$defs/name; nothing is fetched"
+            raise SamplingParamsError(place, value, allowed)
+        self._references.setdefault(value, place)
+        return value
+
+
+def _escape(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _replace_old_forms(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without additionalItems, and with prefixItems for a list of items, as older drafts have it."""
+    if "additionalItems" not in schema and not isinstance(schema.get("items"), list):
+        return schema
+    schema = dict(schema)
+    rest = schema.pop("additionalItems", True)
+    if isinstance(schema.get("items"), list):
+        schema["prefixItems"] = schema.pop("items")
+        if rest is not True:
+            schema["items"] = rest
+    return schema
+
+
+def _check_dropped(name: str, value: Any, place: str, pointer: str) -> None:
+    """Nothing, if the keyword says nothing about the output."""
+    if name in keywords.NEUTRAL and value is keywords.NEUTRAL[name]:
+        return
+    if name in keywords.REFUSED:
+        allowed = f"no such keyword: it cannot be honoured{keywords.REFUSED[name]}"
+        raise SamplingParamsError(place, value, allowed)
+    if name in ("$id", "id") and pointer != "#" and isinstance(value, str) and not value.startswith("#"):
+        raise SamplingParamsError(place, value, "an id at the schema's root only")
+    if name not in keywords.ANNOTATIONS and not name.startswith("x-"):
+        allowed = f"a keyword of JSON Schema{did_you_mean(name, keywords.KNOWN)}"
+        raise SamplingParamsError(place, value, allowed)
+
+
+def _check_type(place: str, value: Any) -> Any:
+    types: list[Any] = cast(list[Any], value) if isinstance(value, list) else [value]
+    if not types or not all(isinstance(one, str) and one in keywords.TYPES for one in types):
+        raise SamplingParamsError(place, value, f"one of {', '.join(keywords.TYPES)}, or a list of them")
+    return value
+
+
+def _check_enum(place: str, value: Any) -> Any:
+    if not isinstance(value, list) or not value:
+        raise SamplingParamsError(place, value, "a list of values that is not empty")
+    return cast(list[Any], value)
+
+
+def _check_required(place: str, value: Any) -> Any:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in cast(list[Any], value)):
+        raise SamplingParamsError(place, value, "a list of names of properties")
+    return cast(list[Any], value)
+
+
+def _check_pattern(place: str, value: Any) -> Any:
+    if not isinstance(value, str) or "\0" in value:
+        raise SamplingParamsError(place, value, "a regular expression")
+    return value
+
+
+def _check_count(place: str, value: Any) -> Any:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= _MAX_COUNT or value != int(value):
+        raise SamplingParamsError(place, value, f"an integer from 0 to {_MAX_COUNT}")
+    return int(value)
+
+
+def _check_number(place: str, value: Any) -> Any:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not abs(value) < math.inf:
+        raise SamplingParamsError(place, value, "a number")
+    return value
+
+
+def _check_multiple(place: str, value: Any) -> Any:
+    number = _check_number(place, value)
+    digits = 0
+    while number > 0 and number != int(number) and digits < 9:
+        digits += 1
+        number = round(value * 10**digits, 9 - digits)
+    if not 0 < number <= _MAX_MULTIPLE or number != int(number):
+        allowed = f"a number above 0 of at most {_MAX_MULTIPLE}, without its decimal point"
+        raise SamplingParamsError(place, value, allowed)
+    return value
+
+
+def _check_exclusive(place: str, value: Any) -> Any:
+    """Older drafts say true or false, of the bound beside it."""
+    return value if isinstance(value, bool) else _check_number(place, value)
+
+
+def _check_format(made: dict[str, Any], schema: dict[str, Any], place: str) -> None:
+    """A format is one of a text that is followed, or one that says nothing about the output."""
+    if "format" not in schema:
+        return
+    value = schema["format"]
+    types = schema.get("type")
+    has_texts = types is None or "string" in types
+    hints = keywords.TEXT_HINTS if has_texts else keywords.NUMBER_FORMATS
+    if isinstance(value, str) and value in hints:
+        made.pop("format", None)
+        return
+    if not isinstance(value, str) or value not in keywords.FORMATS:
+        raise SamplingParamsError(f"{place}.format", value, f"one of {', '.join(keywords.FORMATS)}")
+    if value in keywords.FORMAT_BOUNDS:
+        made["allOf"] = [*made.get("allOf", []), *keywords.FORMAT_BOUNDS[value]]
+
+
+def _check_optional(made: dict[str, Any], place: str) -> None:
+    """Bound how many properties may come next at any place of an object."""
+    required = set(made.get("required", ()))
+    num_next = longest = 0
+    for name in made.get("properties", ()):
+        num_next = 0 if name in required else num_next + 1
+        longest = max(longest, num_next)
+    if longest > _MAX_OPTIONAL:
+        allowed = f"at most {_MAX_OPTIONAL} properties in a row that are not required"
+        raise SamplingParamsError(f"{place}.properties", f"{longest} properties", allowed)
+
+
+def _keep(_place: str, value: Any) -> Any:
+    return value
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "type": _check_type,
+    "enum": _check_enum,
+    "const": _keep,
+    "format": _keep,  # which depends on the type
+    "required": _check_required,
+    "pattern": _check_pattern,
+    **dict.fromkeys(keywords.COUNTS, _check_count),
+    **dict.fromkeys(keywords.NUMBERS - {"multipleOf"}, _check_number),
+    "multipleOf": _check_multiple,
+}
+# Of any schema, whether it can be followed or not.
+PLAIN_CHECKS = {name: check for name, check in _CHECKS.items() if check is not _keep} | {
+    "multipleOf": _check_number,
+    **dict.fromkeys(("exclusiveMaximum", "exclusiveMinimum"), _check_exclusive),
+}
+
+
+_SCHEMAS = keywords.SCHEMA | {"not", "if", "then", "else", "contains", "propertyNames", "additionalItems"}
+
+
+def check_valid(place: str, schema: dict[str, Any]) -> None:
+    """Raise SamplingParamsError with the place of what no JSON schema may have.
+
+    Keywords that cannot be honoured, or are not known, are none of it. Takes time as the schema is large.
+    """
+    check_nesting(place, schema)
+    left: list[tuple[str, Any]] = [(place, schema)]
+    while left:
+        where, one = left.pop()
+        if isinstance(one, bool):
+            continue
+        if not isinstance(one, dict):
+            raise SamplingParamsError(where, one, "a schema: an object, true or false")
+        for name, value in cast(dict[str, Any], one).items():
+            if name in PLAIN_CHECKS:
+                PLAIN_CHECKS[name](f"{where}.{name}", value)
+            else:
+                left += _list_schemas(f"{where}.{name}", name, value)
+
+
+def _list_schemas(place: str, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The schemas that a keyword's value holds."""
+    if name in keywords.SCHEMA_MAPS:
+        if not isinstance(value, dict):
+            raise SamplingParamsError(place, value, "an object of schemas by name")
+        for key, one in cast(dict[str, Any], value).items():
+            yield f"{place}.{key}", one
+    elif name in keywords.SCHEMA_LISTS or (name == "items" and isinstance(value, list)):
+        if not isinstance(value, list):
+            raise SamplingParamsError(place, value, "a list of schemas")
+        for number, one in enumerate(cast(list[Any], value)):
+            yield f"{place}[{number}]", one
+    elif name in _SCHEMAS:
+        yield place, value

@@ -1,0 +1,316 @@
+"""Bodies of /v1/responses: request, items of a conversation, answer, and events of a stream."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from ...formats.offered_tools import MAX_NAME_LENGTH
+from ..limits import MAX_TOP_LOGPROBS
+from .formats import ResponsesText, TextFormat
+from .schema import NumTokens, SharedFields, TextPart, TokenLogprob
+
+ItemId = Annotated[str, Meta(max_length=256)]  # answers repeat them
+ONLY_INPUT_TEXT = "'input_text': only text is supported"
+Status = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class _Item(msgspec.Struct, tag_field="type", kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An item of a conversation; `type` says which kind."""
+
+    id: ItemId | None = None
+    status: Status | None = None
+
+
+class MessageItem(_Item, tag="message"):
+    """What somebody says. phase: OpenAI's word for what an assistant's message is; it changes nothing."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[TextPart]
+    phase: str | None = None
+
+
+class ReasoningItem(_Item, tag="reasoning"):
+    """The assistant's thoughts. encrypted_content: another server's, which only that one can read."""
+
+    content: list[TextPart] | None = None
+    summary: list[TextPart] = []
+    encrypted_content: str | None = None
+
+
+class FunctionCallItem(_Item, tag="function_call"):
+    """The assistant calls a tool. arguments: a JSON object's text. namespace: that of the tool."""
+
+    call_id: ItemId
+    name: str
+    arguments: str
+    namespace: str | None = None
+
+
+class FunctionCallOutputItem(_Item, tag="function_call_output"):
+    """What a tool has answered. Which one it was is known by the call."""
+
+    call_id: ItemId
+    output: str | list[TextPart]
+    name: str | None = None
+    namespace: str | None = None
+
+
+class ItemReference(_Item, tag="item_reference"):
+    """An item of a stored response, by its id."""
+
+
+ConversationItem = MessageItem | ReasoningItem | FunctionCallItem | FunctionCallOutputItem
+InputItem = ConversationItem | ItemReference
+
+
+def _refer(*kinds: type[msgspec.Struct], **other: Any) -> Meta:
+    """For /openapi.json: what an object is, where msgspec is told that it may be any. `other`: one more."""
+    refs = [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in kinds]
+    return Meta(extra_json_schema={"anyOf": [*refs, other] if other else refs})
+
+
+# A message may leave its type out.
+_UNTYPED: dict[str, Any] = {"type": "object", "required": ["role", "content"], "not": {"required": ["type"]}}
+
+
+class InputItems(msgspec.Struct):
+    """The field that has the items, so that what is wrong with one is told with its place."""
+
+    input: list[InputItem]
+
+
+class _Tool(msgspec.Struct, tag_field="type", kw_only=True, forbid_unknown_fields=True):
+    """A tool; `type` says of which kind."""
+
+
+class FunctionTool(_Tool, tag="function", kw_only=True):
+    """A function that the model may call; its client runs it."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamespaceTool(_Tool, tag="namespace", kw_only=True):
+    """Functions under a name that they share, which calls repeat."""
+
+    name: Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]  # each of the functions is given it
+    description: str | None = None
+    tools: list[FunctionTool]
+
+
+class WebSearchTool(msgspec.Struct, tag_field="type", tag="web_search"):
+    """A tool of OpenAI's servers, which is left out unless a call is required."""
+
+
+OfferedTool = FunctionTool | NamespaceTool
+
+
+class OfferedTools(msgspec.Struct):
+    """As InputItems."""
+
+    tools: list[OfferedTool | WebSearchTool]
+
+
+class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How much to think. Summaries may be asked for: the thoughts themselves are given instead."""
+
+    effort: str | None = None
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponsesRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/responses. input: a text, or items as InputItems has them; tools: as OfferedTools has them.
+
+    Both are checked in a second step, so that a kind that is not supported is refused by its name.
+    """
+
+    input: str | list[Annotated[dict[str, Any], _refer(*get_args(InputItem), **_UNTYPED)]]
+    instructions: str | None = None
+    max_output_tokens: NumTokens | None = None
+    top_logprobs: Annotated[int, Meta(ge=-1, le=MAX_TOP_LOGPROBS)] | None = None
+    text: ResponsesText | None = None
+    previous_response_id: ItemId | None = None
+    conversation: Any = None
+    prompt: dict[str, Any] | None = None
+    tools: list[Annotated[dict[str, Any], _refer(FunctionTool, NamespaceTool)]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
+    reasoning: Reasoning | None = None
+    background: bool | None = None
+    truncation: str | None = None
+    include: list[str] | None = None
+    include_reasoning: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_response_messages: bool | None = None
+    previous_input_messages: list[Any] | None = None
+
+
+class OutputText(msgspec.Struct, tag_field="type", tag="output_text", kw_only=True):
+    """The text of an answer."""
+
+    text: str = ""
+    annotations: list[Any] = []
+    logprobs: list[TokenLogprob] = []
+
+
+class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text", kw_only=True):
+    """The model's thoughts as it wrote them."""
+
+    text: str = ""
+
+
+OutputPart = OutputText | ReasoningText
+
+
+class OutputMessage(msgspec.Struct, tag_field="type", tag="message", kw_only=True):
+    """Text of an answer."""
+
+    id: str
+    status: Status = "in_progress"
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText] = []
+
+
+class OutputReasoning(msgspec.Struct, tag_field="type", tag="reasoning", kw_only=True):
+    """Thoughts before an answer."""
+
+    id: str
+    status: Status = "in_progress"
+    summary: list[Any] = []
+    content: list[ReasoningText] = []
+
+
+class OutputFunctionCall(msgspec.Struct, tag_field="type", tag="function_call", kw_only=True):
+    """A call that the client is to run, and to answer by a function_call_output with its call_id."""
+
+    id: str
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    arguments: str = ""
+    status: Status = "in_progress"
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputFunctionCall
+
+
+class InputTokensDetails(msgspec.Struct):
+    """Input tokens that the prefix cache already held."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct):
+    """Output tokens that were thoughts."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponsesUsage(msgspec.Struct):
+    """Counts of tokens."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class IncompleteDetails(msgspec.Struct):
+    """Why an answer ended early."""
+
+    reason: str
+
+
+class ResponseError(msgspec.Struct):
+    """Why an answer failed."""
+
+    code: str
+    message: str
+
+
+class ResponsesResponse(msgspec.Struct, kw_only=True):
+    """Answer of /v1/responses, and what the events of a stream carry."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: ResponseStatus = "in_progress"
+    model: str
+    output: list[OutputItem] = []
+    usage: ResponsesUsage | None = None
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    metadata: dict[str, str] | None = None
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    store: bool = True
+    background: bool = False
+    reasoning: Reasoning | None = None
+    text: ResponsesText = ResponsesText(TextFormat())
+    tool_choice: Any = "auto"
+    tools: list[OfferedTool] = []
+    truncation: str = "disabled"
+    user: str | None = None
+    tool_parse_error: bool | UnsetType = UNSET  # a call could not be read, and is among the text
+
+
+class ResponseEvent(msgspec.Struct, kw_only=True):
+    """An event of a stream; which fields it has depends on its type. sequence_number counts from 0."""
+
+    type: str
+    sequence_number: int
+    response: ResponsesResponse | UnsetType = UNSET
+    item_id: str | UnsetType = UNSET
+    output_index: int | UnsetType = UNSET
+    content_index: int | UnsetType = UNSET
+    item: OutputItem | UnsetType = UNSET
+    part: OutputPart | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    logprobs: list[TokenLogprob] | UnsetType = UNSET
+
+
+class StreamError(msgspec.Struct, kw_only=True):
+    """The event that ends a stream which cannot go on, though its response may."""
+
+    type: Literal["error"] = "error"
+    code: str
+    message: str
+    param: str | None = None
+    sequence_number: int = 0
+
+
+class DeletedResponse(msgspec.Struct, kw_only=True):
+    """Answer of DELETE."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class InputItemList(msgspec.Struct, kw_only=True):
+    """Answer of /v1/responses/{id}/input_items."""
+
+    object: Literal["list"] = "list"
+    data: list[InputItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool = False

@@ -1,0 +1,68 @@
+"""POST /v2/embed, as Cohere's clients ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from ..bodies.vectors import CohereEmbedRequest
+from ..errors import FieldError, missing_field
+from ..serving import Caller, Serving, make_id
+from ..stream import JsonResponse
+from .answers import make_meta
+from .inputs import Inputs, find_prompt, list_names
+from .unsupported import COHERE_EMBED_RULES, check_supported
+from .vector_question import Question, ask, make_params
+from .vectors import Format, Write, join_list, write_base64, write_beside, write_floats
+
+_WRITERS: dict[str, Write] = {"float": write_floats, "base64": write_base64}
+_SIDES = {"START": "left", "END": "right"}
+_encode = msgspec.json.Encoder().encode
+
+
+async def create_cohere_embedding(serving: Serving, request: CohereEmbedRequest, caller: Caller) -> Response:
+    """Embed texts, in each of the asked forms. Raises InputErrors and ApiErrors."""
+    check_supported(request, COHERE_EMBED_RULES)
+    forms = _read_forms(request.embedding_types)
+    form: Format = "float" if "float" in forms else "base64"
+    if request.texts is None:
+        raise missing_field("texts")
+    names = list_names("texts", len(request.texts), serving.options.limits.max_inputs)
+    own = _find_truncation(request)
+    own["dimensions"] = "output_dimension", request.output_dimension
+    params = make_params(serving, request, "embed", **own)
+    inputs = Inputs(request.texts, names, find_prompt(serving.model_texts, None, request.input_type))
+    answer_id = make_id("embd")
+    found = await ask(serving, caller, Question(answer_id, inputs, params, request, form))
+    meta, texts = _encode(make_meta(found.num_tokens)), _encode(request.texts)
+
+    def make() -> bytes:
+        lists = (b'"%b":%b' % (one.encode(), join_list(map(_WRITERS[one], found.data))) for one in forms)
+        return b'{"id":"%b","response_type":"embeddings_by_type","embeddings":{%b},"texts":%b,"meta":%b}' % (
+            answer_id.encode(),
+            b",".join(lists),
+            texts,
+            meta,
+        )
+
+    return JsonResponse(await write_beside(found.data, form, make), answer_id)
+
+
+def _read_forms(given: list[str] | None) -> list[str]:
+    """The forms of vectors, each once."""
+    forms = list(dict.fromkeys(given or ["float"]))
+    for place, form in enumerate(given or ()):
+        if form not in _WRITERS:
+            raise FieldError(f"embedding_types[{place}]", form, "'float' or 'base64'")
+    return forms
+
+
+def _find_truncation(request: CohereEmbedRequest) -> dict[str, tuple[str, Any]]:
+    """As make_params takes it. Cohere cuts what is too long unless it is told otherwise."""
+    side = _SIDES.get(request.truncate or "END")
+    if side is None:
+        return {}
+    most = request.max_tokens or -1
+    return {"truncate_prompt_tokens": ("max_tokens", most), "truncation_side": ("truncate", side)}

@@ -1,0 +1,290 @@
+"""POST /v1/completions: one prompt or many, as text or token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import NamedTuple
+
+import msgspec
+from msgspec import UNSET
+from starlette.responses import Response
+
+from ....ipc.errors import PromptError
+from ...outputs import CompletionOutput, RequestOutput
+from ...requests.input_processor import PreparedParams
+from ...requests.prompts import find_truncation
+from ..bodies.schema import CompletionChoice, CompletionRequest, CompletionResponse
+from ..errors import ApiError, FieldError
+from ..serving import Caller, PromptInput, Serving, make_id
+from ..stream import DONE, ChunkTemplate, cancel_and_wait, encode_event, respond
+from .formats import find_format
+from .logprobs import LogprobsOfChoices, make_beside
+from .prompts import decode_prompt, prepare_params, split_prompts, tokenize_prompts
+from .sampling import make_completion_params, read_beam_search
+from .unsupported import COMPLETION_RULES, check_supported
+from .usage import UsageCounter, choose_usage, take_last
+
+_MAX_SIZE_A_TURN = 20_000  # token ids or characters that are checked and sent in a turn of the event loop
+_ECHOED_BYTES, _ID_BYTES = 6, 8  # of a prompt's token in an answer: its text, and its id
+_PROMPT_COST = 500  # what each prompt counts beside them
+
+
+async def create_completion(serving: Serving, request: CompletionRequest, caller: Caller) -> Response:
+    """Continue prompts. Raises InputErrors and ApiErrors before anything is generated."""
+    job = _Job(serving, request, await admit_completion(serving, request, caller), caller)
+    if request.stream:
+        return serving.stream(job.stream(), job.id)
+    body = await job.complete()
+    return respond(body, job.id)
+
+
+class Admitted(NamedTuple):
+    """A request that was found good. `prompts` as it has them, `inputs` as the engine takes them."""
+
+    prompts: list[PromptInput]
+    inputs: list[PromptInput]
+    prepared: PreparedParams
+
+
+async def admit_completion(serving: Serving, request: CompletionRequest, caller: Caller) -> Admitted:
+    """What is checked and tokenized before anything is generated. Raises as `create_completion`."""
+    _check(request)
+    search = read_beam_search(request)
+    params = make_completion_params(serving, request)
+    max_prompts, facts = serving.options.limits.max_prompts, serving.llm.facts
+    truncation = find_truncation(params, facts)
+    prompts = split_prompts(request.prompt, max_prompts, facts.max_model_len, truncation)
+    serving.check_room(params, caller, len(prompts))
+    prepared = await prepare_params(serving, params, caller, find_format(request), search=search)
+    inputs = await tokenize_prompts(serving, prompts, request.add_special_tokens, caller, truncation)
+    _check_repeated(request, inputs, params.n, serving.options.limits.max_result_bytes)
+    if len(prompts) > 1:  # each alone is checked when it is generated from
+        serving.check_room(params, caller, len(prompts), sum(map(len, inputs)))
+    return Admitted(prompts, inputs, prepared)
+
+
+def _check(request: CompletionRequest) -> None:
+    check_supported(request, COMPLETION_RULES)
+    if request.stream_options is not None and not request.stream:
+        raise FieldError("stream_options", "given", "only with stream=true")
+
+
+def _check_repeated(request: CompletionRequest, inputs: list[PromptInput], n: int, max_bytes: int) -> None:
+    """ApiError 413 if prompts, which each of their n choices repeats, were too much for an answer."""
+    size_a_token = _ECHOED_BYTES * bool(request.echo) + _ID_BYTES * bool(request.return_token_ids)
+    num_bytes = n * size_a_token * sum(map(len, inputs))
+    if num_bytes > max_bytes:
+        raise ApiError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"n={n} answers repeat their prompts, with {num_bytes} bytes: at most {max_bytes} "
+            "(max_result_bytes); lower n, or leave out echo and return_token_ids",
+            code="answer_too_large",
+        )
+
+
+class _Job:
+    """One request while it runs: its prompts are engine requests that run at the same time."""
+
+    def __init__(
+        self, serving: Serving, request: CompletionRequest, admitted: Admitted, caller: Caller
+    ) -> None:
+        """Of `admitted.inputs` the engine is told each once."""
+        prompts, inputs, prepared = admitted
+        self._serving = serving
+        self._request = request
+        self._prepared = prepared
+        self._n = prepared.params.n
+        self._caller = caller
+        self._num_prompts = len(prompts)
+        self._inputs = list(inputs)
+        # By prompt: its text, for echo. What may have been cut is read from its token ids.
+        echoes = request.echo and prepared.truncation is None
+        self._echoes = {i: text for i, text in enumerate(prompts) if echoes and isinstance(text, str)}
+        self._logprobs = LogprobsOfChoices(request, prepared.params, serving.llm.tokenizer)
+        self._counter = UsageCounter()
+        self._hides_output = request.max_tokens == 0
+        is_forced = serving.options.enable_force_include_usage
+        self._has_usage, self._always_has_usage = choose_usage(request.stream_options, is_forced)
+        self._counts_tokens = not request.stream or self._has_usage
+        self._says_more = self._always_has_usage or bool(request.return_token_ids)  # in each chunk
+        self._has_beginning = bool(request.echo) or request.prompt_logprobs is not None
+        self._absent = UNSET if request.stream else None  # what a choice does not have
+        self._head = CompletionResponse(
+            id=make_id("cmpl"), created=int(time.time()), model=serving.model_id, choices=[]
+        )
+        self._begun: set[int] = set()  # choices of which something was sent
+        if self._has_usage:
+            self._head.usage = None
+        after = b',"logprobs":null,"finish_reason":null,"stop_reason":null'
+        self._texts = ChunkTemplate(self._head, b'"text":', after)
+
+    @property
+    def id(self) -> str:
+        return self._head.id
+
+    async def complete(self) -> CompletionResponse:
+        """The whole answer; the first prompt that fails ends the others."""
+        tasks: list[asyncio.Future[list[CompletionChoice]]] = []
+        try:
+            async for place in self._places():
+                tasks.append(asyncio.ensure_future(self._finish_one(place)))
+            choices = list(itertools.chain.from_iterable(await asyncio.gather(*tasks)))
+        except BaseException:
+            await cancel_and_wait(*tasks)
+            tasks.clear()  # the error's traceback holds this frame: with its task that would be a cycle
+            raise
+        return msgspec.structs.replace(self._head, choices=choices, usage=self._counter.usage())
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """SSE bytes of all prompts as they come."""
+        if self._num_prompts == 1:
+            async with aclosing(self._outputs(0)) as outputs:
+                async for output in outputs:
+                    # Without logprobs there is nothing to wait for: a coroutine a chunk costs 6 % of it.
+                    if data := (
+                        await self._make_beside(0, output)
+                        if self._logprobs.are_wanted
+                        else self._make_chunks(0, output)
+                    ):
+                        yield data
+        else:
+            async with aclosing(self._merge()) as merged:
+                async for place, output in merged:
+                    if data := await self._make_beside(place, output):
+                        yield data
+        if self._has_usage:
+            yield encode_event(msgspec.structs.replace(self._head, usage=self._counter.usage()))
+        yield DONE
+
+    async def _places(self) -> AsyncGenerator[int, None]:
+        """The prompts, as many in a turn of the event loop as it has time to check and send."""
+        size = 0
+        for place, given in enumerate(self._inputs):
+            yield place
+            size += len(given) + _PROMPT_COST
+            if size > _MAX_SIZE_A_TURN:
+                size = 0
+                await asyncio.sleep(0)
+
+    async def _outputs(self, place: int) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of one prompt; PromptErrors name its place in the list."""
+        request = self._request
+        request_id = f"{self._head.id}-{place}"
+        generate = self._serving.generate(
+            request_id, self._take_input(place), self._prepared, self._caller, request, self._head.id
+        )
+        try:
+            async with aclosing(generate) as outputs:
+                async for output in outputs:
+                    if self._hides_output:
+                        _hide(output)
+                    if self._counts_tokens:
+                        self._counter.add(output)
+                    if request.echo and place not in self._echoes:
+                        ids = output.prompt_token_ids
+                        self._echoes[place] = await decode_prompt(self._serving, ids, self._caller)
+                    yield output
+        except PromptError as error:
+            if self._num_prompts == 1 or error.field != "prompt":
+                raise
+            raise FieldError(f"prompt[{place}]", error.value, error.allowed) from None
+
+    def _take_input(self, place: int) -> PromptInput:
+        given, self._inputs[place] = self._inputs[place], ""
+        return given
+
+    async def _merge(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Outputs of all prompts in the order of their arrival."""
+        generators = [self._outputs(place) for place in range(self._num_prompts)]
+        waiting: dict[asyncio.Future[RequestOutput | None], int] = {}
+        try:
+            async for place in self._places():
+                waiting[asyncio.ensure_future(anext(generators[place], None))] = place
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    place = waiting.pop(task)
+                    if (output := task.result()) is None:
+                        continue
+                    yield place, output
+                    waiting[asyncio.ensure_future(anext(generators[place], None))] = place
+        finally:
+            await cancel_and_wait(*waiting)
+            for one in generators:
+                await one.aclose()
+
+    async def _finish_one(self, place: int) -> list[CompletionChoice]:
+        whole = await take_last(self._outputs(place))
+        return await make_beside(whole, lambda: self._make_choices(place, whole))
+
+    def _make_choices(self, place: int, whole: RequestOutput) -> list[CompletionChoice]:
+        self._note_prompt(place, whole)
+        return [self._make_choice(place, one, whole.prompt_token_ids) for one in whole.outputs]
+
+    async def _make_beside(self, place: int, output: RequestOutput) -> bytes:
+        """As `_make_chunks`; many logprobs do not hold up the event loop."""
+        return await make_beside(output, lambda: self._make_chunks(place, output))
+
+    def _make_chunks(self, place: int, output: RequestOutput) -> bytes:
+        self._note_prompt(place, output)
+        chunks = [self._make_chunk(place, one, output.prompt_token_ids) for one in output.outputs]
+        if self._logprobs.has_prompt(place):
+            choices = range(place * self._n, (place + 1) * self._n)
+            if self._begun.issuperset(choices):  # a stream does not hold them once each choice has had them
+                self._logprobs.drop_prompt(place)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _make_chunk(self, place: int, one: CompletionOutput, prompt: list[int]) -> bytes:
+        index = place * self._n + one.index
+        is_plain = one.finish_reason is None and one.logprobs is None and not self._says_more
+        if is_plain and (not self._has_beginning or index in self._begun):
+            return self._texts.make(index, one.text) if one.text else b""
+        chunk = msgspec.structs.replace(self._head, choices=[self._make_choice(place, one, prompt)])
+        if self._always_has_usage:
+            chunk.usage = self._counter.usage()
+        return encode_event(chunk)
+
+    def _make_choice(self, place: int, one: CompletionOutput, prompt: list[int]) -> CompletionChoice:
+        index = place * self._n + one.index
+        is_first = index not in self._begun
+        self._begun.add(index)
+        echoed = self._echoes[place] if self._request.echo and is_first else ""
+        logprobs = self._logprobs.make(
+            place,
+            index,
+            one,
+            prompt=prompt,
+            num_echoed=len(echoed),
+            is_first=is_first,
+            is_hidden=self._hides_output,
+        )
+        absent = self._absent
+        choice = CompletionChoice(
+            index, echoed + one.text, logprobs, one.finish_reason, one.stop_reason, absent, absent, absent
+        )
+        if is_first and (of_prompt := self._logprobs.of_prompt(place)) is not None:
+            choice.prompt_logprobs = of_prompt
+        if self._request.return_token_ids:
+            choice.token_ids = one.token_ids
+            if is_first:
+                choice.prompt_token_ids = prompt
+        return choice
+
+    def _note_prompt(self, place: int, output: RequestOutput) -> None:
+        if output.prompt_logprobs is not None:
+            self._logprobs.note_prompt(place, output, len(self._echoes.get(place, "")))
+
+
+def _hide(output: RequestOutput) -> None:
+    """max_tokens=0: the token that was generated all the same is not shown and not counted."""
+    output.metrics = None
+    for one in output.outputs:
+        one.text = ""
+        one.token_ids = []
+        if one.finish_reason in ("stop", "repetition"):  # because of that token
+            one.finish_reason, one.stop_reason = "length", None

@@ -1,0 +1,125 @@
+"""POST /v1/embeddings, /pooling and /classify: texts, token ids or a conversation to vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from starlette.responses import Response
+
+from ....ipc.params.pooling_params import EMBEDDING, FLOAT_BYTES, PoolingParams, PoolingTask
+from ..bodies.vectors import Classification, ClassifyRequest, EmbeddingRequest, InputFields, PoolingRequest
+from ..errors import FieldError, missing_field
+from ..serving import Caller, Serving, make_id
+from ..stream import JsonResponse
+from ..text_process.jobs import RenderJob
+from .answers import write_list
+from .inputs import Inputs, find_prompt, read_inputs
+from .prompts import render_chat
+from .tasks import check_task
+from .vector_question import Question, Vectors, ask, make_params
+from .vectors import Write, make_row_writer, read_floats, write_base64, write_beside, write_floats
+
+_TASKS: tuple[PoolingTask, ...] = ("embed", "classify", "token_embed", "token_classify")
+_EMBEDDING = b'{"object":"embedding","index":%d,"embedding":%b}'
+_POOLED = b'{"object":"pooling","index":%d,"data":%b}'
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def create_embedding(serving: Serving, request: EmbeddingRequest, caller: Caller) -> Response:
+    """Embed texts, token ids or a conversation. Raises InputErrors and ApiErrors."""
+    question = await _make_question(serving, caller, request, "embed", "embd")
+    found = await ask(serving, caller, question)
+    return await _respond(serving, question, found, _EMBEDDING)
+
+
+async def create_pooling(serving: Serving, request: PoolingRequest, caller: Caller) -> Response:
+    """What is pooled of texts, token ids or a conversation, for any task of the model."""
+    facts = serving.llm.facts
+    task = request.task or _choose_task(facts.tasks)
+    check_task(facts, task)
+    question = await _make_question(serving, caller, request, task, "pool")
+    found = await ask(serving, caller, question)
+    return await _respond(serving, question, found, _POOLED)
+
+
+def _choose_task(tasks: Sequence[str]) -> PoolingTask:
+    """The first that the model can do."""
+    for task in _TASKS:
+        if task in tasks:
+            return task
+    return _TASKS[0]
+
+
+async def create_classification(serving: Serving, request: ClassifyRequest, caller: Caller) -> Response:
+    """Say how likely each class is, and which one is likeliest."""
+    question = await _make_question(serving, caller, request, "classify", "classify")
+    found = await ask(serving, caller, question)
+    labels = serving.model_texts.labels
+
+    def make() -> bytes:
+        items = (
+            _encode(_classify(index, read_floats(data), labels)) for index, data in enumerate(found.data)
+        )
+        return write_list(question.answer_id, serving.model_id, items, found.num_tokens)
+
+    return JsonResponse(await write_beside(found.data, "float", make), question.answer_id)
+
+
+def _classify(index: int, probs: list[float], labels: tuple[str, ...]) -> Classification:
+    best = max(range(len(probs)), key=probs.__getitem__)
+    label = labels[best] if len(labels) == len(probs) else None
+    return Classification(index=index, label=label, probs=probs, num_classes=len(probs))
+
+
+async def _make_question(
+    serving: Serving, caller: Caller, request: InputFields, task: PoolingTask, prefix: str
+) -> Question:
+    params = make_params(serving, request, task)
+    inputs = await _find_inputs(serving, caller, request, params)
+    form = getattr(request, "encoding_format", None) or "float"
+    return Question(make_id(prefix), inputs, params, request, form)
+
+
+async def _find_inputs(
+    serving: Serving, caller: Caller, request: InputFields, params: PoolingParams
+) -> Inputs:
+    """What vectors are made of: texts behind the model's prompt, token ids, or a conversation's."""
+    if request.input is None and request.messages is None:
+        raise missing_field("input", "a text, texts or token ids; or 'messages' instead")
+    if request.input is not None and request.messages is not None:
+        raise FieldError("input", request.input, "absent with 'messages'")
+    prompt = ""
+    if params.task in EMBEDDING or request.prompt_name is not None:
+        prompt = find_prompt(serving.model_texts, request.prompt_name, request.input_type)
+    if request.input is not None:
+        return read_inputs("input", request.input, serving.options.limits.max_inputs, prompt)
+    job = RenderJob(
+        messages=request.messages or [],
+        add_generation_prompt=False,
+        variables=request.chat_template_kwargs,
+        max_model_len=serving.llm.facts.max_model_len,
+        truncation=serving.llm.pooling.processor.find_truncation(params),
+        num_generated=0,
+    )
+    return Inputs([await render_chat(serving, job, caller)], ["messages"])
+
+
+async def _respond(serving: Serving, question: Question, found: Vectors, item: bytes) -> Response:
+    """A list of results, each an `item` with its index and its vector."""
+    write = _choose_writer(question, found)
+
+    def make() -> bytes:
+        items = [item % (index, write(data)) for index, data in enumerate(found.data)]
+        return write_list(question.answer_id, serving.model_id, items, found.num_tokens)
+
+    return JsonResponse(await write_beside(found.data, question.form, make), question.answer_id)
+
+
+def _choose_writer(question: Question, found: Vectors) -> Write:
+    if question.form == "base64":
+        return write_base64
+    if question.params.is_token_wise:
+        return make_row_writer(sum(map(len, found.data)) // (FLOAT_BYTES * found.num_tokens))
+    return write_floats

@@ -1,0 +1,286 @@
+"""POST /v1/messages and /v1/messages/count_tokens, for Anthropic's clients.
+
+A turn is told as blocks: events of a stream, or the blocks that these add up to.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+from starlette.responses import Response
+
+from ... import events as turn
+from ...formats.answer_reader import AnswerReader
+from ...outputs import CompletionOutput, RequestOutput
+from ..bodies import messages as body
+from ..errors import ApiError, FieldError, as_api_error, encode_messages_error
+from ..serving import Caller, Serving
+from ..stream import encode_named_event, respond
+from ..text_process.jobs import TokenizeJob
+from .conversation import ParsedOutputs, make_checked_job, parse_outputs, prepare_conversation
+from .message_input import make_conversation
+from .prompts import answer_by_text
+from .sampling import make_messages_params
+from .tool_input import ToolInput
+from .usage import UsageCounter
+
+_BUDGET = "thinking.budget_tokens"
+# Clients hand thoughts back with their signature, and may refuse those without one. Nobody checks ours.
+SIGNATURE = "quire"
+_NO_INPUT = msgspec.Raw(b"{}")
+_Events = list[body.MessageEvent]
+
+
+class BlockWriter:
+    """Output events, in their order -> events of blocks, of which one is open at a time.
+
+    shows_thinking: thoughts are told, and not only that there were some.
+    """
+
+    def __init__(self, shows_thinking: bool = True) -> None:
+        self.has_called = False  # a call is complete
+        self._shows_thinking = shows_thinking
+        self._index = 0  # of the open block, or the next
+        self._open: type[body.Block] | None = None
+        self._input: ToolInput | None = None  # of the call that is being told
+        self._blank = ""  # white space that no block has: before a call nobody wants it
+
+    def take(self, event: turn.OutputEvent) -> _Events:
+        """What is to be said of the turn's next event."""
+        match event:
+            case turn.TextDelta(text):
+                return self._take_text(text)
+            case turn.ReasoningDelta(text):
+                return self._take_thoughts(text)
+            case turn.ToolCallStart(_, call_id, name):
+                events = self._begin(body.ToolUseBlock(id=call_id, name=name, input=_NO_INPUT))
+                self._input = ToolInput()
+                return events
+            case turn.ToolCallDelta(_, arguments):
+                return self._take_input(self._input.take(arguments) if self._input else "")
+            case turn.ToolCallEnd():
+                self.has_called = True
+                events = self._take_input(self._input.end() if self._input else "")
+                self._input = None
+                return [*events, *self._stop()]
+
+    def end(self) -> _Events:
+        """The turn has ended, in whatever block."""
+        if self._index == 0 and self._open is None and self._blank:
+            block, delta = body.TextBlock(text=""), body.TextDelta(text=self._blank)
+            return [*self._begin(block), self._delta(delta), *self._stop()]
+        return self._stop()
+
+    def _take_text(self, text: str) -> _Events:
+        if self._open is body.TextBlock:
+            return [self._delta(body.TextDelta(text=text))] if text else []
+        text = self._blank + text
+        if not text.strip():
+            self._blank = text
+            return []
+        return [*self._begin(body.TextBlock(text="")), self._delta(body.TextDelta(text=text))]
+
+    def _take_thoughts(self, text: str) -> _Events:
+        events: _Events = []
+        if self._open is not body.ThinkingBlock:
+            events += self._begin(body.ThinkingBlock(thinking="", signature=""))
+        if self._shows_thinking and text:
+            events.append(self._delta(body.ThinkingDelta(thinking=text)))
+        return events
+
+    def _take_input(self, text: str) -> _Events:
+        return [self._delta(body.InputJsonDelta(partial_json=text))] if text else []
+
+    def _begin(self, block: body.Block) -> _Events:
+        events = self._stop()
+        self._open, self._blank = type(block), ""
+        return [*events, body.ContentBlockStart(index=self._index, content_block=block)]
+
+    def _stop(self) -> _Events:
+        if self._open is None:
+            return []
+        events: _Events = [body.ContentBlockStop(index=self._index)]
+        if self._open is body.ThinkingBlock:
+            events.insert(0, self._delta(body.SignatureDelta(signature=SIGNATURE)))
+        if self._input is not None:  # the call was cut
+            events[:0] = self._take_input(self._input.close())
+            self._input = None
+        self._open = None
+        self._index += 1
+        return events
+
+    def _delta(self, delta: body.Delta) -> body.ContentBlockDelta:
+        return body.ContentBlockDelta(index=self._index, delta=delta)
+
+
+def collect_blocks(events: Iterable[body.MessageEvent]) -> list[body.Block]:
+    """The blocks of a whole answer: what its events add up to."""
+    blocks: list[body.Block] = []
+    texts: list[str] = []
+    for event in events:
+        match event:
+            case body.ContentBlockStart(content_block=block):
+                texts = []
+                blocks.append(block)
+            case body.ContentBlockDelta(delta=delta) if not isinstance(delta, body.SignatureDelta):
+                texts += msgspec.structs.astuple(delta)
+            case body.ContentBlockStop():
+                blocks[-1] = _fill(blocks[-1], "".join(texts))
+            case _:
+                pass
+    return blocks
+
+
+def _fill(block: body.Block, text: str) -> body.Block:
+    match block:
+        case body.TextBlock():
+            return body.TextBlock(text=text)
+        case body.ThinkingBlock():
+            return body.ThinkingBlock(thinking=text, signature=SIGNATURE)
+        case body.ToolUseBlock():
+            return body.ToolUseBlock(id=block.id, name=block.name, input=_read_input(text))
+
+
+def _read_input(text: str) -> msgspec.Raw:
+    """Of a call that could not be read, whose input was no object, nothing."""
+    try:
+        msgspec.json.decode(text or "{}", type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, RecursionError):
+        return _NO_INPUT
+    return msgspec.Raw(text.encode() or b"{}")
+
+
+def encode_events(events: Iterable[body.MessageEvent]) -> bytes:
+    """Server-sent events, each named as its data's type."""
+    return b"".join([encode_named_event(_name_of(event), event) for event in events])
+
+
+def _name_of(event: body.MessageEvent) -> str:
+    tag: Any = type(event).__struct_config__.tag
+    return tag
+
+
+async def create_message(serving: Serving, request: body.MessagesRequest, caller: Caller) -> Response:
+    """Answer a conversation for Anthropic's clients. Raises InputErrors and ApiErrors before it generates."""
+    thinking = request.thinking
+    if isinstance(thinking, body.ThinkingEnabled) and thinking.budget_tokens >= request.max_tokens:
+        allowed = f"less than max_tokens={request.max_tokens}"
+        raise FieldError(_BUDGET, thinking.budget_tokens, allowed)
+    params = make_messages_params(serving, request)
+    serving.check_room(params, caller)
+    try:  # the conversation is held by nobody while the answer is generated
+        prepared = await prepare_conversation(serving, caller, params, make_conversation(serving, request))
+    except ApiError as error:
+        raise _rename(error) from None
+    reader = prepared.reader
+    answer = _Answer(serving.model_id, reader, getattr(thinking, "display", None) != "omitted")
+    outputs = serving.generate(answer.id, prepared.prompt, prepared.params, caller, request)
+    parsed = parse_outputs(serving, outputs, reader)
+    if request.stream:
+        return serving.stream(answer.stream(parsed), answer.id, answer.encode_failure)
+    return respond(await answer.complete(parsed), answer.id)
+
+
+def _rename(error: ApiError) -> ApiError:
+    """The error, by the name that this API has for the field."""
+    if error.param != "thinking_token_budget":
+        return error
+    text = str(error).replace(error.param, _BUDGET)
+    return ApiError(error.status, text, param=_BUDGET, code=error.code, headers=error.headers)
+
+
+async def count_message_tokens(
+    serving: Serving, request: body.CountTokensRequest, caller: Caller
+) -> Response:
+    """Count the input tokens of a message that is not asked for."""
+    source = make_checked_job(serving, make_conversation(serving, request))
+    job = TokenizeJob(source=source, max_model_len=serving.llm.facts.max_model_len, only_counts=True)
+    return await answer_by_text(serving, job, caller)
+
+
+class _Answer:
+    """One message while it comes into being."""
+
+    def __init__(self, model: str, reader: AnswerReader, shows_thinking: bool) -> None:
+        self.id = f"msg_{uuid.uuid4().hex}"
+        self._model = model
+        self._reader = reader
+        self._counter = UsageCounter()
+        self._writer = BlockWriter(shows_thinking)
+
+    async def complete(self, outputs: ParsedOutputs) -> body.Message:
+        """The whole message."""
+        told: list[body.MessageEvent] = []
+        async with aclosing(outputs):
+            async for output, answers in outputs:
+                told += self._take(output, answers[0])
+        return self._make_message(told)
+
+    async def stream(self, outputs: ParsedOutputs) -> AsyncGenerator[bytes, None]:
+        """The events of a stream, in Anthropic's order."""
+        has_begun = False
+        async with aclosing(outputs):
+            async for output, answers in outputs:
+                told = self._take(output, answers[0])
+                if not has_begun:
+                    has_begun = True
+                    told = [body.MessageStart(message=self._make_message([])), body.Ping(), *told]
+                if told:
+                    yield encode_events(told)
+
+    def encode_failure(self, error: Exception) -> bytes:
+        """The event that ends a stream in which something went wrong."""
+        return b"event: error\ndata: %b\n\n" % encode_messages_error(as_api_error(error), self.id)
+
+    def _take(self, output: RequestOutput, events: Sequence[turn.OutputEvent]) -> list[body.MessageEvent]:
+        self._counter.add(output)
+        told = [one for event in events for one in self._writer.take(event)]
+        if output.finished:
+            end = self._make_end(output.outputs[0])
+            told += self._writer.end()
+            told += [body.MessageDelta(delta=end, usage=self._make_usage()), body.MessageStop()]
+        return told
+
+    def _make_message(self, told: list[body.MessageEvent]) -> body.Message:
+        content = collect_blocks(told)
+        message = body.Message(id=self.id, model=self._model, content=content, usage=self._make_usage())
+        for event in told:
+            if isinstance(event, body.MessageDelta):
+                end = event.delta
+                message.stop_reason, message.stop_sequence = end.stop_reason, end.stop_sequence
+                message.tool_parse_error = end.tool_parse_error
+        return message
+
+    def _make_end(self, one: CompletionOutput) -> body.MessageEnd:
+        reason, sequence = _choose_stop_reason(one, self._writer.has_called)
+        return body.MessageEnd(reason, sequence, True if self._reader.num_errors else UNSET)
+
+    def _make_usage(self) -> body.MessagesUsage:
+        usage = self._counter.usage()
+        cached = usage.prompt_tokens_details.cached_tokens
+        return body.MessagesUsage(
+            input_tokens=usage.prompt_tokens - cached,
+            output_tokens=usage.completion_tokens,
+            cache_read_input_tokens=cached,
+            output_tokens_details=body.OutputTokensDetails(self._reader.num_reasoning_tokens or 0),
+        )
+
+
+def _choose_stop_reason(one: CompletionOutput, has_called: bool) -> tuple[body.StopReason, str | None]:
+    """Why a turn has ended, and the stop sequence if that was it."""
+    match one.finish_reason:
+        case "length":
+            return "max_tokens", None
+        case "abort":
+            return "pause_turn", None
+        case _ if has_called:
+            return "tool_use", None
+        case _ if isinstance(one.stop_reason, str):
+            return "stop_sequence", one.stop_reason
+        case _:
+            return "end_turn", None

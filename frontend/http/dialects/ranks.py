@@ -1,0 +1,120 @@
+"""POST /rerank, /v1/rerank and /v2/rerank: documents by how well they go with a query, the best first.
+
+As Jina, Cohere and vLLM have it. What TEI has at /rerank is told apart by its field `texts`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.responses import Response
+
+from ..bodies.vectors import (
+    AnyRerankRequest,
+    Document,
+    DocumentText,
+    Rank,
+    RankFields,
+    RerankRequest,
+    RerankResponse,
+    TeiRank,
+)
+from ..errors import FieldError, missing_field
+from ..serving import Caller, Serving, make_id
+from ..stream import JsonResponse, respond
+from .answers import make_meta, make_usage
+from .inputs import read_texts
+from .scores import Pairs, Scores, score
+from .tei import find_truncation
+from .unsupported import RERANK_RULES, check_supported
+
+_TEI_FIELDS = ("raw_scores", "return_text", "truncate", "truncation_direction")
+_OTHER_FIELDS = ("documents", "return_documents", "max_tokens_per_doc")
+
+
+async def create_rerank(serving: Serving, request: RerankRequest, caller: Caller) -> Response:
+    """Rank documents, each with its text unless return_documents is false."""
+    return await _rank(serving, request, caller, request.documents, request.return_documents is not False)
+
+
+async def create_cohere_rerank(serving: Serving, request: RerankRequest, caller: Caller) -> Response:
+    """Rank documents, as Cohere's second version does: without their texts, and too long ones are cut."""
+    shows = bool(request.return_documents)
+    return await _rank(serving, request, caller, request.documents, shows, cuts_documents=True)
+
+
+async def create_any_rerank(serving: Serving, request: AnyRerankRequest, caller: Caller) -> Response:
+    """Rank documents (Jina, Cohere) or texts (text-embeddings-inference)."""
+    if request.texts is not None:
+        _refuse(request, _OTHER_FIELDS, "only without 'texts'")
+        return await _rank_texts(serving, request, caller, request.texts)
+    if request.documents is None:
+        raise missing_field("documents", "or 'texts', as TEI's clients have it")
+    _refuse(request, _TEI_FIELDS, "only with 'texts'")
+    return await _rank(serving, request, caller, request.documents, request.return_documents is not False)
+
+
+def _refuse(request: AnyRerankRequest, names: tuple[str, ...], allowed: str) -> None:
+    for name in names:
+        if getattr(request, name) is not None:
+            raise FieldError(name, getattr(request, name), allowed)
+
+
+async def _rank(
+    serving: Serving,
+    request: RankFields,
+    caller: Caller,
+    documents: list[DocumentText],
+    shows_texts: bool,
+    *,
+    cuts_documents: bool = False,
+) -> Response:
+    check_supported(request, RERANK_RULES)
+    answer_id = make_id("rerank")
+    pairs = _make_pairs(serving, request.query, "documents", documents)
+    found = await score(serving, caller, request, pairs, answer_id, cuts_seconds=cuts_documents)
+    results = [
+        Rank(
+            index=place,
+            relevance_score=found.values[place],
+            document=Document(pairs.seconds[place]) if shows_texts else msgspec.UNSET,
+        )
+        for place in _order(found)[: request.top_n]
+    ]
+    body = RerankResponse(
+        id=answer_id,
+        model=serving.model_id,
+        results=results,
+        usage=make_usage(found.num_tokens),
+        meta=make_meta(found.num_tokens),
+    )
+    return respond(body, answer_id)
+
+
+async def _rank_texts(
+    serving: Serving, request: AnyRerankRequest, caller: Caller, texts: list[str]
+) -> Response:
+    answer_id = make_id("rerank")
+    pairs = _make_pairs(serving, request.query, "texts", list(texts))
+    own = find_truncation(request.truncate, request.truncation_direction)
+    if request.raw_scores:
+        own["use_activation"] = "raw_scores", False
+    found = await score(serving, caller, request, pairs, answer_id, cuts_seconds=False, **own)
+    ranks = [
+        TeiRank(
+            index=place,
+            score=found.values[place],
+            text=texts[place] if request.return_text else msgspec.UNSET,
+        )
+        for place in _order(found)[: request.top_n]
+    ]
+    return JsonResponse(msgspec.json.encode(ranks), answer_id)
+
+
+def _make_pairs(serving: Serving, query: str, field: str, documents: list[DocumentText]) -> Pairs:
+    texts, names = read_texts(field, documents, serving.options.limits.max_inputs)
+    return Pairs(firsts=[query], first_names=["query"], seconds=texts, second_names=names)
+
+
+def _order(found: Scores) -> list[int]:
+    """Places, the best first; equal ones in the order of the request."""
+    return sorted(range(len(found.values)), key=lambda place: -found.values[place])

@@ -1,0 +1,96 @@
+"""POST /embed and /similarity, GET /info: what clients of text-embeddings-inference (TEI) ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from ..bodies.openapi import Routes
+from ..bodies.vectors import ModelInfo, SimilarityRequest, TeiEmbedRequest, TextParameters
+from ..engines.served_models import ServedModels
+from ..errors import ErrorResponse
+from ..serving import Caller, Serving, make_id
+from ..stream import JsonResponse, respond
+from .inputs import Inputs, read_inputs, read_texts
+from .scores import compare
+from .vector_question import Question, ask, make_params
+from .vectors import join_list, write_beside, write_floats
+
+
+async def create_tei_embedding(serving: Serving, request: TeiEmbedRequest, caller: Caller) -> Response:
+    """Embed texts; the answer is the bare list of their vectors."""
+    own = find_truncation(request.truncate, request.truncation_direction)
+    own["use_activation"] = "normalize", request.normalize
+    params = make_params(serving, request, "embed", **own)
+    prompt = serving.model_texts.find_prompt(request.prompt_name)
+    inputs = read_inputs("inputs", request.inputs, serving.options.limits.max_inputs, prompt)
+    answer_id = make_id("embd")
+    found = await ask(serving, caller, Question(answer_id, inputs, params, request))
+    body = await write_beside(found.data, "float", lambda: join_list(map(write_floats, found.data)))
+    return JsonResponse(body, answer_id)
+
+
+async def create_similarity(serving: Serving, request: SimilarityRequest, caller: Caller) -> Response:
+    """The cosine of one sentence and each of others; the answer is the bare list of them."""
+    given, own = request.inputs, request.parameters or TextParameters()
+    params = make_params(serving, own, "embed", **find_truncation(own.truncate, own.truncation_direction))
+    texts, names = read_texts("inputs.sentences", list(given.sentences), serving.options.limits.max_inputs)
+    prompt = serving.model_texts.find_prompt(own.prompt_name)
+    inputs = Inputs([given.source_sentence, *texts], ["inputs.source_sentence", *names], prompt)
+    answer_id = make_id("similarity")
+    found = await ask(serving, caller, Question(answer_id, inputs, params, own))
+    return JsonResponse(msgspec.json.encode(await compare(found.data[:1], found.data[1:])), answer_id)
+
+
+def find_truncation(truncates: bool | None, direction: str | None) -> dict[str, tuple[str, Any]]:
+    """As make_params takes it. Without `truncates` a text that is too long is refused."""
+    if not truncates:
+        return {}
+    side = (direction or "right").lower()
+    return {"truncate_prompt_tokens": ("truncate", -1), "truncation_side": ("truncation_direction", side)}
+
+
+def add_routes(routes: Routes, models: ServedModels) -> None:
+    """Serve /info; beside others a model is named by the query's `model`."""
+
+    async def show_info(model: str | None = None) -> Response:
+        models.check_open()
+        return respond(make_info(models.find(model, "embed").serving))
+
+    routes.add(
+        "/info",
+        show_info,
+        "The model and its limits, as TEI says them.",
+        ModelInfo,
+        more={404: ErrorResponse},
+    )
+
+
+def make_info(serving: Serving) -> ModelInfo:
+    """What TEI's clients look at before they ask."""
+    facts, options = serving.llm.facts, serving.options
+    return ModelInfo(
+        model_id=facts.served_model_name,
+        model_dtype=facts.dtype,
+        model_type=_describe_type(facts.tasks, serving.model_texts.labels),
+        tasks=list(facts.tasks),
+        max_concurrent_requests=serving.max_sequences,
+        max_input_length=facts.max_model_len,
+        max_batch_tokens=facts.max_num_batched_tokens,
+        max_batch_requests=facts.max_num_seqs,
+        max_client_batch_size=options.limits.max_inputs,
+        version=version("quire"),
+    )
+
+
+def _describe_type(tasks: Sequence[str], labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """TEI's names: a reranker is a classifier of pairs with one class."""
+    named: dict[str, Any] = {"id2label": {str(place): label for place, label in enumerate(labels)}}
+    named["label2id"] = {label: place for place, label in enumerate(labels)}
+    if "classify" in tasks:
+        return {"reranker" if "score" in tasks else "classifier": named}
+    return {"embedding": {}} if "embed" in tasks else {}

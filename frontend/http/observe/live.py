@@ -1,0 +1,170 @@
+"""The page at "/" and what it shows: one EngineSnapshot at /stats, two a second at /stats/stream.
+
+However many look, the engine is asked once each period; while nobody looks it is not asked at all. Of several
+engines `?model=NAME` chooses one.
+
+The page is one document made of static/: scripts and styles are written as files and sent within it, so the
+policy under which a browser shows it can name each by its hash, and it needs no further request, whatever
+path a proxy gives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import hashlib
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from ....ipc.protocol.engine_views import EngineSnapshot, hide_others
+from ....ipc.protocol.rights import Reach
+from ..bodies.openapi import Routes
+from ..engines.served_models import ServedModel, ServedModels
+from ..errors import ErrorResponse
+from ..serving import Caller
+from ..stream import EventStream, encode_event, respond
+
+PERIOD_S = 0.5
+_FOLDER = Path(__file__).parents[1] / "page"
+
+
+def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Request], Caller]) -> None:
+    """Serve the page, /stats and /stats/stream, whose streams end when the server is about to.
+
+    An engine that is gone raises EngineDeadError or ApiError, for the app to answer.
+    """
+    page = load_page()
+    headers = {"content-security-policy": make_content_security_policy(page), "cache-control": "no-cache"}
+    feeds = {model: SnapshotFeed(functools.partial(_look, model)) for model in models.models}
+    models.parts.on_drain += [feed.close for feed in feeds.values()]
+
+    async def show_page() -> Response:
+        return HTMLResponse(page, headers={**headers, "x-content-type-options": "nosniff"})
+
+    async def show_stats(http: Request, model: str | None = None) -> Response:
+        return respond(_show(await _look(models.find(model)), find_caller(http), "/stats"))
+
+    async def stream_stats(http: Request, model: str | None = None) -> Response:
+        events = feeds[models.find(model)].watch(find_caller(http))
+        return EventStream(events, models.parts.options.limits)
+
+    routes.add_page("/", show_page)
+    routes.add("/stats", show_stats, "The engine at this moment", EngineSnapshot, more={404: ErrorResponse})
+    summary = "The engine, twice a second, as events"
+    routes.add("/stats/stream", stream_stats, summary, "text/event-stream")
+
+
+def _show(snapshot: EngineSnapshot, caller: Caller, path: str) -> EngineSnapshot:
+    """What a caller may see of it."""
+    return snapshot if caller.reaches(path) is Reach.ALL else hide_others(snapshot, caller.owns)
+
+
+async def _look(model: ServedModel) -> EngineSnapshot:
+    return await model.serving.llm.snapshot()
+
+
+class Shown:
+    """A snapshot as events, each encoded once for all viewers of a tenant."""
+
+    def __init__(self, snapshot: EngineSnapshot) -> None:
+        self._snapshot = snapshot
+        self._events: dict[str, bytes] = {}
+
+    def encode(self, caller: Caller) -> bytes:
+        """What the caller may see of it."""
+        event = self._events.get(caller.tenant)
+        if event is None:
+            shown = _show(self._snapshot, caller, "/stats/stream")
+            event = self._events[caller.tenant] = encode_event(shown)
+        return event
+
+
+class SnapshotFeed:
+    """Asks for a snapshot each period as long as somebody watches, and gives it to everybody who does."""
+
+    def __init__(self, look: Callable[[], Awaitable[EngineSnapshot]], period_s: float = PERIOD_S) -> None:
+        self._look = look
+        self._is_closed = False
+        self._period_s = period_s
+        self.num_viewers = 0  # how many watch now
+        self._task: asyncio.Task[None] | None = None
+        self._next: asyncio.Future[Shown | None] | None = None
+
+    async def watch(self, caller: Caller) -> AsyncGenerator[bytes, None]:
+        """Snapshots as events, as the caller may see them, until the feed is closed; one that a slow viewer
+        misses is left out.
+
+        Raises what the look raised.
+        """
+        self.num_viewers += 1
+        try:
+            while not self._is_closed:
+                if self._next is None or self._next.done():
+                    self._next = asyncio.get_running_loop().create_future()
+                if self._task is None or self._task.done():
+                    self._task = asyncio.create_task(self._poll())
+                shown = await asyncio.shield(self._next)
+                if shown is not None:
+                    yield shown.encode(caller)
+        finally:
+            self.num_viewers -= 1
+            if self.num_viewers == 0 and self._task is not None:
+                self._task.cancel()
+                self._task = None
+
+    def close(self) -> None:
+        """End every stream, now and from now on."""
+        self._is_closed = True
+        self._publish(None)
+
+    async def _poll(self) -> None:
+        """One look a period, the first at once. Ends with the first that fails."""
+        try:
+            while True:
+                self._publish(await self._look())
+                await asyncio.sleep(self._period_s)
+        except Exception as error:  # whatever it is, it is the viewers' answer
+            waiting, self._next = self._next, None
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(error)
+
+    def _publish(self, snapshot: EngineSnapshot | None) -> None:
+        if self._next is not None and not self._next.done():
+            self._next.set_result(None if snapshot is None else Shown(snapshot))
+
+
+@functools.cache
+def load_page() -> str:
+    """static/index.html with the styles and scripts that it names in their places."""
+    page = (_FOLDER / "index.html").read_text()
+    page = re.sub(r'<link rel="stylesheet" href="(\S+)">', lambda found: _inline("style", found[1]), page)
+    return re.sub(r'<script src="(\S+)"></script>', lambda found: _inline("script", found[1]), page)
+
+
+@functools.cache
+def make_content_security_policy(page: str) -> str:
+    """Only this page's own scripts and style, by their hashes, and this server; no text becomes markup."""
+    scripts = " ".join(f"'{_hash(body)}'" for body in re.findall(r"<script>(.*?)</script>", page, re.S))
+    styles = " ".join(f"'{_hash(body)}'" for body in re.findall(r"<style>(.*?)</style>", page, re.S))
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src {styles}; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+        "trusted-types 'none'"
+    )
+
+
+def _inline(tag: str, name: str) -> str:
+    body = (_FOLDER / name).read_text()
+    if tag == "script":
+        # What would end a script's element, or begin another in it, stands in literals; \x3c is the same.
+        body = re.sub(r"<(?=!--|/?script)", r"\\x3c", body, flags=re.I)
+    return f"<{tag}>{body}</{tag}>"
+
+
+def _hash(body: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()

@@ -1,0 +1,328 @@
+"""Serving: one engine as the routes see it: its model's text, the limits, and its requests under way.
+
+Knows no HTTP, and no other engine of this process: what they share is in ServerParts. A request enters
+through `generate`, which counts it, names it, salts it and passes it on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from hashlib import sha256
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from ...ipc.errors import RequestFailedError
+from ...ipc.params.pooling_params import PoolingParams
+from ...ipc.params.sampling_params import SamplingParams
+from ...ipc.protocol.request_price import find_result_price
+from ...ipc.protocol.rights import Reach, Standing, find_reach
+from ..async_llm import AsyncLLM
+from ..formats.output_format import OutputFormat
+from ..formats.schemas.grammar_cache import GrammarCache
+from ..outputs import RequestOutput
+from ..requests.input_processor import PreparedParams
+from ..requests.vectors.model_texts import ModelTexts
+from ..requests.vectors.outputs import PoolingOutput, PoolingRequestOutput
+from ..text.tokenizer import Tokenizer
+from .bodies.messages import MessagesRequest
+from .bodies.responses import ResponsesRequest
+from .bodies.schema import SamplingFields
+from .connections.shares import name_address
+from .engines.server_parts import ServerParts
+from .errors import ApiError, FieldError, unavailable
+from .room import Room, Stay
+from .stream import EventStream
+from .text_process.service import TextService
+
+PromptInput = str | list[int]
+# Of a request that is under way: how its answer is to look, and what every one of its prompts is asked with.
+_KEPT_FIELDS = {
+    *("stream", "stream_options", "echo", "logprobs", "top_logprobs", "prompt_logprobs", "max_tokens"),
+    *("logprob_token_ids", "return_token_ids", "return_tokens_as_token_ids"),
+    *("priority", "cache_salt", "timeout_s", "queue_timeout_s"),
+}
+
+
+_HERE = "local"  # the address of who comes over loopback or a Unix socket
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who asks. `key_hash`: hex sha256 of the API key, '' without keys; then `server` and `address` say it.
+
+    `server`: the ServerOptions.server_id; `request_id`: what the caller calls this request (X-Request-Id), ''
+    if it did not say.
+    """
+
+    key_hash: str = ""
+    address: str = ""
+    request_id: str = ""
+    server: str = ""
+    is_stranger: bool = False  # without one of the server's keys
+
+    def at(self, host: str) -> Caller:
+        """The same where the address is known, which counts for callers without a key."""
+        host = host.removeprefix("::ffff:")  # IPv4 on a socket for both
+        is_here = host in ("", "::1") or host.startswith("127.")
+        return msgspec.structs.replace(self, address=_HERE if is_here else name_address(host))
+
+    @property
+    def standing(self) -> Standing:
+        """What kind of caller it is."""
+        if self.is_stranger:
+            return Standing.STRANGER
+        return Standing.KEY if self.key_hash else Standing.KEYLESS
+
+    @property
+    def tenant(self) -> str:
+        """The name under which the engine shares its time, and this process its room, among callers.
+
+        Its requests are those with this tenant: it sees and ends no others.
+        """
+        return self.key_hash[:16] or f"{self.server}/{self.address or _HERE}"
+
+    @property
+    def owner(self) -> str:
+        """Whose the responses are that are kept for it."""
+        return self.key_hash or self.tenant
+
+    def reaches(self, path: str) -> Reach:
+        """Whose requests it sees, or ends, by a route or a method."""
+        return find_reach(path, self.standing)
+
+    def owns(self, owner: str) -> bool:
+        """Whether a request with this tenant is its own."""
+        return not self.is_stranger and owner == self.tenant
+
+    def salt(self, cache_salt: str | None) -> str | None:
+        """Callers with different keys never share cached blocks: what is cached can be told by its speed."""
+        if not self.key_hash:
+            return cache_salt
+        return sha256(f"{self.key_hash}:{cache_salt or ''}".encode()).hexdigest()
+
+
+class Serving:
+    """One an engine. `open` once the engine runs, `close` at last."""
+
+    def __init__(self, llm: AsyncLLM, parts: ServerParts) -> None:
+        self.llm = llm
+        self.options = parts.options
+        self.responses = parts.responses
+        self.is_open = False
+        limits = parts.options.limits
+        self.room = Room(limits.max_total_logprobs_bytes, parts.answer_bytes)  # of the requests under way
+        self.default_sampling: dict[str, Any] = {}  # SamplingParams fields that the model recommends
+        self.grammars = GrammarCache()
+        self._parts = parts
+        self._text: TextService | None = None
+
+    def open(self) -> None:
+        """The engine is ready: requests may enter."""
+        defaults = self.llm.get_default_sampling_params()
+        plain = SamplingParams()
+        self.default_sampling = {
+            name: getattr(defaults, name)
+            for name in SamplingParams.__struct_fields__
+            if getattr(defaults, name) != getattr(plain, name)
+        }
+        self.is_open = True
+
+    def start_text(self) -> None:
+        """Have the first chat not wait for the process that renders it."""
+        tokenizer = self.llm.tokenizer
+        if tokenizer is not None and tokenizer.has_chat_template:
+            self.text.start()
+
+    def close(self) -> None:
+        """End the text processes; what waits for them is answered with 503. Idempotent."""
+        if self._text is not None:
+            self._text.close()
+
+    @property
+    def status(self) -> str:
+        """'ready' while new requests are taken; else 'loading', 'recovering', 'draining' or 'dead'."""
+        if self._parts.is_draining:
+            return "draining"
+        if not self.is_open:
+            return "loading"
+        if not self.llm.is_running:
+            return "dead"
+        return "recovering" if self.llm.is_recovering else "ready"
+
+    @property
+    def max_sequences(self) -> int:
+        """Most of them that run and wait: what fits into all engines' steps, and max_waiting."""
+        return self.llm.facts.max_num_seqs * self.llm.num_engines + self.options.max_waiting
+
+    @property
+    def model_id(self) -> str:
+        """The name under which the model is served."""
+        return self.llm.facts.served_model_name
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; ApiError 400 when the engine runs without one."""
+        tokenizer = self.llm.tokenizer
+        if tokenizer is None:
+            raise ApiError(HTTPStatus.BAD_REQUEST, "this engine runs without a tokenizer: token ids only")
+        return tokenizer
+
+    @property
+    def output_format(self) -> OutputFormat | None:
+        """How the model writes thoughts and calls; None: it writes text, as far as that is known."""
+        return self.llm.output_format
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the model may write thoughts before its answer, which are told apart."""
+        return self.output_format is not None and self.output_format.thinking is not None
+
+    @property
+    def text(self) -> TextService:
+        """What renders and tokenizes apart from the event loop; ApiError 400 without a tokenizer."""
+        if self._text is None:
+            assert self.tokenizer is not None
+            facts = self.llm.facts
+            noted = facts.noted and facts.noted.tokenizer
+            max_render_s = self.options.limits.max_render_s
+            self._text = TextService(facts.tokenizer, max_render_s, facts.chat_template, noted)
+        return self._text
+
+    @property
+    def model_texts(self) -> ModelTexts:
+        """Names of the model's classes, and prompts that go before its texts."""
+        return self.llm.pooling.processor.texts
+
+    def check_open(self) -> None:
+        """ApiError 503 while the engine loads, and once the server is about to end."""
+        self._parts.check_open()
+        if not self.is_open:
+            raise unavailable("the model is being loaded", "loading")
+
+    def check_room(
+        self, params: SamplingParams, caller: Caller, num_prompts: int = 1, num_prompt_tokens: int = 0
+    ) -> None:
+        """ApiError 429 when there is no room for the caller now; 400 or 413 when there never is any.
+
+        num_prompt_tokens: of all prompts, as far as they are known.
+        """
+        limits, num_sequences = self.options.limits, num_prompts * params.num_sequences
+        if num_sequences > limits.max_sequences:
+            allowed = f"at most {limits.max_sequences} in a request"
+            raise FieldError("n", f"{num_sequences} sequences", allowed)
+        self._find_stay(params, caller, -(-num_prompt_tokens // num_prompts), num_prompts)
+
+    def _find_stay(
+        self, params: SamplingParams, caller: Caller, num_prompt_tokens: int, num_prompts: int = 1
+    ) -> Stay:
+        """What so many prompts of this length take, for which there is room now; else ApiError 413 or 429."""
+        facts = self.llm.facts
+        price = find_result_price(params, num_prompt_tokens, facts.max_model_len, facts.vocab_size)
+        max_bytes = self.options.limits.max_result_bytes
+        if num_prompts * price.total_bytes > max_bytes:
+            raise ApiError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"the answer may come to {num_prompts * price.total_bytes} bytes and may have {max_bytes} "
+                "(max_result_bytes): lower n, max_tokens or the number of logprobs",
+                code="answer_too_large",
+            )
+        stay = Stay(caller.tenant, num_prompts * params.num_sequences, num_prompts * price.logprobs_bytes)
+        self.room.check(stay, self.max_sequences)
+        return stay
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt: PromptInput,
+        prepared: PreparedParams,
+        caller: Caller,
+        fields: SamplingFields | ResponsesRequest | MessagesRequest,
+        answer_id: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """AsyncLLM.generate for one prompt of a request; closing the generator aborts it.
+
+        `answer_id`: what callers abort it by; None: `request_id`.
+
+        `fields` loses what has been turned into `prompt` and `prepared`: megabytes that a stream would hold.
+        """
+        params = prepared.params
+        self.check_open()
+        stay = self._find_stay(params, caller, len(prompt))  # a text has about as many tokens, or fewer
+        asked: dict[str, Any] = {
+            "priority": fields.priority,
+            "tenant": caller.tenant,
+            "timeout_s": fields.timeout_s,
+            "queue_timeout_s": fields.queue_timeout_s,
+            "names": [name for name in (answer_id or request_id, caller.request_id) if name],
+        }
+        key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+        keywords = {name: value for name, value in asked.items() if value is not None}
+        salted = {key: prompt, "cache_salt": caller.salt(fields.cache_salt)}
+        generating = self.llm.generate(salted, prepared, request_id, **keywords)
+        del prompt, salted
+        _drop_content(fields)
+        self.room.enter(request_id, stay)
+        try:
+            async with aclosing(generating) as outputs:
+                async for output in outputs:
+                    if output.finished:
+                        for tell in self._parts.on_output:
+                            tell(output, params)
+                    yield output
+        except RequestFailedError as error:
+            raise _blame_limits(error, params) from None
+        finally:
+            self.room.leave(request_id)
+
+    def note_pooled(
+        self,
+        request_id: str,
+        params: PoolingParams,
+        outputs: Sequence[PoolingRequestOutput[PoolingOutput]],
+    ) -> None:
+        """The vectors of a request are here."""
+        for tell in self._parts.on_pooled:
+            tell(request_id, params, outputs)
+
+    def run_beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something that goes on without a connection; the server's end waits for it."""
+        return self._parts.run(work)
+
+    def stream(
+        self,
+        events: AsyncGenerator[bytes, None],
+        request_id: str,
+        encode_failure: Callable[[Exception], bytes] | None = None,
+    ) -> EventStream:
+        """The response that streams `events`."""
+        limits = self.options.limits
+        return EventStream(events, limits, encode_failure, request_id, lambda: self.llm.is_recovering)
+
+
+def _drop_content(fields: msgspec.Struct) -> None:
+    for name in _list_dropped_fields(type(fields)):
+        setattr(fields, name, None)
+
+
+@functools.cache
+def _list_dropped_fields(kind: type[msgspec.Struct]) -> list[str]:
+    return [name for name in kind.__struct_fields__ if name not in _KEPT_FIELDS]
+
+
+def _blame_limits(error: RequestFailedError, params: SamplingParams) -> Exception:
+    """A 400 in place of the error when the request itself may have left no token to choose."""
+    names = ("allowed_token_ids", "bad_words", "min_tokens")
+    field = next((name for name in names if getattr(params, name)), None)
+    if error.code != "bad_logits" or field is None:
+        return error
+    return ApiError(HTTPStatus.BAD_REQUEST, f"{field}: {error}", param=field, code=error.code)
+
+
+def make_id(prefix: str) -> str:
+    """A new id such as 'chatcmpl-5c0f...'."""
+    return f"{prefix}-{os.urandom(16).hex()}"

@@ -1,0 +1,84 @@
+"""Model families: one file each turns config.json into a ModelSpec. Nothing here imports torch.
+
+A family is a module with a `read_spec` and a row of `_DECODERS` or `encoders.ENCODERS`. A key for which
+transformers' config class has a default may be absent, and has the same default here. A key that no reader
+has asked for, and whose name speaks of arithmetic, is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from ....ipc.errors import ModelError
+from ....ipc.spec.model_spec import ModelSpec
+from . import gemma, gemma2, gemma3, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3
+from .config_fields import ConfigFields
+from .encoders import ENCODERS
+from .heads import Reader, with_rewards, with_scores, without_head, without_mask
+
+# By the names of config.json: architecture -> (model_type, reader).
+_DECODERS: dict[str, tuple[str, Reader]] = {
+    "GemmaForCausalLM": ("gemma", gemma.read_spec),
+    "Gemma2ForCausalLM": ("gemma2", gemma2.read_spec),
+    "Gemma3ForCausalLM": ("gemma3_text", gemma3.read_spec),
+    "LlamaForCausalLM": ("llama", llama.read_spec),
+    "MistralForCausalLM": ("mistral", mistral.read_spec),
+    "MixtralForCausalLM": ("mixtral", mixtral.read_spec),
+    "Olmo2ForCausalLM": ("olmo2", olmo2.read_spec),
+    "Phi3ForCausalLM": ("phi3", phi3.read_spec),
+    "Qwen2ForCausalLM": ("qwen2", qwen2.read_spec),
+    "Qwen3ForCausalLM": ("qwen3", qwen3.read_spec),
+    "Qwen3MoeForCausalLM": ("qwen3_moe", qwen3_moe.read_spec),
+    "SmolLM3ForCausalLM": ("smollm3", smollm3.read_spec),
+}
+ARCHITECTURES = tuple(_DECODERS)
+# A decoder may be saved without its language head, and with another one in its place.
+_HEADS: dict[str, Callable[[Reader], Reader]] = {
+    "Model": without_head,
+    "ForSequenceClassification": with_scores,
+}
+_FAMILIES: dict[str, tuple[str, Reader]] = {
+    **_DECODERS,
+    **{
+        name.removesuffix("ForCausalLM") + head: (model_type, change(read))
+        for name, (model_type, read) in _DECODERS.items()
+        for head, change in _HEADS.items()
+    },
+    "Gemma3TextModel": ("gemma3_text", without_head(gemma3.read_text_spec)),
+    "Gemma3TextForSequenceClassification": ("gemma3_text", with_scores(gemma3.read_text_spec)),
+    "Qwen2ForRewardModel": ("qwen2", with_rewards(qwen2.read_spec, num_labels=1)),
+    "Qwen2ForProcessRewardModel": ("qwen2", with_rewards(qwen2.read_spec, num_labels=2)),
+    **ENCODERS,
+}
+
+
+def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
+    """Describe the model of config.json; ModelError names a key that is missing or unsupported.
+
+    `has_logits` says if the checkpoint has a language head, `pooling` what classifier it has.
+    """
+    architecture = _read_architecture(config)
+    fields = ConfigFields(config)
+    spec = replace(_FAMILIES[architecture][1](fields), architecture=architecture)
+    # null is false, as transformers tests it.
+    if not fields.boolean("is_causal", "is_causal" not in fields) and spec.is_causal:
+        spec = without_mask(fields, spec)
+    fields.check_rest(architecture)
+    return spec
+
+
+def _read_architecture(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    if names is None or names == []:
+        model_type = config.get("model_type")
+        names = [name for name, (known, _) in _FAMILIES.items() if known == model_type] or [model_type]
+    if isinstance(names, list):
+        for name in cast(list[Any], names):
+            if isinstance(name, str) and name in _FAMILIES:
+                return name
+    allowed = f"one of {', '.join(ARCHITECTURES)}; of these also ...{' and ...'.join(_HEADS)}"
+    encoders = ", ".join(name for name in _FAMILIES if name in ENCODERS or "Reward" in name)
+    raise ModelError("config.json architectures", names, f"{allowed}; or one of {encoders}")

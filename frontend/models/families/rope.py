@@ -1,0 +1,201 @@
+"""Rotary settings of config.json: `rope_scaling` with rope_theta beside it, or `rope_parameters` with it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast, get_args
+
+from msgspec.structs import replace
+
+from ....ipc.errors import ModelError, shorten
+from ....ipc.spec.model_spec import RopeConfig, RopeType
+from .config_fields import ConfigFields
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def read_rope(
+    fields: ConfigFields,
+    max_positions: int,
+    default_theta: float = 10000.0,
+    *,
+    head_size: int | None = None,
+    original: int | None = None,
+) -> RopeConfig:
+    """The rotary embedding of all layers. ModelError names a key with a value that has no meaning here.
+
+    `head_size` is that of a family whose heads may be rotated in part, or have factors for each pair;
+    `original` its trained length where config.json has none beside the object, None what the object says.
+    """
+    # transformers lets rope_scaling win where a checkpoint has both.
+    objects = {name: _read_object(fields, name) for name in ("rope_scaling", "rope_parameters")}
+    name = "rope_scaling" if objects["rope_scaling"] else "rope_parameters"
+    if any(isinstance(value, dict) for value in objects[name].values()):
+        raise ModelError(f"config.json {name}", shorten(objects[name]), "one object for all layers")
+    theta = fields.number("rope_theta", default_theta, low=1.0)
+    fields.ignore("original_max_position_embeddings")
+    rope = ConfigFields(objects[name], f"{name}.")
+    return _read_settings(rope, fields, theta, max_positions, head_size, original)
+
+
+def read_ropes_by_kind(
+    fields: ConfigFields, max_positions: int, default_theta: float, default_sliding_theta: float
+) -> tuple[RopeConfig, RopeConfig]:
+    """Of layers without and with a window: `rope_parameters` has an object for each. An older config has
+    `rope_scaling` for those without, and the bases `rope_theta` and `rope_local_base_freq`.
+    """
+    by_kind, scaling = (_read_object(fields, name) for name in ("rope_parameters", "rope_scaling"))
+    parts = ConfigFields(by_kind, "rope_parameters.")
+    for key in by_kind.keys() - {_FULL, _SLIDING}:
+        raise parts.error(key, shorten(by_kind[key]), f"absent: layers are {_FULL} or {_SLIDING}")
+    # As transformers adds it: to an object that has a rope_type, beside which `type` says nothing.
+    full = _read_object(parts, _FULL) if by_kind else {"rope_type": "default"}
+    has_kinds = fields.get("rope_parameters") is not None
+    if has_kinds and scaling and parts.get(_FULL) is None:
+        raise parts.error(_FULL, None, "an object, which rope_scaling is added to")
+    name = f"rope_parameters.{_FULL}." if by_kind else "rope_scaling."
+    outside = ConfigFields({})
+    rope = _read_settings(
+        ConfigFields(full | scaling, name),
+        outside,
+        fields.number("rope_theta", default_theta, low=1.0),
+        max_positions,
+    )
+    sliding_rope = _read_settings(
+        ConfigFields(_read_object(parts, _SLIDING), f"rope_parameters.{_SLIDING}."),
+        outside,
+        fields.number("rope_local_base_freq", default_sliding_theta, low=1.0),
+        max_positions,
+    )
+    if not (rope.truncate and sliding_rope.truncate):  # transformers does not look for it here
+        raise ModelError(
+            "config.json rope_parameters truncate", False, "true with a rope for each kind of layer"
+        )
+    return rope, sliding_rope
+
+
+def _read_settings(
+    rope: ConfigFields,
+    outside: ConfigFields,
+    theta: float,
+    max_positions: int,
+    head_size: int | None = None,
+    original: int | None = None,
+) -> RopeConfig:
+    """One object; `outside` may have some of its keys, `theta` is the base of one without."""
+    rotated_size = _read_rotated_size(rope, outside, head_size)
+    theta = rope.number("rope_theta", theta, low=1.0)
+    size = None if head_size is None else rotated_size or head_size
+    config = _read_kind(rope, outside, theta, max_positions, size, original)
+    rope.check_rest(f"rope_type {config.type!r}")
+    return replace(config, rotated_size=rotated_size)
+
+
+def _read_object(fields: ConfigFields, name: str) -> dict[str, Any]:
+    values: Any = fields.get(name)
+    if not isinstance(values, (dict, type(None))):
+        raise fields.error(name, values, "an object")
+    return cast(dict[str, Any], values or {})
+
+
+def _read_rotated_size(rope: ConfigFields, fields: ConfigFields, head_size: int | None) -> int | None:
+    """None: the whole head."""
+    key = "partial_rotary_factor"
+    factor = rope.number(key, fields.number(key, 1.0))
+    if factor == 1:
+        return None
+    part = rope if key in rope else fields
+    if head_size is None:
+        raise part.error(key, factor, "1 (the whole head is rotated)")
+    size = int(head_size * factor)
+    if not 0 < size < head_size or size % 2:
+        raise part.error(key, factor, f"what makes an even part of a head's {head_size} numbers")
+    return size
+
+
+def _read_kind(
+    rope: ConfigFields,
+    outside: ConfigFields,
+    theta: float,
+    max_positions: int,
+    rotated_size: int | None,
+    original: int | None,
+) -> RopeConfig:
+    kind = _read_rope_type(rope, has_factors=rotated_size is not None)
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    if kind in ("linear", "dynamic"):
+        return RopeConfig(theta=theta, type=kind, factor=rope.number("factor"))
+    inside = rope.integer("original_max_position_embeddings", max_positions)
+    original = outside.integer("original_max_position_embeddings", original or inside)
+    if kind == "llama3":
+        return _read_llama3(rope, theta, original)
+    if kind == "longrope":
+        assert rotated_size is not None
+        return _read_longrope(rope, theta, original, max_positions, rotated_size)
+    return _read_yarn(rope, theta, original, max_positions)
+
+
+def _read_rope_type(rope: ConfigFields, has_factors: bool) -> RopeType:
+    """Families with factors for each pair have these and no other scaling; first exports call them su."""
+    key = "rope_type" if "rope_type" in rope else "type"
+    value = rope.get(key) if key in rope else "default"
+    if has_factors and value == "su":
+        return "longrope"
+    allowed: list[RopeType] = [
+        kind for kind in get_args(RopeType) if kind == "default" or has_factors == (kind == "longrope")
+    ]
+    for kind in allowed:
+        if value == kind:
+            return kind
+    raise rope.error(key, value, f"one of {', '.join(allowed)}")
+
+
+def _read_llama3(rope: ConfigFields, theta: float, original: int) -> RopeConfig:
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if high <= low:
+        raise rope.error("high_freq_factor", high, f"above low_freq_factor={low:g}")
+    return RopeConfig(
+        theta=theta,
+        type="llama3",
+        factor=rope.number("factor"),
+        original_max_position_embeddings=original,
+        low_freq_factor=low,
+        high_freq_factor=high,
+    )
+
+
+def _read_longrope(
+    rope: ConfigFields, theta: float, original: int, max_positions: int, rotated_size: int
+) -> RopeConfig:
+    """LongRoPE (arXiv 2402.13753)."""
+    if original == 1:  # its logarithm is a divisor
+        raise rope.error("original_max_position_embeddings", original, "above 1 with longrope")
+    factor = rope.number("factor", max_positions / original)
+    by_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return RopeConfig(
+        theta=theta,
+        type="longrope",
+        original_max_position_embeddings=original,
+        attention_factor=rope.number("attention_factor", by_factor),
+        short_factors=rope.numbers("short_factor", rotated_size // 2),
+        long_factors=rope.numbers("long_factor", rotated_size // 2),
+    )
+
+
+def _read_yarn(rope: ConfigFields, theta: float, original: int, max_positions: int) -> RopeConfig:
+    if theta == 1.0:  # its logarithm is a divisor
+        raise rope.error("rope_theta", theta, "above 1 with yarn")
+    stretch = max_positions / original  # what transformers takes when the factor is null
+    return RopeConfig(
+        theta=theta,
+        type="yarn",
+        factor=rope.number("factor", stretch if "factor" in rope else None),
+        original_max_position_embeddings=original,
+        attention_factor=rope.optional_number("attention_factor"),
+        beta_fast=rope.optional_number("beta_fast") or 32.0,
+        beta_slow=rope.optional_number("beta_slow") or 1.0,
+        mscale=rope.optional_number("mscale"),
+        mscale_all_dim=rope.optional_number("mscale_all_dim"),
+        truncate=rope.boolean("truncate", True),
+    )

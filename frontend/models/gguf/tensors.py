@@ -1,0 +1,187 @@
+"""From a GGUF file's tensors to the names under which the loader asks for them, and to their formats."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from msgspec.structs import replace
+
+from ....ipc.errors import ModelError
+from ....ipc.spec.gguf_tensor import FLOATS, GgmlType, GgufTensor
+from ....ipc.spec.model_spec import ModelSpec
+from ....ipc.spec.weight_format import WeightFormat, WeightFormats
+from .config import ROPE_TABLES, Config
+from .header import GgufHeader, StoredTensor
+
+_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_ATTENTION = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+}
+_DENSE = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_PRE_NORM = {**_ATTENTION, **_DENSE, "ffn_norm": "post_attention_layernorm"}
+_MIXTRAL = "block_sparse_moe.experts.{}."
+_BOTH_NORMS = {
+    **_ATTENTION,
+    **_DENSE,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+# After "blk.N."; {} is the number of an expert, over which such a tensor is stacked.
+_LAYERS: dict[str, dict[str, str]] = {
+    "gemma": _PRE_NORM,
+    "llama": _PRE_NORM,
+    "mistral": _PRE_NORM,
+    "olmo2": {
+        **_ATTENTION,
+        **_DENSE,
+        "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    "phi3": {
+        **_PRE_NORM,
+        "attn_qkv": "self_attn.qkv_proj",
+        "ffn_up": "mlp.gate_up_proj",
+    },
+    "qwen2": _PRE_NORM,
+    "qwen3": _PRE_NORM,
+    "qwen3_moe": {
+        **_PRE_NORM,
+        "ffn_gate_inp": "mlp.gate",
+        "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+        "ffn_up_exps": "mlp.experts.{}.up_proj",
+        "ffn_down_exps": "mlp.experts.{}.down_proj",
+    },
+    "mixtral": {
+        **_ATTENTION,
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": f"{_MIXTRAL}w1",
+        "ffn_up_exps": f"{_MIXTRAL}w3",
+        "ffn_down_exps": f"{_MIXTRAL}w2",
+    },
+    "gemma2": _BOTH_NORMS,
+    "gemma3_text": _BOTH_NORMS,
+    "smollm3": _PRE_NORM,
+}
+_ADDED_ONE = frozenset(
+    ("gemma", "gemma2", "gemma3_text")
+)  # model types whose norms are stored as what they multiply by
+_PAIRED = frozenset(
+    ("llama", "mistral", "mixtral", "smollm3")
+)  # whose queries and keys llama.cpp's converter has reordered
+_NAME = re.compile(r"(?:blk\.(\d{1,5})\.)?([a-z_]{1,40})(?:\.(\d{1,5}))?\.(weight|bias)")
+
+
+def name_tensors(headers: Sequence[GgufHeader], config: Config) -> tuple[GgufTensor, ...]:
+    """The table for the worker, by the model that `config` describes.
+
+    ModelError for a tensor that the model does not have, or one that is in two of the files.
+    """
+    tensors: dict[str, GgufTensor] = {}
+    for index, header in enumerate(headers):
+        for stored in header.tensors.values():
+            if stored.name in ROPE_TABLES:  # config.py has read them
+                continue
+            tensor = replace(_name(header, stored, config), file=index)
+            if tensor.name in tensors:
+                raise _error(header, stored, "a name that comes once in all files")
+            tensors[tensor.name] = tensor
+    return tuple(tensors.values())
+
+
+def _name(header: GgufHeader, stored: StoredTensor, config: Config) -> GgufTensor:
+    kind, shape = config["model_type"], stored.shape
+    match = _NAME.fullmatch(stored.name)
+    if match is None:
+        raise _error(header, stored, f"the name of a tensor of {kind}")
+    layer, part, expert, suffix = match.groups()
+    if layer is None:
+        name = _WHOLE.get(part)
+    else:
+        # Files of 2023 have a tensor an expert.
+        name = _LAYERS[kind].get(part if expert is None else f"{part}_exps")
+    if name is None or (layer is not None and int(layer) >= config["num_hidden_layers"]):
+        raise _error(header, stored, f"a tensor of {kind} with {config['num_hidden_layers']} layers")
+    if expert is not None:
+        name = name.format(int(expert))
+    if name.count("{}") + (1 if suffix == "bias" or "norm" in part else 2) != len(shape):
+        raise _error(header, stored, "another number of dimensions")
+    if len(shape) == 1 and stored.type not in FLOATS:
+        raise _error(header, stored, f"one of {', '.join(FLOATS)} for a tensor of one dimension")
+    if layer is not None:
+        name = f"model.layers.{int(layer)}.{name}"
+    heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+    num_heads = config[heads[part]] if kind in _PAIRED and part in heads else 0
+    if num_heads and shape[0] % (2 * num_heads):
+        raise _error(header, stored, f"a multiple of {2 * num_heads} rows, two for each of {num_heads} heads")
+    has_added_one = kind in _ADDED_ONE and "norm" in part
+    return GgufTensor(f"{name}.{suffix}", stored.type, shape, 0, stored.offset, num_heads, has_added_one)
+
+
+def _error(header: GgufHeader, stored: StoredTensor, allowed: str) -> ModelError:
+    field = f"{header.file.name} tensor {stored.type}{list(stored.shape)}"
+    return ModelError(field, stored.name, allowed)
+
+
+# bits, numbers of a group, and whether a group has an offset (worker/weights/gguf.py).
+_FORMS: dict[GgmlType, tuple[Literal[4, 8], int, bool]] = {
+    "Q8_0": (8, 32, False),
+    "Q4_0": (4, 32, False),
+    "Q4_1": (4, 32, True),
+    "Q5_0": (8, 32, False),
+    "Q5_1": (8, 32, True),
+    "Q2_K": (4, 16, True),
+    "Q3_K": (4, 16, False),
+    "Q4_K": (4, 32, True),
+    "Q5_K": (8, 32, True),
+    "Q6_K": (8, 16, False),
+    "IQ4_NL": (8, 32, False),
+    "IQ4_XS": (8, 32, False),
+}
+# Projections of the same inputs are one layer in memory, which has a format or is plain.
+_SAME_INPUTS = re.compile(r"\b(?:[qkv]|gate|up)_proj$|\bw[13]$")
+
+
+def make_formats(tensors: Sequence[GgufTensor], spec: ModelSpec) -> WeightFormats:
+    """Of all matrices; the most common one is the default. A tied table has its own under its own name."""
+    formats = {
+        name: _make_format(tensor.type)
+        for tensor in tensors
+        if tensor.name.endswith(".weight") and len(tensor.shape) > 1
+        for name in _list_names(tensor)
+    }
+    plain = {_SAME_INPUTS.sub("", name) for name, format in formats.items() if format is None}
+    formats = {
+        name: None if _SAME_INPUTS.sub("", name) in plain else format for name, format in formats.items()
+    }
+    if not spec.tie_word_embeddings:  # the table is looked up, and not multiplied with
+        formats.pop(spec.embedding.tokens, None)
+    counts = Counter(formats.values())
+    default = max(counts, key=lambda format: counts[format], default=None)
+    exceptions = {name: format for name, format in formats.items() if format != default}
+    tied = formats.get(spec.embedding.tokens)
+    if tied is not None:
+        exceptions[spec.embedding.tokens] = tied
+    return WeightFormats(default=default, exceptions=exceptions)
+
+
+def _make_format(type_: GgmlType) -> WeightFormat | None:
+    if type_ not in _FORMS:
+        return None
+    bits, group_size, has_offsets = _FORMS[type_]
+    return WeightFormat(bits=bits, group_size=group_size, has_offsets=has_offsets, layout="gguf")
+
+
+def _list_names(tensor: GgufTensor) -> Iterable[str]:
+    name = tensor.name.removesuffix(".weight")
+    return map(name.format, range(tensor.shape[0])) if "{}" in name else (name,)

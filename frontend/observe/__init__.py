@@ -1,0 +1,1 @@
+"""Series of metrics and files of traces."""

@@ -1,1 +1,0 @@
-"""Routes that answer with vectors, classes, scores and ranks."""

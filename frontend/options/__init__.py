@@ -1,0 +1,1 @@
+"""EngineArgs: what an engine is started with."""

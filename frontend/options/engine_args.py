@@ -1,0 +1,491 @@
+"""EngineArgs: what a user can say about an engine, and its resolution into an EngineConfig.
+
+Names, order and meaning are vLLM's where it has the field. The one place where defaults are chosen,
+config.json is read and arguments are held against each other; nothing here starts or loads anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeVar, cast, get_args
+
+import msgspec
+
+from ...ipc.errors import ConfigError, ModelError, describe_install, did_you_mean, make_printable
+from ...ipc.files.file_identity import note_model
+from ...ipc.processes.log_lines import LOG_FORMATS
+from ...ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
+from ...ipc.spec.config import (
+    ATTENTION_BACKENDS,
+    DEFAULT_STEP_TIMEOUT_S,
+    CacheConfig,
+    Dtype,
+    EngineConfig,
+    ExecutorBackend,
+    LoadFormat,
+    ModelConfig,
+    ParallelConfig,
+    RecoveryConfig,
+    SchedulerConfig,
+    SchedulingPolicy,
+)
+from ...ipc.spec.model_spec import ModelSpec
+from ...ipc.spec.weight_format import HeadQuantization, Quantization
+from ..models.families import read_model_spec
+from ..models.gguf.files import find_gguf_files
+from ..models.gguf.tensors import make_formats
+from ..models.hf_config import compute_max_model_len, read_default_sampling, read_dtype, read_eos_token_ids
+from ..models.model_folder import (
+    POCKET,
+    ModelFolder,
+    find_model_folder,
+    inspect_gguf,
+    inspect_model_folder,
+)
+from ..models.pooling_head import Convert, HeadChoice, Runner, choose_heads
+from ..models.quantization import METHOD_NAMES, read_weight_formats, resolve_quantization
+from ..models.sentence_transformers import find_transformer_folder, read_text_encoding
+from ..text.chosen_template import read_chosen_template
+from .gpu_cards import choose_step_defaults
+from .logits_processor_names import find_module_files, find_module_folders, name_logits_processors
+from .off_values import OFF_VALUES, DropsOffValues, describe_off_values
+
+SHARED_MAX_QUEUED_BYTES = "1GiB"  # of engines that many clients share; a private one has no bound
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+GENERATION_CONFIGS = ("auto", "vllm")
+_Part = TypeVar("_Part", bound=msgspec.Struct)
+_Container = TypeVar("_Container")  # of options: a parser or a group of one
+_DTYPE_ALIASES: dict[str, Dtype] = {"half": "float16", "float": "float32"}
+DTYPES = ("auto", *get_args(Dtype), *_DTYPE_ALIASES)
+
+_UNIT_BYTES = {"": 1, "b": 1} | {
+    unit: base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for unit, base in ((letter, 1024), (f"{letter}ib", 1024), (f"{letter}b", 1000))
+}
+# Twenty digits hold every size and keep the product far from what a float cannot hold.
+_SIZE = re.compile(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def _arg(
+    group: str, default: Any, help_text: str, choices: tuple[str, ...] | None = None, alias: str = ""
+) -> Any:
+    metadata = {"group": group, "help": help_text, "choices": choices, "alias": alias}
+    return field(default=default, metadata=metadata)
+
+
+# An argument of each group of options.
+_model, _parallel, _cache, _scheduler, _process = (
+    partial(_arg, group) for group in ("model", "parallel", "cache", "scheduler", "process")
+)
+
+
+@dataclass
+class EngineArgs(metaclass=DropsOffValues):
+    """Arguments of an engine; None means that Quire chooses.
+
+    `create_engine_config` resolves them. An unknown name raises ConfigError, at construction too; vLLM's
+    arguments for what Quire does not have are taken at the value that leaves it off (off_values.py).
+    `model` and `tokenizer` may be given as a path object; they are kept as text.
+    """
+
+    model: str = _model(POCKET, "a folder, .gguf file or hub name; or Quire's 'pocket', 'pocket-encoder'")
+    served_model_name: str | Sequence[str] | None = _model(
+        None, "the name shown to clients; more of them are taken in requests; default: the model's"
+    )
+    tokenizer: str | None = _model(None, "a folder or hub name; default: the model's own")
+    skip_tokenizer_init: bool = _model(
+        False, "run without a tokenizer: token ids in, token ids out (detokenize=False)"
+    )
+    trust_remote_code: bool = _model(False, "must stay off: Quire never runs code from a checkpoint")
+    runner: str = _model("auto", "generate text or pool vectors; auto: as the model says", get_args(Runner))
+    convert: str = _model(
+        "auto", "the head of a model that has no pooling of its own; auto: embed", get_args(Convert)
+    )
+    pooler_config: Mapping[str, Any] | str | None = _model(
+        None, 'how vectors are pooled, such as {"pooling_type": "MEAN"}; default: as the model says'
+    )
+    hf_overrides: Mapping[str, Any] | str | None = _model(
+        None, 'values in the place of config.json\'s, such as {"is_matryoshka": true}'
+    )
+    load_format: str = _model("auto", "'dummy' fills the weights with noise", get_args(LoadFormat))
+    dtype: str = _model("auto", "number format; auto: the checkpoint's", DTYPES)
+    quantization: str | None = _model(
+        None,
+        "make a plain checkpoint's weights narrower while they are read; or a quantized one's own method",
+        tuple(dict.fromkeys((*get_args(Quantization), *METHOD_NAMES))),  # fp8 is of both
+    )
+    lm_head_quantization: str | None = _model(
+        None,
+        "with quantization: of the projection to logits; default: the same, but int8 with int4",
+        get_args(HeadQuantization),
+    )
+    packed_cache_bytes: int | str = _model(
+        "16GiB",
+        "disk for weights of 4 and 8 bits as a CPU's kernels take them, which the next start reads; 0: none",
+    )
+    seed: int | None = _model(
+        None,
+        "of an LLM: makes requests without a seed repeatable; also of dummy weights; default: 0 for these",
+    )
+    exact: bool | None = _model(
+        None, "the same tokens bit for bit whatever else runs, or no start; default: where float32 allows it"
+    )
+    max_model_len: int | None = _model(None, "most tokens of prompt and output; default: the model's")
+    max_logprobs: int = _model(20, "most logprobs of a request; -1: the whole vocabulary")
+    revision: str | None = _model(None, "branch, tag or commit of a hub model")
+    generation_config: str = _model(
+        "auto", "default sampling: from generation_config.json (auto) or vLLM's own", GENERATION_CONFIGS
+    )
+    attention_backend: str | None = _model(
+        None,
+        "attention on a GPU, of what covers the model; FLASHINFER if it is installed; default: TRITON_ATTN",
+        ("auto", *ATTENTION_BACKENDS),
+    )
+    enforce_eager: bool = _model(False, "no captured graphs; a CPU has none, so no effect there")
+    logits_processors: Sequence[Any] | None = _model(
+        None, "a class that edits logits (quire.LogitsProcessor), whose code is run; repeatable"
+    )
+    chat_template: str | None = _model(
+        None, "a file, or the text, of a Jinja template in place of the model's own"
+    )
+    tool_call_parser: str | None = _model(
+        None, "how the model writes tool calls, by vLLM's names; default: as its chat template says"
+    )
+    reasoning_parser: str | None = _model(None, "how the model writes its thoughts; likewise")
+    distributed_executor_backend: str | None = _parallel(
+        None,
+        "mp: a process per device (default); uni: one process; ray: on nodes of a Ray cluster",
+        get_args(ExecutorBackend),
+    )
+    tensor_parallel_size: int = _parallel(
+        1, "processes (ranks) that share one model; each has a GPU or CPU cores"
+    )
+    pipeline_parallel_size: int = _parallel(
+        1, "stages of a model's layers, each of tensor_parallel_size processes, on a CPU"
+    )
+    data_parallel_size: int = _parallel(
+        1, "engines that share the requests, each with the whole model", alias="--engines"
+    )
+    device: str = _parallel(
+        "auto", "cpu, cuda, or a GPU by its number (cuda:1); auto takes a GPU if there is one"
+    )
+    num_threads: int | None = _parallel(None, "threads of a CPU worker; default: by model and cores")
+    block_size: int = _cache(16, "tokens in one block of the KV cache")
+    enable_prefix_caching: bool = _cache(True, "share the KV blocks of equal prompt beginnings")
+    gpu_memory_utilization: float = _cache(0.9, "fraction of the device's memory that may be used")
+    kv_cache_memory_bytes: int | str | None = _cache(
+        None, "size of the KV cache, such as 2GiB; wins over the fraction"
+    )
+    num_gpu_blocks_override: int | None = _cache(None, "blocks of the KV cache; wins over both")
+    max_num_batched_tokens: int | None = _scheduler(
+        None, "most tokens in one step; default 2048, 8192 on a GPU of 70 GiB that is no A100"
+    )
+    max_num_seqs: int | None = _scheduler(None, "most sequences in one step; default 256, on such a GPU 1024")
+    enable_chunked_prefill: bool = _scheduler(True, "split long prompts over steps")
+    long_prefill_token_threshold: int = _scheduler(
+        0, "most prompt tokens of one request beside decodes; 0: a quarter of a step"
+    )
+    scheduling_policy: str = _scheduler(
+        "fcfs",
+        "order of waiting requests; priority: low first; fair: who was served least first",
+        get_args(SchedulingPolicy),
+    )
+    max_num_queued_reqs: int | None = _scheduler(
+        None, "most requests that wait, more are refused; default: no bound"
+    )
+    max_queued_bytes: int | str | None = _scheduler(
+        None,
+        "most memory for live requests' prompts and lists, such as 1GiB; more are refused; default: no bound",
+    )
+    async_scheduling: bool | None = _scheduler(
+        None, "schedule a step while the one before it runs; default on"
+    )
+    log_level: str = _process("INFO", "what the engine's processes log to standard error", LOG_LEVELS)
+    log_format: str = _process("text", "lines of text or of JSON", LOG_FORMATS)
+    ready_timeout_s: float = _process(600.0, "how long an engine may take to start")
+    step_timeout_s: float | None = _process(
+        DEFAULT_STEP_TIMEOUT_S,
+        "a worker whose step takes longer is hung and replaced; 0: no process is watched, for debuggers",
+    )
+    max_core_restarts: int = _process(
+        MAX_LOSSES, "most lost engine cores that are replaced within restart_window_s"
+    )
+    max_worker_restarts: int = _process(
+        MAX_WORKER_LOSSES, "most lost workers that one engine core replaces within the same time"
+    )
+    restart_window_s: float = _process(LOSS_WINDOW_S, "seconds after which a loss is forgotten")
+    warm_spare: bool = _process(
+        False, "keep a process with torch loaded, so that a lost worker or core is back sooner"
+    )
+    fault_hooks: str = _process("", argparse.SUPPRESS)
+
+    def __new__(cls, *_args: Any, **kwargs: Any) -> Self:
+        """Refuse an unknown name as every other user error is refused, before the dataclass' TypeError."""
+        _check_names(kwargs)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        for name in ("model", "tokenizer"):
+            value = getattr(self, name)
+            if isinstance(value, os.PathLike):
+                setattr(self, name, os.fspath(cast(os.PathLike[str], value)))
+
+    def create_engine_config(self) -> EngineConfig:
+        """Find the model, check its files and every argument, and fix all decisions that need no device.
+
+        Raises ConfigError or ModelError (both ValueErrors) with the field, the value and what is allowed.
+        """
+        self._check_choices()
+        self._check_parsers()
+        root, folder = self._find_model()
+        model = self._create_model_config(root, folder)
+        scheduler = self._create_scheduler_config(model)
+        processors = name_logits_processors(self.logits_processors)
+        cache_bytes = parse_size_bytes("kv_cache_memory_bytes", self.kv_cache_memory_bytes)
+        return self._make(
+            EngineConfig,
+            model=model,
+            cache=self._make(CacheConfig, kv_cache_memory_bytes=cache_bytes),
+            scheduler=scheduler,
+            parallel=self._make(ParallelConfig, executor_backend=self.distributed_executor_backend or "mp"),
+            recovery=self._make(RecoveryConfig),
+            log_level=self.log_level.upper(),
+            logits_processors=processors,
+            logits_processor_folders=find_module_folders(processors),
+            step_timeout_s=0.0 if self.step_timeout_s is None else self.step_timeout_s,
+        )
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Build from keyword arguments; unknown names raise ConfigError with the nearest known one."""
+        return cls(**values)
+
+    @staticmethod
+    def add_cli_args(parser: _Container) -> _Container:
+        """Add one option a field (`--max-model-len`), in groups; returns the parser, or the group, given."""
+        groups: dict[str, Any] = {}
+        for item in fields(EngineArgs):
+            name = str(item.metadata["group"])
+            if name not in groups:
+                groups[name] = parser
+                if isinstance(parser, argparse.ArgumentParser):
+                    groups[name] = parser.add_argument_group(f"{name} options")
+            _add_option(groups[name], item.name, item.default, dict(item.metadata), str(item.type))
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, namespace: argparse.Namespace) -> Self:
+        """Build from a namespace of `add_cli_args`; names that are not engine arguments are ignored."""
+        known = {item.name for item in fields(cls)}
+        return cls(**{name: value for name, value in vars(namespace).items() if name in known})
+
+    def _check_choices(self) -> None:
+        if self.distributed_executor_backend == "ray" and importlib.util.find_spec("ray") is None:
+            raise ConfigError("distributed_executor_backend", "ray", f"only with: {describe_install('ray')}")
+        if self.trust_remote_code:
+            raise ConfigError("trust_remote_code", True, "False: Quire runs no code from a checkpoint")
+        for item in fields(self):
+            value, allowed = getattr(self, item.name), item.metadata["choices"]
+            if item.name in ("log_level", "attention_backend") and isinstance(value, str) and value != "auto":
+                value = value.upper()
+            if allowed and value is not None and value not in allowed:
+                raise ConfigError(item.name, value, f"one of {', '.join(allowed)}")
+            if item.type == "bool" and not isinstance(value, bool):
+                raise ConfigError(item.name, value, "True or False")
+            if item.type == "bool | None" and value is not None and not isinstance(value, bool):
+                raise ConfigError(item.name, value, "True, False or None")
+        for name in ("model", "tokenizer", "chat_template"):
+            value = getattr(self, name)
+            if (name == "model" or value is not None) and not (isinstance(value, str) and value):
+                raise ConfigError(name, value, "a text that is not empty")
+        self._list_names()
+        value = self.gpu_memory_utilization
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError("gpu_memory_utilization", value, "a number above 0")
+
+    def _list_names(self) -> list[str]:
+        """What requests may call the model, the first what it is called; [] where nothing was given."""
+        given = self.served_model_name
+        names = [given] if isinstance(given, str) else list(given or ())
+        if not all(isinstance(name, str) and name and name.isprintable() for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError("served_model_name", given, "texts of printable characters that are not empty")
+        return list(dict.fromkeys(names))
+
+    def _check_parsers(self) -> None:
+        if self.tool_call_parser is not None or self.reasoning_parser is not None:
+            from ..formats.choose import check_parsers
+
+            check_parsers(self.tool_call_parser, self.reasoning_parser)
+
+    def _find_model(self) -> tuple[Path, ModelFolder]:
+        """The model's folder, and the one within it that has config.json and weights."""
+        if files := find_gguf_files(self.model, self.revision):
+            folder = inspect_gguf(files, self.tokenizer is None and not self.skip_tokenizer_init)
+            return folder.path, folder
+        root = find_model_folder(self.model, self.revision)
+        load_weights = self.load_format != "dummy"
+        return root, inspect_model_folder(find_transformer_folder(root), load_weights)
+
+    def _create_model_config(self, root: Path, folder: ModelFolder) -> ModelConfig:
+        spec = self._create_model_spec(root, folder)
+        tokenizer = self._find_tokenizer(folder.path)
+        weight_files = tuple(_name_within(root, file) for file in folder.weight_files)
+        processors = name_logits_processors(self.logits_processors)
+        modules = find_module_files(processors, find_module_folders(processors))
+        names = self._list_names() or [make_printable(self.model)]
+        if self.generation_config == "auto":
+            read_default_sampling(folder.generation_config)  # refused now rather than at every request
+        # The checkpoint's own format, float32 and float16 included: vLLM would halve float32, which changes
+        # what the model says, and keeps float16 on a CPU too.
+        auto = self.dtype == "auto"
+        named = _DTYPE_ALIASES.get(self.dtype, cast(Dtype, self.dtype))
+        dtype = read_dtype(folder.config, folder.stored_dtype) if auto else named
+        seed = 0 if self.seed is None else self.seed
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError("seed", seed, "an integer from 0 to 2**63 - 1, or None")
+        return self._make(
+            ModelConfig,
+            model=str(root),
+            served_model_name=names[0],
+            served_model_aliases=tuple(names[1:]),
+            chat_template=None if self.chat_template is None else read_chosen_template(self.chat_template),
+            tokenizer=tokenizer,
+            spec=spec,
+            dtype=dtype,
+            attention_backend=ATTENTION_BACKENDS.get((self.attention_backend or "auto").upper(), "auto"),
+            quantization=resolve_quantization(self.quantization, folder.config, bool(folder.gguf_tensors)),
+            max_model_len=compute_max_model_len(spec, self.max_model_len, _find_usual_len(root, spec)),
+            weight_files=weight_files,
+            noted=note_model(str(root), tokenizer, (*weight_files, *self._list_head_files(spec)), modules),
+            gguf_tensors=folder.gguf_tensors,
+            packed_cache_bytes=parse_size_bytes("packed_cache_bytes", self.packed_cache_bytes),
+            seed=seed,
+            eos_token_ids=_read_ends(folder, spec),
+        )
+
+    def _create_model_spec(self, root: Path, folder: ModelFolder) -> ModelSpec:
+        pooler = _read_object("pooler_config", self.pooler_config)
+        config = {**folder.config, **_read_object("hf_overrides", self.hf_overrides)}
+        choice = HeadChoice(cast(Runner, self.runner), cast(Convert, self.convert), pooler)
+        spec = choose_heads(read_model_spec(config), choice, root, config, self.load_format != "dummy")
+        formats = (
+            make_formats(folder.gguf_tensors, spec)
+            if folder.gguf_tensors
+            else read_weight_formats(config, spec, folder.float_tensors)
+        )
+        return msgspec.structs.replace(spec, weight_formats=formats)
+
+    def _list_head_files(self, spec: ModelSpec) -> list[str]:
+        """Of the weights of projections that have files of their own, as sentence-transformers' have."""
+        projections = () if spec.pooling is None or self.load_format == "dummy" else spec.pooling.projections
+        return sorted({one.file for one in projections if one.file is not None})
+
+    def _find_tokenizer(self, model_folder: Path) -> str:
+        """The tokenizer's folder, '' when there shall be none."""
+        if self.skip_tokenizer_init:
+            return ""
+        folder = model_folder
+        if self.tokenizer is not None:
+            folder = find_model_folder(self.tokenizer, field_name="tokenizer")
+        if not (folder / "tokenizer.json").is_file():
+            raise ModelError(
+                "tokenizer", str(folder), "a folder with a tokenizer.json, or skip_tokenizer_init=True"
+            )
+        return str(folder)
+
+    def _create_scheduler_config(self, model: ModelConfig) -> SchedulerConfig:
+        defaults = choose_step_defaults(self.device)
+        budget = self.max_num_batched_tokens
+        if budget is None:  # an unsplit prompt must fit into one step
+            is_split = self.enable_chunked_prefill and model.spec.is_causal
+            whole_prompt = 0 if is_split else model.max_model_len
+            budget = max(defaults.max_num_batched_tokens, whole_prompt)
+        return self._make(
+            SchedulerConfig,
+            max_num_batched_tokens=budget,
+            max_num_seqs=defaults.max_num_seqs if self.max_num_seqs is None else self.max_num_seqs,
+            policy=self.scheduling_policy,
+            max_queued_bytes=parse_size_bytes("max_queued_bytes", self.max_queued_bytes),
+            run_ahead=1 if self.async_scheduling is False else 2,
+        )
+
+    def _make(self, part: type[_Part], **resolved: Any) -> _Part:
+        """A part of the config: what was resolved, and the arguments that are fields as they were given."""
+        given = {name: getattr(self, name) for name in part.__struct_fields__ if hasattr(self, name)}
+        return part(**{**given, **resolved})
+
+
+def parse_size_bytes(name: str, value: int | str | None) -> int | None:
+    """Bytes of a size such as 4096, '2GiB', '1.5GB' or '512M' (GB is 1000**3, G and GiB are 1024**3)."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value)
+    unit = _UNIT_BYTES.get(match.group(2).lower()) if match else None
+    if match is None or unit is None:
+        raise ConfigError(name, value, "bytes, or a number with a unit such as 512MiB or 2GiB")
+    number = match.group(1)
+    return int(float(number) * unit) if "." in number else int(number) * unit
+
+
+def _name_within(root: Path, file: Path) -> str:
+    return str(file.relative_to(root) if file.is_relative_to(root) else file)
+
+
+def _read_ends(folder: ModelFolder, spec: ModelSpec) -> tuple[int, ...]:
+    """The end-of-sequence ids of a model that generates."""
+    if not spec.has_logits:
+        return ()
+    return read_eos_token_ids(folder.config, folder.generation_config, spec.vocab_size)
+
+
+def _find_usual_len(root: Path, spec: ModelSpec) -> int | None:
+    """The length that a pooling model was made for, where its files say one."""
+    return None if spec.has_logits else read_text_encoding(root).max_seq_length
+
+
+def _read_object(name: str, value: object) -> dict[str, Any]:
+    """An object given as one or as JSON, {} for None; ConfigError for anything else."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise ConfigError(name, value, f"a JSON object ({error})") from None
+    if value is not None and not isinstance(value, dict):
+        raise ConfigError(name, value, "a JSON object, a dict or None")
+    return cast(dict[str, Any], value or {})
+
+
+def _check_names(values: dict[str, Any]) -> None:
+    known = EngineArgs.__dataclass_fields__
+    for name, value in values.items():
+        if name in OFF_VALUES:
+            raise ConfigError(name, value, describe_off_values(name))
+        if name not in known:
+            raise ConfigError(name, value, f"no such engine argument{did_you_mean(name, known)}")
+
+
+def _add_option(group: Any, name: str, default: Any, metadata: dict[str, Any], type_name: str) -> None:
+    options: dict[str, Any] = {"dest": name, "default": default, "help": metadata["help"]}
+    if type_name.startswith("bool"):
+        options["action"] = argparse.BooleanOptionalAction
+    elif type_name.startswith("str | Sequence"):
+        options |= {"action": "extend", "nargs": "+", "metavar": name.rsplit("_", 1)[-1].upper()}
+    elif type_name.startswith("Sequence"):
+        options |= {"action": "append", "metavar": "MODULE:CLASS"}  # one each: a prompt or model may follow
+    elif metadata["choices"]:
+        options["choices"] = metadata["choices"]
+    elif type_name.startswith(("int", "float")) and "str" not in type_name:
+        options["type"] = float if type_name.startswith("float") else int
+        options["metavar"] = "N"
+    else:
+        options["metavar"] = name.rsplit("_", 1)[-1].upper()
+    aliases = [metadata["alias"]] if metadata["alias"] else []
+    group.add_argument(f"--{name.replace('_', '-')}", *aliases, **options)

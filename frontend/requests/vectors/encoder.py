@@ -1,0 +1,124 @@
+"""TextEncoder: texts and pairs of texts -> token ids with the special tokens that the model expects.
+
+Knows no requests and no limits of an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ....ipc.errors import PromptError
+from ...text.tokenizer import Tokenizer
+from ..prompts import Truncation
+from .model_texts import ModelTexts
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+# Qwen3-Reranker's, of its model card.
+_PREFIX = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
+    'Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+_SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+class TextPair(NamedTuple):
+    """Two texts that are judged together."""
+
+    query: str
+    document: str
+
+
+class EncodedText(NamedTuple):
+    """Token ids; of a pair, from `type_start` on they are of type 1 where the tokenizer tells types apart."""
+
+    token_ids: Sequence[int]
+    type_start: int | None = None
+
+
+class TextEncoder:
+    """Encodes many texts at once, on all cores.
+
+    A `cut` counts special tokens, which stay. Of a pair that is too long the document alone is cut.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, texts: ModelTexts) -> None:
+        self._tokenizer = tokenizer
+        self._texts = texts
+
+    def prepare(self, text: str, prompt: str = "") -> str:
+        """The text as it is tokenized, behind `prompt`."""
+        return (prompt + text).lower() if self._texts.is_lowered else prompt + text
+
+    def encode_texts(
+        self, names: Sequence[str], texts: Sequence[str], cut: Truncation | None
+    ) -> list[EncodedText]:
+        """Of prepared texts, called `names` in errors. Raises PromptError for a cut that leaves nothing."""
+        encodings = self._tokenizer.encode_texts(texts)
+        return [
+            EncodedText(_cut(name, encoding, cut, 0)) for name, encoding in zip(names, encodings, strict=True)
+        ]
+
+    def encode_pairs(
+        self,
+        names: Sequence[str],
+        pairs: Sequence[TextPair],
+        cut: Truncation | None,
+        instruction: str | None = None,
+    ) -> list[EncodedText]:
+        """As `encode_texts`. instruction: None takes the model's own.
+
+        Raises PromptError for a query that leaves no room, or an instruction where the model takes none.
+        """
+        if self._texts.instruction is not None:
+            return self._fill_template(names, pairs, cut, instruction or self._texts.instruction)
+        if instruction is not None:
+            raise PromptError("instruction", instruction, "absent: this model takes none")
+        before = self._texts.pair_prompt
+        pairs = [TextPair(self.prepare(one.query, before), self.prepare(one.document)) for one in pairs]
+        encodings = self._tokenizer.encode_pairs(pairs)
+        found: list[EncodedText] = []
+        for name, encoding in zip(names, encodings, strict=True):
+            types = encoding.type_ids if self._tokenizer.has_token_type_ids else []
+            start = types.index(1) if 1 in types else None
+            found.append(EncodedText(_cut(name, encoding, cut, 1), start))
+        return found
+
+    def _fill_template(
+        self, names: Sequence[str], pairs: Sequence[TextPair], cut: Truncation | None, instruction: str
+    ) -> list[EncodedText]:
+        """Qwen3-Reranker's. The document is last, so a cut of the end leaves the query whole."""
+        heads = [f"<Instruct>: {instruction}\n<Query>: {one.query}\n<Document>: " for one in pairs]
+        bodies = [head + one.document for head, one in zip(heads, pairs, strict=True)]
+        prefix, suffix, *ids = self._tokenizer.encode_batch(
+            [_PREFIX, _SUFFIX, *bodies], add_special_tokens=False
+        )
+        if cut is not None:
+            room = cut.max_tokens - len(prefix) - len(suffix)
+            sizes = map(len, self._tokenizer.encode_texts(heads, add_special_tokens=False))
+            for name, size, body in zip(names, sizes, ids, strict=True):
+                if len(body) > room and size >= room:
+                    raise _no_room(name, cut, size + len(prefix) + len(suffix))
+                del body[max(room, 0) :]
+        return [EncodedText(prefix + body + suffix) for body in ids]
+
+
+def _cut(name: str, encoding: Encoding, cut: Truncation | None, sequence: int) -> list[int]:
+    """Token ids, of which those of the first (0) or second (1) text are cut; special tokens stay."""
+    ids = encoding.ids
+    excess = 0 if cut is None else len(ids) - cut.max_tokens
+    if cut is None or excess <= 0:
+        return ids
+    sequences = encoding.sequence_ids
+    count = sequences.count(sequence)
+    if count <= excess:
+        raise _no_room(name, cut, len(ids) - count)
+    start = sequences.index(sequence) + (count - excess if cut.keeps_start else 0)
+    return ids[:start] + ids[start + excess :]
+
+
+def _no_room(name: str, cut: Truncation, num_others: int) -> PromptError:
+    allowed = f"at most {cut.max_tokens}, of which {num_others} are not the text that may be cut"
+    return PromptError(name, f"at least {num_others + 1} tokens", allowed)

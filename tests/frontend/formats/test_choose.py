@@ -1,0 +1,233 @@
+"""Which format is chosen: by parsers' names, by a response_template, by the chat template's text."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from known_transcripts import QWEN, TRANSCRIPTS
+from quire.frontend.formats.choose import REASONING_PARSERS, TOOL_CALL_PARSERS, choose_output_format
+from quire.frontend.formats.known_formats import FORMATS
+from quire.frontend.formats.output_format import CallFormat, ThinkingFormat
+from quire.frontend.formats.response_template import read_response_template
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.errors import InputError
+from transcripts import END, encode, list_deltas, make_tokenizer, read_deltas
+
+THINKING = {"open": "<think>", "close": "</think>", "content": "text"}
+SINK = {"close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>)", "content": "text"}
+NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+# As transformers has them for families whose checkpoints have none.
+RESPONSE_TEMPLATES: dict[str, dict[str, Any]] = {
+    "hermes": {
+        "defaults": {"role": "assistant"},
+        "start_anchor": "<|im_start|>assistant\n",
+        "fields": {
+            "reasoning_content": THINKING,
+            "tool_calls": {
+                "open_pattern": r"\s*<tool_call>",
+                "close": "</tool_call>",
+                "repeats": True,
+                "content": "json",
+                "transform": {"type": "function", "function": "{content}"},
+            },
+            "content": SINK,
+        },
+    },
+    "qwen3_coder": {
+        "start_anchor": "<|im_start|>assistant\n",
+        "fields": {
+            "reasoning_content": THINKING,
+            "tool_calls": {
+                "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+                "close_pattern": r"</function>\s*</tool_call>",
+                "repeats": True,
+                "content": "xml-inline",
+                "content_args": {
+                    "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"
+                },
+                "transform": NAMED,
+            },
+            "content": SINK,
+        },
+    },
+    "gemma4": {
+        "start_anchor": ["<|turn>model\n", "<tool_response|>"],
+        "fields": {
+            "thinking": {"open": "<|channel>thought\n", "close": "<channel|>", "content": "text"},
+            "tool_calls": {
+                "open_pattern": r"<\|tool_call>call:(?P<name>\w+)",
+                "close": "<tool_call|>",
+                "repeats": True,
+                "content": "json",
+                "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+                "transform": NAMED,
+            },
+            "content": {"close": ["<turn|>", "<eos>"]},
+        },
+    },
+    "mistral_list": {
+        "fields": {
+            "tool_calls": {
+                "open": ["[TOOL_CALLS]"],
+                "close": END,
+                "content": "json",
+                "transform_each": True,
+                "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
+            }
+        }
+    },
+}
+
+
+def make_own(template: str | None = None, response_template: object = None) -> Tokenizer:
+    """A tokenizer with Qwen's markers and what its checkpoint says."""
+    return Tokenizer(make_tokenizer((), QWEN).backend, {}, template, response_template)
+
+
+@pytest.mark.parametrize("name", RESPONSE_TEMPLATES)
+def test_a_response_template_reads_its_familys_outputs(name: str) -> None:
+    transcript = TRANSCRIPTS[name]
+    tokenizer = transcript.tokenizer
+    own = Tokenizer(tokenizer.backend, tokenizer.special_tokens, None, RESPONSE_TEMPLATES[name])
+    output_format = choose_output_format(own)
+    assert output_format is not None
+    assert output_format.name == "response_template"
+    prompt = encode(own, transcript.prompt)
+    deltas = list_deltas(own, prompt, encode(own, transcript.text), [7, 30])
+    found = read_deltas(output_format, own, prompt, deltas)
+    assert found.parts == (transcript.content, transcript.reasoning, list(transcript.calls))
+
+
+def test_a_response_template_becomes_the_format_of_our_table() -> None:
+    coder = read_response_template(RESPONSE_TEMPLATES["qwen3_coder"])
+    known = FORMATS["qwen3_coder"].calls
+    assert known is not None
+    assert coder.calls == replace(
+        known, close="</function>\n</tool_call>", name_close=">", parameter_close="\n</parameter>"
+    )
+    assert coder.thinking == ThinkingFormat("<think>", "</think>")
+    assert read_response_template(RESPONSE_TEMPLATES["hermes"]).calls == CallFormat(
+        "<tool_call>", "", "</tool_call>", separator="\n", name_key="name"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"open_pattern": "<(a|b)>"}, "fields.tool_calls.open_pattern"),
+        ({"open": ["<a>", "<b>"]}, "fields.tool_calls.open"),
+        ({"close": 5}, "fields.tool_calls.close"),
+        (
+            {"content": "kv-lines", "transform": NAMED, "open_pattern": r"<(?P<name>\w+)>"},
+            "fields.tool_calls.content",
+        ),
+        ({"transform": NAMED}, "fields.tool_calls.open_pattern"),
+        ({"transform": {"function": {"name": "f", "arguments": "{content}"}}}, "fields.tool_calls.transform"),
+    ],
+)
+def test_what_a_format_cannot_say_is_refused_by_name(changes: dict[str, Any], field: str) -> None:
+    region = {"open": "<a>", "close": "</a>", "content": "json", **changes}
+    if "open_pattern" in changes:
+        del region["open"]
+    with pytest.raises(InputError) as caught:
+        read_response_template({"fields": {"tool_calls": region}})
+    assert caught.value.field == f"tokenizer_config.json response_template.{field}"
+
+
+@pytest.mark.parametrize(
+    "template", [5, [], {}, {"version": 2}, {"fields": []}, {"fields": {"tool_calls": 1}}]
+)
+def test_a_response_template_of_a_wrong_shape_is_refused(template: object) -> None:
+    with pytest.raises(InputError, match="response_template"):
+        read_response_template(template)
+    with pytest.raises(InputError, match="response_template"):
+        choose_output_format(make_own("<tool_call>", template), tool_call_parser="hf")
+
+
+def test_a_response_template_that_says_too_much_leaves_the_chat_template(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = choose_output_format(make_own("<tool_call>", {"version": 2}))
+    assert found is not None
+    assert found.name == "hermes"
+    assert "response_template.version=2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("template", "calls", "thinking"),
+    [
+        ("{{ messages }}", None, None),
+        ("<tool_call> {{ tools }} </tool_call>", "hermes", None),
+        ("<think> </think> <tool_call>", "hermes", "hermes"),
+        ("<think> </think>", None, "hermes"),
+        ("<tool_call><function=x><parameter=y>", "qwen3_coder", None),
+        ("<tool_call>f<arg_key></think>", "glm45", "glm45"),
+        ("[TOOL_CALLS] [AVAILABLE_TOOLS]", "mistral_list", None),
+        ("[TOOL_CALLS]f[ARGS] [THINK]", "mistral", "mistral"),
+        ("<｜tool▁calls▁begin｜>```json </think>", "deepseek_v3", "deepseek_v3"),  # noqa: RUF001
+        ("<｜tool▁calls▁begin｜><｜tool▁sep｜></think>", "deepseek_v31", "deepseek_v3"),  # noqa: RUF001
+        ("<start_function_call>", "functiongemma", None),
+        ("<|tool_call>call: <|channel>thought", "gemma4", "gemma4"),
+        ("[func_name1(params_name1=1)]", "pythonic", None),
+        ("<|python_start|>", "llama4_pythonic", None),
+        ('<|start_header_id|> {"name": 1, "parameters": 2}', "llama3_json", None),
+        ("<|start|><|channel|>analysis<|message|>", "harmony", "harmony"),
+    ],
+)
+def test_a_chat_template_shows_its_format(template: str, calls: str | None, thinking: str | None) -> None:
+    found = choose_output_format(make_own(template))
+    if calls is None and thinking is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.calls == (FORMATS[calls].calls if calls else None)
+        assert found.thinking == (FORMATS[thinking].thinking if thinking else None)
+
+
+def test_names_override_what_the_template_shows_each_for_itself() -> None:
+    own = make_own("<think></think><tool_call>")
+    found = choose_output_format(own, tool_call_parser="mistral")
+    assert found is not None
+    assert (found.calls, found.thinking) == (FORMATS["mistral"].calls, FORMATS["hermes"].thinking)
+    found = choose_output_format(own, reasoning_parser="granite")
+    assert found is not None
+    assert found.calls == FORMATS["hermes"].calls
+    assert found.thinking == ThinkingFormat("Here is my thought process:", "Here is my response:")
+    assert choose_output_format(own, "none", "none") is None
+    assert choose_output_format(make_own(), "openai", "openai_gptoss") is not None
+
+
+@pytest.mark.parametrize(
+    ("calls", "thinking", "field"),
+    [
+        ("nonsense", None, "tool_call_parser"),
+        (None, "nonsense", "reasoning_parser"),
+        ("openai", "qwen3", "reasoning_parser"),
+        ("hermes", "openai_gptoss", "reasoning_parser"),
+    ],
+)
+def test_names_that_are_unknown_or_do_not_fit_are_refused(
+    calls: str | None, thinking: str | None, field: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        choose_output_format(make_own(), calls, thinking)
+    assert caught.value.field == field
+
+
+def test_a_format_is_described_in_a_line() -> None:
+    assert FORMATS["hermes"].describe() == "calls: hermes; thoughts: <think> ... </think>"
+    thoughts = choose_output_format(make_own("</think>"))
+    assert thoughts is not None
+    assert thoughts.describe() == "calls: none; thoughts: <think> ... </think>"
+    assert FORMATS["pythonic"].describe() == "calls: pythonic; thoughts: none"
+
+
+def test_every_name_of_a_parser_makes_a_format() -> None:
+    for name in TOOL_CALL_PARSERS:
+        assert choose_output_format(make_own(), tool_call_parser=name) is not None
+    for name in REASONING_PARSERS:
+        assert choose_output_format(make_own(), reasoning_parser=name) is not None

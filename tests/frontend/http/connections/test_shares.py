@@ -1,0 +1,97 @@
+"""Who gives way when a process is full: by standing, by what a client has, by age."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from quire.frontend.http.connections.shares import ByteShares, ConnectionTable, name_address
+
+
+def test_unproven_connections_go_first_then_idle_ones_and_busy_ones_never() -> None:
+    table: ConnectionTable[str] = ConnectionTable(3)
+    for name in ("busy", "idle", "silent"):
+        assert table.add(name, "here") is None
+    table.note_busy("busy", "key")
+    table.note_busy("idle", "key")
+    table.note_idle("idle")
+    assert table.add("a", "here") == "silent"
+    table.note_busy("a", "key")
+    assert table.add("b", "here") == "idle"
+    table.note_busy("b", "key")
+    assert table.add("c", "here") == "c"  # is not taken in
+    table.demote("a")
+    assert table.add("c", "here") == "a"
+
+
+def test_of_idle_connections_the_longest_idle_of_the_largest_client_goes() -> None:
+    table: ConnectionTable[str] = ConnectionTable(5)
+    for name, client in (("a1", "a"), ("b1", "b"), ("b2", "b"), ("b3", "b"), ("a2", "a")):
+        table.add(name, client)
+    table.renew("b1")
+    assert [table.add(f"c{number}", "c") for number in range(3)] == ["b2", "a1", "b3"]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["add", "busy", "idle", "renew", "demote", "remove"]),
+            st.integers(0, 9),
+            st.sampled_from("abc"),
+        )
+    )
+)
+def test_the_table_never_holds_more_than_it_may_and_forgets_what_left(
+    events: list[tuple[str, int, str]],
+) -> None:
+    table: ConnectionTable[int] = ConnectionTable(4)
+    known: set[int] = set()
+    for event, number, client in events:
+        if event == "add" and number not in known:
+            victim = table.add(number, client)
+            known = (known | {number}) - {victim}
+        elif event == "busy" and number in known:
+            table.note_busy(number, client)
+        elif event in ("idle", "renew", "demote"):
+            getattr(table, event if event != "idle" else "note_idle")(number)
+        elif event == "remove":
+            table.remove(number)
+            known.discard(number)
+        assert len(table) == len(known) <= 4
+    for number in known:
+        table.remove(number)
+    assert not table._places
+    assert not table._num_of
+    assert not any(table._idle)
+
+
+def test_past_the_bound_the_client_that_holds_most_gives_way() -> None:
+    shares: ByteShares[str] = ByteShares(100)
+    assert not shares.hold("a1", "a", 40)
+    assert not shares.hold("b1", "b", 30)
+    assert not shares.hold("a2", "a", 30)
+    assert shares.hold("b1", "b", 35)
+    assert shares.find_victim("b1", "b") == "a2"  # the youngest of the largest
+    shares.release("a2")
+    assert shares.hold("a3", "a", 30)
+    assert shares.find_victim("a3", "a") == "a3"  # who asks, when it is the largest's
+    shares.release("a3")
+    assert (shares.num_bytes, shares.count_of("a")) == (75, 40)
+    assert not shares.hold("a1", "a", 0)
+    shares.release("b1")
+    assert (shares.num_bytes, shares.count_of("a")) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:0db8:0001:0002"),
+        ("2001:db8:1:2::9", "2001:0db8:0001:0002"),
+        ("fe80::1%eth0", "fe80:0000:0000:0000"),
+        ("", ""),
+    ],
+)
+def test_a_network_of_ipv6_is_one_client(host: str, name: str) -> None:
+    assert name_address(host) == name

@@ -1,0 +1,105 @@
+"""Errors below /v1/messages, which Anthropic's clients read: their form, whoever refuses the request."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+from openai_fakes import AsgiClient, FakeLLM, run_with_app
+from quire.frontend.http.connections.auth import hash_key
+from quire.frontend.http.connections.hosts import LocalHostMiddleware
+from quire.frontend.http.errors import ApiError, encode_answer
+from quire.frontend.http.options import ServerOptions
+from quire.frontend.http.server import Server
+from quire.frontend.http.serving import Serving
+from server_fakes import Peer, run_with_server
+
+KEYS = ServerOptions(api_key_hashes=(hash_key("one"), hash_key("two")))
+PATH = "/v1/messages"
+
+
+def check_error(headers: dict[str, str], body: dict[str, Any], kind: str) -> None:
+    """It has Anthropic's form, and one name in header and body."""
+    assert body == {
+        "type": "error",
+        "error": {"type": kind, "message": body["error"]["message"]},
+        "request_id": headers["request-id"],
+    }
+    assert body["request_id"].startswith("req_")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (413, "request_too_large"),
+        (415, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (503, "overloaded_error"),
+    ],
+)
+def test_each_status_has_anthropics_type_below_its_path_only(status: int, kind: str) -> None:
+    error = ApiError(HTTPStatus(status), "no", param="x", headers={"retry-after": "1"})
+    for path in (PATH, f"{PATH}/count_tokens"):
+        headers, body = encode_answer(error, path)
+        check_error(headers, json.loads(body), kind)
+        assert headers["retry-after"] == "1"
+    for path in ("", "/v1/messagesx", "/v1/responses"):
+        headers, body = encode_answer(error, path)
+        assert json.loads(body)["error"]["param"] == "x"
+        assert "request-id" not in headers
+
+
+def test_a_key_may_come_as_x_api_key_and_its_lack_is_told_in_the_paths_form() -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        for headers in ({}, {"x_api_key": "three"}, {"x_api_key": ""}, {"authorization": "Bearer three"}):
+            answer = await client.post(PATH, {}, **headers)
+            assert answer.status == 401
+            check_error(answer.headers, answer.json, "authentication_error")
+        known: list[dict[str, str]] = [
+            {"x_api_key": "two"},
+            {"x_api_key": "two", "authorization": "Bearer three"},
+            {"x_api_key": "three", "authorization": "Bearer two"},
+        ]
+        for headers in known:
+            assert (await client.get("/v1/models", **headers)).status == 200
+
+    run_with_app(scenario, KEYS)
+
+
+def test_a_foreign_host_and_an_unknown_route_are_told_in_the_paths_form() -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        answer = await client.post(f"{PATH}/batches", {})
+        assert answer.status == 404
+        check_error(answer.headers, answer.json, "not_found_error")
+        client.app = LocalHostMiddleware(client.app)
+        answer = await client.post(PATH, {}, host="example.com")
+        assert answer.status == 403
+        check_error(answer.headers, answer.json, "permission_error")
+
+    run_with_app(scenario)
+
+
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [
+        ("content-length: 200000\r\n", "request_too_large"),
+        (f"x: {'x' * 70_000}\r\n", "invalid_request_error"),
+    ],
+)
+def test_what_the_connection_refuses_is_told_in_the_paths_form(more: str, kind: str) -> None:
+    async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
+        head = f"POST {PATH}?beta=true HTTP/1.1\r\nhost: localhost\r\nx-api-key: one\r\n{more}\r\n"
+        await peer.say(head.encode())
+        _, head, body = await peer.read_answer()
+        headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if line)
+        check_error(headers, json.loads(body), kind)
+        assert not llm.calls
+
+    run_with_server(scenario, max_body_bytes=100_000, api_keys=("one",))

@@ -1,0 +1,60 @@
+"""The page's one document: its policy, and that it neither loads anything nor makes markup of text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+
+from quire.frontend import openai
+from quire.frontend.http.observe.live import load_page, make_content_security_policy
+
+
+def test_the_policy_allows_the_pages_own_script_and_nothing_else():
+    page = "<style>a{}</style><script>let x = 1;</script>"
+    policy = dict(part.split(" ", 1) for part in make_content_security_policy(page).split("; "))
+    digest = base64.b64encode(hashlib.sha256(b"let x = 1;").digest()).decode()
+    assert policy["script-src"] == f"'sha256-{digest}'"
+    assert policy["require-trusted-types-for"] == "'script'"
+    assert policy["default-src"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    assert "unsafe" not in str(policy)
+
+
+def test_the_page_loads_nothing_and_writes_no_markup():
+    page = "".join(path.read_text() for path in (Path(openai.__path__[0]) / "static").glob("*.*"))
+    for word in (
+        "http://",
+        "https://",
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacent",
+        "document.write",
+        "eval(",
+    ):
+        assert word not in page
+    for word in (" onclick=", " style=", "EventSource"):
+        assert word not in page
+    assert " src=" not in re.sub("<script>.*?</script>", "", load_page(), flags=re.S)
+
+
+def test_the_page_has_a_cell_for_every_heading_and_shows_what_a_request_holds():
+    page = load_page()
+    for table in ("requests", "clients"):
+        headings = re.findall(
+            r'<th scope="col">([^<]+)</th>', page.split(f'<table id="{table}"')[1].split("</table>")[0]
+        )
+        width = re.search(rf'fill\(byId\("{table}"\), [a-z.]+, (\d+),', page)
+        assert width is not None
+        assert int(width[1]) == len(headings)
+        if table == "requests":
+            assert f"cells[{headings.index('holds')}].textContent = size(request.held_bytes)" in page
+
+
+def test_no_script_ends_early_or_begins_another():
+    page = load_page()
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.S)
+    assert len(scripts) == page.count("<script") == page.count("</script>") >= 5
+    assert not any("<!--" in script for script in scripts)
+    assert page.count("<style>") == 1

@@ -1,0 +1,300 @@
+"""EngineArgs refuse what cannot work, and resolve the rest into one EngineConfig."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from quire.frontend.llm_engine import load_named_tokenizer
+from quire.frontend.models.model_folder import pocket_folder
+from quire.frontend.options.engine_args import EngineArgs, parse_size_bytes
+from quire.ipc.errors import ConfigError, ModelError
+
+
+def copy_pocket(folder: Path, **changes: Any) -> str:
+    """A copy of the pocket model's folder with changes in config.json."""
+    for file in pocket_folder().iterdir():
+        shutil.copy(file, folder / file.name)
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_the_pocket_model_is_the_default():
+    config = EngineArgs().create_engine_config()
+    assert config.model.model == str(pocket_folder())
+    assert config.model.served_model_name == "pocket"
+    assert config.model.dtype == "float32"
+    assert config.model.eos_token_ids == (0, 2)
+    assert (config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs) == (2048, 256)
+    assert (config.scheduler.run_ahead, config.parallel.executor_backend) == (2, "mp")
+
+
+def test_every_argument_reaches_its_place():
+    config = EngineArgs(
+        served_model_name="mine",
+        dtype="bfloat16",
+        max_model_len=100,
+        seed=None,
+        load_format="dummy",
+        quantization="int8",
+        gpu_memory_utilization=0.5,
+        kv_cache_memory_bytes="2MiB",
+        num_gpu_blocks_override=7,
+        block_size=8,
+        enable_prefix_caching=False,
+        max_num_batched_tokens=50,
+        max_num_seqs=3,
+        scheduling_policy="priority",
+        long_prefill_token_threshold=9,
+        async_scheduling=False,
+        max_logprobs=-1,
+        device="cpu",
+        distributed_executor_backend="uni",
+        num_threads=1,
+        log_level="debug",
+        tool_call_parser="hermes",
+        reasoning_parser="qwen3",
+    ).create_engine_config()
+    assert (config.model.served_model_name, config.model.dtype, config.model.max_model_len) == (
+        "mine",
+        "bfloat16",
+        100,
+    )
+    assert (config.model.seed, config.model.load_format, config.model.max_logprobs) == (0, "dummy", -1)
+    assert config.model.quantization == "int8"
+    assert (config.model.tool_call_parser, config.model.reasoning_parser) == ("hermes", "qwen3")
+    cache = config.cache
+    assert (cache.gpu_memory_utilization, cache.kv_cache_memory_bytes, cache.num_gpu_blocks_override) == (
+        0.5,
+        2 * 2**20,
+        7,
+    )
+    assert (cache.block_size, cache.enable_prefix_caching) == (8, False)
+    scheduler = config.scheduler
+    assert (scheduler.max_num_batched_tokens, scheduler.max_num_seqs, scheduler.policy) == (50, 3, "priority")
+    assert (scheduler.long_prefill_token_threshold, scheduler.run_ahead) == (9, 1)
+    parallel = config.parallel
+    assert (parallel.device, parallel.executor_backend, parallel.num_threads) == ("cpu", "uni", 1)
+    assert config.log_level == "DEBUG"
+
+
+@pytest.mark.parametrize("make", [EngineArgs, lambda **values: EngineArgs.from_dict(values)])
+def test_an_unknown_argument_is_refused_with_the_nearest_known_one(make: Any):
+    with pytest.raises(
+        ConfigError, match="max_modellen=5: no such engine argument, did you mean 'max_model_len'"
+    ):
+        make(max_modellen=5)
+    with pytest.raises(ConfigError, match=r"no such engine argument$"):
+        make(zzzzzz=5)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"tool_call_parser": "hermis"}, "tool_call_parser='hermis': one of deepseek_v3, "),
+        ({"reasoning_parser": "deep"}, "reasoning_parser='deep': one of deepseek_r1, "),
+        ({"dtype": "int8"}, "dtype='int8': one of auto, float32, bfloat16, float16"),
+        ({"load_format": "pt"}, "load_format='pt': one of auto, safetensors, dummy"),
+        ({"quantization": "awq"}, "quantization='awq': one of int4, int8, fp8"),
+        ({"quantization": "x"}, "one of int4, int8, fp8, gptq, awq, compressed-tensors, fbgemm_fp8, bits"),
+        ({"device": "tpu"}, "device='tpu': one of auto, cpu, cuda"),
+        ({"distributed_executor_backend": "external"}, "one of mp, uni, ray"),
+        ({"scheduling_policy": "random"}, "one of fcfs, priority, fair"),
+        ({"max_num_queued_reqs": 0}, "max_num_queued_reqs=0: an integer from 1 to"),
+        ({"max_num_queued_reqs": "many"}, "max_num_queued_reqs='many': an integer from 1 to"),
+        ({"generation_config": "mine"}, "one of auto, vllm"),
+        ({"log_level": "LOUD"}, "one of DEBUG, INFO, WARNING, ERROR"),
+        ({"trust_remote_code": True}, "runs no code from a checkpoint"),
+        ({"enforce_eager": 1}, "True or False"),
+        ({"max_model_len": 4096}, "max_model_len=4096: at most 2048"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens=0: an integer from 1 to 2147483647"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0"),
+        ({"block_size": 13}, "block_size=13: one of 8, 16, 32, 64, 128"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization=1.5"),
+        ({"gpu_memory_utilization": "much"}, "gpu_memory_utilization='much'"),
+        ({"kv_cache_memory_bytes": "2 apples"}, "2GiB"),
+        ({"kv_cache_memory_bytes": 0}, "kv_cache_memory_bytes=0"),
+        (
+            {"kv_cache_memory_bytes": 10**20},
+            "kv_cache_memory_bytes=100000000000000000000: an integer from 1 to",
+        ),
+        ({"kv_cache_memory_bytes": "9" * 20 + "TiB"}, "kv_cache_memory_bytes="),
+        ({"kv_cache_memory_bytes": "9" * 400}, "2GiB"),
+        ({"ready_timeout_s": 10**400}, "ready_timeout_s="),
+        ({"ready_timeout_s": float("nan")}, "ready_timeout_s=nan: seconds from 1 to 86400"),
+        ({"exact": "always"}, "exact='always': True, False or None"),
+        ({"max_core_restarts": -1}, "max_core_restarts=-1: an integer from 0 to"),
+        ({"max_worker_restarts": "many"}, "max_worker_restarts='many': an integer from 0 to"),
+        ({"restart_window_s": 0}, "restart_window_s=0: seconds from 0.1 to 86400"),
+        ({"max_model_len": 2**70}, "max_model_len=1180591620717411303424: at most 2048"),
+        ({"max_logprobs": 2**31}, "max_logprobs=2147483648"),
+        ({"model": "x" * 5000}, "model='xxx"),
+        ({"tokenizer": "x" * 5000}, "tokenizer='xxx"),
+        ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override=0"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size=0: an integer from 1 to 64"),
+        ({"tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, "=2: 1 with distributed_ex"),
+        ({"tensor_parallel_size": 2, "warm_spare": True}, "warm_spare=True: off with tensor_parallel_size"),
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size=3: one of 1, 2: what divides"),
+        ({"tensor_parallel_size": 2, "dtype": "half"}, "tensor_parallel_size=2: 1 with dtype='float16'"),
+        ({"pipeline_parallel_size": 9}, "pipeline_parallel_size=9: at most 6: each stage has one of this"),
+        (
+            {"pipeline_parallel_size": 2, "distributed_executor_backend": "uni"},
+            "pipeline_parallel_size=2: 1 w",
+        ),
+        ({"pipeline_parallel_size": 2, "device": "cuda"}, "pipeline_parallel_size=2: 1 on a GPU"),
+        ({"pipeline_parallel_size": 2, "warm_spare": True}, "off with pipeline_parallel_size above 1"),
+        (
+            {"distributed_executor_backend": "uni", "warm_spare": True},
+            "warm_spare=True: off with distributed",
+        ),
+        (
+            {"pipeline_parallel_size": 33, "tensor_parallel_size": 2},
+            "pipeline_parallel_size=33: at most 32 with tensor_parallel_size=2",
+        ),
+        ({"data_parallel_size": 0}, "data_parallel_size=0: an integer from 1 to 64"),
+        ({"data_parallel_size": 2, "distributed_executor_backend": "uni"}, "data_parallel_size=2: 1 with"),
+        ({"num_threads": 0}, "num_threads=0"),
+        ({"seed": -3}, "seed=-3"),
+        ({"max_logprobs": -2}, "max_logprobs=-2"),
+        ({"model": ""}, "model=''"),
+        ({"tokenizer": 5}, "tokenizer=5"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 64}, "at least max_model_len=2048"),
+    ],
+    ids=str,
+)
+def test_a_value_out_of_range_is_refused_by_name(values: dict[str, Any], text: str):
+    with pytest.raises(ValueError) as caught:
+        EngineArgs(**values).create_engine_config()
+    assert text in str(caught.value)
+
+
+def test_a_step_holds_a_whole_prompt_when_prompts_are_not_split(tmp_path: Path):
+    model = copy_pocket(tmp_path, max_position_embeddings=5000)
+    config = EngineArgs(model=model, enable_chunked_prefill=False).create_engine_config()
+    assert config.scheduler.max_num_batched_tokens == 5000
+
+
+def test_a_folder_without_a_tokenizer_runs_only_when_asked_to(tmp_path: Path):
+    model = copy_pocket(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match="skip_tokenizer_init"):
+        EngineArgs(model=model).create_engine_config()
+    assert EngineArgs(model=model, skip_tokenizer_init=True).create_engine_config().model.tokenizer == ""
+    other = EngineArgs(model=model, tokenizer="pocket").create_engine_config()
+    assert other.model.tokenizer == str(pocket_folder())
+
+
+def test_dummy_weights_need_no_weight_files(tmp_path: Path):
+    model = copy_pocket(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="safetensors"):
+        EngineArgs(model=model).create_engine_config()
+    EngineArgs(model=model, load_format="dummy").create_engine_config()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4096", 4096),
+        ("2GiB", 2 * 2**30),
+        ("2gib", 2 * 2**30),
+        ("1.5 GB", 1_500_000_000),
+        ("512M", 512 * 2**20),
+        ("3KiB", 3072),
+        ("1tb", 10**12),
+        (7, 7),
+        (None, None),
+    ],
+)
+def test_sizes_may_have_units(text: Any, expected: int | None):
+    assert parse_size_bytes("kv_cache_memory_bytes", text) == expected
+
+
+def test_the_command_line_offers_every_field_and_gives_the_same_arguments():
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    assert EngineArgs.from_cli_args(parser.parse_args([])) == EngineArgs()
+    line = "--model m --logits-processors a:A --logits-processors b:B the prompt"
+    parser.add_argument("prompt", nargs="*")
+    assert parser.parse_args(shlex.split(line)).prompt == ["the", "prompt"]
+    assert EngineArgs.from_cli_args(parser.parse_args(shlex.split(line))).logits_processors == ["a:A", "b:B"]
+    line = "--model m --max-model-len 5 --no-enable-prefix-caching --kv-cache-memory-bytes 1GiB"
+    line += " --gpu-memory-utilization 0.3 --async-scheduling --scheduling-policy priority --engines 2"
+    given = parser.parse_args(shlex.split(line))
+    assert EngineArgs.from_cli_args(given) == EngineArgs(
+        model="m",
+        max_model_len=5,
+        enable_prefix_caching=False,
+        kv_cache_memory_bytes="1GiB",
+        gpu_memory_utilization=0.3,
+        async_scheduling=True,
+        scheduling_policy="priority",
+        data_parallel_size=2,
+    )
+
+
+@pytest.mark.parametrize(("alias", "dtype"), [("half", "float16"), ("float", "float32")])
+def test_number_formats_have_vllms_aliases(alias: str, dtype: str):
+    assert EngineArgs(dtype=alias).create_engine_config().model.dtype == dtype
+
+
+def test_folders_may_be_path_objects():
+    folder = pocket_folder()
+    model = EngineArgs.from_dict({"model": folder, "tokenizer": folder}).create_engine_config().model
+    assert (model.model, model.tokenizer, model.served_model_name) == (str(folder), str(folder), str(folder))
+
+
+def test_names_of_other_commands_in_a_namespace_are_ignored():
+    assert EngineArgs.from_cli_args(argparse.Namespace(command="x", seed=3)) == EngineArgs(seed=3)
+
+
+def test_vllms_arguments_are_taken_at_the_value_that_asks_for_nothing() -> None:
+    off = {"tokenizer_mode": "auto", "quantization": None, "enable_lora": False, "cpu_offload_gb": 0}
+    assert EngineArgs.from_dict({"max_num_seqs": 3, **off}) == EngineArgs(max_num_seqs=3)
+    for name, value in {"enable_lora": True, "cpu_offload_gb": False}.items():
+        with pytest.raises(ConfigError, match=name):
+            EngineArgs.from_dict({name: value})
+    with pytest.raises(ConfigError, match=r"task='embed': 'auto' or 'generate': .* by runner='pooling'"):
+        EngineArgs(task="embed")  # type: ignore[call-arg]
+
+
+def test_a_model_may_have_several_names() -> None:
+    config = EngineArgs(served_model_name=["chat", "best", "chat"]).create_engine_config()
+    assert (config.model.served_model_name, config.model.served_model_aliases) == ("chat", ("best",))
+    assert EngineArgs(served_model_name="one").create_engine_config().model.served_model_aliases == ()
+    for names in ("", [""], ["a", 1]):
+        with pytest.raises(ConfigError, match="served_model_name="):
+            EngineArgs(served_model_name=names).create_engine_config()  # type: ignore[arg-type]
+
+
+def test_a_chat_template_is_a_file_or_a_text_and_is_checked_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "own.jinja"
+    file.write_text("{{ messages[0].content }}")
+    for given in (str(file), file.read_text()):
+        config = EngineArgs(chat_template=given).create_engine_config()
+        assert config.model.chat_template == "{{ messages[0].content }}"
+        tokenizer = load_named_tokenizer(config.model.tokenizer, config.model.chat_template)
+        assert tokenizer is not None
+        assert tokenizer.render_chat([{"role": "user", "content": "Hi"}]) == "Hi"
+    for given, allowed in (
+        ("/no/such.jinja", "a file that can be read, or the text of a template"),
+        ("{% if %}", "a Jinja template"),
+        ("{{ x }}" * 10**6, "bytes"),
+    ):
+        with pytest.raises(ConfigError, match=rf"chat_template=.*{allowed}"):
+            EngineArgs(chat_template=given).create_engine_config()
+
+
+def test_ray_is_refused_with_the_name_of_its_extra_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"^distributed_executor_backend='ray': .*install 'quire\[ray\]'"):
+        EngineArgs(distributed_executor_backend="ray").create_engine_config()
+    monkeypatch.setitem(sys.modules, "ray", argparse)  # whatever is there
+    with pytest.raises(ConfigError, match=r"^warm_spare=True: off with distributed_executor_backend='ray'"):
+        EngineArgs(distributed_executor_backend="ray", warm_spare=True).create_engine_config()
