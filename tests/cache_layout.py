@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def to_native_layout(k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
-    """Caches [blocks, G, block_size, D] rearranged as kernels/attention/attention_step.h says, in the same shape."""
+    """Caches [blocks, G, block_size, D] rearranged as attention_step.h says, in the same shape."""
     if k_cache.dtype != torch.bfloat16:
         return k_cache.transpose(2, 3).contiguous().view(k_cache.shape), v_cache
     keys = k_cache.unflatten(3, (-1, 2)).transpose(2, 3).contiguous()

@@ -1,8 +1,8 @@
 """What the core makes of clients of other machines: of what they say, and of what they are told.
 
-Pure: network_listener.py has sockets, and ipc/protocol/rights.py the table of who may what. Such a client is known by
-its identity, which begins as none of this machine's does and has its key. What only those may who share the
-machine and the user is done by signals and files, and cannot come over a socket at all.
+Pure: network_listener.py has sockets, and ipc/protocol/rights.py the table of who may what. Such a client
+is known by its identity, which begins as none of this machine's does and has its key. What only those may
+who share the machine and the user is done by signals and files, and cannot come over a socket at all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds out, behind a start and out of everybody's way, what an engine's files hold: ipc/files/file_identity.py.
+"""Finds out, behind a start and out of everybody's way, what an engine's files hold (file_identity.py).
 
 A file is read once in its life on this machine, by a process that the kernel lets run when no other wants the
 processor. Few bytes are read by a thread: a process costs more.

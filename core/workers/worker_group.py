@@ -133,8 +133,8 @@ class StepWatch:
 
 WorkerEvent = ModelRunnerOutput | StepFailed | WorkerReady | WorkerFailed | WorkerProgress
 
-# What the memory that ranks share has of each (kernels/group/group_memory.h): a stamp that grows with its work; how
-# many wait for that; the steps that it has done, counted where there are several stages.
+# What the memory that ranks share has of each (kernels/group/group_memory.h): a stamp that grows with its
+# work; how many wait for that; the steps that it has done, counted where there are several stages.
 _MEMBER = struct.Struct("<III")
 _MEMBER_DISTANCE = 4096
 

@@ -1,7 +1,7 @@
 """ModelSpec: what a decoder or encoder computes, layer by layer, in one vocabulary for all families.
 
-`frontend/models/families` makes it of config.json; the worker builds its layers from it and refuses a field that
-they do not cover. Sizes that others plan with (KV bytes, weights, activations) are asked of it.
+`frontend/models/families` makes it of config.json; the worker builds its layers from it and refuses a field
+that they do not cover. Sizes that others plan with (KV bytes, weights, activations) are asked of it.
 """
 
 from __future__ import annotations

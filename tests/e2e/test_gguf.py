@@ -17,8 +17,8 @@ from quire.frontend.models.gguf import folder
 from quire.frontend.models.model_folder import POCKET, pocket_folder
 from quire.ipc.files.private_cache import lock_to_remove
 
-# Where transformers does not read a size of the file, it is its default here. mixtral and gemma
-# are missing: their files transformers does not read (tests/worker/weights/test_gguf.py compares their tensors).
+# Where transformers does not read a size of the file, it is its default here. mixtral and gemma are missing:
+# their files transformers does not read (tests/worker/weights/test_gguf.py compares their tensors).
 _WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}
 SIZES: dict[str, dict[str, Any]] = {
     "llama": {**_WIDE, "head_size": 64},

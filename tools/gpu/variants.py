@@ -2,8 +2,8 @@
 
 `python -m quire.tools.gpu.variants [FILE]` compiles all of them for all architectures, no GPU needed, and
 writes the table that a test keeps: registers, spills, shared memory, copies on their way. Launches are
-recorded on tensors without memory, and are those of a warm-up (worker/steps/warm_up.py): steps of one row, of 16
-and of another number, which is all that Triton tells apart.
+recorded on tensors without memory, and are those of a warm-up (worker/steps/warm_up.py): steps of one row, of
+16 and of another number, which is all that Triton tells apart.
 """
 
 from __future__ import annotations

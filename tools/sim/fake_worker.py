@@ -1,6 +1,6 @@
 """FakeWorker and what goes with it: an engine without a device, sockets or time.
 
-FakeWorker honours ipc/protocol/step.py to the letter and checks that the core does: it keeps the contents of every
+FakeWorker honours ipc/protocol/step.py to the letter and checks that the core does: it keeps what is in every
 KV slot (a digest of all tokens up to that position) and, for each row of a step, walks the block table and
 compares. Its tokens are a hash of (prompt, position), so a lost, doubled or misrouted token shows at once.
 """

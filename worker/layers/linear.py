@@ -101,7 +101,7 @@ class TorchNarrowLinear(Linear):
 
 
 class TritonLinear(Linear):
-    """Batch-invariant on a GPU; there also int8 weights with a scale an output (kernels/linear/linear_triton.py)."""
+    """Batch-invariant on a GPU; there also int8 weights with a scale an output (linear_triton.py)."""
 
     is_exact = True
 
