@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Protocol, cast
@@ -45,7 +46,8 @@ class _RequestTransport:
 
     def __init__(self, protocol: CappedProtocol, cycle: RequestResponseCycle, holds_head: bool) -> None:
         self._transport = protocol.transport
-        self._cycle = cycle if holds_head else None
+        # Weak: a circle of the two would keep a body that was refused until the collector comes by.
+        self._cycle = weakref.ref(cycle) if holds_head else None
         self._head = b""
         self.is_closing = protocol.transport.is_closing
         self.close = protocol.close_after_answer
@@ -55,10 +57,14 @@ class _RequestTransport:
         if self._head:
             self._transport.writelines((self._head, data))
             self._head = b""
-        elif self._cycle is not None and self._cycle.response_started:  # not "100 Continue"
+        elif self._cycle is not None and _has_begun(self._cycle()):  # not "100 Continue"
             self._head, self._cycle = data, None
         else:
             self._transport.write(data)
+
+
+def _has_begun(cycle: RequestResponseCycle | None) -> bool:
+    return cycle is not None and cycle.response_started
 
 
 class Aborts(Protocol):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from typing import Any
 
 import pytest
@@ -257,6 +259,27 @@ def test_answers_to_requests_in_a_row_that_nobody_reads_do_not_keep_their_connec
         await server._state.connections.emptied.wait()  # type: ignore[attr-defined]
 
     run_with_server(scenario, write_timeout_s=0.3, max_keep_alive_s=0.3, max_header_s=60.0)
+
+
+def test_a_body_that_did_not_come_whole_is_let_go_with_its_connection() -> None:
+    """Not when the collector comes by, which it hardly does in a process that has nothing to do."""
+
+    async def scenario(_llm: FakeLLM, peer: Peer, server: Server) -> None:
+        gc.disable()
+        await peer.say(HEAD + KEY.encode() + b"content-length: 90000\r\n\r\n" + b" " * 80_000)
+        connection = find_connection(server, peer)
+        assert connection is not None
+        while connection._admission.bodies.num_bytes < 80_000:
+            await asyncio.sleep(0)
+        request = weakref.ref(connection.cycle)
+        peer.writer.transport.abort()
+        await server._state.connections.emptied.wait()  # type: ignore[attr-defined]
+        assert request() is None
+
+    try:
+        run_with_server(scenario, api_keys=("one",))
+    finally:
+        gc.enable()
 
 
 def test_bodies_of_one_key_that_fill_the_room_do_not_cost_another_its_request() -> None:

@@ -25,8 +25,12 @@ class _Written:
         return False
 
 
-def _make(holds_head: bool) -> tuple[_RequestTransport, _Written, SimpleNamespace]:
-    written, cycle = _Written(), SimpleNamespace(response_started=False)
+class _Cycle:
+    response_started = False
+
+
+def _make(holds_head: bool) -> tuple[_RequestTransport, _Written, _Cycle]:
+    written, cycle = _Written(), _Cycle()
     protocol: Any = SimpleNamespace(transport=written, close_after_answer=lambda: None)
     cycle_: Any = cycle
     return _RequestTransport(protocol, cycle_, holds_head), written, cycle
