@@ -54,74 +54,11 @@ _NO_CODE = (
 )
 
 
-class LLMControls:
-    """The part of LLM that needs no prompts."""
-
-    llm_engine: LLMEngine
-    _profile_folder: str  # where `stop_profile` writes
-
-    def get_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None with skip_tokenizer_init."""
-        return self.llm_engine.get_tokenizer()
-
-    @property
-    def supported_tasks(self) -> tuple[str, ...]:
-        """What the model can be asked for: "generate", tasks of PoolingParams, "score"."""
-        return self.llm_engine.facts.tasks
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` uses when it is given none."""
-        return self.llm_engine.get_default_sampling_params()
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget cached prompt beginnings; True if that was done."""
-        return self.llm_engine.reset_prefix_cache()
-
-    def stats(self) -> SchedulerStats:
-        """A look at the engine at this moment."""
-        return self.llm_engine.stats()
-
-    def get_metrics(self, prefix: str = DEFAULT_METRICS_PREFIX) -> list[Metric]:
-        """What the engine has counted since it started: the series of /metrics as Counter, Gauge, Histogram.
-
-        prefix: what their names begin with, 'vllm:' for scripts that look for vLLM's.
-        """
-        from .observe.metric_values import read_metrics
-        from .observe.series import EnginesCollector
-
-        name = self.llm_engine.facts.served_model_name
-        found = {name: self.llm_engine.metrics_by_engine()}
-        return read_metrics(EnginesCollector(found, prefix).collect())
-
-    def start_profile(self) -> None:
-        """Have the engine note its steps until `stop_profile`; nothing is noted at other times.
-
-        Raises RequestFailedError if somebody profiles the engine already.
-        """
-        self.llm_engine.start_profile()
-
-    def stop_profile(self) -> Path:
-        """Write what was noted to a new file in the folder that profiler_config names, and say which.
-
-        ui.perfetto.dev opens it. Raises RequestFailedError if no profile was started, or the engine was lost
-        since.
-        """
-        return self.llm_engine.stop_profile(self._profile_folder)
-
-    def collective_rpc(self, method: str | Callable[..., Any], *_args: Any, **_options: Any) -> NoReturn:
-        """vLLM's way to run code in workers; raises InputError with the reason why there is none."""
-        raise InputError("collective_rpc", method, _NO_CODE)
-
-    def apply_model(self, function: Callable[..., Any]) -> NoReturn:
-        """As `collective_rpc`."""
-        raise InputError("apply_model", function, _NO_CODE)
-
-
 Message = Mapping[str, Any]
 Params = SamplingParams | PreparedParams | Sequence[SamplingParams | PreparedParams] | None
 
 
-class LLM(LLMControls):
+class LLM:
     """A model, its engine and its processes. Use it with `with`, or call `close`, or just drop it.
 
     Takes the arguments of EngineArgs by name; or `attach`, the name of a running daemon, whose engine it then
@@ -373,6 +310,66 @@ class LLM(LLMControls):
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """What a reward model gives each token of each prompt; otherwise as `embed`."""
         return self._pooling.encode(prompts, pooling_params, "token_classify", **options)
+
+    # -- what needs no prompts
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None with skip_tokenizer_init."""
+        return self.llm_engine.get_tokenizer()
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """What the model can be asked for: "generate", tasks of PoolingParams, "score"."""
+        return self.llm_engine.facts.tasks
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses when it is given none."""
+        return self.llm_engine.get_default_sampling_params()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prompt beginnings; True if that was done."""
+        return self.llm_engine.reset_prefix_cache()
+
+    def stats(self) -> SchedulerStats:
+        """A look at the engine at this moment."""
+        return self.llm_engine.stats()
+
+    def get_metrics(self, prefix: str = DEFAULT_METRICS_PREFIX) -> list[Metric]:
+        """What the engine has counted since it started: the series of /metrics as Counter, Gauge, Histogram.
+
+        prefix: what their names begin with, 'vllm:' for scripts that look for vLLM's.
+        """
+        from .observe.metric_values import read_metrics
+        from .observe.series import EnginesCollector
+
+        name = self.llm_engine.facts.served_model_name
+        found = {name: self.llm_engine.metrics_by_engine()}
+        return read_metrics(EnginesCollector(found, prefix).collect())
+
+    def start_profile(self) -> None:
+        """Have the engine note its steps until `stop_profile`; nothing is noted at other times.
+
+        Raises RequestFailedError if somebody profiles the engine already.
+        """
+        self.llm_engine.start_profile()
+
+    def stop_profile(self) -> Path:
+        """Write what was noted to a new file in the folder that profiler_config names, and say which.
+
+        ui.perfetto.dev opens it. Raises RequestFailedError if no profile was started, or the engine was lost
+        since.
+        """
+        return self.llm_engine.stop_profile(self._profile_folder)
+
+    def collective_rpc(self, method: str | Callable[..., Any], *_args: Any, **_options: Any) -> NoReturn:
+        """vLLM's way to run code in workers; raises InputError with the reason why there is none."""
+        raise InputError("collective_rpc", method, _NO_CODE)
+
+    def apply_model(self, function: Callable[..., Any]) -> NoReturn:
+        """As `collective_rpc`."""
+        raise InputError("apply_model", function, _NO_CODE)
+
+    # -- the end
 
     def close(self) -> None:
         """End the engine and its processes within 2 s. Idempotent."""
