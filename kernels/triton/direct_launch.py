@@ -3,7 +3,7 @@
 Triton binds, specializes and looks up every launch anew, and a step of 28 layers has some 170 of them. What a
 launch's variant depends on (types, alignment, constants, integers) is one key here, which the compiled kernel
 is kept under. What is new or unusual goes Triton's way. What layers launch alike can be recorded in the first
-and run again. `quire bench launches` times both.
+and run again.
 """
 
 from __future__ import annotations

@@ -61,7 +61,6 @@ def run_quire(*arguments: str, stdin: str | None = None) -> subprocess.Completed
             "model='/no/such/folder': tiny, small, qwen3-0.6b, llama-8b, small-q4_0, pocket",
         ),
         (["bench", "core", "--steps", "0"], "steps=0: an integer of at least 1"),
-        (["bench", "all-reduce", "--ranks", "0"], "ranks=0: an integer of at least 1"),
     ],
 )
 def test_bad_input_is_one_line_on_stderr_and_exit_code_2(

@@ -20,16 +20,11 @@ usage: quire bench KIND [OPTIONS]
 kinds:
   offline     generated tokens/s of Quire, vLLM, llama.cpp and transformers, side by side
   kernels     each operation of a model as a fraction of what the device allows, beside torch
-  launches    what the host does for a GPU's steps without graphs: launches, copies, time; without a GPU
   roofline    what a step of any model costs on a card: bytes, operations, launches, floor; measures nothing
   startup     import, --help, cold start to the first token and where it goes, idle CPU, memory
   core        what the engine core's scheduling costs a step, with a fake worker
-  all-reduce  sums over ranks in shared memory, beside gloo, and what a step's broadcast costs
   attach      what attaching to a daemon takes, and what HTTP adds to its engine
-  fair        what a flood by one client of a daemon costs another, in time to first token
-  route       what choosing the engine finds in the prefix caches of two engines, beside turns
   embed       texts to vectors by Quire, vLLM and sentence-transformers, side by side
-  grammar     what JSON schemas cost who has one and who has none, and how fast they compile
   http        chunks/s and CPU a chunk of one HTTP process, with a fake engine
   performance runs the benches of docs/performance.md and writes their tables into it
   serve       load on an OpenAI-compatible server: throughput, TTFT, ITL and E2E percentiles, goodput
@@ -123,23 +118,6 @@ def _run_kernels(argv: Sequence[str]) -> int:
     return run_kernels(tuple(options.op or OPS), options.seconds, options.device, options.json)
 
 
-def _run_launches(argv: Sequence[str]) -> int:
-    from .launches import run_launches
-
-    parser = Parser(
-        "quire bench launches", "What the host does for a GPU's steps without graphs; no GPU is needed."
-    )
-    add = parser.add_argument
-    add("--batch", type=int, default=8, metavar="N", help="requests that decode (8)")
-    add("--steps", type=int, default=100, metavar="N", help="of each kind (100)")
-    add("--json", metavar="FILE", help="write every figure to a file too")
-    options = parser.parse(argv)
-    for name in ("batch", "steps"):
-        if getattr(options, name) < 1:
-            raise InputError(name, getattr(options, name), "an integer of at least 1")
-    return run_launches(options.batch, options.steps, options.json)
-
-
 def _run_roofline(argv: Sequence[str]) -> int:
     from ...ipc.spec.model_spec import DTYPE_SIZE_BYTES
     from .cost_model import CARDS
@@ -221,19 +199,6 @@ def _run_core(argv: Sequence[str]) -> int:
     return run_core(options.steps)
 
 
-def _run_all_reduce(argv: Sequence[str]) -> int:
-    from .all_reduce import run_all_reduce
-
-    parser = Parser(
-        "quire bench all-reduce", "Sums over processes in shared memory, beside gloo, in one run."
-    )
-    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="processes (2)")
-    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="for a size (1)")
-    options = parser.parse(argv)
-    _check_counts(options, "ranks")
-    return run_all_reduce(options.ranks, options.seconds)
-
-
 def _run_attach(argv: Sequence[str]) -> int:
     from .attach import run_attach
 
@@ -243,36 +208,6 @@ def _run_attach(argv: Sequence[str]) -> int:
     options = parser.parse(argv)
     _check_counts(options, "rounds")
     return run_attach(options.rounds, options.model)
-
-
-def _run_fair(argv: Sequence[str]) -> int:
-    from .fair import run_fair
-
-    parser = Parser("quire bench fair", "A light client of a daemon, alone and beside a flooding one.")
-    add = parser.add_argument
-    add("--model", default="pocket", help="the daemon's (pocket)")
-    add("--rounds", type=int, default=3, metavar="N", help="alone and flooded, each (3)")
-    add("--requests", type=int, default=20, metavar="N", help="of the light client, a round and length (20)")
-    options = parser.parse(argv)
-    _check_counts(options, "rounds", "requests")
-    return run_fair(options.rounds, options.requests, options.model)
-
-
-def _run_route(argv: Sequence[str]) -> int:
-    from .route import RouteOptions, run_route
-
-    parser = Parser(
-        "quire bench route", "Two engines' prefix caches: the router's choice beside taking turns."
-    )
-    add = parser.add_argument
-    add("--model", default="pocket", help="the daemon's (pocket)")
-    add("--rounds", type=int, default=3, metavar="N", help="of each traffic and choice (3)")
-    add("--turns", type=int, default=5, metavar="N", help="of a conversation, a round (5)")
-    add("--at-once", type=int, default=16, metavar="N", help="requests of all frontends (16)")
-    add("--frontends", type=int, default=1, metavar="N", help="that share the requests (1)")
-    options = parser.parse(argv)
-    _check_counts(options, "rounds", "turns", "at_once", "frontends")
-    return run_route(RouteOptions(**vars(options)))
 
 
 def _run_embed(argv: Sequence[str]) -> int:
@@ -316,22 +251,6 @@ def _run_embed(argv: Sequence[str]) -> int:
         INFINITY: options.infinity_python,
     }
     return run(EmbedOptions(tuple(options.model), tuple(options.dtype), peers, pythons, options.rounds))
-
-
-def _run_grammar(argv: Sequence[str]) -> int:
-    from .grammar import WORKLOAD_OF, run_grammar
-    from .grammar_contest import run_grammar_contest
-
-    parser = Parser("quire bench grammar", "JSON schemas beside no schema, in rounds of alternating order.")
-    add = parser.add_argument
-    add("--model", nargs="+", choices=tuple(WORKLOAD_OF), default=["tiny"], metavar="M", help="tiny, small")
-    add("--rounds", type=int, default=7, metavar="N", help="of everything (7)")
-    _add_peer_options(parser, ("none", "vllm"), "none, or vllm: the same beside it, instead (none)")
-    options = parser.parse(argv)
-    _check_counts(options, "rounds")
-    if "vllm" in (options.peer or ()):
-        return run_grammar_contest(options.model, options.rounds, options.peer_python)
-    return run_grammar(options.model, options.rounds)
 
 
 def _run_http(argv: Sequence[str]) -> int:
@@ -476,16 +395,11 @@ def _check_counts(options: Namespace, *fields: str) -> None:
 _KINDS: dict[str, Callable[[Sequence[str]], int]] = {
     "offline": _run_offline,
     "kernels": _run_kernels,
-    "launches": _run_launches,
     "roofline": _run_roofline,
     "startup": _run_startup,
     "core": _run_core,
-    "all-reduce": _run_all_reduce,
     "attach": _run_attach,
-    "fair": _run_fair,
-    "route": _run_route,
     "embed": _run_embed,
-    "grammar": _run_grammar,
     "http": _run_http,
     "performance": _run_performance,
     "serve": _run_serve,
