@@ -6,16 +6,20 @@ with no step in flight: what the last step of a group does to worker or core is 
 When a step raises, or takes too long, every request in it is suspected. Anybody may kill a worker: at a death
 only those are that were in flight, and had got no further since the death before.
 A step that raises costs little, so groups are halved. A lost worker costs seconds and a sound test some
-milliseconds, so its suspects are many small groups, the least suspicious first. A test that costs a worker is
-followed by a pause as long as that held the others up: all run but the group that has failed, and who of the
-other groups gets a token further is cleared. So of up to 64 suspects nobody is silent for longer than the
-step that took too long, one test, two starts of a worker, and a sound test of each.
+milliseconds, so its suspects are many small groups, the least suspicious first. One that has cost a worker is
+tested again when all others are cleared, behind a pause as long as these were held up, in which all run but
+who has failed. So of up to 64 suspects of a step that took too long nobody is silent for longer than that step
+and, for each culprit, one test and two starts of a worker; and a sound test of each.
+Who is cleared may hang again later. Suspects of such steps are remembered until one is convicted: who was
+cleared in between has to go on for twice as many tokens as it did, or to its end. Of such long tests there are
+few, so that they hold the others up for some seconds at most. They are the last, and one that fails a short
+test spares the others theirs.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from ...ipc.protocol.messages import SUSPECT_ATTEMPTS
@@ -24,6 +28,7 @@ from ..scheduling.scheduler import Scheduler
 
 FAILURES_ALONE = 2  # that convict: one may be an accident
 _NUM_PARTS = 64  # of a group that has cost a worker
+_MAX_TEST_STEPS = 256  # of all groups that are tested longer together, where two groups suffice
 MAX_DEATHS = 64  # without a step that went well; more are not about a request, but the worker's own
 
 
@@ -37,10 +42,22 @@ class WorkerDeath(Enum):
 
 @dataclass(slots=True)
 class _Group:
-    """Suspects that are tested together."""
+    """Suspects that are tested together, until each has got so many tokens further."""
 
     members: list[Request]
-    num_known: dict[str, float]  # output tokens of each, beyond which it is cleared
+    num_steps: int = 1
+    num_failures: int = 0  # of its one member alone
+    waits_for_pause: bool = False  # it has cost a worker
+    num_known: dict[str, float] = field(
+        default_factory=dict[str, float]
+    )  # each is cleared beyond these tokens
+
+    def __post_init__(self) -> None:
+        self.count_anew()
+
+    def count_anew(self) -> None:
+        """What its members have got up to now counts for nothing."""
+        self.num_known = {one.request_id: _count_known(one) + self.num_steps - 1 for one in self.members}
 
     def has_cleared(self, request: Request) -> bool:
         """Whether this member has got further, or has ended."""
@@ -48,8 +65,12 @@ class _Group:
         return is_further or request.finish_reason is not None
 
 
-def _make_group(members: list[Request]) -> _Group:
-    return _Group(members, {request.request_id: _count_known(request) for request in members})
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """What is known of a request since a step of it took too long."""
+
+    num_tokens: int  # that it had then
+    num_steps: int  # of its test
 
 
 class Blame:
@@ -59,12 +80,13 @@ class Blame:
         self._scheduler = scheduler
         self._groups: list[_Group] = []  # the last is under test
         self._must_begin = False  # its test waits for the steps in flight, which are of anybody
-        self._held_since = 0.0  # since when only suspects run
+        self._held_since = math.inf  # since when only suspects run
+        self._owes_pause = False  # a test has cost a worker since
         self._is_paused = False  # the next test waits while those run that are not suspected
         self._paused_until = math.inf  # known when a worker is there
         self._died_at: dict[str, int] = {}  # output tokens of requests at the last death, of those in flight
         self._num_deaths = 0
-        self._num_alone = 0  # failures of the one request that is under test
+        self._pasts: dict[Request, _Past] = {}  # of suspects of steps that took too long
         self._must_reset = False
 
     @property
@@ -113,7 +135,7 @@ class Blame:
             self._scheduler.policy.hold(request)
         self._scheduler.add(request)
         if is_suspect:
-            self._groups.insert(0, _make_group([request]))
+            self._groups.insert(0, _Group([request]))
             if len(self._groups) == 1:
                 self._must_begin = True
                 self.note_progress()
@@ -121,7 +143,8 @@ class Blame:
     def take_failure(self, suspects: list[Request]) -> Request | None:
         """A step with `suspects` has raised: all wait again. The culprit, if clear: the caller ends it."""
         self._preempt_all()
-        culprit = self._judge(self._groups.pop().members if self.is_testing else suspects, 2)
+        culprit, parts = self._judge(self._groups.pop() if self.is_testing else _Group(suspects), 2)
+        self._groups += reversed(parts)
         self._begin_test()
         return culprit
 
@@ -133,24 +156,25 @@ class Blame:
         self._preempt_all()
         self._must_reset = False
         self._num_deaths += 1
-        culprit = None
         if self.is_testing:
             if not any(one in suspects for one in self._groups[-1].members):
                 self._begin_test()  # it had not begun again
                 return None
-            failed = self._groups.pop().members
-            culprit = self._judge(failed, _NUM_PARTS)
-            self._pause(failed)
-            return culprit
-        group = overdue or [
-            one for one in suspects if self._died_at.get(one.request_id) == one.num_output_tokens
-        ]
+            return self._take_death_in_test(self._groups.pop())
+        if overdue:
+            self._suspect_overdue(overdue)
+        else:
+            self._suspect(
+                [one for one in suspects if self._died_at.get(one.request_id) == one.num_output_tokens]
+            )
         self._died_at = {one.request_id: one.num_output_tokens for one in suspects}
-        if group:
-            culprit = self._judge(group, _NUM_PARTS)
         if self._groups:
             self._begin_test()
-        return culprit
+        return None
+
+    def remembers(self, requests: list[Request]) -> bool:
+        """Whether a step of one of them took too long before: another one narrows the search."""
+        return any(request in self._pasts for request in requests)
 
     def take_shortage(self) -> None:
         """A step was too large for the device's memory: every running request waits, and nobody is judged."""
@@ -168,12 +192,14 @@ class Blame:
             return
         if self._has_cleared_group:
             self._groups.pop()
-            self._num_alone = 0
         elif not self._must_begin or not self._is_pause_over:
             return
         if self._groups:
             self._preempt_all()
-        self._begin_test()
+        if self._is_paused:
+            self._begin_test()
+        else:
+            self._begin_test_or_pause()
 
     def take_reset(self) -> bool:
         """True once after the worker's rows have become void: send it ResetRows before the next step.
@@ -191,39 +217,79 @@ class Blame:
         self._scheduler.preempt_all()
         self._must_reset = True
 
-    def _judge(self, group: list[Request], num_parts: int) -> Request | None:
-        """`group` has failed: the culprit if it is one request, the last time; else its parts are next."""
-        group = drop_finished(group)
-        culprit = None
-        self._num_alone = self._num_alone + 1 if len(group) == 1 else 0
-        if self._num_alone == FAILURES_ALONE:
-            culprit = group[0]
-            self._num_alone = 0
-        else:
-            group = sorted(group, key=_find_suspicion)
-            size = -(-len(group) // num_parts)
-            parts = [group[start : start + size] for start in range(0, len(group), size or 1)]
-            self._groups += map(_make_group, reversed(parts))
+    def _take_death_in_test(self, failed: _Group) -> Request | None:
+        """Its parts are tested again when all others have been."""
+        culprit, parts = self._judge(failed, _NUM_PARTS)
+        for part in parts:
+            part.waits_for_pause = True
+        self._groups[:0] = reversed(parts)
+        if culprit is not None:
+            self._pasts.clear()
+        if culprit is not None or failed.num_steps == 1:
+            self._groups = [one for one in self._groups if one.num_steps == 1 or one.waits_for_pause]
+        self._owes_pause = True
+        self._begin_test_or_pause()
         return culprit
 
-    def _pause(self, failed: list[Request]) -> None:
-        """Let all run but those that have failed together, if there are others, before the next test."""
-        if self._groups and self._scheduler.policy.run_all_but(drop_finished(failed)):
-            self._must_begin = self._is_paused = True
-            self._paused_until = math.inf
-        else:
-            self._begin_test()
+    def _suspect_overdue(self, overdue: list[Request]) -> None:
+        """Their step took too long, as others of theirs may have before."""
+        self._pasts = {one: past for one, past in self._pasts.items() if one.finish_reason is None}
+        new = [request for request in overdue if request not in self._pasts]
+        known = [request for request in overdue if request in self._pasts]
+        for request in known:
+            past = self._pasts[request]
+            num_steps = 2 * max(request.num_output_tokens - past.num_tokens, past.num_steps)
+            self._pasts[request] = _Past(request.num_output_tokens, num_steps)
+        self._pasts |= {request: _Past(request.num_output_tokens, 1) for request in new}
+        self._suspect(known, max((self._pasts[request].num_steps for request in known), default=1))
+        self._suspect(new)
 
-    def _begin_test(self) -> None:
-        """Let only the last group's members run; all requests, if there is no group left."""
-        self._must_begin = self._is_paused = False
-        self._held_since = self._now
+    def _suspect(self, members: list[Request], num_steps: int = 1) -> None:
+        """A worker was lost with them, and perhaps with others: they are tested next."""
+        _, parts = self._judge(_Group(members, num_steps), _NUM_PARTS)
+        self._groups += reversed(parts)
+
+    def _judge(self, group: _Group, num_parts: int) -> tuple[Request | None, list[_Group]]:
+        """`group` has failed: the culprit if it is one request, the last time; else the parts to test next."""
+        members = sorted(drop_finished(group.members), key=_find_suspicion)
+        num_failures = group.num_failures + 1 if len(members) == 1 else 0
+        if num_failures == FAILURES_ALONE:
+            return members[0], []
+        if group.num_steps > 1:
+            num_parts = max(2, min(num_parts, _MAX_TEST_STEPS // group.num_steps))
+        size = -(-len(members) // num_parts) or 1
+        parts = [members[start : start + size] for start in range(0, len(members), size)]
+        return None, [_Group(part, group.num_steps, num_failures) for part in parts]
+
+    def _begin_test_or_pause(self) -> None:
+        """Before those who have cost a worker are tested again all others run, if there are any."""
+        self._drop_cleared()
+        if self._groups and self._groups[-1].waits_for_pause and self._owes_pause:
+            held = [request for group in self._groups for request in drop_finished(group.members)]
+            if self._scheduler.policy.run_all_but(held):
+                self._must_begin = self._is_paused = True
+                self._paused_until = math.inf
+                return
+            self._owes_pause = False
+        self._begin_test()
+
+    def _drop_cleared(self) -> None:
         for group in self._groups:
             group.members = [request for request in group.members if not group.has_cleared(request)]
         self._groups = [group for group in self._groups if group.members]
+
+    def _begin_test(self) -> None:
+        """Let only the last group's members run; all requests, if there is no group left."""
+        if self._is_paused and self._paused_until < math.inf:
+            self._held_since, self._owes_pause = math.inf, False
+        self._must_begin = self._is_paused = False
+        self._held_since = min(self._held_since, self._now)
+        self._drop_cleared()
         if not self._groups:
+            self._held_since, self._owes_pause = math.inf, False
             self._scheduler.policy.run_all()
             return
+        self._groups[-1].count_anew()
         self._scheduler.policy.run_only(self._groups[-1].members)
 
     @property

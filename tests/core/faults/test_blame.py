@@ -9,9 +9,10 @@ import pytest
 from fakes import FakeEngine, count_calls_of, expected_output, make_config, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quire.ipc.protocol.messages import EngineCoreRequest, ErrorCode, FinishReason
-from quire.ipc.protocol.step import StepFailed
+from quire.core.faults.blame import WorkerDeath
 from quire.ipc.spec.config import SchedulerConfig
+from quire.ipc.protocol.messages import EngineCoreRequest, ErrorCode, FinishReason
+from quire.ipc.protocol.step import SchedulerOutput, StepFailed
 
 MAX_MODEL_LEN = 128
 
@@ -204,42 +205,73 @@ MAX_SILENCE_S = LIMIT_S + TEST_LIMIT_S + 2 * RESTART_S + 1.0  # a second for sou
 
 
 class HangingEngine:
-    """An engine whose steps take 10 ms; with `culprit` too long, and its worker is killed and replaced."""
+    """An engine; its steps with a culprit take too long, and the worker is killed and replaced."""
 
-    def __init__(self, culprit: str) -> None:
-        self.engine, self.culprit = make_engine(), culprit
+    def __init__(self, culprits: dict[str, int], step_s: float = 0.01) -> None:
+        """Culprit -> the step with it that hangs, counted anew whenever it gets a row."""
+        self.engine, self.culprits, self.step_s = make_engine(), culprits, step_s
         self.num_hangs = 0
+        self.num_unexplained = 0  # deaths since the last conviction
         self.silences: dict[str, float] = {}  # the longest of each request
         self._heard: dict[str, tuple[int, float]] = {}
+        self._num_calls: dict[str, int] = {}
 
     def run(self, requests: list[EngineCoreRequest]) -> None:
         engine = self.engine
         for request in requests:
-            engine.add(request)
-            self._heard[request.request_id] = 0, engine.clock()
-        for _ in range(2000):
-            while engine.launch() is not None:
-                pass
-            if not engine.executor.pending:
-                if not engine.core.num_unfinished:
-                    return
-                next_at = engine.core.next_schedule_at()
-                assert next_at is not None
-                engine.clock.advance(max(0.0, next_at - engine.clock()))
-            elif self._has_culprit(engine.executor.pending[0].rows):
-                self.num_hangs += 1
-                limit_s = TEST_LIMIT_S if engine.core.blame.is_searching else LIMIT_S
-                engine.clock.advance(limit_s + RESTART_S)
-                engine.lose_worker(is_overdue=True)
-            else:
-                engine.finish_step()
-                engine.clock.advance(0.01 - 1.0)  # of which finish_step took a second
-            self._listen()
-        raise AssertionError("it does not end")
+            self.add(request)
+        while self.turn():
+            pass
+        assert not engine.core.num_unfinished
+        assert engine.core.check_integrity() == []
 
-    def _has_culprit(self, rows: list[int]) -> bool:
-        live = self.engine.core._requests.get(self.culprit)
-        return live is not None and live.row in rows
+    def add(self, request: EngineCoreRequest) -> None:
+        self.engine.add(request)
+        self._heard[request.request_id] = 0, self.engine.clock()
+
+    def turn(self) -> bool:
+        """One step or one death; False if nothing is left to do."""
+        engine = self.engine
+        while engine.launch() is not None:
+            pass
+        if not engine.executor.pending:
+            if not engine.core.num_unfinished:
+                return False
+            next_at = engine.core.next_schedule_at()
+            assert next_at is not None
+            engine.clock.advance(max(0.0, next_at - engine.clock()))
+        elif self._hangs(engine.executor.pending[0]):
+            self.num_hangs += 1
+            assert self.num_hangs < 100, "it does not end"
+            limit_s = TEST_LIMIT_S if engine.core.blame.is_searching else LIMIT_S
+            engine.clock.advance(limit_s + RESTART_S)
+            self._lose_worker()
+        else:
+            engine.finish_step()
+            engine.clock.advance(self.step_s - 1.0)  # of which finish_step took a second
+        self._listen()
+        return True
+
+    def _lose_worker(self) -> None:
+        engine = self.engine
+        engine.executor.pending.clear()
+        engine.worker.lose()
+        death = engine.core.failures.lose_worker("too long", is_overdue=True)
+        self.num_unexplained += death is WorkerDeath.UNEXPLAINED
+        if death is WorkerDeath.CONVICTED:
+            self.num_unexplained = 0
+        assert self.num_unexplained <= 1, "the engine may lose no worker more for it"
+        engine.deliver()
+
+    def _hangs(self, step: SchedulerOutput) -> bool:
+        for new in step.new_requests:
+            self._num_calls[new.request_id] = 0
+        hangs = False
+        for request in self.engine.core._requests.values():
+            if request.row in step.rows and request.request_id in self.culprits:
+                self._num_calls[request.request_id] += 1
+                hangs |= self._num_calls[request.request_id] >= self.culprits[request.request_id]
+        return hangs
 
     def _listen(self) -> None:
         now = self.engine.clock()
@@ -249,9 +281,23 @@ class HangingEngine:
                 self._heard[name] = len(self.engine.tokens[name]), now
 
 
+def assert_exactly(hanging: HangingEngine, requests: list[EngineCoreRequest]) -> float:
+    """All culprits are convicted; as `assert_neighbours`."""
+    for name in hanging.culprits:
+        assert_convicted(hanging.engine, name)
+    return assert_neighbours(hanging, requests)
+
+
+def assert_neighbours(hanging: HangingEngine, requests: list[EngineCoreRequest]) -> float:
+    """The others are undisturbed; returns their longest silence."""
+    others = [request for request in requests if request.request_id not in hanging.culprits]
+    assert_undisturbed(hanging.engine, others)
+    return max((hanging.silences[request.request_id] for request in others), default=0.0)
+
+
 @pytest.mark.parametrize("num_others", [1, 15, 63])
 def test_of_a_step_that_takes_too_long_the_culprit_costs_two_short_tests(num_others: int) -> None:
-    hanging = HangingEngine("slow")
+    hanging = HangingEngine({"slow": 1})
     others = make_requests(num_others, max_tokens=100)
     hanging.run([*others[:3], make_request("slow", [9, 9], max_tokens=5, grammar="start: /a/"), *others[3:]])
     assert_convicted(hanging.engine, "slow")
@@ -262,7 +308,7 @@ def test_of_a_step_that_takes_too_long_the_culprit_costs_two_short_tests(num_oth
 
 @pytest.mark.parametrize("place", [0, 7, 15])
 def test_a_culprit_like_all_others_costs_nobody_a_longer_silence(place: int) -> None:
-    hanging = HangingEngine(f"r{place}")
+    hanging = HangingEngine({f"r{place}": 1})
     requests = make_requests(16, max_tokens=100)
     hanging.run(requests)
     assert_convicted(hanging.engine, f"r{place}")
@@ -272,6 +318,71 @@ def test_a_culprit_like_all_others_costs_nobody_a_longer_silence(place: int) -> 
     assert max(hanging.silences[request.request_id] for request in others) < MAX_SILENCE_S
 
 
+@pytest.mark.parametrize("count", [2, 7, 64])
+@pytest.mark.parametrize("num_culprits", [2, 3, 7])
+def test_several_that_hang_cost_two_workers_each_and_one(count: int, num_culprits: int) -> None:
+    num_culprits = min(count, num_culprits)
+    hanging = HangingEngine({f"r{count - 1 - i * (count // num_culprits)}": 1 for i in range(num_culprits)})
+    requests = make_requests(count, max_tokens=100)
+    hanging.run(requests)
+    silence_s = assert_exactly(hanging, requests)
+    assert hanging.num_hangs <= 2 * num_culprits + 1
+    assert silence_s < LIMIT_S + num_culprits * (TEST_LIMIT_S + 2 * RESTART_S) + 1.0
+
+
+@pytest.mark.parametrize("hangs_at", [2, 4, 10, 16])
+@pytest.mark.parametrize("count", [1, 2, 7, 64])
+def test_a_hang_that_comes_back_late_is_found_by_longer_tests(count: int, hangs_at: int) -> None:
+    hanging = HangingEngine({f"r{count // 2}": hangs_at})
+    requests = make_requests(count, max_tokens=100)
+    hanging.run(requests)
+    silence_s = assert_exactly(hanging, requests)
+    assert hanging.num_hangs <= 2 + 2 + (1 if count * hangs_at < 256 else 6)  # more where groups are tested
+    assert silence_s < MAX_SILENCE_S + 0.01 * max(256, 8 * hangs_at)
+
+
+@pytest.mark.parametrize("late", [(4, 4), (1, 4), (4, 9), (1, 1, 4, 9)])
+def test_late_and_early_hangs_at_once_end_exactly_their_requests(late: tuple[int, ...]) -> None:
+    hanging = HangingEngine({f"r{2 * i}": hangs_at for i, hangs_at in enumerate(late)})
+    requests = make_requests(12, max_tokens=100)
+    hanging.run(requests)
+    assert_exactly(hanging, requests)
+    assert hanging.num_hangs <= 5 * len(late)
+
+
+def test_culprits_that_come_one_after_the_other_cost_old_neighbours_no_long_tests() -> None:
+    names = [f"slow{i}" for i in range(4)]
+    hanging = HangingEngine(dict.fromkeys(names, 1), step_s=0.4)
+    neighbours = make_requests(6, max_tokens=120)
+    for request in neighbours:
+        hanging.add(request)
+    for name in names:
+        for _ in range(8):
+            assert hanging.turn()
+        hanging.add(make_request(name, [9, 9], max_tokens=5))
+        while name not in hanging.engine.finals:
+            assert hanging.turn()
+    hanging.run([])
+    assert assert_exactly(hanging, neighbours) < MAX_SILENCE_S + 6 * hanging.step_s
+    assert hanging.num_hangs == 3 * len(names)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(1, 20),
+    culprits=st.dictionaries(st.integers(0, 19), st.integers(1, 30), max_size=5),
+)
+def test_whoever_hangs_and_when_exactly_those_end(count: int, culprits: dict[int, int]) -> None:
+    hanging = HangingEngine({f"r{i}": at for i, at in culprits.items() if i < count})
+    requests = make_requests(count, max_tokens=90)
+    hanging.run(requests)
+    assert_neighbours(hanging, requests)
+    for name, hangs_at in hanging.culprits.items():
+        if hangs_at == 1:  # others may come to their end before they hang again
+            assert_convicted(hanging.engine, name)
+    assert hanging.num_hangs <= 1 + 6 * len(hanging.culprits)
+
+
 def test_who_is_not_suspected_runs_as_long_as_it_was_held_up_before_the_next_test() -> None:
     engine = make_engine()
     suspects, late = make_requests(2), make_request("late", [5, 5], max_tokens=60)
@@ -279,14 +390,17 @@ def test_who_is_not_suspected_runs_as_long_as_it_was_held_up_before_the_next_tes
         engine.add(request)
     engine.launch()
     engine.lose_worker(is_overdue=True)
+    held_since = engine.clock()
     engine.launch()  # a test
     engine.add(late)
     engine.clock.advance(5.0)
     engine.lose_worker(is_overdue=True)
+    while engine.core.blame.is_testing:  # the other one, which is cleared
+        assert engine.turn()
     began = engine.clock()
     while not engine.core.blame.is_testing:
         assert engine.turn()
-    assert engine.clock() - began == pytest.approx(5.0, abs=2.0)  # a turn takes a second
+    assert engine.clock() - began == pytest.approx(began - held_since, abs=2.0)  # a turn takes a second
     assert 3 <= len(engine.tokens["late"]) < 10
     engine.run()
     assert_undisturbed(engine, [*suspects, late])
