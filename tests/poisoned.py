@@ -2,7 +2,8 @@
 
 A step that computes a request whose prompt begins with RAISES raises; with RAISES_IN_OTHERS, in every rank
 but the one that answers; with KILLS, it ends its worker by a segmentation fault; with NEVER_ENDS, it does not
-end before its worker is given up. A grammar with the text HANGS never compiles, one with PANICS makes the
+end before its worker is given up; with HANGS_AGAIN, neither, from the fourth step on since it has its row.
+A grammar with the text HANGS never compiles, one with PANICS makes the
 library panic.
 """
 
@@ -14,7 +15,9 @@ import sys
 import threading
 from typing import Any
 
-RAISES, KILLS, RAISES_IN_OTHERS, NEVER_ENDS = 7, 8, 9, 10  # token ids that no test begins another prompt with
+# Token ids that no test begins another prompt with.
+RAISES, KILLS, RAISES_IN_OTHERS, NEVER_ENDS, HANGS_AGAIN = 7, 8, 9, 10, 11
+_HANGS_AT = 4
 HANGS, PANICS = "never compiled", "a panic"
 
 
@@ -40,14 +43,19 @@ def poison_steps() -> None:
 
     launch = Worker.launch
     harm: dict[int, int] = {}  # row -> the first token of its prompt
+    num_steps: dict[int, int] = {}  # of a row
 
     def launch_poisoned(self: Worker, step: SchedulerOutput) -> LaunchedStep:
         for new in step.new_requests:
             harm[new.row] = decode_token_ids(new.prompt_token_ids)[0]
+            num_steps[new.row] = 0
+        for row in step.rows:
+            num_steps[row] += 1
         firsts = {harm[row] for row in step.rows}
         if KILLS in firsts:
             os.kill(os.getpid(), signal.SIGSEGV)
-        if NEVER_ENDS in firsts:
+        hangs_again = any(harm[row] == HANGS_AGAIN and num_steps[row] >= _HANGS_AT for row in step.rows)
+        if NEVER_ENDS in firsts or hangs_again:
             signal.pause()
         group = self._group_args
         is_other = group is not None and self._rank != group.speaker

@@ -8,12 +8,12 @@ only those are that were in flight, and had got no further since the death befor
 A step that raises costs little, so groups are halved. A lost worker costs seconds and a sound test some
 milliseconds, so its suspects are many small groups, the least suspicious first. One that has cost a worker is
 tested again when all others are cleared, behind a pause as long as these were held up, in which all run but
-who has failed. So of up to 64 suspects of a step that took too long nobody is silent for longer than that step
-and, for each culprit, one test and two starts of a worker; and a sound test of each.
-Who is cleared may hang again later. Suspects of such steps are remembered until one is convicted: who was
-cleared in between has to go on for twice as many tokens as it did, or to its end. Of such long tests there are
-few, so that they hold the others up for some seconds at most. They are the last, and one that fails a short
-test spares the others theirs.
+who has failed. So of up to 64 suspects of a step that took too long nobody is silent for longer than that
+step and, for each culprit, one test and two starts of a worker; and a sound test of each.
+Who is cleared may hang again later. Suspects of such steps are remembered until one is convicted: in the next
+search who was cleared before has to go on for twice as many tokens as it did then, or to its end. Long tests
+are the last, and of few groups, so that they hold the others up for little. One that fails a short test
+spares the others theirs.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class Blame:
         self._groups += reversed(parts)
 
     def _judge(self, group: _Group, num_parts: int) -> tuple[Request | None, list[_Group]]:
-        """`group` has failed: the culprit if it is one request, the last time; else the parts to test next."""
+        """`group` has failed: the culprit if it is one request, the last time; else its parts to test."""
         members = sorted(drop_finished(group.members), key=_find_suspicion)
         num_failures = group.num_failures + 1 if len(members) == 1 else 0
         if num_failures == FAILURES_ALONE:

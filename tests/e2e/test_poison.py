@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from generated import find_tokens, make_prompts
-from poisoned import HANGS, KILLS, NEVER_ENDS, PANICS, RAISES, poison_steps
+from poisoned import HANGS, HANGS_AGAIN, KILLS, NEVER_ENDS, PANICS, RAISES, poison_steps
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.frontend.client import engines
 from quire.frontend.models.model_folder import POCKET_ENCODER
@@ -157,3 +157,33 @@ def test_a_step_that_never_ends_costs_three_workers_and_its_own_request(
     assert tokens[: count // 2] == golden[: count // 2]
     assert tokens[count // 2 + 1 :] == golden[count // 2 + 1 : count]
     assert capfd.readouterr().err.count("; starting another") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("poisoned", "num_lost"),
+    [
+        ({3: HANGS_AGAIN}, 4),  # two steps of all, two tests
+        ({2: NEVER_ENDS, 5: NEVER_ENDS}, 5),
+        ({2: NEVER_ENDS, 5: HANGS_AGAIN}, 6),
+    ],
+)
+def test_hangs_that_come_again_or_are_several_end_their_requests_and_no_engine(
+    golden: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    poisoned: dict[int, int],
+    num_lost: int,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=":")
+    monkeypatch.setattr(engines, "CORE_MODULE", "poisoned")
+    with LLM(max_model_len=128, max_num_seqs=NUM_REQUESTS, step_timeout_s=3.0) as llm:
+        params = [one.clone() for one in PARAMS[:8]]
+        outputs = llm.generate(make_prompts(poisoned, 8), params, use_tqdm=False)
+    for i, output in enumerate(outputs):
+        if i in poisoned:
+            assert output.error_code == "poison_request"
+            assert "took longer than" in (output.error or "")
+        else:
+            assert list(output.outputs[0].token_ids) == golden[i]
+    assert capfd.readouterr().err.count("; starting another") == num_lost

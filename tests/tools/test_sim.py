@@ -85,6 +85,7 @@ def test_every_fault_is_drawn() -> None:
     [
         ("step", "poison_request"),
         ("death", "poison_request"),
+        ("hang", "poison_request"),
         ("core", "poison_request"),
         ("logits", "bad_logits"),
         ("grammar", "bad_grammar"),
@@ -126,6 +127,19 @@ def test_of_several_engines_the_culprit_fails_and_no_more_cores_are_lost_than_of
         assert ends["length"] + ends["stop"] + ends["refused"] == len(requests) - 1, scenario.describe()
         num_crashes = SUSPECT_ATTEMPTS + FAILURES_ALONE if poison == "core" else 0
         assert outcome.num_core_crashes == num_crashes, scenario.describe()
+
+
+def test_several_that_hang_late_or_at_once_are_drawn_and_end() -> None:
+    hangs: Counter[tuple[int, bool]] = Counter()
+    ends: Counter[str] = Counter()
+    for seed in range(200):
+        scenario = draw_scenario(seed)
+        culprits = [one for one in scenario.requests if one.poison == "hang"]
+        if culprits:
+            hangs[len(culprits), any(one.poison_from for one in culprits)] += 1
+            ends.update(run_scenario(replace(scenario, faults=())).ends)
+    assert set(hangs) == {(count, is_late) for count in (1, 2, 3) for is_late in (False, True)}
+    assert ends["poison_request"] > sum(hangs.values())
 
 
 def test_a_seed_replays_in_another_process_with_other_hashes() -> None:

@@ -404,7 +404,8 @@ class _Run:
                 if plan.beam_width is not None:
                     is_right = _has_expected_beams(life.request, final)
                     num_tokens = max(len(one.token_ids) for one in final.outputs)
-                is_right = is_right and (plan.poison is None or num_tokens <= plan.poison_from)
+                hangs_late = plan.poison == "hang" and plan.poison_from > 0  # counted anew in each row
+                is_right = is_right and (plan.poison is None or num_tokens <= plan.poison_from or hangs_late)
             case "abort":
                 timed_out = plan.timeout_s is not None and lasted_s >= plan.timeout_s
                 is_right = plan.abort_at is not None or timed_out
@@ -431,7 +432,7 @@ class _Run:
         """Only the culprit, unless what nobody is to blame for happened to one request again and again."""
         if "engine cores died" in error:
             return plan.poison == "core" or self._num_core_accidents >= FAILURES_ALONE
-        return plan.poison in ("step", "death") or self._num_accidents >= FAILURES_ALONE
+        return plan.poison in ("step", "death", "hang") or self._num_accidents >= FAILURES_ALONE
 
 
 def run_scenario(scenario: Scenario) -> Outcome:

@@ -25,6 +25,7 @@ _Item = TypeVar("_Item")
 _NO_LIMIT = 1_000_000
 _POOLING_SHARE = 0.3  # of the runs
 _WORK_SHARE = 0.25  # likewise
+_HANG_SHARE = 0.2  # likewise
 _WORK_US = (0, 300, 4000, 9000, 9000, 10_000)
 _BUSY_S = 0.6  # requests arrive and faults happen within this time
 
@@ -50,7 +51,8 @@ _DRAWN_KINDS = [kind for kind in FaultKind if kind not in COMMANDS]
 _STARTS = ("", "", "killed", "short", "missing", "hang", "crash")
 
 # A step with it raises, kills the worker, has no finite logits, runs out of memory, kills the core.
-PoisonKind = Literal["step", "death", "logits", "memory", "core", "grammar"]
+_DrawnPoison = Literal["step", "death", "logits", "memory", "core", "grammar"]
+PoisonKind = Literal[_DrawnPoison, "hang"]  # takes too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class SimRequest:
     grammar: str = ""  # its tokens depend on it
     work_us: int = 0  # that each of its tokens takes for itself
     poison: PoisonKind | None = None
-    poison_from: int = 0  # output position from which the poison works
+    poison_from: int = 0  # output position from which the poison works; of "hang": tokens since it has its row
     beam_width: int | None = None  # of a beam search
     pooling: PoolingTask | None = None  # it answers with vectors
 
@@ -186,6 +188,7 @@ def draw_scenario(seed: int) -> Scenario:
     )
     scenario = replace(scenario, num_stages=random.Random(f"stages/{seed}").choice([1, 1, 1, 2, 3]))
     scenario = _maybe_work(random.Random(f"work/{seed}"), scenario)
+    scenario = _maybe_hang(random.Random(f"hang/{seed}"), scenario)
     pooling_rng = random.Random(f"pooling/{seed}")
     if pooling_rng.random() >= _POOLING_SHARE:
         return scenario
@@ -225,6 +228,20 @@ def _maybe_work(rng: random.Random, scenario: Scenario) -> Scenario:
     return replace(scenario, requests=tuple(requests), max_num_seqs=6, num_blocks=30)
 
 
+def _maybe_hang(rng: random.Random, scenario: Scenario) -> Scenario:
+    """In some runs one to three requests take too long, at once or again and again later."""
+    if rng.random() >= _HANG_SHARE:
+        return scenario
+    requests = list(scenario.requests)
+    for place in rng.sample(range(len(requests)), min(len(requests), rng.choice([1, 2, 3]))):
+        if requests[place].beam_width is None:
+            poison_from, max_tokens = rng.choice([0, 0, 1, 3, 5]), rng.randint(8, 18)
+            requests[place] = replace(
+                requests[place], poison="hang", poison_from=poison_from, max_tokens=max_tokens
+            )
+    return replace(scenario, requests=tuple(requests))
+
+
 def _maybe_pool(rng: random.Random, request: SimRequest) -> SimRequest:
     """One in two answers with vectors, in the place of text."""
     task = rng.choice([None, None, "embed", "token_embed"])
@@ -238,7 +255,7 @@ def _draw_request(rng: random.Random, index: int, num_clients: int) -> SimReques
     at = rng.choice([0.0, rng.uniform(0.0, _BUSY_S)])
     shared = (7,) * rng.choice([0, 0, 8, 11, 16])
     own = tuple(rng.randint(1, 3) for _ in range(rng.randint(1, 8)))
-    poison = rng.choice(get_args(PoisonKind)) if rng.random() < 0.08 else None
+    poison = rng.choice(get_args(_DrawnPoison)) if rng.random() < 0.08 else None
     beam_width = rng.choice([None] * 5 + [1, 2, 3])
     return SimRequest(
         name=f"r{index}",

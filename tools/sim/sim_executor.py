@@ -8,10 +8,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 
+from ...core.executor import Executor, ExecutorEvent, WorkerLost
 from ...core.scheduling.work_turns import BURST_US, MAX_ROW_WORK_US
-from ...core.workers.executor import Executor, ExecutorEvent, WorkerLost
-from ...ipc.protocol.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerFailed, WorkerReady
-from ...ipc.spec.config import EngineConfig
+from ...ipc.config import EngineConfig
+from ...ipc.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerFailed, WorkerReady
+from ...ipc.token_ids import count_token_ids
 from .fake_worker import FakeExecutor, FakeWorker
 from .network import Timeline
 from .scenario import FaultKind, Scenario, SimRequest
@@ -31,6 +32,10 @@ class WorkerDied(Exception):
     """A step has ended its worker."""
 
 
+class StepHung(Exception):
+    """A step has taken too long, and its worker is killed."""
+
+
 class CoreDied(Exception):
     """A step has ended the engine core."""
 
@@ -41,12 +46,14 @@ class PoisonedWorker(FakeWorker):
     poisons: Mapping[str, SimRequest]
     capacity: int | None
     num_known: dict[str, int]  # tokens of requests since they have their rows: what the core has heard of
+    num_before: dict[str, int]  # tokens of requests when they got their rows
     is_short: bool = False  # of memory for the next step, however small
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput | StepFailed:
         """As FakeWorker's; no step holds much of what is known to take long."""
         for new in step.new_requests:
             self.num_known[new.request_id] = 0
+            self.num_before[new.request_id] = count_token_ids(new.output_token_ids)
         answer = super().execute(step)
         if isinstance(answer, ModelRunnerOutput) and self.work_us:
             names = [self.rows[row].request_id for row in answer.rows]
@@ -66,9 +73,15 @@ class PoisonedWorker(FakeWorker):
             row = self.rows[number]
             request = self.poisons.get(row.request_id)
             num_output = len(row.tokens) - row.num_prompt_tokens
-            if request is None or num_output < request.poison_from:
+            if request is None:
+                continue
+            if request.poison == "hang":
+                num_output -= self.num_before[row.request_id]
+            if num_output < request.poison_from:
                 continue
             match request.poison:
+                case "hang":
+                    raise StepHung(row.request_id)
                 case "death":
                     raise WorkerDied(row.request_id)
                 case "core":
@@ -165,13 +178,13 @@ class SimExecutor(Executor):
         worker = self._worker = PoisonedWorker(self._config, self._scenario.num_blocks)
         worker.poisons, worker.capacity = self._scenario.poisons, self._scenario.capacity
         worker.work_us = {one.name: one.work_us for one in self._scenario.requests if one.work_us}
-        worker.num_known = {}
+        worker.num_known, worker.num_before = {}, {}
         self._steps = FakeExecutor(worker)
         self._tell(WorkerReady(self._scenario.num_blocks, "fake", []))
 
-    def _lose_worker(self, reason: str) -> None:
+    def _lose_worker(self, reason: str, *, is_overdue: bool = False) -> None:
         self._steps = self._worker = None
-        self._call_within(_LONGEST_NOTICE_S, lambda: self._tell(WorkerLost(reason)))
+        self._call_within(_LONGEST_NOTICE_S, lambda: self._tell(WorkerLost(reason, is_overdue)))
 
     def _run_step(self, steps: FakeExecutor) -> None:
         def finish() -> None:
@@ -181,6 +194,8 @@ class SimExecutor(Executor):
                 self._tell(steps.collect())
             except WorkerDied as died:
                 self._lose_worker(f"the worker died of {died}")
+            except StepHung as hung:
+                self._lose_worker(f"a step with {hung} took too long", is_overdue=True)
             except CoreDied:
                 self._on_core_poisoned()
             else:
