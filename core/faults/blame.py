@@ -11,9 +11,9 @@ tested again when all others are cleared, behind a pause as long as these were h
 who has failed. So of up to 64 suspects of a step that took too long nobody is silent for longer than that
 step and, for each culprit, one test and two starts of a worker; and a sound test of each.
 Who is cleared may hang again later. Suspects of such steps are remembered until one is convicted: in the next
-search who was cleared before has to go on for twice as many tokens as it did then, or to its end. Long tests
-are the last, and of few groups, so that they hold the others up for little. One that fails a short test
-spares the others theirs.
+search who was cleared before has to go on for twice as many tokens as it did then, or to its end. Longer tests
+come later, and have fewer groups, so that they hold the others up for little; who fails a test spares the
+others those that are longer.
 """
 
 from __future__ import annotations
@@ -225,8 +225,10 @@ class Blame:
         self._groups[:0] = reversed(parts)
         if culprit is not None:
             self._pasts.clear()
-        if culprit is not None or failed.num_steps == 1:
-            self._groups = [one for one in self._groups if one.num_steps == 1 or one.waits_for_pause]
+        # Who has not failed and would be tested longer than this one was is spared.
+        self._groups = [
+            one for one in self._groups if one.num_steps <= failed.num_steps or one.waits_for_pause
+        ]
         self._owes_pause = True
         self._begin_test_or_pause()
         return culprit
@@ -234,18 +236,18 @@ class Blame:
     def _suspect_overdue(self, overdue: list[Request]) -> None:
         """Their step took too long, as others of theirs may have before."""
         self._pasts = {one: past for one, past in self._pasts.items() if one.finish_reason is None}
-        new = [request for request in overdue if request not in self._pasts]
-        known = [request for request in overdue if request in self._pasts]
-        for request in known:
-            past = self._pasts[request]
-            num_steps = 2 * max(request.num_output_tokens - past.num_tokens, past.num_steps)
+        by_length: dict[int, list[Request]] = {}  # about as long tests together
+        for request in overdue:
+            num_steps = 1
+            if (past := self._pasts.get(request)) is not None:
+                num_steps = 2 * max(request.num_output_tokens - past.num_tokens, past.num_steps)
             self._pasts[request] = _Past(request.num_output_tokens, num_steps)
-        self._pasts |= {request: _Past(request.num_output_tokens, 1) for request in new}
-        self._suspect(known, max((self._pasts[request].num_steps for request in known), default=1))
-        self._suspect(new)
+            by_length.setdefault(num_steps.bit_length(), []).append(request)
+        for _, members in sorted(by_length.items(), reverse=True):
+            self._suspect(members, max(self._pasts[request].num_steps for request in members))
 
     def _suspect(self, members: list[Request], num_steps: int = 1) -> None:
-        """A worker was lost with them, and perhaps with others: they are tested next."""
+        """A worker was lost with them: they are tested next."""
         _, parts = self._judge(_Group(members, num_steps), _NUM_PARTS)
         self._groups += reversed(parts)
 

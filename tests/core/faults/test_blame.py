@@ -367,6 +367,27 @@ def test_culprits_that_come_one_after_the_other_cost_old_neighbours_no_long_test
     assert hanging.num_hangs == 3 * len(names)
 
 
+def test_a_newcomer_that_hangs_late_costs_old_neighbours_no_long_tests() -> None:
+    hanging = HangingEngine({"slow0": 1, "slow1": 3}, step_s=0.4)
+    neighbours = make_requests(6, max_tokens=120)
+    for request in neighbours:
+        hanging.add(request)
+    hanging.add(make_request("slow0", [9, 9], max_tokens=5))
+    while not hanging.num_hangs:
+        assert hanging.turn()
+    hanging.engine.core.abort_requests(b"client", ["slow0"])  # its client does not wait for the verdict
+    hanging.engine.deliver()
+    for _ in range(40):
+        assert hanging.turn()
+    hanging.add(make_request("slow1", [8, 8], max_tokens=20))
+    while "slow1" not in hanging.engine.finals:
+        assert hanging.turn()
+    hanging.run([])
+    assert_convicted(hanging.engine, "slow1")
+    tests_s = 6 * 10 * hanging.step_s
+    assert assert_neighbours(hanging, neighbours) < MAX_SILENCE_S + tests_s
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     count=st.integers(1, 20),
