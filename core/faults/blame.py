@@ -22,7 +22,7 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from ...ipc.protocol.messages import SUSPECT_ATTEMPTS
+from ...ipc.messages import SUSPECT_ATTEMPTS, FinishReason
 from ..scheduling.request import Request, drop_finished
 from ..scheduling.scheduler import Scheduler
 
@@ -64,6 +64,11 @@ class _Group:
         is_further = request.num_output_tokens > self.num_known[request.request_id]
         return is_further or request.finish_reason is not None
 
+    def has_left(self, request: Request) -> bool:
+        """Whether its client has ended it before it was cleared."""
+        is_further = request.num_output_tokens > self.num_known[request.request_id]
+        return request.finish_reason is FinishReason.ABORT and not is_further
+
 
 @dataclass(frozen=True, slots=True)
 class _Past:
@@ -87,6 +92,7 @@ class Blame:
         self._died_at: dict[str, int] = {}  # output tokens of requests at the last death, of those in flight
         self._num_deaths = 0
         self._pasts: dict[Request, _Past] = {}  # of suspects of steps that took too long
+        self._has_left = False  # a suspect, which may have been the culprit
         self._must_reset = False
 
     @property
@@ -172,9 +178,11 @@ class Blame:
             self._begin_test()
         return None
 
-    def remembers(self, requests: list[Request]) -> bool:
-        """Whether a step of one of them took too long before: another one narrows the search."""
-        return any(request in self._pasts for request in requests)
+    def goes_on_with(self, overdue: list[Request]) -> bool:
+        """Whether their step narrows an earlier search: one of them was in it, or a suspect left before it
+        could be tested.
+        """
+        return bool(overdue and self._has_left) or any(request in self._pasts for request in overdue)
 
     def take_shortage(self) -> None:
         """A step was too large for the device's memory: every running request waits, and nobody is judged."""
@@ -191,7 +199,7 @@ class Blame:
         if self._scheduler.in_flight:
             return
         if self._has_cleared_group:
-            self._groups.pop()
+            self._drop_cleared()
         elif not self._must_begin or not self._is_pause_over:
             return
         if self._groups:
@@ -235,6 +243,7 @@ class Blame:
 
     def _suspect_overdue(self, overdue: list[Request]) -> None:
         """Their step took too long, as others of theirs may have before."""
+        self._has_left = False
         self._pasts = {one: past for one, past in self._pasts.items() if one.finish_reason is None}
         by_length: dict[int, list[Request]] = {}  # about as long tests together
         for request in overdue:
@@ -276,7 +285,11 @@ class Blame:
         self._begin_test()
 
     def _drop_cleared(self) -> None:
+        """One whose client does not wait for the verdict is taken for the culprit."""
         for group in self._groups:
+            if any(map(group.has_left, group.members)):
+                self._has_left = True
+                self._pasts.clear()
             group.members = [request for request in group.members if not group.has_cleared(request)]
         self._groups = [group for group in self._groups if group.members]
 

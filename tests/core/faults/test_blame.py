@@ -367,6 +367,21 @@ def test_culprits_that_come_one_after_the_other_cost_old_neighbours_no_long_test
     assert hanging.num_hangs == 3 * len(names)
 
 
+@pytest.mark.parametrize("num_others", [0, 3])
+def test_clients_that_leave_before_the_verdict_do_not_end_the_engine(num_others: int) -> None:
+    hanging = HangingEngine({f"slow{i}": 1 for i in range(8)})
+    for i in range(8):
+        others = [make_request(f"r{i}-{j}", [i + 1, j, 2], max_tokens=5) for j in range(num_others)]
+        for request in [*others, make_request(f"slow{i}", [9, i], max_tokens=5)]:
+            hanging.add(request)
+        while hanging.num_hangs == i:
+            assert hanging.turn()
+        hanging.engine.core.abort_requests(b"client", [f"slow{i}"])
+        hanging.engine.deliver()
+        hanging.run([])  # asserts that no more than one death is unexplained
+        assert_neighbours(hanging, others)
+
+
 def test_a_newcomer_that_hangs_late_costs_old_neighbours_no_long_tests() -> None:
     hanging = HangingEngine({"slow0": 1, "slow1": 3}, step_s=0.4)
     neighbours = make_requests(6, max_tokens=120)
