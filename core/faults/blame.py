@@ -11,9 +11,10 @@ tested again when all others are cleared, behind a pause as long as these were h
 who has failed. So of up to 64 suspects of a step that took too long nobody is silent for longer than that
 step and, for each culprit, one test and two starts of a worker; and a sound test of each.
 Who is cleared may hang again later. Suspects of such steps are remembered until one is convicted: in the next
-search who was cleared before has to go on for twice as many tokens as it did then, or to its end. Longer tests
-come later, and have fewer groups, so that they hold the others up for little; who fails a test spares the
-others those that are longer.
+search who was cleared before has to go on for twice as many tokens as it did then, or to its end. Longer
+tests come later, and have fewer groups, so that they hold the others up for little; who fails one spares the
+others those that are longer still. A suspect whose client does not wait for the verdict is taken for the
+culprit.
 """
 
 from __future__ import annotations

@@ -85,7 +85,9 @@ class SimRequest:
     grammar: str = ""  # its tokens depend on it
     work_us: int = 0  # that each of its tokens takes for itself
     poison: PoisonKind | None = None
-    poison_from: int = 0  # output position from which the poison works; of "hang": tokens since it has its row
+    poison_from: int = (
+        0  # output position from which the poison works; of "hang": tokens since it has its row
+    )
     beam_width: int | None = None  # of a beam search
     pooling: PoolingTask | None = None  # it answers with vectors
 
