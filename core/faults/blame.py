@@ -156,8 +156,9 @@ class Blame:
         return culprit
 
     def take_death(self, suspects: list[Request], overdue: list[Request]) -> Request | None:
-        """A worker has died with `suspects` in flight, of which `overdue` were in a step that took too long.
+        """A worker has died with `suspects` in flight.
 
+        `overdue` were in a step that took too long; some may have ended meanwhile.
         As `take_failure`; the next worker has no rows.
         """
         self._preempt_all()
@@ -177,13 +178,13 @@ class Blame:
         self._died_at = {one.request_id: one.num_output_tokens for one in suspects}
         if self._groups:
             self._begin_test()
+            self._owes_pause = True
         return None
 
-    def goes_on_with(self, overdue: list[Request]) -> bool:
-        """Whether their step narrows an earlier search: one of them was in it, or a suspect left before it
-        could be tested.
-        """
-        return bool(overdue and self._has_left) or any(request in self._pasts for request in overdue)
+    def explains(self, overdue: list[Request]) -> bool:
+        """Whether their step narrows an earlier search, as one of them was in it, or a suspect has left."""
+        is_known = any(one in self._pasts or one.finish_reason is FinishReason.ABORT for one in overdue)
+        return is_known or bool(overdue and self._has_left)
 
     def take_shortage(self) -> None:
         """A step was too large for the device's memory: every running request waits, and nobody is judged."""
@@ -247,7 +248,7 @@ class Blame:
         self._has_left = False
         self._pasts = {one: past for one, past in self._pasts.items() if one.finish_reason is None}
         by_length: dict[int, list[Request]] = {}  # about as long tests together
-        for request in overdue:
+        for request in drop_finished(overdue):
             num_steps = 1
             if (past := self._pasts.get(request)) is not None:
                 num_steps = 2 * max(request.num_output_tokens - past.num_tokens, past.num_steps)
@@ -255,6 +256,8 @@ class Blame:
             by_length.setdefault(num_steps.bit_length(), []).append(request)
         for _, members in sorted(by_length.items(), reverse=True):
             self._suspect(members, max(self._pasts[request].num_steps for request in members))
+        if any(request.finish_reason is FinishReason.ABORT for request in overdue):
+            self._pasts.clear()  # taken for the culprit
 
     def _suspect(self, members: list[Request], num_steps: int = 1) -> None:
         """A worker was lost with them: they are tested next."""

@@ -102,8 +102,8 @@ class Failures:
         """
         steps = self._scheduler.in_flight
         in_flight = {request.request_id: request for step in steps for request in step.requests}
-        overdue = drop_finished(steps[0].requests) if is_overdue and steps else []
-        was_searching = self._blame.is_searching or self._blame.goes_on_with(overdue)
+        overdue = steps[0].requests if is_overdue and steps else []
+        was_searching = self._blame.is_searching or self._blame.explains(overdue)
         culprit = self._blame.take_death(drop_finished(in_flight.values()), overdue)
         self._scheduler.batch.manager.pool.unregister_all()
         if culprit is not None:

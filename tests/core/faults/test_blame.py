@@ -245,14 +245,14 @@ class HangingEngine:
             assert self.num_hangs < 100, "it does not end"
             limit_s = TEST_LIMIT_S if engine.core.blame.is_searching else LIMIT_S
             engine.clock.advance(limit_s + RESTART_S)
-            self._lose_worker()
+            self.lose_worker()
         else:
             engine.finish_step()
             engine.clock.advance(self.step_s - 1.0)  # of which finish_step took a second
         self._listen()
         return True
 
-    def _lose_worker(self) -> None:
+    def lose_worker(self) -> None:
         engine = self.engine
         engine.executor.pending.clear()
         engine.worker.lose()
@@ -367,17 +367,25 @@ def test_culprits_that_come_one_after_the_other_cost_old_neighbours_no_long_test
     assert hanging.num_hangs == 3 * len(names)
 
 
+@pytest.mark.parametrize("leaves_during_step", [False, True])
 @pytest.mark.parametrize("num_others", [0, 3])
-def test_clients_that_leave_before_the_verdict_do_not_end_the_engine(num_others: int) -> None:
+def test_clients_that_leave_before_the_verdict_do_not_end_the_engine(
+    num_others: int, leaves_during_step: bool
+) -> None:
     hanging = HangingEngine({f"slow{i}": 1 for i in range(8)})
     for i in range(8):
         others = [make_request(f"r{i}-{j}", [i + 1, j, 2], max_tokens=5) for j in range(num_others)]
         for request in [*others, make_request(f"slow{i}", [9, i], max_tokens=5)]:
             hanging.add(request)
-        while hanging.num_hangs == i:
+        if leaves_during_step:
+            hanging.engine.launch()
+        while hanging.num_hangs == i and not leaves_during_step:
             assert hanging.turn()
         hanging.engine.core.abort_requests(b"client", [f"slow{i}"])
         hanging.engine.deliver()
+        if leaves_during_step:
+            hanging.engine.clock.advance(LIMIT_S + RESTART_S)
+            hanging.lose_worker()
         hanging.run([])  # asserts that no more than one death is unexplained
         assert_neighbours(hanging, others)
 
