@@ -23,7 +23,7 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from ...ipc.messages import SUSPECT_ATTEMPTS, FinishReason
+from ...ipc.protocol.messages import SUSPECT_ATTEMPTS, FinishReason
 from ..scheduling.request import Request, drop_finished
 from ..scheduling.scheduler import Scheduler
 

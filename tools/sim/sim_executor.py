@@ -8,11 +8,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 
-from ...core.executor import Executor, ExecutorEvent, WorkerLost
 from ...core.scheduling.work_turns import BURST_US, MAX_ROW_WORK_US
-from ...ipc.config import EngineConfig
-from ...ipc.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerFailed, WorkerReady
-from ...ipc.token_ids import count_token_ids
+from ...core.workers.executor import Executor, ExecutorEvent, WorkerLost
+from ...ipc.protocol.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerFailed, WorkerReady
+from ...ipc.protocol.token_ids import count_token_ids
+from ...ipc.spec.config import EngineConfig
 from .fake_worker import FakeExecutor, FakeWorker
 from .network import Timeline
 from .scenario import FaultKind, Scenario, SimRequest

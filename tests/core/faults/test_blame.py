@@ -10,9 +10,9 @@ from fakes import FakeEngine, count_calls_of, expected_output, make_config, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quire.core.faults.blame import WorkerDeath
-from quire.ipc.spec.config import SchedulerConfig
 from quire.ipc.protocol.messages import EngineCoreRequest, ErrorCode, FinishReason
 from quire.ipc.protocol.step import SchedulerOutput, StepFailed
+from quire.ipc.spec.config import SchedulerConfig
 
 MAX_MODEL_LEN = 128
 
