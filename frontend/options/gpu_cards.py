@@ -7,7 +7,6 @@ torch for CPUs is installed, the defaults are a CPU's.
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,9 +60,11 @@ def find_card(device: str = "auto") -> Card | None:
 
 def _is_for_cpus() -> bool:
     """Whether the installed torch, if any, computes on CPUs only."""
+    from importlib import metadata  # 16 ms, which who has no GPU does not pay
+
     try:
-        return importlib.metadata.version("torch").endswith("+cpu")
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version("torch").endswith("+cpu")
+    except metadata.PackageNotFoundError:
         return True
 
 

@@ -7,7 +7,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from quire.frontend import openai
+from quire.frontend import http
 from quire.frontend.http.observe.live import load_page, make_content_security_policy
 
 
@@ -23,7 +23,7 @@ def test_the_policy_allows_the_pages_own_script_and_nothing_else():
 
 
 def test_the_page_loads_nothing_and_writes_no_markup():
-    page = "".join(path.read_text() for path in (Path(openai.__path__[0]) / "static").glob("*.*"))
+    page = "".join(path.read_text() for path in (Path(http.__path__[0]) / "page").glob("*.*"))
     for word in (
         "http://",
         "https://",
