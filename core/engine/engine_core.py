@@ -40,8 +40,7 @@ from ..scheduling.request import Request
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.step import Step
 from ..scheduling.tenant import ClientShare, TenantLedger
-from ..stats.remarks import Remarks
-from ..stats.stats import EngineCounters
+from ..stats.stats import EngineCounters, Remarks
 from ..stats.stats_collector import StatsCollector, Surroundings
 from ..stats.step_recorder import StepRecorder
 from .engine_outputs import EngineOutputs

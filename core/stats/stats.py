@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, get_args
 
@@ -231,3 +231,35 @@ def _one_two_five(highest: int) -> Iterable[int]:
     """1, 2, 5, 10, 20, 50, ... up to `highest`."""
     series = (digit * 10**power for power in itertools.count() for digit in (1, 2, 5))
     return itertools.takewhile(lambda value: value <= highest, series)
+
+
+# Remarks: lines for the log about requests that were refused or cost much; a flood of them is one line.
+
+PERIOD_S = 10.0
+
+
+class Remarks:
+    """At most one line of a kind in PERIOD_S. `clock` is monotonic. Texts must hold nothing of a prompt."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._pending: dict[str, tuple[int, str]] = {}  # kind -> (how many, the last one's text)
+        self._due_at: dict[str, float] = {}
+
+    def note(self, kind: str, text: str) -> None:
+        """Count one more of a kind."""
+        count, _ = self._pending.get(kind, (0, ""))
+        self._pending[kind] = (count + 1, text)
+
+    def take(self) -> list[str]:
+        """The lines that are due."""
+        if not self._pending:
+            return []
+        now = self._clock()
+        due = [kind for kind in self._pending if now >= self._due_at.get(kind, now)]
+        lines: list[str] = []
+        for kind in due:
+            count, text = self._pending.pop(kind)
+            self._due_at[kind] = now + PERIOD_S
+            lines.append(f"{kind}: {text}" + (f" (and {count - 1} more before it)" if count > 1 else ""))
+        return lines

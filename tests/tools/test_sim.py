@@ -16,7 +16,7 @@ from quire.core.clients.clients import LeaseWatch
 from quire.core.engine.engine_loop import EngineLoop
 from quire.core.faults.blame import FAILURES_ALONE, Blame
 from quire.core.faults.death_journal import DeathJournal
-from quire.core.faults.step_limits import StepLimits
+from quire.core.faults.failures import StepLimits
 from quire.core.kv.kv_cache_manager import KVCacheManager
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.scheduling.work_turns import WorkTurns

@@ -18,7 +18,7 @@ import msgspec
 
 from ...core.clients.client_registry import GroupRoster
 from ...core.faults.blame import FAILURES_ALONE
-from ...core.faults.step_limits import ATTEMPTS_AT_FLOOR
+from ...core.faults.failures import ATTEMPTS_AT_FLOOR
 from ...frontend.outputs import RequestOutput
 from ...frontend.requests.input_processor import EngineInput
 from ...frontend.requests.vectors.outputs import PoolingRequestOutput

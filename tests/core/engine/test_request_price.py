@@ -12,7 +12,7 @@ from quire.core.clients.clients import LeaseWatch
 from quire.core.scheduling import answer_cost, scheduler
 from quire.core.scheduling.answer_cost import SCORED_TOKEN_PRICE
 from quire.core.scheduling.request import Request
-from quire.core.stats.remarks import PERIOD_S
+from quire.core.stats.stats import PERIOD_S
 from quire.core.stats.stats_collector import Surroundings
 from quire.ipc.params.sampling_params import RequestOutputKind, SamplingParams
 from quire.ipc.protocol.messages import PROTOCOL_VERSION, EngineCoreRequest, ErrorCode, Hello

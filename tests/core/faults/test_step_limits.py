@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fakes import FakeEngine, FakeExecutor, FakeWorker, expected_output, make_config, make_request
-from quire.core.faults.step_limits import ATTEMPTS_AT_FLOOR, FIRST_PATIENCE, MAX_PATIENCE, StepLimits
+from quire.core.faults.failures import ATTEMPTS_AT_FLOOR, FIRST_PATIENCE, MAX_PATIENCE, StepLimits
 from quire.ipc.protocol.messages import EngineCoreRequest, ErrorCode, FinishReason
 from quire.ipc.protocol.step import ModelRunnerOutput, SchedulerOutput, StepFailed
 from quire.ipc.spec.config import SchedulerConfig
