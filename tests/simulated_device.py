@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from quire.ipc.protocol.codec import make_step_codec
 from quire.ipc.protocol.step import ModelRunnerOutput, ResetRows, SchedulerOutput, StepFailed
-from quire.worker.device_errors import is_out_of_memory, is_sticky
+from quire.worker.devices import is_out_of_memory, is_sticky
 from quire.worker.worker_process import WorkerProcess
 
 POLL_S, QUERY_S, LAUNCH_S, COLLECT_S = 4e-6, 2e-6, 150e-6, 40e-6

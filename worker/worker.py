@@ -23,8 +23,7 @@ from ..kernels.group.shared_group import SharedGroup
 from ..kernels.program import native
 from ..kernels.triton.direct_launch import launch_directly
 from ..kernels.triton.triton_runtime import CompileWatch, can_use_triton
-from .device_errors import is_out_of_memory, is_sticky
-from .devices import resolve_device
+from .devices import is_out_of_memory, is_sticky, resolve_device
 from .kv_cache import allocate_kv_caches, check_max_model_len, check_weights_fit, plan_memory, wait_for_memory
 from .models import load_model
 from .rank import check_num_ranks, compute_weights_id, join_group, take_cores

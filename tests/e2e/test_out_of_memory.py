@@ -6,7 +6,7 @@ import pytest
 import torch
 from generated import find_tokens
 from quire import LLM, SamplingParams
-from quire.worker.device_errors import is_out_of_memory
+from quire.worker.devices import is_out_of_memory
 
 PROMPTS = ["Once upon a time", "The little fox", "One day, a", "What is 3 plus 4?"] * 4
 PARAMS = [SamplingParams(temperature=1.0, seed=i, max_tokens=40, ignore_eos=True) for i in range(16)]

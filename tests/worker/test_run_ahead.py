@@ -8,7 +8,7 @@ import pytest
 import torch
 from quire.ipc.processes.process import EXIT_DEVICE_LOST
 from quire.ipc.protocol.step import ModelRunnerOutput, StepFailed, WorkerFailed
-from quire.worker.device_errors import is_out_of_memory, is_sticky
+from quire.worker.devices import is_out_of_memory, is_sticky
 from simulated_device import Exited, SimulatedDevice, mean_step_s, serve
 
 ILLEGAL = RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")

@@ -20,8 +20,8 @@ from ...kernels.linear.gated_activation import gated_activation_reference
 from ...kernels.norm.rms_norm import add_rms_norm_reference
 from ...kernels.program.gather_rows import gather_rows_reference
 from ...worker.attention import QKNorm, make_attention
-from ...worker.layers.activation import GatedActivation
 from ...worker.layers.embedding import Embedding
+from ...worker.layers.feed_forward import GatedActivation
 from ...worker.layers.norm import RMSNorm
 from ...worker.sampling.sampler import SamplingBatch, sample
 from .attention_steps import copy_cache, make_cache, make_metadata

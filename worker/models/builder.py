@@ -28,7 +28,6 @@ from ...kernels.linear.linear import PackedWeight
 from ...kernels.program.native import SWITCH, is_switched_off
 from ..attention import AttentionBackend, QKNorm, make_attention
 from ..first_calls import make_first_calls
-from ..layers.activation import GatedActivation
 from ..layers.attention import Attention, make_position_bias
 from ..layers.collectives import (
     AllReduce,
@@ -40,7 +39,7 @@ from ..layers.collectives import (
     VocabParallelLookup,
 )
 from ..layers.embedding import Embedding, StageInput
-from ..layers.feed_forward import MLP, Experts, FeedForward, PlainMLP
+from ..layers.feed_forward import MLP, Experts, FeedForward, GatedActivation, PlainMLP
 from ..layers.linear import Linear, NativeLinear, TorchLinear, make_linear
 from ..layers.logits import LogitsHead
 from ..layers.norm import LayerNorm, NoNorm, RMSNorm

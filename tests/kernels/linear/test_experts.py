@@ -12,8 +12,7 @@ from quire.ipc.spec.model_spec import ExpertsSpec
 from quire.kernels.linear.experts import experts_reference, launch_experts, launch_route, route_reference
 from quire.kernels.program.program import LinearTable
 from quire.kernels.sampling.soft_cap import launch_soft_cap, soft_cap_reference
-from quire.worker.layers.activation import GatedActivation
-from quire.worker.layers.feed_forward import MLP, Experts
+from quire.worker.layers.feed_forward import MLP, Experts, GatedActivation
 from quire.worker.layers.linear import NativeLinear, TorchLinear
 
 CPU = torch.device("cpu")
