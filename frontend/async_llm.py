@@ -31,9 +31,9 @@ from .requests.vectors.outputs import PoolingOutput, PoolingRequestOutput
 from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from .async_calls import AsyncPooling
     from .formats.output_format import OutputFormat
     from .requests.vectors.processor import PoolingPrompt
+    from .vector_calls import AsyncPooling
 
 _SHUTDOWN_WAIT_S = 5.0  # for a loop in another thread to do it; it is done later if that loop is busy
 
@@ -228,8 +228,8 @@ class AsyncLLM(AsyncUtilityCalls):
     @functools.cached_property
     def pooling(self) -> AsyncPooling:
         """Calls that compute vectors of many prompts at once; EngineDeadError before `start`."""
-        from .async_calls import AsyncPooling
         from .requests.vectors.processor import PoolingProcessor
+        from .vector_calls import AsyncPooling
 
         processor = PoolingProcessor(self.facts, self.tokenizer)
         return AsyncPooling(processor, self._requests, self._running_client)

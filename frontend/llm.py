@@ -23,8 +23,7 @@ from .outputs import RequestOutput
 from .request_batch import RequestBatch, run_batches
 from .requests.beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
 from .requests.input_processor import EngineInput, PreparedParams
-from .requests.prompt_tokenizer import TokenizedPrompt
-from .requests.prompts import Prompt, is_many
+from .requests.prompts import Prompt, TokenizedPrompt, is_many
 from .requests.vectors.outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,

@@ -21,9 +21,8 @@ from ...ipc.network.tcp_address import is_tcp
 from ...ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
 from ..http.connections.listen import is_loopback
 from ..options.engine_args import SHARED_MAX_QUEUED_BYTES
-from .config_file import add_config_option
 from .engine_choice import add_engine_options
-from .parser import Parser
+from .parser import Parser, add_config_option
 
 if TYPE_CHECKING:  # the server's modules load Starlette, which --help does without
     from ..http.limits import Limits

@@ -28,7 +28,7 @@ from ..http.observe.access_log import CURRENT, KEY_LENGTH, AccessLog, AccessReco
 from ..http.options import ServerOptions
 from ..http.room import Tally
 from ..http.serving import Caller
-from ..http.text_process.turns import TurnQueue
+from ..http.text_process.lane import TurnQueue
 
 _USUAL_MESSAGE_BYTES = 4 << 20  # gRPC's own default; the dearest message of that size takes 60 ms to parse
 _MAX_KEYLESS_CALLS = 64  # answered at once; who does not read its answer stays for write_timeout_s

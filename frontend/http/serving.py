@@ -27,7 +27,7 @@ from ..formats.output_format import OutputFormat
 from ..formats.schemas.grammar_cache import GrammarCache
 from ..outputs import RequestOutput
 from ..requests.input_processor import PreparedParams
-from ..requests.vectors.model_texts import ModelTexts
+from ..requests.vectors.encoder import ModelTexts
 from ..requests.vectors.outputs import PoolingOutput, PoolingRequestOutput
 from ..text.tokenizer import Tokenizer
 from .bodies.messages import MessagesRequest

@@ -19,8 +19,7 @@ from ...ipc.errors import ModelError
 from ...ipc.spec.gguf_tensor import GgufTensor
 from .gguf.files import find_gguf_files
 from .gguf.folder import open_gguf
-from .hub import download
-from .model_files import MAX_INDEX_BYTES, open_regular, read_json, read_json_as
+from .model_files import MAX_INDEX_BYTES, download, open_regular, read_json, read_json_as
 
 POCKET, POCKET_ENCODER = "pocket", "pocket-encoder"
 _ALLOWED_MODEL = (

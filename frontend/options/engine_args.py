@@ -321,7 +321,7 @@ class EngineArgs(metaclass=DropsOffValues):
 
     def _check_parsers(self) -> None:
         if self.tool_call_parser is not None or self.reasoning_parser is not None:
-            from ..formats.choose import check_parsers
+            from ..formats.known_formats import check_parsers
 
             check_parsers(self.tool_call_parser, self.reasoning_parser)
 

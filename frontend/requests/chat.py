@@ -15,7 +15,7 @@ from ..formats.schemas.json_schema import check_valid
 from ..outputs import CompletionOutput, RequestOutput
 from ..text.tokenizer import Tokenizer
 from .input_processor import InputProcessor, PreparedParams
-from .prompt_tokenizer import TokenizedPrompt
+from .prompts import TokenizedPrompt
 
 
 class ChatTurns:

@@ -29,9 +29,18 @@ from ...ipc.protocol.token_lists import (
     pack_token_lists,
 )
 from ..text.tokenizer import Tokenizer
-from .prompt_tokenizer import PromptTokenizer, TokenizedPrompt
-from .prompts import Prompt, Truncation, describe_token_ids, find_truncation, parse_prompt
-from .request_fields import check_fields, check_priority, check_request_id
+from .prompts import (
+    Prompt,
+    PromptTokenizer,
+    TokenizedPrompt,
+    Truncation,
+    check_fields,
+    check_priority,
+    check_request_id,
+    describe_token_ids,
+    find_truncation,
+    parse_prompt,
+)
 from .vectors.tasks import check_task
 
 if TYPE_CHECKING:
@@ -113,7 +122,7 @@ class InputProcessor:
         """
         if self._tokenizer is None:
             return None
-        from ..formats.choose import choose_output_format
+        from ..formats.known_formats import choose_output_format
 
         facts = self._facts
         return choose_output_format(self._tokenizer, facts.tool_call_parser, facts.reasoning_parser)

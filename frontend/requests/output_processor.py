@@ -16,8 +16,7 @@ from ...ipc.errors import InputError
 from ...ipc.params.sampling_params import RequestOutputKind
 from ...ipc.protocol.messages import BeamHypothesis, EngineCoreOutput, FinishReason
 from ..logprobs import LogprobsList, LogprobsTable, TokenText
-from ..metrics import RequestMetrics, merge_metrics
-from ..outputs import CompletionOutput, RequestOutput
+from ..outputs import CompletionOutput, RequestMetrics, RequestOutput, merge_metrics
 from ..text.detokenizer import Detokenizer
 from ..text.tokenizer import Tokenizer
 from .beam_search import make_beam_completions

@@ -14,8 +14,7 @@ from quire.frontend.cli import engine_choice
 from quire.frontend.cli.commands import top
 from quire.frontend.cli.entry import run_command
 from quire.frontend.cli.top.frame import render
-from quire.frontend.cli.top.look import Look, Looker, ProcessUsage, find_quantiles
-from quire.frontend.cli.top.view import View
+from quire.frontend.cli.top.view import Look, Looker, ProcessUsage, View, find_quantiles
 from quire.ipc.protocol.engine_views import (
     EngineLoad,
     EngineSnapshot,

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 from frontend_fakes import FakeAsyncClient
-from quire.frontend import async_calls
 from quire.frontend import async_llm as async_llm_module
+from quire.frontend import vector_calls
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.options.engine_args import EngineArgs
 from quire.frontend.requests.vectors.encoder import EncodedText, TextPair
@@ -106,7 +106,7 @@ def test_what_takes_long_is_done_beside_the_event_loop(run: Any, monkeypatch: py
         return await to_thread(function, *args)
 
     async def scenario(llm: AsyncLLM, _client: FakeAsyncClient) -> None:
-        monkeypatch.setattr(async_calls.asyncio, "to_thread", count)
+        monkeypatch.setattr(vector_calls.asyncio, "to_thread", count)
         await llm.pooling.encode_many(["short", [5] * 9])
         assert threads == []
         params = PoolingParams(truncate_prompt_tokens=-1)

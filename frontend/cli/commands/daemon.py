@@ -28,9 +28,8 @@ from ...daemon import (
 )
 from ...daemon_record import forget_record
 from ...options.engine_args import SHARED_MAX_QUEUED_BYTES, EngineArgs
-from ..config_file import add_config_option
 from ..engine_choice import choose_model
-from ..parser import ExitCode, Parser, UsageError, run_subcommand
+from ..parser import ExitCode, Parser, UsageError, add_config_option, run_subcommand
 from ..streams import PhaseLine
 
 DEFAULT_NAME = "default"

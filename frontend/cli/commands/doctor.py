@@ -29,7 +29,7 @@ from ....ipc.spec.config import ModelConfig, ParallelConfig
 from ....ipc.spec.linear_shapes import count_model_bytes
 from ....ipc.spec.model_spec import ModelSpec, PoolingSpec, find_stages
 from ....ipc.spec.weight_format import Quantization
-from ...formats.choose import choose_output_format, summarize
+from ...formats.known_formats import choose_output_format, summarize
 from ...models.model_folder import inspect_model_folder, pocket_encoder_folder, pocket_folder
 from ...options.engine_args import EngineArgs
 from ...options.gpu_cards import find_card

@@ -27,8 +27,7 @@ from ....ipc.processes.collector import paused_collector
 from ....ipc.processes.process_limits import discard_unwritable
 from ...client.remote_daemon import Attachment, check_unattached
 from ...daemon import DaemonStarter, check_name_is_free
-from ...http.connections.listen import bind_socket, reserve_port
-from ...http.connections.unix_socket import listen_at_path
+from ...http.connections.listen import bind_socket, listen_at_path, reserve_port
 from ...http.engines.daemon_model import DaemonModel, load_daemon_model, load_daemon_models
 from ...options.engine_args import EngineArgs
 from .. import serve_options

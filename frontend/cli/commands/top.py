@@ -25,8 +25,7 @@ from ...llm_engine import LLMEngine
 from ..engine_choice import add_keys_option, choose_daemons
 from ..parser import ExitCode, Parser
 from ..top.frame import render
-from ..top.look import Look, Looker
-from ..top.view import ENGINES_ORDER, SORT_NAMES, Action, View
+from ..top.view import ENGINES_ORDER, SORT_NAMES, Action, Look, Looker, View
 
 PERIOD_S = 0.5
 _PIPED_SIZE = (100, 40)  # columns and lines where there is no terminal to ask

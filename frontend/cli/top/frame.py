@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ....ipc.protocol.engine_views import ClientView, EngineLoad, EngineSnapshot, RequestView
-from .look import WINDOW_S, Look
-from .view import Mode, View
+from .view import WINDOW_S, Look, Mode, View
 
 _MAX_CLIENTS = 4
 _NUM_FIXED_LINES = 8  # of a frame without what low terminals leave out

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from ....ipc.errors import SamplingParamsError
+from ..offered_tools import list_types, resolve
 from ..output_format import CallFormat
-from ..schema_types import list_types, resolve
 from ..schemas import keywords
 from ..schemas.grammar_text import WHITESPACE_PATTERN, quote, to_json
 from ..schemas.json_schema import make_schema

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..offered_tools import list_types, resolve, type_of
 from ..output_format import CallFormat
-from ..schema_types import list_types, resolve, type_of
 from .json_text import decode_json, read_json, read_json_string, read_json_text
 from .lexicon import Lexicon
 from .literals import PYTHON, LiteralReader, load_style

@@ -2,16 +2,69 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from typing import Protocol
 
+from ....ipc.processes.heap import trim_heap
 from ..errors import ApiError, overloaded
 from ..limits import Limits
 from ..observe.access_log import AccessLog
 from .auth import ApiKeys
+from .connection import Connection
 from .hosts import AllowedHosts
-from .memory import MemoryTrimmer
-from .read_turns import ReadTurns
 from .shares import ByteShares, ConnectionTable
+
+# Connections that send much take turns, so that one turn of the event loop reads only so much. libuv
+# reads a connection for as long as bytes are there, up to 8 MB: 75 uploads held the loop for 1.3 s.
+
+_LARGE_READ_BYTES = 2**16  # uvloop reads at most 256 KiB at once
+_READERS_A_TURN = 4
+
+
+class ReadTurns:
+    """Of one process. Methods are called in its event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Connection] = deque()
+
+    def note_read(self, reader: Connection, num_bytes: int) -> None:
+        """So much came in one go: who has read much waits for its next turn."""
+        if num_bytes < _LARGE_READ_BYTES:
+            return
+        reader.pause_reading()
+        self._waiting.append(reader)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        for _ in range(min(_READERS_A_TURN, len(self._waiting))):
+            self._waiting.popleft().continue_reading()
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+
+
+# Gives back to the kernel what large requests took: malloc keeps it for the next ones. Knows no
+# connections: who has ended a large request says so.
+
+LARGE_BYTES = 2**17  # of a body; what smaller ones leave is soon taken again
+_DELAY_S = 1.0
+
+
+class MemoryTrimmer:
+    """Of one process. Methods are called in its event loop."""
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+
+    def note_ended(self, size_bytes: int) -> None:
+        """A request with a body of that size has been answered, or its client has left."""
+        if size_bytes >= LARGE_BYTES and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_DELAY_S, self._trim)
+
+    def _trim(self) -> None:
+        self._timer = None
+        asyncio.get_running_loop().run_in_executor(None, trim_heap)
 
 
 class AdmittedConnection(Protocol):

@@ -11,11 +11,22 @@ from ..bodies.vectors import CohereEmbedRequest
 from ..errors import FieldError, missing_field
 from ..serving import Caller, Serving, make_id
 from ..stream import JsonResponse
-from .answers import make_meta
-from .inputs import Inputs, find_prompt, list_names
 from .unsupported import COHERE_EMBED_RULES, check_supported
-from .vector_question import Question, ask, make_params
-from .vectors import Format, Write, join_list, write_base64, write_beside, write_floats
+from .vector_question import (
+    Format,
+    Inputs,
+    Question,
+    Write,
+    ask,
+    find_prompt,
+    join_list,
+    list_names,
+    make_meta,
+    make_params,
+    write_base64,
+    write_beside,
+    write_floats,
+)
 
 _WRITERS: dict[str, Write] = {"float": write_floats, "base64": write_base64}
 _SIDES = {"START": "left", "END": "right"}

@@ -13,12 +13,24 @@ from ..errors import FieldError, missing_field
 from ..serving import Caller, Serving, make_id
 from ..stream import JsonResponse
 from ..text_process.jobs import RenderJob
-from .answers import write_list
-from .inputs import Inputs, find_prompt, read_inputs
 from .prompts import render_chat
 from .tasks import check_task
-from .vector_question import Question, Vectors, ask, make_params
-from .vectors import Write, make_row_writer, read_floats, write_base64, write_beside, write_floats
+from .vector_question import (
+    Inputs,
+    Question,
+    Vectors,
+    Write,
+    ask,
+    find_prompt,
+    make_params,
+    make_row_writer,
+    read_floats,
+    read_inputs,
+    write_base64,
+    write_beside,
+    write_floats,
+    write_list,
+)
 
 _TASKS: tuple[PoolingTask, ...] = ("embed", "classify", "token_embed", "token_classify")
 _EMBEDDING = b'{"object":"embedding","index":%d,"embedding":%b}'

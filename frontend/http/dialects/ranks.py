@@ -21,11 +21,10 @@ from ..bodies.vectors import (
 from ..errors import FieldError, missing_field
 from ..serving import Caller, Serving, make_id
 from ..stream import JsonResponse, respond
-from .answers import make_meta, make_usage
-from .inputs import read_texts
 from .scores import Pairs, Scores, score
 from .tei import find_truncation
 from .unsupported import RERANK_RULES, check_supported
+from .vector_question import make_meta, make_usage, read_texts
 
 _TEI_FIELDS = ("raw_scores", "return_text", "truncate", "truncation_direction")
 _OTHER_FIELDS = ("documents", "return_documents", "max_tokens_per_doc")

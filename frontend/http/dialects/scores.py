@@ -15,16 +15,22 @@ import msgspec
 from starlette.responses import Response
 
 from ....ipc.params.pooling_params import FLOAT_BYTES, PoolingParams
-from ...requests.vectors.model_texts import DOCUMENT_PROMPTS, QUERY_PROMPTS
+from ...requests.vectors.encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS
 from ...requests.vectors.scoring import compute_cosine
 from ..bodies.vectors import DocumentText, Score, ScoreRequest
 from ..errors import FieldError, missing_field
 from ..serving import Caller, Serving, make_id
 from ..stream import JsonResponse
-from .answers import write_list
-from .inputs import Inputs, read_texts
-from .vector_question import Question, ask, make_params
-from .vectors import read_floats, read_score
+from .vector_question import (
+    Inputs,
+    Question,
+    ask,
+    make_params,
+    read_floats,
+    read_score,
+    read_texts,
+    write_list,
+)
 
 _CUT = PoolingParams(truncate_prompt_tokens=-1)
 _MAX_INLINE_NUMBERS = 4096  # of vectors that are compared in the event loop: 1 ms

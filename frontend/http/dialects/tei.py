@@ -15,10 +15,18 @@ from ..engines.served_models import ServedModels
 from ..errors import ErrorResponse
 from ..serving import Caller, Serving, make_id
 from ..stream import JsonResponse, respond
-from .inputs import Inputs, read_inputs, read_texts
 from .scores import compare
-from .vector_question import Question, ask, make_params
-from .vectors import join_list, write_beside, write_floats
+from .vector_question import (
+    Inputs,
+    Question,
+    ask,
+    join_list,
+    make_params,
+    read_inputs,
+    read_texts,
+    write_beside,
+    write_floats,
+)
 
 
 async def create_tei_embedding(serving: Serving, request: TeiEmbedRequest, caller: Caller) -> Response:

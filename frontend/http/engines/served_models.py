@@ -12,7 +12,7 @@ from ....ipc.errors import shorten
 from ....ipc.protocol.messages import EngineFacts
 from ...async_llm import AsyncLLM
 from ...client.remote_daemon import Attachment
-from ...formats.choose import summarize
+from ...formats.known_formats import summarize
 from ..bodies.schema import ModelCard
 from ..errors import ApiError, missing_field, unavailable
 from ..options import ServerOptions

@@ -15,7 +15,7 @@ import msgspec
 from ....ipc.params.structured_outputs import StructuredOutputsFields
 from ...formats.grammars.rules import OutputRules
 from ...requests.prompts import Truncation
-from ...requests.vectors.model_texts import ModelTexts
+from ...requests.vectors.encoder import ModelTexts
 from ...tools import Tool
 from ..bodies.schema import ChatMessage
 

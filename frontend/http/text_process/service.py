@@ -8,8 +8,15 @@ from http import HTTPStatus
 from ....ipc.files.file_identity import Stamps
 from ..errors import ApiError, overloaded, unavailable
 from . import jobs
-from .lane import EndedBy, JobEndedError, LaneLimits, TextLane, TextProcess, TextUnavailableError
-from .turns import TurnQueueFullError
+from .lane import (
+    EndedBy,
+    JobEndedError,
+    LaneLimits,
+    TextLane,
+    TextProcess,
+    TextUnavailableError,
+    TurnQueueFullError,
+)
 from .work import MEMORY_ALLOWED, name_of
 
 SHORT_JOB_BYTES = 20_000  # rendered and tokenized within milliseconds

@@ -11,8 +11,7 @@ from ....ipc.errors import InputError, PromptError, describe_refusal
 from ....ipc.params.structured_outputs import StructuredOutputsParams
 from ....ipc.protocol.token_ids import decode_token_ids, encode_token_ids
 from ...formats.schemas.json_schema import check_valid
-from ...requests.prompt_tokenizer import require_tokenizer
-from ...requests.prompts import describe_length
+from ...requests.prompts import describe_length, require_tokenizer
 from ...requests.vectors.encoder import EncodedText, TextEncoder, TextPair
 from ...text.tokenizer import Tokenizer
 from ..bodies import schema

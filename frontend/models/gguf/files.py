@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from ....ipc.errors import ModelError
-from ..hub import download
+from ..model_files import download
 
 SUFFIX = ".gguf"
 MAX_SPLITS = 1024

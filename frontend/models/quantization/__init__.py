@@ -17,9 +17,9 @@ from ....ipc.spec.weight_format import Quantization, WeightFormat, WeightFormats
 from .awq import read_awq
 from .bitsandbytes import read_bitsandbytes
 from .compressed_tensors import read_compressed_tensors
-from .fields import FormatRule, QuantizationFields
 from .fp8 import read_fp8
 from .gptq import read_gptq
+from .names import FormatRule, QuantizationFields
 from .torchao import read_torchao
 
 _METHODS: dict[str, Callable[[QuantizationFields], FormatRule]] = {

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ....ipc.spec.weight_format import LM_HEAD, WeightFormat
-from .fields import FormatRule, QuantizationFields, check_multiple
 from .gptq import HARMLESS
-from .names import all_but, match_text, read_names
+from .names import FormatRule, QuantizationFields, all_but, check_multiple, match_text, read_names
 
 
 def read_awq(fields: QuantizationFields) -> FormatRule:

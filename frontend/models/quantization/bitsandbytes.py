@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ....ipc.spec.weight_format import LM_HEAD, WeightFormat
-from .fields import FormatRule, QuantizationFields, check_multiple
-from .names import all_but, match_parts, read_names
+from .names import FormatRule, QuantizationFields, all_but, check_multiple, match_parts, read_names
 
 _BLOCK = 64  # of 4 bits; the weights' own description is held against it
 # LLM.int8 computes inputs above a threshold in float16; here all are computed in the model's type.

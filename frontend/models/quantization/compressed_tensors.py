@@ -11,9 +11,8 @@ from typing import Any, cast
 
 from ....ipc.spec.linear_shapes import LinearShape
 from ....ipc.spec.weight_format import WeightFormat
-from .fields import FormatRule, QuantizationFields, check_multiple
 from .fp8 import check_block
-from .names import NamePattern, compile_patterns, read_names
+from .names import FormatRule, NamePattern, QuantizationFields, check_multiple, compile_patterns, read_names
 
 _CLASS = "Linear"
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized")

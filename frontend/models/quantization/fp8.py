@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from ....ipc.spec.weight_format import LM_HEAD, WeightFormat
-from .fields import FormatRule, QuantizationFields
-from .names import all_but, match_parts, read_names
+from .names import FormatRule, QuantizationFields, all_but, match_parts, read_names
 
 _HARMLESS = ("quant_method", "activation_scale_ub", "kv_cache_scheme", "kv_cache_quant_method", "dequantize")
 

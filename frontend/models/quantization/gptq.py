@@ -6,8 +6,7 @@ from typing import Any, cast
 
 from ....ipc.spec.linear_shapes import LinearShape
 from ....ipc.spec.weight_format import LM_HEAD, WeightFormat
-from .fields import FormatRule, QuantizationFields
-from .names import MAX_PATTERNS, NamePattern, compile_pattern
+from .names import MAX_PATTERNS, FormatRule, NamePattern, QuantizationFields, compile_pattern
 
 # Of how it was made, and which kernels its makers use; AWQ's tools write most of it too.
 HARMLESS = (

@@ -6,8 +6,7 @@ Activations are computed in the model's type also where a config quantizes them.
 from __future__ import annotations
 
 from ....ipc.spec.weight_format import LM_HEAD, WeightFormat
-from .fields import FormatRule, QuantizationFields
-from .names import all_but, match_parts, read_names
+from .names import FormatRule, QuantizationFields, all_but, match_parts, read_names
 
 _INT8 = ("int8weightonlyconfig", "int8dynamicactivationint8weightconfig")
 _INTX = "intxweightonlyconfig"

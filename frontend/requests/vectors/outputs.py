@@ -12,7 +12,7 @@ from typing import Any, Generic, Self, TypeVar, overload
 
 from ....ipc.errors import RequestFailedError
 from ....ipc.params.pooling_params import FLOAT_BYTES
-from ...metrics import RequestMetrics
+from ...outputs import RequestMetrics
 
 Output = TypeVar("Output")
 

@@ -21,11 +21,19 @@ from ....ipc.params.pooling_params import EMBEDDING, PoolingParams, PoolingTask
 from ....ipc.params.sampling_params import SamplingParams
 from ....ipc.protocol.messages import EngineCoreRequest, EngineFacts
 from ...text.tokenizer import Tokenizer
-from ..prompt_tokenizer import PromptTokenizer, TokenizedPrompt, refusing_texts, require_tokenizer
-from ..prompts import Prompt, RawPrompt, Truncation, parse_prompt
-from ..request_fields import check_priority, check_request_id
-from .encoder import EncodedText, TextEncoder, TextPair
-from .model_texts import ModelTexts, read_model_texts
+from ..prompts import (
+    Prompt,
+    PromptTokenizer,
+    RawPrompt,
+    TokenizedPrompt,
+    Truncation,
+    check_priority,
+    check_request_id,
+    parse_prompt,
+    refusing_texts,
+    require_tokenizer,
+)
+from .encoder import EncodedText, ModelTexts, TextEncoder, TextPair, read_model_texts
 from .state import PoolingInput
 from .tasks import check_params
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from ....ipc.errors import InputError, PromptError
 from ....ipc.params.pooling_params import PoolingParams
-from ..prompt_tokenizer import TokenizedPrompt
-from .encoder import TextPair
-from .model_texts import DOCUMENT_PROMPTS, QUERY_PROMPTS
+from ..prompts import TokenizedPrompt
+from .encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, TextPair
 from .outputs import PoolingOutput, PoolingRequestOutput, ScoringOutput, ScoringRequestOutput, to_score
 from .processor import PoolingProcessor
 from .tasks import check_task

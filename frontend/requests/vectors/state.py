@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ....ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
-from ...metrics import RequestMetrics
+from ...outputs import RequestMetrics
 from .outputs import PoolingOutput, PoolingRequestOutput
 
 Pooled = PoolingRequestOutput[PoolingOutput]

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 from known_transcripts import QWEN, TRANSCRIPTS
-from quire.frontend.formats.choose import REASONING_PARSERS, TOOL_CALL_PARSERS, choose_output_format
-from quire.frontend.formats.known_formats import FORMATS
+from quire.frontend.formats.known_formats import (
+    FORMATS,
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
+    choose_output_format,
+)
 from quire.frontend.formats.output_format import CallFormat, ThinkingFormat
 from quire.frontend.formats.response_template import read_response_template
 from quire.frontend.text.tokenizer import Tokenizer

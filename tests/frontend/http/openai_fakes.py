@@ -24,9 +24,8 @@ from quire.frontend.http.stream import GONE_EXTENSION
 from quire.frontend.http.text_process.jobs import Refused, TextJob, decode_job, encode_body
 from quire.frontend.http.text_process.work import do_job
 from quire.frontend.logprobs import Logprob
-from quire.frontend.metrics import RequestMetrics
 from quire.frontend.models.model_folder import pocket_folder
-from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.frontend.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quire.frontend.requests.input_processor import InputProcessor, PreparedParams
 from quire.frontend.requests.vectors.outputs import PoolingOutput, PoolingRequestOutput
 from quire.frontend.requests.vectors.processor import PoolingProcessor, PoolingPrompt

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from openai_fakes import FakeLLM
-from quire.frontend.http.connections.unix_socket import listen_at_path
+from quire.frontend.http.connections.listen import listen_at_path
 from quire.frontend.http.options import TlsOptions
 from quire.frontend.http.server import Server
 from server_fakes import Peer, run_with_server

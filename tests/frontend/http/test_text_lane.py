@@ -13,8 +13,9 @@ from quire.frontend.http.text_process.lane import (
     LaneLimits,
     TextLane,
     TextUnavailableError,
+    TurnQueue,
+    TurnQueueFullError,
 )
-from quire.frontend.http.text_process.turns import TurnQueue, TurnQueueFullError
 
 
 def test_owners_take_turns_and_each_keeps_its_order():

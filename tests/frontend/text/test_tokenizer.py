@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quire.frontend.formats.choose import choose_output_format
+from quire.frontend.formats.known_formats import choose_output_format
 from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.frontend.tools import Tool

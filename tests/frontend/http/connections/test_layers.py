@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from openai_fakes import FakeLLM
 from quire.frontend.http.connections.hosts import AllowedHosts
-from quire.frontend.http.connections.unix_socket import listen_at_path
+from quire.frontend.http.connections.listen import listen_at_path
 from quire.frontend.http.errors import ApiError
 from quire.frontend.http.options import CorsOptions
 from quire.frontend.http.server import Server

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 from openai_fakes import FakeLLM
-from quire.frontend.http.connections import memory
-from quire.frontend.http.connections.memory import LARGE_BYTES, MemoryTrimmer
+from quire.frontend.http.connections import admission
+from quire.frontend.http.connections.admission import LARGE_BYTES, MemoryTrimmer
 from quire.frontend.http.connections.protocol import CappedProtocol
 from quire.frontend.http.server import Server
 from server_fakes import Peer, run_with_server
@@ -23,8 +23,8 @@ def test_large_requests_have_the_heap_trimmed_once_after_a_while(monkeypatch: py
             num_trims += 1
             loop.call_soon_threadsafe(has_trimmed.set)
 
-        monkeypatch.setattr(memory, "_DELAY_S", 0.05)
-        monkeypatch.setattr(memory, "trim_heap", trim)
+        monkeypatch.setattr(admission, "_DELAY_S", 0.05)
+        monkeypatch.setattr(admission, "trim_heap", trim)
         trimmer = MemoryTrimmer()
         trimmer.note_ended(LARGE_BYTES - 1)
         for _ in range(2):  # the second is after the first round

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from openai_fakes import FakeLLM
-from quire.frontend.http.connections.read_turns import ReadTurns
+from quire.frontend.http.connections.admission import ReadTurns
 from quire.frontend.http.server import Server
 from server_fakes import Peer, run_with_server
 

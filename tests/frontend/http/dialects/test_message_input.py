@@ -10,7 +10,7 @@ import pytest
 from quire.frontend.http.bodies.messages import MessagesRequest
 from quire.frontend.http.bodies.parsing import parse_body
 from quire.frontend.http.dialects.conversation import Conversation
-from quire.frontend.http.dialects.message_input import make_conversation
+from quire.frontend.http.dialects.messages import make_conversation
 from quire.frontend.http.errors import ApiError
 from quire.frontend.http.options import ServerOptions
 from quire.frontend.tools import ToolChoice

@@ -10,7 +10,7 @@ import pytest
 from golden_weights import GOLDEN_NAMES, GoldenWeight
 from msgspec.structs import replace
 from quire.frontend.models.families import read_model_spec
-from quire.frontend.models.quantization import fields, read_weight_formats
+from quire.frontend.models.quantization import names, read_weight_formats
 from quire.ipc.errors import ModelError
 from quire.ipc.spec.linear_shapes import list_linears
 from quire.ipc.spec.model_spec import ModelSpec
@@ -345,7 +345,7 @@ def test_a_shape_that_does_not_go_with_a_format_names_the_layer() -> None:
 
 
 def test_patterns_that_take_long_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fields, "MAX_MATCHING_S", 1e-4)
+    monkeypatch.setattr(names, "MAX_MATCHING_S", 1e-4)
     with pytest.raises(ModelError, match=r"ignored_layers='.*patterns that take less than"):
         read({**FP8, "ignored_layers": [".*.*.*.*!"] * 50})
 

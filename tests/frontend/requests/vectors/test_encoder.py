@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from frontend_fakes import write_byte_level_folder, write_encoder_folder
 from quire.frontend.requests.prompts import Truncation
-from quire.frontend.requests.vectors.encoder import TextEncoder, TextPair
-from quire.frontend.requests.vectors.model_texts import ModelTexts, read_model_texts
+from quire.frontend.requests.vectors.encoder import ModelTexts, TextEncoder, TextPair, read_model_texts
 from quire.frontend.text.tokenizer import load_tokenizer
 from quire.ipc.errors import InputError, PromptError
 from transformers import PreTrainedTokenizerFast
