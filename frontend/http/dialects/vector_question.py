@@ -1,7 +1,4 @@
-"""Question: what one HTTP request asks the engine to make vectors of, and `ask`, the one way there.
-
-Knows neither the bodies that it was read from nor the answers that its vectors become.
-"""
+"""What pooling dialects share: a request's inputs, the question that they are to the engine, its answer."""
 
 from __future__ import annotations
 

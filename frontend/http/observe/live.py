@@ -140,7 +140,7 @@ class SnapshotFeed:
 
 @functools.cache
 def load_page() -> str:
-    """static/index.html with the styles and scripts that it names in their places."""
+    """page/index.html with the styles and scripts that it names in their places."""
     page = (_FOLDER / "index.html").read_text()
     page = re.sub(r'<link rel="stylesheet" href="(\S+)">', lambda found: _inline("style", found[1]), page)
     return re.sub(r'<script src="(\S+)"></script>', lambda found: _inline("script", found[1]), page)
