@@ -193,8 +193,11 @@ class FairPolicy(Policy[FairQueue]):
         paced: PacedStep = step.policy_data
         account = account_of(request)
         left = num_tokens
-        if paced.decoding - {account}:
-            left = self._max_beside - paced.num_prompt_tokens.get(account, 0)
+        if others := paced.decoding - {account}:
+            most = self._max_beside
+            if not paced.limited and account.counter >= min(other.counter for other in others):
+                most = self._pacer.limit_beside(most)
+            left = most - paced.num_prompt_tokens.get(account, 0)
         if account in paced.limited:
             left = min(left, paced.limited_budget)
         if not self.batch.config.enable_chunked_prefill:

@@ -5,6 +5,9 @@ runs many and was served no less ("in excess"). Long steps would make it wait, a
 was formed before it came. So, until WINDOW_S after the last newcomer, tenants in excess get only so many
 tokens in a step that it lasts about as long as a newcomer's first step does, as learned from steps before;
 and the next step is not formed while one runs, but SUBMIT_MARGIN_S before that one is expected to end.
+
+Newcomers or not, prompts of a tenant that was served no less may lengthen steps that others' decodes wait for
+by as much as those take, or by BESIDE_S: a tenant of few long prompts has few rows, and is never in excess.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ MAX_TURNS = 8  # limited steps until each decode of tenants in excess had its tu
 # than its noise and the cost of full steps would cut the tokens to a fraction for nothing.
 STRETCH = 1.25
 NUM_SEEN = 8  # steps of a size that say how long the next one lasts
+BESIDE_S = 0.005
+_MIN_BESIDE = 16  # prompt tokens, whatever they take
 _MAX_CHANGE = 2.0  # of the limit, and
 _SMOOTHING = 0.25  # of what one step asks for
 
@@ -53,6 +58,8 @@ class StepPacer:
         self._limit: float | None = None  # tokens of tenants in excess that last as long as they may
         self._first_steps: deque[float] = deque(maxlen=NUM_SEEN)  # those that newcomers had for themselves
         self._durations: dict[tuple[int, int], deque[float]] = {}  # by size of step; some 200 at most
+        self._pass_s: float | None = None  # of steps of nothing but decodes
+        self._token_s: float | None = None  # of a prompt in a step with decodes, beside what those take
 
     # -- who is in excess
 
@@ -74,6 +81,12 @@ class StepPacer:
             return None
         return max(1, round(self._limit), ceil(num_decodes / MAX_TURNS))
 
+    def limit_beside(self, most: int) -> int:
+        """Tokens of one tenant's prompts, at most `most`, in a step that others' decodes wait for."""
+        if self._token_s is None or self._pass_s is None:
+            return most
+        return min(most, max(_MIN_BESIDE, round(max(BESIDE_S, self._pass_s) / self._token_s)))
+
     def find_submit_time(self, running: Step) -> float | None:
         """When the step after `running` is to be formed; None for at once."""
         seen = self._durations.get(_size_of(running))
@@ -93,10 +106,18 @@ class StepPacer:
         self._ended_at = now
         seen = self._durations.setdefault(_size_of(step), deque(maxlen=NUM_SEEN))
         seen.append(duration_s)
+        self._note_pace(step, duration_s)
         if paced.is_exclusive:
             self._first_steps.append(duration_s)
         elif paced.num_limited_tokens and self._first_steps:
             self._adapt_limit(paced.num_limited_tokens, STRETCH * _expect(self._first_steps) / _expect(seen))
+
+    def _note_pace(self, step: Step, duration_s: float) -> None:
+        num_prompt_tokens = step.num_scheduled_tokens - len(step.sampled)
+        if num_prompt_tokens <= 0:
+            self._pass_s = _smooth(self._pass_s, duration_s)
+        elif self._pass_s is not None and step.policy_data.decoding and duration_s > self._pass_s:
+            self._token_s = _smooth(self._token_s, (duration_s - self._pass_s) / num_prompt_tokens)
 
     def _adapt_limit(self, num_tokens: int, change: float) -> None:
         """Aim at steps that last `change` times as long as those with `num_tokens` limited tokens do."""
@@ -123,6 +144,10 @@ def is_in_excess(tenant: Account, newcomer: Account) -> bool:
 def _size_of(step: Step) -> tuple[int, int]:
     """Steps of one size last about as long: tokens computed and sampled, each within a factor of 1.2."""
     return round(2 * log2(step.num_scheduled_tokens)), round(2 * log2(1 + len(step.sampled)))
+
+
+def _smooth(before: float | None, now: float) -> float:
+    return now if before is None else before + _SMOOTHING * (now - before)
 
 
 def _expect(seen: deque[float]) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from fakes import FakeEngine, make_config, make_request
+from quire.core.policies.step_pacer import BESIDE_S
 from quire.ipc.params.beam_search import BeamSearch
 from quire.ipc.protocol.messages import EngineCoreRequest
 from quire.ipc.protocol.step import ModelRunnerOutput
@@ -69,3 +70,13 @@ def test_beams_of_another_at_most_double_an_answer(run_ahead: int) -> None:
 
     alone_s, *others_s = measure_answers(run_ahead, make_search, 4)
     assert max(others_s[3:]) <= 2 * alone_s + 0.1
+
+
+@pytest.mark.parametrize("run_ahead", [1, 2])
+@pytest.mark.parametrize("num_waiting", [1, 4])
+def test_few_long_prompts_of_another_at_most_double_an_answer(run_ahead: int, num_waiting: int) -> None:
+    def make_long(number: int) -> EngineCoreRequest:
+        return make_request(f"long{number}", [number % 997, 2, 3] * 40, max_tokens=2)
+
+    alone_s, *others_s = measure_answers(run_ahead, make_long, num_waiting)
+    assert max(others_s[3:]) <= 2 * alone_s + 0.1 + 24 * BESIDE_S
