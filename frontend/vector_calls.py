@@ -1,4 +1,4 @@
-"""PoolingCalls: those of LLM's calls that compute vectors."""
+"""PoolingCalls: those of LLM's calls that compute vectors; AsyncPooling: many prompts of an AsyncLLM."""
 
 from __future__ import annotations
 

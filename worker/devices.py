@@ -1,4 +1,4 @@
-"""Which device a worker takes, and why a GPU that is there cannot be used."""
+"""Which device a worker takes, why a GPU that is there cannot be used, and which of its errors end it."""
 
 from __future__ import annotations
 

@@ -62,13 +62,14 @@ class _Group:
 
     def has_cleared(self, request: Request) -> bool:
         """Whether this member has got further, or has ended."""
-        is_further = request.num_output_tokens > self.num_known[request.request_id]
-        return is_further or request.finish_reason is not None
+        return self._is_further(request) or request.finish_reason is not None
 
     def has_left(self, request: Request) -> bool:
         """Whether its client has ended it before it was cleared."""
-        is_further = request.num_output_tokens > self.num_known[request.request_id]
-        return request.finish_reason is FinishReason.ABORT and not is_further
+        return request.finish_reason is FinishReason.ABORT and not self._is_further(request)
+
+    def _is_further(self, request: Request) -> bool:
+        return request.num_output_tokens > self.num_known[request.request_id]
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,9 @@ class FairPolicy(Policy[FairQueue]):
         heapq.heapify(running)
         first = self.waiting.peek()
         if len(self._holders) > 1 or (first is not None and account_of(first) not in self._holders):
-            step.policy_data.decoding = self._find_decoding(step)
+            paced: PacedStep = step.policy_data
+            paced.decoding = self._find_decoding(step)
+            paced.least_decoding = min((one.counter for one in paced.decoding), default=0.0)
         may_admit = True
         while step.token_budget and (running or may_admit):
             if running and running[0][0] != account_of(running[0][2]).key:
@@ -179,7 +181,7 @@ class FairPolicy(Policy[FairQueue]):
             else:
                 yield head
                 most = self.batch.config.max_num_seqs
-                may_admit = head.row is not None or self.waiting.may_pass_over(head, most)
+                may_admit = head.row is not None or self.waiting.pass_over(head, most)
         self.waiting.put_back()
 
     def _find_decoding(self, step: Step) -> frozenset[Account]:
@@ -193,9 +195,9 @@ class FairPolicy(Policy[FairQueue]):
         paced: PacedStep = step.policy_data
         account = account_of(request)
         left = num_tokens
-        if others := paced.decoding - {account}:
+        if paced.decoding - {account}:
             most = self._max_beside
-            if not paced.limited and account.counter >= min(other.counter for other in others):
+            if not paced.limited and account.counter > paced.least_decoding:
                 most = self._pacer.limit_beside(most)
             left = most - paced.num_prompt_tokens.get(account, 0)
         if account in paced.limited:

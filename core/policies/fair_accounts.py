@@ -227,7 +227,7 @@ class FairQueue:
         """Of those that are not passed over."""
         return len(self._queues)
 
-    def may_pass_over(self, head: Request, most: int) -> bool:
+    def pass_over(self, head: Request, most: int) -> bool:
         """Pass over the next request, which does not fit now, and its tenant, until `put_back`.
 
         False if others went before it `most` times, or too many are passed over. None of the tenant's
@@ -244,7 +244,7 @@ class FairQueue:
         return [request for queue in self._aside.values() if (request := queue.peek()) is not None]
 
     def put_back(self) -> None:
-        """End what `may_pass_over` began."""
+        """End what `pass_over` began."""
         self._queues |= self._aside
         for account in self._aside:
             self._accounts.add(account)

@@ -162,7 +162,7 @@ class FairPreemption:
         """Look on for whom those could make room who hold most, and are next themselves."""
         if account_of(head) is not promised.holdings.find_greatest():
             return False
-        return waiting.may_pass_over(head, self._batch.config.max_num_seqs)
+        return waiting.pass_over(head, self._batch.config.max_num_seqs)
 
     def _has_others(self, head: Request, waiting: FairQueue) -> bool:
         """Whether there is a row to give, and anybody to give it but the tenant of the first request."""

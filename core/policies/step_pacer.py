@@ -6,7 +6,7 @@ was formed before it came. So, until WINDOW_S after the last newcomer, tenants i
 tokens in a step that it lasts about as long as a newcomer's first step does, as learned from steps before;
 and the next step is not formed while one runs, but SUBMIT_MARGIN_S before that one is expected to end.
 
-Newcomers or not, prompts of a tenant that was served no less may lengthen steps that others' decodes wait for
+Newcomers or not, prompts of a tenant that was served more may lengthen steps that others' decodes wait for
 by as much as those take, or by BESIDE_S: a tenant of few long prompts has few rows, and is never in excess.
 """
 
@@ -28,7 +28,7 @@ MAX_TURNS = 8  # limited steps until each decode of tenants in excess had its tu
 # than its noise and the cost of full steps would cut the tokens to a fraction for nothing.
 STRETCH = 1.25
 NUM_SEEN = 8  # steps of a size that say how long the next one lasts
-BESIDE_S = 0.005
+BESIDE_S = 0.005  # of prompts of a tenant, however short steps are without them
 _MIN_BESIDE = 16  # prompt tokens, whatever they take
 _MAX_CHANGE = 2.0  # of the limit, and
 _SMOOTHING = 0.25  # of what one step asks for
@@ -44,6 +44,7 @@ class PacedStep:
     limited_budget: int = 0  # of them, for prompts
     num_limited_tokens: int = 0  # of them, in the step
     decoding: frozenset[Account] = frozenset()  # the tenants of its decodes
+    least_decoding: float = 0.0  # their least counter
     num_prompt_tokens: dict[Account, int] = field(default_factory=dict)
 
 

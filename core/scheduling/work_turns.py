@@ -36,6 +36,7 @@ WORK_SHARE = 0.5
 _DECAY = 0.9  # a turn: what takes long now and then is dear in between
 _MIN_PASS_US = 500  # also of a worker that does not say: whoever waits gets on
 _MAX_DEBT_US = 250_000  # of a tenant's rows that all turned dear at once
+_MAX_CREDITS = 64  # tenants that earn in a step; who owes least is forgiven for one more
 _SMOOTHING = 0.125  # of what one pass took
 _USUAL_NOISE = 1.5  # times a pass
 
@@ -176,6 +177,8 @@ class WorkTurns:
     def _change_credit(self, tenant: Tenant, change_us: float) -> None:
         credit = self._credits.get(tenant.name)
         if credit is None:
+            if len(self._credits) >= _MAX_CREDITS:  # debts of tenants that come and go must not add up
+                del self._credits[max(self._credits, key=lambda name: self._credits[name].us)]
             credit = self._credits[tenant.name] = Credit(tenant.weight)
         credit.us = min(BURST_US, credit.us + change_us)
 

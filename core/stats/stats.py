@@ -1,4 +1,4 @@
-"""What an engine core counts: plain sums, rates over the last seconds, histograms.
+"""What an engine core counts: plain sums, rates over the last seconds, histograms; and what its log is told.
 
 Nothing here reads a clock or knows the scheduler. The per-step parts cost well under a microsecond a request;
 everything else is paid by whoever looks (`EngineCore.snapshot` and `EngineCore.metrics`).

@@ -1,5 +1,5 @@
 """Parsers of command lines: the commands' own, whose errors are UsageErrors in the house's form (field=value:
-what is allowed), and one for users' scripts; and what the command's exit codes mean.
+what is allowed), and one for users' scripts; their --config files; and what the command's exit codes mean.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Reads single files of a model folder, which may be anybody's: regular files only, and only so many bytes.
 
 A FIFO or a device in a file's place would block the reader for ever or never end. Knows no file's meaning.
+Fetches folders from the hub, too.
 """
 
 from __future__ import annotations

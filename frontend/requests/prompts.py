@@ -1,4 +1,6 @@
-"""Prompts as users write them: a text, token ids, or a dict with either. A wrong form is a PromptError."""
+"""Prompts as users write them (a text, token ids, a dict with either), what a request says beside them, and
+the token ids that an engine takes. A wrong form is a PromptError.
+"""
 
 from __future__ import annotations
 

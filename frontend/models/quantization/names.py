@@ -1,4 +1,4 @@
-"""Which layers a list of names or patterns in a quantization_config means.
+"""How fields of a quantization_config are read, and which layers a list of names or patterns in it means.
 
 Patterns are anybody's: short, of a kind whose cost does not grow exponentially with a name's length, and
 refused when all of a config take too long.
