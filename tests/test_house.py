@@ -407,7 +407,7 @@ LINES = {
     "frontend/grpc": (800, 0),
     "frontend/http": (8800, 13_900),
     "frontend/models": (5200, 0),
-    "frontend/observe": (300, 330),
+    "frontend/observe": (300, 350),
     "frontend/options": (900, 0),
     "frontend/requests": (2700, 0),
     "frontend/text": (1100, 1350),
@@ -415,8 +415,8 @@ LINES = {
     "ipc": (6000, 8400),
     "worker": (10_500, 0),
     "kernels": (5500, 0),
-    "tools": (15_000, 24_900),
-    "tests": (50_000, 71_600),
+    "tools": (15_000, 23_950),
+    "tests": (50_000, 71_550),
 }
 _SLACK = 200  # by which a number that only falls may be above what is there
 

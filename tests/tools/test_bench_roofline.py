@@ -14,7 +14,6 @@ from quire.ipc.spec.model_spec import ExpertsSpec
 from quire.tools.bench.cli import run
 from quire.tools.bench.cost_model import CARDS, StepShape, compute_step_work
 from quire.tools.bench.roofline import load_spec
-from quire.tools.sim.fleet.step_costs import MEASURED_TOKENS, find_costs
 
 ONE = StepShape(1, 208)
 
@@ -114,12 +113,3 @@ def test_the_command_prints_a_row_a_step_and_refuses_what_it_does_not_know(
     assert [row["card"] for row in json.loads(file.read_text())] == ["h200", "h200", "l4", "l4"]
     with pytest.raises(InputError, match="context"):
         run(["roofline", "--context", "0"])
-
-
-def test_the_simulator_takes_estimated_steps_of_a_card() -> None:
-    costs = find_costs("llama-8b@h100")
-    assert costs.tokens == MEASURED_TOKENS
-    assert list(costs.seconds) == sorted(costs.seconds)
-    assert 0.004 < costs.find(1) < 0.007
-    with pytest.raises(ValueError, match="MODEL@CARD"):
-        find_costs("llama-8b@abacus")

@@ -6,7 +6,6 @@ import argparse
 import logging
 import sys
 
-from .fleet.command import add_fleet_options, run_fleets
 from .simulate import simulate
 
 
@@ -16,13 +15,10 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1000, metavar="N", help="how many (default 1000)")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first one (default 0)")
     parser.add_argument("--groups", action="store_true", help="over two or three engines")
-    add_fleet_options(parser)
     args = parser.parse_args()
     if args.seeds < 1:
         parser.error(f"--seeds {args.seeds}: at least 1")
     logging.disable()  # steps that fail and workers that die are what it is about
-    if args.engines is not None:
-        return run_fleets(parser, args)
     return simulate(range(args.first, args.first + args.seeds), args.groups)
 
 
