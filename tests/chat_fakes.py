@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from quire.frontend.cli.chat.answer_printer import AnswerStyle
 from quire.frontend.cli.chat.conversation import Conversation
-from quire.frontend.cli.chat.tools import find_tools
 from quire.frontend.cli.commands.chat import talk
 from quire.frontend.cli.session import Session
 from quire.frontend.events import OutputEvent, TextDelta
 from quire.frontend.outputs import CompletionOutput, RequestOutput
-from quire.frontend.tools import Tool
 from quire.ipc.errors import PromptError, RequestFailedError
 from quire.ipc.params.sampling_params import SamplingParams
 
@@ -29,7 +27,7 @@ class FakeSession:
         self.words = words
         self.before = list(more)
         self.asked: list[list[dict[str, Any]]] = []
-        self.offered: list[tuple[Sequence[Tool], bool | None]] = []
+        self.thinking: list[bool | None] = []
         self.params: list[SamplingParams] = []
         self.num_sent = 0
         self.finish_reason: str | None = "stop"
@@ -45,13 +43,12 @@ class FakeSession:
         self,
         messages: list[dict[str, Any]],
         params: SamplingParams,
-        tools: Sequence[Tool],
         is_thinking: bool | None,
     ) -> Generator[tuple[RequestOutput, list[OutputEvent]]]:
         self.render_chat(messages)
         self.asked.append(messages)
         self.params.append(params)
-        self.offered.append((tools, is_thinking))
+        self.thinking.append(is_thinking)
         words = self.before.pop(0) if self.before else self.words
         for number, word in enumerate(words, start=1):
             if word == "fail":
@@ -68,10 +65,9 @@ class FakeSession:
 
 
 def make_conversation(
-    session: FakeSession, system: str | None = None, tools: str = "", style: AnswerStyle | None = None
+    session: FakeSession, system: str | None = None, style: AnswerStyle | None = None
 ) -> Conversation:
-    offered = find_tools(tools) if tools else ()
-    return Conversation(cast(Session, session), {}, system, is_verbose=False, tools=offered, style=style)
+    return Conversation(cast(Session, session), {}, system, is_verbose=False, style=style)
 
 
 def run_terminal(

@@ -400,8 +400,8 @@ def test_every_module_of_ours_that_a_test_imports_is_there() -> None:
 # Lines of Python in a folder: what it may have once the house is as docs/architecture.md draws it, with the
 # capabilities to come, and what it may have until then. The second number only falls.
 LINES = {
-    "frontend": (30_000, 39_800),
-    "frontend/cli": (3400, 5600),
+    "frontend": (30_000, 39_550),
+    "frontend/cli": (3400, 5350),
     "frontend/client": (2200, 3350),
     "frontend/formats": (3900, 4350),
     "frontend/grpc": (800, 0),
@@ -416,7 +416,7 @@ LINES = {
     "worker": (10_500, 0),
     "kernels": (5500, 0),
     "tools": (15_000, 23_950),
-    "tests": (50_000, 71_550),
+    "tests": (50_000, 71_350),
 }
 _SLACK = 200  # by which a number that only falls may be above what is there
 

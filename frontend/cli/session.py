@@ -17,9 +17,7 @@ from ..outputs import RequestOutput
 from ..requests.chat import ChatTurns
 from ..requests.input_processor import PreparedParams
 from ..requests.prompts import Prompt
-from ..text.messages import as_template_tools
 from ..text.tokenizer import Tokenizer
-from ..tools import Tool
 from .streams import PhaseLine
 
 
@@ -94,18 +92,16 @@ class Session:
         self,
         messages: Sequence[Mapping[str, Any]],
         params: SamplingParams,
-        tools: Sequence[Tool] = (),
         is_thinking: bool | None = None,
     ) -> Generator[tuple[RequestOutput, list[OutputEvent]]]:
         """As `stream` for the next message of one conversation: what is new of it, and the events in that.
 
-        Raises PromptError for what the chat template refuses, InputError for tools of a model that has none.
+        Raises PromptError for what the chat template refuses.
         """
-        offered = as_template_tools(tools)
         known = self._engine.input_processor.output_format
-        turns = ChatTurns(self.tokenizer, known, offered, None, True, self.facts.eos_token_ids)
+        turns = ChatTurns(self.tokenizer, known, None, None, True, self.facts.eos_token_ids)
         params.skip_special_tokens = turns.parsing is None
-        prompt: Prompt = {"prompt_token_ids": self.render_chat(messages, tools, is_thinking)}
+        prompt: Prompt = {"prompt_token_ids": self.render_chat(messages, is_thinking)}
         processor = self._engine.input_processor
         tokenized = processor.tokenize([prompt])
         (prepared,) = turns.prepare(processor, processor.prepare_each([params]), tokenized)
@@ -114,14 +110,11 @@ class Session:
             yield output, [event for events in reader.read(output) for event in events]
 
     def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Tool] = (),
-        is_thinking: bool | None = None,
+        self, messages: Sequence[Mapping[str, Any]], is_thinking: bool | None = None
     ) -> list[int]:
         """The prompt of a conversation, by the model's chat template. Raises PromptError."""
         variables = None if is_thinking is None else {"enable_thinking": is_thinking}
-        text = self.tokenizer.find_chat_template().render(messages, variables=variables, tools=tools)
+        text = self.tokenizer.find_chat_template().render(messages, variables=variables)
         try:
             return self.tokenizer.encode(text, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError):

@@ -12,31 +12,13 @@ import pytest
 from chat_fakes import FakeSession, make_conversation, run_terminal
 from quire.frontend.cli.chat import conversation as conversation_module
 from quire.frontend.cli.chat.answer_printer import AnswerStyle, can_dim, choose_style
-from quire.frontend.cli.chat.conversation import MAX_ROUNDS, AnswerRates, interrupts_noted
-from quire.frontend.cli.chat.tools import CALCULATOR, LOOKUP
+from quire.frontend.cli.chat.conversation import AnswerRates, interrupts_noted
 from quire.frontend.cli.sampling_options import add_sampling_options, read_sampling_options
-from quire.frontend.events import (
-    OutputEvent,
-    ReasoningDelta,
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from quire.frontend.events import ReasoningDelta
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.ipc.errors import SamplingParamsError
 from quire.ipc.params.sampling_params import SAMPLING_FIELDS
 from quire.ipc.params.structured_outputs import StructuredOutputsParams
-
-
-def call(expression: str, index: int = 0) -> list[OutputEvent]:
-    arguments = f'{{"expression": "{expression}"}}'
-    start = ToolCallStart(index, f"call_{index}", "calculator")
-    return [
-        start,
-        ToolCallDelta(index, arguments[:5]),
-        ToolCallDelta(index, arguments[5:]),
-        ToolCallEnd(index),
-    ]
 
 
 def press_ctrl_c_at(monkeypatch: pytest.MonkeyPatch, printed: str) -> None:
@@ -175,69 +157,16 @@ def test_a_second_ctrl_c_stops_an_answer_that_does_not_move_and_not_the_chat(
     assert "/clear, /reset        forget the conversation" in out
 
 
-def test_a_call_is_run_and_its_result_is_given_to_the_model(capsys: pytest.CaptureFixture[str]) -> None:
-    session = FakeSession(["42", "."], [[ReasoningDelta("\nA sum.")], call("12 + 30")])
-    conversation = make_conversation(session, tools="calculator")
-    conversation.answer("What is 12 plus 30?")
-    assert session.offered == [([CALCULATOR], None)] * 2
-    question, asked, result = session.asked[1]
-    assert question == {"role": "user", "content": "What is 12 plus 30?"}
-    function = {"name": "calculator", "arguments": '{"expression": "12 + 30"}'}
-    calls = [{"id": "call_0", "type": "function", "function": function}]
-    assert asked == {"role": "assistant", "content": "", "reasoning_content": "\nA sum.", "tool_calls": calls}
-    assert result == {"role": "tool", "tool_call_id": "call_0", "name": "calculator", "content": "42"}
-    assert conversation.num_messages == 4
-    out, beside = capsys.readouterr()
-    assert out == "42.\n"
-    assert beside == '(thinking) A sum.\n-> calculator {"expression": "12 + 30"}\n<- 42\n'
-
-
-def test_several_calls_of_one_turn_have_a_result_each_and_a_bad_one_an_error() -> None:
-    session = FakeSession(["ok"], [call("1 + 1"), call("1 / 0", 1)])
-    make_conversation(session, tools="calculator").answer("Both.")
-    results = [(one["tool_call_id"], one["content"]) for one in session.asked[1][2:]]
-    assert results == [("call_0", "2"), ("call_1", "error: division by zero")]
-
-
-def test_a_model_that_calls_on_and_on_is_stopped(capsys: pytest.CaptureFixture[str]) -> None:
-    session = FakeSession([call("1 + 1")])
-    session.render_chat = lambda *_options: []
-    conversation = make_conversation(session, tools="calculator")
-    conversation.answer("Go on.")
-    assert len(session.asked) == MAX_ROUNDS
-    assert conversation.num_messages == 1 + 2 * MAX_ROUNDS
-    assert f"no answer after {MAX_ROUNDS} rounds" in capsys.readouterr().err
-
-
-def test_tools_and_thinking_can_be_set_and_taken_back(
+def test_thinking_can_be_set_and_taken_back(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = FakeSession(["ok"])
-    typed = ["/set tools lookup", "/set think no", "Hi", "/show", "/set think maybe", "/set tools weather"]
-    typed += ["/set tools default", "/set think default", "Hi", "/bye"]
+    typed = ["/set think no", "Hi", "/show", "/set think maybe", "/set think default", "Hi", "/bye"]
     run_terminal(monkeypatch, make_conversation(session), [*typed])
-    assert session.offered == [([LOOKUP], False), ((), None)]
+    assert session.thinking == [False, None]
     out = capsys.readouterr().out
     assert re.search(r"^think +no$", out, re.MULTILINE)
-    assert re.search(r"^tools +lookup$", out, re.MULTILINE)
     assert "think='maybe': yes or no" in out
-    assert "tools='weather': one of calculator, lookup" in out
-
-
-def test_a_call_that_the_end_has_cut_is_neither_run_nor_remembered() -> None:
-    session = FakeSession(["ok"], [call("1 + 1"), call("2 + 2", 1)[:2]])
-    make_conversation(session, tools="calculator").answer("Both.")
-    assert [one["id"] for one in session.asked[1][1]["tool_calls"]] == ["call_0"]
-    assert len(session.asked[1]) == 3
-
-
-def test_a_stopped_call_is_neither_run_nor_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = FakeSession(["ok"], ["Let me see.", call("1 + 1")[:2], call("1 + 1")[2:]])
-    conversation = make_conversation(session, tools="calculator")
-    press_ctrl_c_at(monkeypatch, "-> calculator ")
-    conversation.answer("Count.")
-    conversation.answer("Go on.")
-    assert session.asked[1][1] == {"role": "assistant", "content": "Let me see."}
 
 
 def test_what_is_beside_the_answer_is_dimmed_on_a_terminal(

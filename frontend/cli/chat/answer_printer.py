@@ -1,6 +1,4 @@
-"""Prints a turn while it is generated. The answer goes to standard output, so that a pipe gets nothing else;
-thoughts, tool calls and their results go to standard error.
-"""
+"""Prints an answer while it is generated: the text to standard output, thoughts to standard error."""
 
 from __future__ import annotations
 
@@ -48,23 +46,13 @@ class AnswerPrinter:
                     self._markdown.write(shown)
             case turn.ReasoningDelta(text):
                 self._think(text)
-            case turn.ToolCallStart(_, _, name):
-                self.end_line()
-                self._print_beside(f"-> {name} ")
-            case turn.ToolCallDelta(_, arguments):
-                self._print_beside(arguments)
-            case turn.ToolCallEnd():
-                self.end_line()
+            case _:  # calls: no tools are offered
+                pass
 
-    def end_message(self, message: turn.AssistantMessage) -> None:
+    def end_message(self) -> None:
         """End the last line; an answer without a text is an empty line."""
-        if self._stream is None and not message.tool_calls:
-            self._stream = sys.stdout
+        self._stream = self._stream or sys.stdout
         self.end_line()
-
-    def show_result(self, text: str) -> None:
-        """Print what a call gave."""
-        self.note(f"<- {text}")
 
     def note(self, text: str) -> None:
         """Print a line beside the answer."""

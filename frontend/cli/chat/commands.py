@@ -14,7 +14,6 @@ from ....ipc.errors import InputError, SamplingParamsError, did_you_mean
 from ..sampling_options import NUMBERS
 from .conversation import Conversation
 from .line_editor import QUOTES
-from .tools import NAMES, find_tools
 
 LEAVING = ("/bye", "/exit", "/quit")
 HELP = f"""\
@@ -22,7 +21,6 @@ HELP = f"""\
 /set NAME VALUE       set a sampling parameter, or one of these:
 /set system TEXT      the system message; /system TEXT is the same
 /set think yes        have the model think first, or not: no
-/set tools NAMES      tools that the model may call: {", ".join(NAMES)}
 /set NAME default     take it back
 /set, /show           show the model, the conversation's size and what is set
 /retry                ask the last question again
@@ -36,7 +34,7 @@ Ctrl-C stops an answer. Tab completes commands.
 """
 _DEFAULT = "default"  # the value that takes a setting back
 _NUMBERS = {field.name: field.kind for field in NUMBERS}
-_SETTABLE = (*_NUMBERS, "stop", "system", "think", "tools")
+_SETTABLE = (*_NUMBERS, "stop", "system", "think")
 _WORDS = {"yes": True, "no": False}
 _FORMAT = "quire chat"
 _MAX_BYTES = 64 * 1024 * 1024
@@ -202,8 +200,6 @@ class Commands:
                 self._conversation.system = value
             case "think":
                 self._conversation.is_thinking = value
-            case "tools":
-                self._conversation.tools = value or ()
             case _:
                 self._conversation.set_field(name, value)
 
@@ -214,7 +210,7 @@ class Commands:
         print(f"{'conversation':<20}  {used}")
         params = talk.params
         think = next((word for word, value in _WORDS.items() if value == talk.is_thinking), None)
-        values = {"system": talk.system, "think": think, "tools": ", ".join(tool.name for tool in talk.tools)}
+        values = {"system": talk.system, "think": think}
         for name in _SETTABLE:
             value = values[name] if name in values else getattr(params, name)
             shown = "-" if value in (None, [], "") else value
@@ -226,8 +222,6 @@ def _parse_value(name: str, text: str) -> Any:
         raise InputError(name, text, f"/set {name} VALUE")
     if text == _DEFAULT:
         return None
-    if name == "tools":
-        return find_tools(text)
     if name == "think":
         if text not in _WORDS:
             raise InputError(name, text, "yes or no")
@@ -252,8 +246,6 @@ def _complete_setting(given: list[str]) -> Sequence[str]:
     match given:
         case []:
             return sorted(_SETTABLE)
-        case ["tools"]:
-            return (*NAMES, _DEFAULT)
         case ["think"]:
             return (*_WORDS, _DEFAULT)
         case [_]:

@@ -1,4 +1,4 @@
-"""A conversation with a model: its messages, how answers are sampled, and the tools that it may call."""
+"""A conversation with a model: its messages, and how answers are sampled."""
 
 from __future__ import annotations
 
@@ -12,22 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from ....ipc.errors import InputError, PromptError
 from ....ipc.params.sampling_params import SamplingParams
-from ...events import AssistantMessage, ToolCall, ToolCallEnd
+from ...events import AssistantMessage
 from ..sampling_options import make_sampling_params
 from .answer_printer import AnswerPrinter, AnswerStyle
-from .tools import run_call
 
 if TYPE_CHECKING:
     from ....ipc.protocol.messages import EngineFacts
     from ...outputs import RequestOutput
-    from ...tools import Tool
     from ..session import Session
 
-Turn = list[dict[str, Any]]  # messages: a question, what the model says and calls, the calls' results
+Turn = list[dict[str, Any]]  # messages: a question, and what follows it until the next
 
 # The likeliest answer, up to the model's own end; most chat models recommend something else and get it.
 DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": None}
-MAX_ROUNDS = 5  # of an answer: turns that call tools, and the one that uses their results
 
 
 class Interrupt:
@@ -84,7 +81,6 @@ class Conversation:
         given: Mapping[str, Any],
         system: str | None,
         is_verbose: bool,
-        tools: Sequence[Tool] = (),
         is_thinking: bool | None = None,
         style: AnswerStyle | None = None,
     ) -> None:
@@ -96,7 +92,6 @@ class Conversation:
         self._turns: list[Turn] = []
         self._unanswered: str | None = None  # the last message, if it was refused or failed
         self.system = system
-        self.tools = tools
         self.is_thinking = is_thinking
 
     @property
@@ -111,7 +106,7 @@ class Conversation:
 
     @property
     def num_messages(self) -> int:
-        """Questions, answers and results so far, the system message left out."""
+        """Questions and answers so far, the system message left out."""
         return sum(map(len, self._turns))
 
     @property
@@ -124,7 +119,7 @@ class Conversation:
         """Tokens of the conversation as the model sees it; takes as long as tokenizing it."""
         if not self._turns:
             return 0
-        return len(self._session.render_chat(self.messages, self.tools, self.is_thinking))
+        return len(self._session.render_chat(self.messages, self.is_thinking))
 
     def set_field(self, name: str, value: Any) -> None:
         """Set a sampling field, or take it back: None. Raises SamplingParamsError."""
@@ -143,7 +138,7 @@ class Conversation:
         """Go on with another conversation, its system message included. Raises PromptError if it does not fit
         into the model, or its chat template refuses it; then nothing is changed.
         """
-        num_tokens = len(self._session.render_chat(messages, self.tools, self.is_thinking))
+        num_tokens = len(self._session.render_chat(messages, self.is_thinking))
         if num_tokens >= (max_tokens := self.facts.max_model_len):
             raise PromptError("messages", f"{num_tokens} tokens", f"fewer than the model's {max_tokens}")
         first = messages[:1] if messages and messages[0]["role"] == "system" else []
@@ -178,48 +173,33 @@ class Conversation:
     def answer(self, message: str) -> None:
         """Print the model's answer and remember both. Ctrl-C ends the answer early; what was shown stays.
 
-        Tools that the model calls are run, and their results are given to it. Raises PromptError when the
-        conversation does not fit into the model, RequestFailedError when the engine fails it; then nothing
-        is remembered but what `retry` asks again.
+        Raises PromptError when the conversation does not fit into the model, RequestFailedError when the
+        engine fails it; then nothing is remembered but what `retry` asks again.
         """
         self._unanswered = message
-        turn: Turn = [{"role": "user", "content": message}]
+        question = {"role": "user", "content": message}
         printer = AnswerPrinter(self._style)
         try:
-            for _ in range(MAX_ROUNDS):
-                answer = self._print_answer(turn, printer)
-                turn.append(_to_message(answer))
-                if not answer.tool_calls:
-                    break
-                turn += [self._run_call(call, printer) for call in answer.tool_calls]
-            else:
-                printer.note(f"no answer after {MAX_ROUNDS} rounds of tool calls")
+            answer = self._print_answer([*self.messages, question], printer)
         finally:
             printer.end_line()  # what is said next stands on its own line
-        self._turns.append(turn)
+        self._turns.append([question, _to_message(answer)])
         self._unanswered = None
 
-    def _print_answer(self, turn: list[dict[str, Any]], printer: AnswerPrinter) -> AssistantMessage:
-        """One message of the model, without calls that the end has cut, or of an answer that was stopped."""
+    def _print_answer(self, messages: list[dict[str, Any]], printer: AnswerPrinter) -> AssistantMessage:
         answer = AssistantMessage()
-        whole: set[int] = set()  # calls
         rates = AnswerRates()
-        messages = [*self.messages, *turn]
         with interrupts_noted() as interrupt:
-            stream = self._session.chat(messages, self.params, self.tools, self.is_thinking)
+            stream = self._session.chat(messages, self.params, self.is_thinking)
             for output, events in stream:
                 rates.take(output)
                 for event in events:
                     answer.add(event)
                     printer.take(event)
-                    if isinstance(event, ToolCallEnd):
-                        whole.add(event.index)
                 if interrupt.is_set:
                     stream.close()
-                    whole.clear()
                     break
-        answer.tool_calls = [call for index, call in enumerate(answer.tool_calls) if index in whole]
-        printer.end_message(answer)
+        printer.end_message()
         if note := "stopped" if interrupt.is_set else self._describe_cut(rates):
             printer.note(f"({note})")
         if self._is_verbose:
@@ -236,28 +216,11 @@ class Conversation:
             return f"cut: max_tokens={self.params.max_tokens}"
         return f"cut: the model's {self.facts.max_model_len} tokens are used up"
 
-    def _run_call(self, call: ToolCall, printer: AnswerPrinter) -> dict[str, Any]:
-        """The message with a call's result."""
-        result = run_call(call, self.tools)
-        printer.show_result(result)
-        return {"role": "tool", "tool_call_id": call.call_id, "name": call.name, "content": result}
-
 
 def _to_message(answer: AssistantMessage) -> dict[str, Any]:
     """An answer as it stands among messages."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.content}
-    if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
-    if answer.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": call.call_id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in answer.tool_calls
-        ]
-    return message
+    return message | ({"reasoning_content": answer.reasoning} if answer.reasoning else {})
 
 
 class AnswerRates:

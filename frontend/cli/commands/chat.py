@@ -11,7 +11,6 @@ from ..chat.answer_printer import choose_style
 from ..chat.commands import HELP, LEAVING, Commands
 from ..chat.conversation import Conversation
 from ..chat.line_editor import LineEditor, LineHistory, Typed, find_history
-from ..chat.tools import NAMES, find_tools
 from ..engine_choice import add_engine_options, choose_model, read_engine_choice
 from ..parser import ExitCode, Parser
 from ..sampling_options import add_sampling_options, read_sampling_options
@@ -22,7 +21,6 @@ def run(argv: Sequence[str]) -> int:
     """Run `quire chat`."""
     options = _make_parser().parse(argv)
     given = read_sampling_options(options)
-    tools = () if options.tools is None else find_tools(options.tools)
     options.model = choose_model(argv, options.model_name, options.model)
     engine_args = read_engine_choice(options)
     message = _read_pipe() if options.quick is None else options.quick
@@ -30,9 +28,7 @@ def run(argv: Sequence[str]) -> int:
 
     with Session(engine_args, options.attach) as session:
         style = choose_style(options.color, options.markdown)
-        conversation = Conversation(
-            session, given, options.system, options.verbose, tools, options.think, style
-        )
+        conversation = Conversation(session, given, options.system, options.verbose, options.think, style)
         if message is not None:
             conversation.answer(message)
             return ExitCode.OK
@@ -64,8 +60,6 @@ def _make_parser() -> Parser:
     chat: Any = parser.add_argument_group("chat options")
     chat.add_argument("-q", "--quick", metavar="TEXT", help="answer this and leave")
     chat.add_argument("--system", "--system-prompt", metavar="TEXT", help="the system message")
-    text = f"tools that the model may call, of {', '.join(NAMES)}: NAME or NAME,NAME"
-    chat.add_argument("--tools", metavar="NAMES", help=text)
     text = "have the model think first, or not; default: as its chat template has it"
     chat.add_argument("--think", action=Parser.Switch, help=text)
     chat.add_argument("--verbose", action="store_true", help="tokens and rates after each answer, on stderr")
