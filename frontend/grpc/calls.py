@@ -20,14 +20,12 @@ import grpc.aio
 import msgspec
 
 from ...ipc.protocol.rights import Reach, Standing, check_route, find_reach
+from ..http.caller import Caller, Tally, name_address
 from ..http.connections.auth import STRANGER, ApiKeys
-from ..http.connections.shares import name_address
 from ..http.errors import ApiError, as_api_error, overloaded
 from ..http.limits import Limits
 from ..http.observe.access_log import CURRENT, KEY_LENGTH, AccessLog, AccessRecord
 from ..http.options import ServerOptions
-from ..http.room import Tally
-from ..http.serving import Caller
 from ..http.text_process.lane import TurnQueue
 
 _USUAL_MESSAGE_BYTES = 4 << 20  # gRPC's own default; the dearest message of that size takes 60 ms to parse

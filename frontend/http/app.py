@@ -26,6 +26,7 @@ from .bodies import messages, responses, schema
 from .bodies import vectors as pooling
 from .bodies.openapi import CONTENT_SECURITY_POLICY, Routes, render_docs
 from .bodies.parsing import parse_body, parse_leniently, parse_request
+from .caller import Caller
 from .connections.auth import CALLER_KEY
 from .dialects import chat_answers
 from .dialects.chat import create_chat_completion
@@ -49,7 +50,7 @@ from .observe.http_counts import OTHER, HttpCounts
 from .observe.live import add_routes as add_live_routes
 from .observe.metrics import add_routes as add_metrics_routes
 from .observe.server_info import add_health_routes, add_info_routes
-from .serving import Caller, Serving
+from .serving import Serving
 from .stream import REQUEST_ID_HEADER, echo_request_id, respond, run_while_connected
 
 _CLIENT_GONE = 499  # nginx's code; nobody reads it

@@ -11,7 +11,7 @@ import functools
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from hashlib import sha256
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -21,7 +21,6 @@ from ...ipc.errors import RequestFailedError
 from ...ipc.params.pooling_params import PoolingParams
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.protocol.request_price import find_result_price
-from ...ipc.protocol.rights import Reach, Standing, find_reach
 from ..async_llm import AsyncLLM
 from ..formats.output_format import OutputFormat
 from ..formats.schemas.grammar_cache import GrammarCache
@@ -33,10 +32,9 @@ from ..text.tokenizer import Tokenizer
 from .bodies.messages import MessagesRequest
 from .bodies.responses import ResponsesRequest
 from .bodies.schema import SamplingFields
-from .connections.shares import name_address
+from .caller import Caller, Tally
 from .engines.server_parts import ServerParts
-from .errors import ApiError, FieldError, unavailable
-from .room import Room, Stay
+from .errors import ApiError, FieldError, overloaded, unavailable
 from .stream import EventStream
 from .text_process.service import TextService
 
@@ -49,61 +47,62 @@ _KEPT_FIELDS = {
 }
 
 
-_HERE = "local"  # the address of who comes over loopback or a Unix socket
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """What one request takes. answer_bytes: of logprobs or vectors."""
+
+    tenant: str
+    num_sequences: int
+    answer_bytes: int = 0
 
 
-class Caller(msgspec.Struct, frozen=True):
-    """Who asks. `key_hash`: hex sha256 of the API key, '' without keys; then `server` and `address` say it.
+class Room:
+    """Counts who takes how much. Raises ApiErrors with status 429."""
 
-    `server`: the ServerOptions.server_id; `request_id`: what the caller calls this request (X-Request-Id), ''
-    if it did not say.
-    """
-
-    key_hash: str = ""
-    address: str = ""
-    request_id: str = ""
-    server: str = ""
-    is_stranger: bool = False  # without one of the server's keys
-
-    def at(self, host: str) -> Caller:
-        """The same where the address is known, which counts for callers without a key."""
-        host = host.removeprefix("::ffff:")  # IPv4 on a socket for both
-        is_here = host in ("", "::1") or host.startswith("127.")
-        return msgspec.structs.replace(self, address=_HERE if is_here else name_address(host))
+    def __init__(self, max_answer_bytes: int, answer_bytes: Tally) -> None:
+        """`answer_bytes`: of the process, with those of other engines' requests."""
+        self._max_answer_bytes = max_answer_bytes
+        self._stays: dict[str, Stay] = {}  # engine request id -> what it takes
+        self._sequences = Tally()
+        self._answer_bytes = answer_bytes
 
     @property
-    def standing(self) -> Standing:
-        """What kind of caller it is."""
-        if self.is_stranger:
-            return Standing.STRANGER
-        return Standing.KEY if self.key_hash else Standing.KEYLESS
+    def num_sequences(self) -> int:
+        """Sequences that are inside."""
+        return self._sequences.amount
 
     @property
-    def tenant(self) -> str:
-        """The name under which the engine shares its time, and this process its room, among callers.
+    def request_ids(self) -> list[str]:
+        """The requests that are inside."""
+        return list(self._stays)
 
-        Its requests are those with this tenant: it sees and ends no others.
-        """
-        return self.key_hash[:16] or f"{self.server}/{self.address or _HERE}"
+    def check(self, asked: Stay, max_sequences: int) -> None:
+        """ApiError 429 if there is no room for `asked` now. `max_sequences`: places that there are."""
+        tenant, places, held = asked.tenant, self._sequences, self._answer_bytes
+        if not places.has_room(tenant, asked.num_sequences, max_sequences):
+            raise overloaded(
+                f"{places.amount} sequences are under way ({places.find_amount(tenant)} of them yours), "
+                f"{asked.num_sequences} more are asked for, and at most {max_sequences} may be "
+                "(max_num_seqs + max_waiting)"
+            )
+        if not held.has_room(tenant, asked.answer_bytes, self._max_answer_bytes):
+            raise overloaded(
+                f"logprobs or vectors of {asked.answer_bytes} bytes, and answers under way may need "
+                f"{held.amount} ({held.find_amount(tenant)} of them yours): at most {self._max_answer_bytes} "
+                "(max_total_logprobs_bytes)"
+            )
 
-    @property
-    def owner(self) -> str:
-        """Whose the responses are that are kept for it."""
-        return self.key_hash or self.tenant
+    def enter(self, request_id: str, stay: Stay) -> None:
+        """Count a request until it leaves."""
+        self._stays[request_id] = stay
+        self._sequences.enter(stay.tenant, stay.num_sequences)
+        self._answer_bytes.enter(stay.tenant, stay.answer_bytes)
 
-    def reaches(self, path: str) -> Reach:
-        """Whose requests it sees, or ends, by a route or a method."""
-        return find_reach(path, self.standing)
-
-    def owns(self, owner: str) -> bool:
-        """Whether a request with this tenant is its own."""
-        return not self.is_stranger and owner == self.tenant
-
-    def salt(self, cache_salt: str | None) -> str | None:
-        """Callers with different keys never share cached blocks: what is cached can be told by its speed."""
-        if not self.key_hash:
-            return cache_salt
-        return sha256(f"{self.key_hash}:{cache_salt or ''}".encode()).hexdigest()
+    def leave(self, request_id: str) -> None:
+        """The request has ended, however it did."""
+        stay = self._stays.pop(request_id)
+        self._sequences.leave(stay.tenant, stay.num_sequences)
+        self._answer_bytes.leave(stay.tenant, stay.answer_bytes)
 
 
 class Serving:

@@ -12,8 +12,8 @@ from http import HTTPStatus
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ....ipc.protocol.rights import ROUTES, Reach
+from ..caller import Caller
 from ..errors import ApiError, make_error_response
-from ..serving import Caller
 
 OPEN_PATHS = frozenset(path for path, right in ROUTES.items() if right.stranger is not Reach.NONE)
 CALLER_KEY = "quire.caller"  # of scope["state"]

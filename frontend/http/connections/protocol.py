@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from ..bodies.parsing import BODY_EXTENSION
+from ..caller import name_address
 from ..errors import ApiError, overloaded
 from ..observe.access_layer import note_refusal
 from ..stream import CLOSE_EXTENSION, GONE_EXTENSION
@@ -29,7 +30,6 @@ from .auth import CALLER_KEY, OPEN_PATHS
 from .connection import Connection
 from .heads import check_head, check_method, read_body_length, remove_root
 from .message_meter import MessageMeter
-from .shares import name_address
 
 _MAX_REFUSED = 128  # connections beyond max_connections that are told so
 _SLICE_BYTES = 2**14  # at most so much of another message may be counted as this one's, or not at all

@@ -18,8 +18,9 @@ from ...outputs import CompletionOutput, RequestOutput
 from ...text.tokenizer import Tokenizer
 from ...tools import Tool
 from ..bodies.schema import ChatCompletionRequest, ChoiceLogprobs, TokenizeRequest, ToolParam
+from ..caller import Caller
 from ..errors import FieldError
-from ..serving import Caller, Serving, make_id
+from ..serving import Serving, make_id
 from ..stream import DONE, ChunkTemplate, encode_event, respond
 from .chat_answers import (
     AnswerFunction,

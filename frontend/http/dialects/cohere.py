@@ -8,8 +8,9 @@ import msgspec
 from starlette.responses import Response
 
 from ..bodies.vectors import CohereEmbedRequest
+from ..caller import Caller
 from ..errors import FieldError, missing_field
-from ..serving import Caller, Serving, make_id
+from ..serving import Serving, make_id
 from ..stream import JsonResponse
 from .unsupported import COHERE_EMBED_RULES, check_supported
 from .vector_question import (

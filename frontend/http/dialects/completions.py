@@ -19,8 +19,9 @@ from ...outputs import CompletionOutput, RequestOutput
 from ...requests.input_processor import PreparedParams
 from ...requests.prompts import find_truncation
 from ..bodies.schema import CompletionChoice, CompletionRequest, CompletionResponse
+from ..caller import Caller
 from ..errors import ApiError, FieldError
-from ..serving import Caller, PromptInput, Serving, make_id
+from ..serving import PromptInput, Serving, make_id
 from ..stream import DONE, ChunkTemplate, cancel_and_wait, encode_event, respond
 from .formats import find_format
 from .logprobs import LogprobsOfChoices, make_beside

@@ -26,8 +26,9 @@ from ...outputs import RequestOutput
 from ...requests.input_processor import PreparedParams
 from ...tools import Tool, ToolChoice
 from ..bodies.schema import ChatMessage
+from ..caller import Caller
 from ..errors import FieldError
-from ..serving import Caller, Serving
+from ..serving import Serving
 from ..text_process.jobs import RenderJob
 from .formats import FormatSource, compile_format
 from .prompts import check_conversation, prepare_params, render_chat

@@ -9,8 +9,9 @@ from starlette.responses import Response
 
 from ....ipc.params.pooling_params import EMBEDDING, FLOAT_BYTES, PoolingParams, PoolingTask
 from ..bodies.vectors import Classification, ClassifyRequest, EmbeddingRequest, InputFields, PoolingRequest
+from ..caller import Caller
 from ..errors import FieldError, missing_field
-from ..serving import Caller, Serving, make_id
+from ..serving import Serving, make_id
 from ..stream import JsonResponse
 from ..text_process.jobs import RenderJob
 from .prompts import render_chat

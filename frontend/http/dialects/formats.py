@@ -17,8 +17,9 @@ from ...requests.input_processor import check_has_end
 from ..bodies import formats as body
 from ..bodies.responses import ResponsesRequest
 from ..bodies.schema import SamplingFields
+from ..caller import Caller
 from ..errors import FieldError
-from ..serving import Caller, Serving
+from ..serving import Serving
 from ..text_process.jobs import GrammarJob, Text
 
 _MAX_SOURCE_BYTES = 4 * MAX_GRAMMAR_LENGTH  # more than that makes no grammar that may be sent

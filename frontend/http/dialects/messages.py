@@ -22,8 +22,9 @@ from ...outputs import CompletionOutput, RequestOutput
 from ...tools import Tool, ToolChoice
 from ..bodies import messages as body
 from ..bodies.schema import ChatMessage
+from ..caller import Caller
 from ..errors import ApiError, FieldError, as_api_error, encode_messages_error
-from ..serving import Caller, Serving
+from ..serving import Serving
 from ..stream import encode_named_event, respond
 from ..text_process.jobs import TokenizeJob
 from .conversation import (

@@ -20,8 +20,9 @@ from ....ipc.protocol.token_ids import decode_token_ids, encode_token_ids
 from ...requests.input_processor import PreparedParams, list_bad_word_texts
 from ...requests.prompts import Truncation, describe_length
 from ..bodies.parsing import NEEDS_PROMPT
+from ..caller import Caller
 from ..errors import FieldError
-from ..serving import Caller, PromptInput, Serving
+from ..serving import PromptInput, Serving
 from ..text_process.jobs import Body, DecodeJob, EncodeJob, RenderJob, Text, TextJob, TokenIds
 from .formats import FormatSource, compile_format
 from .sampling import make_search_params

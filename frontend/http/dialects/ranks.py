@@ -18,8 +18,9 @@ from ..bodies.vectors import (
     RerankResponse,
     TeiRank,
 )
+from ..caller import Caller
 from ..errors import FieldError, missing_field
-from ..serving import Caller, Serving, make_id
+from ..serving import Serving, make_id
 from ..stream import JsonResponse, respond
 from .scores import Pairs, Scores, score
 from .tei import find_truncation

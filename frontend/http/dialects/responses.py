@@ -19,11 +19,12 @@ from ....ipc.params.sampling_params import RequestOutputKind, SamplingParams
 from ...formats.offered_tools import read_tool_choice
 from ..bodies import responses as body
 from ..bodies.parsing import is_lenient, make_lenient
+from ..caller import Caller
 from ..errors import ApiError, FieldError
 from ..jobs.event_log import EventLog
 from ..jobs.peers import Ask, Found
 from ..jobs.store import Record
-from ..serving import Caller, Serving
+from ..serving import Serving
 from ..stream import respond
 from .conversation import (
     Conversation,

@@ -13,10 +13,10 @@ from starlette.responses import Response
 
 from ..bodies import responses as body
 from ..bodies.openapi import Routes
+from ..caller import Caller
 from ..engines.served_models import ServedModels
 from ..errors import ApiError, ErrorResponse, FieldError
 from ..jobs.peers import Ask, Found
-from ..serving import Caller
 from ..stream import EventStream, respond
 from .responses_background import encode_stream_failure
 

@@ -18,8 +18,9 @@ from ....ipc.params.pooling_params import FLOAT_BYTES, PoolingParams
 from ...requests.vectors.encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS
 from ...requests.vectors.scoring import compute_cosine
 from ..bodies.vectors import DocumentText, Score, ScoreRequest
+from ..caller import Caller
 from ..errors import FieldError, missing_field
-from ..serving import Caller, Serving, make_id
+from ..serving import Serving, make_id
 from ..stream import JsonResponse
 from .vector_question import (
     Inputs,

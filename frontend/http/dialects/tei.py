@@ -11,9 +11,10 @@ from starlette.responses import Response
 
 from ..bodies.openapi import Routes
 from ..bodies.vectors import ModelInfo, SimilarityRequest, TeiEmbedRequest, TextParameters
+from ..caller import Caller
 from ..engines.served_models import ServedModels
 from ..errors import ErrorResponse
-from ..serving import Caller, Serving, make_id
+from ..serving import Serving, make_id
 from ..stream import JsonResponse, respond
 from .scores import compare
 from .vector_question import (

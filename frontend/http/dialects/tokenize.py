@@ -5,8 +5,9 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from ..bodies.schema import DetokenizeRequest, TokenizeRequest
+from ..caller import Caller
 from ..errors import FieldError, missing_field
-from ..serving import Caller, Serving
+from ..serving import Serving
 from ..text_process.jobs import DetokenizeJob, EncodeJob, RenderJob, TokenizeJob
 from .chat import make_prompt_conversation
 from .conversation import make_checked_job

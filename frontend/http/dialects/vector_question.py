@@ -23,9 +23,9 @@ from ...requests.prompts import Truncation
 from ...requests.vectors.encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, EncodedText, ModelTexts, TextPair
 from ...requests.vectors.processor import PoolingPrompt
 from ..bodies.vectors import ApiVersion, BilledUnits, CohereMeta, DocumentText, PoolingUsage, Texts
+from ..caller import Caller
 from ..errors import ApiError, FieldError
-from ..room import Stay
-from ..serving import Caller, PromptInput, Serving
+from ..serving import PromptInput, Serving, Stay
 from ..text_process.jobs import PoolingJob, TokenIds
 from .prompts import MAX_INLINE_LENGTH
 

@@ -11,10 +11,10 @@ from ....ipc.params.pooling_params import PoolingParams
 from ....ipc.params.sampling_params import SamplingParams
 from ...outputs import RequestOutput
 from ...requests.vectors.outputs import PoolingOutput, PoolingRequestOutput
+from ..caller import Tally
 from ..errors import unavailable
 from ..jobs.registry import ResponseRegistry
 from ..options import ServerOptions
-from ..room import Tally
 
 # A request's id, its parameters, and what it was answered.
 TellPooled = Callable[[str, PoolingParams, Sequence[PoolingRequestOutput[PoolingOutput]]], None]

@@ -18,8 +18,8 @@ import msgspec
 
 from ....ipc.daemon.daemon_mark import read_peer
 from ....ipc.errors import QuireError, shorten
+from ..caller import Tally
 from ..errors import ApiError, overloaded, unavailable
-from ..room import Tally
 from .event_log import EventLog
 
 _TIMEOUT_S = 5.0  # of a question: the process may be starting, in a lost one's place

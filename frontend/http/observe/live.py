@@ -24,9 +24,9 @@ from starlette.responses import HTMLResponse, Response
 from ....ipc.protocol.engine_views import EngineSnapshot, hide_others
 from ....ipc.protocol.rights import Reach
 from ..bodies.openapi import Routes
+from ..caller import Caller
 from ..engines.served_models import ServedModel, ServedModels
 from ..errors import ErrorResponse
-from ..serving import Caller
 from ..stream import EventStream, encode_event, respond
 
 PERIOD_S = 0.5

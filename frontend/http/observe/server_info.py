@@ -30,9 +30,9 @@ from ...models.model_files import read_json
 from ...text.tokenizer import Tokenizer
 from ..bodies.openapi import Routes
 from ..bodies.schema import HealthResponse, LoadResponse, ServerInfo, StatusResponse
+from ..caller import Caller
 from ..engines.served_models import WELL, ServedModel, ServedModels, sum_up
 from ..errors import ErrorResponse, FieldError
-from ..serving import Caller
 from ..stream import respond
 
 _SECRETS = ("api_key_hashes", "otlp_traces_endpoint", "server_id")  # of ServerOptions

@@ -19,10 +19,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from openai_fakes import FakeLLM
 from quire.frontend.grpc.calls import CallHandler, find_address
 from quire.frontend.grpc.engine_service import EngineService, HealthService
+from quire.frontend.http.caller import Caller
 from quire.frontend.http.connections.auth import hash_key
 from quire.frontend.http.engines.served_models import ServedModels
 from quire.frontend.http.options import ServerOptions
-from quire.frontend.http.serving import Caller
 from quire.frontend.http.stream import cancel_and_wait
 from quire.ipc.errors import RequestFailedError
 from quire.ipc.params.sampling_params import RequestOutputKind

@@ -9,11 +9,12 @@ from msgspec.structs import replace
 from openai_fakes import CHAT, AsgiClient, FakeLLM, chat, make_stats, run_with_app
 from quire.frontend.http.app import create_app
 from quire.frontend.http.bodies.openapi import Routes
+from quire.frontend.http.caller import Caller
 from quire.frontend.http.connections.auth import hash_key
 from quire.frontend.http.engines.served_models import ServedModels
 from quire.frontend.http.observe.live import Shown
 from quire.frontend.http.options import ServerOptions
-from quire.frontend.http.serving import Caller, Serving
+from quire.frontend.http.serving import Serving
 from quire.ipc.protocol.engine_views import StalledRequest
 from quire.ipc.protocol.rights import METHODS, ROUTES, Reach
 from top_fakes import make_request, make_snapshot

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from quire.frontend.http.caller import Tally
 from quire.frontend.http.errors import ApiError
-from quire.frontend.http.room import Room, Stay, Tally
+from quire.frontend.http.serving import Room, Stay
 
 
 def test_one_caller_may_fill_what_is_free_and_no_more() -> None:

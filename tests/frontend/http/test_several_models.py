@@ -17,8 +17,7 @@ from quire.frontend.http.engines.daemon_model import DaemonModel, load_daemon_mo
 from quire.frontend.http.engines.served_models import ServedModel, ServedModels
 from quire.frontend.http.engines.server_parts import ServerParts
 from quire.frontend.http.options import ServerOptions
-from quire.frontend.http.room import Stay
-from quire.frontend.http.serving import Serving
+from quire.frontend.http.serving import Serving, Stay
 from quire.frontend.models.model_folder import pocket_folder
 from quire.ipc.errors import ConfigError, EngineDeadError, RequestFailedError
 from quire.ipc.protocol.engine_views import EngineMetrics, StalledRequest

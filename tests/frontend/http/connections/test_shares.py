@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from quire.frontend.http.connections.shares import ByteShares, ConnectionTable, name_address
+from quire.frontend.http.caller import name_address
+from quire.frontend.http.connections.admission import ByteShares, ConnectionTable
 
 
 def test_unproven_connections_go_first_then_idle_ones_and_busy_ones_never() -> None:

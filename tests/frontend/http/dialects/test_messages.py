@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from openai_fakes import Answer, AsgiClient, FakeLLM, run_with_app
 from quire.frontend.http.bodies.messages import MessageParam, MessagesRequest
+from quire.frontend.http.caller import Caller
 from quire.frontend.http.dialects.messages import create_message
-from quire.frontend.http.serving import Caller, Serving
+from quire.frontend.http.serving import Serving
 from quire.frontend.http.stream import EventStream
 from quire.frontend.http.text_process.jobs import TokenizeJob
 from quire.ipc.errors import RequestFailedError

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
+from quire.frontend.http.caller import Caller
 from quire.frontend.http.observe.live import SnapshotFeed
-from quire.frontend.http.serving import Caller
 from quire.ipc.errors import EngineDeadError
 from quire.ipc.protocol.engine_views import EngineSnapshot
 from top_fakes import make_snapshot
