@@ -14,9 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ...ipc.errors import ProtocolError, make_printable
-from ...ipc.network.keys import ClientGrant
-from ...ipc.network.served_files import ServedFiles
+from ...ipc.errors import DaemonError, ProtocolError, make_printable
 from ...ipc.processes.due import find_earliest
 from ...ipc.protocol.messages import (
     PROTOCOL_VERSION,
@@ -42,19 +40,7 @@ from ..engine.engine_core import EngineCore
 from ..stats.engine_facts import call_utility
 from ..stats.stats_collector import Surroundings
 from .clients import Client, LeaseWatch
-from .remote_clients import (
-    adapt_hello,
-    adapt_request,
-    adapt_result,
-    find_refusal,
-    find_share,
-    find_standing,
-    is_remote,
-    make_owner_test,
-    name_scope,
-    to_remote_facts,
-)
-from .request_memory import RequestMemory
+from .origin import Origin, is_remote, make_owner_test
 
 
 @dataclass(slots=True)
@@ -142,6 +128,8 @@ class UtilityCalls:
 
 _log = logging.getLogger(__name__)
 
+_LOCAL = Origin()
+
 OUTBOX_RETRY_S = 0.02  # how soon a client whose queue was full is tried again
 
 # Puts a message into a client's queue. True if queued, False if the queue is full. Raises
@@ -164,9 +152,7 @@ class ClientRegistry:
         self.clients: dict[bytes, Client] = {}
         self.core: EngineCore | None = None
         self.facts: EngineFacts | None = None
-        self.files: ServedFiles | None = None  # of the model; for clients of other machines
-        self.memory = RequestMemory()  # of requests of clients of other machines
-        self.find_grant: Callable[[bytes], ClientGrant] = lambda _: ClientGrant()  # of clients of those
+        self.find_remote_origin: Callable[[bytes], Origin] = lambda _: Origin()  # of what `is_remote`
         self.leases = LeaseWatch(clock)  # says when to `check_leases`
         self._epoch = epoch
         self._started_at = started_at
@@ -215,7 +201,9 @@ class ClientRegistry:
     def take(self, identity: bytes, message: object) -> None:
         """One message of a client. Raises ProtocolError when it is out of place, or not its to say."""
         core = self.core if identity in self.clients else None
-        standing = find_standing(identity, self._group.owner)
+        origin = self._find_origin(identity)
+        is_owner = bool(self._group.owner) and identity == self._group.owner
+        standing = Standing.OWNER if is_owner else origin.standing
         _check_right(message, standing)
         match message:
             case Hello():
@@ -227,15 +215,14 @@ class ClientRegistry:
             case EngineRoster():
                 self._take_roster(identity, message)
             case EngineCoreRequest() if core is not None:
-                if standing is Standing.NETWORK:
-                    self._add_remote(identity, message, core)
-                else:
-                    core.add_request(identity, message)
+                live = core.add_request(identity, origin.adapt_request(message))
+                if live is not None:
+                    origin.note_added(message.request_id, live.queued_time)
             case EngineCoreRequests(requests=requests) if core is not None:
                 for request in requests:
                     self.take(identity, request)
             case AbortRequests() if core is not None:
-                owns = make_owner_test(identity, message.tenant)
+                owns = make_owner_test(origin.scope, message.tenant)
                 core.abort_requests(identity, message.request_ids, message.names, owns)
             case FrontendCounts() if core is not None:
                 core.add_counts(message)
@@ -252,10 +239,7 @@ class ClientRegistry:
         """Drop a client and its requests; nothing happens if it is not one."""
         if self.clients.pop(identity, None) is not None and self.core is not None:
             self._calls.forget(identity)
-            lost = self.core.remove_client(identity)
-            if is_remote(identity):
-                for request_id in lost:
-                    self.memory.lose(name_scope(identity), request_id)
+            self._find_origin(identity).note_lost(self.core.remove_client(identity))
 
     def check_leases(self) -> None:
         """Forget the clients whose connection has ended."""
@@ -290,15 +274,14 @@ class ClientRegistry:
         """Send what is owed, as far as each client's queue takes it."""
         if self.core is not None:
             for identity, method, result in self._calls.answer(self.answer):
-                if is_remote(identity):
-                    result = self._adapt_result(identity, method, result, self.core)
-                self.reply(identity, result)
+                self.reply(identity, self._adapt_result(identity, method, result, self.core))
             for identity, outputs in self.core.take_outputs().items():
                 client = self.clients.get(identity)
                 if is_remote(identity):
+                    origin = self._find_origin(identity)
                     for output in outputs:
                         if output.finish_reason is not None:
-                            self.memory.end(name_scope(identity), output.request_id)
+                            origin.note_ended(output.request_id)
                 if client is not None:
                     client.outbox.add_outputs(outputs)
         gone: list[bytes] = []
@@ -324,13 +307,13 @@ class ClientRegistry:
             reason = f"this engine speaks protocol version {PROTOCOL_VERSION}, not {hello.protocol_version}"
             self.reply(identity, Refusal(reason, "DaemonError", hello.number))
             return
-        if is_remote(identity) and (refusal := find_refusal(hello)) is not None:
-            self.reply(identity, Refusal(refusal, "DaemonError", hello.number))
+        try:
+            adapted = self._find_origin(identity).adapt_hello(hello)
+        except DaemonError as error:
+            self.reply(identity, Refusal(str(error), "DaemonError", hello.number))
             return
         self.forget(identity)  # it begins anew and will add again what it still wants
-        if is_remote(identity):
-            hello = adapt_hello(hello, self.find_grant(identity))
-        hello = msgspec.structs.replace(hello, client_kind=make_printable(hello.client_kind))
+        hello = msgspec.structs.replace(adapted, client_kind=make_printable(adapted.client_kind))
         self.clients[identity] = Client(hello, self._clock())
         if self.core is not None and self.facts is not None:
             self._welcome(identity, self.core, self.facts)
@@ -345,10 +328,9 @@ class ClientRegistry:
 
     def _welcome(self, identity: bytes, core: EngineCore, facts: EngineFacts) -> None:
         hello = self.clients[identity].hello
-        grant = self.find_grant(identity) if is_remote(identity) else ClientGrant()
-        core.set_client(identity, find_share(identity, hello, grant))
-        if is_remote(identity):
-            facts = to_remote_facts(facts, self.files)
+        origin = self._find_origin(identity)
+        core.set_client(identity, origin.find_share(hello))
+        facts = origin.adapt_facts(facts)
         group, number = self._group, hello.number
         self.reply(
             identity,
@@ -357,20 +339,16 @@ class ClientRegistry:
             ),
         )
 
-    def _add_remote(self, identity: bytes, request: EngineCoreRequest, core: EngineCore) -> None:
-        scope, request_id = name_scope(identity), request.request_id
-        past = self.memory.find(scope, request_id)
-        request = adapt_request(request, identity, self.find_grant(identity), past)
-        live = core.add_request(identity, request)
-        if live is not None:
-            self.memory.add(scope, request_id, live.queued_time)
+    def _find_origin(self, identity: bytes) -> Origin:
+        return self.find_remote_origin(identity) if is_remote(identity) else _LOCAL
 
     def _adapt_result(
         self, identity: bytes, method: UtilityMethod, result: UtilityResult, core: EngineCore
     ) -> UtilityResult:
-        if result.digest is not None:
-            result = msgspec.structs.replace(result, digest=core.digests.make(name_scope(identity)))
-        return adapt_result(result, method, make_owner_test(identity))
+        origin = self._find_origin(identity)
+        if result.digest is not None and origin.scope:
+            result = msgspec.structs.replace(result, digest=core.digests.make(origin.scope))
+        return origin.adapt_result(method, result)
 
     def _take_roster(self, identity: bytes, roster: EngineRoster) -> None:
         """Pass a changed roster on to all clients, those included that wait for their Welcome."""

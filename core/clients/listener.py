@@ -22,13 +22,15 @@ import logging
 import os
 import resource
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import zmq
 
 from ...ipc.daemon.private_folder import make_socket_folder
 from ...ipc.errors import QuireError
-from ...ipc.protocol.sockets import receive_event
+from ...ipc.protocol.sockets import NOBLOCK, receive_event, send_to
+from .origin import ClientListener
 
 _log = logging.getLogger(__name__)
 
@@ -44,14 +46,14 @@ _MONITOR_ADDRESS = "inproc://clients"
 _STOP_TIMEOUT_S = 1.0
 
 
-class Listener:
+class Listener(ClientListener):
     """A bound ROUTER's address, watched by a thread until `stop`.
 
-    `lost_fd` is readable when a connection has ended. `restore` belongs into every turn, and is cheap.
+    `restore` belongs into every turn, and is cheap.
     """
 
     def __init__(self, router: zmq.Socket[bytes], address: str) -> None:
-        self._router = router
+        self.router = router
         self._address = address
         self._path = Path(address.removeprefix("ipc://"))
         self._hidden_path = self._path.with_name(f".{self._path.name}")
@@ -63,13 +65,17 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; before the router is closed, and once."""
-        call_unlocked("zmq_socket_monitor", self._router, None, 0)
+        call_unlocked("zmq_socket_monitor", self.router, None, 0)
         self._thread.join(_STOP_TIMEOUT_S)
 
-    def has_lost_one(self) -> bool:
-        """True if a connection has ended since the last call."""
-        return take_event(self.lost_fd)
+    def receive(self) -> Iterator[tuple[bytes, list[bytes]]]:
+        with contextlib.suppress(zmq.Again):
+            while True:
+                identity, *frames = self.router.recv_multipart(NOBLOCK)
+                yield identity, frames
+
+    def send(self, identity: bytes, frames: tuple[bytes]) -> None:
+        send_to(self.router, identity, frames)
 
     def restore(self, now: float) -> None:
         """Bind the address again if its file is gone, if it is time to look. Monotonic time."""
@@ -88,7 +94,7 @@ class Listener:
         """Once more: libzmq keeps the listener that there was, with its connections."""
         try:
             make_socket_folder(self._path)
-            call_unlocked("zmq_bind", self._router, self._address.encode())
+            call_unlocked("zmq_bind", self.router, self._address.encode())
         except (QuireError, OSError, zmq.ZMQError) as error:
             _log.error("clients cannot come: %s", error)
         else:
@@ -125,14 +131,6 @@ class Listener:
     def _move(self, old: Path, new: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # somebody has removed it
             os.rename(old, new)
-
-
-def take_event(fd: int) -> bool:
-    """Whether somebody has written to the eventfd since the last call."""
-    try:
-        return os.eventfd_read(fd) > 0
-    except BlockingIOError:
-        return False
 
 
 def call_unlocked(name: str, socket: zmq.Socket[bytes], *args: bytes | int | None) -> None:

@@ -6,7 +6,6 @@ something to say, or the loop something to do; it never spins and never waits fo
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import os
@@ -22,9 +21,7 @@ import msgspec
 import zmq
 
 from ...ipc.errors import ModelError
-from ...ipc.files.file_identity import check_served
 from ...ipc.files.private_cache import keep_entry
-from ...ipc.network.served_files import hash_served_files
 from ...ipc.processes.child_args import PACKAGE_DIR, CoreArgs
 from ...ipc.processes.due import until_ms
 from ...ipc.processes.fault_hooks import make_fault_hooks
@@ -41,12 +38,10 @@ from ...ipc.processes.process import (
 from ...ipc.processes.process_limits import raise_file_limit
 from ...ipc.protocol.messages import EngineCoreOutputs, EngineDead
 from ...ipc.protocol.request_price import find_max_frame_bytes
-from ...ipc.protocol.sockets import NOBLOCK, bind_router, send_to
+from ...ipc.protocol.sockets import bind_router
 from ..clients.client_registry import ClientRegistry, GroupRoster
 from ..clients.listener import Listener
-from ..clients.network_listener import NetworkListener
-from ..clients.remote_clients import is_remote
-from ..clients.request_memory import RequestMemory
+from ..clients.origin import ClientListener, is_remote
 from ..stats.engine_facts import StartupClock
 from ..workers.executor import make_executor
 from .engine_loop import EngineEnd, EngineLoop
@@ -74,33 +69,30 @@ class EngineCoreProcess:
         if self._faults is not None:
             self._faults.reach("core.bind")
         max_frame_bytes = find_max_frame_bytes(config.model.max_model_len)
-        self._router = bind_router(self._context, args.client_address, max_frame_bytes=max_frame_bytes)
-        self._listener = Listener(self._router, args.client_address)
-        self._network = None
-        if args.network is not None:
-            self._network = NetworkListener.of_daemon(args.network, max_frame_bytes)
+        router = bind_router(self._context, args.client_address, max_frame_bytes=max_frame_bytes)
+        self._listener = Listener(router, args.client_address)
+        self._listeners: list[ClientListener] = [self._listener]
         self._executor = make_executor(config, self._context, args.worker_address)
         group = GroupRoster(args.engine_index, args.roster, args.owner_identity)
         self._registry = ClientRegistry(secrets.token_hex(8), started_at, self._send, group=group)
-        if self._network is not None:
-            self._registry.find_grant = self._network.find_grant
-            if args.journal_path:
-                self._registry.memory = RequestMemory(f"{args.journal_path}.live")
+        self._remote_clients = None
+        if args.network is not None:
+            from ..network.remote_clients import open_network  # with what only it needs
+
+            network, self._remote_clients = open_network(args.network, args.journal_path, max_frame_bytes)
+            self._registry.find_remote_origin = self._remote_clients.find_origin
+            self._listeners.append(network)
         startup = StartupClock("start core", started_at)
         self._loop = EngineLoop(config, self._executor, self._registry, startup, args.journal_path)
         self._lifeline_fd = lifeline_fd
         self._signals = catch_signals(signal.SIGTERM)
         self._poller = zmq.Poller()
         self._client_poller = zmq.Poller()
-        self._listeners: list[Listener | NetworkListener] = [self._listener]
-        self._routers = [self._router]
-        if self._network is not None:
-            self._listeners.append(self._network)
-            self._routers.append(self._network.router)
-        for router in self._routers:
-            self._poller.register(router, zmq.POLLIN)
-            self._client_poller.register(router, zmq.POLLIN)
-        for fd in (*(one.lost_fd for one in self._listeners), lifeline_fd, self._signals.fileno()):
+        for listener in self._listeners:
+            self._poller.register(listener.router, zmq.POLLIN)
+            self._poller.register(listener.lost_fd, zmq.POLLIN)
+            self._client_poller.register(listener.router, zmq.POLLIN)
+        for fd in (lifeline_fd, self._signals.fileno()):
             self._poller.register(fd, zmq.POLLIN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the user's program's business
 
@@ -110,15 +102,14 @@ class EngineCoreProcess:
             end = self._serve()
             self._tell_clients(end)
             exit_code = end.exit_code
-            if exit_code == EXIT_OK:
-                self._registry.memory.close()
+            if exit_code == EXIT_OK and self._remote_clients is not None:
+                self._remote_clients.memory.close()
         except Exception:
             _log.error("engine core failed\n%s", traceback.format_exc())
             exit_code = EXIT_CRASHED
         self._executor.stop(STOP_GRACE_S)
-        self._listener.stop()
-        if self._network is not None:
-            self._network.stop(linger_ms=200)
+        for listener in self._listeners:
+            listener.stop()
         self._context.destroy(linger=200)
         return exit_code
 
@@ -141,31 +132,24 @@ class EngineCoreProcess:
             )
             self._loop.finish(EXIT_START_FAILED, reason, "EngineStartError")
             return
-        if self._network is not None and not self._hash_served_files():
-            return
+        if self._remote_clients is not None:
+            try:
+                self._remote_clients.note_files(self._model)
+            except ModelError as error:
+                self._loop.finish(EXIT_START_FAILED, str(error), type(error).__name__)
+                return
         self._executor.register(self._poller)
         self._loop.start()
-
-    def _hash_served_files(self) -> bool:
-        """For clients with copies of them; False if they are not those that the daemon was started with."""
-        folders = self._model.model, self._model.tokenizer
-        try:
-            check_served(self._model.noted, *folders)
-            self._registry.files = hash_served_files(*folders)
-        except ModelError as error:
-            self._loop.finish(EXIT_START_FAILED, str(error), type(error).__name__)
-            return False
-        return True
 
     def _turn(self) -> None:
         ready = self._wait()
         if self._lifeline_fd in ready or self._signals.fileno() in ready:
             self._loop.finish(EXIT_OK, "the engine was stopped")
             return
-        if any(one.lost_fd in ready and one.has_lost_one() for one in self._listeners):
+        if any(listener.lost_fd in ready and listener.has_lost_one() for listener in self._listeners):
             self._registry.leases.note_disconnect()
         self._listener.restore(time.monotonic())
-        has_messages = any(router in ready for router in self._routers)
+        has_messages = any(listener.router in ready for listener in self._listeners)
         self._loop.run_turn(self._receive() if has_messages else ())
 
     def _wait(self) -> dict[object, int]:
@@ -185,13 +169,8 @@ class EngineCoreProcess:
     # Clients.
 
     def _receive(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        """The messages that have arrived; the ROUTER takes clients in turn."""
-        with contextlib.suppress(zmq.Again):
-            while True:
-                identity, *frames = self._router.recv_multipart(NOBLOCK)
-                yield identity, frames
-        if self._network is not None:
-            yield from self._network.receive()
+        for listener in self._listeners:
+            yield from listener.receive()
 
     def _send(self, identity: bytes, message: msgspec.Struct) -> bool:
         """True if queued, False if this client's queue is full. Raises ConnectionResetError if it is gone."""
@@ -199,10 +178,7 @@ class EngineCoreProcess:
             frames = self._loop.codec.encode(message)
             if self._faults is not None and isinstance(message, EngineCoreOutputs):
                 frames = self._faults.corrupt("core.outputs_frame", frames)
-            if self._network is not None and is_remote(identity):
-                self._network.send(identity, frames)
-            else:
-                send_to(self._router, identity, frames)
+            self._listeners[is_remote(identity)].send(identity, frames)  # who is remote came by the second
             return True
         except zmq.Again:
             return False

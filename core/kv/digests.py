@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 from ...ipc.protocol.prefix_digest import HASH_SIZE_BYTES, EngineDigest, hash_prefixes, list_coarse_depths
-from ..clients.remote_clients import name_scope, read_said_salt
+from ..clients.origin import name_scope, read_said_salt
 from ..scheduling.request import Request
 from .kv_cache_manager import KVCacheManager
 

@@ -104,7 +104,7 @@ def make_executor(config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]],
     if config.parallel.executor_backend == "uni":
         return InProcessExecutor(config)
     if config.parallel.executor_backend == "ray":
-        from .ray.ray_place import RayPlace  # with what only it needs
+        from ..network.ray.ray_place import RayPlace  # with what only it needs
 
         return ProcessExecutor(config, RayPlace(config))
     return ProcessExecutor(config, LocalPlace(config, context, address))

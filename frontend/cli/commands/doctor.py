@@ -174,7 +174,7 @@ def check_ray() -> Iterator[Check]:
 
     if find_version("ray") is None:
         return
-    command = [sys.executable, "-P", "-m", "quire.core.workers.ray.probe"]
+    command = [sys.executable, "-P", "-m", "quire.core.network.ray.probe"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_RAY_TIMEOUT_S)
     lines = done.stdout.strip().splitlines()
     detail = lines[-1] if lines else f"ended with code {done.returncode}"

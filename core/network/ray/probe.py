@@ -1,4 +1,4 @@
-"""`python -m quire.core.workers.ray.probe`: what this machine's Ray cluster has, a line; code 1 for none."""
+"""`python -m quire.core.network.ray.probe`: what this machine's Ray cluster has, a line; code 1 for none."""
 
 from __future__ import annotations
 

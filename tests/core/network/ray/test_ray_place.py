@@ -15,8 +15,8 @@ import psutil
 import pytest
 import zmq
 from daemons import fake_modules, runtime_folders, wait_for_end
-from quire.core.workers.ray import ray_place
-from quire.core.workers.ray.ray_place import RayPlace
+from quire.core.network.ray import ray_place
+from quire.core.network.ray.ray_place import RayPlace
 from quire.ipc.network.keys import make_key_pairs
 from quire.ipc.protocol.codec import make_step_codec
 from quire.ipc.protocol.sockets import connect_dealer

@@ -15,7 +15,8 @@ import pytest
 import zmq
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
 from fakes import expected_output, make_config, make_request
-from quire.core.clients.network_listener import NetworkListener, find_peer
+from quire.core.network.network_listener import find_peer
+from quire.core.network.remote_clients import open_network
 from quire.frontend.client import handshake_watch
 from quire.frontend.client.async_engine_core_client import attach_async_client
 from quire.frontend.client.engine_core_client import SyncClient, attach_sync_client
@@ -317,7 +318,7 @@ async def outlive(daemon: Daemon, remote: RemoteDaemon) -> None:
 def test_a_number_that_is_something_elses_by_now_is_no_connection(keys: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         args = NetworkArgs(listening_fd=listener.fileno(), keys=str(keys), server=read_server_keys(keys))
-        network = NetworkListener.of_daemon(args, 1 << 20)
+        network, _ = open_network(args, "", 1 << 20)
         ours, other = socket.socketpair()
         end, begin = os.pipe()
         fds = len(os.listdir("/proc/self/fd"))
@@ -333,8 +334,7 @@ def test_a_number_that_is_something_elses_by_now_is_no_connection(keys: Path) ->
                 one.close()
             os.close(end)
             os.close(begin)
-            network.stop(0)
-            os.close(network.lost_fd)
+            network.stop()
 
 
 def test_junk_harms_nobody(daemon: Daemon, port: int, neighbour: SyncClient) -> None:

@@ -10,8 +10,9 @@ import pytest
 from fakes import FakeEngine, make_config, make_request
 from msgspec.structs import replace
 from quire.core.clients.client_registry import ClientRegistry, GroupRoster
-from quire.core.clients.remote_clients import to_remote_identity
-from quire.core.clients.request_memory import RequestMemory
+from quire.core.clients.origin import to_remote_identity
+from quire.core.network.remote_clients import RemoteClients
+from quire.core.network.request_memory import RequestMemory
 from quire.core.scheduling.request import Request
 from quire.core.stats.engine_facts import StartupClock, make_engine_facts
 from quire.ipc.errors import ProtocolError
@@ -67,9 +68,9 @@ class Core:
         group = GroupRoster(0, None, OWNER)
         self.registry = ClientRegistry("epoch", 0.0, self._send, clock=lambda: 0.0, group=group)
         by_key = {KEYS[name]: grant for name, grant in grants.items()}
-        self.registry.find_grant = lambda identity: by_key.get(identity[4:44], ClientGrant())
-        if memory is not None:
-            self.registry.memory = memory
+        self.memory = memory or RequestMemory()
+        clients = RemoteClients(lambda key: by_key.get(key, ClientGrant()), self.memory)
+        self.registry.find_remote_origin = clients.find_origin
         facts = make_engine_facts(config, WorkerReady(64, "fake", []), {}, StartupClock("start", 0.0))
         self.registry.open(self.engine.core, facts)
         self.engine.deliver = self.registry.deliver  # type: ignore[method-assign]
@@ -334,9 +335,9 @@ def test_what_has_ended_is_forgotten_and_a_core_that_ends_as_it_should_leaves_no
     core.add(ONE, "r", [1])
     core.registry.take(ONE, AbortRequests(["r"]))
     core.registry.deliver()
-    assert end_core(core, path).registry.memory._past == {}
+    assert end_core(core, path).memory._past == {}
     core.add(ONE, "r", [1])
-    core.registry.memory.close()
+    core.memory.close()
     assert not path.exists()
 
 

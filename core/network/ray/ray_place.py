@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import msgspec
@@ -14,12 +13,12 @@ from ....ipc.processes.child_args import WORKER_MODULE
 from ....ipc.processes.process import ChildProcess, ProcessHandle
 from ....ipc.protocol.sockets import NODE_HEARTBEAT_TIMEOUT_MS, has_message
 from ....ipc.spec.config import EngineConfig
-from ...clients.network_listener import NetworkListener
-from ...clients.remote_clients import to_remote_identity, to_socket_identity
-from ..place import WorkerPlace
+from ...clients.origin import to_remote_identity, to_socket_identity
+from ...workers.place import WorkerPlace
+from ..network_listener import NetworkListener
 from .launcher import LAUNCHER_IDENTITY, LaunchArgs
 
-LAUNCHER_MODULE = "quire.core.workers.ray.launcher"
+LAUNCHER_MODULE = "quire.core.network.ray.launcher"
 
 
 class RayPlace(WorkerPlace):
@@ -47,8 +46,7 @@ class RayPlace(WorkerPlace):
 
     def close(self) -> None:
         if self._network is not None:
-            self._network.stop(linger_ms=0)
-            os.close(self._network.lost_fd)
+            self._network.stop()
             self._network = None
 
     def start(self, rank: int, fd: int | None, config: EngineConfig) -> ProcessHandle:

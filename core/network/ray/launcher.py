@@ -1,4 +1,4 @@
-"""The launcher: `python -m quire.core.workers.ray.launcher`, which stands for a worker that Ray has placed.
+"""The launcher: `python -m quire.core.network.ray.launcher`, which stands for a worker that Ray has placed.
 
 A child of the core, as a worker here would be: it ends as the worker ends, and its end is the worker's, since
 Ray ends what a process has asked for when that is gone, however it went. The core stays free of Ray, whose

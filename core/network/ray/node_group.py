@@ -24,8 +24,8 @@ from ....ipc.processes.liveness import MAX_LOOKS_STOPPED, STOPPED_LOOK_INTERVAL_
 from ....ipc.processes.own_sources import OwnSources
 from ....ipc.processes.process import EXIT_PARENT_LOST, ChildProcess, ProcessHandle
 from ....ipc.spec.config import EngineConfig
-from ..local_place import make_worker_env
-from ..worker_group import WorkerGroup, make_group_args, name_roles
+from ...workers.local_place import make_worker_env
+from ...workers.worker_group import WorkerGroup, make_group_args, name_roles
 
 _SHOWN = 12  # characters of a hash
 _REACH_TIMEOUT_S = 5.0

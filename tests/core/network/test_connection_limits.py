@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.core.clients.network_listener import ConnectionLimits
+from quire.core.network.network_listener import ConnectionLimits
 
 
 def test_the_oldest_of_the_address_with_most_is_cut() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from fakes import make_config
 from msgspec.structs import replace
-from quire.core.workers.ray.node_group import NodeArgs, NodeGroup, NodeReport, compute_source_digest
+from quire.core.network.ray.node_group import NodeArgs, NodeGroup, NodeReport, compute_source_digest
 from quire.ipc.files.file_samples import hash_samples
 from quire.ipc.network.keys import make_key_pairs
 from quire.ipc.network.tcp_address import TcpAddress

@@ -18,13 +18,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import zmq
 from zmq.utils import z85
 
-from ...ipc.network.keys import AuthorizedClients, ClientGrant, KeyRing, ServerKeys
-from ...ipc.processes.child_args import NetworkArgs
+from ...ipc.network.keys import ClientGrant, KeyRing, ServerKeys
 from ...ipc.protocol.codec import MAX_BODY_BYTES
 from ...ipc.protocol.sockets import (
     HEARTBEAT_TIMEOUT_MS,
@@ -34,8 +32,8 @@ from ...ipc.protocol.sockets import (
     receive_event,
     send_to,
 )
-from .listener import call_unlocked, take_event
-from .remote_clients import find_key, to_remote_identity, to_socket_identity
+from ..clients.listener import call_unlocked
+from ..clients.origin import ClientListener, to_remote_identity, to_socket_identity
 
 _log = logging.getLogger(__name__)
 
@@ -50,10 +48,8 @@ _STOP_TIMEOUT_S = 1.0
 _REMARK_INTERVAL_S = 10.0  # between lines of the log on clients that are not let in
 
 
-class NetworkListener:
-    """Clients' messages, with identities of their own. `lost_fd` is readable when a client's connection has
-    ended. `stop` comes last.
-    """
+class NetworkListener(ClientListener):
+    """Clients of other machines, with identities of their own. `stop` ends all their connections."""
 
     def __init__(
         self,
@@ -63,9 +59,13 @@ class NetworkListener:
         *,
         max_frame_bytes: int = MAX_BODY_BYTES,
         heartbeat_timeout_ms: int | None = HEARTBEAT_TIMEOUT_MS,
+        linger_ms: int = 0,
     ) -> None:
-        """Each thread that asks who is let in has a KeyRing of its own."""
+        """Each thread that asks who is let in has a KeyRing of its own. `linger_ms`: what was said last gets
+        so long to leave at `stop`.
+        """
         self._clients = make_key_ring()  # of the thread that calls `receive`
+        self._linger_ms = linger_ms
         self._port = socket.socket(fileno=os.dup(listening_fd))
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         most = MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else int(limit * _FRACTION_OF_FILES)
@@ -90,18 +90,7 @@ class NetworkListener:
         self._thread = threading.Thread(target=checker.run, name="network listener", daemon=True)
         self._thread.start()
 
-    @classmethod
-    def of_daemon(cls, args: NetworkArgs, max_frame_bytes: int) -> NetworkListener:
-        """Lets in whom the file in the daemon's folder names."""
-        folder = Path(args.keys)
-        network = cls(
-            args.listening_fd, args.server, lambda: AuthorizedClients(folder), max_frame_bytes=max_frame_bytes
-        )
-        _log.info("clients of other machines come to port %d", network._port.getsockname()[1])
-        return network
-
     def receive(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        """The messages that have arrived, of clients that are (still) let in."""
         with contextlib.suppress(zmq.Again):
             while True:
                 identity, *frames = self.router.recv_multipart(NOBLOCK, copy=False)
@@ -110,23 +99,24 @@ class NetworkListener:
                     yield to_remote_identity(identity.bytes, key), [frame.bytes for frame in frames]
 
     def send(self, identity: bytes, frames: tuple[bytes]) -> None:
-        """As `send_to`, to an identity of `receive`."""
         send_to(self.router, to_socket_identity(identity), frames)
 
-    def has_lost_one(self) -> bool:
-        """True if a client's connection has ended since the last call."""
-        return take_event(self.lost_fd)
-
-    def stop(self, linger_ms: int) -> None:
-        """End the thread and every connection. What was said last gets so long to leave."""
+    def stop(self) -> None:
         call_unlocked("zmq_socket_monitor", self.router, None, 0)
         self._thread.join(_STOP_TIMEOUT_S)
-        self._context.destroy(linger=linger_ms)
+        self._context.destroy(linger=self._linger_ms)
         self._port.close()
+        if not self._thread.is_alive():
+            os.close(self.lost_fd)
 
-    def find_grant(self, identity: bytes) -> ClientGrant:
-        """What the operator lets a client be, with an identity of `receive`."""
-        return self._clients.find_grant(find_key(identity)) or ClientGrant()
+    def find_grant(self, key: bytes) -> ClientGrant:
+        """What the operator lets a client with this key be."""
+        return self._clients.find_grant(key) or ClientGrant()
+
+    @property
+    def port(self) -> int:
+        """That it listens at."""
+        return self._port.getsockname()[1]
 
     def _knows(self, frame: zmq.Frame, key: bytes) -> bool:
         """Whether the sender's key is let in by now. If not its connection is cut."""
@@ -144,7 +134,7 @@ class NetworkListener:
     def _cut(self, fd: int) -> None:
         """End a connection below libzmq, which then sees its end."""
         with contextlib.suppress(OSError), _open_copy(fd) as connection:
-            if connection.getsockname()[1] == self._port.getsockname()[1]:
+            if connection.getsockname()[1] == self.port:
                 connection.shutdown(socket.SHUT_RDWR)
 
     # The thread.

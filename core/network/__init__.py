@@ -1,0 +1,1 @@
+"""Clients and workers of other machines, over TCP with CURVE keys. Imported where a listener is opened."""

@@ -1,0 +1,167 @@
+"""What the core makes of clients of other machines: of what they say, and of what they are told.
+
+Pure: network_listener.py has sockets, and ipc/protocol/rights.py the table of who may what.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...ipc.daemon.daemon_state import SUPERVISOR_ROLE
+from ...ipc.errors import DaemonError
+from ...ipc.files.file_identity import check_served
+from ...ipc.network.keys import AuthorizedClients, ClientGrant
+from ...ipc.network.served_files import ServedFiles, hash_served_files
+from ...ipc.processes.child_args import NetworkArgs
+from ...ipc.protocol.engine_views import hide_others, hide_stall
+from ...ipc.protocol.messages import EngineCoreRequest, EngineFacts, Hello, UtilityMethod, UtilityResult
+from ...ipc.protocol.rights import HELLO_FIELDS, REQUEST_FIELDS, UTILITIES, Belief, Reach, Standing
+from ...ipc.spec.config import ModelConfig
+from ..clients.origin import Origin, find_key, make_owner_test, name_scope, scope_salt
+from ..scheduling.tenant import ClientShare
+from .network_listener import NetworkListener
+from .request_memory import PastLife, RequestMemory
+
+_log = logging.getLogger(__name__)
+
+_LINGER_MS = 200
+
+
+class RemoteClients:
+    """What those of one engine have in common. `find_origin` is the ClientRegistry's."""
+
+    def __init__(self, find_grant: Callable[[bytes], ClientGrant], memory: RequestMemory) -> None:
+        """find_grant: what the operator lets a client with this key be."""
+        self.find_grant = find_grant
+        self.memory = memory
+        self.files: ServedFiles | None = None  # of the model
+
+    def find_origin(self, identity: bytes) -> RemoteOrigin:
+        """Of a client with this identity."""
+        return RemoteOrigin(identity, self)
+
+    def note_files(self, model: ModelConfig) -> None:
+        """Hash what clients need of the model, to find it in copies of their own. Raises ModelError if the
+        files are not those that the daemon was started with.
+        """
+        folders = model.model, model.tokenizer
+        check_served(model.noted, *folders)
+        self.files = hash_served_files(*folders)
+
+
+def open_network(
+    args: NetworkArgs, journal_path: str, max_frame_bytes: int
+) -> tuple[NetworkListener, RemoteClients]:
+    """Let in whom the file in the daemon's folder names."""
+    folder = Path(args.keys)
+    listener = NetworkListener(
+        args.listening_fd,
+        args.server,
+        lambda: AuthorizedClients(folder),
+        max_frame_bytes=max_frame_bytes,
+        linger_ms=_LINGER_MS,
+    )
+    _log.info("clients of other machines come to port %d", listener.port)
+    memory = RequestMemory(f"{journal_path}.live" if journal_path else "")
+    return listener, RemoteClients(listener.find_grant, memory)
+
+
+class RemoteOrigin(Origin):
+    """Of one client of the network, known by its key."""
+
+    standing = Standing.NETWORK
+
+    def __init__(self, identity: bytes, clients: RemoteClients) -> None:
+        self.scope = name_scope(identity)
+        self._identity = identity
+        self._clients = clients
+
+    def adapt_hello(self, hello: Hello) -> Hello:
+        """With what the table does not take from a client of the network in its key's words."""
+        if hello.client_kind == SUPERVISOR_ROLE:
+            raise DaemonError(f"a client of the network may not be the {SUPERVISOR_ROLE}")
+        values = {name: _HELLO_VALUES[name](self._grant) for name in _list_replaced(HELLO_FIELDS)}
+        return msgspec.structs.replace(hello, **values)
+
+    def find_share(self, hello: Hello) -> ClientShare:
+        tenant = None if self._grant.may_name_tenants else self.scope
+        return ClientShare(hello.weight, tenant, is_bounded=True)
+
+    def adapt_facts(self, facts: EngineFacts) -> EngineFacts:
+        """Without paths of this machine, with what the files there hold."""
+        tokenizer = "remote" if facts.tokenizer else ""
+        return msgspec.structs.replace(facts, model="remote", tokenizer=tokenizer, files=self._clients.files)
+
+    def adapt_request(self, request: EngineCoreRequest) -> EngineCoreRequest:
+        """With what the table does not take from a client of the network in the core's own words."""
+        past = self._clients.memory.find(self.scope, request.request_id)
+        said = _Said(request, self.scope, self._grant, past)
+        values = {name: _REQUEST_VALUES[name](said) for name in _list_replaced(REQUEST_FIELDS)}
+        return msgspec.structs.replace(request, **values)
+
+    def adapt_result(self, method: UtilityMethod, result: UtilityResult, /) -> UtilityResult:
+        """Without what is of others' requests; a digest has none of them already."""
+        if UTILITIES[method].network is not Reach.OWN:
+            return result
+        owns = make_owner_test(self.scope)
+        values: dict[str, Any] = {}
+        if result.stats is not None:
+            values["stats"] = hide_stall(result.stats, owns)
+        if result.metrics is not None:
+            values["metrics"] = msgspec.structs.replace(
+                result.metrics, stats=hide_stall(result.metrics.stats, owns)
+            )
+        if result.snapshot is not None:
+            values["snapshot"] = hide_others(result.snapshot, owns)
+        if method is UtilityMethod.CHECK_INTEGRITY and result.error is not None:
+            values["error"] = "there are problems, which clients on the engine's machine are told"
+        return msgspec.structs.replace(result, **values)
+
+    def note_added(self, request_id: str, queued_time: float) -> None:
+        self._clients.memory.add(self.scope, request_id, queued_time)
+
+    def note_ended(self, request_id: str) -> None:
+        self._clients.memory.end(self.scope, request_id)
+
+    def note_lost(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._clients.memory.lose(self.scope, request_id)
+
+    @property
+    def _grant(self) -> ClientGrant:
+        """Asked anew each time: the operator may have changed it."""
+        return self._clients.find_grant(find_key(self._identity))
+
+
+def _list_replaced(fields: Mapping[str, Belief]) -> list[str]:
+    return [name for name, belief in fields.items() if belief is not Belief.TAKEN]
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A request of a client of the network, with what is known of both."""
+
+    request: EngineCoreRequest
+    scope: str
+    grant: ClientGrant
+    past: PastLife
+
+
+# Of each field that is not simply taken: what is put in its place.
+_HELLO_VALUES: dict[str, Callable[[ClientGrant], Any]] = {"weight": lambda grant: grant.weight}
+_REQUEST_VALUES: dict[str, Callable[[_Said], Any]] = {
+    # For a time that is not finite the core takes its own clock, less the age.
+    "arrival_time": lambda said: math.inf if said.past.arrival is None else said.past.arrival,
+    "age_s": lambda _: 0.0,
+    "priority": lambda said: max(said.request.priority, said.grant.priority),
+    "cache_salt": lambda said: scope_salt(said.request.cache_salt, said.scope),
+    "tenant": lambda said: said.scope + said.request.tenant,
+    "num_attempts": lambda said: min(said.request.num_attempts, said.past.num_attempts),
+}
