@@ -129,7 +129,8 @@ def test_a_narrower_window_keeps_what_was_printed_before() -> None:
 def test_a_long_block_is_not_painted_all_the_time() -> None:
     clock = itertools.count(0.0, 1.0)  # a paint takes a second
     file = io.StringIO()
-    printer = MarkdownPrinter(file, False, Console(file=file, width=80), clock=lambda: next(clock))
+    console = Console(file=file, width=80, force_terminal=True)
+    printer = MarkdownPrinter(file, False, console, clock=lambda: next(clock))
     printer.write("a")
     before = file.getvalue()
     for _ in range(4):

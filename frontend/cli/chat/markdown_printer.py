@@ -1,7 +1,7 @@
 """Paints an answer's Markdown on a terminal while it comes. Loads rich, and is loaded only to do so.
 
-A block that can change no more is printed for good; the last one is painted again and again, as far as it is
-on the screen. Lines that have scrolled away stay as they are.
+A block that can change no more is printed for good; the last one is painted again and again, of a long one
+as much as the screen has room for.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TextIO
+from typing import Any, ClassVar, TextIO
 
 from markdown_it import MarkdownIt
-from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
 from rich.markdown import Heading, Markdown
+from rich.segment import Segment, Segments
 from rich.text import Text
 from rich.theme import Theme
 
 _FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
-_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _PAUSE = 5  # times the cost of a paint, until the next
 _MAX_WIDTH = 120  # columns; longer lines are hard to read
 # rich's own have a black background, centred titles and colours that say what nothing else does
@@ -33,13 +33,6 @@ _THEME = Theme(
     }
 )
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).disable("image")
-
-
-class Line(NamedTuple):
-    """One line as it was printed, and how many columns it takes."""
-
-    printed: str
-    num_columns: int
 
 
 class _LeftHeading(Heading):
@@ -60,6 +53,25 @@ class _Answer(Markdown):
                     child.type = "hardbreak"
 
 
+class _Block:
+    """A block without empty lines at both ends; while it grows, the last lines that fit on the screen."""
+
+    def __init__(self, text: str, is_whole: bool) -> None:
+        self._text, self._is_whole = text, is_whole
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        options = options.update(width=max(1, min(options.max_width - 1, _MAX_WIDTH)))
+        try:
+            lines = console.render_lines(_Answer(self._text), options, pad=False)
+        except Exception:  # a fault of the renderer is not to cost the answer
+            lines = console.render_lines(Text(self._text), options, pad=False)
+        shown = [number for number, line in enumerate(lines) if any(part.text.strip() for part in line)]
+        lines = lines[shown[0] : shown[-1] + 1] if shown else []
+        if not self._is_whole:
+            lines = lines[-max(1, console.height - 1) :]
+        yield Segments([part for line in lines for part in (*line, Segment.line())][:-1])
+
+
 class MarkdownPrinter:
     """`write` what comes, `end` when it is all. Prints to `file`, a terminal."""
 
@@ -71,14 +83,12 @@ class MarkdownPrinter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """console: of another size or terminal, for tests."""
-        self._file = file
         self._console = console or Console(
             file=file, force_terminal=True, no_color=not has_color, theme=_THEME, highlight=False
         )
         self._clock = clock
         self._text = ""  # of blocks that may change
-        self._lines: list[Line] = []  # of them, as they are on the screen and can be reached
-        self._num_gone = 0  # lines of them above those
+        self._live: Live | None = None  # paints the last of them, once there is something to see
         self._needs_gap = False  # an empty line, before what is printed next
         self._next_paint_at = 0.0
 
@@ -89,8 +99,7 @@ class MarkdownPrinter:
         if began < self._next_paint_at:
             return
         self._print_blocks()
-        self._paint(self._text)
-        self._file.flush()
+        self._paint(self._text, is_whole=False)
         now = self._clock()
         self._next_paint_at = now + _PAUSE * (now - began)
 
@@ -99,7 +108,6 @@ class MarkdownPrinter:
         self._print_blocks()
         self._finish(self._text)
         self._text = ""
-        self._file.flush()
 
     def _print_blocks(self) -> None:
         while length := find_block_end(self._text):
@@ -108,63 +116,23 @@ class MarkdownPrinter:
 
     def _finish(self, block: str) -> None:
         """Print a block for good."""
-        self._paint(block)
-        if self._lines or self._num_gone:
-            self._file.write("\n")
-            self._needs_gap = True
-        self._lines, self._num_gone = [], 0
+        self._paint(block, is_whole=True)
+        if self._live is not None:
+            self._live.stop()
+            self._live, self._needs_gap = None, True
 
-    def _paint(self, block: str) -> None:
-        """Have the lines on the screen show `block`; the cursor stays behind the last."""
-        width, height = self._console.size
-        width = max(1, min(width - 1, _MAX_WIDTH))
-        lines = self._render(block, width)[self._num_gone :]
-        pairs = zip(self._lines, lines, strict=False)
-        num_same = next((number for number, (old, new) in enumerate(pairs) if old != new), len(lines))
-        num_same = min(num_same, len(self._lines))
-        if num_same == len(self._lines) == len(lines):
-            return
-        if num_same == len(lines) and lines:
-            num_same -= 1  # shorter than before: the cursor is to stand behind the last
-        changed = self._lines[num_same:]
-        if changed:  # go back to the first of them, and write over it
-            rows = sum(_count_rows(line, self._console.width) for line in changed)
-            self._file.write("\r" + (f"\x1b[{rows - 1}A" if rows > 1 else ""))
-        elif num_same or self._needs_gap:
-            self._file.write("\n")
-        self._needs_gap = False
-        self._file.write("\n".join(f"{line.printed}\x1b[K" for line in lines[num_same:]))
-        if changed:
-            self._file.write("\x1b[J")
-        room = max(1, height - 1)
-        self._num_gone += max(0, len(lines) - room)
-        self._lines = lines[-room:]
-
-    def _render(self, block: str, width: int) -> list[Line]:
-        """Its lines without empty ones at both ends."""
-        try:
-            printed = self._capture(_Answer(block), width)
-        except Exception:  # a fault of the renderer is not to cost the answer
-            printed = self._capture(Text(block), width)
-        lines = [_measure(line.rstrip()) for line in printed.split("\n")]
-        while lines and not lines[-1].num_columns:
-            lines.pop()
-        first = next((number for number, line in enumerate(lines) if line.num_columns), 0)
-        return lines[first:]
-
-    def _capture(self, shown: Markdown | Text, width: int) -> str:
-        with self._console.capture() as captured:
-            self._console.print(shown, width=width, end="")
-        return captured.get()
-
-
-def _measure(printed: str) -> Line:
-    return Line(printed, cell_len(_STYLE.sub("", printed).rstrip()))
-
-
-def _count_rows(line: Line, width: int) -> int:
-    """Of the screen, where terminals wrap lines again that have become too long."""
-    return max(1, -(-line.num_columns // max(1, width)))
+    def _paint(self, block: str, is_whole: bool) -> None:
+        """Have the screen show `block` in the place of what was painted last."""
+        if self._live is None:
+            if not block.strip():
+                return
+            if self._needs_gap:
+                self._console.line()
+            self._live = Live(
+                console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+            )
+            self._live.start()
+        self._live.update(_Block(block, is_whole), refresh=not is_whole)
 
 
 def find_block_end(text: str) -> int:
