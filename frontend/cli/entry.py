@@ -71,6 +71,8 @@ def run_command(argv: Sequence[str] | None = None) -> int:
         return ExitCode.OUTPUT_CLOSED  # by the caller, so nobody reads
     open_closed_streams()
     speak_any_text()
+    if "_ARGCOMPLETE" in os.environ:
+        importlib.import_module(COMMANDS["completion"].module, f"{__package__}.commands").complete()
     arguments = list(map(_read_as_utf8, arguments))
     try:
         code = _dispatch(arguments)
