@@ -1,4 +1,4 @@
-"""What a newcomer's run types, leaves out and compares; the slow test is the run."""
+"""What README.md and docs/ show to type does what they say: the slow test types it in a fresh clone."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from quire.tools.newcomer.answers import compare
-from quire.tools.newcomer.pages import BEFORE, ENDLESS, INSTALL, UNRUNNABLE, list_pages, read_blocks
-from quire.tools.newcomer.typist import find_refusal, wait_for_servers
+from page_blocks import BEFORE, ENDLESS, INSTALL, ROOT, UNRUNNABLE, list_pages, read_blocks
+from typist import Typist, compare, find_refusal, wait_for_servers
 
-ROOT = Path(__file__).parents[2]
 BLOCKS = [block for page in list_pages() for block in read_blocks(page)]
 
 
@@ -68,14 +66,36 @@ def test_a_refusal_is_seen_where_the_page_shows_no_answer() -> None:
         assert find_refusal(fine) is None
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_every_command_of_readme_and_docs_does_what_they_say(tmp_path: Path) -> None:
-    """In a clone of what is committed, with this interpreter's packages in its environment."""
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of what is committed, after the README's first command, with this interpreter's packages."""
     if not (ROOT / ".git").exists():
         pytest.skip("a clone is made of a checkout")
+    clone = tmp_path_factory.mktemp("newcomer") / "quire"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", str(clone / ".venv")], check=True)
     packages = next(path for path in sys.path if path.endswith("site-packages"))
-    command = [sys.executable, "-P", "-m", "quire.tools.newcomer", "--packages", packages]
-    done = subprocess.run(command, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True)
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    (own,) = (clone / ".venv" / "lib").glob("python3*/site-packages")
+    (own / "packages.pth").write_text(f"{packages}\n")
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL"))
+    }
+    subprocess.run(["bash", "-euo", "pipefail", "-c", INSTALL], cwd=clone, env=environment, check=True)
+    return clone
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("page", [page for page in list_pages() if read_blocks(page)])
+def test_every_block_of_a_page_does_what_it_says(page: str, clone: Path, tmp_path: Path) -> None:
+    typist = Typist(clone, tmp_path)
+    wrong: list[str] = []
+    try:
+        if page in BEFORE:
+            typist.type(BEFORE[page])
+        for block in read_blocks(page, clone):
+            fault = None if block.reason else typist.run(block)
+            wrong += [] if fault is None else [f"{page}:{block.line} {block.text}: {fault}"]
+    finally:
+        typist.close()
+    assert wrong == []

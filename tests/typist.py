@@ -1,4 +1,6 @@
-"""Types blocks as a person would: one shell a page, in the clone, with Quire's commands in the path."""
+"""Types a page's blocks as a person would, in a clone with Quire's commands in the path, and compares answers
+with those that the page shows: the same fields and kinds of values, whatever the values are.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +12,41 @@ import shlex
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any, cast
 
-from .answers import compare
-from .pages import ENDLESS, INSTALL, Block
+from page_blocks import ENDLESS, INSTALL, Block
 
 _MARK = "QUIRE_NEWCOMER"  # in the environment of all that is started: how it is found again
+_HOLD_NETWORK = [
+    "unshare",
+    "--net",
+    "--map-root-user",
+    "sh",
+    "-c",
+    "ip link set lo up && echo up && exec sleep inf",
+]
+_ENTER_NETWORK = "nsenter --target %d --user --net --preserve-credentials"
 _BLOCK_S, _ENDLESS_S, _READY_S = 900, 3, 300
 _SERVE = re.compile(
     r"^((?:\S*/)?quire serve\b[^&|#\n]*?)\s*(#.*)?$", re.M
 )  # in the foreground: it never ends
 _PORT = re.compile(r"--port (\d+)")
 _EXAMPLE_ID = "resp-1f"
+_CUT = "..."  # stands for what a page leaves out, at the end of a list or a text
 
 
 class Typist:
-    """Runs blocks in `clone`. Everything that was started ends with `close`."""
+    """Runs blocks in `clone`, in a network of its own where the kernel allows it, so that ports are free.
+
+    Everything that was started ends with `close`.
+    """
 
     def __init__(self, clone: Path, home: Path) -> None:
         self._clone = clone
+        self._network = subprocess.Popen(_HOLD_NETWORK, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert self._network.stdout is not None
+        is_up = self._network.stdout.readline() == b"up\n"
+        self._enter = _ENTER_NETWORK % self._network.pid if is_up else ""
         bin_folder = clone / ".venv" / "bin"
         kept = {name: value for name, value in os.environ.items() if name in ("LANG", "TERM", "TMPDIR")}
         self._environment = kept | {
@@ -55,6 +74,8 @@ class Typist:
 
     def close(self) -> None:
         """End what still runs of it: servers, daemons, their children."""
+        self._network.kill()
+        self._network.communicate()
         for pid in find_marked(_MARK, self._environment[_MARK]):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -73,7 +94,7 @@ class Typist:
         out, err = self._clone / ".newcomer-out", self._clone / ".newcomer-err"
         with out.open("w") as stdout, err.open("w") as stderr:
             done = subprocess.run(
-                command,
+                [*self._enter.split(), *command],
                 cwd=self._clone,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
@@ -133,3 +154,43 @@ def find_marked(name: str, value: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def compare(shown: str, came: str) -> str | None:
+    """What is different, as a path and what stands there; None if nothing is."""
+    try:
+        answer = json.loads(came)
+    except json.JSONDecodeError:
+        return f"no JSON: {came[:200]!r}"
+    return _compare(json.loads(shown), answer, "answer")
+
+
+def _compare(shown: Any, came: Any, path: str) -> str | None:
+    if shown == _CUT or None in (shown, came):  # a field that may be null is one of either kind
+        return None
+    if isinstance(shown, dict):
+        return _compare_objects(cast(dict[str, Any], shown), came, path)
+    if isinstance(shown, list):
+        return _compare_lists(cast(list[Any], shown), came, path)
+    if isinstance(shown, bool) or isinstance(came, bool) or not isinstance(shown, int | float):
+        return None if type(shown) is type(came) else f"{path}: {came!r}, and the page shows {shown!r}"
+    return None if isinstance(came, int | float) else f"{path}: {came!r}, and the page shows {shown!r}"
+
+
+def _compare_objects(shown: dict[str, Any], came: Any, path: str) -> str | None:
+    if not isinstance(came, dict):
+        return f"{path}: {came!r}, and the page shows an object"
+    known = cast(dict[str, Any], came)
+    if shown.keys() != known.keys():
+        return f"{path}: fields {sorted(known)}, and the page shows {sorted(shown)}"
+    return next(filter(None, (_compare(shown[name], known[name], f"{path}.{name}") for name in shown)), None)
+
+
+def _compare_lists(shown: list[Any], came: Any, path: str) -> str | None:
+    if not isinstance(came, list):
+        return f"{path}: {came!r}, and the page shows a list"
+    known = cast(list[Any], came)
+    if bool(shown) != bool(known):
+        return f"{path}: {len(known)} items, and the page shows {len(shown)}"
+    pairs = enumerate(zip(shown, known, strict=False))
+    return next(filter(None, (_compare(one, other, f"{path}[{n}]") for n, (one, other) in pairs)), None)

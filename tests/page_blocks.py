@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```\n(?:\n```json\n(.*?)^```\n)?", re.M | re.S)
 
 # How the README's first block begins: it wants the network, which the others lack, and is typed before.
