@@ -399,6 +399,7 @@ def test_every_module_of_ours_that_a_test_imports_is_there() -> None:
 # Lines of Python in a folder: what it may have once the house is as docs/architecture.md draws it, with the
 # capabilities to come, and what it may have until then. The second number only falls.
 LINES = {
+    "the spine": (22_000, 26_350),
     "frontend": (30_000, 39_450),
     "frontend/cli": (3400, 5200),
     "frontend/client": (2200, 3350),
@@ -418,16 +419,21 @@ LINES = {
     "tests": (50_000, 71_650),
 }
 _SLACK = 200  # by which a number that only falls may be above what is there
+# What everybody must read: faces, client, protocol, core and runner, without the wings among them.
+SPINE = ["frontend/*.py", "frontend/client/*.py", "frontend/requests/*.py"]
+SPINE += ["ipc/*.py", "ipc/p*/*.py", "ipc/spec/*.py", "core/[!n]*/*.py", "worker/*.py", "worker/steps/*.py"]
 
 
-def count_lines(folder: str) -> int:
-    return sum(len(path.read_text().splitlines()) for path in (ROOT / folder).rglob("*.py"))
+def count_lines(name: str) -> int:
+    patterns = SPINE if name == "the spine" else [f"{name}/**/*.py"]
+    paths = (path for pattern in patterns for path in ROOT.glob(pattern))
+    return sum(len(path.read_text().splitlines()) for path in paths)
 
 
-@pytest.mark.parametrize("folder", LINES)
-def test_a_folder_keeps_to_its_lines(folder: str) -> None:
-    budget, most = LINES[folder]
-    count = count_lines(folder)
+@pytest.mark.parametrize("name", LINES)
+def test_a_folder_keeps_to_its_lines(name: str) -> None:
+    budget, most = LINES[name]
+    count = count_lines(name)
     assert count <= max(budget, most)
     assert count > budget or most == 0, "it is within its budget: 0 in place of the second number"
     assert most == 0 or most - count <= max(_SLACK, most // 100), f"the second number can fall to {count}"
