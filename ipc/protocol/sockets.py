@@ -1,4 +1,4 @@
-"""How Quire's ZeroMQ sockets are made: one ROUTER that binds, DEALERs that connect, every limit finite.
+"""How Quire's ZeroMQ sockets are made: one ROUTER that binds, DEALERs that connect, limits finite but one.
 
 libzmq 4.3.5: a full or unknown peer of a ROUTER is dropped silently unless ROUTER_MANDATORY is set; without
 heartbeats a stopped peer is never noticed; an infinite linger hangs at exit; a high-water mark of 0 grew by
@@ -6,8 +6,9 @@ heartbeats a stopped peer is never noticed; an infinite linger hangs at exit; a 
 
 Only the ROUTER sends heartbeats. A socket that does, and whose receive queue is full when its peer leaves,
 aborts its process at the next one (stream_engine_base.cpp, out_event: `!_io_error`; zeromq/libzmq#4229 is its
-kin). A DEALER's program may be slow to read; the ROUTER, which the core drains at every turn, has a mark that
-it does not reach. A DEALER that stays full answers no heartbeat: it is dropped, and resumes when it reads.
+kin). A DEALER's program may be slow to read; the ROUTER, which the core reads at every turn, has no mark: one
+of 262,144 messages was reached with 1 MB. A DEALER that stays full answers no heartbeat: it is dropped, and
+resumes when it reads.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from ..network.keys import ClientKeys, ServerKeys
 from .codec import MAX_BODY_BYTES
 
 HIGH_WATER_MARK = 1024  # messages a peer may have queued before its sender sees EAGAIN
-ROUTER_RECEIVE_HIGH_WATER_MARK = 262_144
 HEARTBEAT_INTERVAL_MS = 500
 HEARTBEAT_TIMEOUT_MS = 1500  # a client's lease: one that is stopped is dropped, and comes back later
 # Losing a worker loses steps, and a starved one is only late. One of this machine whose end nobody sees
@@ -106,7 +106,7 @@ def _make_router(
 ) -> zmq.Socket[bytes]:
     socket = _configure(context.socket(zmq.ROUTER))
     socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
-    socket.setsockopt(zmq.RCVHWM, ROUTER_RECEIVE_HIGH_WATER_MARK)
+    socket.setsockopt(zmq.RCVHWM, 0)  # none: any could be reached, and the peer then leave
     if heartbeat_timeout_ms is not None:
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_timeout_ms)

@@ -44,3 +44,9 @@ def test_neither_to_bind_again_nor_to_end_keeps_events_from_the_reader(what: str
         script = Path(__file__).with_name("full_monitor.py")
         command = [sys.executable, script, f"ipc://{folder}/core.sock", what]
         subprocess.run(command, check=True, timeout=TIMEOUT_S)
+
+
+def test_a_peer_that_leaves_much_unread_and_goes_ends_nobody() -> None:
+    with runtime_folders() as folder:
+        script = Path(__file__).with_name("unread_router.py")
+        subprocess.run([sys.executable, script, f"ipc://{folder}/core.sock"], check=True, timeout=TIMEOUT_S)
