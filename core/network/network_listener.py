@@ -9,15 +9,15 @@ and goes, and cuts what ConnectionLimits says, by ending the stream below libzmq
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import resource
 import socket
+import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 import zmq
 from zmq.utils import z85
@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 1024
 MAX_WAITING = 128  # connections whose client has said nothing yet
 _FRACTION_OF_FILES = 0.2  # of this process's descriptors, at most so many are connections of the network
+MAX_UNREAD_BYTES = 512 << 20  # an honest client's burst over loopback came to 100 MB
+_LOOK_INTERVAL_S = 0.05  # libzmq reads 1 GB/s at most
 _MAX_EVENTS = 64  # taken before keys are looked at again
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 _MONITOR_ADDRESS = "inproc://network-clients"
@@ -60,9 +62,11 @@ class NetworkListener(ClientListener):
         max_frame_bytes: int = MAX_BODY_BYTES,
         heartbeat_timeout_ms: int | None = HEARTBEAT_TIMEOUT_MS,
         linger_ms: int = 0,
+        max_unread_bytes: int | None = None,
     ) -> None:
         """Each thread that asks who is let in has a KeyRing of its own. `linger_ms`: what was said last gets
-        so long to leave at `stop`.
+        so long to leave at `stop`. `max_unread_bytes`: when more waits in all, whoever has sent most of it is
+        cut off; only for who lets `receive` run until nothing is left, as long as it has time.
         """
         self._clients = make_key_ring()  # of the thread that calls `receive`
         self._linger_ms = linger_ms
@@ -70,7 +74,11 @@ class NetworkListener(ClientListener):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         most = MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else int(limit * _FRACTION_OF_FILES)
         self._limits = ConnectionLimits(min(MAX_CONNECTIONS, most), MAX_WAITING)
-        self._limits_lock = threading.Lock()
+        self._unread = UnreadBytes(max_unread_bytes)
+        self._is_behind = False  # the last `receive` has left something
+        self._look_at = 0.0  # monotonic
+        self._copies: dict[int, socket.socket] = {}  # of connections, which libzmq may close at any time
+        self._limits_lock = threading.Lock()  # of these, too
         self.lost_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         zap = self._context.socket(zmq.REP)
@@ -86,17 +94,40 @@ class NetworkListener(ClientListener):
         self.router.monitor(_MONITOR_ADDRESS, _EVENTS)
         monitor = self._context.socket(zmq.PAIR)
         monitor.connect(_MONITOR_ADDRESS)
-        checker = _KeyChecker(zap, monitor, make_key_ring(), self._on_accepted, self._on_ended)
+        checker = _KeyChecker(
+            zap, monitor, make_key_ring(), self._unread.cut_off, self._on_accepted, self._on_ended
+        )
         self._thread = threading.Thread(target=checker.run, name="network listener", daemon=True)
         self._thread.start()
 
     def receive(self) -> Iterator[tuple[bytes, list[bytes]]]:
+        if self._is_behind:
+            self._look()
+        self._is_behind = True
         with contextlib.suppress(zmq.Again):
             while True:
                 identity, *frames = self.router.recv_multipart(NOBLOCK, copy=False)
                 key = str(identity.get("User-Id")).encode()
+                self._unread.note_read(key, map(len, frames))
                 if self._knows(identity, key):
                     yield to_remote_identity(identity.bytes, key), [frame.bytes for frame in frames]
+        self._is_behind = False
+        with self._limits_lock:
+            self._unread.forget()
+
+    def _look(self) -> None:
+        """Cut whoever has sent too much, while what is unread is not read to its end."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_INTERVAL_S
+        with self._limits_lock:
+            received = {fd: count_received_bytes(copy) for fd, copy in self._copies.items()}
+            excess = self._unread.look(received, self._limits.clients)
+        for fd in excess:
+            self._cut(fd)
+        if excess:
+            _log.warning("a client is cut off: more than %d bytes are unread", MAX_UNREAD_BYTES)
 
     def send(self, identity: bytes, frames: tuple[bytes]) -> None:
         send_to(self.router, to_socket_identity(identity), frames)
@@ -106,6 +137,8 @@ class NetworkListener(ClientListener):
         self._thread.join(_STOP_TIMEOUT_S)
         self._context.destroy(linger=self._linger_ms)
         self._port.close()
+        for copy in self._copies.values():
+            copy.close()
         if not self._thread.is_alive():
             os.close(self.lost_fd)
 
@@ -133,20 +166,28 @@ class NetworkListener(ClientListener):
 
     def _cut(self, fd: int) -> None:
         """End a connection below libzmq, which then sees its end."""
-        with contextlib.suppress(OSError), _open_copy(fd) as connection:
-            if connection.getsockname()[1] == self.port:
-                connection.shutdown(socket.SHUT_RDWR)
+        with self._limits_lock, contextlib.suppress(KeyError, OSError):
+            self._copies[fd].shutdown(socket.SHUT_RDWR)
 
     # The thread.
 
     def _on_accepted(self, fd: int) -> None:
         with self._limits_lock:
-            excess = self._limits.accept(fd, find_peer(fd))
+            if fd in self._copies:
+                self._copies.pop(fd).close()
+            copy = open_copy(fd)
+            if copy is not None:
+                self._copies[fd] = copy
+            excess = self._limits.accept(fd, find_peer(copy))
+            self._unread.begin(fd)
         if excess is not None:
             self._cut(excess)
 
     def _on_ended(self, fd: int) -> None:
         with self._limits_lock:
+            if (copy := self._copies.pop(fd, None)) is not None:
+                with copy:
+                    self._unread.end(fd, count_received_bytes(copy), self._limits.clients.get(fd, b""))
             is_client = self._limits.end(fd)
         if is_client:
             os.eventfd_write(self.lost_fd, 1)
@@ -160,12 +201,14 @@ class _KeyChecker:
         zap: zmq.Socket[bytes],
         monitor: zmq.Socket[bytes],
         clients: KeyRing,
+        cut_off: Container[bytes],
         on_accepted: Callable[[int], None],
         on_ended: Callable[[int], None],
     ) -> None:
         self._zap = zap
         self._monitor = monitor
         self._clients = clients
+        self._cut_off = cut_off
         self._on_accepted = on_accepted
         self._on_ended = on_ended
         self._remark_at = 0.0
@@ -184,10 +227,12 @@ class _KeyChecker:
                     return
 
     def _judge(self, request: list[bytes]) -> list[bytes]:
-        """The answer to one caller (RFC 27): 200 with its key as the user's name, or 400."""
+        """The answer to one caller (RFC 27): 200 with its key as the user's name, 400, or 300: try again."""
         _, request_id, _, address, _, mechanism, *credentials = request
         key = z85.encode(credentials[0]) if mechanism == b"CURVE" and credentials else b""
         if self._clients.find_grant(key) is not None:
+            if key in self._cut_off:
+                return [b"1.0", request_id, b"300", b"too much is unread", b"", b""]
             return [b"1.0", request_id, b"200", b"OK", key, b""]
         now = time.monotonic()
         if now >= self._remark_at:
@@ -210,25 +255,96 @@ class _KeyChecker:
         return True
 
 
-def find_peer(fd: int) -> str:
-    """The address at the other end of a TCP connection; '' if it has ended, whatever has its number now."""
-    with contextlib.suppress(OSError), _open_copy(fd) as connection:
-        return str(connection.getpeername()[0])
+def open_copy(fd: int) -> socket.socket | None:
+    """A TCP connection once more; None if its number is nobody's, or something else's, by now."""
+    with contextlib.suppress(OSError):
+        copy = os.dup(fd)
+        try:
+            connection = socket.socket(fileno=copy)
+        except OSError:
+            os.close(copy)
+            return None
+        if connection.family in (socket.AF_INET, socket.AF_INET6):
+            return connection
+        connection.close()
+    return None
+
+
+def find_peer(connection: socket.socket | None) -> str:
+    """The address at the other end of a TCP connection; '' if it has ended."""
+    if connection is not None:
+        with contextlib.suppress(OSError):
+            return str(connection.getpeername()[0])
     return ""
 
 
-def _open_copy(fd: int) -> socket.socket:
-    """Raises OSError if it has ended, and its number is nobody's or something else's by now."""
-    copy = os.dup(fd)
-    try:
-        connection = socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        raise
-    if connection.family not in (socket.AF_INET, socket.AF_INET6):
-        connection.close()
-        raise OSError(errno.EAFNOSUPPORT, "not of the network")
-    return connection
+def count_received_bytes(connection: socket.socket) -> int:
+    """Bytes that have come over a TCP connection, unread ones too; 0 on a Linux before 4.1."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + _RECEIVED.size)
+    return _RECEIVED.unpack_from(info, _RECEIVED_AT)[0] if len(info) > _RECEIVED_AT else 0
+
+
+_RECEIVED, _RECEIVED_AT = struct.Struct("=Q"), 128  # tcpi_bytes_received of struct tcp_info
+_FRAME_BYTES = 2 + 33  # of a frame beside what it says: its head, and CURVE's (RFC 26)
+_LONG_HEAD_BYTES, _LONGEST_SHORT = 7, 255 - 33
+
+
+class UnreadBytes:
+    """What clients have sent and nobody has read: libzmq takes all that comes, and says nothing of it.
+
+    The kernel counts what has come over a connection. `look` is called while there is something unread, and
+    adds up what has come since the first look; what is read is taken off. Of no thread: calls are locked,
+    except `note_read`, of the reader's.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        """`most`: in all; None: nothing is counted."""
+        self.cut_off: set[bytes] = set()  # keys, until all is read
+        self._most = most
+        self._received: dict[int, int] = {}  # descriptor -> bytes at the last look
+        self._is_counting = False
+        self._unread: Counter[bytes] = Counter()  # by key; b"": of connections whose key is not known yet
+
+    def begin(self, fd: int) -> None:
+        """A connection has come."""
+        self._received[fd] = 0
+
+    def end(self, fd: int, num_received: int, key: bytes) -> None:
+        """A connection has ended, after so many bytes in all."""
+        num_before = self._received.pop(fd, num_received)
+        if self._is_counting:
+            self._unread[key] += num_received - num_before
+
+    def note_read(self, key: bytes, sizes: Iterable[int]) -> None:
+        """A message of frames of these sizes was read."""
+        if self._is_counting:
+            for size in sizes:
+                head = _LONG_HEAD_BYTES if size > _LONGEST_SHORT else 0
+                self._unread[key] -= size + _FRAME_BYTES + head
+
+    def look(self, received: Mapping[int, int], keys: Mapping[int, bytes]) -> list[int]:
+        """Bytes that have come over each connection so far; returns those that are to be cut.
+
+        `keys`: of connections whose key is known.
+        """
+        if self._most is None:
+            return []
+        if self._is_counting:
+            for fd, count in received.items():
+                self._unread[keys.get(fd, b"")] += count - self._received.get(fd, count)
+        self._received, self._is_counting = dict(received), True
+        if self._unread.total() <= self._most:
+            return []
+        ((most, _),) = self._unread.most_common(1)
+        if most:
+            self.cut_off.add(most)
+        return [fd for fd in received if keys.get(fd, b"") == most]
+
+    def forget(self) -> None:
+        """All is read."""
+        self._is_counting = False
+        self._unread.clear()
+        self.cut_off.clear()
 
 
 class ConnectionLimits:
@@ -245,7 +361,7 @@ class ConnectionLimits:
         self._max_waiting = max_waiting
         self._waiting: dict[int, str] = {}  # descriptor -> address, the oldest first
         self._per_address: Counter[str] = Counter()
-        self._clients: dict[int, bytes] = {}  # descriptor -> key, the oldest first
+        self.clients: dict[int, bytes] = {}  # descriptor -> key, the oldest first
         self._per_key: Counter[bytes] = Counter()
 
     def accept(self, fd: int, address: str) -> int | None:
@@ -253,7 +369,7 @@ class ConnectionLimits:
         self.end(fd)
         self._waiting[fd] = address
         self._per_address[address] += 1
-        room = min(self._max_waiting, self._max_connections - len(self._clients))
+        room = min(self._max_waiting, self._max_connections - len(self.clients))
         return self._take_oldest() if len(self._waiting) > room else None
 
     def note_client(self, fd: int, key: bytes = b"") -> int | None:
@@ -261,12 +377,12 @@ class ConnectionLimits:
         if fd not in self._waiting:
             return None
         self._forget_waiting(fd)
-        self._clients[fd] = key
+        self.clients[fd] = key
         self._per_key[key] += 1
-        if len(self._clients) < self._max_connections:
+        if len(self.clients) < self._max_connections:
             return None
         ((most, _),) = self._per_key.most_common(1)
-        excess = next(one for one in reversed(self._clients) if self._clients[one] == most)
+        excess = next(one for one in reversed(self.clients) if self.clients[one] == most)
         self.end(excess)
         return excess
 
@@ -274,9 +390,9 @@ class ConnectionLimits:
         """A connection has ended; returns whether it was a client's."""
         if fd in self._waiting:
             self._forget_waiting(fd)
-        if fd not in self._clients:
+        if fd not in self.clients:
             return False
-        key = self._clients.pop(fd)
+        key = self.clients.pop(fd)
         self._per_key[key] -= 1
         if not self._per_key[key]:
             del self._per_key[key]

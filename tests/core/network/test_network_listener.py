@@ -15,7 +15,8 @@ import pytest
 import zmq
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
 from fakes import expected_output, make_config, make_request
-from quire.core.network.network_listener import find_peer
+from quire.core.network import network_listener
+from quire.core.network.network_listener import NetworkListener, open_copy
 from quire.core.network.remote_clients import open_network
 from quire.frontend.client import handshake_watch
 from quire.frontend.client.async_engine_core_client import attach_async_client
@@ -25,6 +26,7 @@ from quire.ipc.errors import ConfigError, EngineDeadError, EngineStartError
 from quire.ipc.network.keys import (
     CLIENTS,
     SERVER_PUBLIC,
+    AuthorizedClients,
     add_client,
     make_keys,
     read_client_keys,
@@ -57,6 +59,7 @@ CONFIG = msgspec.structs.replace(_FAST, model=msgspec.structs.replace(_FAST.mode
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("keys")
     make_keys(folder)
+    add_client(folder, folder.with_name("laptop"))
     return folder
 
 
@@ -315,6 +318,34 @@ async def outlive(daemon: Daemon, remote: RemoteDaemon) -> None:
 # Strangers.
 
 
+def test_who_sends_more_than_is_read_is_cut_off_alone(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_listener, "_LOOK_INTERVAL_S", 0.0)
+    server, ring = read_server_keys(keys), lambda: AuthorizedClients(keys)
+    with socket.create_server(("127.0.0.1", 0)) as port, zmq.Context() as context:
+        listener = NetworkListener(port.fileno(), server, ring, max_unread_bytes=1 << 20)
+        address = f"tcp://127.0.0.1:{port.getsockname()[1]}"
+        good, bad = (
+            connect_dealer(context.socket(zmq.DEALER), address, keys=read_client_keys(folder))
+            for folder in (keys, keys.with_name("laptop"))
+        )
+        good.send(b"good")
+        assert listener.router.poll(10_000)
+        assert [frames for _, frames in listener.receive()] == [[b"good"]]
+        good.send_multipart([b"more"])
+        monitor = bad.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        while not monitor.poll(0):
+            with contextlib.suppress(zmq.Again):
+                bad.send(bytes(100_000), zmq.NOBLOCK)
+            next(listener.receive(), None)
+        assert {frames[0][:4] for _, frames in listener.receive()} <= {b"more", bytes(4)}
+        good.send(b"last")
+        assert listener.router.poll(10_000)
+        assert [b"last"] in [frames for _, frames in listener.receive()]
+        bad.disable_monitor()
+        context.destroy(linger=0)
+        listener.stop()
+
+
 def test_a_number_that_is_something_elses_by_now_is_no_connection(keys: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         args = NetworkArgs(listening_fd=listener.fileno(), keys=str(keys), server=read_server_keys(keys))
@@ -324,7 +355,7 @@ def test_a_number_that_is_something_elses_by_now_is_no_connection(keys: Path) ->
         fds = len(os.listdir("/proc/self/fd"))
         try:
             for fd in (ours.fileno(), end, 1 << 20):
-                assert find_peer(fd) == ""
+                assert open_copy(fd) is None
                 network._cut(fd)
             assert len(os.listdir("/proc/self/fd")) == fds
             ours.sendall(b"x")
