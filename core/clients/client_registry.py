@@ -245,7 +245,7 @@ class ClientRegistry:
         """Forget the clients whose connection has ended."""
         for identity in list(self.clients):
             try:
-                self._send(identity, LeaseCheck())
+                self._tell(identity, LeaseCheck())
             except ConnectionResetError:
                 self._on_client_gone(identity)
 
@@ -256,7 +256,7 @@ class ClientRegistry:
             client.outbox.add_reply(message)
             return
         try:
-            self._send(identity, message)
+            self._tell(identity, message)
         except ConnectionResetError:
             _log.debug("nobody is there to be told %s", type(message).__name__)
 
@@ -289,7 +289,7 @@ class ClientRegistry:
             if not client.outbox:
                 continue
             try:
-                client.outbox.flush(lambda message, to=identity: self._send(to, message), self._epoch)
+                client.outbox.flush(lambda message, to=identity: self._tell(to, message), self._epoch)
             except ConnectionResetError:
                 gone.append(identity)
         for identity in gone:
@@ -341,6 +341,12 @@ class ClientRegistry:
 
     def _find_origin(self, identity: bytes) -> Origin:
         return self.find_remote_origin(identity) if is_remote(identity) else _LOCAL
+
+    def _tell(self, identity: bytes, message: msgspec.Struct) -> bool:
+        """As `Send`, of what this client is told."""
+        if is_remote(identity):
+            message = self._find_origin(identity).adapt_told(message)
+        return self._send(identity, message)
 
     def _adapt_result(
         self, identity: bytes, method: UtilityMethod, result: UtilityResult, core: EngineCore

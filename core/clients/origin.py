@@ -11,6 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 
+import msgspec
 import zmq
 
 from ...ipc.network.keys import KEY_LENGTH
@@ -98,6 +99,10 @@ class Origin:
     def adapt_result(self, _method: UtilityMethod, result: UtilityResult, /) -> UtilityResult:
         """The answer to a utility call as it is told."""
         return result
+
+    def adapt_told(self, message: msgspec.Struct) -> msgspec.Struct:
+        """Any message to it, as it is told."""
+        return message
 
     def note_added(self, request_id: str, queued_time: float) -> None:
         """The core has taken a request of it on."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,17 @@ from ...ipc.network.keys import AuthorizedClients, ClientGrant
 from ...ipc.network.served_files import ServedFiles, hash_served_files
 from ...ipc.processes.child_args import NetworkArgs
 from ...ipc.protocol.engine_views import hide_others, hide_stall
-from ...ipc.protocol.messages import EngineCoreRequest, EngineFacts, Hello, UtilityMethod, UtilityResult
+from ...ipc.protocol.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineDead,
+    EngineFacts,
+    Hello,
+    Refusal,
+    UtilityMethod,
+    UtilityResult,
+)
 from ...ipc.protocol.rights import HELLO_FIELDS, REQUEST_FIELDS, UTILITIES, Belief, Reach, Standing
 from ...ipc.spec.config import ModelConfig
 from ..clients.origin import Origin, find_key, make_owner_test, name_scope, scope_salt
@@ -97,8 +109,14 @@ class RemoteOrigin(Origin):
 
     def adapt_facts(self, facts: EngineFacts) -> EngineFacts:
         """Without paths of this machine, with what the files there hold."""
-        tokenizer = "remote" if facts.tokenizer else ""
-        return msgspec.structs.replace(facts, model="remote", tokenizer=tokenizer, files=self._clients.files)
+        return msgspec.structs.replace(
+            facts,
+            model="remote",
+            tokenizer="remote" if facts.tokenizer else "",
+            weight_file=os.path.basename(facts.weight_file),
+            noted=None,
+            files=self._clients.files,
+        )
 
     def adapt_request(self, request: EngineCoreRequest) -> EngineCoreRequest:
         """With what the table does not take from a client of the network in the core's own words."""
@@ -125,6 +143,18 @@ class RemoteOrigin(Origin):
             values["error"] = "there are problems, which clients on the engine's machine are told"
         return msgspec.structs.replace(result, **values)
 
+    def adapt_told(self, message: msgspec.Struct) -> msgspec.Struct:
+        """Texts without this machine's folders: causes name files."""
+        match message:
+            case Refusal(reason=reason) | EngineDead(reason=reason):
+                return msgspec.structs.replace(message, reason=hide_folders(reason))
+            case UtilityResult(error=str(error)):
+                return msgspec.structs.replace(message, error=hide_folders(error))
+            case EngineCoreOutputs(outputs=outputs) if any(output.error for output in outputs):
+                return msgspec.structs.replace(message, outputs=[_hide_error(output) for output in outputs])
+            case _:
+                return message
+
     def note_added(self, request_id: str, queued_time: float) -> None:
         self._clients.memory.add(self.scope, request_id, queued_time)
 
@@ -139,6 +169,20 @@ class RemoteOrigin(Origin):
     def _grant(self) -> ClientGrant:
         """Asked anew each time: the operator may have changed it."""
         return self._clients.find_grant(find_key(self._identity))
+
+
+_FOLDERS = re.compile(r"""(?<=['"])/[^'"\n]*/|(?<![\w:/.])~?/(?:[^\s'",:;()/]+/)+""")
+
+
+def hide_folders(text: str) -> str:
+    """The text with names of files in the place of their paths."""
+    return _FOLDERS.sub("", text)
+
+
+def _hide_error(output: EngineCoreOutput) -> EngineCoreOutput:
+    if output.error is None:
+        return output
+    return msgspec.structs.replace(output, error=hide_folders(output.error))
 
 
 def _list_replaced(fields: Mapping[str, Belief]) -> list[str]:

@@ -16,21 +16,28 @@ from quire.core.network.request_memory import RequestMemory
 from quire.core.scheduling.request import Request
 from quire.core.stats.engine_facts import StartupClock, make_engine_facts
 from quire.ipc.errors import ProtocolError
+from quire.ipc.files.file_identity import FileStamp, NotedFiles
 from quire.ipc.network.keys import ClientGrant
 from quire.ipc.protocol.engine_views import EngineSnapshot
 from quire.ipc.protocol.messages import (
     MESSAGE_TYPES,
     PROTOCOL_VERSION,
     AbortRequests,
+    EngineCoreOutput,
+    EngineCoreOutputs,
     EngineCoreRequest,
     EngineCoreRequests,
+    EngineDead,
     EngineRoster,
+    FinishReason,
     FrontendCounts,
     Goodbye,
     Hello,
+    Refusal,
     UtilityCall,
     UtilityMethod,
     UtilityResult,
+    Welcome,
 )
 from quire.ipc.protocol.prefix_digest import hash_prefixes
 from quire.ipc.protocol.rights import (
@@ -242,6 +249,54 @@ def test_a_forged_tenant_or_salt_of_a_key_is_nobody_elses() -> None:
     assert "victim" in core.live
     salts = {core.find(name).cache_salt for name in ("victim", "thief")}
     assert len(salts) == 2
+
+
+CAUSES = [
+    "hush.gguf='/home/a user/secret/hush.gguf': it is not the file that it was",
+    'File "/srv/secret/models/hush.gguf", line 3, in f',
+    "no such file: /srv/secret/hush.gguf, ~/secret/hush.gguf; 3 tokens/s of http://host/secret-less/hush.gguf",
+]
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_client_of_the_network_is_told_no_folder_of_this_machine(cause: str) -> None:
+    core = Core()
+    core.registry.deliver()
+    failed = EngineCoreOutput("r", 0, [], FinishReason.ERROR, error=cause)
+    said: list[msgspec.Struct] = [
+        Refusal(cause),
+        EngineDead(cause),
+        UtilityResult(1, cause),
+        EngineCoreOutputs([EngineCoreOutput("q", 0, [1]), failed]),
+    ]
+    for message in said:
+        for client in (ONE, LOCAL, b"no client", to_remote_identity(b"none either", KEYS["b"])):
+            core.sent.clear()
+            core.registry.reply(client, message)
+            core.registry.deliver()
+            [(_, told)] = core.sent
+            text = msgspec.json.encode(told).decode()
+            assert ("secret/" in text) == (not client.startswith(b"tcp:")), text
+            assert "hush.gguf" in text
+            assert ("http://host/" in text) == ("http://host/" in cause)
+
+
+def test_facts_say_no_folder_and_no_stamp_of_this_machines_files() -> None:
+    core = Core()
+    assert core.registry.facts is not None
+    path = "/srv/secret/hush.gguf"
+    noted = NotedFiles({}, {"config.json": FileStamp(1, 2, 3, 4)}, {}, {})
+    core.registry.facts = replace(
+        core.registry.facts, model=path, tokenizer=path, weight_file=path, noted=noted
+    )
+    for client in (ONE, LOCAL):
+        core.sent.clear()
+        core.registry.take(client, hello())
+        core.registry.deliver()
+        [welcome] = [message for _, message in core.sent if isinstance(message, Welcome)]
+        assert ("secret" in repr(welcome)) == (client is LOCAL)
+        assert (welcome.facts.noted is None) == (client is ONE)
+        assert "hush.gguf" in welcome.facts.weight_file
 
 
 def test_a_digest_names_what_its_readers_key_has_asked() -> None:
