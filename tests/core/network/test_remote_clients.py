@@ -285,7 +285,7 @@ def test_facts_say_no_folder_and_no_stamp_of_this_machines_files() -> None:
     core = Core()
     assert core.registry.facts is not None
     path = "/srv/secret/hush.gguf"
-    noted = NotedFiles({}, {"config.json": FileStamp(1, 2, 3, 4)}, {}, {})
+    noted = NotedFiles(weights={}, model={"config.json": FileStamp(1, 2, 3, 4)}, tokenizer={})
     core.registry.facts = replace(
         core.registry.facts, model=path, tokenizer=path, weight_file=path, noted=noted
     )
@@ -293,7 +293,7 @@ def test_facts_say_no_folder_and_no_stamp_of_this_machines_files() -> None:
         core.sent.clear()
         core.registry.take(client, hello())
         core.registry.deliver()
-        [welcome] = [message for _, message in core.sent if isinstance(message, Welcome)]
+        [welcome] = [one for to, one in core.sent if to == client and isinstance(one, Welcome)]
         assert ("secret" in repr(welcome)) == (client is LOCAL)
         assert (welcome.facts.noted is None) == (client is ONE)
         assert "hush.gguf" in welcome.facts.weight_file
