@@ -14,30 +14,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, get_args
 
 import msgspec
 
 from ...ipc.errors import ConfigError, ModelError, describe_install, did_you_mean, make_printable
 from ...ipc.files.file_identity import note_model
-from ...ipc.processes.log_lines import LOG_FORMATS
-from ...ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
 from ...ipc.spec.config import (
     ATTENTION_BACKENDS,
-    DEFAULT_STEP_TIMEOUT_S,
     CacheConfig,
     Dtype,
     EngineConfig,
     ExecutorBackend,
-    LoadFormat,
     ModelConfig,
     ParallelConfig,
     RecoveryConfig,
     SchedulerConfig,
-    SchedulingPolicy,
 )
 from ...ipc.spec.model_spec import ModelSpec
-from ...ipc.spec.weight_format import HeadQuantization, Quantization
+from ...ipc.spec.options import Option, read_options
+from ...ipc.spec.weight_format import Quantization
 from ..models.families import read_model_spec
 from ..models.gguf.files import find_gguf_files
 from ..models.gguf.tensors import make_formats
@@ -59,9 +55,9 @@ from .off_values import OFF_VALUES, DropsOffValues, describe_off_values
 
 SHARED_MAX_QUEUED_BYTES = "1GiB"  # of engines that many clients share; a private one has no bound
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-GENERATION_CONFIGS = ("auto", "vllm")
 _Part = TypeVar("_Part", bound=msgspec.Struct)
 _Container = TypeVar("_Container")  # of options: a parser or a group of one
+_Args = TypeVar("_Args")
 _DTYPE_ALIASES: dict[str, Dtype] = {"half": "float16", "float": "float32"}
 DTYPES = ("auto", *get_args(Dtype), *_DTYPE_ALIASES)
 
@@ -74,6 +70,26 @@ _UNIT_BYTES = {"": 1, "b": 1} | {
 _SIZE = re.compile(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
+def parse_size_bytes(name: str, value: int | str | None) -> int | None:
+    """Bytes of a size such as 4096, '2GiB', '1.5GB' or '512M' (GB is 1000**3, G and GiB are 1024**3)."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value)
+    unit = _UNIT_BYTES.get(match.group(2).lower()) if match else None
+    if match is None or unit is None:
+        raise ConfigError(name, value, "bytes, or a number with a unit such as 512MiB or 2GiB")
+    number = match.group(1)
+    return int(float(number) * unit) if "." in number else int(number) * unit
+
+
+def _format_size(size_bytes: int | None) -> str | None:
+    """In the largest unit of which it is a whole number."""
+    if size_bytes is None:
+        return None
+    power = next(power for power in (4, 3, 2, 1, 0) if size_bytes % 1024**power == 0)
+    return f"{size_bytes // 1024**power}{('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
 def _arg(
     group: str, default: Any, help_text: str, choices: tuple[str, ...] | None = None, alias: str = ""
 ) -> Any:
@@ -81,19 +97,49 @@ def _arg(
     return field(default=default, metadata=metadata)
 
 
-# An argument of each group of options.
-_model, _parallel, _cache, _scheduler, _process = (
-    partial(_arg, group) for group in ("model", "parallel", "cache", "scheduler", "process")
+_model, _parallel, _scheduler, _process = (
+    partial(_arg, group) for group in ("model", "parallel", "scheduler", "process")
 )
+# The config's parts, and the groups of their options in the order in which these are shown.
+_GROUPS: dict[type[msgspec.Struct], str] = {
+    ModelConfig: "model",
+    ParallelConfig: "parallel",
+    CacheConfig: "cache",
+    SchedulerConfig: "scheduler",
+    EngineConfig: "process",
+    RecoveryConfig: "process",
+}
+# By their names; what users do not set is not among them.
+_OPTIONS = {
+    option.name: (option, option.get("group", group))
+    for part, group in _GROUPS.items()
+    for option in read_options(part)
+    if option.text is not None
+}
+
+
+def _takes_options(cls: type[_Args]) -> type[_Args]:
+    """Add to the arguments of a class, which is to be a dataclass, those that the config declares."""
+    for name, (option, group) in _OPTIONS.items():
+        is_size = option.get("is_size")
+        default = option.get("default", _format_size(option.default) if is_size else option.default)
+        choices = option.choices if option.type is str else None
+        item = _arg(group, default, option.text or argparse.SUPPRESS, choices, option.get("alias", ""))
+        kind = "int | str" if is_size else option.type.__name__
+        cls.__annotations__[name] = f"{kind} | None" if item.default is None else kind
+        setattr(cls, name, item)
+    return cls
 
 
 @dataclass
+@_takes_options
 class EngineArgs(metaclass=DropsOffValues):
     """Arguments of an engine; None means that Quire chooses.
 
-    `create_engine_config` resolves them. An unknown name raises ConfigError, at construction too; vLLM's
-    arguments for what Quire does not have are taken at the value that leaves it off (off_values.py).
-    `model` and `tokenizer` may be given as a path object; they are kept as text.
+    Here stand those that the frontend resolves; those that a config takes as they are stand in its fields
+    (ipc/spec/config.py). An unknown name raises ConfigError, at construction too; vLLM's arguments for what
+    Quire does not have are taken at the value that leaves it off (off_values.py). `model` and `tokenizer` may
+    be given as a path object; they are kept as text.
     """
 
     model: str = _model(POCKET, "a folder, .gguf file or hub name; or Quire's 'pocket', 'pocket-encoder'")
@@ -115,117 +161,42 @@ class EngineArgs(metaclass=DropsOffValues):
     hf_overrides: Mapping[str, Any] | str | None = _model(
         None, 'values in the place of config.json\'s, such as {"is_matryoshka": true}'
     )
-    load_format: str = _model("auto", "'dummy' fills the weights with noise", get_args(LoadFormat))
     dtype: str = _model("auto", "number format; auto: the checkpoint's", DTYPES)
     quantization: str | None = _model(
         None,
         "make a plain checkpoint's weights narrower while they are read; or a quantized one's own method",
         tuple(dict.fromkeys((*get_args(Quantization), *METHOD_NAMES))),  # fp8 is of both
     )
-    lm_head_quantization: str | None = _model(
-        None,
-        "with quantization: of the projection to logits; default: the same, but int8 with int4",
-        get_args(HeadQuantization),
-    )
-    packed_cache_bytes: int | str = _model(
-        "16GiB",
-        "disk for weights of 4 and 8 bits as a CPU's kernels take them, which the next start reads; 0: none",
-    )
     seed: int | None = _model(
         None,
         "of an LLM: makes requests without a seed repeatable; also of dummy weights; default: 0 for these",
     )
-    exact: bool | None = _model(
-        None, "the same tokens bit for bit whatever else runs, or no start; default: where float32 allows it"
-    )
-    max_model_len: int | None = _model(None, "most tokens of prompt and output; default: the model's")
-    max_logprobs: int = _model(20, "most logprobs of a request; -1: the whole vocabulary")
     revision: str | None = _model(None, "branch, tag or commit of a hub model")
-    generation_config: str = _model(
-        "auto", "default sampling: from generation_config.json (auto) or vLLM's own", GENERATION_CONFIGS
-    )
     attention_backend: str | None = _model(
         None,
         "attention on a GPU, of what covers the model; FLASHINFER if it is installed; default: TRITON_ATTN",
         ("auto", *ATTENTION_BACKENDS),
     )
-    enforce_eager: bool = _model(False, "no captured graphs; a CPU has none, so no effect there")
     logits_processors: Sequence[Any] | None = _model(
         None, "a class that edits logits (quire.LogitsProcessor), whose code is run; repeatable"
     )
     chat_template: str | None = _model(
         None, "a file, or the text, of a Jinja template in place of the model's own"
     )
-    tool_call_parser: str | None = _model(
-        None, "how the model writes tool calls, by vLLM's names; default: as its chat template says"
-    )
-    reasoning_parser: str | None = _model(None, "how the model writes its thoughts; likewise")
     distributed_executor_backend: str | None = _parallel(
         None,
         "mp: a process per device (default); uni: one process; ray: on nodes of a Ray cluster",
         get_args(ExecutorBackend),
     )
-    tensor_parallel_size: int = _parallel(
-        1, "processes (ranks) that share one model; each has a GPU or CPU cores"
-    )
-    pipeline_parallel_size: int = _parallel(
-        1, "stages of a model's layers, each of tensor_parallel_size processes, on a CPU"
-    )
-    data_parallel_size: int = _parallel(
-        1, "engines that share the requests, each with the whole model", alias="--engines"
-    )
-    device: str = _parallel(
-        "auto", "cpu, cuda, or a GPU by its number (cuda:1); auto takes a GPU if there is one"
-    )
-    num_threads: int | None = _parallel(None, "threads of a CPU worker; default: by model and cores")
-    block_size: int = _cache(16, "tokens in one block of the KV cache")
-    enable_prefix_caching: bool = _cache(True, "share the KV blocks of equal prompt beginnings")
-    gpu_memory_utilization: float = _cache(0.9, "fraction of the device's memory that may be used")
-    kv_cache_memory_bytes: int | str | None = _cache(
-        None, "size of the KV cache, such as 2GiB; wins over the fraction"
-    )
-    num_gpu_blocks_override: int | None = _cache(None, "blocks of the KV cache; wins over both")
-    max_num_batched_tokens: int | None = _scheduler(
-        None, "most tokens in one step; default 2048, 8192 on a GPU of 70 GiB that is no A100"
-    )
-    max_num_seqs: int | None = _scheduler(None, "most sequences in one step; default 256, on such a GPU 1024")
-    enable_chunked_prefill: bool = _scheduler(True, "split long prompts over steps")
-    long_prefill_token_threshold: int = _scheduler(
-        0, "most prompt tokens of one request beside decodes; 0: a quarter of a step"
-    )
-    scheduling_policy: str = _scheduler(
-        "fcfs",
-        "order of waiting requests; priority: low first; fair: who was served least first",
-        get_args(SchedulingPolicy),
-    )
-    max_num_queued_reqs: int | None = _scheduler(
-        None, "most requests that wait, more are refused; default: no bound"
-    )
-    max_queued_bytes: int | str | None = _scheduler(
-        None,
-        "most memory for live requests' prompts and lists, such as 1GiB; more are refused; default: no bound",
-    )
     async_scheduling: bool | None = _scheduler(
         None, "schedule a step while the one before it runs; default on"
     )
     log_level: str = _process("INFO", "what the engine's processes log to standard error", LOG_LEVELS)
-    log_format: str = _process("text", "lines of text or of JSON", LOG_FORMATS)
-    ready_timeout_s: float = _process(600.0, "how long an engine may take to start")
-    step_timeout_s: float | None = _process(
-        DEFAULT_STEP_TIMEOUT_S,
-        "a worker whose step takes longer is hung and replaced; 0: no process is watched, for debuggers",
-    )
-    max_core_restarts: int = _process(
-        MAX_LOSSES, "most lost engine cores that are replaced within restart_window_s"
-    )
-    max_worker_restarts: int = _process(
-        MAX_WORKER_LOSSES, "most lost workers that one engine core replaces within the same time"
-    )
-    restart_window_s: float = _process(LOSS_WINDOW_S, "seconds after which a loss is forgotten")
-    warm_spare: bool = _process(
-        False, "keep a process with torch loaded, so that a lost worker or core is back sooner"
-    )
-    fault_hooks: str = _process("", argparse.SUPPRESS)
+
+    if TYPE_CHECKING:  # of the declared ones
+
+        def __init__(self, model: str = POCKET, **arguments: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
 
     def __new__(cls, *_args: Any, **kwargs: Any) -> Self:
         """Refuse an unknown name as every other user error is refused, before the dataclass' TypeError."""
@@ -243,24 +214,22 @@ class EngineArgs(metaclass=DropsOffValues):
 
         Raises ConfigError or ModelError (both ValueErrors) with the field, the value and what is allowed.
         """
-        self._check_choices()
+        self._check_arguments()
         self._check_parsers()
         root, folder = self._find_model()
         model = self._create_model_config(root, folder)
         scheduler = self._create_scheduler_config(model)
         processors = name_logits_processors(self.logits_processors)
-        cache_bytes = parse_size_bytes("kv_cache_memory_bytes", self.kv_cache_memory_bytes)
         return self._make(
             EngineConfig,
             model=model,
-            cache=self._make(CacheConfig, kv_cache_memory_bytes=cache_bytes),
+            cache=self._make(CacheConfig),
             scheduler=scheduler,
             parallel=self._make(ParallelConfig, executor_backend=self.distributed_executor_backend or "mp"),
             recovery=self._make(RecoveryConfig),
             log_level=self.log_level.upper(),
             logits_processors=processors,
             logits_processor_folders=find_module_folders(processors),
-            step_timeout_s=0.0 if self.step_timeout_s is None else self.step_timeout_s,
         )
 
     @classmethod
@@ -271,14 +240,13 @@ class EngineArgs(metaclass=DropsOffValues):
     @staticmethod
     def add_cli_args(parser: _Container) -> _Container:
         """Add one option a field (`--max-model-len`), in groups; returns the parser, or the group, given."""
-        groups: dict[str, Any] = {}
-        for item in fields(EngineArgs):
-            name = str(item.metadata["group"])
-            if name not in groups:
-                groups[name] = parser
-                if isinstance(parser, argparse.ArgumentParser):
-                    groups[name] = parser.add_argument_group(f"{name} options")
-            _add_option(groups[name], item.name, item.default, dict(item.metadata), str(item.type))
+        for name in dict.fromkeys(_GROUPS.values()):
+            group: Any = parser
+            if isinstance(parser, argparse.ArgumentParser):
+                group = parser.add_argument_group(f"{name} options")
+            for item in fields(EngineArgs):
+                if item.metadata["group"] == name:
+                    _add_option(group, item.name, item.default, dict(item.metadata), str(item.type))
         return parser
 
     @classmethod
@@ -287,13 +255,18 @@ class EngineArgs(metaclass=DropsOffValues):
         known = {item.name for item in fields(cls)}
         return cls(**{name: value for name, value in vars(namespace).items() if name in known})
 
-    def _check_choices(self) -> None:
+    def _check_arguments(self) -> None:
         if self.distributed_executor_backend == "ray" and importlib.util.find_spec("ray") is None:
             raise ConfigError("distributed_executor_backend", "ray", f"only with: {describe_install('ray')}")
         if self.trust_remote_code:
             raise ConfigError("trust_remote_code", True, "False: Quire runs no code from a checkpoint")
+        for option, _ in _OPTIONS.values():
+            if option.get("default", option) is not None:  # else it is resolved first
+                option.check(self._read(option))
         for item in fields(self):
             value, allowed = getattr(self, item.name), item.metadata["choices"]
+            if item.name in _OPTIONS:
+                continue
             if item.name in ("log_level", "attention_backend") and isinstance(value, str) and value != "auto":
                 value = value.upper()
             if allowed and value is not None and value not in allowed:
@@ -307,9 +280,6 @@ class EngineArgs(metaclass=DropsOffValues):
             if (name == "model" or value is not None) and not (isinstance(value, str) and value):
                 raise ConfigError(name, value, "a text that is not empty")
         self._list_names()
-        value = self.gpu_memory_utilization
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError("gpu_memory_utilization", value, "a number above 0")
 
     def _list_names(self) -> list[str]:
         """What requests may call the model, the first what it is called; [] where nothing was given."""
@@ -366,7 +336,6 @@ class EngineArgs(metaclass=DropsOffValues):
             weight_files=weight_files,
             noted=note_model(str(root), tokenizer, (*weight_files, *self._list_head_files(spec)), modules),
             gguf_tensors=folder.gguf_tensors,
-            packed_cache_bytes=parse_size_bytes("packed_cache_bytes", self.packed_cache_bytes),
             seed=seed,
             eos_token_ids=_read_ends(folder, spec),
         )
@@ -412,27 +381,20 @@ class EngineArgs(metaclass=DropsOffValues):
             SchedulerConfig,
             max_num_batched_tokens=budget,
             max_num_seqs=defaults.max_num_seqs if self.max_num_seqs is None else self.max_num_seqs,
-            policy=self.scheduling_policy,
-            max_queued_bytes=parse_size_bytes("max_queued_bytes", self.max_queued_bytes),
             run_ahead=1 if self.async_scheduling is False else 2,
         )
 
     def _make(self, part: type[_Part], **resolved: Any) -> _Part:
-        """A part of the config: what was resolved, and the arguments that are fields as they were given."""
-        given = {name: getattr(self, name) for name in part.__struct_fields__ if hasattr(self, name)}
+        """A part of the config: what was resolved, and the other arguments as they were given."""
+        given = {each.field: self._read(each) for each in read_options(part) if each.name in _OPTIONS}
         return part(**{**given, **resolved})
 
-
-def parse_size_bytes(name: str, value: int | str | None) -> int | None:
-    """Bytes of a size such as 4096, '2GiB', '1.5GB' or '512M' (GB is 1000**3, G and GiB are 1024**3)."""
-    if not isinstance(value, str):
-        return value
-    match = _SIZE.fullmatch(value)
-    unit = _UNIT_BYTES.get(match.group(2).lower()) if match else None
-    if match is None or unit is None:
-        raise ConfigError(name, value, "bytes, or a number with a unit such as 512MiB or 2GiB")
-    number = match.group(1)
-    return int(float(number) * unit) if "." in number else int(number) * unit
+    def _read(self, option: Option) -> Any:
+        """What was given, as the config has it."""
+        value = getattr(self, option.name)
+        if option.get("is_size"):
+            return parse_size_bytes(option.name, value)
+        return 0 if value is None and option.get("zero") is not None else value
 
 
 def _name_within(root: Path, file: Path) -> str:

@@ -3,23 +3,26 @@
 Frozen parts, checked at construction; nothing below the frontend changes a value or reads config.json.
 Derived values (max_model_len, dtype, eos ids) are already resolved here; only what needs the device
 (number of KV blocks when it is not given, `auto` device) is resolved by the worker and reported back.
+
+A field that users set says so in its annotation (options.py): it is an argument of EngineArgs then, too.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from ..errors import ConfigError
 from ..files.file_identity import NotedFiles
-from ..params.param_fields import MAX_INT
 from ..processes.fault_hooks import keep_lasting, parse_fault_hooks
 from ..processes.log_lines import LogFormat
 from ..processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, CoreLosses, RestartBudget
 from .gguf_tensor import GgufTensor, describe_types
 from .model_spec import Dtype, ModelSpec
+from .options import check_options, fraction, option, seconds, size
 from .weight_format import HeadQuantization, Quantization, WeightFormats, make_online_formats
 
 AttentionBackendName = Literal["auto", "flashinfer", "triton", "torch"]
@@ -35,36 +38,7 @@ ExecutorBackend = Literal["mp", "uni", "ray"]
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 MAX_ENGINES = 64  # of one daemon or LLM
-MAX_SIZE_BYTES = 2**63 - 1
 MAX_RANKS = 64
-MIN_READY_TIMEOUT_S = 1.0
-MAX_TIMEOUT_S = 86400.0  # a day; a poll cannot wait for any length
-MIN_STEP_TIMEOUT_S = 0.1
-MIN_RESTART_WINDOW_S = 0.1
-# As vLLM's and SGLang's. The longest step of 2048 tokens that a slow CPU takes over an 8B model is a minute.
-DEFAULT_STEP_TIMEOUT_S = 300.0
-
-
-def _check_range(field: str, value: int, low: int, high: int = MAX_INT) -> None:
-    is_integer = isinstance(value, int) and not isinstance(value, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
-    if not is_integer or not low <= value <= high:
-        raise ConfigError(field, value, f"an integer from {low} to {high}")
-
-
-def _check_seconds(field: str, value: float, low: float, *, may_be_none: bool = False) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
-    is_none = may_be_none and value == 0
-    if not is_number or not (is_none or low <= value <= MAX_TIMEOUT_S):  # nan compares false
-        or_none = ", or 0 for none" if may_be_none else ""
-        raise ConfigError(field, value, f"seconds from {low:g} to {MAX_TIMEOUT_S:g}{or_none}")
-
-
-def _check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(field, value, f"one of {', '.join(allowed)}")
-
-
-DEFAULT_PACKED_CACHE_BYTES = 16 << 30
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,46 +49,56 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tokenizer: str  # a local folder
     spec: ModelSpec
     dtype: Dtype = "float32"
-    max_model_len: int = 2048
-    load_format: LoadFormat = "auto"
+    load_format: Annotated[LoadFormat, option("'dummy' fills the weights with noise")] = "auto"
     # Found by the frontend, none for "dummy": names within the folder, or whole paths of GGUF files.
     weight_files: tuple[str, ...] = ()
     noted: NotedFiles | None = None  # all files of the model as they were then; None: not of interest
     quantization: Quantization | None = None
     seed: int = 0  # of dummy weights; what seeds of requests come from is the frontend's
-    max_logprobs: int = 20
-    generation_config: str = "auto"  # where sampling defaults come from; for frontends that attach
-    tool_call_parser: str | None = None  # likewise: how tool calls are written; None: by the chat template
-    reasoning_parser: str | None = None  # likewise, of thoughts
     eos_token_ids: tuple[int, ...] = ()
-    enforce_eager: bool = False  # no CUDA graphs
     attention_backend: AttentionBackendName = "auto"  # on a GPU
-    # With `quantization`, of the projection to logits; None: the same, but int8 with int4.
-    lm_head_quantization: HeadQuantization | None = None
-    chat_template: str | None = None  # for frontends: its text, in place of the tokenizer's own
-    served_model_aliases: tuple[str, ...] = ()  # likewise: names beside served_model_name
-    packed_cache_bytes: int = DEFAULT_PACKED_CACHE_BYTES  # on disk, of all models; 0: none
+    lm_head_quantization: (
+        Annotated[
+            HeadQuantization,
+            option("with quantization: of the projection to logits; default: the same, but int8 with int4"),
+        ]
+        | None
+    ) = None
+    packed_cache_bytes: Annotated[
+        int,
+        size(
+            "disk for weights of 4 and 8 bits as a CPU's kernels take them, which the next start reads; "
+            "0: none",
+            low=0,
+        ),
+    ] = 16 << 30
+    max_model_len: Annotated[
+        int, option("most tokens of prompt and output; default: the model's", 1, default=None)
+    ] = 2048
+    max_logprobs: Annotated[int, option("most logprobs of a request; -1: the whole vocabulary", -1)] = 20
+    # The next four are for frontends, also those that attach.
+    generation_config: Annotated[
+        Literal["auto", "vllm"], option("default sampling: from generation_config.json (auto) or vLLM's own")
+    ] = "auto"
+    tool_call_parser: (
+        Annotated[
+            str,
+            option("how the model writes tool calls, by vLLM's names; default: as its chat template says"),
+        ]
+        | None
+    ) = None
+    reasoning_parser: Annotated[str, option("how the model writes its thoughts; likewise")] | None = None
+    chat_template: str | None = None  # its text, in place of the tokenizer's own
+    served_model_aliases: tuple[str, ...] = ()  # names beside served_model_name
+    enforce_eager: Annotated[bool, option("no captured graphs; a CPU has none, so no effect there")] = False
     gguf_tensors: tuple[GgufTensor, ...] = ()  # where they lie in weight_files that are GGUF; () for others
 
     def __post_init__(self) -> None:
-        _check_range("max_model_len", self.max_model_len, 1)
-        _check_choice("dtype", self.dtype, get_args(Dtype))
-        _check_choice("load_format", self.load_format, get_args(LoadFormat))
-        if self.quantization is not None:
-            _check_choice("quantization", self.quantization, get_args(Quantization))
-            if self.spec.weight_formats != WeightFormats():
-                raise ConfigError(
-                    "quantization", self.quantization, "None: the checkpoint is quantized itself"
-                )
-        _check_choice("attention_backend", self.attention_backend, get_args(AttentionBackendName))
-        if self.lm_head_quantization is not None:
-            _check_choice("lm_head_quantization", self.lm_head_quantization, get_args(HeadQuantization))
-            if self.quantization is None:
-                raise ConfigError(
-                    "lm_head_quantization", self.lm_head_quantization, "None without quantization"
-                )
-        _check_range("max_logprobs", self.max_logprobs, -1)
-        _check_range("packed_cache_bytes", self.packed_cache_bytes, 0, MAX_SIZE_BYTES)
+        check_options(self)
+        if self.quantization is not None and self.spec.weight_formats != WeightFormats():
+            raise ConfigError("quantization", self.quantization, "None: the checkpoint is quantized itself")
+        if self.lm_head_quantization is not None and self.quantization is None:
+            raise ConfigError("lm_head_quantization", self.lm_head_quantization, "None without quantization")
 
     @property
     def weight_formats(self) -> WeightFormats:
@@ -134,50 +118,65 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The KV cache: its blocks and where their number comes from."""
 
-    block_size: int = 16
-    num_gpu_blocks_override: int | None = None  # wins over the two below; also on a CPU (vLLM's name)
-    kv_cache_memory_bytes: int | None = None  # wins over the fraction
-    gpu_memory_utilization: float = 0.9  # fraction of the whole device that this engine may use
-    enable_prefix_caching: bool = True
+    block_size: Annotated[Literal[8, 16, 32, 64, 128], option("tokens in one block of the KV cache")] = 16
+    enable_prefix_caching: Annotated[bool, option("share the KV blocks of equal prompt beginnings")] = True
+    gpu_memory_utilization: Annotated[float, fraction("fraction of the device's memory that may be used")] = (
+        0.9
+    )
+    kv_cache_memory_bytes: (
+        Annotated[int, size("size of the KV cache, such as 2GiB; wins over the fraction")] | None
+    ) = None
+    num_gpu_blocks_override: Annotated[int, option("blocks of the KV cache; wins over both", 1)] | None = (
+        None  # also on a CPU (vLLM's name)
+    )
 
     def __post_init__(self) -> None:
-        if self.block_size not in (8, 16, 32, 64, 128):
-            raise ConfigError("block_size", self.block_size, "one of 8, 16, 32, 64, 128")
-        if self.num_gpu_blocks_override is not None:
-            _check_range("num_gpu_blocks_override", self.num_gpu_blocks_override, 1)
-        if self.kv_cache_memory_bytes is not None:
-            _check_range("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, MAX_SIZE_BYTES)
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise ConfigError(
-                "gpu_memory_utilization", self.gpu_memory_utilization, "a number above 0 and up to 1"
-            )
+        check_options(self)
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many requests and tokens a step may hold, and in which order requests run."""
 
-    max_num_batched_tokens: int = 2048
-    max_num_seqs: int = 256
-    policy: SchedulingPolicy = "fcfs"
-    enable_chunked_prefill: bool = True
-    # Longer prompts share at most this many tokens in a step that also decodes; 0: a quarter of the budget.
-    long_prefill_token_threshold: int = 0
-    max_num_queued_reqs: int | None = None  # that may wait; one more is refused as OVERLOADED
-    max_queued_bytes: int | None = None  # that live requests may hold (request_price.py); likewise
-    run_ahead: int = 2  # steps of a request before the oldest one's token is known; 1 is lock-step
-    num_stages: int = 1  # of the worker, each of which computes another step: pipeline_parallel_size
+    max_num_batched_tokens: Annotated[
+        int,
+        option(
+            "most tokens in one step; default 2048, 8192 on a GPU of 70 GiB that is no A100", 1, default=None
+        ),
+    ] = 2048
+    max_num_seqs: Annotated[
+        int, option("most sequences in one step; default 256, on such a GPU 1024", 1, 65536, default=None)
+    ] = 256
+    enable_chunked_prefill: Annotated[bool, option("split long prompts over steps")] = True
+    long_prefill_token_threshold: Annotated[
+        int, option("most prompt tokens of one request beside decodes; 0: a quarter of a step", 0)
+    ] = 0
+    policy: Annotated[
+        SchedulingPolicy,
+        option(
+            "order of waiting requests; priority: low first; fair: who was served least first",
+            name="scheduling_policy",
+        ),
+    ] = "fcfs"
+    max_num_queued_reqs: (
+        Annotated[int, option("most requests that wait, more are refused; default: no bound", 1)] | None
+    ) = None  # one more is refused as OVERLOADED
+    max_queued_bytes: (
+        Annotated[
+            int,
+            size(
+                "most memory for live requests' prompts and lists, such as 1GiB; more are refused; "
+                "default: no bound"
+            ),
+        ]
+        | None
+    ) = None  # what each holds: request_price.py
+    # Steps of a request before the oldest one's token is known; 1 is lock-step.
+    run_ahead: Annotated[int, Meta(ge=1, le=2)] = 2
+    # Of the worker, each of which computes another step: pipeline_parallel_size.
+    num_stages: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
 
     def __post_init__(self) -> None:
-        _check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1)
-        _check_range("max_num_seqs", self.max_num_seqs, 1, 65536)
-        _check_choice("scheduling_policy", self.policy, get_args(SchedulingPolicy))
-        _check_range("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
-        if self.max_num_queued_reqs is not None:
-            _check_range("max_num_queued_reqs", self.max_num_queued_reqs, 1)
-        if self.max_queued_bytes is not None:
-            _check_range("max_queued_bytes", self.max_queued_bytes, 1, MAX_SIZE_BYTES)
-        _check_range("run_ahead", self.run_ahead, 1, 2)
-        _check_range("num_stages", self.num_stages, 1, MAX_RANKS)
+        check_options(self)
 
     @property
     def max_steps_in_flight(self) -> int:
@@ -193,27 +192,36 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Devices and processes."""
 
-    device: str = "auto"  # cpu, or cuda; cuda:1 for the second GPU, the first of this engine's
     # "uni" runs the worker inside the core's process, "ray" on a node that Ray chooses.
     executor_backend: ExecutorBackend = "mp"
-    tensor_parallel_size: int = 1  # worker processes that share a model, each with a GPU or some CPU cores
-    num_threads: int | None = None  # torch threads of a CPU worker; None chooses by model and cores
-    data_parallel_size: int = 1  # engines that share the requests, each with the whole model
+    tensor_parallel_size: Annotated[
+        int, option("processes (ranks) that share one model; each has a GPU or CPU cores", 1, MAX_RANKS)
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        option("stages of a model's layers, each of tensor_parallel_size processes, on a CPU", 1, MAX_RANKS),
+    ] = 1
+    data_parallel_size: Annotated[
+        int,
+        option(
+            "engines that share the requests, each with the whole model", 1, MAX_ENGINES, alias="--engines"
+        ),
+    ] = 1
     data_parallel_rank: int = 0  # which of the shares of this machine an engine has
-    pipeline_parallel_size: int = 1  # stages of the model's layers, each of tensor_parallel_size processes
+    device: Annotated[
+        str, option("cpu, cuda, or a GPU by its number (cuda:1); auto takes a GPU if there is one")
+    ] = "auto"  # with a number: the first of this engine's
+    num_threads: (
+        Annotated[int, option("threads of a CPU worker; default: by model and cores", 1, 1024)] | None
+    ) = None
 
     def __post_init__(self) -> None:
+        check_options(self)
         if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):  # pyright: ignore[reportUnnecessaryIsInstance]
             text = "one of auto, cpu, cuda, or a GPU by its number such as cuda:1"
             raise ConfigError("device", self.device, text)
-        _check_choice("executor_backend", self.executor_backend, get_args(ExecutorBackend))
-        _check_range("tensor_parallel_size", self.tensor_parallel_size, 1, MAX_RANKS)
-        _check_range("pipeline_parallel_size", self.pipeline_parallel_size, 1, MAX_RANKS)
         if self.num_ranks > 1:
             self._check_ranks()
-        if self.num_threads is not None:
-            _check_range("num_threads", self.num_threads, 1, 1024)
-        _check_range("data_parallel_size", self.data_parallel_size, 1, MAX_ENGINES)
         if self.data_parallel_size > 1 and self.executor_backend == "uni":
             text = "1 with distributed_executor_backend='uni', whose engine is in this process"
             raise ConfigError("data_parallel_size", self.data_parallel_size, text)
@@ -250,15 +258,22 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class RecoveryConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How often lost processes are replaced; one more loss within the window ends the engine."""
 
-    max_core_restarts: int = MAX_LOSSES
-    max_worker_restarts: int = MAX_WORKER_LOSSES  # by one core, without those that a request explains
-    restart_window_s: float = LOSS_WINDOW_S
-    warm_spare: bool = False  # keep a process that has imported torch, for the next worker
+    max_core_restarts: Annotated[
+        int, option("most lost engine cores that are replaced within restart_window_s", 0)
+    ] = MAX_LOSSES
+    # Without those that a request explains.
+    max_worker_restarts: Annotated[
+        int, option("most lost workers that one engine core replaces within the same time", 0)
+    ] = MAX_WORKER_LOSSES
+    restart_window_s: Annotated[float, seconds("seconds after which a loss is forgotten", 0.1)] = (
+        LOSS_WINDOW_S
+    )
+    warm_spare: Annotated[
+        bool, option("keep a process with torch loaded, so that a lost worker or core is back sooner")
+    ] = False
 
     def __post_init__(self) -> None:
-        _check_range("max_core_restarts", self.max_core_restarts, 0)
-        _check_range("max_worker_restarts", self.max_worker_restarts, 0)
-        _check_seconds("restart_window_s", self.restart_window_s, MIN_RESTART_WINDOW_S)
+        check_options(self)
 
     def make_core_losses(self, journal_path: str) -> CoreLosses:
         """What the core's owner counts its losses with."""
@@ -278,23 +293,36 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     parallel: ParallelConfig = ParallelConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     log_level: str = "WARNING"
-    ready_timeout_s: float = 600.0
-    # Whether a request's tokens are to be the same bit for bit whatever else runs; None: if dtype is float32
-    # and the device's kernels give it. True refuses to start where they do not.
-    exact: bool | None = None
-    step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S  # a longer step is hung; 0: nothing is watched
-    fault_hooks: str = ""  # for tests; see fault_hooks.py
+    log_format: Annotated[LogFormat, option("lines of text or of JSON")] = "text"
+    ready_timeout_s: Annotated[float, seconds("how long an engine may take to start", 1.0)] = 600.0
+    # The default is vLLM's and SGLang's; a slow CPU's longest step of 2048 tokens of an 8B model is a minute.
+    step_timeout_s: Annotated[
+        float,
+        seconds(
+            "a worker whose step takes longer is hung and replaced; 0: no process is watched, for debuggers",
+            0.1,
+            zero="none",
+        ),
+    ] = 300.0
+    exact: (
+        Annotated[
+            bool,
+            option(
+                "the same tokens bit for bit whatever else runs, or no start; "
+                "default: where float32 allows it",
+                group="model",
+            ),
+        ]
+        | None
+    ) = None
+    fault_hooks: Annotated[str, option("")] = ""  # for tests; see fault_hooks.py
     logits_processors: tuple[str, ...] = ()  # classes that the worker loads, module:Class, in their order
     logits_processor_folders: tuple[str, ...] = ()  # where their modules lie; absolute
-    log_format: LogFormat = "text"
     # KV blocks of the lost worker whose place this one takes: as many again, whatever it finds free.
     num_blocks_before: int | None = None
 
     def __post_init__(self) -> None:
-        _check_seconds("ready_timeout_s", self.ready_timeout_s, MIN_READY_TIMEOUT_S)
-        _check_seconds("step_timeout_s", self.step_timeout_s, MIN_STEP_TIMEOUT_S, may_be_none=True)
-        if self.exact not in (None, True, False):
-            raise ConfigError("exact", self.exact, "True, False or None")
+        check_options(self)
         parse_fault_hooks(self.fault_hooks)
         if self.recovery.warm_spare and self.parallel.num_ranks > 1:
             raise ConfigError("warm_spare", True, f"off with {self.parallel.why_ranks[0]} above 1")

@@ -15,6 +15,15 @@ from quire.frontend.llm_engine import load_named_tokenizer
 from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.options.engine_args import EngineArgs, parse_size_bytes
 from quire.ipc.errors import ConfigError, ModelError
+from quire.ipc.spec.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    ParallelConfig,
+    RecoveryConfig,
+    SchedulerConfig,
+)
+from quire.ipc.spec.options import read_options
 
 
 def copy_pocket(folder: Path, **changes: Any) -> str:
@@ -237,6 +246,21 @@ def test_the_command_line_offers_every_field_and_gives_the_same_arguments():
         scheduling_policy="priority",
         data_parallel_size=2,
     )
+
+
+def test_a_field_that_is_declared_for_users_is_an_argument_with_its_default_and_its_range() -> None:
+    for part in (ModelConfig, ParallelConfig, CacheConfig, SchedulerConfig, RecoveryConfig, EngineConfig):
+        for option in read_options(part):
+            if option.text is None:  # of what users do not set
+                assert not hasattr(EngineArgs(), option.field) or option.choices
+                continue
+            default = getattr(EngineArgs(), option.name)
+            if option.get("is_size"):
+                default = parse_size_bytes(option.name, default)
+            assert default == option.get("default", option.default)
+            if option.type in (int, float):
+                with pytest.raises(ConfigError, match=f"^{option.name}="):
+                    EngineArgs(**{option.name: -2}).create_engine_config()
 
 
 @pytest.mark.parametrize(("alias", "dtype"), [("half", "float16"), ("float", "float32")])
