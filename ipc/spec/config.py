@@ -118,7 +118,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The KV cache: its blocks and where their number comes from."""
 
-    block_size: Annotated[Literal[8, 16, 32, 64, 128], option("tokens in one block of the KV cache")] = 16
+    block_size: Annotated[
+        int, option("tokens in one block of the KV cache", choices=(8, 16, 32, 64, 128))
+    ] = 16
     enable_prefix_caching: Annotated[bool, option("share the KV blocks of equal prompt beginnings")] = True
     gpu_memory_utilization: Annotated[float, fraction("fraction of the device's memory that may be used")] = (
         0.9

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -27,7 +27,7 @@ def option(text: str, low: float | None = None, high: float = MAX_INT, **more: A
 
     more: `name` where users call it otherwise than the field; `group` where they find it elsewhere than the
     other fields of its config; `alias`, another flag; `default=None` where the frontend finds a value for who
-    gives none; `zero`, what 0 stands for, below the range.
+    gives none; `zero`, what 0 stands for, below the range; `choices`, the only values.
     """
     if low is None:
         return Meta(description=text, extra=more)
@@ -73,7 +73,7 @@ class Option:
     @property
     def choices(self) -> tuple[Any, ...]:
         """The values that are allowed; () where these are not so few."""
-        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+        return get_args(self.kind) if get_origin(self.kind) is Literal else self.get("choices", ())
 
     def get(self, key: str, default: Any = None) -> Any:
         """More that `option` was told of it."""
@@ -137,5 +137,4 @@ def _read_option(field: str, hint: Any, default: Any) -> Option | None:
     if meta is None and get_origin(kind) is not Literal:
         return None
     meta = meta or Meta()
-    name = cast(dict[str, Any], meta.extra or {}).get("name", field)
-    return Option(name, field, kind, is_optional, default, meta)
+    return Option((meta.extra or {}).get("name", field), field, kind, is_optional, default, meta)

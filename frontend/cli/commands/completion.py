@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=f"one of {', '.join(SHELLS)}")
     options = parser.parse(argv)
     try:
-        from argcomplete import shellcode
+        from argcomplete import shellcode  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise QuireError("argcomplete is not installed: pip install 'quire[completion]'") from None
     sys.stdout.write(shellcode(["quire"], shell=options.shell))
@@ -36,8 +36,8 @@ def run(argv: Sequence[str]) -> int:
 
 def complete() -> None:
     """Answer a shell that asks, by argcomplete's variables of the environment, and end the process."""
-    from argcomplete import autocomplete
-    from argcomplete.lexers import split_line
+    from argcomplete import autocomplete  # pyright: ignore[reportMissingImports]
+    from argcomplete.lexers import split_line  # pyright: ignore[reportMissingImports]
 
     line, point = os.environ["COMP_LINE"], int(os.environ["COMP_POINT"])
     words = split_line(line, point)[3][1:]
