@@ -8,12 +8,13 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ..ipc.errors import ConfigError, EngineDeadError, RequestFailedError
 from ..ipc.params.beam_search import BeamSearch, BeamSearchParams
 from ..ipc.params.pooling_params import PoolingParams, PoolingTask
+from ..ipc.params.request_options import NO_OPTIONS, RequestKeywords, RequestOptions, read_options
 from ..ipc.params.sampling_params import SamplingParams
 from ..ipc.protocol.messages import EngineFacts
 from ..ipc.spec.config import EngineConfig
@@ -157,18 +158,15 @@ class AsyncLLM(AsyncUtilityCalls):
         sampling_params: SamplingParams | PreparedParams | None = None,
         request_id: str | None = None,
         *,
-        priority: int = 0,
-        tenant: str = "",
-        timeout_s: float | None = None,
-        queue_timeout_s: float | None = None,
-        names: Sequence[str] = (),
+        options: RequestOptions = NO_OPTIONS,
+        **said: Unpack[RequestKeywords],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request, as SamplingParams.output_kind says, until one is `finished`.
 
         Closing the generator, or cancelling the task that reads it, aborts the request. A reader that falls
         behind gets deltas merged. sampling_params None takes the model's defaults, and those that
         `prepare_params` has checked are not checked again; request_id None makes one.
-        priority, tenant, timeout_s, queue_timeout_s: as LLMEngine.add_request. names: for `abort_named`.
+        said: as LLMEngine.add_request; names: for `abort_named`. options: what goes without saying it.
         Raises ValueErrors for bad input, RequestFailedError when the engine fails this request,
         EngineDeadError when the engine is gone.
         """
@@ -180,11 +178,7 @@ class AsyncLLM(AsyncUtilityCalls):
             name,
             prompt,
             params,
-            priority,
-            tenant=tenant,
-            timeout_s=timeout_s,
-            queue_timeout_s=queue_timeout_s,
-            names=names,
+            read_options(options, **said),
             drawn_seed=self._input_processor.seeds.draw(),  # here: long prompts are processed in any order
         )
         is_long = self._input_processor.takes_long(prompt, params)

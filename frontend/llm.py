@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 from ..ipc.errors import ConfigError, InputError, PromptError
 from ..ipc.params.beam_search import BeamSearchParams
 from ..ipc.params.pooling_params import PoolingParams, PoolingTask
+from ..ipc.params.request_options import read_priorities
 from ..ipc.params.sampling_params import RequestOutputKind, SamplingParams
 from .client.remote_daemon import Attachment, check_unattached, choose_attachment
 from .llm_engine import LLMEngine
@@ -406,14 +407,10 @@ class LLM:
     def _make_requests(
         self, prompts: list[TokenizedPrompt], params: list[PreparedParams], priority: Sequence[int] | None
     ) -> list[EngineInput]:
-        if priority is not None and len(priority) != len(prompts):
-            raise InputError(
-                "priority", f"{len(priority)} entries", f"one for each of {len(prompts)} prompts"
-            )
+        options = read_priorities(priority, len(prompts))
         ids = [str(next(self._request_numbers)) for _ in prompts]
         make = self.llm_engine.input_processor.make_input
-        priorities = priority or [0] * len(prompts)
-        requests = [make(*parts) for parts in zip(ids, prompts, params, priorities, strict=True)]
+        requests = [make(*parts) for parts in zip(ids, prompts, params, options, strict=True)]
         for request in requests:
             request.params.output_kind = RequestOutputKind.FINAL_ONLY
         return requests

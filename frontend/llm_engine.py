@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from ..ipc.errors import EngineDeadError, QuireError
 from ..ipc.files.file_identity import check_served
+from ..ipc.params.request_options import RequestKeywords, read_options
 from ..ipc.params.sampling_params import SamplingParams
 from ..ipc.protocol.messages import EngineFacts, UtilityMethod, UtilityResult
 from .client.engine_core_client import (
@@ -117,11 +118,7 @@ class LLMEngine(UtilityCalls):
         prompt: Prompt,
         params: SamplingParams | None = None,
         arrival_time: float | None = None,
-        *,
-        priority: int = 0,
-        tenant: str = "",
-        timeout_s: float | None = None,
-        queue_timeout_s: float | None = None,
+        **options: Unpack[RequestKeywords],
     ) -> None:
         """Check a request and hand it to the engine.
 
@@ -133,14 +130,7 @@ class LLMEngine(UtilityCalls):
         self.check_usable()
         sampling = SamplingParams() if params is None else params
         made = self.input_processor.process(
-            request_id,
-            prompt,
-            sampling,
-            priority,
-            arrival_time,
-            tenant=tenant,
-            timeout_s=timeout_s,
-            queue_timeout_s=queue_timeout_s,
+            request_id, prompt, sampling, read_options(**options), arrival_time
         )
         self.add_inputs([made], None)
 

@@ -6,16 +6,23 @@ import asyncio
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import msgspec
 
 from ..ipc.errors import InputError, RequestFailedError, did_you_mean
 from ..ipc.params.pooling_params import PoolingParams, PoolingTask
+from ..ipc.params.request_options import (
+    NO_OPTIONS,
+    RequestKeywords,
+    RequestOptions,
+    read_options,
+    read_priorities,
+)
 from .client.async_requests import AsyncRequests
 from .llm_engine import LLMEngine
 from .request_batch import RequestBatch, run_batches
-from .requests.prompts import Prompt, TokenizedPrompt, check_fields, is_many, parse_salt
+from .requests.prompts import Prompt, TokenizedPrompt, is_many
 from .requests.vectors.outputs import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from .requests.vectors.processor import PoolingProcessor, PoolingPrompt
 from .requests.vectors.scoring import Texts, prepare_scoring
@@ -112,14 +119,9 @@ class PoolingCalls:
         priority: Sequence[int] | None,
         use_tqdm: bool | Callable[..., Any],
     ) -> list[Pooled]:
-        if priority is not None and len(priority) != len(prompts):
-            allowed = f"one for each of {len(prompts)} prompts"
-            raise InputError("priority", f"{len(priority)} entries", allowed)
+        options = read_priorities(priority, len(prompts))
         make, numbers = self._processor.make_input, self._request_numbers
-        requests = [
-            make(str(next(numbers)), prompt, own, rank)
-            for prompt, own, rank in zip(prompts, params, priority or [0] * len(prompts), strict=True)
-        ]
+        requests = [make(str(next(numbers)), *parts) for parts in zip(prompts, params, options, strict=True)]
         return run_batches([RequestBatch[Pooled](self._engine, requests)], use_tqdm)
 
 
@@ -167,12 +169,8 @@ class AsyncPooling:
         prompt_name: str | None = None,
         prompt: str | None = None,
         fields: str | Sequence[str] = "prompts",
-        cache_salt: str = "",
-        priority: int = 0,
-        tenant: str = "",
-        timeout_s: float | None = None,
-        queue_timeout_s: float | None = None,
-        names: Sequence[str] = (),
+        options: RequestOptions = NO_OPTIONS,
+        **said: Unpack[RequestKeywords],
     ) -> list[Pooled]:
         """What is pooled of each prompt, in their order; all go to the engine in one message.
 
@@ -180,13 +178,10 @@ class AsyncPooling:
         the name of a list of them. Several have ids with their place behind request_id. Cancelling it ends
         them. The rest is as for AsyncLLM.generate. Raises InputErrors, EngineDeadError, and for the first one
         that the engine fails or somebody aborts RequestFailedError; then the others end, too.
-        cache_salt: of prompts that have none.
         """
         self._check_running()
         checked = self.processor.check_params(pooling_params, task)
-        more = check_fields(tenant, timeout_s, queue_timeout_s, names) | {
-            "cache_salt": parse_salt("cache_salt", cache_salt or None)
-        }
+        options = read_options(options, **said)
         if isinstance(fields, str):
             fields = [f"{fields}[{place}]" for place in range(len(prompts))]
         before = self.processor.find_prompt(prompt_name, prompt)
@@ -194,7 +189,7 @@ class AsyncPooling:
         def make() -> list[PoolingInput]:
             each = [checked] * len(prompts)
             tokenized = self.processor.tokenize(prompts, each, fields, prompt=before)
-            return self._make_inputs(request_id, tokenized, checked, priority, more)
+            return self._make_inputs(request_id, tokenized, checked, options)
 
         if not prompts:
             return []
@@ -217,11 +212,10 @@ class AsyncPooling:
         request_id: str | None,
         prompts: Sequence[TokenizedPrompt],
         params: PoolingParams,
-        priority: int,
-        fields: dict[str, Any],
+        options: RequestOptions,
     ) -> list[PoolingInput]:
         name = f"pooling-{next(self._numbers)}" if request_id is None else request_id
-        make = functools.partial(self.processor.make_input, params=params, priority=priority, **fields)
+        make = functools.partial(self.processor.make_input, params=params, options=options)
         if len(prompts) == 1:
             return [make(name, prompts[0])]
         return [make(f"{name}-{place}", prompt) for place, prompt in enumerate(prompts)]

@@ -15,9 +15,9 @@ import msgspec
 import zmq
 
 from ...ipc.network.keys import KEY_LENGTH
+from ...ipc.params.request_options import MAX_CACHE_SALT_LENGTH
 from ...ipc.protocol.engine_views import Owns
 from ...ipc.protocol.messages import (
-    MAX_CACHE_SALT_LENGTH,
     EngineCoreRequest,
     EngineFacts,
     Hello,

@@ -15,12 +15,12 @@ class RequestNames:
 
     def add(self, request: Request) -> None:
         """A request has come."""
-        for name in request.names:
+        for name in request.options.names:
             self._requests.setdefault(name, set()).add(request)
 
     def remove(self, request: Request) -> None:
         """A request has ended."""
-        for name in request.names:
+        for name in request.options.names:
             named = self._requests.get(name, set())
             named.discard(request)
             if not named:

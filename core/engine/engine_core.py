@@ -131,7 +131,7 @@ class EngineCore:
         if held_bytes >= EXPENSIVE_BYTES:
             self.remarks.note("expensive request", f"{request.request_id!r} holds {held_bytes} bytes")
         share = self._shares.get(client, _PLAIN_SHARE)
-        name = share.tenant or request.tenant or client
+        name = share.tenant or request.options.tenant or client
         tenant = self._tenants.enter(name, share.weight, held_bytes)
         overload = find_overload(
             request,
@@ -189,7 +189,7 @@ class EngineCore:
         """
         own = self._ids_of.get(client, set()).intersection(request_ids)
         named = self._names.find(names) | {self._requests[name] for name in names if name in self._requests}
-        found = {request for request in named if owns is None or owns(request.owner)}
+        found = {request for request in named if owns is None or owns(request.options.tenant)}
         found |= {self._requests[request_id] for request_id in own}
         self._finish(list(found), FinishReason.ABORT)
 
@@ -215,7 +215,8 @@ class EngineCore:
         while (due := self._deadlines.pop_due(now)) is not None:
             request, is_of_queue = due
             if is_of_queue:
-                error = f"queue_timeout_s={request.queue_timeout_s:g}: it waited so long and has not begun"
+                timeout_s = request.options.queue_timeout_s
+                error = f"queue_timeout_s={timeout_s:g}: it waited so long and has not begun"
                 self._finish([request], FinishReason.ERROR, error, ErrorCode.QUEUE_TIMEOUT)
             else:
                 self._finish([request], FinishReason.ABORT)

@@ -34,7 +34,7 @@ class Digests:
         hashes, block_size = self._manager.hash_prompt(request), self._manager.block_size
         depths = list_coarse_depths(min(len(hashes), request.num_prompt_tokens // block_size))
         names = hash_prefixes(
-            request.prompt_token_ids, read_said_salt(request.cache_salt, scope), block_size, depths
+            request.prompt_token_ids, read_said_salt(request.options.cache_salt, scope), block_size, depths
         )
         for depth, name in zip(depths, names, strict=True):
             self._hashes.pop((scope, name), None)

@@ -57,7 +57,7 @@ class BlockHasher:
         length = request.num_prompt_tokens
         # Dynamic rope takes its base from the prompt's length once that exceeds the trained one.
         rope_length = length if self._has_dynamic_rope and length > self._original_length else 0
-        data = rope_length.to_bytes(8, "little") + request.cache_salt.encode("utf-8", "surrogatepass")
+        data = rope_length.to_bytes(8, "little") + request.options.cache_salt.encode("utf-8", "surrogatepass")
         return hashlib.blake2b(data, digest_size=HASH_SIZE_BYTES, key=self._key, person=b"root").digest()
 
 

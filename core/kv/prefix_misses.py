@@ -67,7 +67,7 @@ class PrefixMisses:
         """
         if max_hits == 0:
             return None
-        salt = hash(request.cache_salt)
+        salt = hash(request.options.cache_salt)
         first = hash((request.tenant.name, request.prompt_token_ids[: self._first_block_bytes]))
         known_salt = self._first_blocks.find(first)
         self._first_blocks.put(first, salt)

@@ -21,6 +21,7 @@ from ...ipc.errors import DaemonError
 from ...ipc.files.file_identity import check_served
 from ...ipc.network.keys import AuthorizedClients, ClientGrant
 from ...ipc.network.served_files import ServedFiles, hash_served_files
+from ...ipc.params.request_options import RequestOptions
 from ...ipc.processes.child_args import NetworkArgs
 from ...ipc.protocol.engine_views import hide_others, hide_stall
 from ...ipc.protocol.messages import (
@@ -34,7 +35,15 @@ from ...ipc.protocol.messages import (
     UtilityMethod,
     UtilityResult,
 )
-from ...ipc.protocol.rights import HELLO_FIELDS, REQUEST_FIELDS, UTILITIES, Belief, Reach, Standing
+from ...ipc.protocol.rights import (
+    HELLO_FIELDS,
+    REQUEST_FIELDS,
+    REQUEST_OPTIONS,
+    UTILITIES,
+    Belief,
+    Reach,
+    Standing,
+)
 from ...ipc.spec.config import ModelConfig
 from ..clients.origin import Origin, find_key, make_owner_test, name_scope, scope_salt
 from ..scheduling.tenant import ClientShare
@@ -199,14 +208,23 @@ class _Said:
     past: PastLife
 
 
+def _adapt_options(said: _Said) -> RequestOptions:
+    beliefs = {name: right.network for name, right in REQUEST_OPTIONS.items()}
+    values = {name: _OPTION_VALUES[name](said) for name in _list_replaced(beliefs)}
+    return msgspec.structs.replace(said.request.options, **values)
+
+
 # Of each field that is not simply taken: what is put in its place.
 _HELLO_VALUES: dict[str, Callable[[ClientGrant], Any]] = {"weight": lambda grant: grant.weight}
 _REQUEST_VALUES: dict[str, Callable[[_Said], Any]] = {
     # For a time that is not finite the core takes its own clock, less the age.
     "arrival_time": lambda said: math.inf if said.past.arrival is None else said.past.arrival,
     "age_s": lambda _: 0.0,
-    "priority": lambda said: max(said.request.priority, said.grant.priority),
-    "cache_salt": lambda said: scope_salt(said.request.cache_salt, said.scope),
-    "tenant": lambda said: said.scope + said.request.tenant,
+    "options": _adapt_options,
     "num_attempts": lambda said: min(said.request.num_attempts, said.past.num_attempts),
+}
+_OPTION_VALUES: dict[str, Callable[[_Said], Any]] = {
+    "priority": lambda said: max(said.request.options.priority, said.grant.priority),
+    "cache_salt": lambda said: scope_salt(said.request.options.cache_salt, said.scope),
+    "tenant": lambda said: said.scope + said.request.options.tenant,
 }

@@ -50,7 +50,7 @@ class FairPolicy(Policy[FairQueue]):
 
     def rank(self, request: EngineCoreRequest) -> int:
         """Counts among requests of one tenant."""
-        return request.priority
+        return request.options.priority
 
     def admits(self, asked: float, taken: float, own: float, bound: float, part: float) -> bool:
         """A tenant may fill its part also when others have filled all, until twice as much is taken."""

@@ -18,7 +18,7 @@ class PriorityPolicy(FcfsPolicy):
 
     def rank(self, request: EngineCoreRequest) -> int:
         """The value that the user gave."""
-        return request.priority
+        return request.options.priority
 
     def choose_victims(self) -> Iterator[Request]:
         """Running requests of a worse value, the last first, while the first waiting one cannot start."""

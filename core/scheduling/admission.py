@@ -58,7 +58,8 @@ def _find_bad_token(field: str, packed: bytes, vocab_size: int) -> str | None:
 
 def _find_bad_parameter(request: EngineCoreRequest, vocab_size: int) -> str | None:
     """A token id outside the vocabulary would be an index outside the logits, in everybody's step."""
-    shown = {"request_id": [request.request_id], "tenant": [request.tenant], "names": request.names}
+    options = request.options
+    shown = {"request_id": [request.request_id], "tenant": [options.tenant], "names": options.names}
     for field, texts in shown.items():  # in logs and terminals
         if not all(text.isprintable() for text in texts):
             return f"{field}: only printable characters"

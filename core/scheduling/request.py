@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from ...ipc.params.pooling_params import PoolingParams
+from ...ipc.params.request_options import RequestOptions
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.protocol.messages import EngineCoreRequest, FinishReason, Purpose, RequestTimes
 from ...ipc.protocol.request_price import find_held_bytes
@@ -83,7 +84,7 @@ class Request:
 
     request_id: str
     client: bytes
-    tenant: Tenant
+    tenant: Tenant  # whose account it is on; who may see it is options.tenant
     sampling_params: SamplingParams
     prompt_token_ids: bytes
     num_prompt_tokens: int
@@ -95,13 +96,11 @@ class Request:
     token_lists: TokenLists
     grammar: str
     extra_args: str
-    names: list[str]
-    cache_salt: str
+    options: RequestOptions
     order: QueueOrder
     queued_time: float
     timeout_at: float | None  # monotonic clock; so is the next
     queue_timeout_at: float | None
-    queue_timeout_s: float | None
     num_attempts: int  # as in the message
     held_bytes: int  # its price; its tenant's account has it
 
@@ -126,7 +125,6 @@ class Request:
     purpose: Purpose = ""  # as in the message
     pooling_params: PoolingParams | None = None  # likewise: it ends with its prompt
     type_start: int | None = None  # likewise
-    owner: str = ""  # `tenant` of the message, whatever share it has
     num_sequences: int = 1  # likewise
     answer_bytes: int = 0  # part of its price: what is pooled of it
     num_pooled_tokens: int = 0  # of a token-wise task, those whose vectors were delivered
@@ -161,7 +159,8 @@ class Request:
         output = array("i", message.output_token_ids)
         num_prompt = count_token_ids(message.prompt_token_ids)
         max_tokens = params.max_tokens
-        timeout_s, queue_timeout_s = message.timeout_s, None if output else message.queue_timeout_s
+        options = message.options
+        timeout_s, queue_timeout_s = options.timeout_s, None if output else options.queue_timeout_s
         max_total = max_model_len if max_tokens is None else min(num_prompt + max_tokens, max_model_len)
         group = None
         if message.beam_search is not None:
@@ -182,13 +181,11 @@ class Request:
             token_lists=_share_lists(message.token_lists) if message.token_lists.size_bytes else NO_LISTS,
             grammar=_share_grammar(message.grammar) if message.grammar else "",
             extra_args=message.extra_args,
-            names=message.names,
-            cache_salt=message.cache_salt,
+            options=options,
             order=order,
             queued_time=now,
             timeout_at=None if timeout_s is None else monotonic_now + timeout_s,
             queue_timeout_at=None if queue_timeout_s is None else monotonic_now + queue_timeout_s,
-            queue_timeout_s=queue_timeout_s,
             num_attempts=message.num_attempts,
             held_bytes=find_held_bytes(message) + answer_bytes,
             output_token_ids=output,
@@ -199,7 +196,6 @@ class Request:
             pooling_params=message.pooling_params,
             num_sequences=message.num_sequences,
             type_start=message.type_start,
-            owner=message.tenant,
             answer_bytes=answer_bytes,
         )
 

@@ -68,7 +68,7 @@ def find_stall(requests: Iterable[Request], free_time: DeviceFreeTime, now: floa
     waits = [(free_time.measure(max(one.queued_time, one.last_token_time), now), one) for one in requests]
     free_s, request = max(waits, key=lambda wait: wait[0], default=(0.0, None))
     return (
-        StalledRequest(request.request_id, name_stage(request), free_s, request.owner)
+        StalledRequest(request.request_id, name_stage(request), free_s, request.options.tenant)
         if request and free_s > 0
         else None
     )

@@ -156,7 +156,7 @@ class StatsCollector:
             prefix_miss=request.prefix_miss,
             kind=_describe_kind(request),
             work_s=1e-6 * request.total_work_us,
-            owner=request.owner,
+            owner=request.options.tenant,
         )
 
     def _why_waiting(self, request: Request) -> str:

@@ -275,7 +275,9 @@ class EngineRouter:
         # As in the engine, the last token is computed in any case.
         num_blocks = (count_token_ids(request.prompt_token_ids) - 1) // self._block_size
         depths = list_depths(num_blocks)
-        return depths, hash_prefixes(request.prompt_token_ids, request.cache_salt, self._block_size, depths)
+        return depths, hash_prefixes(
+            request.prompt_token_ids, request.options.cache_salt, self._block_size, depths
+        )
 
     def choose(self, cached: Mapping[int, int], full: Collection[int]) -> int:
         """The engine for a request of whose prompt each has so many blocks `cached`."""

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
 from ...ipc.errors import QuireError, shorten
-from ...ipc.protocol.messages import MAX_REQUEST_ID_LENGTH
+from ...ipc.params.request_options import MAX_REQUEST_ID_LENGTH
 from .bodies import messages, responses, schema
 from .bodies import vectors as pooling
 from .bodies.openapi import CONTENT_SECURITY_POLICY, Routes, render_docs

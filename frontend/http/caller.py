@@ -8,8 +8,9 @@ from hashlib import sha256
 
 import msgspec
 
+from ...ipc.params.request_options import RequestOptions, read_options
 from ...ipc.protocol.fair_share import has_room
-from ...ipc.protocol.rights import Reach, Standing, find_reach
+from ...ipc.protocol.rights import CALLER_OPTIONS, Reach, Standing, find_reach
 
 _HERE = "local"  # the address of who comes over loopback or a Unix socket
 _NETWORK_BYTES = 8  # of an IPv6 address: one customer has the rest to choose from
@@ -62,11 +63,18 @@ class Caller(msgspec.Struct, frozen=True):
         """Whether a request with this tenant is its own."""
         return not self.is_stranger and owner == self.tenant
 
-    def salt(self, cache_salt: str | None) -> str | None:
-        """Callers with different keys never share cached blocks: what is cached can be told by its speed."""
-        if not self.key_hash:
-            return cache_salt
-        return sha256(f"{self.key_hash}:{cache_salt or ''}".encode()).hexdigest()
+    def make_options(self, fields: object, *names: str) -> RequestOptions:
+        """What a body says, and the server for it: whose the request is, and what aborts may call it.
+
+        Callers with different keys never share cached blocks: what is cached can be told by its speed.
+        """
+        said = {name: getattr(fields, name, None) for name in CALLER_OPTIONS}
+        said = {name: value for name, value in said.items() if value is not None}
+        if self.key_hash:
+            salt = said.get("cache_salt", "")
+            said["cache_salt"] = sha256(f"{self.key_hash}:{salt}".encode()).hexdigest()
+        own_names = [name for name in (*names, self.request_id) if name]
+        return read_options(**said, tenant=self.tenant, names=own_names)
 
 
 def name_address(host: str) -> str:

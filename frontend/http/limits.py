@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from ...ipc.errors import ConfigError, did_you_mean
+from ...ipc.params.request_options import MAX_CACHE_SALT_LENGTH, MAX_TIMEOUT_S
 from ...ipc.params.sampling_params import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
@@ -22,7 +23,6 @@ from ...ipc.params.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
-from ...ipc.protocol.messages import MAX_CACHE_SALT_LENGTH, MAX_TIMEOUT_S
 from ...ipc.protocol.token_lists import MAX_BAD_WORD_TOKENS
 from ..formats.offered_tools import MAX_TOOLS
 

@@ -21,6 +21,7 @@ from ...ipc.errors import RequestFailedError
 from ...ipc.params.pooling_params import PoolingParams
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.protocol.request_price import find_result_price
+from ...ipc.protocol.rights import CALLER_OPTIONS
 from ..async_llm import AsyncLLM
 from ..formats.output_format import OutputFormat
 from ..formats.schemas.grammar_cache import GrammarCache
@@ -43,7 +44,7 @@ PromptInput = str | list[int]
 _KEPT_FIELDS = {
     *("stream", "stream_options", "echo", "logprobs", "top_logprobs", "prompt_logprobs", "max_tokens"),
     *("logprob_token_ids", "return_token_ids", "return_tokens_as_token_ids"),
-    *("priority", "cache_salt", "timeout_s", "queue_timeout_s"),
+    *CALLER_OPTIONS,
 }
 
 
@@ -252,18 +253,9 @@ class Serving:
         params = prepared.params
         self.check_open()
         stay = self._find_stay(params, caller, len(prompt))  # a text has about as many tokens, or fewer
-        asked: dict[str, Any] = {
-            "priority": fields.priority,
-            "tenant": caller.tenant,
-            "timeout_s": fields.timeout_s,
-            "queue_timeout_s": fields.queue_timeout_s,
-            "names": [name for name in (answer_id or request_id, caller.request_id) if name],
-        }
-        key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
-        keywords = {name: value for name, value in asked.items() if value is not None}
-        salted = {key: prompt, "cache_salt": caller.salt(fields.cache_salt)}
-        generating = self.llm.generate(salted, prepared, request_id, **keywords)
-        del prompt, salted
+        options = caller.make_options(fields, answer_id or request_id)
+        generating = self.llm.generate(prompt, prepared, request_id, options=options)
+        del prompt
         _drop_content(fields)
         self.room.enter(request_id, stay)
         try:

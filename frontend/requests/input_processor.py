@@ -18,6 +18,7 @@ import msgspec
 
 from ...ipc.errors import SamplingParamsError
 from ...ipc.params.beam_search import BeamSearch
+from ...ipc.params.request_options import NO_OPTIONS, RequestOptions
 from ...ipc.params.sampling_params import MAX_SEED, RequestOutputKind, SamplingParams, count_alternatives
 from ...ipc.params.structured_outputs import StructuredOutputsParams
 from ...ipc.protocol.messages import EngineCoreRequest, EngineFacts, Purpose
@@ -34,8 +35,6 @@ from .prompts import (
     PromptTokenizer,
     TokenizedPrompt,
     Truncation,
-    check_fields,
-    check_priority,
     check_request_id,
     describe_token_ids,
     find_truncation,
@@ -132,25 +131,18 @@ class InputProcessor:
         request_id: str,
         prompt: Prompt,
         params: SamplingParams | PreparedParams,
-        priority: int = 0,
+        options: RequestOptions = NO_OPTIONS,
         arrival_time: float | None = None,
         *,
-        tenant: str = "",
-        timeout_s: float | None = None,
-        queue_timeout_s: float | None = None,
-        names: Sequence[str] = (),
         drawn_seed: int | None = None,
     ) -> EngineInput:
         """Check and tokenize one request. Raises PromptError, SamplingParamsError or InputError.
 
         drawn_seed: of `seeds`, drawn where the order of requests is known; None: it is drawn here.
         """
-        checked = check_fields(tenant, timeout_s, queue_timeout_s, names)
         prepared = params if isinstance(params, PreparedParams) else self.prepare_params(params)
         tokenized = self.tokenize([prompt], [prepared])[0]
-        return self.make_input(
-            request_id, tokenized, prepared, priority, arrival_time, drawn_seed=drawn_seed, **checked
-        )
+        return self.make_input(request_id, tokenized, prepared, options, arrival_time, drawn_seed=drawn_seed)
 
     def tokenize(
         self,
@@ -261,17 +253,13 @@ class InputProcessor:
         request_id: str,
         prompt: TokenizedPrompt,
         params: SamplingParams | PreparedParams,
-        priority: int = 0,
+        options: RequestOptions = NO_OPTIONS,
         arrival_time: float | None = None,
         *,
         drawn_seed: int | None = None,
-        **checked: Any,
     ) -> EngineInput:
-        """Check the parameters and build best_of, or n, sequences; `checked`: more of EngineCoreRequest.
-
-        drawn_seed: as for `process`.
-        """
-        request_id, priority = check_request_id(request_id), check_priority(priority)
+        """Check the parameters and build best_of, or n, sequences. drawn_seed: as for `process`."""
+        request_id = check_request_id(request_id)
         prepared = params if isinstance(params, PreparedParams) else self.prepare_params(params)
         own = copy.copy(prepared.params)
         drawn = self.seeds.draw() if drawn_seed is None else drawn_seed
@@ -284,14 +272,12 @@ class InputProcessor:
             sampling_params=own,
             arrival_time=arrived,
             eos_token_ids=[] if own.ignore_eos and not prepared.grammar else list(self._facts.eos_token_ids),
-            priority=priority,
-            cache_salt=prompt.cache_salt,
+            options=prompt.salt(options),
             token_lists=prepared.token_lists,
             grammar=prepared.grammar,
             extra_args=prepared.extra_args,
             beam_search=prepared.beam_search,
             purpose=prepared.purpose,
-            **checked,
         )
         searches = prepared.beam_search is not None
         return EngineInput(

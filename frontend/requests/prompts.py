@@ -1,5 +1,6 @@
-"""Prompts as users write them (a text, token ids, a dict with either), what a request says beside them, and
-the token ids that an engine takes. A wrong form is a PromptError.
+"""Prompts as users write them (a text, token ids, a dict with either), and the token ids an engine takes.
+
+A wrong form is a PromptError.
 """
 
 from __future__ import annotations
@@ -14,14 +15,9 @@ import msgspec
 
 from ...ipc.errors import InputError, PromptError, SamplingParamsError, did_you_mean
 from ...ipc.params.param_fields import make_plain
+from ...ipc.params.request_options import RequestOptions, check_encodable, check_name, check_salt
 from ...ipc.params.sampling_params import SamplingParams
-from ...ipc.protocol.messages import (
-    MAX_CACHE_SALT_LENGTH,
-    MAX_REQUEST_ID_LENGTH,
-    MAX_TENANT_LENGTH,
-    MAX_TIMEOUT_S,
-    EngineFacts,
-)
+from ...ipc.protocol.messages import EngineFacts
 from ...ipc.protocol.token_ids import TOKEN_SIZE_BYTES, decode_token_ids, encode_token_ids
 from ..text.tokenizer import Tokenizer
 
@@ -144,7 +140,7 @@ def _parse_dict(name: str, prompt: Mapping[str, Any]) -> RawPrompt:
     if token_ids is not None:
         token_ids = _as_sequence(ids_name, token_ids, "a list of token ids")
     text = None if text is None else make_plain(text)
-    salt = parse_salt(f"{name}.cache_salt", prompt.get("cache_salt"))
+    salt = check_salt(f"{name}.cache_salt", prompt.get("cache_salt"))
     return RawPrompt(name, text, token_ids, salt, ids_name)
 
 
@@ -166,74 +162,12 @@ def describe_token_ids(vocab_size: int) -> str:
     return f"token ids from 0 to {vocab_size - 1}: any other is out of vocabulary (vocab_size={vocab_size})"
 
 
-def parse_salt(name: str, salt: Any) -> str:
-    """The checked cache_salt, '' for None. Raises PromptError."""
-    salt = make_plain(salt)
-    if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_CACHE_SALT_LENGTH):
-        raise PromptError(name, salt, f"a text of 1 to {MAX_CACHE_SALT_LENGTH} characters, or None")
-    check_encodable(name, salt or "")
-    return salt or ""
-
-
-def check_encodable(name: str, text: str) -> None:
-    """Raises PromptError for half a surrogate pair, which no tokenizer can read."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise PromptError(
-            name,
-            text[error.start : error.start + 1],
-            f"text that UTF-8 can hold (lone surrogate at character {error.start})",
-        ) from None
-
-
-# What a request says beside its prompt and its parameters: its id, whose it is, how long it may take.
-
 MAX_USER_ID_LENGTH = 200  # leaves room for the index and the random part within the wire's cap
-
-
-def check_fields(
-    tenant: str = "",
-    timeout_s: float | None = None,
-    queue_timeout_s: float | None = None,
-    names: Sequence[str] = (),
-) -> dict[str, Any]:
-    """The checked fields of an EngineCoreRequest, by name. Raises InputError."""
-    return {
-        "tenant": _check_name("tenant", make_plain(tenant), 0, MAX_TENANT_LENGTH),
-        "timeout_s": _check_timeout("timeout_s", make_plain(timeout_s)),
-        "queue_timeout_s": _check_timeout("queue_timeout_s", make_plain(queue_timeout_s)),
-        "names": [_check_name("names", make_plain(name), 1, MAX_REQUEST_ID_LENGTH) for name in names],
-    }
 
 
 def check_request_id(request_id: Any) -> str:
     """The user's id of a request. Raises InputError."""
-    return _check_name("request_id", make_plain(request_id), 1, MAX_USER_ID_LENGTH)
-
-
-def check_priority(priority: Any) -> int:
-    """The priority. Raises InputError."""
-    priority = make_plain(priority)
-    if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
-        raise InputError("priority", priority, "an integer; lower runs first")
-    return int(priority)
-
-
-def _check_name(field: str, name: Any, min_length: int, max_length: int) -> str:
-    if not isinstance(name, str) or not min_length <= len(name) <= max_length:
-        least = f"{min_length} to" if min_length else "at most"
-        raise InputError(field, name, f"a text of {least} {max_length} characters")
-    if not name.isprintable():  # as lone surrogates are not, which UTF-8 cannot hold
-        raise InputError(field, name, "printable characters")
-    return name
-
-
-def _check_timeout(name: str, value: Any) -> float | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if value is not None and not (is_number and 0 < value <= MAX_TIMEOUT_S):  # nan compares false
-        raise InputError(name, value, f"seconds above 0 and up to {MAX_TIMEOUT_S:g}, or None")
-    return None if value is None else float(value)
+    return check_name("request_id", request_id, 1, MAX_USER_ID_LENGTH)
 
 
 # Parsed prompts -> token ids that an engine takes, after every check that needs its limits.
@@ -249,6 +183,12 @@ class TokenizedPrompt:
     packed: bytes
     cache_salt: str
     type_start: int | None = None  # as in EngineCoreRequest
+
+    def salt(self, options: RequestOptions) -> RequestOptions:
+        """The options with the prompt's cache_salt, if it has one."""
+        if not self.cache_salt:
+            return options
+        return msgspec.structs.replace(options, cache_salt=self.cache_salt)
 
     def without_trailing(self, token_id: int) -> Self:
         """The prompt without this token at its end, however often; of nothing else, one is left."""

@@ -30,12 +30,14 @@ class ParamField(NamedTuple):
     hint: Any  # its type without None, as msgspec reads it
     kind: Any  # int, float, bool, or what is no scalar
     is_optional: bool  # None is allowed
-    meta: Any  # msgspec's Meta: range and text
+    meta: Any  # msgspec's Meta: range and text; extra["allowed"]: other words for the range
     error: type[InputError]  # what a bad value raises
 
     def describe_allowed(self, value: Any) -> str:
         """What a scalar may be instead of `value`."""
         meta = self.meta
+        if meta.extra is not None:
+            return meta.extra["allowed"]
         if self.kind is bool:
             return "True or False"
         if self.kind is int:

@@ -1,4 +1,4 @@
-"""The protocol between frontends and the engine core (version 3).
+"""The protocol between frontends and the engine core (version 4).
 
 A message is one ZeroMQ frame: a byte that names its type (`MESSAGE_TYPES`), then a msgpack body. The engine
 binds one ROUTER; every frontend is a DEALER with a random identity. Each field has a cap; a frame that does
@@ -19,6 +19,14 @@ from ..files.file_identity import NotedFiles
 from ..network.served_files import ServedFiles
 from ..params.beam_search import BeamSearch
 from ..params.pooling_params import PoolingParams
+from ..params.request_options import (
+    MAX_REQUEST_ID_LENGTH,
+    MAX_TIMEOUT_S,
+    NO_OPTIONS,
+    RequestName,
+    RequestOptions,
+    Tenant,
+)
 from ..params.sampling_params import MAX_EXTRA_ARGS_BYTES, SamplingParams
 from ..spec.config import RecoveryConfig
 from .engine_views import EngineMetrics, EngineSnapshot, SchedulerStats, StepTrace
@@ -26,20 +34,15 @@ from .fair_share import MAX_CLIENT_WEIGHT
 from .prefix_digest import EngineDigest
 from .token_lists import TokenLists
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
-MAX_REQUEST_ID_LENGTH = 256
-MAX_NAMES = 2  # of a request
 SUSPECT_ATTEMPTS = 2  # lost engine cores in a row after which a request runs alone
-MAX_CACHE_SALT_LENGTH = 128
 MAX_GRAMMAR_LENGTH = 256 * 1024  # characters
 MAX_PROMPT_BYTES = 64 * 1024 * 1024  # 16 M token ids
 MAX_IDS_PER_ABORT = 2048  # more are several messages
 MAX_REQUESTS_PER_FRAME = 128  # likewise; a core takes on so many in some 3 ms
 MAX_EOS_TOKEN_IDS = 1024
 MAX_REASON_LENGTH = 65536
-MAX_TENANT_LENGTH = 128
-MAX_TIMEOUT_S = 86400.0 * 7
 MAX_ROSTER_ENTRIES = 1024
 MAX_SOCKET_NAME_LENGTH = 64
 
@@ -47,15 +50,12 @@ MAX_SOCKET_NAME_LENGTH = 64
 OBSERVER_KINDS = frozenset({"supervisor", "ps", "top", "serve"})
 
 RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_LENGTH)]
-RequestName = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_LENGTH)]
 PackedTokenIds = Annotated[bytes, Meta(max_length=MAX_PROMPT_BYTES)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_LENGTH)]
 Grammar = Annotated[str, Meta(max_length=MAX_GRAMMAR_LENGTH)]
 ExtraArgs = Annotated[str, Meta(max_length=MAX_EXTRA_ARGS_BYTES)]
 Purpose = Literal["", "tools", "thinking"]
-Tenant = Annotated[str, Meta(max_length=MAX_TENANT_LENGTH)]
 Weight = Annotated[float, Meta(gt=0.0, le=MAX_CLIENT_WEIGHT)]
-Timeout = Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)]
 
 
 class FinishReason(IntEnum):
@@ -239,18 +239,13 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     arrival_time: float  # seconds since the epoch, for fcfs and metrics
     eos_token_ids: Annotated[list[int], Meta(max_length=MAX_EOS_TOKEN_IDS)] = []  # []: they end nothing
     output_token_ids: PackedTokenIds = b""  # a resumed request: what it has already generated
-    priority: int = 0  # lower runs first
-    cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT_LENGTH)] = ""
+    options: RequestOptions = NO_OPTIONS
     token_lists: TokenLists = TokenLists()
-    tenant: Tenant = ""  # whose it is under the fair policy; empty: the client's own
-    timeout_s: Timeout | None = None  # after its arrival it ends with ABORT and what it has
-    queue_timeout_s: Timeout | None = None  # if it has not begun by then it ends with QUEUE_TIMEOUT
     is_resumed: bool = False  # sent before: an engine may have taken it on, so it is never OVERLOADED
     num_attempts: Annotated[int, Meta(ge=0)] = 0  # engines lost with it in a row, without a token in between
     grammar: Grammar = ""  # that its output follows, as llguidance reads it; empty: none
     extra_args: ExtraArgs = ""  # SamplingParams.extra_args as JSON, for logits processors; empty: none
     beam_search: BeamSearch | None = None  # with logprobs=count_candidates(eos), and no output before its end
-    names: Annotated[list[RequestName], Meta(max_length=MAX_NAMES)] = []  # that AbortRequests may say
     purpose: Purpose = ""  # what people see it counted as, where the engine itself cannot tell
     pooling_params: PoolingParams | None = None  # nothing is generated; sampling_params are read by nobody
     type_start: Annotated[int, Meta(ge=0)] | None = None  # tokens from here on are of type 1; None: none are

@@ -190,15 +190,15 @@ def _resume(entries: Collection[LedgerEntry], now: float) -> list[EngineCoreRequ
 
 
 def _resumed(entry: LedgerEntry, now: float) -> EngineCoreRequest:
-    request = entry.request
+    request, options = entry.request, entry.request.options
     age_s = min(max(0.0, now - entry.added_at), MAX_TIMEOUT_S)
-    timeout_s = request.timeout_s
-    if timeout_s is not None:
-        timeout_s = max(_LEAST_TIMEOUT_S, timeout_s - age_s)
+    if options.timeout_s is not None:
+        timeout_s = max(_LEAST_TIMEOUT_S, options.timeout_s - age_s)
+        options = msgspec.structs.replace(options, timeout_s=timeout_s)
     return msgspec.structs.replace(
         request,
         output_token_ids=entry.output.tobytes(),
-        timeout_s=timeout_s,
+        options=options,
         is_resumed=entry.is_sent,
         num_attempts=entry.num_attempts,
         age_s=age_s,

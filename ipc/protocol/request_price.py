@@ -42,7 +42,7 @@ def find_held_bytes(request: EngineCoreRequest) -> int:
         + len(request.output_token_ids)
         + request.token_lists.size_bytes
         + 36 * len(request.eos_token_ids)
-        + sum(map(len, request.names)) * 4
+        + sum(map(len, request.options.names)) * 4
         + 4 * (len(request.grammar) + len(request.extra_args))  # UTF-8, or as many bytes in memory
     )
 

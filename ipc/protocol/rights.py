@@ -1,8 +1,8 @@
 """Who may say what: the one table that the core, HTTP and gRPC ask. It knows no sockets and no requests.
 
 A row says what each kind of caller reaches by a message, a call, a route or a method, and which fields of
-Hello and EngineCoreRequest are taken from whom. What is not in it is nobody's: a new message, call, route or
-field works for no one until it has its row.
+Hello, EngineCoreRequest and RequestOptions are taken from whom. What is not in it is nobody's: a new message,
+call, route or field works for no one until it has its row.
 """
 
 from __future__ import annotations
@@ -104,6 +104,14 @@ class ServerRight:
                 return Reach.NONE
 
 
+@dataclass(frozen=True, slots=True)
+class OptionRight:
+    """Of a field of RequestOptions. is_callers: a body of HTTP or gRPC may say it, else the server does."""
+
+    network: Belief
+    is_callers: bool = False
+
+
 _NOBODY = EngineRight(Reach.NONE, Reach.NONE)
 _OWN_REQUESTS = EngineRight(Reach.ALL, Reach.OWN)
 _FACTS = EngineRight(Reach.COUNTS, Reach.COUNTS)
@@ -157,24 +165,29 @@ REQUEST_FIELDS: dict[str, Belief] = {
     "arrival_time": Belief.CORE,  # when it came here, or to the core before
     "eos_token_ids": Belief.TAKEN,
     "output_token_ids": Belief.TAKEN,
-    "priority": Belief.KEY,  # it may come after others, and before them only as its key may
-    "cache_salt": Belief.KEY,  # keys share no cached blocks: what is cached can be told by its speed
+    "options": Belief.KEY,  # each as REQUEST_OPTIONS says
     "token_lists": Belief.TAKEN,
-    "tenant": Belief.KEY,
-    "timeout_s": Belief.TAKEN,
-    "queue_timeout_s": Belief.TAKEN,
     "is_resumed": Belief.TAKEN,  # up to twice the bounds of what may wait
     "num_attempts": Belief.CORE,  # at most the cores that are known to have ended with it live
     "grammar": Belief.TAKEN,
     "extra_args": Belief.TAKEN,
     "beam_search": Belief.TAKEN,
-    "names": Belief.TAKEN,  # of its own key: nobody else's abort finds them
     "purpose": Belief.TAKEN,
     "pooling_params": Belief.TAKEN,
     "type_start": Belief.TAKEN,
     "age_s": Belief.CORE,  # none: as arrival_time
     "num_sequences": Belief.TAKEN,  # for counts
 }
+
+REQUEST_OPTIONS: dict[str, OptionRight] = {
+    "priority": OptionRight(Belief.KEY, True),  # after others as it likes, before them only as its key may
+    "cache_salt": OptionRight(Belief.KEY, True),  # keys share no cached blocks: speed tells what is cached
+    "tenant": OptionRight(Belief.KEY),
+    "timeout_s": OptionRight(Belief.TAKEN, True),
+    "queue_timeout_s": OptionRight(Belief.TAKEN, True),
+    "names": OptionRight(Belief.TAKEN),  # of its own key: nobody else's abort finds them
+}
+CALLER_OPTIONS = [name for name, right in REQUEST_OPTIONS.items() if right.is_callers]
 
 _ASK = ServerRight(Reach.OWN, Reach.OWN)
 _OPEN = ServerRight(Reach.OWN, Reach.OWN, Reach.COUNTS)

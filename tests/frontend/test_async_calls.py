@@ -16,6 +16,7 @@ from quire.frontend.options.engine_args import EngineArgs
 from quire.frontend.requests.vectors.encoder import EncodedText, TextPair
 from quire.ipc.errors import EngineDeadError, InputError, PoolingParamsError, PromptError, RequestFailedError
 from quire.ipc.params.pooling_params import PoolingParams
+from quire.ipc.params.request_options import RequestOptions
 from quire.ipc.protocol.messages import EngineCoreRequest
 
 ALL = ("generate", "embed", "classify", "score", "token_embed", "token_classify")
@@ -78,7 +79,9 @@ def test_many_prompts_of_any_kind_are_one_message_and_come_in_order(run: Any):
         assert outputs[2].outputs.data.tolist() == [24, 3, 2]
         assert [sum(one.prompt_token_ids) for one in outputs] == [one.outputs.data[0] for one in outputs]
         assert client.counts == [5]
-        assert {(one.priority, one.tenant, one.timeout_s) for one in client.engine.added} == {(3, "t", 9.0)}
+        options = client.engine.added[0].options
+        assert options == RequestOptions(3, tenant="t", timeout_s=9.0)
+        assert {id(one.options) for one in client.engine.added} == {id(options)}
         assert await llm.pooling.encode_many([]) == []
 
     run(scenario)

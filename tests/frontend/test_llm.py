@@ -17,6 +17,7 @@ from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.options.engine_args import EngineArgs
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import ConfigError, EngineDeadError, InputError, ModelError, PromptError
+from quire.ipc.params.request_options import RequestOptions
 from quire.ipc.params.sampling_params import SamplingParams
 from quire.ipc.protocol.messages import EngineCoreRequest
 from quire.ipc.spec.config import EngineConfig
@@ -130,7 +131,7 @@ def test_each_prompt_is_cut_as_its_own_params_say(llm: LLM):
 
 def test_priorities_reach_the_engine(llm: LLM, client: FakeSyncClient):
     llm.generate([[9], [8]], SamplingParams(max_tokens=1), use_tqdm=False, priority=[5, -1])
-    assert [request.priority for request in client.engine.added] == [5, -1]
+    assert [request.options.priority for request in client.engine.added] == [5, -1]
     with pytest.raises(InputError, match="priority"):
         llm.generate([[9], [8]], use_tqdm=False, priority=[5])
 
@@ -300,7 +301,7 @@ def test_add_request_takes_a_tenant_and_timeouts(llm: LLM, client: FakeSyncClien
     terms: dict[str, Any] = {"tenant": "t", "timeout_s": 9.0, "queue_timeout_s": 2.0}
     llm.llm_engine.add_request("a", [9], SamplingParams(max_tokens=1), **terms)
     (added,) = client.engine.added
-    assert {name: getattr(added, name) for name in terms} == terms
+    assert added.options == RequestOptions(**terms)
     with pytest.raises(InputError, match="tenant"):
         llm.llm_engine.add_request("b", [9], tenant="x" * 200)
 

@@ -13,10 +13,12 @@ from array import array
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ...core.scheduling.beam_search import BeamSearchState, read_candidates
 from ...ipc.params.beam_search import BeamSearch
 from ...ipc.params.pooling_params import PoolingParams
+from ...ipc.params.request_options import OPTION_FIELDS, RequestOptions
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.protocol.messages import BeamHypothesis, EngineCoreRequest, FinishReason, LogprobsBlock, Purpose
 from ...ipc.protocol.step import (
@@ -93,19 +95,15 @@ def make_request(
     output: list[int] | None = None,
     arrival_time: float = 0.0,
     eos_token_ids: list[int] | None = None,
-    priority: int = 0,
-    cache_salt: str = "",
-    tenant: str = "",
-    timeout_s: float | None = None,
-    queue_timeout_s: float | None = None,
     grammar: str = "",
     beam_search: BeamSearch | None = None,
     purpose: Purpose = "",
     pooling_params: PoolingParams | None = None,
-    **params: object,
+    **params: Any,
 ) -> EngineCoreRequest:
-    """A request as a frontend sends it; `params` are SamplingParams fields."""
-    sampling = SamplingParams(**{"temperature": 0.0, **params})  # pyright: ignore[reportArgumentType]
+    """A request as a frontend sends it; `params` are fields of RequestOptions and SamplingParams."""
+    options = RequestOptions(**{name: params.pop(name) for name in OPTION_FIELDS if name in params})
+    sampling = SamplingParams(**{"temperature": 0.0, **params})
     if beam_search is not None:
         sampling.logprobs = beam_search.count_candidates(len(eos_token_ids or []))
     lists = pack_token_lists(sampling, (), VOCAB_SIZE)
@@ -117,11 +115,7 @@ def make_request(
         arrival_time=arrival_time,
         eos_token_ids=eos_token_ids or [],
         output_token_ids=encode_token_ids(output or []),
-        priority=priority,
-        cache_salt=cache_salt,
-        tenant=tenant,
-        timeout_s=timeout_s,
-        queue_timeout_s=queue_timeout_s,
+        options=options,
         token_lists=lists,
         grammar=grammar,
         beam_search=beam_search,

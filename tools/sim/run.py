@@ -14,8 +14,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from ...core.clients.client_registry import GroupRoster
 from ...core.faults.blame import FAILURES_ALONE
 from ...core.faults.failures import ATTEMPTS_AT_FLOOR
@@ -278,6 +276,7 @@ class _Run:
                 arrival_time=self._timeline.now,
                 priority=plan.priority,
                 tenant=plan.tenant,
+                names=[plan.name],
                 timeout_s=plan.timeout_s,
                 queue_timeout_s=plan.queue_timeout_s,
                 grammar=plan.grammar,
@@ -288,7 +287,6 @@ class _Run:
                 beam_search=None if plan.beam_width is None else BeamSearch(plan.beam_width),
                 pooling_params=None if plan.pooling is None else PoolingParams(task=plan.pooling),
             )
-            request = msgspec.structs.replace(request, names=[plan.name])
             self._lives[plan.name] = _Life(plan, client, request, self._timeline.now)
             self.outcome.num_requests += 1
             if plan.pooling is not None:

@@ -13,7 +13,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ....ipc.params.param_fields import MAX_INT
 from ....ipc.params.sampling_params import Seed, Stops, TopP
-from .schema import CacheSalt, Priority, QueueTimeout, Timeout
+from ....ipc.protocol.rights import CALLER_OPTIONS
+from .schema import declare
 
 CacheControl = dict[str, Any]
 
@@ -189,7 +190,10 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     workspace_id: str | None = None
 
 
-class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):
+_Scheduled = declare("_Scheduled", CountTokensRequest, CALLER_OPTIONS)
+
+
+class MessagesRequest(_Scheduled, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages."""
 
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_INT)]
@@ -199,10 +203,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tr
     top_p: TopP | None = None
     top_k: Annotated[int, Meta(ge=0, le=MAX_INT)] | None = None
     seed: Seed | None = None
-    priority: Priority | None = None
-    cache_salt: CacheSalt | None = None
-    timeout_s: Timeout | None = None
-    queue_timeout_s: QueueTimeout | None = None
     # These say nothing about the answer.
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None

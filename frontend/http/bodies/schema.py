@@ -8,13 +8,14 @@ say nothing about the answer are taken and left (SilentFields); of those that Qu
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ....ipc.params.beam_search import EarlyStopping, LengthPenalty
 from ....ipc.params.param_fields import MAX_INT
+from ....ipc.params.request_options import MAX_TIMEOUT_S, OPTION_FIELDS, RequestName
 from ....ipc.params.sampling_params import (
     MAX_LOGIT_BIAS,
     MAX_LOGPROB_TOKEN_IDS,
@@ -24,17 +25,23 @@ from ....ipc.params.sampling_params import (
     TopP,
 )
 from ....ipc.params.structured_outputs import StructuredOutputsFields
-from ....ipc.protocol.messages import MAX_CACHE_SALT_LENGTH, MAX_IDS_PER_ABORT, MAX_TIMEOUT_S, RequestName
+from ....ipc.protocol.messages import MAX_IDS_PER_ABORT
+from ....ipc.protocol.rights import CALLER_OPTIONS
 from ..limits import MAX_TOP_LOGPROBS
 from .formats import ResponseFormat
 
+T = TypeVar("T", bound=msgspec.Struct)
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
 NumTokens = Annotated[int, Meta(ge=0, le=MAX_INT)]
-Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
-Timeout = Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)]
-# Less than this an idle engine may need to begin, and every such request would be a 503.
-QueueTimeout = Annotated[float, Meta(ge=0.1, le=MAX_TIMEOUT_S)]
-CacheSalt = Annotated[str, Meta(min_length=1, max_length=MAX_CACHE_SALT_LENGTH)]
+# Where HTTP takes less than RequestOptions does. Less than 0.1 s an idle engine may need to begin, and every
+# such request would be a 503.
+_Salt: Any = OPTION_FIELDS["cache_salt"].hint
+_NARROWER: dict[str, Any] = {
+    "cache_salt": Annotated[_Salt, Meta(min_length=1)],
+    "queue_timeout_s": Annotated[
+        float, Meta(ge=0.1, le=MAX_TIMEOUT_S, description="503 when it has not begun by then")
+    ],
+}
 # SamplingParams says which ones there are, where msgspec would only say that another is none of them.
 TruncationSide = Annotated[str, Meta(extra_json_schema={"enum": ["left", "right"]})]
 Bias = Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS)]
@@ -71,15 +78,6 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class SchedulingFields(SilentFields, kw_only=True, forbid_unknown_fields=True):
-    """What a request may say about when it runs and whose it is; None: it does not say."""
-
-    priority: Priority | None = None
-    cache_salt: CacheSalt | None = None
-    timeout_s: Timeout | None = None
-    queue_timeout_s: QueueTimeout | None = None
-
-
 # Fields of SamplingParams that are not a request's: they follow from the route, as `stream` does.
 _NOT_REQUESTED = {"detokenize", "output_kind", "logprobs", "extra_args", "structured_outputs"}
 # Those of several sequences, and those that only completions and chats have.
@@ -90,21 +88,21 @@ _OF_TEXTS = {
 }
 
 
-def _declare(name: str, bases: tuple[type, ...], fields: Iterable[str]) -> type[msgspec.Struct]:
-    """A Struct with fields as SamplingParams declares them; None: the request does not say."""
-    declared: list[tuple[str, Any, None]] = [(one, SAMPLING_FIELDS[one].hint | None, None) for one in fields]
-    return msgspec.defstruct(
-        name, declared, bases=bases, module=__name__, kw_only=True, forbid_unknown_fields=True
+def declare(name: str, base: type[T], fields: Iterable[str]) -> type[T]:
+    """`base` with fields as SamplingParams and RequestOptions have them; None: the request does not say."""
+    hints = {one.name: one.hint for one in (*SAMPLING_FIELDS.values(), *OPTION_FIELDS.values())} | _NARROWER
+    declared: list[tuple[str, Any, None]] = [(one, hints[one] | None, None) for one in fields]
+    made = msgspec.defstruct(
+        name, declared, bases=(base,), module=__name__, kw_only=True, forbid_unknown_fields=True
     )
+    return cast(type[T], made)
 
 
-_Declared = cast(
-    type[SchedulingFields],
-    _declare(
-        "_Declared",
-        (SchedulingFields,),
-        [name for name in SAMPLING_FIELDS if name not in _NOT_REQUESTED | _OF_TEXTS],
-    ),
+SchedulingFields = declare("SchedulingFields", SilentFields, CALLER_OPTIONS)
+_Declared = declare(
+    "_Declared",
+    SchedulingFields,
+    [name for name in SAMPLING_FIELDS if name not in _NOT_REQUESTED | _OF_TEXTS],
 )
 
 
@@ -129,7 +127,7 @@ class SharedFields(_Declared, kw_only=True, forbid_unknown_fields=True):
     watermarking: bool | None = None
 
 
-_WithSequences = cast(type[SharedFields], _declare("_WithSequences", (SharedFields,), _OF_SEQUENCES))
+_WithSequences = declare("_WithSequences", SharedFields, _OF_SEQUENCES)
 
 
 class SamplingFields(_WithSequences, kw_only=True, forbid_unknown_fields=True):

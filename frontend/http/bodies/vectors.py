@@ -13,7 +13,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ....ipc.params.param_fields import MAX_INT
 from ....ipc.params.pooling_params import PoolingTask
-from .schema import ChatMessage, Priority, SchedulingFields, TokenId, TruncationSide
+from ....ipc.params.request_options import Priority
+from .schema import ChatMessage, SchedulingFields, TokenId, TruncationSide
 
 Texts = str | list[str | int | list[TokenId]]  # a text, texts, token ids, or lists of token ids
 Positive = Annotated[int, Meta(ge=1, le=MAX_INT)]

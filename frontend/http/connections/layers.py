@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ....ipc.protocol.messages import MAX_REQUEST_ID_LENGTH
+from ....ipc.params.request_options import MAX_REQUEST_ID_LENGTH
 from ..headers import find_header
 from ..options import CorsOptions, ServerOptions
 from ..stream import ID_HEADERS, REQUEST_ID_HEADER

@@ -223,7 +223,6 @@ def list_names(field: str, count: int, max_inputs: int) -> list[str]:
 _INPUTS_A_PLACE = 16  # a vector takes one step, where a text takes one a token
 _KNOWN_PARAMS = 64  # of earlier requests: most requests ask for the same
 _OF_PARAMS = ("dimensions", "use_activation", "truncate_prompt_tokens", "truncation_side")
-_OF_REQUESTS = ("priority", "timeout_s", "queue_timeout_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +267,6 @@ async def ask(serving: Serving, caller: Caller, question: Question) -> Vectors:
     """The engine's answer. Raises InputErrors and ApiErrors; the first input that fails ends the others."""
     stay = _find_stay(serving, caller, question)
     inputs, fields, answer_id = question.inputs, question.fields, question.answer_id
-    options = {name: getattr(fields, name, None) for name in _OF_REQUESTS}
     serving.room.enter(answer_id, stay)  # before it waits for its token ids: others look for room meanwhile
     try:
         prompts = await tokenize_inputs(serving, caller, inputs, question.params)
@@ -279,10 +277,7 @@ async def ask(serving: Serving, caller: Caller, question: Question) -> Vectors:
             answer_id,
             fields=inputs.names,
             prompt=inputs.prompt,
-            cache_salt=caller.salt(getattr(fields, "cache_salt", None)) or "",
-            tenant=caller.tenant,
-            names=[name for name in (answer_id, caller.request_id) if name],
-            **{name: value for name, value in options.items() if value is not None},
+            options=caller.make_options(fields, answer_id),
         )
     except RequestFailedError as error:
         raise _explain(error) from None

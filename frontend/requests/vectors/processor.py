@@ -18,6 +18,7 @@ import msgspec
 from ....ipc.errors import PoolingParamsError, PromptError
 from ....ipc.files.file_identity import check_served
 from ....ipc.params.pooling_params import EMBEDDING, PoolingParams, PoolingTask
+from ....ipc.params.request_options import NO_OPTIONS, RequestOptions
 from ....ipc.params.sampling_params import SamplingParams
 from ....ipc.protocol.messages import EngineCoreRequest, EngineFacts
 from ...text.tokenizer import Tokenizer
@@ -27,7 +28,6 @@ from ..prompts import (
     RawPrompt,
     TokenizedPrompt,
     Truncation,
-    check_priority,
     check_request_id,
     parse_prompt,
     refusing_texts,
@@ -134,11 +134,9 @@ class PoolingProcessor:
         request_id: str,
         prompt: TokenizedPrompt,
         params: PoolingParams,
-        priority: int = 0,
-        cache_salt: str = "",
-        **checked: Any,
+        options: RequestOptions = NO_OPTIONS,
     ) -> PoolingInput:
-        """A request, ready to be sent; `checked`: more of EngineCoreRequest. Raises InputError."""
+        """A request, ready to be sent. Raises InputError."""
         name = check_request_id(request_id)
         if params.truncate_prompt_tokens is not None:  # which has been done
             params = msgspec.structs.replace(params, truncate_prompt_tokens=None, truncation_side="right")
@@ -147,12 +145,10 @@ class PoolingProcessor:
             prompt_token_ids=prompt.packed,
             sampling_params=_UNREAD,
             arrival_time=time.time(),
-            priority=check_priority(priority),
-            cache_salt=prompt.cache_salt or cache_salt,
+            options=prompt.salt(options),
             pooling_params=params,
             # Tokenizers tell types apart for models that do not, DistilBERT's and ModernBERT's for two.
             type_start=prompt.type_start if self.facts.has_token_types else None,
-            **checked,
         )
         return PoolingInput(name, prompt.token_ids, [request])
 

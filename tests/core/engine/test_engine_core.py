@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-import msgspec
 import pytest
 from fakes import (
     VOCAB_SIZE,
@@ -204,9 +203,8 @@ def test_an_abort_by_name_ends_the_requests_of_any_client_but_of_one_tenant_only
         ("c", b"two", "y"),
         ("d", b"two", "x"),
     ):
-        request = make_request(name, [1, 2], max_tokens=50, tenant=tenant)
         names = ["answer", f"own {name}"] if name != "d" else []
-        engine.add(msgspec.structs.replace(request, names=names), client)
+        engine.add(make_request(name, [1, 2], max_tokens=50, tenant=tenant, names=names), client)
     engine.turn()
     engine.core.abort_requests(b"three", [], ["own c", "unknown", "c"], "x".__eq__)
     assert engine.core.num_unfinished == 4

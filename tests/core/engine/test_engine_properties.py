@@ -261,7 +261,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         final = self.engine.finals[request_id]  # exactly one: FakeEngine refuses a second
         if final.finish_reason is FinishReason.ABORT:
-            assert request_id in self.aborted or request.timeout_s is not None
+            assert request_id in self.aborted or request.options.timeout_s is not None
             assert tokens == expected[: len(tokens)]
         elif final.finish_reason is FinishReason.ERROR:
             if final.error_code is ErrorCode.POISON_REQUEST:
@@ -270,7 +270,7 @@ class EngineMachine(RuleBasedStateMachine):
                 assert self.max_num_queued is not None
                 assert not request.output_token_ids
             elif final.error_code is ErrorCode.QUEUE_TIMEOUT:
-                assert request.queue_timeout_s is not None
+                assert request.options.queue_timeout_s is not None
                 assert not request.output_token_ids
                 assert tokens == []
             else:

@@ -18,6 +18,7 @@ from quire.core.stats.engine_facts import StartupClock, make_engine_facts
 from quire.ipc.errors import ProtocolError
 from quire.ipc.files.file_identity import FileStamp, NotedFiles
 from quire.ipc.network.keys import ClientGrant
+from quire.ipc.params.request_options import RequestKeywords, RequestOptions
 from quire.ipc.protocol.engine_views import EngineSnapshot
 from quire.ipc.protocol.messages import (
     MESSAGE_TYPES,
@@ -44,6 +45,7 @@ from quire.ipc.protocol.rights import (
     HELLO_FIELDS,
     MESSAGES,
     REQUEST_FIELDS,
+    REQUEST_OPTIONS,
     UTILITIES,
     Belief,
     Reach,
@@ -89,7 +91,8 @@ class Core:
         return True
 
     def add(self, client: bytes, request_id: str, tokens: list[int], **fields: object) -> None:
-        request = make_request(request_id, tokens, max_tokens=50)
+        options = {name: fields.pop(name) for name in REQUEST_OPTIONS if name in fields}
+        request = make_request(request_id, tokens, max_tokens=50, **options)
         self.registry.take(client, replace(request, **fields))
 
     def call(self, client: bytes, method: UtilityMethod) -> UtilityResult:
@@ -138,6 +141,11 @@ def test_every_message_call_and_field_has_its_row() -> None:
     assert set(UTILITIES) == set(UtilityMethod)
     assert list(HELLO_FIELDS) == list(Hello.__struct_fields__)
     assert list(REQUEST_FIELDS) == list(EngineCoreRequest.__struct_fields__)
+    assert (
+        list(REQUEST_OPTIONS)
+        == list(RequestOptions.__struct_fields__)
+        == list(RequestKeywords.__annotations__)
+    )
 
 
 @pytest.mark.parametrize("standing", CLIENTS)
@@ -180,14 +188,18 @@ REPLACED: dict[str, tuple[object, Callable[[Request], bool]]] = {
     "arrival_time": (5.0, lambda live: live.order[1] == 1000.0),
     "age_s": (500.0, lambda live: live.order[1] == 1000.0),
     "priority": (-9, lambda live: live.order[0] == 0),
-    "cache_salt": ("salt", lambda live: len(live.cache_salt) > 128 and live.cache_salt.endswith("salt")),
+    "cache_salt": (
+        "salt",
+        lambda live: len(live.options.cache_salt) > 128 and live.options.cache_salt.endswith("salt"),
+    ),
     "tenant": ("local tenant", lambda live: live.tenant.name == "tcp:" + 40 * "a" + "/"),
     "num_attempts": (5, lambda live: live.num_attempts == 0),
 }
 
 
 def test_what_is_replaced_is_what_the_table_does_not_take() -> None:
-    assert set(REPLACED) == {name for name, belief in REQUEST_FIELDS.items() if belief is not Belief.TAKEN}
+    beliefs = REQUEST_FIELDS | {name: right.network for name, right in REQUEST_OPTIONS.items()}
+    assert {"options", *REPLACED} == {name for name, one in beliefs.items() if one is not Belief.TAKEN}
     assert [name for name, belief in HELLO_FIELDS.items() if belief is not Belief.TAKEN] == ["weight"]
 
 
@@ -244,10 +256,10 @@ def test_a_forged_tenant_or_salt_of_a_key_is_nobody_elses() -> None:
     core = Core()
     core.add(OTHER, "victim", list(range(1, 40)))
     core.add(ONE, "thief", list(range(1, 40)), tenant="tcp:" + 40 * "b" + "/", cache_salt="x" * 128)
-    assert core.find("thief").owner.startswith("tcp:" + 40 * "a" + "/")
+    assert core.find("thief").options.tenant.startswith("tcp:" + 40 * "a" + "/")
     core.registry.take(ONE, AbortRequests([], ["victim"], "tcp:" + 40 * "b" + "/"))
     assert "victim" in core.live
-    salts = {core.find(name).cache_salt for name in ("victim", "thief")}
+    salts = {core.find(name).options.cache_salt for name in ("victim", "thief")}
     assert len(salts) == 2
 
 

@@ -25,6 +25,7 @@ from quire.frontend.http.engines.served_models import ServedModels
 from quire.frontend.http.options import ServerOptions
 from quire.frontend.http.stream import cancel_and_wait
 from quire.ipc.errors import RequestFailedError
+from quire.ipc.params.request_options import RequestOptions
 from quire.ipc.params.sampling_params import RequestOutputKind
 from server_fakes import Peer, Server, run_with_server, watch_drain
 
@@ -90,10 +91,10 @@ def test_a_text_is_answered_at_once_or_piece_by_piece() -> None:
         assert [len(piece.prompt_logprobs) > 0 for piece in pieces] == [True, False, False]
         kinds = [call.params.output_kind for call in llm.calls]
         assert kinds == [RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA]
-        names = llm.calls[0].keywords.pop("names")
+        names = llm.calls[0].options.names
         assert [name.split("-")[0] for name in names] == ["grpc"]
-        assert llm.calls[0].keywords == {"priority": -2, "tenant": "/local"}
-        assert llm.calls[0].prompt == {"prompt": "Hi there", "cache_salt": "s"}
+        assert llm.calls[0].options == RequestOptions(-2, "s", "/local", names=names)
+        assert llm.calls[0].prompt == "Hi there"
 
     run(scenario)
 
@@ -125,7 +126,7 @@ def test_fields_mean_what_they_mean_in_sampling_params() -> None:
         assert call.params.extra_args == {"ban": [1]}
         assert {name: getattr(call.params, name) for name in given} == given
         assert call.params.max_tokens == 9
-        assert call.prompt["prompt_token_ids"] == [1, 2, 3]
+        assert call.prompt == [1, 2, 3]
 
     run(scenario)
 
@@ -231,8 +232,9 @@ def test_a_key_is_wanted_by_everything_but_the_health_check() -> None:
         assert not llm.calls
         for metadata in (with_key("one"), (("x-api-key", "one"),), (("authorization", "bearer one"),)):
             await stub.Generate(request, metadata=metadata)
-        assert {call.prompt["cache_salt"] for call in llm.calls} == {Caller(hash_key("one")).salt(None)}
-        assert {call.keywords["tenant"] for call in llm.calls} == {hash_key("one")[:16]}
+        options = Caller(hash_key("one")).make_options(None)
+        assert {call.options.cache_salt for call in llm.calls} == {options.cache_salt}
+        assert {call.options.tenant for call in llm.calls} == {hash_key("one")[:16]}
 
     run(scenario, api_keys=("one", "two"))
 

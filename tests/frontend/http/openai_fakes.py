@@ -32,6 +32,7 @@ from quire.frontend.requests.vectors.processor import PoolingProcessor, PoolingP
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.ipc.params.beam_search import BeamSearch
 from quire.ipc.params.pooling_params import PoolingParams
+from quire.ipc.params.request_options import RequestOptions
 from quire.ipc.params.sampling_params import RequestOutputKind, SamplingParams
 from quire.ipc.protocol.engine_views import SchedulerStats
 from quire.ipc.protocol.messages import FrontendCounts
@@ -42,10 +43,10 @@ from tool_template import CHATML_TEMPLATE
 class Call:
     """What `generate` was called with."""
 
-    prompt: dict[str, Any]
+    prompt: Any  # a text or token ids
     params: SamplingParams
     request_id: str
-    keywords: dict[str, Any]
+    options: RequestOptions
     grammar: str = ""
 
 
@@ -58,7 +59,7 @@ class PoolingCall:
     request_id: str
     fields: Sequence[str]
     prompt: str
-    keywords: dict[str, Any]
+    options: RequestOptions
 
 
 def _pool(token_ids: Sequence[int], width: int, params: PoolingParams) -> bytes:
@@ -82,9 +83,9 @@ class FakePooling:
         *,
         fields: Sequence[str],
         prompt: str = "",
-        **keywords: Any,
+        options: RequestOptions,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        call = PoolingCall(list(prompts), params, request_id, fields, prompt, keywords)
+        call = PoolingCall(list(prompts), params, request_id, fields, prompt, options)
         return await self.llm.pool(self.processor, call)
 
 
@@ -232,13 +233,13 @@ class FakeLLM:
         self.counts.append(counts)
 
     async def generate(
-        self, prompt: dict[str, Any], prepared: PreparedParams, request_id: str, **keywords: Any
+        self, prompt: Any, prepared: PreparedParams, request_id: str, *, options: RequestOptions
     ) -> AsyncGenerator[RequestOutput, None]:
         params = prepared.params
-        self.calls.append(Call(prompt, params, request_id, keywords, prepared.grammar))
+        self.calls.append(Call(prompt, params, request_id, options, prepared.grammar))
         self._has_changed.set()
         try:
-            ids = prompt.get("prompt_token_ids") or self.tokenizer.encode(prompt["prompt"])
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             if params.output_kind == RequestOutputKind.FINAL_ONLY:
                 self.started.set()
                 await self.gate.wait()

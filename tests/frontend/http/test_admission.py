@@ -260,7 +260,7 @@ def test_prompts_that_every_answer_would_repeat_are_refused_when_that_is_too_muc
 def test_without_keys_callers_are_told_by_their_address() -> None:
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         await client.post(CHAT, chat())
-        assert llm.calls[0].keywords["tenant"] == "/local"
+        assert llm.calls[0].options.tenant == "/local"
 
     run_with_app(scenario)
 
@@ -285,10 +285,10 @@ def test_callers_with_different_keys_share_no_cache_and_have_names_of_their_own(
         for key in ("one", "two", "one"):
             await client.post(CHAT, chat(), authorization=f"Bearer {key}")
         await client.post(CHAT, chat(cache_salt="mine"), authorization="Bearer one")
-        salts = [call.prompt["cache_salt"] for call in llm.calls]
+        salts = [call.options.cache_salt for call in llm.calls]
         assert salts[0] == salts[2]
         assert len(set(salts)) == 3
-        assert [call.keywords["tenant"] for call in llm.calls].count(hash_key("one")[:16]) == 3
+        assert [call.options.tenant for call in llm.calls].count(hash_key("one")[:16]) == 3
         assert not any("one" in salt for salt in salts)
 
     run_with_app(scenario, ServerOptions(api_key_hashes=(hash_key("one"), hash_key("two"))))
@@ -308,10 +308,10 @@ def test_aborts_reach_the_engine_with_the_callers_key_and_requests_their_names()
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         key = {"authorization": "Bearer one"}
         answer = await client.post(CHAT, chat(), **key, **{"x-request-id": "mine"})
-        assert llm.calls[0].keywords["names"] == [answer.json["id"], "mine"]
+        assert llm.calls[0].options.names == [answer.json["id"], "mine"]
         prompts = {"model": "fake", "prompt": ["a", "b"]}
         answer = await client.post("/v1/completions", prompts, **key, **{"x-request-id": "x" * 300})
-        assert [call.keywords["names"] for call in llm.calls[1:]] == [[answer.json["id"]]] * 2
+        assert [call.options.names for call in llm.calls[1:]] == [[answer.json["id"]]] * 2
         assert (await client.post("/abort_requests", {"request_ids": ["a", "b"]}, **key)).status == 200
         assert llm.named_aborts == [(["a", "b"], hash_key("one")[:16])]
         for body, param in ABORTS:

@@ -202,7 +202,7 @@ def test_an_answer_has_the_request_id_that_its_caller_gave_in_a_header_or_in_the
                 answer = await client.post(path, body | more, **headers)
                 assert (answer.status, answer.headers["x-request-id"]) == (200, "mine")
                 assert answer.headers["request-id"] in answer.body.decode()
-                assert "mine" in llm.calls[-1].keywords["names"]
+                assert "mine" in llm.calls[-1].options.names
             both = await client.post(path, body | {"request_id": "other"}, **{"x-request-id": "mine"})
             assert both.headers["x-request-id"] == "mine"
         llm.error = RequestFailedError("full", "overloaded")
@@ -237,7 +237,7 @@ def test_documents_are_given_to_the_chat_template() -> None:
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         body = BODIES[CHAT] | {"documents": [{"title": "t", "text": "a document"}]}
         assert (await client.post(CHAT, body)).status == 200
-        ids = llm.calls[0].prompt["prompt_token_ids"]
+        ids = llm.calls[0].prompt
         assert llm.tokenizer.decode(ids) == "a document: Hi"
 
     run_with_app(scenario, template="{{ documents[0].text }}: {{ messages[0].content }}")

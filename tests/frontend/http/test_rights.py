@@ -176,7 +176,7 @@ def test_what_a_body_says_of_shares_is_refused_and_never_passed_on() -> None:
         for field in ("tenant", "weight", "num_attempts", "is_resumed", "age_s", "arrival_time", "names"):
             assert (await client.post(CHAT, chat(**{field: 5}), **ONE)).status == 400, field
         await client.post(CHAT, chat(), **ONE)
-        assert llm.calls[-1].keywords["tenant"] == TENANTS["one"]
+        assert llm.calls[-1].options.tenant == TENANTS["one"]
 
     run_with_app(scenario, KEYED)
 

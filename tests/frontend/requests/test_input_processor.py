@@ -17,6 +17,7 @@ from quire.frontend.requests.input_processor import InputProcessor, list_bad_wor
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.tools import Tool
 from quire.ipc.errors import InputError, PromptError, SamplingParamsError
+from quire.ipc.params.request_options import RequestOptions, read_options
 from quire.ipc.params.sampling_params import MAX_SEED, SamplingParams
 from quire.ipc.protocol.messages import EngineCoreRequest
 from quire.ipc.protocol.token_ids import decode_token_ids, encode_token_ids
@@ -56,7 +57,7 @@ def test_texts_are_tokenized_with_the_models_special_tokens(metaspace: Tokenizer
 def test_token_ids_are_taken_as_they_are(processor: InputProcessor, prompt: Any):
     request = processor.process("a", prompt, SamplingParams())
     assert (request.prompt, request.prompt_token_ids) == (None, [5, 6])
-    assert request.sequences[0].cache_salt == ("s" if "cache_salt" in prompt else "")
+    assert request.sequences[0].options.cache_salt == ("s" if "cache_salt" in prompt else "")
 
 
 def test_a_text_beside_token_ids_is_only_shown(processor: InputProcessor):
@@ -337,11 +338,11 @@ class Name(StrEnum):
 
 @pytest.mark.parametrize("prompt", [Name.FOX, {"prompt": Name.FOX, "cache_salt": Name.FOX}], ids=repr)
 def test_a_subclass_of_str_is_a_text(processor: InputProcessor, prompt: Any):
-    request = processor.process(Name.FOX, prompt, SamplingParams(), tenant=Name.FOX)
+    request = processor.process(Name.FOX, prompt, SamplingParams(), read_options(tenant=Name.FOX))
     plain = processor.process("a", "the fox", SamplingParams())
     assert request.prompt_token_ids == plain.prompt_token_ids
     (sequence,) = request.sequences
-    texts = [request.request_id, request.prompt, sequence.tenant, sequence.cache_salt]
+    texts = [request.request_id, request.prompt, sequence.options.tenant, sequence.options.cache_salt]
     assert {type(text) for text in texts} == {str}
     assert sequence.request_id.startswith("the fox-")
 
@@ -373,17 +374,16 @@ def test_without_a_tokenizer_only_token_ids_go_in_and_out():
 
 
 @pytest.mark.parametrize("priority", ["high", 2**40, None])
-def test_a_priority_is_an_integer(processor: InputProcessor, priority: Any):
+def test_a_priority_is_an_integer(priority: Any):
     with pytest.raises(InputError, match="priority"):
-        processor.process("a", [1], SamplingParams(), priority)
+        read_options(priority=priority)
 
 
 def test_every_sequence_carries_its_tenant_and_timeouts(processor: InputProcessor):
-    request = processor.process(
-        "a", [1], SamplingParams(n=2), tenant="team \u00e9", timeout_s=3, queue_timeout_s=0.5
-    )
-    terms = {(one.tenant, one.timeout_s, one.queue_timeout_s) for one in request.sequences}
-    assert (len(request.sequences), terms) == (2, {("team \u00e9", 3, 0.5)})
+    options = read_options(tenant="team \u00e9", timeout_s=3, queue_timeout_s=0.5)
+    request = processor.process("a", [1], SamplingParams(n=2), options)
+    assert [one.options for one in request.sequences] == [options] * 2
+    assert (options.tenant, options.timeout_s, options.queue_timeout_s) == ("team \u00e9", 3, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -404,9 +404,9 @@ def test_every_sequence_carries_its_tenant_and_timeouts(processor: InputProcesso
         ("queue_timeout_s", 1e9),
     ],
 )
-def test_a_bad_tenant_or_timeout_is_named(processor: InputProcessor, field: str, value: Any):
+def test_a_bad_tenant_or_timeout_is_named(field: str, value: Any):
     with pytest.raises(InputError) as caught:
-        processor.process("a", [1], SamplingParams(), **{field: value})
+        read_options(**{field: value})
     assert caught.value.field == field
 
 
@@ -418,17 +418,14 @@ def test_what_stands_for_a_plain_value_can_be_sent(processor: InputProcessor):
         Word("id"),
         {"prompt": Word("the fox"), "cache_salt": Word("salt")},
         SamplingParams(stop=Word("fox")),
-        np.int64(3),
-        tenant=Word("t"),
-        timeout_s=np.float32(9.0),
-        queue_timeout_s=np.int64(2),
+        read_options(
+            priority=np.int64(3), tenant=Word("t"), timeout_s=np.float32(9.0), queue_timeout_s=np.int64(2)
+        ),
     )
     (sent,) = made.sequences
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=EngineCoreRequest)
     assert again == sent
-    assert (sent.priority, sent.cache_salt, sent.tenant, sent.timeout_s, sent.queue_timeout_s) == (
-        3, "salt", "t", 9.0, 2,
-    )  # fmt: skip
+    assert sent.options == RequestOptions(3, "salt", "t", 9.0, 2.0)
 
 
 @pytest.mark.parametrize(

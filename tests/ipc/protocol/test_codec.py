@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quire.ipc.errors import ProtocolError
+from quire.ipc.params.request_options import MAX_REQUEST_ID_LENGTH
 from quire.ipc.params.sampling_params import SamplingParams
 from quire.ipc.protocol.codec import make_client_codec, make_step_codec
 from quire.ipc.protocol.messages import (
     MAX_EOS_TOKEN_IDS,
-    MAX_REQUEST_ID_LENGTH,
     MESSAGE_TYPES,
     AbortRequests,
     EngineCoreOutput,

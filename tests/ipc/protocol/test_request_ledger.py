@@ -126,7 +126,9 @@ def test_a_timeout_runs_on_while_there_is_no_engine(ledger: RequestLedger) -> No
     ledger.add(make_request("c", [1]), NOW + 2.0)
 
     def timeouts(now: float) -> dict[str, float | None]:
-        return {m.request_id: m.timeout_s for m in ledger.resume(now) if isinstance(m, EngineCoreRequest)}
+        return {
+            m.request_id: m.options.timeout_s for m in ledger.resume(now) if isinstance(m, EngineCoreRequest)
+        }
 
     assert timeouts(NOW + 9.0) == {"a": pytest.approx(1.0), "b": pytest.approx(3.0), "c": None}
     late = timeouts(NOW + 11.0)
@@ -205,7 +207,7 @@ def test_what_is_given_up_goes_on_in_another_ledger_with_its_tokens(ledger: Requ
     assert (ledger.ids, other.ids) == ([], ["a", "b", "c"])
     requests = [one for one in messages if isinstance(one, EngineCoreRequest)]
     assert [decode_token_ids(one.output_token_ids) for one in requests] == [[], [4, 5], []]
-    assert {(one.num_attempts, one.is_resumed, one.timeout_s) for one in requests} == {(0, True, 6.0)}
+    assert {(one.num_attempts, one.is_resumed, one.options.timeout_s) for one in requests} == {(0, True, 6.0)}
     assert messages[3:] == [AbortRequests(["c"])]
     assert ledger.take([EngineCoreOutput("a", 0, [9])]) == []
     assert other.take([EngineCoreOutput("b", 1, [5, 6])]) != []

@@ -22,6 +22,7 @@ import zmq
 
 from ....ipc.errors import ProtocolError
 from ....ipc.network.keys import read_client_keys
+from ....ipc.params.request_options import RequestOptions
 from ....ipc.params.sampling_params import SamplingParams
 from ....ipc.protocol.codec import make_client_codec
 from ....ipc.protocol.fair_share import MAX_CLIENT_WEIGHT
@@ -103,11 +104,9 @@ class NetworkClient(Attack):
             prompt_token_ids=encode_token_ids(prompt),
             sampling_params=SamplingParams(max_tokens=_MAX_TOKENS, seed=1, ignore_eos=True),
             arrival_time=0.0,
-            priority=-(2**31),
-            tenant=request_id,
+            options=RequestOptions(priority=-(2**31), tenant=request_id, names=list(_GUESSES[:2])),
             is_resumed=True,
             num_attempts=5,
-            names=list(_GUESSES[:2]),
         )
 
     def _read(self, message: object, own: set[str], seen: set[str]) -> Counter[str]:

@@ -172,7 +172,7 @@ def test_no_call_is_looked_for_with_tool_choice_none_and_a_grammar_keeps_it_out(
         await client.post(CHAT, body(tool_choice="auto"))
         none, without, auto = llm.calls
         assert none.grammar != ""
-        assert none.prompt["prompt_token_ids"] == auto.prompt["prompt_token_ids"]  # and so is its cache
+        assert none.prompt == auto.prompt  # and so is its cache
         assert without.grammar == ""
 
     run_with_app(scenario, template=TEMPLATE, max_model_len=2000)
@@ -316,7 +316,7 @@ def test_the_prompt_shows_tools_past_calls_and_thoughts():
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         fields = body(messages=messages, chat_template_kwargs={"enable_thinking": False})
         assert (await client.post(CHAT, fields)).status == 200
-        ids = llm.calls[0].prompt["prompt_token_ids"]
+        ids = llm.calls[0].prompt
         text = llm.tokenizer.decode(ids)
         assert '"name": "weather"' in text
         assert (
@@ -335,7 +335,7 @@ def test_the_prompt_shows_tools_past_calls_and_thoughts():
 def test_an_effort_is_handed_to_the_template(effort: str | None, thinks: bool):
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         await client.post(CHAT, {"messages": [USER], "reasoning_effort": effort})
-        text = llm.tokenizer.decode(llm.calls[0].prompt["prompt_token_ids"])
+        text = llm.tokenizer.decode(llm.calls[0].prompt)
         assert text.endswith("</think>\n\n") is not thinks
 
     run_with_app(scenario, template=TEMPLATE, max_model_len=2000)

@@ -18,6 +18,7 @@ from quire.frontend.http.text_process.jobs import PoolingJob
 from quire.frontend.requests.prompts import Truncation
 from quire.frontend.requests.vectors.encoder import EncodedText
 from quire.ipc.errors import RequestFailedError
+from quire.ipc.params.request_options import RequestOptions
 
 PATH = "/v1/embeddings"
 ENCODER: dict[str, Any] = {"tasks": ("embed", "token_embed", "score"), "embedding_size": 4}
@@ -375,13 +376,8 @@ def test_callers_are_told_apart_in_the_engine() -> None:
         fields = {"input": "One", "priority": -3, "timeout_s": 5.0, "cache_salt": "mine"}
         await client.post(PATH, fields, x_request_id="batch-7")
         (call,) = llm.pooled
-        assert call.keywords == {
-            "priority": -3,
-            "timeout_s": 5.0,
-            "cache_salt": "mine",
-            "tenant": "/local",
-            "names": [call.request_id, "batch-7"],
-        }
+        names = [call.request_id, "batch-7"]
+        assert call.options == RequestOptions(-3, "mine", "/local", timeout_s=5.0, names=names)
 
     run_encoder(scenario)
 

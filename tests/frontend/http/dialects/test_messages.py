@@ -43,7 +43,7 @@ def test_a_message_is_answered_in_anthropics_form() -> None:
         answer = await client.post(PATH, ask(system="Be good."))
         assert answer.status == 200
         body = answer.json
-        num_prompt = len(llm.calls[0].prompt["prompt_token_ids"])
+        num_prompt = len(llm.calls[0].prompt)
         assert body == {
             "id": answer.headers["request-id"],
             "type": "message",
@@ -99,7 +99,7 @@ def test_sampling_fields_reach_the_engine_under_its_names() -> None:
         call = llm.calls[0]
         asked = call.params
         assert (asked.stop, asked.temperature, asked.top_p, asked.top_k) == (["END"], 0.5, 0.9, 7)
-        assert (asked.seed, call.keywords["priority"], call.prompt["cache_salt"]) == (3, 2, "x")
+        assert (asked.seed, call.options.priority, call.options.cache_salt) == (3, 2, "x")
 
     run_with_app(scenario)
 
@@ -108,7 +108,7 @@ def test_a_turn_at_the_end_is_continued() -> None:
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         messages = [*ask()["messages"], {"role": "assistant", "content": "The answer is ("}]
         await client.post(PATH, ask(messages=messages))
-        prompt = llm.tokenizer.decode(llm.calls[0].prompt["prompt_token_ids"])
+        prompt = llm.tokenizer.decode(llm.calls[0].prompt)
         assert prompt.endswith("The answer is (")
 
     run_with_app(scenario)
@@ -145,7 +145,7 @@ def test_tokens_are_counted_as_the_message_has_them() -> None:
         await client.post(PATH, fields)
         del fields["max_tokens"]
         answer = await client.post(COUNT, fields | {"thinking": {"type": "adaptive"}})
-        assert answer.json == {"input_tokens": len(llm.calls[0].prompt["prompt_token_ids"])}
+        assert answer.json == {"input_tokens": len(llm.calls[0].prompt)}
         judge(answer.json, "MessageTokensCount")
         long = [{"role": "user", "content": "word " * 1000}]
         assert (await client.post(COUNT, fields | {"messages": long})).json["input_tokens"] > 1000

@@ -140,14 +140,14 @@ def test_blocks_come_back_as_the_model_wrote_them() -> None:
         turns = [{"role": "assistant", "content": answer["content"]}, {"role": "user", "content": results}]
         body = ask(messages=[*ask()["messages"], *turns])
         await client.post(PATH, body)
-        prompt = llm.tokenizer.decode(llm.calls[-1].prompt["prompt_token_ids"], skip_special_tokens=False)
+        prompt = llm.tokenizer.decode(llm.calls[-1].prompt, skip_special_tokens=False)
         assert "Says how warm it is." in prompt
         assert "<think>\nHm, so.\n</think>\n\nLet me see." in prompt
         assert '{"name": "weather", "arguments": {"city": "Rome"}}' in prompt
         assert "tool\nof weather<|im_end|>\n<|im_start|>tool\nof f<|im_end|>" in prompt
         del body["max_tokens"]
         counted = await client.post(f"{PATH}/count_tokens", body)
-        assert counted.json["input_tokens"] == len(llm.calls[-1].prompt["prompt_token_ids"])
+        assert counted.json["input_tokens"] == len(llm.calls[-1].prompt)
 
     run_with_app(scenario, template=TEMPLATE, max_model_len=2000)
 
@@ -156,7 +156,7 @@ def test_thinking_is_turned_off_in_the_template() -> None:
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         for kind, ends in (("disabled", True), ("adaptive", False)):
             await client.post(PATH, ask(thinking={"type": kind}))
-            prompt = llm.tokenizer.decode(llm.calls[-1].prompt["prompt_token_ids"])
+            prompt = llm.tokenizer.decode(llm.calls[-1].prompt)
             assert prompt.endswith("</think>\n\n") == ends
 
     run_with_app(scenario, template=TEMPLATE, max_model_len=2000)

@@ -261,7 +261,7 @@ def test_an_unfinished_message_at_the_end_is_the_beginning_of_the_answer() -> No
             assert (
                 await client.post(PATH, {"input": [{"role": "user", "content": "Count"}, item]})
             ).status == 200
-        goes_on, answers = (serving.tokenizer.decode(call.prompt["prompt_token_ids"]) for call in llm.calls)
+        goes_on, answers = (serving.tokenizer.decode(call.prompt) for call in llm.calls)
         assert goes_on.endswith("One")
         assert not answers.endswith("One")
 

@@ -110,8 +110,8 @@ def test_a_tool_loop_goes_on_by_the_id_of_the_response_or_by_its_items() -> None
             {"input": [*asked, *references, result], "store": False} | fields,
         ]
         answers = [(await client.post(PATH, one)).json for one in bodies]
-        assert len({tuple(call.prompt["prompt_token_ids"]) for call in llm.calls[1:]}) == 1
-        prompt = serving.tokenizer.decode(llm.calls[1].prompt["prompt_token_ids"], skip_special_tokens=False)
+        assert len({tuple(call.prompt) for call in llm.calls[1:]}) == 1
+        prompt = serving.tokenizer.decode(llm.calls[1].prompt, skip_special_tokens=False)
         assert "Hm, so." in prompt
         assert '"arguments": {"city": "Rome"}' in prompt
         assert "tool\n20 degrees" in prompt
@@ -119,7 +119,7 @@ def test_a_tool_loop_goes_on_by_the_id_of_the_response_or_by_its_items() -> None
         assert [answer["store"] for answer in answers] == [True, True, False]
         # And on: what has been continued is continued.
         await client.post(PATH, {"previous_response_id": answers[0]["id"], "input": "Thanks"})
-        prompt = serving.tokenizer.decode(llm.calls[-1].prompt["prompt_token_ids"])
+        prompt = serving.tokenizer.decode(llm.calls[-1].prompt)
         assert all(text in prompt for text in ("How warm", "20 degrees", "It is 20.", "Thanks"))
         listed = (await client.get(f"{PATH}/{answers[0]['id']}/input_items")).json
         kinds = [item["type"] for item in reversed(listed["data"])]
@@ -265,7 +265,7 @@ def test_functions_of_a_namespace_are_called_by_both_names_and_a_web_search_is_l
         by_items = {"input": [asked, *whole.json["output"], output]}
         for more in (by_id, by_items | {"tool_choice": {"type": "function", **inner}}):
             assert (await client.post(PATH, more | {"tools": offered})).status == 200
-            prompt = serving.tokenizer.decode(llm.calls[-1].prompt["prompt_token_ids"])
+            prompt = serving.tokenizer.decode(llm.calls[-1].prompt)
             assert prompt.count("mcp__town__weather") == 2
             assert "web_search" not in prompt
         assert "now" not in llm.calls[-1].grammar
