@@ -375,9 +375,10 @@ class EngineCore:
             self._manager.forget_contents(holder)  # their K and V may be bad: nobody finds them again
         self._finish(bad, FinishReason.ERROR, BAD_LOGITS, ErrorCode.BAD_LOGITS)
         self._finish(pooled, FinishReason.ERROR, BAD_VECTOR, ErrorCode.BAD_VECTOR)
-        reasons = {failure.row: failure.reason for failure in failures}
-        for request, row in _find_live(step, reasons).items():
-            self._finish([request], FinishReason.ERROR, reasons[row], ErrorCode.BAD_GRAMMAR)
+        by_row = {failure.row: failure for failure in failures}
+        for request, row in _find_live(step, by_row).items():
+            code = ErrorCode.POISON_REQUEST if by_row[row].is_poison else ErrorCode.BAD_GRAMMAR
+            self._finish([request], FinishReason.ERROR, by_row[row].reason, code)
 
     def _refuse(self, client: bytes, request: EngineCoreRequest, error: str, code: ErrorCode) -> None:
         """Answer a request that was not taken on."""

@@ -90,6 +90,7 @@ class RowFailure(msgspec.Struct, array_like=True, frozen=True):
 
     row: int
     reason: str
+    is_poison: bool = False  # of a logits processor that raised; else of its grammar
 
 
 class RowPooled(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -107,7 +107,9 @@ def test_a_logits_processor_that_raises_costs_its_own_request_alone(
 ) -> None:
     params = [one.clone() for one in PARAMS[:4]]
     params[2].extra_args = {"fails_at": 5}
+    num_preemptions = llm.stats().num_preemptions_total
     outputs = llm.generate(make_prompts({}, 4), params, use_tqdm=False)
+    assert llm.stats().num_preemptions_total == num_preemptions, "nobody's step fails"
     assert outputs[2].error_code == "poison_request"
     assert "LookupError: what this processor needs is not there" in (outputs[2].error or "")
     tokens = find_tokens(outputs)

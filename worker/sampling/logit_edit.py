@@ -79,6 +79,7 @@ class EditedRow:
     num_output: int
     work_us: int = 0  # processor time that its edits have taken
     failure: str = ""  # why this row alone cannot be sampled, if an edit has found that out
+    is_poison: bool = False  # that was an operator's logits processor
 
     @property
     def history(self) -> NDArray[np.int32]:

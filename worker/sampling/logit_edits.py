@@ -7,6 +7,8 @@ Legend: S sampling rows, V vocabulary.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any, Self
@@ -25,6 +27,10 @@ from ..steps.staging import to_device
 from .grammar import Grammar, Masks
 from .logit_edit import EditedRow, EditedRows, Ids, LogitEdit, RowStart, ban, find_places, join, keep_only
 from .logits_processor import LogitsProcessor, LogitsRequest
+
+_log = logging.getLogger(__name__)
+_logged: set[str] = set()
+_MAX_REASON_LENGTH = 1000
 
 
 class AllowedTokens(LogitEdit["AllowedTokens"]):
@@ -115,10 +121,15 @@ class LogitBias(LogitEdit["LogitBias"]):
 
 
 class CustomProcessors(LogitEdit["CustomProcessors"]):
-    """A row's logits processors (logits_processor.py), in the order of the engine's arguments."""
+    """A row's logits processors (logits_processor.py), in the order of the engine's arguments.
 
-    def __init__(self, processors: list[LogitsProcessor]) -> None:
+    Whatever one of them raises is its row's failure. They edit a copy: what they keep, and what they have
+    done before they raise, changes no other row.
+    """
+
+    def __init__(self, processors: list[LogitsProcessor], failure: str = "") -> None:
         self._processors = processors
+        self._failure = failure
         self._readers = [one for one in processors if type(one).append is not LogitsProcessor.append]
         self.needs_history = bool(self._readers)
         self._append_ns = 0  # since the last step
@@ -128,21 +139,27 @@ class CustomProcessors(LogitEdit["CustomProcessors"]):
         if not start.processors:
             return None
         asked = start.request.extra_args
-        request = LogitsRequest(
-            start.request.sampling_params,
-            msgspec.json.decode(asked) if asked else {},
-            start.prompt.tolist(),
-            start.output.tolist(),
-            start.vocab_size,
-        )
-        made = [kind.for_request(request) for kind in start.processors]
+        try:
+            request = LogitsRequest(
+                start.request.sampling_params,
+                msgspec.json.decode(asked, type=dict[str, Any]) if asked else {},
+                start.prompt.tolist(),
+                start.output.tolist(),
+                start.vocab_size,
+            )
+            made = [kind.for_request(request) for kind in start.processors]
+        except (Exception, SystemExit) as error:
+            return cls([], _describe(error))
         processors = [one for one in made if one is not None]
         return cls(processors) if processors else None
 
     def append(self, token: int) -> None:
         began = time.thread_time_ns()
-        for processor in self._readers:
-            processor.append(token)
+        try:
+            for processor in self._readers:
+                processor.append(token)
+        except (Exception, SystemExit) as error:
+            self._failure = self._failure or _describe(error)
         self._append_ns += time.thread_time_ns() - began
 
     @classmethod
@@ -150,16 +167,37 @@ class CustomProcessors(LogitEdit["CustomProcessors"]):
         for row, edit in rows:
             began = time.thread_time_ns() - edit._append_ns
             edit._append_ns = 0
-            for processor in edit._processors:
-                own = logits[row.index]
-                changed = processor.apply(own)
-                if changed is not None and changed is not own:
-                    if changed.shape != own.shape:
-                        name = type(processor).__name__
-                        shapes = f"{list(changed.shape)}, not {list(own.shape)}"
-                        raise ValueError(f"{name}.apply returned logits of shape {shapes}")
-                    own.copy_(changed)
+            try:
+                if not edit._failure:
+                    edit._apply(logits[row.index])
+            except (Exception, SystemExit) as error:
+                edit._failure = _describe(error)
+            if edit._failure:
+                row.failure, row.is_poison = edit._failure, True
             row.work_us += (time.thread_time_ns() - began) // 1000
+
+    def _apply(self, own: Tensor) -> None:
+        """Edit a row's logits [V], or raise and leave them."""
+        logits = own.clone()
+        for processor in self._processors:
+            changed = processor.apply(logits)
+            if changed is not None:
+                logits = changed
+            if logits.shape != own.shape:
+                shapes = f"{list(logits.shape)}, not {list(own.shape)}"
+                raise ValueError(f"{type(processor).__name__}.apply returned logits of shape {shapes}")
+        own.copy_(logits)
+
+
+def _describe(error: BaseException) -> str:
+    """For the request; where it was raised is in the log, once for each kind."""
+    kind = type(error).__name__
+    if kind not in _logged:
+        _logged.add(kind)
+        _log.warning("a logits processor has failed its request", exc_info=error)
+    with contextlib.suppress(Exception):
+        return f"{kind}: {str(error)[:_MAX_REASON_LENGTH]}"
+    return kind
 
 
 class Penalties(LogitEdit["Penalties"]):

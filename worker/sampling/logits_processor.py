@@ -42,8 +42,8 @@ class LogitsProcessor(ABC):
     Its state must follow from the request and the tokens generated: after a preemption or a lost worker
     another object is made, with the output so far. It may keep nothing that depends on other requests, so
     that a request's tokens are the same whatever runs beside it. An exception ends its request and no other,
-    with code poison_request. It runs in the engine's step: what it takes, every request waits, and its own
-    is charged for it.
+    with code poison_request; others do not notice. It runs in the engine's step: what it takes, every request
+    waits, and its own is charged for it.
     """
 
     @classmethod

@@ -117,7 +117,7 @@ class SampledTokens:
     token_ids: Tensor  # int64 [S]
     is_bad: Tensor  # bool [S]: NaN or infinite logits, or nothing left to sample; the token is meaningless
     logprobs: list[tuple[list[int], LogprobsTensors]]  # (rows among the S, their raw logprobs)
-    failures: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])  # (one of the S, reason)
+    failures: list[EditedRow] = field(default_factory=list[EditedRow])
     work_us: dict[int, int] = field(default_factory=dict[int, int])  # processor time of rows' own work
 
 
@@ -140,7 +140,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> SampledTokens:
         share_us = (time.thread_time_ns() - began) // 1000 // len(group.rows)
         for index in group.rows:
             work_us[index] = work_us.get(index, 0) + share_us
-    failures = [(row.index, row.failure) for row in batch.edited if row.failure]
+    failures = [row for row in batch.edited if row.failure]
     return SampledTokens(token_ids, ~torch.isfinite(top), logprobs, failures, work_us)
 
 

@@ -397,7 +397,9 @@ class GPUModelRunner:
             copies=HostCopies(tensors),
             sample_groups=[group for group, _ in sampled.logprobs],
             prompt_rows=[row for row, _ in computed.prompt_logprobs],
-            failed_rows=[RowFailure(int(row_ids[index]), reason) for index, reason in sampled.failures],
+            failed_rows=[
+                RowFailure(int(row_ids[row.index]), row.failure, row.is_poison) for row in sampled.failures
+            ],
             execute_s=0.0,
             row_work=[
                 RowWork(int(row_ids[index]), work_us)

@@ -306,21 +306,25 @@ def test_answers_to_forgotten_steps_are_ignored_and_wrong_ones_are_not():
         engine.core.update(ModelRunnerOutput(second.step_id, [99], [5]))
 
 
+@pytest.mark.parametrize("is_poison", [False, True])
 @pytest.mark.parametrize("run_ahead", [1, 2])
-def test_a_row_that_the_worker_fails_ends_with_the_reason_and_the_others_go_on(run_ahead: int):
+def test_a_row_that_the_worker_fails_ends_with_the_reason_and_the_others_go_on(
+    run_ahead: int, is_poison: bool
+):
     engine = make_engine(run_ahead=run_ahead)
     engine.add(make_request("good", [1] * 8, max_tokens=9))
     engine.add(make_request("bad", [2] * 8, max_tokens=9))
     assert engine.launch() is not None
     answer = engine.executor.collect()
     assert isinstance(answer, ModelRunnerOutput)
-    engine.core.update(structs.replace(answer, failed_rows=[RowFailure(answer.rows[1], "no way")]))
+    failure = RowFailure(answer.rows[1], "no way", is_poison)
+    engine.core.update(structs.replace(answer, failed_rows=[failure]))
     engine.run()
     final = engine.finals["bad"]
     assert (final.finish_reason, final.error, final.error_code) == (
         FinishReason.ERROR,
         "no way",
-        ErrorCode.BAD_GRAMMAR,
+        ErrorCode.POISON_REQUEST if is_poison else ErrorCode.BAD_GRAMMAR,
     )
     assert engine.tokens["good"] == tokens_of([1] * 8, 9)
     assert engine.core.check_integrity() == []

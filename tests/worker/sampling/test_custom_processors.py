@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -81,8 +82,97 @@ def test_logits_of_another_shape_are_an_error_that_names_the_class() -> None:
 
     rows = make_rows((TooShort,))
     enter(rows, 0, only=[1])
-    with pytest.raises(ValueError, match=r"TooShort\.apply returned logits of shape \[3\], not \[12\]"):
-        edit(rows, 1)
+    [(failure, _)] = find_failures(rows, 1)
+    assert failure == "ValueError: TooShort.apply returned logits of shape [3], not [12]"
+
+
+class Broken(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+class Misbehaves(LogitsProcessor):
+    """extra_args {"how": what it does}."""
+
+    def __init__(self, how: str) -> None:
+        self._how = how
+        self._kept: Tensor | None = None
+
+    @classmethod
+    def for_request(cls, request: LogitsRequest) -> Self | None:
+        if request.extra_args["how"] == "is not made":
+            raise LookupError("no such word")
+        return cls(request.extra_args["how"])
+
+    def append(self, token_id: int) -> None:
+        if self._kept is not None:
+            self._kept.fill_(7.0)
+        if self._how == "cannot append":
+            raise KeyError(token_id)
+
+    def apply(self, logits: Tensor) -> Tensor | None:
+        match self._how:
+            case "raises":
+                logits.fill_(3.0)
+                raise LookupError("x" * 1_000_000)
+            case "raises what cannot be shown":
+                raise Broken
+            case "exits":
+                sys.exit(3)
+            case "is no tensor":
+                return [1.0] * VOCAB_SIZE  # type: ignore[return-value]
+            case "shrinks":
+                logits.resize_(3)
+            case "writes beyond its row":
+                base = logits if logits._base is None else logits._base
+                base.view(-1).fill_(9.0)
+            case "keeps its row":
+                self._kept = logits
+            case "has no numbers":
+                logits.fill_(torch.nan)
+        return None
+
+
+FAILING = {
+    "is not made": "LookupError: no such word",
+    "cannot append": "KeyError: 5",
+    "raises": "LookupError: " + 1000 * "x",
+    "raises what cannot be shown": "Broken",
+    "exits": "SystemExit: 3",
+    "is no tensor": "AttributeError: 'list' object has no attribute 'shape'",
+    "shrinks": "ValueError: Misbehaves.apply returned logits of shape [3], not [12]",
+}
+
+
+@pytest.mark.parametrize("how", [*FAILING, "writes beyond its row", "keeps its row", "has no numbers"])
+def test_what_a_processor_does_is_its_own_rows(how: str) -> None:
+    rows = make_rows((Misbehaves,))
+    for row, word in enumerate(("well", how, "well")):
+        enter(rows, row, how=word)
+    for _ in range(2):
+        logits, batch = torch.ones(3, VOCAB_SIZE), rows.make_sampling_batch(np.arange(3))
+        apply_logit_edits(logits, batch.edited)
+        assert torch.equal(logits[[0, 2]], torch.ones(2, VOCAB_SIZE))
+        for row in range(3):
+            rows.append_sampled(np.array([row]), np.array([5]))
+        assert torch.equal(logits[[0, 2]], torch.ones(2, VOCAB_SIZE))
+    expected = FAILING.get(how, "")
+    assert find_failures(rows, 3) == [("", False), (expected, bool(expected)), ("", False)]
+
+
+def test_arguments_that_are_no_object_fail_their_own_row() -> None:
+    rows = make_rows()
+    for row, text in enumerate(('{"only": [3]}', "{", "[]", "7")):
+        packed = encode_token_ids([3, 4]), b""
+        params = SamplingParams(temperature=0.0)
+        rows.enter(NewRequestData(row, "r", *packed, params, [], TokenLists(), [], 0, extra_args=text))
+    assert [is_poison for _, is_poison in find_failures(rows, 4)] == [False, True, True, True]
+
+
+def find_failures(rows: RequestRows, count: int) -> list[tuple[str, bool]]:
+    batch = rows.make_sampling_batch(np.arange(count))
+    apply_logit_edits(torch.ones(count, VOCAB_SIZE), batch.edited)
+    return [(row.failure, row.is_poison) for row in batch.edited]
 
 
 def test_classes_are_loaded_in_their_order() -> None:
