@@ -24,7 +24,7 @@ from .outputs import RequestOutput
 from .request_batch import RequestBatch, run_batches
 from .requests.beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
 from .requests.input_processor import EngineInput, PreparedParams
-from .requests.prompts import Prompt, TokenizedPrompt, is_many
+from .requests.prompts import ParsedPrompt, Prompt, is_many
 from .requests.vectors.outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -405,7 +405,7 @@ class LLM:
         return RequestBatch[RequestOutput](self.llm_engine, self._make_requests(tokenized, params, priority))
 
     def _make_requests(
-        self, prompts: list[TokenizedPrompt], params: list[PreparedParams], priority: Sequence[int] | None
+        self, prompts: list[ParsedPrompt], params: list[PreparedParams], priority: Sequence[int] | None
     ) -> list[EngineInput]:
         options = read_priorities(priority, len(prompts))
         ids = [str(next(self._request_numbers)) for _ in prompts]

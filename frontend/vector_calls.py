@@ -22,7 +22,7 @@ from ..ipc.params.request_options import (
 from .client.async_requests import AsyncRequests
 from .llm_engine import LLMEngine
 from .request_batch import RequestBatch, run_batches
-from .requests.prompts import Prompt, TokenizedPrompt, is_many
+from .requests.prompts import ParsedPrompt, Prompt, is_many
 from .requests.vectors.outputs import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from .requests.vectors.processor import PoolingProcessor, PoolingPrompt
 from .requests.vectors.scoring import Texts, prepare_scoring
@@ -114,7 +114,7 @@ class PoolingCalls:
 
     def _run(
         self,
-        prompts: Sequence[TokenizedPrompt],
+        prompts: Sequence[ParsedPrompt],
         params: Sequence[PoolingParams],
         priority: Sequence[int] | None,
         use_tqdm: bool | Callable[..., Any],
@@ -210,7 +210,7 @@ class AsyncPooling:
     def _make_inputs(
         self,
         request_id: str | None,
-        prompts: Sequence[TokenizedPrompt],
+        prompts: Sequence[ParsedPrompt],
         params: PoolingParams,
         options: RequestOptions,
     ) -> list[PoolingInput]:

@@ -15,7 +15,7 @@ from ..formats.schemas.json_schema import check_valid
 from ..outputs import CompletionOutput, RequestOutput
 from ..text.tokenizer import Tokenizer
 from .input_processor import InputProcessor, PreparedParams
-from .prompts import TokenizedPrompt
+from .prompts import ParsedPrompt
 
 
 class ChatTurns:
@@ -51,7 +51,7 @@ class ChatTurns:
         self.parsing = choose_parsing(known, tokenizer, self.tools, may_call)
 
     def prepare(
-        self, processor: InputProcessor, params: Sequence[PreparedParams], prompts: Sequence[TokenizedPrompt]
+        self, processor: InputProcessor, params: Sequence[PreparedParams], prompts: Sequence[ParsedPrompt]
     ) -> list[PreparedParams]:
         """The parameters with the grammar of each prompt's turn. Raises SamplingParamsError."""
         if self.parsing is None:

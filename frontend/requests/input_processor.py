@@ -31,9 +31,9 @@ from ...ipc.protocol.token_lists import (
 )
 from ..text.tokenizer import Tokenizer
 from .prompts import (
+    ParsedPrompt,
     Prompt,
     PromptTokenizer,
-    TokenizedPrompt,
     Truncation,
     check_request_id,
     describe_token_ids,
@@ -151,17 +151,18 @@ class InputProcessor:
         *,
         add_special_tokens: bool = True,
         is_many: bool = False,
-    ) -> list[TokenizedPrompt]:
+    ) -> list[ParsedPrompt]:
         """Check prompts and turn texts into token ids, many at once on all cores.
 
         `params`, one a prompt, say where it is cut. `is_many` numbers them in errors: `prompts[3]` rather
         than `prompt`.
         """
         names = [f"prompts[{place}]" for place in range(len(prompts))] if is_many else ["prompt"]
-        raw = [parse_prompt(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
-        for one, own in zip(raw, params or (), strict=params is not None):
+        parsed = [parse_prompt(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
+        for one, own in zip(parsed, params or (), strict=params is not None):
             one.truncation = own.truncation
-        return self._prompts.tokenize(raw, add_special_tokens)
+        self._prompts.tokenize(parsed, add_special_tokens)
+        return parsed
 
     def takes_long(self, prompt: Prompt, params: SamplingParams | PreparedParams) -> bool:
         """Whether `process` takes more than about a millisecond, which an event loop has no time for."""
@@ -251,7 +252,7 @@ class InputProcessor:
     def make_input(
         self,
         request_id: str,
-        prompt: TokenizedPrompt,
+        prompt: ParsedPrompt,
         params: SamplingParams | PreparedParams,
         options: RequestOptions = NO_OPTIONS,
         arrival_time: float | None = None,

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NotRequired, Self, TypedDict, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 import msgspec
 
@@ -83,20 +83,35 @@ _ALLOWED_PROMPT = "a text, a list of token ids, or a dict with 'prompt' or 'prom
 
 
 @dataclass(slots=True)
-class RawPrompt:
-    """A prompt whose form is right. `token_ids` None: they are still to be made of `text`.
+class ParsedPrompt:
+    """A prompt whose form is right. `token_ids` are a list once it is checked, and `packed` is not empty.
 
-    is_encoded: they are a list that the tokenizer has made.
+    `text` None: it was given as token ids. is_encoded: its token ids are a list that the tokenizer has made.
     """
 
-    name: str
+    name: str  # of the argument, for errors
     text: str | None
-    token_ids: Any
+    token_ids: Any  # None: they are still to be made of `text`
     cache_salt: str
     ids_name: str = "prompt"  # of the token ids alone
     truncation: Truncation | None = None
     type_start: int | None = None  # as in EngineCoreRequest
     is_encoded: bool = False
+    packed: bytes = b""  # the token ids for the wire
+
+    def salt(self, options: RequestOptions) -> RequestOptions:
+        """The options with the prompt's cache_salt, if it has one."""
+        if not self.cache_salt:
+            return options
+        return msgspec.structs.replace(options, cache_salt=self.cache_salt)
+
+    def drop_trailing(self, token_id: int) -> None:
+        """Take this token from its end, however often it is there; of nothing else, one is left."""
+        count = len(self.token_ids)
+        while count > 1 and self.token_ids[count - 1] == token_id:
+            count -= 1
+        self.token_ids = self.token_ids[:count]
+        self.packed = self.packed[: count * TOKEN_SIZE_BYTES]
 
 
 def is_many(prompts: Prompt | Sequence[Prompt]) -> bool:
@@ -106,13 +121,13 @@ def is_many(prompts: Prompt | Sequence[Prompt]) -> bool:
     return not prompts or isinstance(prompts[0], (str, Mapping, Sequence)) or hasattr(prompts[0], "__len__")
 
 
-def parse_prompt(name: str, prompt: Any) -> RawPrompt:
+def parse_prompt(name: str, prompt: Any) -> ParsedPrompt:
     """The prompt that is called `name` in errors. Raises PromptError."""
     if isinstance(prompt, str):
-        return RawPrompt(name, make_plain(prompt), None, "")
+        return ParsedPrompt(name, make_plain(prompt), None, "")
     if isinstance(prompt, Mapping):
         return _parse_dict(name, cast(Mapping[str, Any], prompt))
-    return RawPrompt(name, None, _as_sequence(name, prompt, _ALLOWED_PROMPT), "", name)
+    return ParsedPrompt(name, None, _as_sequence(name, prompt, _ALLOWED_PROMPT), "", name)
 
 
 def _as_sequence(name: str, values: Any, allowed: str) -> Sequence[Any]:
@@ -126,7 +141,7 @@ def _as_sequence(name: str, values: Any, allowed: str) -> Sequence[Any]:
     return cast(Sequence[Any], ids)
 
 
-def _parse_dict(name: str, prompt: Mapping[str, Any]) -> RawPrompt:
+def _parse_dict(name: str, prompt: Mapping[str, Any]) -> ParsedPrompt:
     for key in prompt:
         if key not in _PROMPT_KEYS:
             hint = did_you_mean(str(key), _PROMPT_KEYS)
@@ -141,7 +156,7 @@ def _parse_dict(name: str, prompt: Mapping[str, Any]) -> RawPrompt:
         token_ids = _as_sequence(ids_name, token_ids, "a list of token ids")
     text = None if text is None else make_plain(text)
     salt = check_salt(f"{name}.cache_salt", prompt.get("cache_salt"))
-    return RawPrompt(name, text, token_ids, salt, ids_name)
+    return ParsedPrompt(name, text, token_ids, salt, ids_name)
 
 
 def describe_length(max_model_len: int, num_generated: int = 1) -> str:
@@ -173,32 +188,6 @@ def check_request_id(request_id: Any) -> str:
 # Parsed prompts -> token ids that an engine takes, after every check that needs its limits.
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizedPrompt:
-    """A checked prompt. `text` is None for one given as token ids; `packed` is `token_ids` for the wire."""
-
-    name: str  # of the argument, for errors
-    text: str | None
-    token_ids: list[int]
-    packed: bytes
-    cache_salt: str
-    type_start: int | None = None  # as in EngineCoreRequest
-
-    def salt(self, options: RequestOptions) -> RequestOptions:
-        """The options with the prompt's cache_salt, if it has one."""
-        if not self.cache_salt:
-            return options
-        return msgspec.structs.replace(options, cache_salt=self.cache_salt)
-
-    def without_trailing(self, token_id: int) -> Self:
-        """The prompt without this token at its end, however often; of nothing else, one is left."""
-        count = len(self.token_ids)
-        while count > 1 and self.token_ids[count - 1] == token_id:
-            count -= 1
-        packed = self.packed[: count * TOKEN_SIZE_BYTES]
-        return replace(self, token_ids=self.token_ids[:count], packed=packed)
-
-
 class PromptTokenizer:
     """Tokenizes and checks prompts against one engine's facts. `tokenizer` None: token ids only.
 
@@ -214,9 +203,7 @@ class PromptTokenizer:
         self._num_generated = num_generated
         self._id_hint = id_hint
 
-    def tokenize(
-        self, prompts: Sequence[RawPrompt], add_special_tokens: bool = True
-    ) -> list[TokenizedPrompt]:
+    def tokenize(self, prompts: Sequence[ParsedPrompt], add_special_tokens: bool = True) -> None:
         """Turn texts into token ids, many at once on all cores, and check all. Raises PromptError."""
         texts = [one for one in prompts if one.token_ids is None]
         encodings = self._encode(texts, add_special_tokens)
@@ -224,9 +211,10 @@ class PromptTokenizer:
             if one.truncation is None:
                 self._check_length(one.name, len(encoding))
             one.token_ids, one.is_encoded = encoding.ids, True
-        return [self.check(one) for one in prompts]
+        for one in prompts:
+            self.check(one)
 
-    def _encode(self, prompts: Sequence[RawPrompt], add_special_tokens: bool) -> list[Encoding]:
+    def _encode(self, prompts: Sequence[ParsedPrompt], add_special_tokens: bool) -> list[Encoding]:
         if not prompts:
             return []
         names, texts = [one.name for one in prompts], [one.text or "" for one in prompts]
@@ -234,7 +222,7 @@ class PromptTokenizer:
         with refusing_texts(names, texts):
             return tokenizer.encode_texts(texts, add_special_tokens)
 
-    def check(self, raw: RawPrompt) -> TokenizedPrompt:
+    def check(self, raw: ParsedPrompt) -> None:
         """Cut the token ids as `raw.truncation` says and check them. Raises PromptError."""
         if raw.truncation is not None:
             raw.token_ids = raw.truncation.apply(list(raw.token_ids))
@@ -254,9 +242,9 @@ class PromptTokenizer:
         if max(token_ids) >= vocab_size or not (raw.is_encoded or min(token_ids) >= 0):
             wrong = next(one for one in token_ids if not 0 <= one < vocab_size)
             raise PromptError(raw.name, wrong, self._describe_ids(raw))
-        return TokenizedPrompt(raw.name, raw.text, token_ids, packed, raw.cache_salt, raw.type_start)
+        raw.token_ids, raw.packed = token_ids, packed
 
-    def _describe_ids(self, raw: RawPrompt) -> str:
+    def _describe_ids(self, raw: ParsedPrompt) -> str:
         hint = "" if raw.is_encoded else self._id_hint
         return f"{describe_token_ids(self._facts.vocab_size)}{hint}"
 

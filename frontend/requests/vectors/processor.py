@@ -23,10 +23,9 @@ from ....ipc.params.sampling_params import SamplingParams
 from ....ipc.protocol.messages import EngineCoreRequest, EngineFacts
 from ...text.tokenizer import Tokenizer
 from ..prompts import (
+    ParsedPrompt,
     Prompt,
     PromptTokenizer,
-    RawPrompt,
-    TokenizedPrompt,
     Truncation,
     check_request_id,
     parse_prompt,
@@ -98,14 +97,14 @@ class PoolingProcessor:
         *,
         prompt: str = "",
         instruction: str | None = None,
-    ) -> list[TokenizedPrompt]:
+    ) -> list[ParsedPrompt]:
         """Turn prompts, called `names` in errors, into token ids.
 
         params, one a prompt, say where they are cut. prompt: what goes before each text. Raises PromptError.
         """
-        raw = [_parse(name, one) for name, one in zip(names, prompts, strict=True)]
-        groups: dict[tuple[bool, Truncation | None], list[tuple[RawPrompt, Any]]] = {}
-        for one, given, own in zip(raw, prompts, params, strict=True):
+        parsed = [_parse(name, one) for name, one in zip(names, prompts, strict=True)]
+        groups: dict[tuple[bool, Truncation | None], list[tuple[ParsedPrompt, Any]]] = {}
+        for one, given, own in zip(parsed, prompts, params, strict=True):
             cut = self.find_truncation(own)
             if one.token_ids is None:
                 groups.setdefault((isinstance(given, TextPair), cut), []).append((one, given))
@@ -118,12 +117,11 @@ class PoolingProcessor:
                     self._encode_pairs(some, cut, instruction)
                 else:
                     self._encode_texts([one for one, _ in some], cut, prompt)
-        return [self._check(one, own) for one, own in zip(raw, params, strict=True)]
-
-    def _check(self, raw: RawPrompt, params: PoolingParams) -> TokenizedPrompt:
-        checked = self._prompts.check(raw)
-        padding = self.texts.trailing_padding_id if params.task == "classify" else None
-        return checked if padding is None else checked.without_trailing(padding)
+        for one, own in zip(parsed, params, strict=True):
+            self._prompts.check(one)
+            if own.task == "classify" and (padding := self.texts.trailing_padding_id) is not None:
+                one.drop_trailing(padding)
+        return parsed
 
     def takes_long(self, prompts: Sequence[PoolingPrompt]) -> bool:
         """Whether `tokenize` takes more than about a millisecond, which an event loop has no time for."""
@@ -132,7 +130,7 @@ class PoolingProcessor:
     def make_input(
         self,
         request_id: str,
-        prompt: TokenizedPrompt,
+        prompt: ParsedPrompt,
         params: PoolingParams,
         options: RequestOptions = NO_OPTIONS,
     ) -> PoolingInput:
@@ -152,7 +150,7 @@ class PoolingProcessor:
         )
         return PoolingInput(name, prompt.token_ids, [request])
 
-    def _encode_texts(self, raw: Sequence[RawPrompt], cut: Truncation | None, prompt: str) -> None:
+    def _encode_texts(self, raw: Sequence[ParsedPrompt], cut: Truncation | None, prompt: str) -> None:
         names = [one.name for one in raw]
         encoder = self._make_encoder(names, [one.text or "" for one in raw])
         texts = [encoder.prepare(one.text or "", prompt) for one in raw]
@@ -161,7 +159,10 @@ class PoolingProcessor:
                 one.token_ids, one.is_encoded = found.token_ids, True
 
     def _encode_pairs(
-        self, members: Sequence[tuple[RawPrompt, TextPair]], cut: Truncation | None, instruction: str | None
+        self,
+        members: Sequence[tuple[ParsedPrompt, TextPair]],
+        cut: Truncation | None,
+        instruction: str | None,
     ) -> None:
         names = [one.name for one, _ in members]
         pairs = [pair for _, pair in members]
@@ -189,15 +190,15 @@ def _estimate_ms(prompt: Any) -> float:
     return len(ids) / _IDS_A_MS if hasattr(ids, "__len__") else 0.0
 
 
-def _parse(name: str, prompt: Any) -> RawPrompt:
+def _parse(name: str, prompt: Any) -> ParsedPrompt:
     if isinstance(prompt, TextPair):
         for text in prompt:
             if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise PromptError(name, text, "a text")
-        return RawPrompt(name, None, None, "")
+        return ParsedPrompt(name, None, None, "")
     if isinstance(prompt, EncodedText):
         # What cannot be encoded would keep the texts that share its message from being sent.
         if prompt.type_start is not None and prompt.type_start not in range(len(prompt.token_ids) + 1):
             raise PromptError(f"{name}.type_start", prompt.type_start, f"0 to {len(prompt.token_ids)}")
-        return RawPrompt(name, None, prompt.token_ids, "", name, type_start=prompt.type_start)
+        return ParsedPrompt(name, None, prompt.token_ids, "", name, type_start=prompt.type_start)
     return parse_prompt(name, prompt)

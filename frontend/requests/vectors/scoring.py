@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ....ipc.errors import InputError, PromptError
 from ....ipc.params.pooling_params import PoolingParams
-from ..prompts import TokenizedPrompt
+from ..prompts import ParsedPrompt
 from .encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, TextPair
 from .outputs import PoolingOutput, PoolingRequestOutput, ScoringOutput, ScoringRequestOutput, to_score
 from .processor import PoolingProcessor
@@ -26,7 +26,7 @@ class Scoring:
     the others; None: each prompt is a pair.
     """
 
-    prompts: list[TokenizedPrompt]
+    prompts: list[ParsedPrompt]
     params: PoolingParams
     num_queries: int | None
 
@@ -73,7 +73,7 @@ def prepare_scoring(
     if instruction is not None:
         raise InputError("instruction", instruction, "absent: this model takes none")
     checked = processor.check_params(params, "embed")
-    tokenized: list[TokenizedPrompt] = []
+    tokenized: list[ParsedPrompt] = []
     for texts, numbered, prompts in (
         (queries, _number(names[0], data_1), QUERY_PROMPTS),
         (documents, document_names, DOCUMENT_PROMPTS),
