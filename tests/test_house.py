@@ -399,13 +399,13 @@ def test_every_module_of_ours_that_a_test_imports_is_there() -> None:
 # Lines of Python in a folder: what it may have once the house is as docs/architecture.md draws it, with the
 # capabilities to come, and what it may have until then. The second number only falls.
 LINES = {
-    "the spine": (22_000, 26_600),
-    "frontend": (30_000, 39_300),
+    "the spine": (22_000, 26_550),
+    "frontend": (30_000, 39_200),
     "frontend/cli": (3400, 5200),
     "frontend/client": (2200, 3350),
     "frontend/formats": (3900, 4350),
     "frontend/grpc": (800, 0),
-    "frontend/http": (8800, 13_900),
+    "frontend/http": (8800, 13_800),
     "frontend/models": (5200, 0),
     "frontend/observe": (300, 350),
     "frontend/options": (900, 0),

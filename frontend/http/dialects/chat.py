@@ -22,6 +22,7 @@ from ..caller import Caller
 from ..errors import FieldError
 from ..serving import Serving, make_id
 from ..stream import DONE, ChunkTemplate, encode_event, respond
+from ..text_process.jobs import Conversation
 from .chat_answers import (
     AnswerFunction,
     AnswerMessage,
@@ -33,7 +34,7 @@ from .chat_answers import (
     Delta,
     DeltaToolCall,
 )
-from .conversation import Conversation, parse_outputs, prepare_conversation, read_output
+from .conversation import parse_outputs, prepare_conversation, read_output
 from .formats import find_format
 from .logprobs import make_beside, make_chat_logprobs, make_prompt_logprobs
 from .sampling import make_chat_params, read_beam_search
@@ -52,10 +53,11 @@ async def create_chat_completion(
     params = make_chat_params(serving, request)
     serving.check_room(params, caller)
     echoed = _find_echo(request)
-    prepared = await prepare_conversation(serving, caller, params, make_conversation(request), search=search)
+    prompt, prepared, reader = await prepare_conversation(
+        serving, caller, params, make_conversation(request), search=search
+    )
     request_id = make_id("chatcmpl")
-    outputs = serving.generate(request_id, prepared.prompt, prepared.params, caller, request)
-    reader = prepared.reader
+    outputs = serving.generate(request_id, prompt, prepared, caller, request)
     if request.stream:
         forces_usage = serving.options.enable_force_include_usage
         chunks = ChunkMaker(

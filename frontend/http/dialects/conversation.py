@@ -13,6 +13,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from ....ipc.errors import EngineDeadError
 from ....ipc.params.beam_search import BeamSearch
 from ....ipc.params.sampling_params import SamplingParams
@@ -20,17 +22,16 @@ from ....ipc.protocol.messages import FrontendCounts
 from ...events import OutputEvent
 from ...formats.answer_reader import AnswerReader, choose_parsing
 from ...formats.grammars.rules import OutputRules, make_output_rules
-from ...formats.offered_tools import CHAT_FIELDS, ToolFields, check_tools, list_unfollowed
+from ...formats.offered_tools import check_tools
 from ...formats.output_format import OutputFormat, is_reasoning_open
 from ...outputs import RequestOutput
 from ...requests.input_processor import PreparedParams
-from ...tools import Tool, ToolChoice
 from ..bodies.schema import ChatMessage
 from ..caller import Caller
 from ..errors import FieldError
 from ..serving import Serving
-from ..text_process.jobs import RenderJob
-from .formats import FormatSource, compile_format
+from ..text_process.jobs import Conversation, GrammarJob
+from .formats import compile_format
 from .prompts import check_conversation, prepare_params, render_chat
 
 ParsedOutputs = AsyncGenerator[tuple[RequestOutput, Sequence[Sequence[OutputEvent]]], None]
@@ -65,46 +66,6 @@ class MessageDraft:
         )
 
 
-@dataclass(slots=True, kw_only=True)
-class Conversation:
-    """What a request asks the model to continue, and how. Consumed by `prepare_conversation`.
-
-    choice: of `tools`. parallel: a turn may have several calls. variables: of the chat template, over those
-    that stand for reasoning_effort. thinking_token_budget: thoughts end after so many tokens.
-    shows_reasoning: thoughts are among the events. format: what the answer after thoughts looks like.
-    param, fields: what the request calls the messages and its tools.
-    """
-
-    messages: list[ChatMessage]
-    tools: list[Tool] = field(default_factory=list[Tool])
-    choice: ToolChoice = field(default_factory=ToolChoice)
-    parallel: bool = True
-    variables: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
-    thinking_token_budget: int | None = None
-    shows_reasoning: bool = True
-    format: FormatSource | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    add_special_tokens: bool = False
-    param: str = "messages"
-    fields: ToolFields = CHAT_FIELDS
-
-    @property
-    def may_call(self) -> bool:
-        """Whether the answer may have calls."""
-        return bool(self.tools) and self.choice.mode != "none"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedConversation:
-    """The prompt and parameters for the engine, and what reads its outputs."""
-
-    prompt: list[int]
-    params: PreparedParams
-    reader: AnswerReader
-
-
 async def prepare_conversation(
     serving: Serving,
     caller: Caller,
@@ -113,9 +74,10 @@ async def prepare_conversation(
     *,
     search: BeamSearch | None = None,
     logprobs_name: str = "top_logprobs",
-) -> PreparedConversation:
-    """Check, render and tokenize. Raises InputErrors and ApiErrors before anything is generated.
+) -> tuple[list[int], PreparedParams, AnswerReader]:
+    """Check, render and tokenize: the prompt and parameters for the engine, and what reads its outputs.
 
+    Consumes the conversation. Raises InputErrors and ApiErrors before anything is generated.
     logprobs_name: the request's field that has become `params.logprobs`.
     """
     check_tools(conversation.tools, conversation.choice, conversation.fields)
@@ -129,18 +91,19 @@ async def prepare_conversation(
     if parsing is not None:
         params.skip_special_tokens = False  # markers may be special tokens
     prepared = await prepare_params(serving, params, caller, None, search=search, logprobs_name=logprobs_name)
-    max_model_len = serving.llm.facts.max_model_len
-    job = make_render_job(conversation, max_model_len, prepared)
-    prompt = await render_chat(serving, job, caller)
+    source, conversation.format = conversation.format, None
+    conversation.max_model_len = serving.llm.facts.max_model_len
+    conversation.truncation = prepared.truncation
+    prompt = await render_chat(serving, conversation, caller)
     if may_call and (parsing is None or parsing.format.calls is None):
         allowed = "none: how this model writes calls is not known (--tool-call-parser names a format)"
         raise FieldError(conversation.fields.tools, f"{len(conversation.tools)} tools", allowed)
     if search is None:
         rules = None if parsing is None else _make_rules(serving, conversation, parsing.format, prompt)
-        grammar = await _make_grammar(serving, caller, conversation.format, rules)
+        grammar = await _make_grammar(serving, caller, source, rules)
         purpose = "" if rules is None else rules.purpose
         prepared = dataclasses.replace(prepared, grammar=grammar, purpose=purpose)
-    return PreparedConversation(prompt=prompt, params=prepared, reader=AnswerReader(parsing))
+    return prompt, prepared, AnswerReader(parsing)
 
 
 async def parse_outputs(
@@ -168,38 +131,12 @@ async def read_output(
     return events
 
 
-def make_render_job(
-    conversation: Conversation, max_model_len: int | None = None, prepared: PreparedParams | None = None
-) -> RenderJob:
-    """The job that makes token ids of a conversation."""
-    return RenderJob(
-        messages=conversation.messages,
-        add_generation_prompt=conversation.add_generation_prompt,
-        continue_final_message=conversation.continue_final_message,
-        variables=_make_variables(conversation),
-        add_special_tokens=conversation.add_special_tokens,
-        param=conversation.param,
-        max_model_len=max_model_len,
-        truncation=None if prepared is None else prepared.truncation,
-        tools=conversation.tools,
-        schema_places=list_unfollowed(conversation.tools, conversation.choice, conversation.fields),
-    )
-
-
-def make_checked_job(serving: Serving, conversation: Conversation) -> RenderJob:
-    """The same of a conversation that is only tokenized. Raises InputErrors and ApiErrors."""
+def check_source(serving: Serving, conversation: Conversation) -> Conversation:
+    """A conversation that is only tokenized. Raises InputErrors and ApiErrors."""
     check_tools(conversation.tools, conversation.choice, conversation.fields)
-    job = make_render_job(conversation)
-    check_conversation(serving, job)
-    return job
-
-
-def _make_variables(conversation: Conversation) -> dict[str, Any] | None:
-    """What the chat template is told. Some read reasoning_effort, others only enable_thinking."""
-    effort = conversation.reasoning_effort
-    if effort is None:
-        return conversation.variables
-    return {"reasoning_effort": effort, "enable_thinking": effort != "none", **(conversation.variables or {})}
+    check_conversation(serving, conversation)
+    conversation.format = None
+    return conversation
 
 
 def _make_rules(
@@ -218,8 +155,8 @@ def _make_rules(
 
 
 async def _make_grammar(
-    serving: Serving, caller: Caller, source: FormatSource | None, rules: OutputRules | None
+    serving: Serving, caller: Caller, source: GrammarJob | None, rules: OutputRules | None
 ) -> str:
     if rules is not None:
-        source = FormatSource(None, rules=rules) if source is None else source._replace(rules=rules)
+        source = msgspec.structs.replace(source or GrammarJob(), rules=rules)
     return "" if source is None else await compile_format(serving, source, caller)

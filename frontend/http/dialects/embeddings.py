@@ -13,7 +13,7 @@ from ..caller import Caller
 from ..errors import FieldError, missing_field
 from ..serving import Serving, make_id
 from ..stream import JsonResponse
-from ..text_process.jobs import RenderJob
+from ..text_process.jobs import Conversation
 from .prompts import render_chat
 from .tasks import check_task
 from .vector_question import (
@@ -108,7 +108,7 @@ async def _find_inputs(
         prompt = find_prompt(serving.model_texts, request.prompt_name, request.input_type)
     if request.input is not None:
         return read_inputs("input", request.input, serving.options.limits.max_inputs, prompt)
-    job = RenderJob(
+    job = Conversation(
         messages=request.messages or [],
         add_generation_prompt=False,
         variables=request.chat_template_kwargs,

@@ -5,13 +5,10 @@ Grammars are compiled in a text process, where what takes too long or kills the 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import msgspec
 
-from ....ipc.params.structured_outputs import StructuredOutputsFields, StructuredOutputsParams
+from ....ipc.params.structured_outputs import StructuredOutputsParams
 from ....ipc.protocol.messages import MAX_GRAMMAR_LENGTH
-from ...formats.grammars.rules import OutputRules
 from ...formats.schemas.grammar_cache import make_key
 from ...requests.input_processor import check_has_end
 from ..bodies import formats as body
@@ -25,20 +22,7 @@ from ..text_process.jobs import GrammarJob, Text
 _MAX_SOURCE_BYTES = 4 * MAX_GRAMMAR_LENGTH  # more than that makes no grammar that may be sent
 
 
-class FormatSource(NamedTuple):
-    """What a grammar is made of: what the answer looks like, rules of the turn that it is part of, or both.
-
-    `place`: the request's field that `params` were made of, None for structured_outputs. is_strict: their
-    JSON schema has to keep OpenAI's rules.
-    """
-
-    params: StructuredOutputsParams | None
-    place: str | None = None
-    is_strict: bool = False
-    rules: OutputRules | None = None
-
-
-def find_format(request: SamplingFields | ResponsesRequest) -> FormatSource | None:
+def find_format(request: SamplingFields | ResponsesRequest) -> GrammarJob | None:
     """What the request's answer has to look like; None for any text. Raises InputErrors."""
     if isinstance(request, ResponsesRequest):
         field, source = (
@@ -52,58 +36,52 @@ def find_format(request: SamplingFields | ResponsesRequest) -> FormatSource | No
         return source
     if source is not None:
         raise FieldError("structured_outputs", "given", f"none beside a {field} that is not text")
-    return FormatSource(StructuredOutputsParams(**_as_fields(given)))
+    return GrammarJob(params=StructuredOutputsParams(**msgspec.structs.asdict(given)))
 
 
-async def compile_format(serving: Serving, source: FormatSource, caller: Caller) -> str:
+async def compile_format(serving: Serving, source: GrammarJob, caller: Caller) -> str:
     """The grammar's text, '' where rules enforce nothing. Raises ApiError."""
-    params, rules = source.params, source.rules
-    if rules is not None and not rules.binds(params is not None):
-        rules = None
-    if params is None and rules is None:
+    if source.rules is not None and not source.rules.binds(source.params is not None):
+        source = msgspec.structs.replace(source, rules=None)
+    if source.params is None and source.rules is None:
         return ""
-    check_has_end(serving.llm.facts, params)
-    key = make_key(params, source.is_strict, rules)
-    fields = None if params is None else StructuredOutputsFields(**_as_fields(params))
-    job = GrammarJob(fields=fields, place=source.place, is_strict=source.is_strict, rules=rules)
+    check_has_end(serving.llm.facts, source.params)
+    key = make_key(source.params, source.is_strict, source.rules)
     if len(key) > _MAX_SOURCE_BYTES:
         raise FieldError(_name_source(source), f"{len(key)} bytes", f"at most {_MAX_SOURCE_BYTES}")
     if (known := serving.grammars.find(key)) is not None:
         return known
-    answer = await serving.text.run(job, caller.tenant)
+    answer = await serving.text.run(source, caller.tenant)
     assert isinstance(answer, Text)
     serving.grammars.keep(key, answer.text)
     return answer.text
 
 
-def _name_source(source: FormatSource) -> str:
+def _name_source(source: GrammarJob) -> str:
     if source.params is not None:
         return source.place or f"structured_outputs.{source.params.kind}"
     return "tools" if source.rules is None else source.rules.tools_place
 
 
-def _as_fields(fields: StructuredOutputsFields) -> dict[str, Any]:
-    return {name: getattr(fields, name) for name in StructuredOutputsFields.__struct_fields__}
-
-
 def _read_format(
     given: body.JsonSchemaFormat | body.StructuralTagFormat | body.ResponsesFormat | None, place: str
-) -> FormatSource | None:
+) -> GrammarJob | None:
     match given:
         case body.JsonObjectFormat():
-            return FormatSource(StructuredOutputsParams(json_object=True), place)
+            return GrammarJob(params=StructuredOutputsParams(json_object=True), place=place)
         case body.JsonSchemaFormat():
             return _read_schema(given.json_schema, f"{place}.json_schema.schema")
         case body.JsonSchema():
             return _read_schema(given, f"{place}.schema")
         case body.StructuralTagFormat():
             tag = msgspec.to_builtins(given)
-            return FormatSource(StructuredOutputsParams(structural_tag=tag), place)
+            return GrammarJob(params=StructuredOutputsParams(structural_tag=tag), place=place)
         case _:
             return None
 
 
-def _read_schema(given: body.JsonSchema, place: str) -> FormatSource:
+def _read_schema(given: body.JsonSchema, place: str) -> GrammarJob:
     if not given.schema:
         raise FieldError(place, given.schema, "a JSON schema that is not empty")
-    return FormatSource(StructuredOutputsParams(json=given.schema), place, bool(given.strict))
+    params = StructuredOutputsParams(json=given.schema)
+    return GrammarJob(params=params, place=place, is_strict=bool(given.strict))

@@ -26,16 +26,14 @@ from ..caller import Caller
 from ..errors import ApiError, FieldError, as_api_error, encode_messages_error
 from ..serving import Serving
 from ..stream import encode_named_event, respond
-from ..text_process.jobs import TokenizeJob
+from ..text_process.jobs import Conversation, GrammarJob, TokenizeJob
 from .conversation import (
-    Conversation,
     MessageDraft,
     ParsedOutputs,
-    make_checked_job,
+    check_source,
     parse_outputs,
     prepare_conversation,
 )
-from .formats import FormatSource
 from .prompts import answer_by_text
 from .sampling import make_messages_params
 from .tool_input import ToolInput
@@ -116,7 +114,7 @@ def _make_choice(request: body.CountTokensRequest) -> ToolChoice:
             return ToolChoice()
 
 
-def _find_format(request: body.CountTokensRequest) -> FormatSource | None:
+def _find_format(request: body.CountTokensRequest) -> GrammarJob | None:
     places = {
         "output_config.format": request.output_config.format if request.output_config else None,
         "output_format": request.output_format,
@@ -127,7 +125,7 @@ def _find_format(request: body.CountTokensRequest) -> FormatSource | None:
     for place, one in given.items():
         if not one.schema:
             raise FieldError(f"{place}.schema", one.schema, "a JSON schema that is not empty")
-        return FormatSource(StructuredOutputsParams(json=one.schema), f"{place}.schema")
+        return GrammarJob(params=StructuredOutputsParams(json=one.schema), place=f"{place}.schema")
     return None
 
 
@@ -360,12 +358,13 @@ async def create_message(serving: Serving, request: body.MessagesRequest, caller
     params = make_messages_params(serving, request)
     serving.check_room(params, caller)
     try:  # the conversation is held by nobody while the answer is generated
-        prepared = await prepare_conversation(serving, caller, params, make_conversation(serving, request))
+        prompt, prepared, reader = await prepare_conversation(
+            serving, caller, params, make_conversation(serving, request)
+        )
     except ApiError as error:
         raise _rename(error) from None
-    reader = prepared.reader
     answer = _Answer(serving.model_id, reader, getattr(thinking, "display", None) != "omitted")
-    outputs = serving.generate(answer.id, prepared.prompt, prepared.params, caller, request)
+    outputs = serving.generate(answer.id, prompt, prepared, caller, request)
     parsed = parse_outputs(serving, outputs, reader)
     if request.stream:
         return serving.stream(answer.stream(parsed), answer.id, answer.encode_failure)
@@ -384,7 +383,7 @@ async def count_message_tokens(
     serving: Serving, request: body.CountTokensRequest, caller: Caller
 ) -> Response:
     """Count the input tokens of a message that is not asked for."""
-    source = make_checked_job(serving, make_conversation(serving, request))
+    source = check_source(serving, make_conversation(serving, request))
     job = TokenizeJob(source=source, max_model_len=serving.llm.facts.max_model_len, only_counts=True)
     return await answer_by_text(serving, job, caller)
 

@@ -23,8 +23,8 @@ from ..bodies.parsing import NEEDS_PROMPT
 from ..caller import Caller
 from ..errors import FieldError
 from ..serving import PromptInput, Serving
-from ..text_process.jobs import Body, DecodeJob, EncodeJob, RenderJob, Text, TextJob, TokenIds
-from .formats import FormatSource, compile_format
+from ..text_process.jobs import Body, Conversation, DecodeJob, EncodeJob, GrammarJob, Text, TextJob, TokenIds
+from .formats import compile_format
 from .sampling import make_search_params
 
 # Characters of texts that are tokenized in the event loop: half a millisecond of the usual tokenizers.
@@ -101,7 +101,7 @@ async def prepare_params(
     serving: Serving,
     params: SamplingParams,
     caller: Caller,
-    source: FormatSource | None,
+    source: GrammarJob | None,
     *,
     search: BeamSearch | None = None,
     logprobs_name: str = "logprobs",
@@ -138,33 +138,33 @@ def can_inline(serving: Serving, texts: Sequence[str]) -> bool:
     return sum(map(len, texts)) <= MAX_INLINE_LENGTH and serving.tokenizer.is_predictable
 
 
-async def render_chat(serving: Serving, job: RenderJob, caller: Caller) -> list[int]:
+async def render_chat(serving: Serving, conversation: Conversation, caller: Caller) -> list[int]:
     """Token ids of a conversation by the model's chat template.
 
     Raises ApiError for messages that are malformed, refused by the template or too long.
     """
-    check_conversation(serving, job)
-    (ids,) = await _run_for_ids(serving, job, caller)
+    check_conversation(serving, conversation)
+    (ids,) = await _run_for_ids(serving, conversation, caller)
     return ids
 
 
-def check_conversation(serving: Serving, job: RenderJob) -> None:
+def check_conversation(serving: Serving, conversation: Conversation) -> None:
     """Raise FieldError for what can be seen at once."""
     limits = serving.options.limits
     if not serving.tokenizer.has_chat_template:
         instead = "/v1/completions" if "generate" in serving.llm.facts.tasks else "texts instead"
-        raise FieldError(job.param, "a conversation", f"{instead}: this model has no chat template")
-    if len(job.messages) > limits.max_messages:
+        raise FieldError(conversation.param, "a conversation", f"{instead}: this model has no chat template")
+    if len(conversation.messages) > limits.max_messages:
         allowed = f"at most {limits.max_messages} (max_messages)"
-        raise FieldError(job.param, f"{len(job.messages)} messages", allowed)
+        raise FieldError(conversation.param, f"{len(conversation.messages)} messages", allowed)
     allowed = f"at most {limits.max_messages} in all messages (max_messages)"
-    num_parts = sum(len(one.content) for one in job.messages if isinstance(one.content, list))
+    num_parts = sum(len(one.content) for one in conversation.messages if isinstance(one.content, list))
     if num_parts > limits.max_messages:
-        raise FieldError(f"{job.param}.content", f"{num_parts} parts", allowed)
-    num_calls = sum(len(one.tool_calls) for one in job.messages if one.tool_calls)
+        raise FieldError(f"{conversation.param}.content", f"{num_parts} parts", allowed)
+    num_calls = sum(len(one.tool_calls) for one in conversation.messages if one.tool_calls)
     if num_calls > limits.max_messages:
-        raise FieldError(f"{job.param}.tool_calls", f"{num_calls} calls", allowed)
-    for name in job.variables or ():
+        raise FieldError(f"{conversation.param}.tool_calls", f"{num_calls} calls", allowed)
+    for name in conversation.variables or ():
         if name in _RESERVED_VARIABLES:
             raise FieldError(f"chat_template_kwargs.{name}", name, "a name that the server does not set")
 

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from ....ipc.params.sampling_params import RequestOutputKind, SamplingParams
 from ...formats.offered_tools import read_tool_choice
+from ...requests.input_processor import PreparedParams
 from ..bodies import responses as body
 from ..bodies.parsing import is_lenient, make_lenient
 from ..caller import Caller
@@ -26,10 +27,9 @@ from ..jobs.peers import Ask, Found
 from ..jobs.store import Record
 from ..serving import Serving
 from ..stream import respond
+from ..text_process.jobs import Conversation
 from .conversation import (
-    Conversation,
     ParsedOutputs,
-    PreparedConversation,
     parse_outputs,
     prepare_conversation,
 )
@@ -62,11 +62,11 @@ async def create_response(serving: Serving, request: body.ResponsesRequest, call
         # Which tokens are of the text is told by the events that come with them.
         params.output_kind = RequestOutputKind.DELTA
     serving.check_room(params, caller)
-    answer, prepared = await _prepare(serving, request, caller, params, offer)
+    answer, prompt, prepared = await _prepare(serving, request, caller, params, offer)
     response = answer.response
     if response.background:  # nobody would read a refusal later
-        serving.check_room(params, caller, num_prompt_tokens=len(prepared.prompt))
-    outputs = serving.generate(response.id, prepared.prompt, prepared.params, caller, request)
+        serving.check_room(params, caller, num_prompt_tokens=len(prompt))
+    outputs = serving.generate(response.id, prompt, prepared, caller, request)
     parsed = parse_outputs(serving, outputs, answer.reader)
     if response.background:
         return _run_in_background(serving, answer, parsed, bool(request.stream))
@@ -93,7 +93,7 @@ def _run_in_background(serving: Serving, answer: Answer, parsed: ParsedOutputs, 
 
 async def _prepare(
     serving: Serving, request: body.ResponsesRequest, caller: Caller, params: SamplingParams, offer: ToolOffer
-) -> tuple[Answer, PreparedConversation]:
+) -> tuple[Answer, list[int], PreparedParams]:
     past = await load_past(serving, request.previous_response_id, caller)
     items_kind = make_lenient(body.InputItems) if is_lenient(request) else body.InputItems
     read = functools.partial(read_items, kind=items_kind)
@@ -101,13 +101,13 @@ async def _prepare(
     own = await resolve_references(serving, items, caller)
     make = functools.partial(_make_conversation, request, offer, past)
     conversation = await _run_beside([*past.items, *own], make, own)
-    prepared = await prepare_conversation(serving, caller, params, conversation)
+    prompt, prepared, reader = await prepare_conversation(serving, caller, params, conversation)
     response = _make_response(serving, request, offer.given)
     turns = (*past.turns, msgspec.json.encode(own)) if response.store else ()
     record = Record(caller.owner, caller.tenant, turns, len(past.items) + len(own))
     num_top = None if params.logprobs is None else request.top_logprobs or 0
     encoder = ResponseEncoder(response, offer.namespaces)
-    return Answer(serving, encoder, prepared.reader, record, num_top), prepared
+    return Answer(serving, encoder, reader, record, num_top), prompt, prepared
 
 
 async def _run_beside(items: Sequence[Any], function: Callable[[T], U], argument: T) -> U:

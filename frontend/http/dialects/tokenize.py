@@ -8,9 +8,9 @@ from ..bodies.schema import DetokenizeRequest, TokenizeRequest
 from ..caller import Caller
 from ..errors import FieldError, missing_field
 from ..serving import Serving
-from ..text_process.jobs import DetokenizeJob, EncodeJob, RenderJob, TokenizeJob
+from ..text_process.jobs import Conversation, DetokenizeJob, EncodeJob, TokenizeJob
 from .chat import make_prompt_conversation
-from .conversation import make_checked_job
+from .conversation import check_source
 from .prompts import answer_by_text
 from .unsupported import TOKENIZE_RULES, check_supported
 
@@ -31,7 +31,7 @@ async def create_detokenize(serving: Serving, request: DetokenizeRequest, caller
     return await answer_by_text(serving, DetokenizeJob(token_ids=bytes(request.tokens)), caller)
 
 
-def _make_source(serving: Serving, request: TokenizeRequest) -> RenderJob | EncodeJob:
+def _make_source(serving: Serving, request: TokenizeRequest) -> Conversation | EncodeJob:
     if request.prompt is None and request.messages is None:
         raise missing_field("prompt", "a text; or 'messages' instead")
     if request.prompt is not None and request.messages is not None:
@@ -39,4 +39,4 @@ def _make_source(serving: Serving, request: TokenizeRequest) -> RenderJob | Enco
     if request.prompt is not None:
         adds = request.add_special_tokens is not False
         return EncodeJob(texts=[request.prompt], names=["prompt"], add_special_tokens=adds)
-    return make_checked_job(serving, make_prompt_conversation(request))
+    return check_source(serving, make_prompt_conversation(request))

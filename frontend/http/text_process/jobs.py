@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 
-from ....ipc.params.structured_outputs import StructuredOutputsFields
+from ....ipc.params.structured_outputs import StructuredOutputsParams
 from ...formats.grammars.rules import OutputRules
+from ...formats.offered_tools import CHAT_FIELDS, ToolFields
 from ...requests.prompts import Truncation
 from ...requests.vectors.encoder import ModelTexts
-from ...tools import Tool
+from ...tools import Tool, ToolChoice
 from ..bodies.schema import ChatMessage
 
 _HEAD = struct.Struct("<If")
@@ -35,29 +36,50 @@ class TextArgs(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
 
 
-class RenderJob(msgspec.Struct, frozen=True, kw_only=True, tag="render"):
-    """A conversation to token ids by the chat template. `param`: the request's field, for errors.
+class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True, tag="render"):
+    """What a request of any API asks the model to continue, and how; to token ids by the chat template.
 
+    choice: of `tools`. parallel: a turn may have several calls. variables: of the chat template, over those
+    that stand for reasoning_effort. thinking_token_budget: thoughts end after so many tokens.
+    shows_reasoning: thoughts are among the events. format: what the answer after thoughts looks like, which
+    the text process is not told. param, fields: what the request calls the messages and its tools.
     max_model_len: refuse what leaves no room for `num_generated` tokens, once `truncation` has been done.
-    tools: what the model may call. schema_places: of each, where its schema stands if it is to be checked
-    here; else ''.
     """
 
     messages: list[ChatMessage]
+    tools: list[Tool] = []
+    choice: ToolChoice = ToolChoice()
+    parallel: bool = True
+    variables: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    thinking_token_budget: int | None = None
+    shows_reasoning: bool = True
+    format: GrammarJob | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    variables: dict[str, Any] | None = None
     add_special_tokens: bool = False
     param: str = "messages"
+    fields: ToolFields = CHAT_FIELDS
     max_model_len: int | None = None
     truncation: Truncation | None = None
-    tools: list[Tool] = []
     num_generated: int = 1
-    schema_places: list[str] = []
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer may have calls."""
+        return bool(self.tools) and self.choice.mode != "none"
+
+    @property
+    def template_variables(self) -> dict[str, Any] | None:
+        """What the chat template is told. Some read reasoning_effort, others only enable_thinking."""
+        effort = self.reasoning_effort
+        if effort is None:
+            return self.variables
+        return {"reasoning_effort": effort, "enable_thinking": effort != "none", **(self.variables or {})}
 
 
 class EncodeJob(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):
-    """Texts to token ids. `names`: what each is called in errors. The rest as in RenderJob."""
+    """Texts to token ids. `names`: what each is called in errors. The rest as in Conversation."""
 
     texts: list[str]
     names: list[str]
@@ -90,7 +112,7 @@ class TokenizeJob(msgspec.Struct, frozen=True, kw_only=True, tag="tokenize"):
     hold as many ids as there may be.
     """
 
-    source: RenderJob | EncodeJob
+    source: Conversation | EncodeJob
     max_model_len: int
     wants_strings: bool = False
     only_counts: bool = False
@@ -109,19 +131,20 @@ class DecodeJob(msgspec.Struct, frozen=True, kw_only=True, tag="decode"):
 
 
 class GrammarJob(msgspec.Struct, frozen=True, kw_only=True, tag="grammar"):
-    """The grammar text of structured outputs, of rules for the turn, or of both, once it compiles.
+    """What a grammar is made of: what the answer looks like, rules of the turn that it is part of, or both.
+    The answer is its text, once it compiles.
 
-    place: the request's field that `fields` were made of, None for structured_outputs. is_strict: their JSON
+    place: the request's field that `params` were made of, None for structured_outputs. is_strict: their JSON
     schema has to keep OpenAI's rules.
     """
 
-    fields: StructuredOutputsFields | None
-    place: str | None
-    is_strict: bool
+    params: StructuredOutputsParams | None = None
+    place: str | None = None
+    is_strict: bool = False
     rules: OutputRules | None = None
 
 
-TextJob = RenderJob | EncodeJob | PoolingJob | TokenizeJob | DetokenizeJob | DecodeJob | GrammarJob
+TextJob = Conversation | EncodeJob | PoolingJob | TokenizeJob | DetokenizeJob | DecodeJob | GrammarJob
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

@@ -122,4 +122,4 @@ class TextService:
 def _count_messages(job: jobs.TextJob) -> int:
     if isinstance(job, jobs.TokenizeJob):
         return _count_messages(job.source)
-    return len(job.messages) + len(job.tools) if isinstance(job, jobs.RenderJob) else 0
+    return len(job.messages) + len(job.tools) if isinstance(job, jobs.Conversation) else 0

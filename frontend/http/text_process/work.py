@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ....ipc.errors import InputError, PromptError, describe_refusal
-from ....ipc.params.structured_outputs import StructuredOutputsParams
 from ....ipc.protocol.token_ids import decode_token_ids, encode_token_ids
+from ...formats.offered_tools import list_unfollowed
 from ...formats.schemas.json_schema import check_valid
 from ...requests.prompts import describe_length, require_tokenizer
 from ...requests.vectors.encoder import EncodedText, TextEncoder, TextPair
@@ -62,7 +62,7 @@ def name_of(job: jobs.TextJob) -> str:
     match job:
         case jobs.TokenizeJob():
             return name_of(job.source)
-        case jobs.RenderJob():
+        case jobs.Conversation():
             return job.param
         case jobs.EncodeJob() | jobs.PoolingJob():
             return job.names[0] if len(job.names) == 1 else job.names[0].partition("[")[0]
@@ -71,7 +71,7 @@ def name_of(job: jobs.TextJob) -> str:
         case jobs.DecodeJob():
             return "prompt"
         case jobs.GrammarJob():
-            if job.fields is None and job.rules is not None:
+            if job.params is None and job.rules is not None:
                 return job.rules.tools_place
             return job.place or "structured_outputs"
 
@@ -82,7 +82,7 @@ def _refuse(field: str, value: object, allowed: str) -> jobs.Refused:
 
 def _do(tokenizer: Tokenizer, job: jobs.TextJob) -> jobs.TextAnswer:
     match job:
-        case jobs.RenderJob() | jobs.EncodeJob():
+        case jobs.Conversation() | jobs.EncodeJob():
             return jobs.TokenIds([encode_token_ids(ids) for ids in _encode(tokenizer, job)])
         case jobs.PoolingJob():
             return encode_for_pooling(tokenizer, job)
@@ -93,8 +93,8 @@ def _do(tokenizer: Tokenizer, job: jobs.TextJob) -> jobs.TextAnswer:
         case jobs.DecodeJob():
             return jobs.Text(tokenizer.decode(decode_token_ids(job.token_ids), skip_special_tokens=False))
         case jobs.GrammarJob():
-            params = job.fields and StructuredOutputsParams(**msgspec.structs.asdict(job.fields))
-            return jobs.Text(_make_compiler(tokenizer).compile(params, job.place, job.is_strict, job.rules))
+            made = _make_compiler(tokenizer).compile(job.params, job.place, job.is_strict, job.rules)
+            return jobs.Text(made)
 
 
 @functools.lru_cache(maxsize=1)
@@ -129,7 +129,7 @@ def _make_body(name: str, body: msgspec.Struct) -> jobs.TextAnswer:
     return jobs.Body(json)
 
 
-def _encode(tokenizer: Tokenizer, job: jobs.RenderJob | jobs.EncodeJob) -> list[list[int]]:
+def _encode(tokenizer: Tokenizer, job: jobs.Conversation | jobs.EncodeJob) -> list[list[int]]:
     if isinstance(job, jobs.EncodeJob):
         names, texts = job.names, job.texts
     else:
@@ -138,19 +138,19 @@ def _encode(tokenizer: Tokenizer, job: jobs.RenderJob | jobs.EncodeJob) -> list[
     if job.truncation is not None:
         encoded = [job.truncation.apply(ids) for ids in encoded]
     limit = job.max_model_len
-    num_generated = job.num_generated if isinstance(job, jobs.RenderJob) else 1
+    num_generated = job.num_generated if isinstance(job, jobs.Conversation) else 1
     for name, ids in zip(names, encoded, strict=True):
         if limit is not None and len(ids) + num_generated > limit:
             raise PromptError(name, f"{len(ids)} tokens", describe_length(limit, num_generated))
     return encoded
 
 
-def _render(tokenizer: Tokenizer, job: jobs.RenderJob) -> str:
+def _render(tokenizer: Tokenizer, job: jobs.Conversation) -> str:
     template = tokenizer.chat_template
     if template is None:
         allowed = "/v1/completions: this model has no chat template"
         raise PromptError(job.param, "a conversation", allowed)
-    for place, tool in zip(job.schema_places, job.tools, strict=False):
+    for place, tool in zip(list_unfollowed(job.tools, job.choice, job.fields), job.tools, strict=True):
         if place and tool.parameters is not None:
             check_valid(place, tool.parameters)
     messages = [_to_plain(f"{job.param}[{i}]", message) for i, message in enumerate(job.messages)]
@@ -158,7 +158,7 @@ def _render(tokenizer: Tokenizer, job: jobs.RenderJob) -> str:
         messages,
         job.add_generation_prompt,
         job.continue_final_message,
-        job.variables,
+        job.template_variables,
         tools=job.tools,
         param=job.param,
     )

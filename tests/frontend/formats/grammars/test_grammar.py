@@ -361,7 +361,7 @@ def test_grammars_of_every_format_compile_within_the_limits(name: str) -> None:
     compiler = GrammarCompiler(bind(name)[0])
     for choice in CHOICES.values():
         rules = make_rules(name, STRICT, choice=choice, fields=ToolFields(schema="input_schema"))
-        job = GrammarJob(fields=None, place=None, is_strict=False, rules=rules)
+        job = GrammarJob(rules=rules)
         sent = decode_job(encode_body(job))
         assert sent == job
         assert compiler.compile(None, rules=sent.rules) == compiler.compile(None, rules=rules)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from quire.frontend.http.bodies.messages import MessagesRequest
 from quire.frontend.http.bodies.parsing import parse_body
-from quire.frontend.http.dialects.conversation import Conversation
 from quire.frontend.http.dialects.messages import make_conversation
 from quire.frontend.http.errors import ApiError
 from quire.frontend.http.options import ServerOptions
+from quire.frontend.http.text_process.jobs import Conversation
 from quire.frontend.tools import ToolChoice
 
 LEAST: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
