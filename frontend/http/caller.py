@@ -66,13 +66,14 @@ class Caller(msgspec.Struct, frozen=True):
     def make_options(self, fields: object, *names: str) -> RequestOptions:
         """What a body says, and the server for it: whose the request is, and what aborts may call it.
 
-        Callers with different keys never share cached blocks: what is cached can be told by its speed.
+        Callers share cached blocks with none but themselves: what is cached can be told by its speed. Those
+        without a key on the server's own machine are its user, who shares them with all programs of theirs.
         """
         said = {name: getattr(fields, name, None) for name in CALLER_OPTIONS}
         said = {name: value for name, value in said.items() if value is not None}
-        if self.key_hash:
+        if self.key_hash or self.address not in ("", _HERE):
             salt = said.get("cache_salt", "")
-            said["cache_salt"] = sha256(f"{self.key_hash}:{salt}".encode()).hexdigest()
+            said["cache_salt"] = sha256(f"{self.owner}:{salt}".encode()).hexdigest()
         own_names = [name for name in (*names, self.request_id) if name]
         return read_options(**said, tenant=self.tenant, names=own_names)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -179,6 +180,25 @@ def test_what_a_body_says_of_shares_is_refused_and_never_passed_on() -> None:
         assert llm.calls[-1].options.tenant == TENANTS["one"]
 
     run_with_app(scenario, KEYED)
+
+
+def test_callers_share_cached_prefixes_with_none_but_themselves() -> None:
+    def salt(caller: Caller, said: str | None = None) -> str:
+        return caller.make_options(SimpleNamespace(cache_salt=said)).cache_salt
+
+    far = Caller(server="s").at("10.0.0.1")
+    others = [
+        Caller(server="s").at("10.0.0.2"),
+        Caller(server="another").at("10.0.0.1"),
+        Caller(server="s").at("::1"),
+        Caller(hash_key("one"), server="s").at("10.0.0.1"),
+        Caller(hash_key("two"), server="s").at("10.0.0.1"),
+    ]
+    salts = [salt(one) for one in (far, *others)]
+    assert len(set(salts)) == len(salts)
+    assert salt(far, "x") not in (salt(far), salt(far, "y"), "x")
+    assert salt(far) == salt(Caller(server="s").at("10.0.0.1"))
+    assert salt(others[2], "x") == salt(Caller(server="another").at("127.0.0.1"), "x") == "x"
 
 
 @pytest.mark.parametrize(
