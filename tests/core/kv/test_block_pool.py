@@ -17,12 +17,12 @@ def test_every_block_is_taken_once():
 
 def test_a_free_block_is_found_until_it_is_taken():
     pool = BlockPool(2)
-    (a,) = pool.take(1)
+    a, b = pool.take(2)
     assert pool.register(a, b"a")
-    pool.release([a])
+    pool.release([a, b])
     assert pool.find(b"a") == a
     assert pool.num_free == 2
-    pool.take(1)  # the other one: it has no content worth keeping
+    assert pool.take(1) == [b]  # though it was free last: it has no content worth keeping
     assert pool.find(b"a") == a
     pool.take(1)
     assert pool.find(b"a") is None
