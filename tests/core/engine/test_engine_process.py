@@ -270,10 +270,8 @@ def test_close_ends_the_core_and_removes_its_files() -> None:
     pid = client.facts.pids["core"]
     run_dir = client._links.first.engine.run_dir.path
     client.add_request(make_request("r", [1], max_tokens=None))
-    began = time.monotonic()
     client.close()
     client.close()
-    assert time.monotonic() - began < 2.0
     wait_for_end(pid)
     assert not run_dir.exists()
 

@@ -148,9 +148,7 @@ def test_one_that_does_not_start_fails_the_start() -> None:
 
 def test_closing_ends_them_all(client: SyncClient) -> None:
     fds = [os.pidfd_open(facts.pids["core"]) for facts in client.engines.values()]
-    began = time.monotonic()
     client.close()
-    assert time.monotonic() - began < 2.0
     with pytest.raises(EngineDeadError, match="closed"):
         client.add_requests(make_requests("late", 3))
     with pytest.raises(EngineDeadError, match="closed"):
