@@ -130,6 +130,7 @@ def resolve_own(module: str, node: ast.Import | ast.ImportFrom) -> list[str]:
 Edge = tuple[str, str, bool]
 
 
+@functools.cache
 def list_edges() -> list[Edge]:
     """(importing module, imported module, is it lazy) over the whole package."""
     return [
@@ -140,9 +141,6 @@ def list_edges() -> list[Edge]:
     ]
 
 
-EDGES = list_edges()
-
-
 def package_of(module: str) -> str:
     top = module.split(".")[0]
     return top if top in ARROWS and f"quire.{top}" in PACKAGES else ""
@@ -150,7 +148,7 @@ def package_of(module: str) -> str:
 
 def test_imports_follow_the_arrows() -> None:
     wrong: list[str] = []
-    for module, target, is_lazy in EDGES:
+    for module, target, is_lazy in list_edges():
         source, destination = package_of(module), package_of(target)
         if source == destination or destination in ARROWS[source] or (source, target) in ARROWS_TO_ONE:
             continue
@@ -182,7 +180,7 @@ def find_circle(edges: Iterable[Edge]) -> str:
 
 
 def test_modules_import_each_other_in_no_circle() -> None:
-    assert find_circle(EDGES) == ""
+    assert find_circle(list_edges()) == ""
 
 
 @pytest.mark.parametrize(
@@ -337,7 +335,7 @@ def test_nothing_in_the_wheel_imports_what_stays_in_the_checkout() -> None:
     left_out = tuple(name.removeprefix("quire.") for name in CHECKOUT_ONLY)
     wrong = [
         f"{module} -> {target}"
-        for module, target, _ in EDGES
+        for module, target, _ in list_edges()
         if target.startswith(left_out) and not module.startswith(left_out)
     ]
     assert wrong == []
@@ -472,7 +470,7 @@ def is_within(module: str, package: str) -> bool:
 def test_only_who_begins_to_use_a_wing_imports_it(wing: str) -> None:
     wrong = [
         f"{module} imports {target}"
-        for module, target, is_lazy in EDGES
+        for module, target, is_lazy in list_edges()
         if is_within(target, wing)
         and not is_within(module, wing)
         and not (
@@ -486,7 +484,7 @@ def test_only_who_begins_to_use_a_wing_imports_it(wing: str) -> None:
 def test_no_wing_imports_another() -> None:
     wrong = [
         f"{module} imports {target}"
-        for module, target, _ in EDGES
+        for module, target, _ in list_edges()
         for wing in WINGS
         for other in WINGS
         if wing != other and is_within(module, wing) and is_within(target, other)

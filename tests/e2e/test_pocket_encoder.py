@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from quire import LLM
 from quire.tools.pocket.encoder import ENCODER_DIR
-from quire.tools.pocket.encoder.evaluate import Encoder, draw_held_out_episodes
 
 
 def test_the_engine_embeds_and_finds_with_the_shipped_encoder_as_transformers_does() -> None:
+    from quire.tools.pocket.encoder.evaluate import Encoder, draw_held_out_episodes
+
     pairs = draw_held_out_episodes()
     texts = [pair.query for pair in pairs] + [pair.answer.text for pair in pairs]
     with LLM("pocket-encoder") as llm:

@@ -21,6 +21,8 @@ from quire.tools.pocket.encoder.train import Trainer, average, export, find_same
 from tokenizers import Tokenizer
 from transformers import BertModel
 
+pytestmark = pytest.mark.slow
+
 SIZE_LIMIT_BYTES = 4_000_000
 SLOT = re.compile(r"\\\{\w+\\\}")
 

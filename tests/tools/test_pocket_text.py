@@ -39,6 +39,8 @@ from quire.tools.pocket.wiring import wire
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
+pytestmark = pytest.mark.slow
+
 NUM_DOCUMENTS = 6_000
 SIZE_LIMIT_BYTES = 8_000_000
 CHAT = [

@@ -10,8 +10,6 @@ import pytest
 from quire.frontend.models.model_folder import pocket_folder
 from served import TIMEOUT_S, Served
 
-anthropic = pytest.importorskip("anthropic", reason="the client under test: pip install -e '.[test]'")
-
 ASKED: dict[str, Any] = {
     "model": "pocket",
     "max_tokens": 40,
@@ -22,6 +20,7 @@ ASKED: dict[str, Any] = {
 
 
 def make_client(served: Served, **credentials: str) -> Any:
+    anthropic = pytest.importorskip("anthropic", reason="the client under test: pip install -e '.[test]'")
     return anthropic.Anthropic(base_url=served.url, max_retries=0, timeout=TIMEOUT_S, **credentials)
 
 
@@ -66,6 +65,8 @@ def test_a_stop_sequence_a_schema_and_a_begun_answer_are_followed(client: Any) -
 
 
 def test_refusals_are_the_clients_own_errors(shared_server: Served, client: Any) -> None:
+    import anthropic
+
     with make_client(shared_server, api_key="wrong") as unknown, pytest.raises(anthropic.AuthenticationError):
         unknown.messages.create(**ASKED)
     with make_client(shared_server, auth_token=shared_server.api_key) as bearer:
