@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
 import gc
 import os
 import signal
@@ -15,6 +16,8 @@ from types import FrameType
 
 import psutil
 import pytest
+import pytest_timeout
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -35,6 +38,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
+NUM_PROCESSES = 4
+WITH_ONE_SERVER = ("tests/e2e/compat/", "tests/e2e/clients/")  # all tests of a folder ask the same
+
 # How long an example takes on a busy machine says nothing of it.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -45,18 +51,55 @@ gc.disable()
 atexit.register(gc.unfreeze)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files that are slow as a whole are imported only when they are named or slow tests are asked for."""
+    is_test = collection_path.match("test_*.py") and config.option.markexpr == "not slow"
+    return (is_test and b"\npytestmark = pytest.mark.slow" in collection_path.read_bytes()) or None
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """The whole suite runs in several processes, where pytest-xdist is installed: most tests wait for others.
+
+    What names files or folders, and `-n 0`, runs in this one.
+    """
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.collectonly
+    is_worker = hasattr(config, "workerinput")
+    if is_whole and not is_worker and getattr(config.option, "numprocesses", 0) is None:
+        config.option.numprocesses = NUM_PROCESSES
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Tests that share a fixture stay in one process: those of a file, or of a folder with one server."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return next((folder for folder in WITH_ONE_SERVER if file.startswith(folder)), file)
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_timeout_set_timer() -> Generator[None, object, object]:
+def pytest_timeout_set_timer(
+    item: pytest.Item, settings: pytest_timeout.Settings
+) -> Generator[None, object, object]:
     """Kills what a test has started when its time is over: its own clean-up may wait for their end.
 
     `with subprocess.Popen(...)` does, without a time limit: one process that does not end would hang the run.
+    A minute later this process ends too, if it hangs where Python sees no signal.
     """
     result = yield
+    stderr = item.config.stash[fault_handler_stderr_fd_key]
+    faulthandler.dump_traceback_later(settings.timeout + 60.0, exit=True, file=stderr)
     started, fail = time.clock_gettime(time.CLOCK_BOOTTIME), signal.getsignal(signal.SIGALRM)
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -69,6 +112,12 @@ def pytest_timeout_set_timer() -> Generator[None, object, object]:
     if callable(fail):
         signal.signal(signal.SIGALRM, end)
     return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_cancel_timer() -> Generator[None, object, object]:
+    faulthandler.cancel_dump_traceback_later()
+    return (yield)
 
 
 @pytest.fixture(scope="session")
