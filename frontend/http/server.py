@@ -1,7 +1,5 @@
 """run_server: one HTTP process from its socket to its exit code. Knows neither who made the engine's client
 nor who bound the socket, so that one process, one attached to a daemon and one of many are run alike.
-
-uvicorn's Server is not used: it polls ten times a second, and its drain knows nothing of aborts.
 """
 
 from __future__ import annotations
@@ -14,11 +12,9 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
-from uvicorn.config import Config
-from uvicorn.server import ServerState
 
 from ...ipc.errors import EngineDeadError
 from ...ipc.processes.heap import limit_kept_heap
@@ -30,10 +26,10 @@ from ..text.tokenizer import encode_without_threads
 from .app import create_app
 from .connections.admission import Admission
 from .connections.auth import ApiKeys
+from .connections.connection import Connection
 from .connections.hosts import AllowedHosts
 from .connections.layers import wrap_routes
 from .connections.listen import BACKLOG
-from .connections.protocol import CappedProtocol
 from .engines.attachments import Attachments, OnlyEngine
 from .engines.daemon_model import DaemonModel
 from .engines.served_models import ServedModels
@@ -105,8 +101,8 @@ class Server:
         else:
             self._models = ServedModels.of_one(engines, options)
             self._engines = OnlyEngine(self._models.only)
-        self._state = ServerState()
-        self._state.tasks = self._models.parts.tasks  # pyright: ignore[reportAttributeAccessIssue]
+        self.connections: set[Connection] = set()
+        self._tasks = self._models.parts.tasks
         self._stop = asyncio.Event()  # a first signal, or a dead engine
         self._stop_now = asyncio.Event()  # a second signal
         endpoint = options.otlp_traces_endpoint
@@ -130,7 +126,7 @@ class Server:
         if self._options.grpc_address is not None:
             from ..grpc.server import GrpcServer
 
-            address, tasks = self._options.grpc_address, self._state.tasks
+            address, tasks = self._options.grpc_address, self._tasks
             self._grpc = GrpcServer(self._models, address, tasks, self._access_log)
         listen = functools.partial(self._listen, listening_socket, self._make_factory())
         listener = None if self._options.accepts_when_ready else await listen()
@@ -150,7 +146,7 @@ class Server:
             self._models.close()
             if self._grpc is not None:
                 await self._grpc.close()
-            for connection in cast(list[CappedProtocol], list(self._state.connections)):
+            for connection in list(self.connections):
                 connection.close_now()
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
@@ -161,7 +157,7 @@ class Server:
         return 0
 
     async def _listen(
-        self, listening_socket: socket.socket, factory: Callable[[], CappedProtocol]
+        self, listening_socket: socket.socket, factory: Callable[[], Connection]
     ) -> asyncio.Server | TlsListener:
         if self._grpc is not None:
             await self._grpc.start()
@@ -178,7 +174,7 @@ class Server:
             return await loop.create_unix_server(factory, sock=listening_socket, backlog=BACKLOG)
         return await loop.create_server(factory, sock=listening_socket, backlog=BACKLOG)
 
-    def _make_factory(self) -> Callable[[], CappedProtocol]:
+    def _make_factory(self) -> Callable[[], Connection]:
         options = self._options
         routes = create_app(self._models, self._peers)
         app = wrap_routes(routes, options)
@@ -186,23 +182,19 @@ class Server:
             app = self._tracing.wrap(app, self._models.parts)
         if self._access_log is not None:
             app = log_access(app, self._access_log, self._models.parts)
-        config = Config(
-            app,
-            http=CappedProtocol,  # type: ignore[arg-type]
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-        )
-        config.load()
         keys = ApiKeys(options.api_key_hashes, options.server_id)
         hosts = AllowedHosts(options.allowed_hosts) if options.allowed_hosts else None
-        body_paths, root_path = routes.body_paths, options.root_path
-        admission = Admission(options.limits, keys, body_paths, root_path, hosts, self._access_log)
-
-        return lambda: CappedProtocol(config, self._state, {}, admission)
+        admission = Admission(
+            options.limits,
+            keys,
+            routes.body_paths,
+            self.connections,
+            self._models.parts.run,
+            options.root_path,
+            hosts,
+            self._access_log,
+        )
+        return lambda: Connection(app, admission)
 
     async def _run_until_signal(self, work: Coroutine[None, None, None]) -> bool:
         """True when `work` has ended, whose error is raised; False, and it is cancelled, at a signal."""
@@ -222,10 +214,10 @@ class Server:
         self._models.parts.drain()
         if self._grpc is not None:
             self._grpc.drain(self._options.drain_timeout_s + _ABORT_GRACE_S)
-        for connection in list(self._state.connections):
+        for connection in list(self.connections):
             connection.shutdown()
         if not await self._wait_until_idle(self._options.drain_timeout_s):
-            _logger.warning("%d requests have not ended, and are aborted", len(self._state.tasks))
+            _logger.warning("%d requests have not ended, and are aborted", len(self._tasks))
             self._models.close()  # what has not been rendered by now is not going to be answered
             for serving in self._models.servings:
                 ids = serving.room.request_ids
@@ -236,14 +228,13 @@ class Server:
 
     async def _close_connections(self) -> None:
         """Let what has been answered reach its reader; cut off what still runs."""
-        connections = cast(set[CappedProtocol], self._state.connections)
-        for connection in list(connections):
-            if connection.is_busy:
+        for connection in list(self.connections):
+            if connection.exchanges:
                 connection.close_now()
             else:
                 connection.transport.close()
         deadline = asyncio.get_running_loop().time() + _FLUSH_GRACE_S
-        while (connections or self._state.tasks) and asyncio.get_running_loop().time() < deadline:
+        while (self.connections or self._tasks) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(_FLUSH_POLL_S)
 
     async def _wait_until_idle(self, timeout_s: float, is_told: bool = True) -> bool:
@@ -257,14 +248,14 @@ class Server:
         if is_told:
             tell_at = now()
         try:
-            while self._state.tasks:
+            while self._tasks:
                 left_s = deadline - now()
                 if left_s <= 0 or hurry.done():
                     return False
                 if now() >= tell_at:
                     tell_at = now() + _TELL_S
                     self._tell_what_runs(left_s)
-                waited: set[asyncio.Future[object]] = {hurry, *self._state.tasks}  # pyright: ignore
+                waited: set[asyncio.Future[object]] = {hurry, *self._tasks}
                 wait_s = min(left_s, max(tell_at - now(), 0.0))
                 await asyncio.wait(waited, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             return True
@@ -277,7 +268,7 @@ class Server:
         ]
         _logger.info(
             "ending: %d requests are under way (%s) and have %.0f s; another signal aborts them",
-            *(len(self._state.tasks), ", ".join(sequences), left_s),
+            *(len(self._tasks), ", ".join(sequences), left_s),
         )
 
     def _on_signal(self) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Coroutine
 from enum import IntEnum
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ....ipc.processes.heap import trim_heap
 from ..errors import ApiError, overloaded
 from ..limits import Limits
 from ..observe.access_log import AccessLog
 from .auth import ApiKeys
-from .connection import Connection
 from .hosts import AllowedHosts
 
 # Who gives way when a process is full: shares of connections and of stored bytes. A client is a text: the
@@ -148,6 +148,32 @@ class ByteShares(Generic[T]):
         return next(one for one in reversed(self._held) if self._held[one][0] == largest)
 
 
+class AdmittedConnection(Protocol):
+    """A connection as those beside it see it. client_name: in shares, whose it is."""
+
+    client_name: str
+
+    @property
+    def is_ending(self) -> bool:
+        """It has been given its last answer."""
+        ...
+
+    def give_way(self, error: ApiError) -> None:
+        """Let go of bytes that it holds: the error is its last answer."""
+
+    def close_now(self) -> None:
+        """Close it without one."""
+
+    def shutdown(self) -> None:
+        """Answer what has come, and close."""
+
+    def pause_reading(self) -> None:
+        """Others have a turn."""
+
+    def continue_reading(self) -> None:
+        """It has its turn again."""
+
+
 # Connections that send much take turns, so that one turn of the event loop reads only so much. libuv
 # reads a connection for as long as bytes are there, up to 8 MB: 75 uploads held the loop for 1.3 s.
 
@@ -159,9 +185,9 @@ class ReadTurns:
     """Of one process. Methods are called in its event loop."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Connection] = deque()
+        self._waiting: deque[AdmittedConnection] = deque()
 
-    def note_read(self, reader: Connection, num_bytes: int) -> None:
+    def note_read(self, reader: AdmittedConnection, num_bytes: int) -> None:
         """So much came in one go: who has read much waits for its next turn."""
         if num_bytes < _LARGE_READ_BYTES:
             return
@@ -200,28 +226,12 @@ class MemoryTrimmer:
         asyncio.get_running_loop().run_in_executor(None, trim_heap)
 
 
-class AdmittedConnection(Protocol):
-    """A connection as those beside it see it. client_name: in shares, whose it is."""
-
-    client_name: str
-
-    @property
-    def is_ending(self) -> bool:
-        """It has been given its last answer."""
-        ...
-
-    def give_way(self, error: ApiError) -> None:
-        """Let go of bytes that it holds: the error is its last answer."""
-
-    def close_now(self) -> None:
-        """Close it without one."""
-
-
 class Admission:
     """What the connections of one process share: its limits, keys and room.
 
     body_paths: where a POST has a body; that of any other request is not stored. root_path: what is taken
     away from the beginning of paths. hosts: whom requests have to be for; None: whoever they name.
+    open_connections: where they note themselves, with and without a place. run: has a request answered.
     """
 
     def __init__(
@@ -229,6 +239,8 @@ class Admission:
         limits: Limits,
         keys: ApiKeys,
         body_paths: frozenset[str],
+        open_connections: set[Any],
+        run: Callable[[Coroutine[Any, Any, None]], object],
         root_path: str = "",
         hosts: AllowedHosts | None = None,
         access_log: AccessLog | None = None,
@@ -239,6 +251,8 @@ class Admission:
         self.root_path = root_path.encode()
         self.hosts = hosts
         self.access_log = access_log
+        self.open_connections = open_connections
+        self.run = run
         self.connections: ConnectionTable[AdmittedConnection] = ConnectionTable(limits.max_connections)
         self.headers: ByteShares[AdmittedConnection] = ByteShares(limits.max_total_header_bytes)
         self.bodies: ByteShares[AdmittedConnection] = ByteShares(

@@ -17,7 +17,7 @@ from typing import cast
 
 from ....ipc.errors import ConfigError
 from ..options import TlsOptions
-from .protocol import CappedProtocol
+from .connection import Connection
 
 REFRESH_S = 5.0  # between looks at the files
 _CLOSE_S = 1.0  # for the client's last word
@@ -106,7 +106,7 @@ class TlsListener:
     def __init__(
         self,
         listening_socket: socket.socket,
-        make_protocol: Callable[[], CappedProtocol],
+        make_protocol: Callable[[], Connection],
         options: TlsOptions,
         handshake_s: float,
     ) -> None:
@@ -150,7 +150,7 @@ class TlsListener:
     async def _shake_hands(self, client: socket.socket, address: object) -> None:
         protocol = self._make_protocol()
         host = str(cast(tuple[object, ...], address)[0]) if isinstance(address, tuple) else ""
-        if not protocol.begin_handshake(Handshake(client), host):
+        if not protocol.begin_handshake(cast(asyncio.Transport, Handshake(client)), host):
             client.close()
             return
         try:
@@ -163,7 +163,7 @@ class TlsListener:
             )
             transport.set_write_buffer_limits(_WRITE_BUFFER_BYTES)
         except (OSError, asyncio.CancelledError):  # ssl.SSLError and TimeoutError are OSErrors
-            protocol.end_handshake()
+            protocol.connection_lost(None)
             client.close()
 
 

@@ -124,7 +124,7 @@ def run_with_server(
             **(options or {}),
         )
         server = Server(llm, server_options)  # type: ignore[arg-type]
-        server._state.connections = WatchedSet()
+        server.connections = WatchedSet()
         server._models.only._text = InlineText(llm.tokenizer)  # type: ignore[assignment]
         ready = asyncio.Event()
         serving = asyncio.create_task(server.serve(listening_socket, lambda _: ready.set()))

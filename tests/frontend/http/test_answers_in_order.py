@@ -210,11 +210,11 @@ def test_junk_behind_a_request_is_bounded_and_costs_its_answer_nothing() -> None
         llm.gate.clear()
         await peer.say(post(GENERATE, STREAM))
         await llm.wait_for_calls(1)
-        connection: Any = next(iter(server._state.connections))
+        connection: Any = next(iter(server.connections))
         sending = asyncio.create_task(peer.say(b"junk\r\n\r\n" * 2**22))
         while connection._num_dropped_bytes < 2**20:
             assert await (await peer.make_neighbour()).ask_live()
-        assert connection.flow.read_paused
+        assert connection.is_reading_paused
         assert connection._num_dropped_bytes < 2**21
         assert connection._admission.headers.num_bytes < 1000
         llm.gate.set()
@@ -249,7 +249,7 @@ def test_a_slow_reader_gets_all_of_the_answers_before_a_refusal() -> None:
         other = await peer.make_neighbour()
         await other.say(b"junk\r\n\r\n")
         assert (await other.read_answer())[0] == 400
-        connections: Any = server._state.connections
+        connections: Any = server.connections
         while len(connections) > 2:  # the other does not leave, and is cut off a second later
             assert await peer.ask_live()
         slow.writer.transport.resume_reading()
@@ -279,8 +279,8 @@ def test_the_rest_of_a_head_that_is_not_read_behind_others_is_not_late() -> None
         llm.gate.clear()
         await peer.say(post(GENERATE, WHOLE) * 2 + b"GET /version HTTP/1.1\r\n")
         await llm.wait_for_calls(1)
-        connection: Any = next(iter(server._state.connections))
-        assert connection.pipeline
+        connection: Any = next(iter(server.connections))
+        assert len(connection.exchanges) > 1
         assert connection._deadline is None
         llm.gate.set()
         for _ in range(2):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from openai_fakes import FakeLLM
-from quire.frontend.http.connections.protocol import CappedProtocol
+from quire.frontend.http.connections.connection import Connection
 from quire.frontend.http.server import Server
 from server_fakes import Peer, run_with_server
 
@@ -22,10 +22,10 @@ CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
 TOKENIZE = b'{"prompt":"a"}'
 
 
-def find_connection(server: Server, peer: Peer) -> CappedProtocol | None:
+def find_connection(server: Server, peer: Peer) -> Connection | None:
     """The server's end of a connection, None once it has ended."""
     address = peer.writer.get_extra_info("sockname")
-    connections: Any = server._state.connections
+    connections: Any = server.connections
     return next((one for one in connections if one.client == address), None)
 
 
@@ -256,7 +256,7 @@ def test_answers_to_requests_in_a_row_that_nobody_reads_do_not_keep_their_connec
         slow.writer.transport.pause_reading()
         for _ in range(20):  # past what the kernel takes for a reader that does not read
             await slow.say(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 50)
-        await server._state.connections.emptied.wait()  # type: ignore[attr-defined]
+        await server.connections.emptied.wait()  # type: ignore[attr-defined]
 
     run_with_server(scenario, write_timeout_s=0.3, max_keep_alive_s=0.3, max_header_s=60.0)
 
@@ -271,9 +271,9 @@ def test_a_body_that_did_not_come_whole_is_let_go_with_its_connection() -> None:
         assert connection is not None
         while connection._admission.bodies.num_bytes < 80_000:
             await asyncio.sleep(0)
-        request = weakref.ref(connection.cycle)
+        request = weakref.ref(connection.exchanges[0])
         peer.writer.transport.abort()
-        await server._state.connections.emptied.wait()  # type: ignore[attr-defined]
+        await server.connections.emptied.wait()  # type: ignore[attr-defined]
         assert request() is None
 
     try:
@@ -314,8 +314,8 @@ def test_an_idle_connection_keeps_nothing_of_what_was_answered() -> None:
         llm.gate.set()
         assert (await peer.read_answer())[0] == 200
         assert connection._admission.headers.num_bytes == 0
-        assert not connection.headers
-        assert connection.cycle is connection.scope is None
+        assert not connection.exchanges
+        assert not connection._headers
 
     run_with_server(scenario, api_keys=("one",))
 
@@ -329,7 +329,7 @@ def test_a_client_that_leaves_frees_all_requests_in_its_row() -> None:
         await row.post("/v1/chat/completions", CHAT)
         connection = find_connection(server, row)
         assert connection is not None
-        while not connection.pipeline:
+        while len(connection.exchanges) < 2:
             assert await peer.ask_live()
         connection.transport.abort()  # a paused connection learns of its client's end when it writes
         await llm.wait_for_calls(1, num_ended=1)
@@ -338,8 +338,8 @@ def test_a_client_that_leaves_frees_all_requests_in_its_row() -> None:
     run_with_server(scenario)
 
 
-def find_any(server: Server) -> CappedProtocol:
-    connections: Any = server._state.connections
+def find_any(server: Server) -> Connection:
+    connections: Any = server.connections
     return next(iter(connections))
 
 

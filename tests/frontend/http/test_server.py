@@ -170,7 +170,7 @@ def test_a_whole_answer_that_nobody_reads_does_not_keep_its_connection(connectio
         slow.writer.transport.pause_reading()
         await slow.post("/v1/chat/completions", CHAT, f"connection: {connection}\r\n")
         await llm.wait_for_calls(1, num_ended=1)
-        connections = server._state.connections
+        connections = server.connections
         assert isinstance(connections, WatchedSet)
         await connections.emptied.wait()  # `peer` says nothing and is closed as well
         slow.leave()

@@ -8,7 +8,7 @@ import pytest
 from openai_fakes import FakeLLM
 from quire.frontend.http.connections import admission
 from quire.frontend.http.connections.admission import LARGE_BYTES, MemoryTrimmer
-from quire.frontend.http.connections.protocol import CappedProtocol
+from quire.frontend.http.connections.connection import Connection
 from quire.frontend.http.server import Server
 from server_fakes import Peer, run_with_server
 
@@ -52,14 +52,14 @@ def test_the_end_of_a_large_body_is_noted_whether_it_was_answered_or_cut(
     monkeypatch.setattr(MemoryTrimmer, "note_ended", note)
     body = b'{"prompt":"' + b"a" * LARGE_BYTES + b'"}'
     has_all_but_the_end = asyncio.Event()
-    on_body = CappedProtocol.on_body
+    on_body = Connection.on_body
 
-    def look(self: CappedProtocol, part: bytes) -> None:
+    def look(self: Connection, part: bytes) -> None:
         on_body(self, part)
-        if self._largest_body >= len(body) - 1:
+        if self.exchanges[0].num_body_bytes >= len(body) - 1:
             has_all_but_the_end.set()
 
-    monkeypatch.setattr(CappedProtocol, "on_body", look)
+    monkeypatch.setattr(Connection, "on_body", look)
 
     async def scenario(_llm: FakeLLM, peer: Peer, _: Server) -> None:
         head = f"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"

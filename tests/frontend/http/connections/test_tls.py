@@ -70,7 +70,7 @@ def test_a_handshake_that_does_not_end_is_cut_off() -> None:
     async def scenario(_llm: FakeLLM, peer: Peer, server: Server) -> None:
         await peer.say(HELLO)
         assert await peer.read_all() == b""
-        assert not server._state.connections
+        assert not server.connections
 
     run_with_server(scenario, options=TLS, max_header_s=0.2)
 
