@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
+import operator
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from http import HTTPStatus
 from importlib.metadata import version
-from types import UnionType
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,45 +22,32 @@ from starlette.types import Message as AsgiMessage
 
 from ...ipc.errors import QuireError, shorten
 from ...ipc.params.request_options import MAX_REQUEST_ID_LENGTH
-from .bodies import messages, responses, schema
-from .bodies import vectors as pooling
+from .bodies import schema
 from .bodies.openapi import CONTENT_SECURITY_POLICY, Routes, render_docs
 from .bodies.parsing import parse_body, parse_leniently, parse_request
 from .caller import Caller
 from .connections.auth import CALLER_KEY
-from .dialects import chat_answers
-from .dialects.chat import create_chat_completion
-from .dialects.cohere import create_cohere_embedding
-from .dialects.completions import create_completion
-from .dialects.embeddings import create_classification, create_embedding, create_pooling
-from .dialects.messages import count_message_tokens, create_message
-from .dialects.ranks import create_any_rerank, create_cohere_rerank, create_rerank
-from .dialects.responses import create_response
 from .dialects.responses_kept import add_routes as add_stored_responses_routes
-from .dialects.scores import create_score
-from .dialects.tasks import check_task, find_task
+from .dialects.route import PostRoute
+from .dialects.table import ROUTES, check_request
 from .dialects.tei import add_routes as add_tei_routes
-from .dialects.tei import create_similarity, create_tei_embedding
-from .dialects.tokenize import create_detokenize, create_tokenize
 from .engines.served_models import ServedModels
-from .errors import MESSAGES_PATH, ApiError, ErrorResponse, make_error_response, unavailable
+from .errors import ApiError, ErrorResponse, make_error_response, unavailable
 from .headers import find_header
 from .jobs.peers import PeerSockets
 from .observe.http_counts import OTHER, HttpCounts
 from .observe.live import add_routes as add_live_routes
 from .observe.metrics import add_routes as add_metrics_routes
 from .observe.server_info import add_health_routes, add_info_routes
-from .serving import Serving
 from .stream import REQUEST_ID_HEADER, echo_request_id, respond, run_while_connected
 
 _CLIENT_GONE = 499  # nginx's code; nobody reads it
 _NOT_INVOKED = "body: 'messages', 'prompt', 'input', 'text_1' or 'queries' with 'documents', or 'query'"
-T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
 Endpoint = Callable[[Request], Awaitable[Response]]
 Parse = Callable[[bytes], R]
 Handler = Callable[[R, Caller], Coroutine[Any, Any, Response]]
-ModelHandler = Callable[[Serving, T, Caller], Coroutine[Any, Any, Response]]
+_INVOKED = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/score", "/v1/rerank")
 
 
 def create_app(models: ServedModels, peers: PeerSockets | None = None) -> DirectRoutes:
@@ -159,49 +146,17 @@ class DirectRoutes:
 
 
 def _add_post_routes(routes: Routes, models: ServedModels) -> dict[str, Endpoint]:
-    """Routes whose body is one of schema.py's Structs; returns their endpoints by path."""
+    """Routes of requests, as the dialects have them; returns their endpoints by path."""
     endpoints: dict[str, Endpoint] = {}
     handled: dict[str, tuple[Parse[Any], Handler[Any]]] = {}
     parse_kind = parse_leniently if models.parts.options.unknown_fields == "ignore" else parse_body
-
-    def add(
-        path: str,
-        kind: type[T],
-        handler: ModelHandler[T],
-        answer: Any,
-        event: type[msgspec.Struct] | UnionType | None = None,
-    ) -> None:
-        by_model = _make_handler(models, handler, find_task(path))
-        parse = functools.partial(parse_kind, kind=kind)
-        handled[path] = parse, by_model
-        endpoint = endpoints[path] = _make_endpoint(models, parse, by_model)
+    for path, route in ROUTES.items():
+        parse, handler = functools.partial(parse_kind, kind=route.body), _make_handler(models, route)
+        handled[path] = parse, handler
+        endpoint = endpoints[path] = _make_endpoint(models, parse, handler)
         # For /openapi.json, and for other methods' 405.
-        name = handler.__name__
-        routes.add(path, endpoint, handler.__doc__, answer, name=name, request=kind, event=event)
-
-    answer, event = schema.CompletionResponse, schema.CompletionResponse
-    add("/v1/completions", schema.CompletionRequest, create_completion, answer, event)
-    answer, event = chat_answers.ChatCompletion, chat_answers.ChatCompletionChunk
-    add("/v1/chat/completions", schema.ChatCompletionRequest, create_chat_completion, answer, event)
-    answer, event = responses.ResponsesResponse, responses.ResponseEvent
-    add("/v1/responses", responses.ResponsesRequest, create_response, answer, event)
-    add(MESSAGES_PATH, messages.MessagesRequest, create_message, messages.Message, messages.MessageEvent)
-    path = f"{MESSAGES_PATH}/count_tokens"
-    add(path, messages.CountTokensRequest, count_message_tokens, messages.TokenCount)
-    add("/v1/embeddings", pooling.EmbeddingRequest, create_embedding, pooling.EmbeddingResponse)
-    add("/v2/embed", pooling.CohereEmbedRequest, create_cohere_embedding, pooling.CohereEmbedResponse)
-    add("/embed", pooling.TeiEmbedRequest, create_tei_embedding, list[list[float]])
-    add("/similarity", pooling.SimilarityRequest, create_similarity, list[float])
-    ranks = pooling.RerankResponse | list[pooling.TeiRank]
-    add("/rerank", pooling.AnyRerankRequest, create_any_rerank, ranks)
-    add("/v1/rerank", pooling.RerankRequest, create_rerank, pooling.RerankResponse)
-    add("/v2/rerank", pooling.RerankRequest, create_cohere_rerank, pooling.RerankResponse)
-    for path in ("/score", "/v1/score"):
-        add(path, pooling.ScoreRequest, create_score, pooling.ScoreResponse)
-    add("/classify", pooling.ClassifyRequest, create_classification, pooling.ClassifyResponse)
-    add("/pooling", pooling.PoolingRequest, create_pooling, pooling.PoolingResponse)
-    add("/tokenize", schema.TokenizeRequest, create_tokenize, schema.TokenizeResponse)
-    add("/detokenize", schema.DetokenizeRequest, create_detokenize, schema.DetokenizeResponse)
+        name, text = route.handler.__name__, route.handler.__doc__
+        routes.add(path, endpoint, text, route.answer, name=name, request=route.body, event=route.event)
     path = "/abort_requests"  # names no model: ids of answers do not tell it
     parse = functools.partial(parse_body, kind=schema.AbortRequest)
     abort = endpoints[path] = _make_endpoint(models, parse, functools.partial(create_abort, models))
@@ -225,10 +180,9 @@ def _add_invocations(
         return handler(request, caller)
 
     endpoint = _make_endpoint(models, parse, handle)
-    kinds = schema.CompletionRequest | schema.ChatCompletionRequest
-    kinds |= pooling.EmbeddingRequest | pooling.ScoreRequest | pooling.RerankRequest
-    answers = schema.CompletionResponse | chat_answers.ChatCompletion
-    answers |= pooling.EmbeddingResponse | pooling.ScoreResponse | pooling.RerankResponse
+    invoked = [ROUTES[path] for path in _INVOKED]
+    kinds = functools.reduce(operator.or_, (route.body for route in invoked))
+    answers = functools.reduce(operator.or_, (route.answer for route in invoked))
     text = "Answer a request of another route, as SageMaker's callers ask."
     routes.add("/invocations", endpoint, text, answers, name="invocations", request=kinds)
     return endpoint
@@ -268,15 +222,15 @@ def _find_invoked(body: bytes, models: ServedModels) -> str:
     return "/classify" if "classify" in tasks else "/pooling"
 
 
-def _make_handler(models: ServedModels, handler: ModelHandler[T], task: str | None) -> Handler[T]:
+def _make_handler(models: ServedModels, route: PostRoute) -> Handler[Any]:
     """It answers by the model that the request names, which can do the route's task."""
+    task = route.task if isinstance(route.task, str) else None
 
-    def handle(request: T, caller: Caller) -> Coroutine[Any, Any, Response]:
+    def handle(request: Any, caller: Caller) -> Coroutine[Any, Any, Response]:
         name: str | None = getattr(request, "model", None)
         serving = models.find(name, task).serving
-        if task is not None:
-            check_task(serving.llm.facts, task)
-        return handler(serving, request, caller)
+        check_request(route, serving.llm.facts, request)
+        return route.handler(serving, request, caller)
 
     return handle
 

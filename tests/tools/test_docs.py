@@ -15,7 +15,7 @@ import yaml
 from quire.frontend.cli.commands import daemon
 from quire.frontend.cli.entry import COMMANDS
 from quire.frontend.cli.parser import Parser, UsageError, describe
-from quire.frontend.http.dialects.tasks import computes, find_task
+from quire.frontend.http.dialects.table import ROUTES
 from quire.tools.docs.examples import EXAMPLES, shorten_answer
 from quire.tools.docs.field_texts import FIELD_TEXTS
 from quire.tools.docs.http_api import make_document
@@ -56,7 +56,8 @@ def test_examples_say_what_their_routes_need_and_nothing_that_they_do_not_know()
 
 def test_each_field_of_a_request_for_vectors_has_a_meaning() -> None:
     sections = (ROOT / "docs" / "http.md").read_text(encoding="utf-8").split("\n## POST ")
-    texts = [one for one in sections if computes(one.split()[0]) and find_task(one.split()[0]) != "generate"]
+    paths = {path for path, route in ROUTES.items() if route.task not in (None, "generate")}
+    texts = [one for one in sections if one.split()[0] in paths]
     assert len(texts) == 11
     for text in texts:
         assert "|  |\n" not in text, text

@@ -10,7 +10,7 @@ from typing import Any, cast
 from ...frontend.http.app import create_app
 from ...frontend.http.bodies.openapi import describe_type
 from ...frontend.http.bodies.schema import SamplingFields, SilentFields
-from ...frontend.http.dialects import unsupported
+from ...frontend.http.dialects.table import ROUTES
 from ...frontend.http.engines.served_models import ServedModels, ServerParts
 from ...frontend.http.limits import Limits, list_limits
 from ...frontend.http.options import ServerOptions
@@ -19,16 +19,7 @@ from ..markdown import format_table
 from .examples import find_example
 from .field_texts import FIELD_TEXTS
 
-_RULES: dict[str, dict[str, Any]] = {
-    "CompletionRequest": unsupported.COMPLETION_RULES,
-    "ChatCompletionRequest": unsupported.CHAT_RULES,
-    "ResponsesRequest": unsupported.RESPONSES_RULES,
-    "MessagesRequest": unsupported.MESSAGES_RULES,
-    "TokenizeRequest": unsupported.TOKENIZE_RULES,
-    "RerankRequest": unsupported.RERANK_RULES,
-    "AnyRerankRequest": unsupported.RERANK_RULES,
-    "CohereEmbedRequest": unsupported.COHERE_EMBED_RULES,
-}
+_RULES = {route.body.__name__: route.refused for route in ROUTES.values() if route.refused}
 _NO_BOUND = f" to {MAX_INT:,}"  # only what an integer can hold
 _HEAD = ("field", "type", "meaning")
 _SILENT_NAMES = SilentFields.__struct_fields__

@@ -2,7 +2,7 @@
 
 A field that is not here is refused, so nothing that would change an answer is ignored in silence. Fields that
 say nothing about the answer are taken and left (SilentFields); of those that Quire does not have,
-`endpoints/unsupported.py` refuses what asks for more.
+a dialect refuses what asks for more (`PostRoute.refused`).
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ from .chat_answers import (
 from .conversation import parse_outputs, prepare_conversation, read_output
 from .formats import find_format
 from .logprobs import make_beside, make_chat_logprobs, make_prompt_logprobs
+from .route import REFUSED_BY_ALL, PostRoute, Refused, is_off
 from .sampling import make_chat_params, read_beam_search
-from .unsupported import CHAT_RULES, check_supported
 from .usage import UsageCounter, choose_usage, take_last
 
 Outputs = AsyncGenerator[RequestOutput, None]
@@ -75,7 +75,6 @@ async def create_chat_completion(
 
 
 def _check(serving: Serving, request: ChatCompletionRequest) -> None:
-    check_supported(request, CHAT_RULES)
     if request.reasoning_effort not in (None, "none") and not serving.is_thinking:
         raise FieldError("reasoning_effort", request.reasoning_effort, "'none': this model does not think")
     if request.top_logprobs is not None and not request.logprobs:
@@ -353,3 +352,33 @@ def choose_logprobs(
 def wants_logprobs(request: ChatCompletionRequest) -> bool:
     """Whether logprobs are to be shown."""
     return bool(request.logprobs or request.logprob_token_ids)
+
+
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+REFUSED_OF_PROMPTS: Refused = {"chat_template": ("none: the template is the model's own", lambda _: False)}
+REFUSED: Refused = (
+    REFUSED_BY_ALL
+    | REFUSED_OF_PROMPTS
+    | {
+        "return_prompt_text": ("false: /tokenize and /detokenize tell it", is_off),
+        "functions": ("none: use tools", is_off),
+        "function_call": ("'none' or 'auto': use tool_choice", lambda value: value in ("none", "auto")),
+        "reasoning_effort": (", ".join(map(repr, _EFFORTS)), _EFFORTS.__contains__),
+        "modalities": ("['text']: only text is supported", lambda value: value == ["text"]),
+        "audio": ("none: only text is supported", is_off),
+        "prediction": ("none: predicted outputs are not supported", is_off),
+        "web_search_options": ("none: web search is not supported", lambda _: False),
+        "verbosity": ("'medium': verbosity is not supported", lambda value: value == "medium"),
+    }
+)
+ROUTES = [
+    PostRoute(
+        "/v1/chat/completions",
+        ChatCompletionRequest,
+        create_chat_completion,
+        ChatCompletion,
+        ChatCompletionChunk,
+        task="generate",
+        refused=REFUSED,
+    )
+]

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from ..bodies.vectors import CohereEmbedRequest
+from ..bodies.vectors import CohereEmbedRequest, CohereEmbedResponse
 from ..caller import Caller
 from ..errors import FieldError, missing_field
 from ..serving import Serving, make_id
 from ..stream import JsonResponse
-from .unsupported import COHERE_EMBED_RULES, check_supported
+from .route import PostRoute, is_off
 from .vector_question import (
     Format,
     Inputs,
@@ -36,7 +36,6 @@ _encode = msgspec.json.Encoder().encode
 
 async def create_cohere_embedding(serving: Serving, request: CohereEmbedRequest, caller: Caller) -> Response:
     """Embed texts, in each of the asked forms. Raises InputErrors and ApiErrors."""
-    check_supported(request, COHERE_EMBED_RULES)
     forms = _read_forms(request.embedding_types)
     form: Format = "float" if "float" in forms else "base64"
     if request.texts is None:
@@ -78,3 +77,18 @@ def _find_truncation(request: CohereEmbedRequest) -> dict[str, tuple[str, Any]]:
         return {}
     most = request.max_tokens or -1
     return {"truncate_prompt_tokens": ("max_tokens", most), "truncation_side": ("truncate", side)}
+
+
+ROUTES = [
+    PostRoute(
+        "/v2/embed",
+        CohereEmbedRequest,
+        create_cohere_embedding,
+        CohereEmbedResponse,
+        task="embed",
+        refused={
+            "images": ("none: only text is supported", is_off),
+            "inputs": ("none: use texts", is_off),
+        },
+    )
+]

@@ -26,8 +26,8 @@ from ..stream import DONE, ChunkTemplate, cancel_and_wait, encode_event, respond
 from .formats import find_format
 from .logprobs import LogprobsOfChoices, make_beside
 from .prompts import decode_prompt, prepare_params, split_prompts, tokenize_prompts
+from .route import REFUSED_BY_ALL, PostRoute, is_off
 from .sampling import make_completion_params, read_beam_search
-from .unsupported import COMPLETION_RULES, check_supported
 from .usage import UsageCounter, choose_usage, take_last
 
 _MAX_SIZE_A_TURN = 20_000  # token ids or characters that are checked and sent in a turn of the event loop
@@ -70,7 +70,6 @@ async def admit_completion(serving: Serving, request: CompletionRequest, caller:
 
 
 def _check(request: CompletionRequest) -> None:
-    check_supported(request, COMPLETION_RULES)
     if request.stream_options is not None and not request.stream:
         raise FieldError("stream_options", "given", "only with stream=true")
 
@@ -289,3 +288,20 @@ def _hide(output: RequestOutput) -> None:
         one.token_ids = []
         if one.finish_reason in ("stop", "repetition"):  # because of that token
             one.finish_reason, one.stop_reason = "length", None
+
+
+REFUSED = REFUSED_BY_ALL | {
+    "suffix": ("none: filling in the middle is not supported", is_off),
+    "prompt_embeds": ("none: a prompt is text or token ids", is_off),
+}
+ROUTES = [
+    PostRoute(
+        "/v1/completions",
+        CompletionRequest,
+        create_completion,
+        CompletionResponse,
+        CompletionResponse,
+        task="generate",
+        refused=REFUSED,
+    )
+]

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 from starlette.responses import Response
 
 from ....ipc.params.pooling_params import EMBEDDING, FLOAT_BYTES, PoolingParams, PoolingTask
-from ..bodies.vectors import Classification, ClassifyRequest, EmbeddingRequest, InputFields, PoolingRequest
+from ....ipc.protocol.messages import EngineFacts
+from ..bodies.vectors import (
+    Classification,
+    ClassifyRequest,
+    ClassifyResponse,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    InputFields,
+    PoolingRequest,
+    PoolingResponse,
+)
 from ..caller import Caller
 from ..errors import FieldError, missing_field
 from ..serving import Serving, make_id
 from ..stream import JsonResponse
 from ..text_process.jobs import Conversation
 from .prompts import render_chat
-from .tasks import check_task
+from .route import PostRoute
 from .vector_question import (
     Inputs,
     Question,
@@ -49,20 +57,15 @@ async def create_embedding(serving: Serving, request: EmbeddingRequest, caller: 
 
 async def create_pooling(serving: Serving, request: PoolingRequest, caller: Caller) -> Response:
     """What is pooled of texts, token ids or a conversation, for any task of the model."""
-    facts = serving.llm.facts
-    task = request.task or _choose_task(facts.tasks)
-    check_task(facts, task)
+    task = _choose_task(serving.llm.facts, request)
     question = await _make_question(serving, caller, request, task, "pool")
     found = await ask(serving, caller, question)
     return await _respond(serving, question, found, _POOLED)
 
 
-def _choose_task(tasks: Sequence[str]) -> PoolingTask:
-    """The first that the model can do."""
-    for task in _TASKS:
-        if task in tasks:
-            return task
-    return _TASKS[0]
+def _choose_task(facts: EngineFacts, request: PoolingRequest) -> PoolingTask:
+    """The one that is asked for, or the first that the model can do."""
+    return request.task or next((task for task in _TASKS if task in facts.tasks), _TASKS[0])
 
 
 async def create_classification(serving: Serving, request: ClassifyRequest, caller: Caller) -> Response:
@@ -136,3 +139,11 @@ def _choose_writer(question: Question, found: Vectors) -> Write:
     if question.params.is_token_wise:
         return make_row_writer(sum(map(len, found.data)) // (FLOAT_BYTES * found.num_tokens))
     return write_floats
+
+
+POOLING_PATH = "/pooling"
+ROUTES = [
+    PostRoute("/v1/embeddings", EmbeddingRequest, create_embedding, EmbeddingResponse, task="embed"),
+    PostRoute("/classify", ClassifyRequest, create_classification, ClassifyResponse, task="classify"),
+    PostRoute(POOLING_PATH, PoolingRequest, create_pooling, PoolingResponse, task=_choose_task),
+]

@@ -23,7 +23,7 @@ from ...tools import Tool, ToolChoice
 from ..bodies import messages as body
 from ..bodies.schema import ChatMessage
 from ..caller import Caller
-from ..errors import ApiError, FieldError, as_api_error, encode_messages_error
+from ..errors import MESSAGES_PATH, ApiError, FieldError, as_api_error, encode_messages_error
 from ..serving import Serving
 from ..stream import encode_named_event, respond
 from ..text_process.jobs import Conversation, GrammarJob, TokenizeJob
@@ -35,9 +35,9 @@ from .conversation import (
     prepare_conversation,
 )
 from .prompts import answer_by_text
+from .route import PostRoute, Refused, is_off
 from .sampling import make_messages_params
 from .tool_input import ToolInput
-from .unsupported import MESSAGES_RULES, check_supported
 from .usage import UsageCounter
 
 # A Messages request -> the Conversation that all APIs make of theirs.
@@ -56,7 +56,6 @@ _ROLES: dict[type[body.BlockParam], str] = {
 
 def make_conversation(serving: Serving, request: body.CountTokensRequest) -> Conversation:
     """Check what is Anthropic's own, and say the rest in the words of all. Raises FieldError."""
-    check_supported(request, MESSAGES_RULES)
     _check_size(request, serving.options.limits.max_messages)
     messages = _make_messages(request)
     continues = messages[-1].role == "assistant"
@@ -469,3 +468,35 @@ def _choose_stop_reason(one: CompletionOutput, has_called: bool) -> tuple[body.S
             return "stop_sequence", one.stop_reason
         case _:
             return "end_turn", None
+
+
+def _keeps_messages(value: Any) -> bool:
+    """Whether a context_management leaves out thoughts only: which are shown is the template's to say."""
+    return all(str(edit.get("type")).startswith("clear_thinking_") for edit in value.edits or ())
+
+
+_REFUSED: Refused = {
+    "context_management": ("clear_thinking edits only: nothing else is left out", _keeps_messages),
+    "compaction": ("none: conversations are not summarized", is_off),
+    "container": ("none: no code is run", is_off),
+    "mcp_servers": ("none: only the caller runs tools", is_off),
+    "thread": ("none: conversations are not stored", is_off),
+}
+ROUTES = [
+    PostRoute(
+        MESSAGES_PATH,
+        body.MessagesRequest,
+        create_message,
+        body.Message,
+        body.MessageEvent,
+        task="generate",
+        refused=_REFUSED,
+    ),
+    PostRoute(
+        f"{MESSAGES_PATH}/count_tokens",
+        body.CountTokensRequest,
+        count_message_tokens,
+        body.TokenCount,
+        refused=_REFUSED,
+    ),
+]

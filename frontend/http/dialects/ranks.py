@@ -22,9 +22,9 @@ from ..caller import Caller
 from ..errors import FieldError, missing_field
 from ..serving import Serving, make_id
 from ..stream import JsonResponse, respond
+from .route import PostRoute, Refused, is_off
 from .scores import Pairs, Scores, score
 from .tei import find_truncation
-from .unsupported import RERANK_RULES, check_supported
 from .vector_question import make_meta, make_usage, read_texts
 
 _TEI_FIELDS = ("raw_scores", "return_text", "truncate", "truncation_direction")
@@ -68,7 +68,6 @@ async def _rank(
     *,
     cuts_documents: bool = False,
 ) -> Response:
-    check_supported(request, RERANK_RULES)
     answer_id = make_id("rerank")
     pairs = _make_pairs(serving, request.query, "documents", documents)
     found = await score(serving, caller, request, pairs, answer_id, cuts_seconds=cuts_documents)
@@ -118,3 +117,17 @@ def _make_pairs(serving: Serving, query: str, field: str, documents: list[Docume
 def _order(found: Scores) -> list[int]:
     """Places, the best first; equal ones in the order of the request."""
     return sorted(range(len(found.values)), key=lambda place: -found.values[place])
+
+
+_REFUSED: Refused = {
+    "rank_fields": ("['text']: documents are texts", lambda value: value in ([], ["text"])),
+    "relevant_spans": ("none: which part of a document is relevant is not told", is_off),
+}
+ROUTES = [
+    PostRoute(path, kind, handler, answer, task="score", refused=_REFUSED)
+    for path, kind, handler, answer in (
+        ("/rerank", AnyRerankRequest, create_any_rerank, RerankResponse | list[TeiRank]),
+        ("/v1/rerank", RerankRequest, create_rerank, RerankResponse),
+        ("/v2/rerank", RerankRequest, create_cohere_rerank, RerankResponse),
+    )
+]

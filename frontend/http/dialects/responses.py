@@ -37,8 +37,8 @@ from .formats import find_format
 from .responses_background import Answer, BackgroundAnswer, encode_events, encode_stream_failure
 from .responses_events import ResponseEncoder, find_response_id
 from .responses_items import ToolOffer, is_unfinished, make_messages, read_items, read_offer
+from .route import REFUSED_BY_ALL, PostRoute, Refused, is_off
 from .sampling import make_responses_params
-from .unsupported import LOGPROBS_ITEM, RESPONSES_RULES, check_supported
 
 _REPEATED_FIELDS = (
     *("instructions", "max_output_tokens", "max_tool_calls", "temperature", "top_p", "top_logprobs"),
@@ -56,7 +56,7 @@ async def create_response(serving: Serving, request: body.ResponsesRequest, call
     _check(serving, request)
     tools_kind = make_lenient(body.OfferedTools) if is_lenient(request) else body.OfferedTools
     offer = read_offer(request.tools, request.tool_choice, tools_kind)
-    wants_logprobs = LOGPROBS_ITEM in (request.include or ()) or request.top_logprobs is not None
+    wants_logprobs = _LOGPROBS_ITEM in (request.include or ()) or request.top_logprobs is not None
     params = make_responses_params(serving, request, wants_logprobs)
     if wants_logprobs and (offer.tools or serving.is_thinking):
         # Which tokens are of the text is told by the events that come with them.
@@ -117,7 +117,6 @@ async def _run_beside(items: Sequence[Any], function: Callable[[T], U], argument
 
 
 def _check(serving: Serving, request: body.ResponsesRequest) -> None:
-    check_supported(request, RESPONSES_RULES)
     if request.background and not serving.responses.has_store:
         allowed = "false: this server keeps no responses (max_stored_bytes=0)"
         raise FieldError("background", True, allowed, "unsupported_field")
@@ -241,3 +240,27 @@ async def _find_response(serving: Serving, response_id: str, caller: Caller, fie
         if error.status != HTTPStatus.NOT_FOUND:
             raise
         raise ApiError(HTTPStatus.BAD_REQUEST, f"{field}: {error}", param=field, code=code) from None
+
+
+_LOGPROBS_ITEM = "message.output_text.logprobs"
+# Thoughts are in the answer in plain text, which is taken back: there is nothing to encrypt.
+_INCLUDES = (_LOGPROBS_ITEM, "reasoning.encrypted_content")
+REFUSED: Refused = REFUSED_BY_ALL | {
+    "enable_response_messages": ("false: /tokenize tells the tokens of a prompt", is_off),
+    "previous_input_messages": ("none: use input", is_off),
+    "conversation": ("none: conversations are not stored", is_off),
+    "prompt": ("none: prompt templates are not stored", is_off),
+    "truncation": ("'auto' or 'disabled'", lambda value: value in ("auto", "disabled")),
+    "include": (f"of {', '.join(map(repr, _INCLUDES))}", lambda value: set(value) <= set(_INCLUDES)),
+}
+ROUTES = [
+    PostRoute(
+        "/v1/responses",
+        body.ResponsesRequest,
+        create_response,
+        body.ResponsesResponse,
+        body.ResponseEvent,
+        task="generate",
+        refused=REFUSED,
+    )
+]

@@ -17,11 +17,12 @@ from starlette.responses import Response
 from ....ipc.params.pooling_params import FLOAT_BYTES, PoolingParams
 from ...requests.vectors.encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS
 from ...requests.vectors.scoring import compute_cosine
-from ..bodies.vectors import DocumentText, Score, ScoreRequest
+from ..bodies.vectors import DocumentText, Score, ScoreRequest, ScoreResponse
 from ..caller import Caller
 from ..errors import FieldError, missing_field
 from ..serving import Serving, make_id
 from ..stream import JsonResponse
+from .route import PostRoute
 from .vector_question import (
     Inputs,
     Question,
@@ -141,3 +142,9 @@ async def compare(firsts: list[bytes], seconds: list[bytes]) -> list[float]:
 def _compare(firsts: list[bytes], seconds: list[bytes]) -> list[float]:
     first_vectors = map(read_floats, firsts) if len(firsts) > 1 else repeat(read_floats(firsts[0]))
     return list(map(compute_cosine, first_vectors, map(read_floats, seconds)))
+
+
+ROUTES = [
+    PostRoute(path, ScoreRequest, create_score, ScoreResponse, task="score")
+    for path in ("/score", "/v1/score")
+]

@@ -16,6 +16,7 @@ from ..engines.served_models import ServedModels
 from ..errors import ErrorResponse
 from ..serving import Serving, make_id
 from ..stream import JsonResponse, respond
+from .route import PostRoute
 from .scores import compare
 from .vector_question import (
     Inputs,
@@ -103,3 +104,9 @@ def _describe_type(tasks: Sequence[str], labels: Sequence[str]) -> dict[str, dic
     if "classify" in tasks:
         return {"reranker" if "score" in tasks else "classifier": named}
     return {"embedding": {}} if "embed" in tasks else {}
+
+
+ROUTES = [
+    PostRoute("/embed", TeiEmbedRequest, create_tei_embedding, list[list[float]], task="embed"),
+    PostRoute("/similarity", SimilarityRequest, create_similarity, list[float], task="embed"),
+]

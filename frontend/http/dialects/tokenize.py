@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from ..bodies.schema import DetokenizeRequest, TokenizeRequest
+from ..bodies.schema import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..caller import Caller
 from ..errors import FieldError, missing_field
 from ..serving import Serving
 from ..text_process.jobs import Conversation, DetokenizeJob, EncodeJob, TokenizeJob
-from .chat import make_prompt_conversation
+from .chat import REFUSED_OF_PROMPTS, make_prompt_conversation
 from .conversation import check_source
 from .prompts import answer_by_text
-from .unsupported import TOKENIZE_RULES, check_supported
+from .route import PostRoute
 
 
 async def create_tokenize(serving: Serving, request: TokenizeRequest, caller: Caller) -> Response:
     """Token ids of a prompt, or of a conversation by the chat template."""
-    check_supported(request, TOKENIZE_RULES)
     job = TokenizeJob(
         source=_make_source(serving, request),
         max_model_len=serving.llm.facts.max_model_len,
@@ -40,3 +39,9 @@ def _make_source(serving: Serving, request: TokenizeRequest) -> Conversation | E
         adds = request.add_special_tokens is not False
         return EncodeJob(texts=[request.prompt], names=["prompt"], add_special_tokens=adds)
     return check_source(serving, make_prompt_conversation(request))
+
+
+ROUTES = [
+    PostRoute("/tokenize", TokenizeRequest, create_tokenize, TokenizeResponse, refused=REFUSED_OF_PROMPTS),
+    PostRoute("/detokenize", DetokenizeRequest, create_detokenize, DetokenizeResponse),
+]

@@ -18,7 +18,7 @@ from ....ipc.params.pooling_params import EMBEDDING, PoolingParams
 from ....ipc.params.sampling_params import SamplingParams
 from ...outputs import RequestOutput
 from ...requests.vectors.outputs import PoolingOutput, PoolingRequestOutput
-from ..dialects.tasks import computes
+from ..dialects.table import computes
 from ..engines.server_parts import ServerParts
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import pytest
 from quire.frontend.http.bodies.messages import MessagesRequest
 from quire.frontend.http.bodies.parsing import parse_body
 from quire.frontend.http.dialects.messages import make_conversation
+from quire.frontend.http.dialects.table import ROUTES, check_request
 from quire.frontend.http.errors import ApiError
 from quire.frontend.http.options import ServerOptions
 from quire.frontend.http.text_process.jobs import Conversation
@@ -23,6 +24,8 @@ TOOL = {"name": "f", "description": "It does.", "input_schema": {"type": "object
 
 def read(is_thinking: bool = True, **fields: Any) -> Conversation:
     request = parse_body(json.dumps(LEAST | fields).encode(), MessagesRequest)
+    facts: Any = SimpleNamespace(tasks=("generate",))
+    check_request(ROUTES["/v1/messages"], facts, request)
     serving: Any = SimpleNamespace(options=ServerOptions(), is_thinking=is_thinking)
     return make_conversation(serving, request)
 
