@@ -55,13 +55,19 @@ class RequestMemory:
             self._read()
 
     def find(self, scope: str, request_id: str) -> PastLife:
-        """What is known of a request of this key that comes now; nothing if it was away too long."""
+        """What is known of a request of this key that comes now; nothing if it was away too long.
+
+        Time that it was away, while the core was there, is none that it has waited.
+        """
         name, now = _name(scope, request_id), self._clock()
         if self._began_at is None:
             self._began_at = now
-        if now - self._lost_at.get(name, self._began_at) > _KEEP_S:
+        past, lost_at = self._past.get(name, _NEW), self._lost_at.get(name)
+        if now - (self._began_at if lost_at is None else lost_at) > _KEEP_S:
             return _NEW
-        return self._past.get(name, _NEW)
+        if lost_at is None or past.arrival is None:
+            return past
+        return PastLife(past.arrival + (now - lost_at), past.num_attempts)
 
     def add(self, scope: str, request_id: str, arrival: float) -> None:
         """It is live from now on."""

@@ -336,7 +336,7 @@ def test_a_digest_names_what_its_readers_key_has_asked() -> None:
 
 def end_core(core: Core, memory_path: Path) -> Core:
     """Another core after one that was killed."""
-    return Core(core.engine.config.scheduler, RequestMemory(str(memory_path)))
+    return Core(core.engine.config.scheduler, RequestMemory(str(memory_path), clock=lambda: 0.0))
 
 
 def test_a_request_keeps_its_place_over_a_lost_core_and_a_lost_connection(tmp_path: Path) -> None:
@@ -368,11 +368,26 @@ def test_a_place_that_was_left_for_a_minute_is_lost() -> None:
     core.add(ONE, "soon", [1])
     now = 61.0
     core.add(ONE, "late", [1])
-    assert [core.find(name).order[1] for name in ("soon", "late")] == [1000.0, 5000.0]
+    assert [core.find(name).order[1] for name in ("soon", "late")] == [1059.0, 5000.0]
+
+
+def test_places_cannot_be_saved_up() -> None:
+    now = 0.0
+    core = Core(SchedulerConfig(max_num_seqs=1), RequestMemory(clock=lambda: now))
+    for _ in range(20):  # each time within the minute that a place is kept
+        core.add(ONE, "ticket", [1])
+        core.registry.take(ONE, hello())
+        now += 50.0
+        core.engine.clock.now += 50.0
+    core.add(OTHER, "honest", [1])
+    core.engine.clock.now += 1.0
+    core.add(ONE, "ticket", [1])
+    assert core.find("ticket").order[1] == 2000.0
+    assert core.find("honest").order < core.find("ticket").order
 
 
 def test_what_is_remembered_of_lost_requests_is_bounded() -> None:
-    memory = RequestMemory()
+    memory = RequestMemory(clock=lambda: 0.0)
     for number in range(5000):
         memory.add("scope", f"{number}", 1.0)
         memory.lose("scope", f"{number}")
