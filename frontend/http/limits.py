@@ -6,7 +6,7 @@ numbers are shown here and checked there or while a request is parsed.
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -36,34 +36,73 @@ MAX_JSON_CONTAINERS = 2**16
 MAX_JSON_FLOATS = 4200  # 10 us each at worst; the largest logit_bias has 4,096
 MAX_JSON_LONG_NUMBERS = 100  # 40 us at 700 digits
 
-Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Seconds = Annotated[float, Meta(gt=0.0, le=86400.0)]
+
+def count(text: str, answer: str, low: int = 1) -> Meta:
+    """A number that users set: what it is, and what a request past it gets."""
+    return Meta(ge=low, le=2**31 - 1, description=text, extra={"answer": answer})
+
+
+def seconds(text: str, answer: str) -> Meta:
+    """Likewise, of a time."""
+    return Meta(gt=0.0, le=86400.0, description=text, extra={"answer": answer})
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The caps that can be set."""
 
-    max_connections: Count = 4096
-    max_header_bytes: Count = 65536
-    max_headers: Count = 100
-    max_header_s: Seconds = 10.0
-    max_total_header_bytes: Count = 16 * 1024 * 1024
-    max_pipelined: Count = 64
-    max_body_bytes: Count = 8 * 1024 * 1024
-    max_total_body_bytes: Count = 64 * 1024 * 1024
-    max_body_s: Seconds = 60.0
-    max_keep_alive_s: Seconds = 75.0
-    max_prompts: Count = 256
-    max_inputs: Count = 2048
-    max_messages: Count = 4096
-    max_sequences: Count = 1024
-    max_result_bytes: Count = 256 * 1024 * 1024
-    max_total_logprobs_bytes: Count = 1024 * 1024 * 1024
-    max_render_s: Seconds = 10.0
-    write_timeout_s: Seconds = 60.0
-    ping_interval_s: Seconds = 15.0
-    max_stored_bytes: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 32 * 1024 * 1024
-    max_stored_s: Seconds = 3600.0
+    max_connections: Annotated[
+        int, count("open connections of one process; idle ones give way, busy ones do not", "503")
+    ] = 4096
+    max_header_bytes: Annotated[
+        int, count("bytes of a request's line and headers, and of its trailers", "431")
+    ] = 65536
+    max_headers: Annotated[int, count("headers of a request", "431")] = 100
+    max_header_s: Annotated[
+        float, seconds("seconds from a request's first byte to its last header", "408")
+    ] = 10.0
+    max_total_header_bytes: Annotated[
+        int, count("bytes of the headers of all requests that a process has", "429")
+    ] = 16 * 1024 * 1024
+    max_pipelined: Annotated[
+        int, count("requests of a connection that wait for an answer behind another", "429")
+    ] = 64
+    max_body_bytes: Annotated[
+        int, count("bytes of a request's body, with the lines between its chunks", "413")
+    ] = 8 * 1024 * 1024
+    max_total_body_bytes: Annotated[
+        int, count("bytes of all bodies that a process has not parsed, or max_body_bytes", "429")
+    ] = 64 * 1024 * 1024
+    max_body_s: Annotated[float, seconds("seconds in which a request's body must come", "408")] = 60.0
+    max_keep_alive_s: Annotated[float, seconds("seconds that an idle connection stays open", "closed")] = 75.0
+    max_prompts: Annotated[int, count("prompts of one completions request", "400")] = 256
+    max_inputs: Annotated[int, count("texts of one request for vectors, classes, scores or ranks", "400")] = (
+        2048
+    )
+    max_messages: Annotated[
+        int, count("messages of one conversation, and parts and calls in all of them", "400")
+    ] = 4096
+    max_sequences: Annotated[int, count("prompts times n (or best_of) of one request", "400")] = 1024
+    max_result_bytes: Annotated[
+        int, count("bytes of an answer: 64 a token, 384 a logprob, 48 a number of a vector", "413")
+    ] = 256 * 1024 * 1024
+    max_total_logprobs_bytes: Annotated[
+        int, count("of them for logprobs and vectors of all requests; shared", "429")
+    ] = 1024 * 1024 * 1024
+    max_render_s: Annotated[
+        float, seconds("seconds of processor time in which a prompt is rendered and tokenized", "400")
+    ] = 10.0
+    write_timeout_s: Annotated[
+        float, seconds("seconds that a write may wait for a reader that does not read", "closed")
+    ] = 60.0
+    ping_interval_s: Annotated[
+        float, seconds("seconds without a chunk before a stream gets a comment", "': ping'")
+    ] = 15.0
+    max_stored_bytes: Annotated[
+        int, count("bytes of responses that a process keeps; shared by callers; 0: none", "forgotten", low=0)
+    ] = 32 * 1024 * 1024
+    max_stored_s: Annotated[
+        float, seconds("seconds that a response is kept since it was last used", "forgotten")
+    ] = 3600.0
 
 
 class Limit(NamedTuple):
@@ -75,29 +114,6 @@ class Limit(NamedTuple):
     answer: str
 
 
-_SETTABLE = {
-    "max_connections": ("open connections of one process; idle ones give way, busy ones do not", "503"),
-    "max_header_bytes": ("bytes of a request's line and headers, and of its trailers", "431"),
-    "max_headers": ("headers of a request", "431"),
-    "max_header_s": ("seconds from a request's first byte to its last header", "408"),
-    "max_total_header_bytes": ("bytes of the headers of all requests that a process has", "429"),
-    "max_pipelined": ("requests of a connection that wait for an answer behind another", "429"),
-    "max_body_bytes": ("bytes of a request's body, with the lines between its chunks", "413"),
-    "max_total_body_bytes": ("bytes of all bodies that a process has not parsed, or max_body_bytes", "429"),
-    "max_body_s": ("seconds in which a request's body must come", "408"),
-    "max_keep_alive_s": ("seconds that an idle connection stays open", "closed"),
-    "max_prompts": ("prompts of one completions request", "400"),
-    "max_inputs": ("texts of one request for vectors, classes, scores or ranks", "400"),
-    "max_messages": ("messages of one conversation, and parts and calls in all of them", "400"),
-    "max_sequences": ("prompts times n (or best_of) of one request", "400"),
-    "max_result_bytes": ("bytes of an answer: 64 a token, 384 a logprob, 48 a number of a vector", "413"),
-    "max_total_logprobs_bytes": ("of them for logprobs and vectors of all requests; shared", "429"),
-    "max_render_s": ("seconds of processor time in which a prompt is rendered and tokenized", "400"),
-    "write_timeout_s": ("seconds that a write may wait for a reader that does not read", "closed"),
-    "ping_interval_s": ("seconds without a chunk before a stream gets a comment", "': ping'"),
-    "max_stored_bytes": ("bytes of responses that a process keeps; shared by callers; 0: none", "forgotten"),
-    "max_stored_s": ("seconds that a response is kept since it was last used", "forgotten"),
-}
 _FIXED = [
     Limit("n, best_of", MAX_N, "sequences of one prompt", "400"),
     Limit("stop", MAX_STOP_STRINGS, "stop texts", "400"),
@@ -124,7 +140,12 @@ _FIXED = [
 
 def list_limits(limits: Limits) -> list[Limit]:
     """The whole table."""
-    return [Limit(name, getattr(limits, name), *row) for name, row in _SETTABLE.items()] + _FIXED
+    metas = {name: hint.__metadata__[0] for name, hint in get_type_hints(Limits, include_extras=True).items()}
+    settable = [
+        Limit(name, getattr(limits, name), meta.description, meta.extra["answer"])
+        for name, meta in metas.items()
+    ]
+    return settable + _FIXED
 
 
 def parse_limits(settings: list[str]) -> Limits:
@@ -134,8 +155,9 @@ def parse_limits(settings: list[str]) -> Limits:
         name, separator, value = setting.partition("=")
         if not separator:
             raise ConfigError("limit", setting, "NAME=VALUE, see --help-limits")
-        if name not in _SETTABLE:
-            raise ConfigError("limit", name, f"one of {', '.join(_SETTABLE)}{did_you_mean(name, _SETTABLE)}")
+        if name not in Limits.__struct_fields__:
+            known = Limits.__struct_fields__
+            raise ConfigError("limit", name, f"one of {', '.join(known)}{did_you_mean(name, known)}")
         values[name] = value
     for name, value in values.items():
         try:
