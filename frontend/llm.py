@@ -17,7 +17,7 @@ from ..ipc.params.request_options import read_priorities
 from ..ipc.params.sampling_params import RequestOutputKind, SamplingParams
 from .client.remote_daemon import Attachment, check_unattached, choose_attachment
 from .llm_engine import LLMEngine
-from .models.model_folder import POCKET
+from .models.model_files import POCKET
 from .observe.trace_file import read_profile_folder
 from .options.engine_args import EngineArgs
 from .outputs import RequestOutput

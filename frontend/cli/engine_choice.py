@@ -11,7 +11,7 @@ from ...ipc.daemon.run_dir import list_daemons
 from ...ipc.errors import ConfigError, DaemonError
 from ...ipc.network.tcp_address import is_tcp
 from ..client.remote_daemon import Attachment, check_unattached, choose_attachment
-from ..models.model_folder import POCKET
+from ..models.model_files import POCKET
 from ..options.engine_args import EngineArgs
 from .parser import Parser
 

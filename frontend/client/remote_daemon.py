@@ -17,8 +17,7 @@ from ...ipc.network.served_files import ServedFiles, check_copy
 from ...ipc.network.tcp_address import is_tcp, parse_tcp_address
 from ...ipc.processes.liveness import ChildWatch
 from ...ipc.protocol.messages import EngineFacts, RosterEntry
-from ..models.model_folder import POCKET, find_model_folder
-from ..models.sentence_transformers import find_transformer_folder
+from ..models.model_files import POCKET
 from .engines import AttachedEngine, Engine, find_engines
 from .handshake_watch import HandshakeWatch
 
@@ -82,6 +81,9 @@ def choose_attachment(
 def _find_copies(
     model: str | os.PathLike[str] | None, tokenizer: str | os.PathLike[str] | None
 ) -> tuple[str, str]:
+    from ..models.model_folder import find_model_folder
+    from ..models.sentence_transformers import find_transformer_folder
+
     root = find_model_folder(os.fspath(model or tokenizer or POCKET))
     if tokenizer is None:
         return str(root), str(find_transformer_folder(root))

@@ -16,6 +16,7 @@ import msgspec
 
 from ...ipc.errors import ModelError
 
+POCKET, POCKET_ENCODER = "pocket", "pocket-encoder"  # the models in the package
 # Configurations, whose objects take up to 30 times their text; the largest that is known has 2 MB.
 MAX_JSON_BYTES = 16 << 20
 MAX_INDEX_BYTES = 64 << 20  # the index of 91,000 tensors has 9 MB

@@ -19,9 +19,16 @@ from ...ipc.errors import ModelError
 from ...ipc.spec.gguf_tensor import GgufTensor
 from .gguf.files import find_gguf_files
 from .gguf.folder import open_gguf
-from .model_files import MAX_INDEX_BYTES, download, open_regular, read_json, read_json_as
+from .model_files import (
+    MAX_INDEX_BYTES,
+    POCKET,
+    POCKET_ENCODER,
+    download,
+    open_regular,
+    read_json,
+    read_json_as,
+)
 
-POCKET, POCKET_ENCODER = "pocket", "pocket-encoder"
 _ALLOWED_MODEL = (
     "an existing folder or .gguf file, 'pocket', 'pocket-encoder', or a Hugging Face hub name such as "
     "'org/name' or, of a GGUF file, 'org/name:Q4_K_M'"

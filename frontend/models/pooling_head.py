@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import msgspec
 from msgspec.structs import replace
 
 from ...ipc.errors import ConfigError, ModelError
-from ...ipc.spec.model_spec import ModelSpec, Pool, PoolingSpec, ProjectionSpec
+from ...ipc.spec.model_spec import Convert, ModelSpec, Pool, PoolingSpec, ProjectionSpec, Runner
 from .families.config_fields import ConfigFields
 from .model_files import MAX_TOKENIZER_BYTES, read_json_as
 from .sentence_transformers import (
@@ -27,8 +27,6 @@ from .sentence_transformers import (
     read_score_tokens,
 )
 
-Runner = Literal["auto", "generate", "pooling"]
-Convert = Literal["auto", "none", "embed", "classify"]
 # vLLM's names of pools in `pooler_config`.
 _POOLS: dict[str, Pool] = {"CLS": "cls", "LAST": "last", "MEAN": "mean", "ALL": "all"}
 _SWITCHES = ("use_activation", "normalize", "softmax", "activation")  # one switch, by its names over time

@@ -13,12 +13,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, get_args
 
 import msgspec
 
-from ...ipc.errors import ConfigError, ModelError, describe_install, did_you_mean, make_printable
+from ...ipc.errors import ConfigError, describe_install, did_you_mean, make_printable
 from ...ipc.files.file_identity import note_model
 from ...ipc.spec.config import (
     ATTENTION_BACKENDS,
@@ -31,25 +30,11 @@ from ...ipc.spec.config import (
     RecoveryConfig,
     SchedulerConfig,
 )
-from ...ipc.spec.model_spec import ModelSpec
+from ...ipc.spec.model_spec import Convert, Runner
 from ...ipc.spec.options import Option, read_options
-from ...ipc.spec.weight_format import Quantization
-from ..models.families import read_model_spec
-from ..models.gguf.files import find_gguf_files
-from ..models.gguf.tensors import make_formats
-from ..models.hf_config import compute_max_model_len, read_default_sampling, read_dtype, read_eos_token_ids
-from ..models.model_folder import (
-    POCKET,
-    ModelFolder,
-    find_model_folder,
-    inspect_gguf,
-    inspect_model_folder,
-)
-from ..models.pooling_head import Convert, HeadChoice, Runner, choose_heads
-from ..models.quantization import METHOD_NAMES, read_weight_formats, resolve_quantization
-from ..models.sentence_transformers import find_transformer_folder, read_text_encoding
+from ...ipc.spec.weight_format import CHECKPOINT_METHODS, Quantization
+from ..models.model_files import POCKET
 from ..text.chosen_template import read_chosen_template
-from .gpu_cards import choose_step_defaults
 from .logits_processor_names import find_module_files, find_module_folders, name_logits_processors
 from .off_values import OFF_VALUES, DropsOffValues, describe_off_values
 
@@ -165,7 +150,7 @@ class EngineArgs(metaclass=DropsOffValues):
     quantization: str | None = _model(
         None,
         "make a plain checkpoint's weights narrower while they are read; or a quantized one's own method",
-        tuple(dict.fromkeys((*get_args(Quantization), *METHOD_NAMES))),  # fp8 is of both
+        tuple(dict.fromkeys((*get_args(Quantization), *CHECKPOINT_METHODS))),  # fp8 is of both
     )
     seed: int | None = _model(
         None,
@@ -216,8 +201,7 @@ class EngineArgs(metaclass=DropsOffValues):
         """
         self._check_arguments()
         self._check_parsers()
-        root, folder = self._find_model()
-        model = self._create_model_config(root, folder)
+        model = self._create_model_config()
         scheduler = self._create_scheduler_config(model)
         processors = name_logits_processors(self.logits_processors)
         return self._make(
@@ -295,82 +279,54 @@ class EngineArgs(metaclass=DropsOffValues):
 
             check_parsers(self.tool_call_parser, self.reasoning_parser)
 
-    def _find_model(self) -> tuple[Path, ModelFolder]:
-        """The model's folder, and the one within it that has config.json and weights."""
-        if files := find_gguf_files(self.model, self.revision):
-            folder = inspect_gguf(files, self.tokenizer is None and not self.skip_tokenizer_init)
-            return folder.path, folder
-        root = find_model_folder(self.model, self.revision)
-        load_weights = self.load_format != "dummy"
-        return root, inspect_model_folder(find_transformer_folder(root), load_weights)
+    def _create_model_config(self) -> ModelConfig:
+        from ..models.checkpoint import open_checkpoint  # with the readers of all that a model can be
 
-    def _create_model_config(self, root: Path, folder: ModelFolder) -> ModelConfig:
-        spec = self._create_model_spec(root, folder)
-        tokenizer = self._find_tokenizer(folder.path)
-        weight_files = tuple(_name_within(root, file) for file in folder.weight_files)
+        load_weights = self.load_format != "dummy"
+        checkpoint = open_checkpoint(
+            self.model,
+            self.revision,
+            runner=cast(Runner, self.runner),
+            convert=cast(Convert, self.convert),
+            pooler=_read_object("pooler_config", self.pooler_config),
+            overrides=_read_object("hf_overrides", self.hf_overrides),
+            load_weights=load_weights,
+            load_vocabulary=self.tokenizer is None and not self.skip_tokenizer_init,
+        )
+        root = str(checkpoint.root)
+        tokenizer = "" if self.skip_tokenizer_init else checkpoint.find_tokenizer(self.tokenizer)
+        files = (*checkpoint.weight_files, *(checkpoint.head_files if load_weights else ()))
         processors = name_logits_processors(self.logits_processors)
         modules = find_module_files(processors, find_module_folders(processors))
         names = self._list_names() or [make_printable(self.model)]
         if self.generation_config == "auto":
-            read_default_sampling(folder.generation_config)  # refused now rather than at every request
-        # The checkpoint's own format, float32 and float16 included: vLLM would halve float32, which changes
-        # what the model says, and keeps float16 on a CPU too.
-        auto = self.dtype == "auto"
+            checkpoint.check_sampling()
         named = _DTYPE_ALIASES.get(self.dtype, cast(Dtype, self.dtype))
-        dtype = read_dtype(folder.config, folder.stored_dtype) if auto else named
         seed = 0 if self.seed is None else self.seed
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError("seed", seed, "an integer from 0 to 2**63 - 1, or None")
         return self._make(
             ModelConfig,
-            model=str(root),
+            model=root,
             served_model_name=names[0],
             served_model_aliases=tuple(names[1:]),
             chat_template=None if self.chat_template is None else read_chosen_template(self.chat_template),
             tokenizer=tokenizer,
-            spec=spec,
-            dtype=dtype,
+            spec=checkpoint.spec,
+            dtype=checkpoint.dtype if self.dtype == "auto" else named,
             attention_backend=ATTENTION_BACKENDS.get((self.attention_backend or "auto").upper(), "auto"),
-            quantization=resolve_quantization(self.quantization, folder.config, bool(folder.gguf_tensors)),
-            max_model_len=compute_max_model_len(spec, self.max_model_len, _find_usual_len(root, spec)),
-            weight_files=weight_files,
-            noted=note_model(str(root), tokenizer, (*weight_files, *self._list_head_files(spec)), modules),
-            gguf_tensors=folder.gguf_tensors,
+            quantization=checkpoint.resolve_quantization(self.quantization),
+            max_model_len=checkpoint.compute_max_model_len(self.max_model_len),
+            weight_files=checkpoint.weight_files,
+            noted=note_model(root, tokenizer, files, modules),
+            gguf_tensors=checkpoint.folder.gguf_tensors,
             seed=seed,
-            eos_token_ids=_read_ends(folder, spec),
+            eos_token_ids=checkpoint.eos_token_ids,
         )
-
-    def _create_model_spec(self, root: Path, folder: ModelFolder) -> ModelSpec:
-        pooler = _read_object("pooler_config", self.pooler_config)
-        config = {**folder.config, **_read_object("hf_overrides", self.hf_overrides)}
-        choice = HeadChoice(cast(Runner, self.runner), cast(Convert, self.convert), pooler)
-        spec = choose_heads(read_model_spec(config), choice, root, config, self.load_format != "dummy")
-        formats = (
-            make_formats(folder.gguf_tensors, spec)
-            if folder.gguf_tensors
-            else read_weight_formats(config, spec, folder.float_tensors)
-        )
-        return msgspec.structs.replace(spec, weight_formats=formats)
-
-    def _list_head_files(self, spec: ModelSpec) -> list[str]:
-        """Of the weights of projections that have files of their own, as sentence-transformers' have."""
-        projections = () if spec.pooling is None or self.load_format == "dummy" else spec.pooling.projections
-        return sorted({one.file for one in projections if one.file is not None})
-
-    def _find_tokenizer(self, model_folder: Path) -> str:
-        """The tokenizer's folder, '' when there shall be none."""
-        if self.skip_tokenizer_init:
-            return ""
-        folder = model_folder
-        if self.tokenizer is not None:
-            folder = find_model_folder(self.tokenizer, field_name="tokenizer")
-        if not (folder / "tokenizer.json").is_file():
-            raise ModelError(
-                "tokenizer", str(folder), "a folder with a tokenizer.json, or skip_tokenizer_init=True"
-            )
-        return str(folder)
 
     def _create_scheduler_config(self, model: ModelConfig) -> SchedulerConfig:
+        from .gpu_cards import choose_step_defaults  # with ctypes
+
         defaults = choose_step_defaults(self.device)
         budget = self.max_num_batched_tokens
         if budget is None:  # an unsplit prompt must fit into one step
@@ -395,22 +351,6 @@ class EngineArgs(metaclass=DropsOffValues):
         if option.get("is_size"):
             return parse_size_bytes(option.name, value)
         return 0 if value is None and option.get("zero") is not None else value
-
-
-def _name_within(root: Path, file: Path) -> str:
-    return str(file.relative_to(root) if file.is_relative_to(root) else file)
-
-
-def _read_ends(folder: ModelFolder, spec: ModelSpec) -> tuple[int, ...]:
-    """The end-of-sequence ids of a model that generates."""
-    if not spec.has_logits:
-        return ()
-    return read_eos_token_ids(folder.config, folder.generation_config, spec.vocab_size)
-
-
-def _find_usual_len(root: Path, spec: ModelSpec) -> int | None:
-    """The length that a pooling model was made for, where its files say one."""
-    return None if spec.has_logits else read_text_encoding(root).max_seq_length
 
 
 def _read_object(name: str, value: object) -> dict[str, Any]:

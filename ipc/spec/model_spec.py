@@ -22,6 +22,9 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 NormKind = Literal["rms", "layer"]
 Pool = Literal["cls", "last", "mean", "max", "weighted_mean", "mean_sqrt_len", "all"]
 HeadActivation = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "softmax"]
+# What a model is asked for, and with which head where it has none for that; vLLM's names.
+Runner = Literal["auto", "generate", "pooling"]
+Convert = Literal["auto", "none", "embed", "classify"]
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
 
 DTYPE_SIZE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -13,6 +13,11 @@ import msgspec
 from ..errors import ConfigError
 
 Quantization = Literal["int4", "int8", "fp8"]  # of a plain checkpoint's weights, while they are read
+# Of quantized checkpoints, as their config.json or vLLM call them; the last two are vLLM's kernels.
+CHECKPOINT_METHODS = (
+    *("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "bitsandbytes", "torchao", "gguf"),
+    *("gptq_marlin", "awq_marlin"),
+)
 HeadQuantization = Literal["none", "int4", "int8", "fp8"]
 
 _SCALE_SIZE_BYTES = {"float32": 4, "bfloat16": 2}

@@ -12,7 +12,7 @@ import msgspec
 
 from ....ipc.params.param_fields import ParamField
 from ....ipc.params.pooling_params import POOLING_FIELDS, PoolingParams
-from ...models.model_folder import POCKET_ENCODER
+from ...models.model_files import POCKET_ENCODER
 from ...requests.vectors.outputs import EmbeddingRequestOutput, to_embedding
 from ..engine_choice import add_engine_options, read_engine_choice
 from ..parser import ExitCode, Parser, split_at_dashes

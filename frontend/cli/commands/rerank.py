@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ....ipc.errors import InputError, PromptError
-from ...models.model_folder import POCKET_ENCODER
+from ...models.model_files import POCKET_ENCODER
 from ..engine_choice import add_engine_options, read_engine_choice
 from ..parser import ExitCode, Parser, split_at_dashes
 from ..streams import read_lines, split_lines

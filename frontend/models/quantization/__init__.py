@@ -1,7 +1,7 @@
 """From config.json's quantization_config to the format of each linear layer. Nothing here imports torch.
 
-A method is a file with a reader of its config and a row of `_METHODS`. Every key is known, known to decide
-nothing, or refused with its value: what is not understood is not loaded.
+A method is a file with a reader of its config, a row of `_METHODS`, and a name in ipc/spec/weight_format.py.
+Every key is known, known to decide nothing, or refused with its value: what is not understood is not loaded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ _METHODS: dict[str, Callable[[QuantizationFields], FormatRule]] = {
 
 
 _GGUF = "gguf"  # whose types are in the file's header (frontend/models/gguf/tensors.py)
-METHOD_NAMES = (*_METHODS, _GGUF, "gptq_marlin", "awq_marlin")  # the last are kernels of vLLM
 
 
 def read_weight_formats(

@@ -1,0 +1,118 @@
+"""Checkpoint: a model's files, found and checked, and what an engine is told of them. Asks no device.
+
+Who attaches to a daemon loads none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...ipc.errors import ModelError
+from ...ipc.spec.model_spec import Convert, Dtype, ModelSpec, Runner
+from ...ipc.spec.weight_format import Quantization
+from .families import read_model_spec
+from .gguf.files import find_gguf_files
+from .gguf.tensors import make_formats
+from .hf_config import compute_max_model_len, read_default_sampling, read_dtype, read_eos_token_ids
+from .model_folder import ModelFolder, find_model_folder, inspect_gguf, inspect_model_folder
+from .pooling_head import HeadChoice, choose_heads
+from .quantization import read_weight_formats, resolve_quantization
+from .sentence_transformers import find_transformer_folder, read_text_encoding
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """root: the model's folder. folder: the one within it that has config.json and weights."""
+
+    root: Path
+    folder: ModelFolder
+    spec: ModelSpec
+
+    @property
+    def weight_files(self) -> tuple[str, ...]:
+        """Names within the root, or whole paths of files elsewhere."""
+        return tuple(
+            str(file.relative_to(self.root) if file.is_relative_to(self.root) else file)
+            for file in self.folder.weight_files
+        )
+
+    @property
+    def head_files(self) -> tuple[str, ...]:
+        """Of the weights of projections that have files of their own, as sentence-transformers' have."""
+        projections = () if self.spec.pooling is None else self.spec.pooling.projections
+        return tuple(sorted({one.file for one in projections if one.file is not None}))
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The end-of-sequence ids of a model that generates."""
+        if not self.spec.has_logits:
+            return ()
+        return read_eos_token_ids(self.folder.config, self.folder.generation_config, self.spec.vocab_size)
+
+    @property
+    def dtype(self) -> Dtype:
+        """The checkpoint's own format, float32 and float16 included: vLLM would halve float32, which changes
+        what the model says, and keeps float16 on a CPU too.
+        """
+        return read_dtype(self.folder.config, self.folder.stored_dtype)
+
+    def check_sampling(self) -> None:
+        """Refuse a generation_config.json now rather than at every request. Raises ModelError."""
+        read_default_sampling(self.folder.generation_config)
+
+    def compute_max_model_len(self, wanted: int | None) -> int:
+        """Of a pooling model the length that it was made for, where its files say one. Raises ConfigError."""
+        usual_len = None if self.spec.has_logits else read_text_encoding(self.root).max_seq_length
+        return compute_max_model_len(self.spec, wanted, usual_len)
+
+    def resolve_quantization(self, name: str | None) -> Quantization | None:
+        """Weights that are made narrower while they are read. Raises ConfigError."""
+        return resolve_quantization(name, self.folder.config, bool(self.folder.gguf_tensors))
+
+    def find_tokenizer(self, tokenizer: str | None) -> str:
+        """The folder of the tokenizer of that name, or of the model's own. Raises ModelError."""
+        folder = self.folder.path
+        if tokenizer is not None:
+            folder = find_model_folder(tokenizer, field_name="tokenizer")
+        if not (folder / "tokenizer.json").is_file():
+            raise ModelError(
+                "tokenizer", str(folder), "a folder with a tokenizer.json, or skip_tokenizer_init=True"
+            )
+        return str(folder)
+
+
+def open_checkpoint(
+    model: str,
+    revision: str | None,
+    *,
+    runner: Runner,
+    convert: Convert,
+    pooler: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    load_weights: bool,
+    load_vocabulary: bool,
+) -> Checkpoint:
+    """Find a model and check its files. Raises ModelError, ConfigError.
+
+    runner, convert, pooler: as EngineArgs has them. overrides: values in the place of config.json's. With
+    load_weights False no weight files are needed, with load_vocabulary False no vocabulary of a GGUF file.
+    """
+    if files := find_gguf_files(model, revision):
+        folder = inspect_gguf(files, load_vocabulary)
+        root = folder.path
+    else:
+        root = find_model_folder(model, revision)
+        folder = inspect_model_folder(find_transformer_folder(root), load_weights)
+    config = {**folder.config, **overrides}
+    choice = HeadChoice(runner, convert, pooler)
+    spec = choose_heads(read_model_spec(config), choice, root, config, load_weights)
+    if folder.gguf_tensors:
+        formats = make_formats(folder.gguf_tensors, spec)
+    else:
+        formats = read_weight_formats(config, spec, folder.float_tensors)
+    return Checkpoint(root, folder, msgspec.structs.replace(spec, weight_formats=formats))
