@@ -52,7 +52,7 @@ class Ask:
         """All that it may generate."""
         if isinstance(self.params, PoolingParams):
             return 0
-        own = self.params if isinstance(self.params, SamplingParams) else self.params.params
+        own = self.params if isinstance(self.params, SamplingParams) else self.params.sampling_params
         return own.num_sequences * (own.max_tokens or 0)
 
     @property
@@ -298,7 +298,7 @@ def embedded_by_token(i: int) -> tuple[dict[str, Any], PoolingParams]:
 def searched(i: int) -> tuple[str, PreparedParams]:
     width = 2 + i % 3
     sampling = SamplingParams(n=width, temperature=0.0, max_tokens=8 + i % 4)
-    return make_prompt(i), PreparedParams(sampling, beam_search=BeamSearch(width, 1.0, "never"))
+    return make_prompt(i), PreparedParams("", b"", sampling, 0.0, beam_search=BeamSearch(width, 1.0, "never"))
 
 
 @kind
@@ -329,7 +329,7 @@ def bind(
     """Parameters with the grammar of a turn."""
     made = make_output_grammar(make_output_rules(load_format(), EOS_TOKEN_IDS, **rules), answer)
     assert made is not None
-    return PreparedParams(sampling, grammar=made.text)
+    return PreparedParams("", b"", sampling, 0.0, grammar=made.text)
 
 
 @kind

@@ -250,7 +250,7 @@ class Serving:
 
         `fields` loses what has been turned into `prompt` and `prepared`: megabytes that a stream would hold.
         """
-        params = prepared.params
+        params = prepared.sampling_params
         self.check_open()
         stay = self._find_stay(params, caller, len(prompt))  # a text has about as many tokens, or fewer
         options = caller.make_options(fields, answer_id or request_id)

@@ -5,7 +5,6 @@ tokenizer or the model's limits. What is wrong is said here, before anything is 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import itertools
 import os
@@ -21,11 +20,9 @@ from ...ipc.params.beam_search import BeamSearch
 from ...ipc.params.request_options import NO_OPTIONS, RequestOptions
 from ...ipc.params.sampling_params import MAX_SEED, RequestOutputKind, SamplingParams, count_alternatives
 from ...ipc.params.structured_outputs import StructuredOutputsParams
-from ...ipc.protocol.messages import EngineCoreRequest, EngineFacts, Purpose
+from ...ipc.protocol.messages import EngineCoreRequest, EngineFacts
 from ...ipc.protocol.token_lists import (
     MAX_BAD_WORD_TOKENS,
-    NO_LISTS,
-    TokenLists,
     drop_packed,
     pack_token_lists,
 )
@@ -34,7 +31,6 @@ from .prompts import (
     ParsedPrompt,
     Prompt,
     PromptTokenizer,
-    Truncation,
     check_request_id,
     describe_token_ids,
     find_truncation,
@@ -89,17 +85,9 @@ class EngineInput:
     hides_cumulative_logprob: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedParams:
-    """SamplingParams, checked and cloned, with what of them takes a tokenizer. Requests take copies."""
-
-    params: SamplingParams
-    token_lists: TokenLists = NO_LISTS
-    grammar: str = ""  # as in EngineCoreRequest
-    extra_args: str = ""  # likewise
-    beam_search: BeamSearch | None = None  # likewise; then params.n is its width
-    truncation: Truncation | None = None
-    purpose: Purpose = ""  # likewise
+PreparedParams = EngineCoreRequest
+"""A request that still lacks its prompt, id and time: SamplingParams, checked and cloned, with what of them
+takes a tokenizer. Of a beam search sampling_params.n is its width. Requests take copies."""
 
 
 class InputProcessor:
@@ -160,7 +148,7 @@ class InputProcessor:
         names = [f"prompts[{place}]" for place in range(len(prompts))] if is_many else ["prompt"]
         parsed = [parse_prompt(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
         for one, own in zip(parsed, params or (), strict=params is not None):
-            one.truncation = own.truncation
+            one.truncation = find_truncation(own.sampling_params, self._facts)
         self._prompts.tokenize(parsed, add_special_tokens)
         return parsed
 
@@ -193,18 +181,21 @@ class InputProcessor:
         self._check_params(params)
         words = params.bad_words if self._tokenizer is not None else None
         bad_words = self._pair_bad_words(words, encoded_bad_words) if words else []
+        find_truncation(params, self._facts)  # which may have no room
         return PreparedParams(
-            params,
-            pack_token_lists(params, bad_words, self._facts.vocab_size),
-            self._compile(params),
+            request_id="",
+            prompt_token_ids=b"",
+            sampling_params=params,
+            arrival_time=0.0,
+            token_lists=pack_token_lists(params, bad_words, self._facts.vocab_size),
+            grammar=self._compile(params),
             extra_args=msgspec.json.encode(params.extra_args).decode() if params.extra_args else "",
-            truncation=find_truncation(params, self._facts),
         )
 
     def bind_rules(self, prepared: PreparedParams, rules: OutputRules) -> PreparedParams:
         """The parameters for a turn with tools or thoughts. Raises SamplingParamsError."""
-        grammar = self._compile(prepared.params, rules)
-        return dataclasses.replace(prepared, grammar=grammar, purpose=rules.purpose)
+        grammar = self._compile(prepared.sampling_params, rules)
+        return msgspec.structs.replace(prepared, grammar=grammar, purpose=rules.purpose)
 
     def _compile(self, params: SamplingParams, rules: OutputRules | None = None) -> str:
         """The grammar that the output follows, empty for none."""
@@ -239,7 +230,7 @@ class InputProcessor:
         if num_candidates > size:
             allowed = f"fewer: {num_candidates} tokens would be looked at, and the vocabulary has {size}"
             raise SamplingParamsError(width_name, search.width, allowed)
-        return dataclasses.replace(self.prepare_params(params), beam_search=search)
+        return msgspec.structs.replace(self.prepare_params(params), beam_search=search)
 
     def prepare_each(self, params: Sequence[SamplingParams | PreparedParams]) -> list[PreparedParams]:
         """`prepare_params` of each; one that is there many times is checked once."""
@@ -262,23 +253,19 @@ class InputProcessor:
         """Check the parameters and build best_of, or n, sequences. drawn_seed: as for `process`."""
         request_id = check_request_id(request_id)
         prepared = params if isinstance(params, PreparedParams) else self.prepare_params(params)
-        own = copy.copy(prepared.params)
+        own = copy.copy(prepared.sampling_params)
         drawn = self.seeds.draw() if drawn_seed is None else drawn_seed
         seed = drawn if own.seed is None else own.seed
         arrived = time.time() if arrival_time is None else arrival_time
         hides = own.num_sequences > own.n and own.logprobs is None
-        template = EngineCoreRequest(
+        template = msgspec.structs.replace(
+            prepared,
             request_id=f"{request_id}-{os.urandom(4).hex()}",
             prompt_token_ids=prompt.packed,
             sampling_params=own,
             arrival_time=arrived,
             eos_token_ids=[] if own.ignore_eos and not prepared.grammar else list(self._facts.eos_token_ids),
             options=prompt.salt(options),
-            token_lists=prepared.token_lists,
-            grammar=prepared.grammar,
-            extra_args=prepared.extra_args,
-            beam_search=prepared.beam_search,
-            purpose=prepared.purpose,
         )
         searches = prepared.beam_search is not None
         return EngineInput(

@@ -167,13 +167,13 @@ class EndlessLLM:
 
     def prepare_params(self, params: SamplingParams) -> PreparedParams:
         """As they are."""
-        return PreparedParams(params)
+        return PreparedParams("", b"", params, 0.0)
 
     async def generate(
         self, _prompt: object, prepared: PreparedParams, request_id: str, **_keywords: object
     ) -> AsyncGenerator[RequestOutput, None]:
         """`max_tokens` deltas."""
-        params = prepared.params
+        params = prepared.sampling_params
         collector = OutputCollector(params.output_kind)
         self._live[request_id] = collector, params.max_tokens or 1
         if self._turns is None or self._turns.done():

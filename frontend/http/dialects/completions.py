@@ -98,14 +98,14 @@ class _Job:
         self._serving = serving
         self._request = request
         self._prepared = prepared
-        self._n = prepared.params.n
+        self._n = prepared.sampling_params.n
         self._caller = caller
         self._num_prompts = len(prompts)
         self._inputs = list(inputs)
         # By prompt: its text, for echo. What may have been cut is read from its token ids.
-        echoes = request.echo and prepared.truncation is None
+        echoes = request.echo and prepared.sampling_params.truncate_prompt_tokens is None
         self._echoes = {i: text for i, text in enumerate(prompts) if echoes and isinstance(text, str)}
-        self._logprobs = LogprobsOfChoices(request, prepared.params, serving.llm.tokenizer)
+        self._logprobs = LogprobsOfChoices(request, prepared.sampling_params, serving.llm.tokenizer)
         self._counter = UsageCounter()
         self._hides_output = request.max_tokens == 0
         is_forced = serving.options.enable_force_include_usage

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from ...formats.offered_tools import check_tools
 from ...formats.output_format import OutputFormat, is_reasoning_open
 from ...outputs import RequestOutput
 from ...requests.input_processor import PreparedParams
+from ...requests.prompts import find_truncation
 from ..bodies.schema import ChatMessage
 from ..caller import Caller
 from ..errors import FieldError
@@ -93,7 +93,7 @@ async def prepare_conversation(
     prepared = await prepare_params(serving, params, caller, None, search=search, logprobs_name=logprobs_name)
     source, conversation.format = conversation.format, None
     conversation.max_model_len = serving.llm.facts.max_model_len
-    conversation.truncation = prepared.truncation
+    conversation.truncation = find_truncation(params, serving.llm.facts)
     prompt = await render_chat(serving, conversation, caller)
     if may_call and (parsing is None or parsing.format.calls is None):
         allowed = "none: how this model writes calls is not known (--tool-call-parser names a format)"
@@ -102,7 +102,7 @@ async def prepare_conversation(
         rules = None if parsing is None else _make_rules(serving, conversation, parsing.format, prompt)
         grammar = await _make_grammar(serving, caller, source, rules)
         purpose = "" if rules is None else rules.purpose
-        prepared = dataclasses.replace(prepared, grammar=grammar, purpose=purpose)
+        prepared = msgspec.structs.replace(prepared, grammar=grammar, purpose=purpose)
     return prompt, prepared, AnswerReader(parsing)
 
 

@@ -7,10 +7,10 @@ the server's text processes.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Sequence
 from typing import cast
 
+import msgspec
 from starlette.responses import Response
 
 from ....ipc.errors import SamplingParamsError
@@ -120,7 +120,7 @@ async def prepare_params(
         raise SamplingParamsError(logprobs_name, error.value, error.allowed) from None
     if source is None:
         return prepared
-    return dataclasses.replace(prepared, grammar=await compile_format(serving, source, caller))
+    return msgspec.structs.replace(prepared, grammar=await compile_format(serving, source, caller))
 
 
 async def _prepare(serving: Serving, params: SamplingParams, caller: Caller) -> PreparedParams:

@@ -235,7 +235,7 @@ class FakeLLM:
     async def generate(
         self, prompt: Any, prepared: PreparedParams, request_id: str, *, options: RequestOptions
     ) -> AsyncGenerator[RequestOutput, None]:
-        params = prepared.params
+        params = prepared.sampling_params
         self.calls.append(Call(prompt, params, request_id, options, prepared.grammar))
         self._has_changed.set()
         try:

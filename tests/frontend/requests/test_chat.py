@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 from frontend_fakes import FakeSyncClient
 from quire.frontend import llm_engine as llm_engine_module
@@ -94,7 +94,7 @@ def test_parameters_that_were_prepared_keep_what_was_prepared_of_them(talk: Talk
     (own,) = talk.llm.get_tokenizer().encode_texts(["no"])  # pyright: ignore[reportOptionalMemberAccess]
     processor = talk.llm.llm_engine.input_processor
     prepared = processor.prepare_params(SamplingParams(max_tokens=200, bad_words=["no"]), [own.ids] * 2)
-    talk.chat(dataclasses.replace(prepared, extra_args='{"a": 1}'), tools=TOOLS)
+    talk.chat(msgspec.structs.replace(prepared, extra_args='{"a": 1}'), tools=TOOLS)
     (sent,) = talk.client.engine.added
     assert sent.extra_args == '{"a": 1}'
     assert sent.token_lists == prepared.token_lists
