@@ -225,6 +225,8 @@ class ClientRegistry:
                 owns = make_owner_test(origin.scope, message.tenant)
                 core.abort_requests(identity, message.request_ids, message.names, owns)
             case FrontendCounts() if core is not None:
+                if origin.scope:
+                    message = self.clients[identity].bound_counts(message, core.count_served(identity))
                 core.add_counts(message)
             case UtilityCall() if core is not None:
                 if UTILITIES[message.method].find(standing) is Reach.NONE:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ...ipc.protocol.messages import EngineCoreOutput, EngineCoreOutputs, Hello, LogprobsBlock
+from ...ipc.protocol.messages import EngineCoreOutput, EngineCoreOutputs, FrontendCounts, Hello, LogprobsBlock
 from ..stats.stats_collector import AttachedClient
 
 MAX_REPLIES = 1024  # that wait for one client, beside as many in its socket
@@ -125,6 +125,14 @@ class Client:
     hello: Hello
     connected_at: float  # monotonic
     outbox: Outbox = field(default_factory=Outbox)
+    counted: FrontendCounts = field(default_factory=FrontendCounts)  # of those that were bounded
+
+    def bound_counts(self, counts: FrontendCounts, most: int) -> FrontendCounts:
+        """The part of them that may be true of who was served so many tokens in all."""
+        before = msgspec.structs.asdict(self.counted)
+        taken = {name: min(getattr(counts, name), most - count) for name, count in before.items()}
+        self.counted = FrontendCounts(**{name: before[name] + count for name, count in taken.items()})
+        return FrontendCounts(**taken)
 
     def describe(self, now: float) -> AttachedClient:
         """What a snapshot says of it at a monotonic time."""

@@ -318,6 +318,10 @@ class EngineCore:
         """Everything that was counted since the start; `num_clients` as for `stats`."""
         return self._stats_collector.metrics(self.stats(num_clients))
 
+    def count_served(self, client: bytes) -> int:
+        """Tokens of a client's requests that have ended."""
+        return self._stats_collector.count_served(client)
+
     def add_counts(self, counts: FrontendCounts) -> None:
         """What a frontend has counted is among `metrics` from now on."""
         self._observations.tool_parse_errors_total += counts.num_tool_parse_errors

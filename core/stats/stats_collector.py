@@ -167,6 +167,10 @@ class StatsCollector:
             return "until it is known which request makes steps fail"
         return policy.why_waiting(request)
 
+    def count_served(self, client: bytes) -> int:
+        """Tokens of its requests that have ended."""
+        return self._tokens_of_ended.get(client, 0)
+
     def _view_clients(
         self,
         clients: Mapping[bytes, AttachedClient],

@@ -27,7 +27,7 @@ from ..params.request_options import (
     RequestOptions,
     Tenant,
 )
-from ..params.sampling_params import MAX_EXTRA_ARGS_BYTES, SamplingParams
+from ..params.sampling_params import MAX_EXTRA_ARGS_BYTES, MAX_N, SamplingParams
 from ..spec.config import RecoveryConfig
 from .engine_views import EngineMetrics, EngineSnapshot, SchedulerStats, StepTrace
 from .fair_share import MAX_CLIENT_WEIGHT
@@ -251,7 +251,9 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     type_start: Annotated[int, Meta(ge=0)] | None = None  # tokens from here on are of type 1; None: none are
     # Since it was added, where it is added again: counts in place of an arrival_time that is not finite.
     age_s: Annotated[float, Meta(ge=0.0, le=MAX_TIMEOUT_S)] = 0.0
-    num_sequences: Annotated[int, Meta(ge=0)] = 1  # of the request whose first this is; 0: a further one
+    num_sequences: Annotated[int, Meta(ge=0, le=MAX_N)] = (
+        1  # of the request whose first this is; 0: a further one
+    )
 
 
 class EngineCoreRequests(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -123,7 +123,7 @@ MESSAGES: dict[type[msgspec.Struct], EngineRight] = {
     EngineCoreRequest: EngineRight(Reach.OWN, Reach.OWN),
     EngineCoreRequests: EngineRight(Reach.OWN, Reach.OWN),
     AbortRequests: _OWN_REQUESTS,  # by names; ids are the sender's own for everybody
-    FrontendCounts: _FACTS,
+    FrontendCounts: _FACTS,  # of a client of the network as much as it was served
     UtilityCall: _OWN_REQUESTS,  # and as the method says
     EngineRoster: EngineRight(Reach.NONE, Reach.NONE, owner=Reach.ALL),
     # The engine's own words, which it takes from nobody.

@@ -263,6 +263,24 @@ def test_a_forged_tenant_or_salt_of_a_key_is_nobody_elses() -> None:
     assert len(salts) == 2
 
 
+def test_a_client_of_the_network_counts_no_more_than_it_was_served() -> None:
+    core = Core()
+
+    def count(client: bytes, number: int) -> tuple[int, int]:
+        core.registry.take(client, FrontendCounts(number, number))
+        metrics = core.call(LOCAL, UtilityMethod.METRICS).metrics
+        assert metrics is not None
+        return metrics.tool_parse_errors_total, metrics.reasoning_tokens_total
+
+    assert count(ONE, 2**31 - 1) == (0, 0)
+    core.add(ONE, "r", [1])
+    core.engine.run()
+    assert count(OTHER, 2**31 - 1) == (0, 0)
+    assert count(ONE, 30) == (30, 30)
+    assert [count(ONE, 2**31 - 1) for _ in range(2)] == [(50, 50)] * 2
+    assert count(LOCAL, 1000) == (1050, 1050)
+
+
 CAUSES = [
     "hush.gguf='/home/a user/secret/hush.gguf': it is not the file that it was",
     'File "/srv/secret/models/hush.gguf", line 3, in f',
