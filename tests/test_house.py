@@ -403,7 +403,7 @@ LINES = {
     "frontend/client": (2200, 3400),
     "frontend/formats": (3900, 4350),
     "frontend/grpc": (800, 0),
-    "frontend/http": (8800, 13_950),
+    "frontend/http": (8800, 14_000),
     "frontend/models": (5200, 0),
     "frontend/observe": (300, 350),
     "frontend/options": (900, 0),

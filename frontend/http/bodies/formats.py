@@ -59,10 +59,3 @@ class ResponsesText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
     format: ResponsesFormat | None = None
     verbosity: str | None = None
-
-
-# The kinds there are, by the field that says which it is.
-KINDS_OF_FORMATS = {
-    "response_format.type": "text, json_object, json_schema or structural_tag",
-    "text.format.type": "text, json_object or json_schema",
-}

@@ -6,7 +6,7 @@ what asks for something that Quire does not have; cache_control does not, since 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -166,9 +166,29 @@ class ContextManagement(msgspec.Struct, forbid_unknown_fields=True):
     edits: list[dict[str, Any]] | None = None
 
 
+# The kinds there are, by the field that says which it is.
+_CHOICES = {
+    "messages[].role": "user, assistant or system",
+    "messages[].content[].type": "text, thinking, redacted_thinking, tool_use or tool_result: "
+    "only text is read, and only the caller runs tools",
+    "messages[].content[].content[].type": "text: only text is read",
+    "system[].type": "text",
+    "tools[].type": "custom, or none: only the caller runs tools",
+    "tools[].allowed_callers[]": "direct: only the model calls",
+    "tools[].defer_loading": "false: there is no search for tools",
+    "tool_choice.type": "auto, any, tool or none",
+    "thinking.type": "enabled, adaptive or disabled",
+    "thinking.display": "summarized or omitted",
+    "output_config.effort": "low, medium, high, xhigh or max",
+    "output_config.format.type": "json_schema",
+    "output_format.type": "json_schema",
+}
+
+
 class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages/count_tokens."""
 
+    CHOICES: ClassVar = _CHOICES
     model: str
     messages: Annotated[list[MessageParam], Meta(min_length=1)]
     system: str | list[TextBlockParam] | None = None
@@ -365,21 +385,3 @@ MessageEvent = (
     | MessageDelta
     | MessageStop
 )
-
-# The kinds there are, by the field that says which it is.
-KINDS_OF_MESSAGES = {
-    "messages[].role": "user, assistant or system",
-    "messages[].content[].type": "text, thinking, redacted_thinking, tool_use or tool_result: "
-    "only text is read, and only the caller runs tools",
-    "messages[].content[].content[].type": "text: only text is read",
-    "system[].type": "text",
-    "tools[].type": "custom, or none: only the caller runs tools",
-    "tools[].allowed_callers[]": "direct: only the model calls",
-    "tools[].defer_loading": "false: there is no search for tools",
-    "tool_choice.type": "auto, any, tool or none",
-    "thinking.type": "enabled, adaptive or disabled",
-    "thinking.display": "summarized or omitted",
-    "output_config.effort": "low, medium, high, xhigh or max",
-    "output_config.format.type": "json_schema",
-    "output_format.type": "json_schema",
-}

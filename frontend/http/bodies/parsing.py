@@ -1,4 +1,7 @@
-"""A request's body or fields -> a Struct of schema.py, by msgspec; mistakes name field, value and allowed.
+"""A request's body or fields -> a Struct, by msgspec; mistakes name field, value and what is allowed.
+
+A body's kind may have two tables for that, by a path without places in lists: CHOICES says what is allowed
+where values are listed, KNOWN_TYPES which types an object may have, and what is said of another.
 
 What a large body costs to decode is told before it is: msgspec holds the interpreter meanwhile. Megabytes of
 text or token ids take milliseconds; as many numbers that are hard to round, or little lists, take seconds.
@@ -13,7 +16,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from http import HTTPStatus
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -33,11 +36,7 @@ from ..limits import (
     MAX_JSON_STRINGS,
     MAX_JSON_VALUES,
 )
-from .formats import KINDS_OF_FORMATS
-from .messages import KINDS_OF_MESSAGES
-from .responses import ONLY_INPUT_TEXT
-from .schema import ONLY_TEXT, TEXT_TYPES, SharedFields
-from .vectors import CHOICES_OF_POOLING
+from .schema import SharedFields
 
 BODY_EXTENSION = "quire.note_body"  # scope["extensions"]: has the connection look how much it still stores
 
@@ -45,21 +44,6 @@ _AT = " - at `$"  # and a path, at the end of msgspec's messages
 _UNKNOWN = "Object contains unknown field `"
 _MISSING = "Object missing required field `"
 _INVALID = ("Invalid value ", "Invalid enum value ")
-# What is allowed, by a path without its places in lists.
-_CHOICES = (
-    KINDS_OF_FORMATS
-    | KINDS_OF_MESSAGES
-    | CHOICES_OF_POOLING
-    | {"early_stopping": 'true, false or "never"', "truncation_side": '"left" or "right"'}
-)
-# Where an object's type says what its fields are: of another type those are not what is wrong. Path without
-# places -> the types that are known, and what is allowed.
-_KNOWN_TYPES = {
-    "messages[].content[]": (TEXT_TYPES, ONLY_TEXT),
-    "input[].content[]": ((*TEXT_TYPES, "reasoning_text"), ONLY_INPUT_TEXT),
-    "input[].output[]": (TEXT_TYPES, ONLY_INPUT_TEXT),
-    "tools[]": (("function", "namespace"), "'function'"),
-}
 _IGNORES = "; --unknown-fields ignore leaves unknown ones out"
 # pydantic's words for a bound, which clients of vLLM look for.
 _BOUNDS = {
@@ -229,7 +213,7 @@ def _explain(text: str, find: _Find | None, kind: type[msgspec.Struct]) -> ApiEr
     if not found:
         what, path = text, ""
     path = path.removeprefix(".").removesuffix("`")
-    if what.startswith((_UNKNOWN, _MISSING)) and (wrong := _find_wrong_type(path, find)) is not None:
+    if what.startswith((_UNKNOWN, _MISSING)) and (wrong := _find_wrong_type(path, find, kind)) is not None:
         return wrong
     if what.startswith(_UNKNOWN):
         name = _join(path, what[len(_UNKNOWN) : -1])
@@ -242,7 +226,8 @@ def _explain(text: str, find: _Find | None, kind: type[msgspec.Struct]) -> ApiEr
         name = _join(path, what[len(_MISSING) : -1])
         return missing_field(name, _REQUIRED.get(name, ""))
     if what.startswith(_INVALID):  # and the value follows
-        allowed = _CHOICES.get(_PLACE.sub("[]", path), "one of the values in /openapi.json")
+        choices: dict[str, str] = getattr(kind, "CHOICES", {})
+        allowed = choices.get(_PLACE.sub("[]", path), "one of the values in /openapi.json")
         return _make_field_error(path, find or (lambda _: _read_value(what)), allowed)
     allowed = what[:1].lower() + what[1:_MAX_SAID]
     if what.endswith("got `null`") and path in _REQUIRED:
@@ -253,11 +238,13 @@ def _explain(text: str, find: _Find | None, kind: type[msgspec.Struct]) -> ApiEr
     return _make_field_error(path or "body", find, allowed)
 
 
-def _find_wrong_type(path: str, find: _Find | None) -> ApiError | None:
-    """The error of an object of an unknown type, whose fields are unknown or missing."""
-    known, allowed = _KNOWN_TYPES.get(_PLACE.sub("[]", path), ((), ""))
-    kind = find(f"{path}.type") if known and find is not None else None
-    return FieldError(f"{path}.type", kind, allowed) if isinstance(kind, str) and kind not in known else None
+def _find_wrong_type(path: str, find: _Find | None, kind: type[msgspec.Struct]) -> ApiError | None:
+    """The error of an object of an unknown type: of another type its fields are not what is wrong."""
+    known_types: dict[str, tuple[Collection[str], str]] = getattr(kind, "KNOWN_TYPES", {})
+    known, allowed = known_types.get(_PLACE.sub("[]", path), ((), ""))
+    found = find(f"{path}.type") if known and find is not None else None
+    is_wrong = isinstance(found, str) and found not in known
+    return FieldError(f"{path}.type", found, allowed) if is_wrong else None
 
 
 def _describe_renamed(new_name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -10,10 +10,10 @@ from msgspec import UNSET, Meta, UnsetType
 from ...formats.offered_tools import MAX_NAME_LENGTH
 from ..limits import MAX_TOP_LOGPROBS
 from .formats import ResponsesText, TextFormat
-from .schema import NumTokens, SharedFields, TextPart, TokenLogprob
+from .schema import KNOWN_TYPES_OF_TOOLS, TEXT_TYPES, NumTokens, SharedFields, TextPart, TokenLogprob
 
 ItemId = Annotated[str, Meta(max_length=256)]  # answers repeat them
-ONLY_INPUT_TEXT = "'input_text': only text is supported"
+_ONLY_TEXT = "'input_text': only text is supported"
 Status = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -80,6 +80,10 @@ _UNTYPED: dict[str, Any] = {"type": "object", "required": ["role", "content"], "
 class InputItems(msgspec.Struct):
     """The field that has the items, so that what is wrong with one is told with its place."""
 
+    KNOWN_TYPES: ClassVar = {
+        "input[].content[]": ((*TEXT_TYPES, "reasoning_text"), _ONLY_TEXT),
+        "input[].output[]": (TEXT_TYPES, _ONLY_TEXT),
+    }
     input: list[InputItem]
 
 
@@ -114,6 +118,7 @@ OfferedTool = FunctionTool | NamespaceTool
 class OfferedTools(msgspec.Struct):
     """As InputItems."""
 
+    KNOWN_TYPES: ClassVar = KNOWN_TYPES_OF_TOOLS
     tools: list[OfferedTool | WebSearchTool]
 
 
@@ -131,6 +136,7 @@ class ResponsesRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
     Both are checked in a second step, so that a kind that is not supported is refused by its name.
     """
 
+    CHOICES: ClassVar = {"text.format.type": "text, json_object or json_schema"}
     input: str | list[Annotated[dict[str, Any], _refer(*get_args(InputItem), **_UNTYPED)]]
     instructions: str | None = None
     max_output_tokens: NumTokens | None = None

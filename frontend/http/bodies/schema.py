@@ -8,7 +8,7 @@ a dialect refuses what asks for more (`PostRoute.refused`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -133,6 +133,10 @@ _WithSequences = declare("_WithSequences", SharedFields, _OF_SEQUENCES)
 class SamplingFields(_WithSequences, kw_only=True, forbid_unknown_fields=True):
     """As SharedFields, of completions and chats."""
 
+    CHOICES: ClassVar = {
+        "response_format.type": "text, json_object, json_schema or structural_tag",
+        "early_stopping": 'true, false or "never"',
+    }
     max_tokens: NumTokens | None = None
     logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKEN_IDS)] | None = None
     prompt_logprobs: NumLogprobs | None = None
@@ -163,6 +167,8 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
 
 TEXT_TYPES = ("text", "input_text", "output_text")
 ONLY_TEXT = "'text': only text is supported"
+KNOWN_TYPES_OF_TOOLS = {"tools[]": (("function", "namespace"), "'function'")}
+KNOWN_TYPES_OF_CHATS = {"messages[].content[]": (TEXT_TYPES, ONLY_TEXT)} | KNOWN_TYPES_OF_TOOLS
 
 
 class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -219,6 +225,7 @@ class ToolParam(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/chat/completions."""
 
+    KNOWN_TYPES: ClassVar = KNOWN_TYPES_OF_CHATS
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: NumTokens | None = None
     logprobs: bool | None = None
@@ -248,6 +255,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /tokenize: a prompt, or the messages of a conversation."""
 
+    KNOWN_TYPES: ClassVar = KNOWN_TYPES_OF_CHATS
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None

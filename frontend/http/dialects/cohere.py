@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
-from ..bodies.vectors import CohereEmbedRequest, CohereEmbedResponse
+from ....ipc.params.request_options import Priority
 from ..caller import Caller
 from ..errors import FieldError, missing_field
 from ..serving import Serving, make_id
 from ..stream import JsonResponse
 from .route import PostRoute, is_off
 from .vector_question import (
+    CohereMeta,
     Format,
     Inputs,
+    Name,
+    Positive,
     Question,
     Write,
     ask,
@@ -32,6 +36,47 @@ from .vector_question import (
 _WRITERS: dict[str, Write] = {"float": write_floats, "base64": write_base64}
 _SIDES = {"START": "left", "END": "right"}
 _encode = msgspec.json.Encoder().encode
+
+
+class CohereEmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v2/embed, as Cohere's clients ask."""
+
+    CHOICES: ClassVar = {"truncate": '"NONE", "START" or "END"'}
+    model: str | None = None
+    texts: Annotated[list[str], Meta(description="required; what is embedded")] | None = None
+    input_type: Name | None = None
+    embedding_types: Annotated[list[str], Meta(min_length=1, max_length=8)] | None = None
+    truncate: (
+        Annotated[
+            Literal["NONE", "START", "END"],
+            Meta(description="which end of a text that is too long is cut; NONE: refuse it; default END"),
+        ]
+        | None
+    ) = None
+    output_dimension: Positive | None = None
+    max_tokens: (
+        Annotated[Positive, Meta(description="cut each text to so many tokens; default: to what fits")] | None
+    ) = None
+    priority: Priority | None = None
+    images: Any = None
+    inputs: Any = None
+
+
+class CohereEmbeddings(msgspec.Struct, kw_only=True):
+    """Vectors in each form that was asked for."""
+
+    floats: list[list[float]] | UnsetType = msgspec.field(default=UNSET, name="float")
+    base64: list[str] | UnsetType = UNSET
+
+
+class CohereEmbedResponse(msgspec.Struct, kw_only=True):
+    """Answer of /v2/embed."""
+
+    id: str
+    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
+    embeddings: CohereEmbeddings
+    texts: list[str]
+    meta: CohereMeta
 
 
 async def create_cohere_embedding(serving: Serving, request: CohereEmbedRequest, caller: Caller) -> Response:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
 import msgspec
+from msgspec import Meta
 from starlette.responses import Response
 
 from ....ipc.params.pooling_params import EMBEDDING, FLOAT_BYTES, PoolingParams, PoolingTask
 from ....ipc.protocol.messages import EngineFacts
-from ..bodies.vectors import (
-    Classification,
-    ClassifyRequest,
-    ClassifyResponse,
-    EmbeddingRequest,
-    EmbeddingResponse,
-    InputFields,
-    PoolingRequest,
-    PoolingResponse,
-)
+from ..bodies.schema import KNOWN_TYPES_OF_CHATS, ChatMessage
 from ..caller import Caller
 from ..errors import FieldError, missing_field
 from ..serving import Serving, make_id
@@ -26,7 +20,12 @@ from .prompts import render_chat
 from .route import PostRoute
 from .vector_question import (
     Inputs,
+    ListResponse,
+    Name,
+    PoolingFields,
+    Positive,
     Question,
+    Texts,
     Vectors,
     Write,
     ask,
@@ -42,10 +41,92 @@ from .vector_question import (
 )
 
 _TASKS: tuple[PoolingTask, ...] = ("embed", "classify", "token_embed", "token_classify")
+_FORMATS = '"float" or "base64"'
 _EMBEDDING = b'{"object":"embedding","index":%d,"embedding":%b}'
 _POOLED = b'{"object":"pooling","index":%d,"data":%b}'
 
 _encode = msgspec.json.Encoder().encode
+
+
+EncodingFormat = Literal["float", "base64"]
+
+
+class InputFields(PoolingFields, kw_only=True, forbid_unknown_fields=True):
+    """Either texts or a conversation. prompt_name, input_type: which of the model's prompts goes before."""
+
+    KNOWN_TYPES: ClassVar = KNOWN_TYPES_OF_CHATS
+    input: Texts | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    prompt_name: Name | None = None
+    input_type: Name | None = None
+
+
+class EmbeddingRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/embeddings."""
+
+    CHOICES: ClassVar = {"encoding_format": _FORMATS}
+    encoding_format: EncodingFormat | None = None
+    dimensions: Positive | None = None
+
+
+class PoolingRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
+    """POST /pooling. task: None takes the first that the model can do, as vLLM orders them."""
+
+    CHOICES: ClassVar = {
+        "encoding_format": _FORMATS,
+        "task": ", ".join(f'"{task}"' for task in get_args(PoolingTask)),
+    }
+    task: PoolingTask | None = None
+    encoding_format: EncodingFormat | None = None
+    dimensions: Positive | None = None
+
+
+class ClassifyRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
+    """POST /classify."""
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    """A vector: its numbers, or base64 of them as float32, little-endian."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingResponse(ListResponse, kw_only=True):
+    """Answer of /v1/embeddings."""
+
+    data: list[Embedding]
+
+
+class Pooled(msgspec.Struct, kw_only=True):
+    """What was computed of an input: a vector, one for each token, or base64 as in Embedding."""
+
+    object: Literal["pooling"] = "pooling"
+    index: int
+    data: list[float | list[float]] | str
+
+
+class PoolingResponse(ListResponse, kw_only=True):
+    """Answer of /pooling."""
+
+    data: list[Pooled]
+
+
+class Classification(msgspec.Struct, kw_only=True):
+    """The likeliest class of an input. label: None if the model does not name its classes."""
+
+    index: int
+    label: str | None
+    probs: list[float]
+    num_classes: int
+
+
+class ClassifyResponse(ListResponse, kw_only=True):
+    """Answer of /classify."""
+
+    data: list[Classification]
 
 
 async def create_embedding(serving: Serving, request: EmbeddingRequest, caller: Caller) -> Response:

@@ -5,19 +5,12 @@ As Jina, Cohere and vLLM have it. What TEI has at /rerank is told apart by its f
 
 from __future__ import annotations
 
+from typing import Annotated, Any, ClassVar, Literal
+
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
-from ..bodies.vectors import (
-    AnyRerankRequest,
-    Document,
-    DocumentText,
-    Rank,
-    RankFields,
-    RerankRequest,
-    RerankResponse,
-    TeiRank,
-)
 from ..caller import Caller
 from ..errors import FieldError, missing_field
 from ..serving import Serving, make_id
@@ -25,10 +18,78 @@ from ..stream import JsonResponse, respond
 from .route import PostRoute, Refused, is_off
 from .scores import Pairs, Scores, score
 from .tei import find_truncation
-from .vector_question import make_meta, make_usage, read_texts
+from .vector_question import (
+    CohereMeta,
+    Cuts,
+    Document,
+    DocumentText,
+    PoolingFields,
+    PoolingUsage,
+    Positive,
+    TruncationDirection,
+    make_meta,
+    make_usage,
+    read_texts,
+)
 
 _TEI_FIELDS = ("raw_scores", "return_text", "truncate", "truncation_direction")
 _OTHER_FIELDS = ("documents", "return_documents", "max_tokens_per_doc")
+
+
+class RankFields(PoolingFields, kw_only=True, forbid_unknown_fields=True):
+    """What Jina's, Cohere's and vLLM's clients ask for."""
+
+    query: str
+    documents: list[DocumentText]
+    top_n: Positive | None = None
+    return_documents: bool | None = None
+    max_tokens_per_doc: Positive | None = None
+    rank_fields: list[str] | None = None
+    max_chunks_per_doc: Positive | None = None  # it says nothing: a document is not split
+    relevant_spans: Any = None
+
+
+class RerankRequest(RankFields, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/rerank and /v2/rerank."""
+
+
+class AnyRerankRequest(RankFields, kw_only=True, forbid_unknown_fields=True):
+    """POST /rerank: as Jina and Cohere have it with `documents`, as TEI has it with `texts`."""
+
+    CHOICES: ClassVar = {"truncation_direction": '"left" or "right"'}
+    documents: list[DocumentText] | None = None  # type: ignore[assignment]
+    texts: Annotated[list[str], Meta(description="in place of documents; the answer is TEI's")] | None = None
+    raw_scores: bool | None = None
+    return_text: bool | None = None
+    truncate: Cuts | None = None
+    truncation_direction: TruncationDirection | None = None
+
+
+class Rank(msgspec.Struct, kw_only=True):
+    """A document by its place in the request."""
+
+    index: int
+    relevance_score: float
+    document: Document | UnsetType = UNSET
+
+
+class RerankResponse(msgspec.Struct, kw_only=True):
+    """Answer of /v1/rerank and /v2/rerank: the best document first."""
+
+    id: str
+    object: Literal["list"] = "list"
+    model: str
+    results: list[Rank]
+    usage: PoolingUsage
+    meta: CohereMeta
+
+
+class TeiRank(msgspec.Struct, kw_only=True):
+    """A text by its place in the request."""
+
+    index: int
+    score: float
+    text: str | UnsetType = UNSET
 
 
 async def create_rerank(serving: Serving, request: RerankRequest, caller: Caller) -> Response:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.responses import Response
@@ -17,14 +17,17 @@ from starlette.responses import Response
 from ....ipc.params.pooling_params import FLOAT_BYTES, PoolingParams
 from ...requests.vectors.encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS
 from ...requests.vectors.scoring import compute_cosine
-from ..bodies.vectors import DocumentText, Score, ScoreRequest, ScoreResponse
 from ..caller import Caller
 from ..errors import FieldError, missing_field
 from ..serving import Serving, make_id
 from ..stream import JsonResponse
 from .route import PostRoute
 from .vector_question import (
+    DocumentText,
     Inputs,
+    ListResponse,
+    PoolingFields,
+    Positive,
     Question,
     ask,
     make_params,
@@ -38,6 +41,30 @@ _CUT = PoolingParams(truncate_prompt_tokens=-1)
 _MAX_INLINE_NUMBERS = 4096  # of vectors that are compared in the event loop: 1 ms
 
 _encode = msgspec.json.Encoder().encode
+
+
+class ScoreRequest(PoolingFields, kw_only=True, forbid_unknown_fields=True):
+    """POST /score: one text with one or with each of many, or pairs."""
+
+    text_1: str | list[DocumentText] | None = None
+    text_2: str | list[DocumentText] | None = None
+    queries: str | list[DocumentText] | None = None
+    documents: str | list[DocumentText] | None = None
+    max_tokens_per_doc: Positive | None = None
+
+
+class Score(msgspec.Struct, kw_only=True):
+    """How well a pair goes together."""
+
+    index: int
+    object: Literal["score"] = "score"
+    score: float
+
+
+class ScoreResponse(ListResponse, kw_only=True):
+    """Answer of /score."""
+
+    data: list[Score]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
+from msgspec import Meta
 from starlette.responses import Response
 
 from ..bodies.openapi import Routes
-from ..bodies.vectors import ModelInfo, SimilarityRequest, TeiEmbedRequest, TextParameters
 from ..caller import Caller
 from ..engines.served_models import ServedModels
 from ..errors import ErrorResponse
@@ -19,8 +19,13 @@ from ..stream import JsonResponse, respond
 from .route import PostRoute
 from .scores import compare
 from .vector_question import (
+    Cuts,
     Inputs,
+    Name,
+    Positive,
     Question,
+    Texts,
+    TruncationDirection,
     ask,
     join_list,
     make_params,
@@ -29,6 +34,58 @@ from .vector_question import (
     write_beside,
     write_floats,
 )
+
+
+class TextParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What TEI's clients say of texts."""
+
+    CHOICES: ClassVar = {"truncation_direction": '"left" or "right"'}
+    truncate: Cuts | None = None
+    truncation_direction: TruncationDirection | None = None
+    prompt_name: Name | None = None
+
+
+class TeiEmbedRequest(TextParameters, kw_only=True, forbid_unknown_fields=True):
+    """POST /embed, as TEI's clients ask."""
+
+    inputs: Texts
+    normalize: bool | None = None
+    dimensions: Positive | None = None
+    model: str | None = None
+
+
+class SimilarityInputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One sentence, and those that it is compared with."""
+
+    source_sentence: str
+    sentences: Annotated[list[str], Meta(min_length=1)]
+
+
+class SimilarityRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /similarity, as TEI's clients ask."""
+
+    CHOICES: ClassVar = {"parameters.truncation_direction": '"left" or "right"'}
+    inputs: SimilarityInputs
+    parameters: TextParameters | None = None
+    model: str | None = None
+
+
+class ModelInfo(msgspec.Struct, kw_only=True):
+    """Answer of /info, by TEI's names."""
+
+    model_id: str
+    model_sha: str | None = None
+    model_dtype: str
+    model_type: dict[str, dict[str, Any]]
+    tasks: list[str]
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int
+    max_client_batch_size: int
+    auto_truncate: bool = False
+    tokenization_workers: int = 2
+    version: str
 
 
 async def create_tei_embedding(serving: Serving, request: TeiEmbedRequest, caller: Caller) -> Response:

@@ -11,18 +11,20 @@ from binascii import b2a_base64
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
+from msgspec import Meta
 
 from ....ipc.errors import PoolingParamsError, RequestFailedError
+from ....ipc.params.param_fields import MAX_INT
 from ....ipc.params.pooling_params import FLOAT_BYTES, PoolingParams, PoolingTask
 from ....ipc.protocol.messages import EngineFacts
 from ....ipc.protocol.token_ids import decode_token_ids
 from ...requests.prompts import Truncation
 from ...requests.vectors.encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, EncodedText, ModelTexts, TextPair
 from ...requests.vectors.processor import PoolingPrompt
-from ..bodies.vectors import ApiVersion, BilledUnits, CohereMeta, DocumentText, PoolingUsage, Texts
+from ..bodies.schema import SchedulingFields, TokenId, TruncationSide
 from ..caller import Caller
 from ..errors import ApiError, FieldError
 from ..serving import PromptInput, Serving, Stay
@@ -42,6 +44,75 @@ Format = Literal["float", "base64"]
 Write = Callable[[bytes], bytes]
 
 _read_float = struct.Struct("<f").unpack
+
+
+Texts = str | list[str | int | list[TokenId]]  # a text, texts, token ids, or lists of token ids
+
+
+Positive = Annotated[int, Meta(ge=1, le=MAX_INT)]
+
+
+Cuts = Annotated[bool, Meta(description="true: cut texts that are too long; default: refuse them")]
+
+
+Name = Annotated[str, Meta(max_length=256)]
+
+
+TruncationDirection = Literal["left", "right", "Left", "Right"]
+
+
+class Document(msgspec.Struct, forbid_unknown_fields=True):
+    """A text, as some clients wrap it."""
+
+    text: str
+
+
+DocumentText = str | Document
+
+
+class PoolingFields(SchedulingFields, kw_only=True, forbid_unknown_fields=True):
+    """What any of these requests may say, by vLLM's names; None: it does not say."""
+
+    model: str | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_INT)] | None = None
+    truncation_side: TruncationSide | None = None
+    use_activation: bool | None = None
+
+
+class PoolingUsage(msgspec.Struct):
+    """Counts of tokens; nothing is generated."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class ListResponse(msgspec.Struct, kw_only=True):
+    """What answers with a list have beside it."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    usage: PoolingUsage
+
+
+class ApiVersion(msgspec.Struct):
+    """Of Cohere's API."""
+
+    version: str
+
+
+class BilledUnits(msgspec.Struct):
+    """Cohere's name of a count of tokens."""
+
+    input_tokens: int
+
+
+class CohereMeta(msgspec.Struct):
+    """Where Cohere's clients look for the usage."""
+
+    api_version: ApiVersion
+    billed_units: BilledUnits
 
 
 def read_floats(data: bytes) -> list[float]:

@@ -225,6 +225,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"container": "c"}, "container"),
     ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
     ({"nothing": 1}, "nothing"),
+    ({"messages": [assistant({**CALL, "nothing": 1})]}, "messages[0].content[0].nothing"),
 ]
 
 
