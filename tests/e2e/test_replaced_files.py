@@ -29,6 +29,7 @@ WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 PARAMS = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True, detokenize=False)
 PROMPT = "Once upon a time"
 PACKAGE = Path(__file__).parents[2]
+WORKER, LOOP = "worker/worker.py", "core/engine/engine_loop.py"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -218,25 +219,25 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "module", "how", "words"),
     [
-        ("worker/worker.py", "quire.worker", "change", "EngineDeadError .*worker.py=.*has changed"),
-        (
-            "core/engine/engine_loop.py",
-            "quire.core",
-            "change",
-            "EngineDeadError .*engine_loop.py=.*has changed",
+        (WORKER, "quire.worker", "change", "EngineDeadError .*worker.py=.*has changed"),
+        (LOOP, "quire.core", "relink", "EngineDeadError .*engine_loop.py=.*has changed"),
+        (LOOP, "quire.core", "relink the same", "finished 400"),
+        (WORKER, "quire.worker", "same", "finished 400"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)  # each a case of test_own_sources.py, too
+            for case in (
+                (LOOP, "quire.core", "change", "EngineDeadError .*engine_loop.py=.*has changed"),
+                ("worker/threads.py", "quire.worker", "remove", "EngineDeadError .*threads.py=.*was removed"),
+                (
+                    "kernels/program/program.h",
+                    "quire.worker",
+                    "add",
+                    "EngineDeadError .*added.py=.*was added",
+                ),
+                ("kernels/linear/linear.cpp", "quire.core", "same", "finished 400"),
+                (WORKER, "quire.worker", "relink", "EngineDeadError .*worker.py=.*has changed"),
+            )
         ),
-        ("worker/threads.py", "quire.worker", "remove", "EngineDeadError .*threads.py=.*was removed"),
-        ("kernels/program/program.h", "quire.worker", "add", "EngineDeadError .*added.py=.*was added"),
-        ("kernels/linear/linear.cpp", "quire.core", "same", "finished 400"),
-        ("worker/worker.py", "quire.worker", "same", "finished 400"),
-        ("worker/worker.py", "quire.worker", "relink", "EngineDeadError .*worker.py=.*has changed"),
-        (
-            "core/engine/engine_loop.py",
-            "quire.core",
-            "relink",
-            "EngineDeadError .*engine_loop.py=.*has changed",
-        ),
-        ("core/engine/engine_loop.py", "quire.core", "relink the same", "finished 400"),
     ],
 )
 def test_a_process_starts_only_children_of_its_own_sources(
