@@ -39,7 +39,11 @@ if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
 NUM_PROCESSES = 4
-WITH_ONE_SERVER = ("tests/e2e/compat/", "tests/e2e/clients/")  # all tests of a folder ask the same
+ASK_SHARED_SERVER = (  # e2e/conftest.py's, which takes seconds to start
+    *("tests/e2e/compat/", "tests/e2e/clients/", "tests/e2e/test_agents_over_a_group.py"),
+    *("tests/e2e/test_bench_serve_for_real.py", "tests/e2e/test_several_daemons.py"),
+    "tests/e2e/test_stored_responses.py",
+)
 
 # How long an example takes on a busy machine says nothing of it.
 settings.register_profile("untimed", deadline=None)
@@ -76,13 +80,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Tests that share a fixture stay in one process: those of a file, or of a folder with one server."""
+    """Tests that share a fixture stay in one process: those of a file, and all that ask the shared server."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return next((folder for folder in WITH_ONE_SERVER if file.startswith(folder)), file)
+            return "shared_server" if nodeid.startswith(ASK_SHARED_SERVER) else nodeid.partition("::")[0]
 
     config.option.loadscopereorder = False
     return ByFile(config, log)
