@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from ...ipc.errors import PromptError
 from ...ipc.params.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_EXTRA_ARGS_BYTES, SAMPLING_FIELDS
 from ..http.bodies.parsing import make_struct
-from ..http.bodies.schema import CompletionRequest
+from ..http.dialects.completions import CompletionRequest
 from ..http.errors import ApiError, FieldError
 from ..logprobs import Logprob
 from ..outputs import CompletionOutput, RequestOutput

@@ -30,9 +30,6 @@ from ..requests.input_processor import PreparedParams
 from ..requests.vectors.encoder import ModelTexts
 from ..requests.vectors.outputs import PoolingOutput, PoolingRequestOutput
 from ..text.tokenizer import Tokenizer
-from .bodies.messages import MessagesRequest
-from .bodies.responses import ResponsesRequest
-from .bodies.schema import SamplingFields
 from .caller import Caller, Tally
 from .engines.server_parts import ServerParts
 from .errors import ApiError, FieldError, overloaded, unavailable
@@ -241,7 +238,7 @@ class Serving:
         prompt: PromptInput,
         prepared: PreparedParams,
         caller: Caller,
-        fields: SamplingFields | ResponsesRequest | MessagesRequest,
+        fields: msgspec.Struct,
         answer_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """AsyncLLM.generate for one prompt of a request; closing the generator aborts it.

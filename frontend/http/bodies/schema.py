@@ -27,7 +27,6 @@ from ....ipc.params.sampling_params import (
 from ....ipc.params.structured_outputs import StructuredOutputsFields
 from ....ipc.protocol.messages import MAX_IDS_PER_ABORT
 from ....ipc.protocol.rights import CALLER_OPTIONS
-from ..limits import MAX_TOP_LOGPROBS
 from .formats import ResponseFormat
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -155,16 +154,6 @@ class SamplingFields(_WithSequences, kw_only=True, forbid_unknown_fields=True):
     routed_experts_prompt_start: Annotated[int, Meta(ge=0)] | None = None
 
 
-class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/completions. prompt: a text, texts, token ids, or lists of token ids."""
-
-    prompt: str | list[str | int | list[TokenId]]
-    echo: bool | None = None
-    logprobs: NumLogprobs | None = None
-    suffix: str | None = None
-    prompt_embeds: Any = None
-
-
 TEXT_TYPES = ("text", "input_text", "output_text")
 ONLY_TEXT = "'text': only text is supported"
 KNOWN_TYPES_OF_TOOLS = {"tools[]": (("function", "namespace"), "'function'")}
@@ -220,36 +209,6 @@ class ToolParam(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: str
     function: FunctionParam
     cache_control: Any = None
-
-
-class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/chat/completions."""
-
-    KNOWN_TYPES: ClassVar = KNOWN_TYPES_OF_CHATS
-    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
-    max_completion_tokens: NumTokens | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=-1, le=MAX_TOP_LOGPROBS)] | None = None
-    echo: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[ToolParam] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    include_reasoning: bool | None = None
-    thinking_token_budget: Annotated[int, Meta(ge=-1, le=MAX_INT)] | None = None  # -1: no limit
-    functions: list[Any] | None = None
-    function_call: Any = None
-    reasoning_effort: str | None = None
-    modalities: list[str] | None = None
-    audio: dict[str, Any] | None = None
-    prediction: dict[str, Any] | None = None
-    web_search_options: dict[str, Any] | None = None
-    verbosity: str | None = None
-    documents: Annotated[list[dict[str, Any]], Meta(description="for the chat template")] | None = None
-    return_prompt_text: bool | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -335,34 +294,6 @@ class PromptLogprob(msgspec.Struct):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-
-
-class CompletionChoice(msgspec.Struct):
-    """A sequence, or what is new of it in a chunk.
-
-    prompt_token_ids, token_ids: with return_token_ids; the first also in a choice's first chunk.
-    """
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    # None in whole answers without them, not there in chunks.
-    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
-    prompt_token_ids: list[int] | UnsetType | None = UNSET
-    token_ids: list[int] | UnsetType | None = UNSET
-
-
-class CompletionResponse(msgspec.Struct, kw_only=True):
-    """Answer of /v1/completions; a chunk of a stream has the same form."""
-
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage | UnsetType | None = UNSET
 
 
 class TopLogprob(msgspec.Struct):

@@ -7,41 +7,178 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
+from ....ipc.params.param_fields import MAX_INT
+from ....ipc.params.sampling_params import SamplingParams
 from ... import events as turn
 from ...formats.answer_reader import AnswerReader
 from ...formats.offered_tools import check_num_tools, read_tool_choice
 from ...outputs import CompletionOutput, RequestOutput
 from ...text.tokenizer import Tokenizer
 from ...tools import Tool
-from ..bodies.schema import ChatCompletionRequest, ChoiceLogprobs, TokenizeRequest, ToolParam
+from ..bodies.schema import (
+    KNOWN_TYPES_OF_CHATS,
+    ChatMessage,
+    ChoiceLogprobs,
+    NumTokens,
+    PromptLogprobs,
+    SamplingFields,
+    TokenizeRequest,
+    ToolParam,
+    Usage,
+)
 from ..caller import Caller
 from ..errors import FieldError
+from ..limits import MAX_TOP_LOGPROBS
 from ..serving import Serving, make_id
 from ..stream import DONE, ChunkTemplate, encode_event, respond
 from ..text_process.jobs import Conversation
-from .chat_answers import (
-    AnswerFunction,
-    AnswerMessage,
-    AnswerToolCall,
-    ChatChoice,
-    ChatCompletion,
-    ChatCompletionChunk,
-    ChunkChoice,
-    Delta,
-    DeltaToolCall,
-)
 from .conversation import parse_outputs, prepare_conversation, read_output
 from .formats import find_format
 from .logprobs import make_beside, make_chat_logprobs, make_prompt_logprobs
 from .route import REFUSED_BY_ALL, PostRoute, Refused, is_off
-from .sampling import make_chat_params, read_beam_search
+from .sampling import first_given, make_params, read_beam_search
 from .usage import UsageCounter, choose_usage, take_last
 
 Outputs = AsyncGenerator[RequestOutput, None]
+
+
+class AnswerFunction(msgspec.Struct, omit_defaults=True):
+    """What is called. arguments: a JSON object's text; in chunks, more of it."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class AnswerToolCall(msgspec.Struct):
+    """A call of a tool."""
+
+    id: str
+    function: AnswerFunction
+    type: Literal["function"] = "function"
+
+
+class AnswerMessage(msgspec.Struct, kw_only=True):
+    """The assistant's message. Thoughts have both of the names that clients read."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[AnswerToolCall] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    tool_parse_error: bool | UnsetType = UNSET  # true: a call could not be read and stays in the content
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """Answer of /v1/chat/completions. prompt_token_ids, token_ids of choices: with return_token_ids."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class DeltaToolCall(msgspec.Struct, kw_only=True):
+    """What is new of a call: first its id and name, then its arguments."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: AnswerFunction
+
+
+class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is new of a message."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[DeltaToolCall] | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct):
+    """What is new of one answer."""
+
+    index: int
+    delta: Delta
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    tool_parse_error: bool | UnsetType = UNSET  # as in a ChatChoice
+
+
+class ChatCompletionChunk(msgspec.Struct, kw_only=True):
+    """A chunk of a streamed chat. prompt_token_ids: in the first, with return_token_ids."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/chat/completions."""
+
+    KNOWN_TYPES: ClassVar = KNOWN_TYPES_OF_CHATS
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_completion_tokens: NumTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=-1, le=MAX_TOP_LOGPROBS)] | None = None
+    echo: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=MAX_INT)] | None = None  # -1: no limit
+    functions: list[Any] | None = None
+    function_call: Any = None
+    reasoning_effort: str | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    web_search_options: dict[str, Any] | None = None
+    verbosity: str | None = None
+    documents: Annotated[list[dict[str, Any]], Meta(description="for the chat template")] | None = None
+    return_prompt_text: bool | None = None
+
+
+def _make_params(serving: Serving, request: ChatCompletionRequest) -> SamplingParams:
+    """Without a limit the answer may fill what is left of the context."""
+    asks = request.logprobs and not request.logprob_token_ids  # which go before the likeliest
+    own = {"logprobs": request.top_logprobs or 0} if asks else {}
+    max_tokens = first_given(request.max_completion_tokens, request.max_tokens)
+    return make_params(serving, request, max_tokens, **own)
 
 
 async def create_chat_completion(
@@ -50,7 +187,7 @@ async def create_chat_completion(
     """Answer a conversation. Raises InputErrors and ApiErrors before anything is generated."""
     _check(serving, request)
     search = read_beam_search(request)
-    params = make_chat_params(serving, request)
+    params = _make_params(serving, request)
     serving.check_room(params, caller)
     echoed = _find_echo(request)
     prompt, prepared, reader = await prepare_conversation(

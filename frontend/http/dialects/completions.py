@@ -8,31 +8,173 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from ....ipc.errors import PromptError
+from ....ipc.params.sampling_params import NumLogprobs, SamplingParams
 from ...outputs import CompletionOutput, RequestOutput
 from ...requests.input_processor import PreparedParams
 from ...requests.prompts import find_truncation
-from ..bodies.schema import CompletionChoice, CompletionRequest, CompletionResponse
+from ...text.tokenizer import Tokenizer
+from ..bodies.schema import CompletionLogprobs, PromptLogprobs, SamplingFields, TokenId, Usage
 from ..caller import Caller
 from ..errors import ApiError, FieldError
 from ..serving import PromptInput, Serving, make_id
 from ..stream import DONE, ChunkTemplate, cancel_and_wait, encode_event, respond
 from .formats import find_format
-from .logprobs import LogprobsOfChoices, make_beside
+from .logprobs import (
+    ALL_SHOWN,
+    TextOffsets,
+    Top,
+    as_json,
+    join_completion_logprobs,
+    make_beside,
+    make_completion_logprobs,
+    make_prompt_logprobs,
+)
 from .prompts import decode_prompt, prepare_params, split_prompts, tokenize_prompts
 from .route import REFUSED_BY_ALL, PostRoute, is_off
-from .sampling import make_completion_params, read_beam_search
+from .sampling import first_given, make_params, read_beam_search
 from .usage import UsageCounter, choose_usage, take_last
 
+_MAX_TOKENS = 16  # OpenAI's default; a chat's is what is left of the context
 _MAX_SIZE_A_TURN = 20_000  # token ids or characters that are checked and sent in a turn of the event loop
 _ECHOED_BYTES, _ID_BYTES = 6, 8  # of a prompt's token in an answer: its text, and its id
 _PROMPT_COST = 500  # what each prompt counts beside them
+
+
+class LogprobsOfChoices:
+    """What one request shows of logprobs. Prompts and choices are known by their places."""
+
+    def __init__(
+        self, request: CompletionRequest, params: SamplingParams, tokenizer: Tokenizer | None
+    ) -> None:
+        self._params, self._tokenizer = params, tokenizer
+        self._top: Top | None = request.logprob_token_ids or request.logprobs
+        self._as_ids = bool(request.return_tokens_as_token_ids)
+        self._wants_prompts = request.prompt_logprobs is not None
+        self._echoes = bool(request.echo) and self._top is not None
+        self._of_prompts: dict[int, PromptLogprobs] = {}
+        self._echoed: dict[int, CompletionLogprobs] = {}
+        self._offsets: dict[int, TextOffsets] = {}  # by choice
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether there are any."""
+        return self._top is not None or self._wants_prompts
+
+    def note_prompt(self, place: int, output: RequestOutput, num_echoed: int) -> None:
+        """Keep what is said of a prompt, once, for the first chunk of each of its choices.
+
+        num_echoed: characters of it that are shown. A token that was put before it is none of them.
+        """
+        positions = output.prompt_logprobs
+        if positions is None or self.has_prompt(place):
+            return
+        if self._wants_prompts:
+            self._of_prompts[place] = as_json(make_prompt_logprobs(positions))
+        if self._echoes:
+            num_top = self._top if isinstance(self._top, int) else 0
+            first = output.prompt_token_ids[0]
+            text = "" if self._tokenizer is None else self._tokenizer.token_text(first)
+            offsets = TextOffsets(self._tokenizer, [], ALL_SHOWN)
+            offsets.take(first)
+            echoed = make_completion_logprobs(positions, num_top, offsets.take, self._as_ids)
+            echoed.tokens[0] = f"token_id:{first}" if self._as_ids else text
+            num_before = offsets.finish() - num_echoed
+            echoed.text_offset[1:] = [max(0, offset - num_before) for offset in echoed.text_offset[1:]]
+            self._echoed[place] = echoed
+
+    def has_prompt(self, place: int) -> bool:
+        """Whether something is kept of a prompt."""
+        return place in self._echoed or place in self._of_prompts
+
+    def drop_prompt(self, place: int) -> None:
+        """Each choice has had it."""
+        self._echoed.pop(place, None)
+        self._of_prompts.pop(place, None)
+
+    def of_prompt(self, place: int) -> PromptLogprobs | None:
+        """As prompt_logprobs asks for them, None if it does not."""
+        return self._of_prompts.get(place)
+
+    def make(
+        self,
+        place: int,
+        index: int,
+        one: CompletionOutput,
+        *,
+        prompt: list[int],
+        num_echoed: int,
+        is_first: bool,
+        is_hidden: bool,
+    ) -> CompletionLogprobs | None:
+        """Of what is new of a choice of a prompt. num_echoed: characters before its first token.
+
+        text_offset goes on with the tokens: text may lag behind them, while it could become a stop text.
+        """
+        if self._top is None or one.logprobs is None:
+            return None
+        offsets = self._offsets.get(index)
+        if offsets is None:
+            offsets = self._offsets[index] = TextOffsets(self._tokenizer, prompt, self._params, num_echoed)
+        positions = [] if is_hidden else one.logprobs
+        own = make_completion_logprobs(positions, self._top, offsets.take, self._as_ids)
+        echoed = self._echoed.get(place) if is_first else None
+        return own if echoed is None else join_completion_logprobs(echoed, own)
+
+
+class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/completions. prompt: a text, texts, token ids, or lists of token ids."""
+
+    prompt: str | list[str | int | list[TokenId]]
+    echo: bool | None = None
+    logprobs: NumLogprobs | None = None
+    suffix: str | None = None
+    prompt_embeds: Any = None
+
+
+class CompletionChoice(msgspec.Struct):
+    """A sequence, or what is new of it in a chunk.
+
+    prompt_token_ids, token_ids: with return_token_ids; the first also in a choice's first chunk.
+    """
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    # None in whole answers without them, not there in chunks.
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
+
+
+class CompletionResponse(msgspec.Struct, kw_only=True):
+    """Answer of /v1/completions; a chunk of a stream has the same form."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+def _make_params(serving: Serving, request: CompletionRequest) -> SamplingParams:
+    """max_tokens 0, which OpenAI allows beside echo, generates one token that is not shown."""
+    own = {"logprobs": None if request.logprob_token_ids else request.logprobs}
+    num_logprobs = 0 if request.logprob_token_ids else request.logprobs
+    if request.echo and num_logprobs is not None:
+        own["prompt_logprobs"] = first_given(request.prompt_logprobs, num_logprobs)
+    default = serving.default_sampling.get("max_tokens")
+    max_tokens = first_given(request.max_tokens, default, _MAX_TOKENS)
+    return make_params(serving, request, max_tokens or 1, **own)
 
 
 async def create_completion(serving: Serving, request: CompletionRequest, caller: Caller) -> Response:
@@ -56,7 +198,7 @@ async def admit_completion(serving: Serving, request: CompletionRequest, caller:
     """What is checked and tokenized before anything is generated. Raises as `create_completion`."""
     _check(request)
     search = read_beam_search(request)
-    params = make_completion_params(serving, request)
+    params = _make_params(serving, request)
     max_prompts, facts = serving.options.limits.max_prompts, serving.llm.facts
     truncation = find_truncation(params, facts)
     prompts = split_prompts(request.prompt, max_prompts, facts.max_model_len, truncation)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import msgspec
 
-from ....ipc.params.structured_outputs import StructuredOutputsParams
+from ....ipc.params.structured_outputs import StructuredOutputsFields, StructuredOutputsParams
 from ....ipc.protocol.messages import MAX_GRAMMAR_LENGTH
 from ...formats.schemas.grammar_cache import make_key
 from ...requests.input_processor import check_has_end
 from ..bodies import formats as body
-from ..bodies.responses import ResponsesRequest
 from ..bodies.schema import SamplingFields
 from ..caller import Caller
 from ..errors import FieldError
@@ -22,21 +21,26 @@ from ..text_process.jobs import GrammarJob, Text
 _MAX_SOURCE_BYTES = 4 * MAX_GRAMMAR_LENGTH  # more than that makes no grammar that may be sent
 
 
-def find_format(request: SamplingFields | ResponsesRequest) -> GrammarJob | None:
-    """What the request's answer has to look like; None for any text. Raises InputErrors."""
-    if isinstance(request, ResponsesRequest):
-        field, source = (
-            "text.format",
-            _read_format(request.text.format if request.text else None, "text.format"),
-        )
-    else:
-        field, source = "response_format", _read_format(request.response_format, "response_format")
-    given = request.structured_outputs
-    if given is None:
+def find_format(request: SamplingFields) -> GrammarJob | None:
+    """As `read_format`, of a completions or chat request."""
+    return read_format("response_format", request.response_format, request.structured_outputs)
+
+
+def read_format(
+    field: str,
+    given: body.ResponseFormat | body.ResponsesFormat | None,
+    outputs: StructuredOutputsFields | None,
+) -> GrammarJob | None:
+    """What the request's answer has to look like; None for any text. Raises InputErrors.
+
+    field: what the request calls `given`.
+    """
+    source = _read_format(given, field)
+    if outputs is None:
         return source
     if source is not None:
         raise FieldError("structured_outputs", "given", f"none beside a {field} that is not text")
-    return GrammarJob(params=StructuredOutputsParams(**msgspec.structs.asdict(given)))
+    return GrammarJob(params=StructuredOutputsParams(**msgspec.structs.asdict(outputs)))
 
 
 async def compile_format(serving: Serving, source: GrammarJob, caller: Caller) -> str:
@@ -63,9 +67,7 @@ def _name_source(source: GrammarJob) -> str:
     return "tools" if source.rules is None else source.rules.tools_place
 
 
-def _read_format(
-    given: body.JsonSchemaFormat | body.StructuralTagFormat | body.ResponsesFormat | None, place: str
-) -> GrammarJob | None:
+def _read_format(given: body.ResponseFormat | body.ResponsesFormat | None, place: str) -> GrammarJob | None:
     match given:
         case body.JsonObjectFormat():
             return GrammarJob(params=StructuredOutputsParams(json_object=True), place=place)

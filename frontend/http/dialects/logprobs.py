@@ -15,13 +15,12 @@ import msgspec
 
 from ....ipc.params.sampling_params import SamplingParams
 from ...logprobs import Logprob, LogprobsList
-from ...outputs import CompletionOutput, RequestOutput
+from ...outputs import RequestOutput
 from ...text.detokenizer import Detokenizer
 from ...text.tokenizer import Tokenizer
 from ..bodies.schema import (
     ChoiceLogprobs,
     CompletionLogprobs,
-    CompletionRequest,
     PromptLogprob,
     PromptLogprobs,
     TokenLogprob,
@@ -35,7 +34,7 @@ Positions = Sequence[dict[int, Logprob] | None]
 # What stands beside each token: so many of the likeliest (-1: all), or these ids.
 Top = int | Sequence[int]
 T = TypeVar("T")
-_ALL_SHOWN = SamplingParams(skip_special_tokens=False)
+ALL_SHOWN = SamplingParams(skip_special_tokens=False)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -189,84 +188,3 @@ class TextOffsets:
             self._text.finish()
             return self._start + self._text.num_characters
         return self._start
-
-
-class LogprobsOfChoices:
-    """What one request shows of logprobs. Prompts and choices are known by their places."""
-
-    def __init__(
-        self, request: CompletionRequest, params: SamplingParams, tokenizer: Tokenizer | None
-    ) -> None:
-        self._params, self._tokenizer = params, tokenizer
-        self._top: Top | None = request.logprob_token_ids or request.logprobs
-        self._as_ids = bool(request.return_tokens_as_token_ids)
-        self._wants_prompts = request.prompt_logprobs is not None
-        self._echoes = bool(request.echo) and self._top is not None
-        self._of_prompts: dict[int, PromptLogprobs] = {}
-        self._echoed: dict[int, CompletionLogprobs] = {}
-        self._offsets: dict[int, TextOffsets] = {}  # by choice
-
-    @property
-    def are_wanted(self) -> bool:
-        """Whether there are any."""
-        return self._top is not None or self._wants_prompts
-
-    def note_prompt(self, place: int, output: RequestOutput, num_echoed: int) -> None:
-        """Keep what is said of a prompt, once, for the first chunk of each of its choices.
-
-        num_echoed: characters of it that are shown. A token that was put before it is none of them.
-        """
-        positions = output.prompt_logprobs
-        if positions is None or self.has_prompt(place):
-            return
-        if self._wants_prompts:
-            self._of_prompts[place] = as_json(make_prompt_logprobs(positions))
-        if self._echoes:
-            num_top = self._top if isinstance(self._top, int) else 0
-            first = output.prompt_token_ids[0]
-            text = "" if self._tokenizer is None else self._tokenizer.token_text(first)
-            offsets = TextOffsets(self._tokenizer, [], _ALL_SHOWN)
-            offsets.take(first)
-            echoed = make_completion_logprobs(positions, num_top, offsets.take, self._as_ids)
-            echoed.tokens[0] = f"token_id:{first}" if self._as_ids else text
-            num_before = offsets.finish() - num_echoed
-            echoed.text_offset[1:] = [max(0, offset - num_before) for offset in echoed.text_offset[1:]]
-            self._echoed[place] = echoed
-
-    def has_prompt(self, place: int) -> bool:
-        """Whether something is kept of a prompt."""
-        return place in self._echoed or place in self._of_prompts
-
-    def drop_prompt(self, place: int) -> None:
-        """Each choice has had it."""
-        self._echoed.pop(place, None)
-        self._of_prompts.pop(place, None)
-
-    def of_prompt(self, place: int) -> PromptLogprobs | None:
-        """As prompt_logprobs asks for them, None if it does not."""
-        return self._of_prompts.get(place)
-
-    def make(
-        self,
-        place: int,
-        index: int,
-        one: CompletionOutput,
-        *,
-        prompt: list[int],
-        num_echoed: int,
-        is_first: bool,
-        is_hidden: bool,
-    ) -> CompletionLogprobs | None:
-        """Of what is new of a choice of a prompt. num_echoed: characters before its first token.
-
-        text_offset goes on with the tokens: text may lag behind them, while it could become a stop text.
-        """
-        if self._top is None or one.logprobs is None:
-            return None
-        offsets = self._offsets.get(index)
-        if offsets is None:
-            offsets = self._offsets[index] = TextOffsets(self._tokenizer, prompt, self._params, num_echoed)
-        positions = [] if is_hidden else one.logprobs
-        own = make_completion_logprobs(positions, self._top, offsets.take, self._as_ids)
-        echoed = self._echoed.get(place) if is_first else None
-        return own if echoed is None else join_completion_logprobs(echoed, own)

@@ -14,6 +14,8 @@ import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
+from ....ipc.errors import SamplingParamsError
+from ....ipc.params.sampling_params import SamplingParams
 from ....ipc.params.structured_outputs import StructuredOutputsParams
 from ... import events as turn
 from ...formats.answer_reader import AnswerReader
@@ -36,7 +38,7 @@ from .conversation import (
 )
 from .prompts import answer_by_text
 from .route import PostRoute, Refused, is_off
-from .sampling import make_messages_params
+from .sampling import make_params
 from .tool_input import ToolInput
 from .usage import UsageCounter
 
@@ -52,6 +54,15 @@ _ROLES: dict[type[body.BlockParam], str] = {
     body.ToolUseBlockParam: "assistant",
     body.ToolResultBlockParam: "user",
 }
+
+
+def _make_params(serving: Serving, request: body.MessagesRequest) -> SamplingParams:
+    """As a chat's, with the fewer fields that /v1/messages has."""
+    try:
+        return make_params(serving, request, request.max_tokens, stop=request.stop_sequences or [])
+    except SamplingParamsError as error:
+        name = "stop_sequences" if error.field == "stop" else error.field
+        raise SamplingParamsError(name, error.value, error.allowed) from None
 
 
 def make_conversation(serving: Serving, request: body.CountTokensRequest) -> Conversation:
@@ -354,7 +365,7 @@ async def create_message(serving: Serving, request: body.MessagesRequest, caller
     if isinstance(thinking, body.ThinkingEnabled) and thinking.budget_tokens >= request.max_tokens:
         allowed = f"less than max_tokens={request.max_tokens}"
         raise FieldError(_BUDGET, thinking.budget_tokens, allowed)
-    params = make_messages_params(serving, request)
+    params = _make_params(serving, request)
     serving.check_room(params, caller)
     try:  # the conversation is held by nobody while the answer is generated
         prompt, prepared, reader = await prepare_conversation(

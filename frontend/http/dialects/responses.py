@@ -33,12 +33,12 @@ from .conversation import (
     parse_outputs,
     prepare_conversation,
 )
-from .formats import find_format
+from .formats import read_format
 from .responses_background import Answer, BackgroundAnswer, encode_events, encode_stream_failure
 from .responses_events import ResponseEncoder, find_response_id
 from .responses_items import ToolOffer, is_unfinished, make_messages, read_items, read_offer
 from .route import REFUSED_BY_ALL, PostRoute, Refused, is_off
-from .sampling import make_responses_params
+from .sampling import make_params
 
 _REPEATED_FIELDS = (
     *("instructions", "max_output_tokens", "max_tool_calls", "temperature", "top_p", "top_logprobs"),
@@ -51,13 +51,21 @@ _ITEM_ALLOWED = "the id of an item of a response that is kept"
 _decode_items = msgspec.json.Decoder(list[body.ConversationItem]).decode
 
 
+def _make_params(serving: Serving, request: body.ResponsesRequest, wants_logprobs: bool) -> SamplingParams:
+    """As a chat's, with the fewer fields that /v1/responses has."""
+    own = {"logprobs": request.top_logprobs or 0} if wants_logprobs else {}
+    if request.truncation == "auto":
+        own["truncate_prompt_tokens"] = -1
+    return make_params(serving, request, request.max_output_tokens, **own)
+
+
 async def create_response(serving: Serving, request: body.ResponsesRequest, caller: Caller) -> Response:
     """Answer a conversation. Raises InputErrors and ApiErrors before anything is generated."""
     _check(serving, request)
     tools_kind = make_lenient(body.OfferedTools) if is_lenient(request) else body.OfferedTools
     offer = read_offer(request.tools, request.tool_choice, tools_kind)
     wants_logprobs = _LOGPROBS_ITEM in (request.include or ()) or request.top_logprobs is not None
-    params = make_responses_params(serving, request, wants_logprobs)
+    params = _make_params(serving, request, wants_logprobs)
     if wants_logprobs and (offer.tools or serving.is_thinking):
         # Which tokens are of the text is told by the events that come with them.
         params.output_kind = RequestOutputKind.DELTA
@@ -148,7 +156,9 @@ def _make_conversation(
         variables=request.chat_template_kwargs,
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
         shows_reasoning=request.include_reasoning is not False,
-        format=find_format(request),
+        format=read_format(
+            "text.format", request.text.format if request.text else None, request.structured_outputs
+        ),
         param="input",
         fields=offer.fields,
     )

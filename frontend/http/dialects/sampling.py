@@ -8,21 +8,18 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import msgspec
+
 from ....ipc.errors import SamplingParamsError
 from ....ipc.params.beam_search import BeamSearch
 from ....ipc.params.sampling_params import SAMPLING_FIELDS, RequestOutputKind, SamplingParams
-from ..bodies.messages import MessagesRequest
-from ..bodies.responses import ResponsesRequest
-from ..bodies.schema import ChatCompletionRequest, CompletionRequest, SharedFields
+from ..bodies.schema import SamplingFields, SharedFields
 from ..errors import FieldError
 from ..serving import Serving
 from .formats import find_format
 
-COMPLETION_MAX_TOKENS = 16  # OpenAI's default of /v1/completions; a chat's is what is left of the context
-
 # Fields that each route reads in its own way, though requests name them as SamplingParams does.
 _OF_ROUTES = ("max_tokens", "logprobs", "structured_outputs")
-_Request = SharedFields | MessagesRequest
 # Fields of SamplingParams that a search goes by. temperature and seed change nothing of it, as in vLLM.
 _USED_FIELDS = (
     *("n", "max_tokens", "ignore_eos", "include_stop_str_in_output"),
@@ -32,48 +29,14 @@ _ALLOWED_FIELDS = {*_USED_FIELDS, "temperature", "seed"}
 _DEFAULTS = dict(zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True))
 
 
-def make_completion_params(serving: Serving, request: CompletionRequest) -> SamplingParams:
-    """max_tokens 0, which OpenAI allows beside echo, generates one token that is not shown."""
-    own = {"logprobs": None if request.logprob_token_ids else request.logprobs}
-    num_logprobs = 0 if request.logprob_token_ids else request.logprobs
-    if request.echo and num_logprobs is not None:
-        own["prompt_logprobs"] = _first(request.prompt_logprobs, num_logprobs)
-    default = serving.default_sampling.get("max_tokens")
-    max_tokens = _first(request.max_tokens, default, COMPLETION_MAX_TOKENS)
-    return _make(serving, request, max_tokens or 1, **own)
+def make_params(serving: Serving, request: Any, max_tokens: int | None, **own: Any) -> SamplingParams:
+    """What a request says of sampling, over what the model recommends.
 
-
-def make_chat_params(serving: Serving, request: ChatCompletionRequest) -> SamplingParams:
-    """Without a limit the answer may fill what is left of the context."""
-    asks = request.logprobs and not request.logprob_token_ids  # which go before the likeliest
-    own = {"logprobs": request.top_logprobs or 0} if asks else {}
-    return _make(serving, request, _first(request.max_completion_tokens, request.max_tokens), **own)
-
-
-def make_responses_params(
-    serving: Serving, request: ResponsesRequest, wants_logprobs: bool
-) -> SamplingParams:
-    """As a chat's, with the fewer fields that /v1/responses has."""
-    own = {"logprobs": request.top_logprobs or 0} if wants_logprobs else {}
-    if request.truncation == "auto":
-        own["truncate_prompt_tokens"] = -1
-    return _make(serving, request, request.max_output_tokens, **own)
-
-
-def make_messages_params(serving: Serving, request: MessagesRequest) -> SamplingParams:
-    """As a chat's, with the fewer fields that /v1/messages has."""
-    try:
-        return _make(serving, request, request.max_tokens, stop=request.stop_sequences or [])
-    except SamplingParamsError as error:
-        name = "stop_sequences" if error.field == "stop" else error.field
-        raise SamplingParamsError(name, error.value, error.allowed) from None
-
-
-def _make(serving: Serving, request: _Request, max_tokens: int | None, **own: Any) -> SamplingParams:
-    """`own`: what the route makes of the request's fields itself."""
+    request: the body of any dialect that generates. own: what the dialect makes of its fields itself.
+    """
     given = {name: getattr(request, name) for name in _list_shared(type(request))}
     values = serving.default_sampling | {name: value for name, value in given.items() if value is not None}
-    values["max_tokens"] = _first(max_tokens, serving.default_sampling.get("max_tokens"))
+    values["max_tokens"] = first_given(max_tokens, serving.default_sampling.get("max_tokens"))
     values.update(own)
     if isinstance(request, SharedFields) and request.vllm_xargs is not None:
         values["extra_args"] = _check_xargs(serving, request.vllm_xargs)
@@ -97,17 +60,18 @@ def _check_xargs(serving: Serving, given: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _list_shared(kind: type[_Request]) -> list[str]:
+def _list_shared(kind: type[msgspec.Struct]) -> list[str]:
     """Fields of SamplingParams that a request names, and means, likewise."""
     shared = set(kind.__struct_fields__).difference(_OF_ROUTES)
     return [name for name in SamplingParams.__struct_fields__ if name in shared]
 
 
-def _first(*values: int | None) -> int | None:
+def first_given(*values: int | None) -> int | None:
+    """The first that is not None."""
     return next((value for value in values if value is not None), None)
 
 
-def read_beam_search(request: CompletionRequest | ChatCompletionRequest) -> BeamSearch | None:
+def read_beam_search(request: SamplingFields) -> BeamSearch | None:
     """The search that a request asks for, None if it asks for none.
 
     Raises FieldError for a field that a search cannot go by, and one that needs a search.

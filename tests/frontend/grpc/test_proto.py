@@ -8,7 +8,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 from grpc_client import PROTO
 from grpc_tools import protoc
 from quire.frontend.grpc import quire_engine_pb2 as pb
-from quire.frontend.http.bodies.schema import CompletionRequest
+from quire.frontend.http.dialects.completions import CompletionRequest
 from quire.ipc.params.sampling_params import SAMPLING_FIELDS
 
 # What follows from the call itself, as over HTTP it follows from the route.

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from openai_fakes import CHAT, MESSAGES, AsgiClient, FakeLLM, chat, run_with_app
-from quire.frontend.http.bodies.schema import CompletionRequest
 from quire.frontend.http.connections.auth import hash_key
+from quire.frontend.http.dialects.completions import CompletionRequest
 from quire.frontend.http.limits import Limits
 from quire.frontend.http.options import ServerOptions
 from quire.frontend.http.serving import Serving

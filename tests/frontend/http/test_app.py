@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from openai_fakes import CHAT, MESSAGES, AsgiClient, FakeLLM, chat, run_with_app
-from quire.frontend.http.bodies.schema import ChatCompletionRequest, ChatMessage, CompletionRequest
+from quire.frontend.http.bodies.schema import ChatMessage
 from quire.frontend.http.caller import Caller
-from quire.frontend.http.dialects.chat import create_chat_completion
-from quire.frontend.http.dialects.completions import create_completion
+from quire.frontend.http.dialects.chat import ChatCompletionRequest, create_chat_completion
+from quire.frontend.http.dialects.completions import CompletionRequest, create_completion
 from quire.frontend.http.options import ServerOptions
 from quire.frontend.http.serving import Serving
 from quire.frontend.http.stream import EventStream

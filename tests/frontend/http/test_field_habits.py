@@ -10,7 +10,9 @@ import pytest
 from openai_fakes import AsgiClient, FakeLLM, run_with_app
 from quire.frontend.http.bodies.parsing import is_lenient, make_lenient
 from quire.frontend.http.bodies.responses import InputItems, ItemReference, ResponsesRequest
-from quire.frontend.http.bodies.schema import ChatCompletionRequest, CompletionRequest, SilentFields
+from quire.frontend.http.bodies.schema import SilentFields
+from quire.frontend.http.dialects.chat import ChatCompletionRequest
+from quire.frontend.http.dialects.completions import CompletionRequest
 from quire.frontend.http.options import ServerOptions
 from quire.frontend.http.serving import Serving
 from quire.ipc.errors import RequestFailedError

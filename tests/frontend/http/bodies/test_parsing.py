@@ -11,12 +11,9 @@ import pytest
 from openai_fakes import CHAT, AsgiClient, FakeLLM, run_with_app
 from quire.frontend.http.bodies.parsing import check_json_cost, parse_body
 from quire.frontend.http.bodies.responses import ResponsesRequest
-from quire.frontend.http.bodies.schema import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from quire.frontend.http.bodies.schema import DetokenizeRequest, TokenizeRequest
+from quire.frontend.http.dialects.chat import ChatCompletionRequest
+from quire.frontend.http.dialects.completions import CompletionRequest
 from quire.frontend.http.errors import ApiError
 from quire.frontend.http.serving import Serving
 

@@ -12,9 +12,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 from openai_fakes import AsgiClient, FakeLLM, run_with_app
-from quire.frontend.http.bodies.schema import CompletionRequest
+from quire.frontend.http.dialects.completions import CompletionRequest, LogprobsOfChoices
 from quire.frontend.http.dialects.logprobs import (
-    LogprobsOfChoices,
     make_beside,
     make_chat_logprobs,
     make_completion_logprobs,
