@@ -23,6 +23,8 @@ import zmq
 from zmq.utils import z85
 
 from ...ipc.network.keys import ClientGrant, KeyRing, ServerKeys
+from ...ipc.processes.cgroup import find_free_memory
+from ...ipc.processes.heap import trim_heap
 from ...ipc.protocol.codec import MAX_BODY_BYTES
 from ...ipc.protocol.sockets import (
     HEARTBEAT_TIMEOUT_MS,
@@ -40,7 +42,10 @@ _log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 1024
 MAX_WAITING = 128  # connections whose client has said nothing yet
 _FRACTION_OF_FILES = 0.2  # of this process's descriptors, at most so many are connections of the network
-MAX_UNREAD_BYTES = 512 << 20  # an honest client's burst over loopback came to 100 MB
+_LEAST_UNREAD_BYTES = 512 << 20
+_FRACTION_OF_MEMORY = (
+    16  # a client with many prompts sends them all at once, and over loopback all are unread
+)
 _LOOK_INTERVAL_S = 0.05  # libzmq reads 1 GB/s at most
 _MAX_EVENTS = 64  # taken before keys are looked at again
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
@@ -113,7 +118,10 @@ class NetworkListener(ClientListener):
                     yield to_remote_identity(identity.bytes, key), [frame.bytes for frame in frames]
         self._is_behind = False
         with self._limits_lock:
+            was_cut = bool(self._unread.cut_off)
             self._unread.forget()
+        if was_cut:
+            trim_heap()
 
     def _look(self) -> None:
         """Cut whoever has sent too much, while what is unread is not read to its end."""
@@ -127,7 +135,7 @@ class NetworkListener(ClientListener):
         for fd in excess:
             self._cut(fd)
         if excess:
-            _log.warning("a client is cut off: more than %d bytes are unread", MAX_UNREAD_BYTES)
+            _log.warning("a client is cut off: more than %d bytes are unread", self._unread.most)
 
     def send(self, identity: bytes, frames: tuple[bytes]) -> None:
         send_to(self.router, to_socket_identity(identity), frames)
@@ -255,6 +263,12 @@ class _KeyChecker:
         return True
 
 
+def find_max_unread_bytes() -> int:
+    """What the core may hold unread, on this machine and in its control group."""
+    free = find_free_memory() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(_LEAST_UNREAD_BYTES, free // _FRACTION_OF_MEMORY)
+
+
 def open_copy(fd: int) -> socket.socket | None:
     """A TCP connection once more; None if its number is nobody's, or something else's, by now."""
     with contextlib.suppress(OSError):
@@ -300,7 +314,7 @@ class UnreadBytes:
     def __init__(self, most: int | None) -> None:
         """`most`: in all; None: nothing is counted."""
         self.cut_off: set[bytes] = set()  # keys, until all is read
-        self._most = most
+        self.most = most
         self._received: dict[int, int] = {}  # descriptor -> bytes at the last look
         self._is_counting = False
         self._unread: Counter[bytes] = Counter()  # by key; b"": of connections whose key is not known yet
@@ -327,13 +341,13 @@ class UnreadBytes:
 
         `keys`: of connections whose key is known.
         """
-        if self._most is None:
+        if self.most is None:
             return []
         if self._is_counting:
             for fd, count in received.items():
                 self._unread[keys.get(fd, b"")] += count - self._received.get(fd, count)
         self._received, self._is_counting = dict(received), True
-        if self._unread.total() <= self._most:
+        if self._unread.total() <= self.most:
             return []
         ((most, _),) = self._unread.most_common(1)
         if most:

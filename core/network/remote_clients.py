@@ -47,7 +47,7 @@ from ...ipc.protocol.rights import (
 from ...ipc.spec.config import ModelConfig
 from ..clients.origin import Origin, find_key, make_owner_test, name_scope, scope_salt
 from ..scheduling.tenant import ClientShare
-from .network_listener import MAX_UNREAD_BYTES, NetworkListener
+from .network_listener import NetworkListener, find_max_unread_bytes
 from .request_memory import PastLife, RequestMemory
 
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def open_network(
         lambda: AuthorizedClients(folder),
         max_frame_bytes=max_frame_bytes,
         linger_ms=_LINGER_MS,
-        max_unread_bytes=MAX_UNREAD_BYTES,
+        max_unread_bytes=find_max_unread_bytes(),
     )
     _log.info("clients of other machines come to port %d", listener.port)
     memory = RequestMemory(f"{journal_path}.live" if journal_path else "")
