@@ -77,6 +77,7 @@ def test_an_answer_without_a_vector_is_a_failure(status: int, body: bytes, error
         reader.finish(status)
 
 
+@pytest.mark.slow
 def test_a_server_is_asked_a_text_a_request_and_its_processor_time_is_counted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,6 +73,7 @@ def test_it_is_compared_with_float32_and_timed_beside_ours() -> None:
     assert "batch 64, step, attention by native" in many.name
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_one_that_computes_something_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     wrapper = fake_flashinfer.BatchPrefillWithPagedKVCacheWrapper
