@@ -24,7 +24,7 @@ from ...ipc.errors import QuireError, shorten
 from ...ipc.params.request_options import MAX_REQUEST_ID_LENGTH
 from .bodies import schema
 from .bodies.openapi import CONTENT_SECURITY_POLICY, Routes, render_docs
-from .bodies.parsing import parse_body, parse_leniently, parse_request
+from .bodies.parsing import parse_body, parse_request
 from .caller import Caller
 from .connections.auth import CALLER_KEY
 from .dialects.responses_kept import add_routes as add_stored_responses_routes
@@ -149,9 +149,10 @@ def _add_post_routes(routes: Routes, models: ServedModels) -> dict[str, Endpoint
     """Routes of requests, as the dialects have them; returns their endpoints by path."""
     endpoints: dict[str, Endpoint] = {}
     handled: dict[str, tuple[Parse[Any], Handler[Any]]] = {}
-    parse_kind = parse_leniently if models.parts.options.unknown_fields == "ignore" else parse_body
+    ignores = models.parts.options.unknown_fields == "ignore"
     for path, route in ROUTES.items():
-        parse, handler = functools.partial(parse_kind, kind=route.body), _make_handler(models, route)
+        parse = functools.partial(parse_body, kind=route.body, ignores_unknown=ignores)
+        handler = _make_handler(models, route)
         handled[path] = parse, handler
         endpoint = endpoints[path] = _make_endpoint(models, parse, handler)
         # For /openapi.json, and for other methods' 405.

@@ -14,15 +14,13 @@ import asyncio
 import functools
 import json
 import math
-import operator
 import re
 from collections.abc import Callable, Collection
 from http import HTTPStatus
-from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast
 
 import msgspec
-from msgspec import NODEFAULT
+import msgspec.inspect
 from starlette.requests import ClientDisconnect, Request
 
 from ....ipc.errors import did_you_mean, shorten, shorten_name
@@ -61,9 +59,6 @@ _REQUIRED = {
         "When response_format type is 'json_schema', the 'json_schema' field must be provided."
     ),
 }
-# Kinds of objects in which unknown fields may be null: each costs decoding again, of a large body some 50 ms.
-_MAX_NULL_PLACES = 6
-_MAX_NULL_PLACES_OF_LARGE = 1
 _MAX_SAID = 200  # characters of what msgspec says, which may be what it was given
 _PLACE = re.compile(r"\[\d+\]")
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
@@ -91,26 +86,36 @@ async def parse_request(request: Request, parse: Callable[[bytes], R], max_body_
         )
     body = await _read_body(request, max_body_bytes)
     try:
-        if len(body) > MAX_CHEAP_BYTES:  # in a thread, which lets the loop turn between its passes
-            await asyncio.to_thread(check_json_cost, body)
-        return parse(body)
+        if len(body) <= MAX_CHEAP_BYTES:
+            return parse(body)
+        return await asyncio.to_thread(_check_and_parse, body, parse)  # the loop turns between its passes
     finally:
         del body
         if (note_body := request.scope.get("extensions", {}).get(BODY_EXTENSION)) is not None:
             note_body()
 
 
-def parse_body(body: bytes, kind: type[T]) -> T:
-    """The Struct of a JSON text; raises ApiError with status 400."""
+def _check_and_parse(body: bytes, parse: Callable[[bytes], R]) -> R:
+    check_json_cost(body)
+    return parse(body)
+
+
+def parse_body(body: bytes, kind: type[T], ignores_unknown: bool = False) -> T:
+    """The Struct of a JSON text; raises ApiError with status 400.
+
+    An unknown field that is null is as absent as a known one. ignores_unknown: so is any other, but for an
+    old name of what binds the answer.
+    """
     try:
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.ValidationError as error:
-            if not str(error).startswith(_UNKNOWN) or b"null" not in body:
+            if not (str(error).startswith(_UNKNOWN) and (ignores_unknown or b"null" in body)):
                 raise
-            values = msgspec.json.decode(body)
-            num_places = _MAX_NULL_PLACES if len(body) <= MAX_CHEAP_BYTES else _MAX_NULL_PLACES_OF_LARGE
-            return _without_nulls(values, error, functools.partial(_decode_again, kind), num_places)
+        values = msgspec.json.decode(body)
+        renamed = RENAMED_FIELDS if issubclass(kind, SharedFields) else ()
+        _prune(values, _plan(kind), ignores_unknown, renamed)
+        return msgspec.json.decode(msgspec.json.encode(values), type=kind)
     except msgspec.ValidationError as error:
         find = functools.partial(_find_value, body) if len(body) <= MAX_CHEAP_BYTES else None
         raise _explain(str(error), find, kind) from None
@@ -120,66 +125,63 @@ def parse_body(body: bytes, kind: type[T]) -> T:
         raise ApiError(HTTPStatus.BAD_REQUEST, "body: JSON of less depth", code="invalid_json") from None
 
 
-def parse_leniently(body: bytes, kind: type[T]) -> T:
-    """As `parse_body`; unknown fields are left out, but none that is an old name of what binds the answer."""
-    request = parse_body(body, make_lenient_body(kind))
-    for name, new_name in RENAMED_FIELDS.items():
-        if (value := getattr(request, name, None)) is not None and name not in kind.__struct_fields__:
-            raise FieldError(name, value, _describe_renamed(new_name), "unknown_field")
-    return request
-
-
-def make_struct(values: dict[str, Any], kind: type[T]) -> T:
-    """The Struct of fields that came in another form than JSON; raises as `parse_body`."""
+def make_struct(values: dict[str, Any], kind: type[T], ignores_unknown: bool = False) -> T:
+    """The Struct of fields that came in another form than JSON, which may lose some; as `parse_body`."""
     try:
         try:
             return msgspec.convert(values, kind)
         except msgspec.ValidationError as error:
-            return _without_nulls(values, error, functools.partial(msgspec.convert, type=kind))
+            if not str(error).startswith(_UNKNOWN):
+                raise
+        _prune(values, _plan(kind), ignores_unknown)
+        return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error), functools.partial(_follow, values), kind) from None
 
 
-def _decode_again(kind: type[T], values: Any) -> T:
-    return msgspec.json.decode(msgspec.json.encode(values), type=kind)
+class _Plan:
+    """What values of a type may have in them. items: of lists; structs: of objects, by tag."""
+
+    def __init__(self) -> None:
+        self.items: _Plan | None = None
+        self.tag_field = ""
+        self.structs: dict[Any, tuple[bool, set[str], dict[str, _Plan]]] = {}
 
 
-def _without_nulls(
-    values: Any,
-    error: msgspec.ValidationError,
-    decode: Callable[[Any], T],
-    num_places: int = _MAX_NULL_PLACES,
-) -> T:
-    """What `decode` makes of values where unknown fields are null: those are as absent as known ones.
-
-    error: what it said of them. `values` lose the fields. Raises ValidationError for what is wrong otherwise.
-    """
-    for _ in range(num_places):
-        what, _, path = str(error).partition(_AT)
-        name = what[len(_UNKNOWN) : -1]
-        if not what.startswith(_UNKNOWN) or _follow(values, _join(path[1:-1], name), "") is not None:
-            raise error
-        for one in _find_all(values, path[1:-1]):
-            for key in [key for key, value in one.items() if value is None]:
-                del one[key]
-        try:
-            return decode(values)
-        except msgspec.ValidationError as again:
-            error = again
-    raise error
+@functools.cache
+def _plan(kind: type[msgspec.Struct]) -> _Plan:
+    return _make_plan(msgspec.inspect.type_info(kind)) or _Plan()
 
 
-def _find_all(value: Any, path: str) -> list[dict[str, Any]]:
-    """The objects at msgspec's path, of each list on it those at every place."""
-    found = [value]
-    for is_place, name in _STEP.findall(path):
-        if is_place:
-            found = [one for each in found if isinstance(each, list) for one in cast(list[Any], each)]
-        else:
-            found = [
-                cast(dict[str, Any], one)[name] for one in found if isinstance(one, dict) and name in one
-            ]
-    return [cast(dict[str, Any], one) for one in found if isinstance(one, dict)]
+def _make_plan(kind: msgspec.inspect.Type) -> _Plan | None:
+    """None where there are no Structs."""
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return _make_plan(kind.type)
+    plan = _Plan()
+    for one in kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,):
+        if isinstance(one, msgspec.inspect.ListType):
+            plan.items = _make_plan(one.item_type)
+        elif isinstance(one, msgspec.inspect.StructType):
+            inner = {field.encode_name: _make_plan(field.type) for field in one.fields}
+            plan.tag_field = one.tag_field or ""
+            deeper = {name: made for name, made in inner.items() if made is not None}
+            plan.structs[one.tag] = one.forbid_unknown_fields, {*inner, plan.tag_field}, deeper
+    return plan if plan.items or plan.structs else None
+
+
+def _prune(value: Any, plan: _Plan, takes_all: bool, kept: Collection[str] = ()) -> None:
+    """Take unknown fields out of the objects of a decoded value: all but `kept`, or those that are null."""
+    if isinstance(value, list) and plan.items is not None:
+        for one in cast(list[Any], value):
+            _prune(one, plan.items, takes_all)
+    elif isinstance(value, dict) and plan.structs:
+        fields = cast(dict[str, Any], value)
+        forbids, known, deeper = plan.structs.get(fields.get(plan.tag_field), (False, set[str](), {}))
+        for name in fields.keys() - known if forbids else ():
+            if fields[name] is None or (takes_all and name not in kept):
+                del fields[name]
+        for name in deeper.keys() & fields.keys():
+            _prune(fields[name], deeper[name], takes_all)
 
 
 async def _read_body(request: Request, max_body_bytes: int) -> bytes:
@@ -335,74 +337,3 @@ def _check(what: str, count: int, allowed: int) -> None:
     if count > allowed:
         text = f"body={count} {what}: at most {allowed} in JSON of more than {MAX_CHEAP_BYTES} bytes"
         raise ApiError(HTTPStatus.BAD_REQUEST, text, code="json_too_complex")
-
-
-def make_lenient(kind: type[T]) -> type[T]:
-    """A subclass whose values, and those within them, have unknown fields left out when they are decoded."""
-    return cast(type[T], _make_kind(kind))
-
-
-def make_lenient_body(kind: type[T]) -> type[T]:
-    """As make_lenient, of a whole body: a field that has another name today is still known, to be refused."""
-    return cast(type[T], _make_body_kind(kind))
-
-
-@functools.cache
-def _make_body_kind(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    if not issubclass(kind, SharedFields):
-        return _make_kind(kind)
-    old = [(name, Any, None) for name in RENAMED_FIELDS]
-    bases = (_make_kind(kind),)
-    return msgspec.defstruct(kind.__name__, old, bases=bases, module=kind.__module__, kw_only=True)
-
-
-@functools.cache
-def _make_kind(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    hints = get_type_hints(kind, include_extras=True)
-    changed: list[tuple[str, Any] | tuple[str, Any, Any]] = []
-    for field in msgspec.structs.fields(kind):
-        hint = _relax(hints[field.name])
-        if hint is hints[field.name]:
-            continue
-        if field.default_factory is not NODEFAULT:
-            changed.append((field.name, hint, msgspec.field(default_factory=field.default_factory)))
-        elif field.default is not NODEFAULT:
-            changed.append((field.name, hint, field.default))
-        else:
-            changed.append((field.name, hint))
-    config = kind.__struct_config__
-    return msgspec.defstruct(
-        kind.__name__,
-        changed,
-        bases=(kind,),
-        module=kind.__module__,
-        tag=config.tag,
-        tag_field=config.tag_field,
-        frozen=config.frozen,
-        omit_defaults=config.omit_defaults,
-        kw_only=True,
-        forbid_unknown_fields=False,
-    )
-
-
-def is_lenient(request: msgspec.Struct) -> bool:
-    """Whether a body was decoded as such a kind."""
-    return not type(request).__struct_config__.forbid_unknown_fields
-
-
-def _relax(hint: Any) -> Any:
-    """A field's type with the lenient kinds; the same object where it has no kinds."""
-    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        return _make_kind(hint)
-    origin, given = get_origin(hint), get_args(hint)
-    if origin is None or not given:
-        return hint
-    inner = given[:1] if origin is Annotated else given
-    relaxed = tuple(map(_relax, inner))
-    if all(map(operator.is_, relaxed, inner)):
-        return hint
-    if origin is Annotated:
-        return Annotated[(relaxed[0], *given[1:])]
-    if origin in (Union, UnionType):
-        return functools.reduce(operator.or_, relaxed)
-    return origin[relaxed]

@@ -19,7 +19,6 @@ from ....ipc.params.sampling_params import RequestOutputKind, SamplingParams
 from ...formats.offered_tools import read_tool_choice
 from ...requests.input_processor import PreparedParams
 from ..bodies import responses as body
-from ..bodies.parsing import is_lenient, make_lenient
 from ..caller import Caller
 from ..errors import ApiError, FieldError
 from ..jobs.event_log import EventLog
@@ -62,8 +61,8 @@ def _make_params(serving: Serving, request: body.ResponsesRequest, wants_logprob
 async def create_response(serving: Serving, request: body.ResponsesRequest, caller: Caller) -> Response:
     """Answer a conversation. Raises InputErrors and ApiErrors before anything is generated."""
     _check(serving, request)
-    tools_kind = make_lenient(body.OfferedTools) if is_lenient(request) else body.OfferedTools
-    offer = read_offer(request.tools, request.tool_choice, tools_kind)
+    ignores_unknown = serving.options.unknown_fields == "ignore"
+    offer = read_offer(request.tools, request.tool_choice, ignores_unknown)
     wants_logprobs = _LOGPROBS_ITEM in (request.include or ()) or request.top_logprobs is not None
     params = _make_params(serving, request, wants_logprobs)
     if wants_logprobs and (offer.tools or serving.is_thinking):
@@ -103,8 +102,7 @@ async def _prepare(
     serving: Serving, request: body.ResponsesRequest, caller: Caller, params: SamplingParams, offer: ToolOffer
 ) -> tuple[Answer, list[int], PreparedParams]:
     past = await load_past(serving, request.previous_response_id, caller)
-    items_kind = make_lenient(body.InputItems) if is_lenient(request) else body.InputItems
-    read = functools.partial(read_items, kind=items_kind)
+    read = functools.partial(read_items, ignores_unknown=serving.options.unknown_fields == "ignore")
     items = await _run_beside(request.input, read, request.input)
     own = await resolve_references(serving, items, caller)
     make = functools.partial(_make_conversation, request, offer, past)

@@ -28,9 +28,7 @@ _TOOL_KINDS = ("function", "namespace")
 _TOOLS_ALLOWED = "'function' or 'namespace': tools that the client runs; this server has none of its own"
 
 
-def read_items(
-    given: str | list[dict[str, Any]], kind: type[body.InputItems] = body.InputItems
-) -> list[body.InputItem]:
+def read_items(given: str | list[dict[str, Any]], ignores_unknown: bool = False) -> list[body.InputItem]:
     """A request's `input`, checked one by one. Raises ApiErrors that name the place."""
     if isinstance(given, str):
         return [body.MessageItem(role="user", content=given)]
@@ -40,7 +38,7 @@ def read_items(
         if not isinstance(name := item.get("type", "message"), str) or name not in _KINDS:
             raise FieldError(f"input[{place}].type", name, f"one of {', '.join(_KINDS)}")
     typed = [item if "type" in item else {"type": "message", **item} for item in given]
-    return make_struct({"input": typed}, kind).input
+    return make_struct({"input": typed}, body.InputItems, ignores_unknown).input
 
 
 def make_messages(
@@ -187,7 +185,7 @@ class ToolOffer:
 
 
 def read_offer(
-    given: Sequence[dict[str, Any]] | None, choice: object, kind: type[body.OfferedTools] = body.OfferedTools
+    given: Sequence[dict[str, Any]] | None, choice: object, ignores_unknown: bool = False
 ) -> ToolOffer:
     """A request's `tools`. Raises ApiErrors that name the place.
 
@@ -199,7 +197,8 @@ def read_offer(
         for n, tool in enumerate(given or ())
     ]
     offer = ToolOffer()
-    for number, one in enumerate(make_struct({"tools": typed}, kind).tools):
+    tools = make_struct({"tools": typed}, body.OfferedTools, ignores_unknown).tools
+    for number, one in enumerate(tools):
         if isinstance(one, body.WebSearchTool):
             continue
         offer.given.append(one)
