@@ -398,12 +398,12 @@ def test_every_module_of_ours_that_a_test_imports_is_there() -> None:
 # capabilities to come, and what it may have until then. The second number only falls.
 LINES = {
     "the spine": (22_000, 26_600),
-    "frontend": (30_000, 39_450),
+    "frontend": (30_000, 39_350),
     "frontend/cli": (3400, 5200),
     "frontend/client": (2200, 3400),
     "frontend/formats": (3900, 4350),
     "frontend/grpc": (800, 0),
-    "frontend/http": (8800, 14_000),
+    "frontend/http": (8800, 13_900),
     "frontend/models": (5200, 0),
     "frontend/observe": (300, 350),
     "frontend/options": (900, 0),

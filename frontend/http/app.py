@@ -237,13 +237,11 @@ def _make_handler(models: ServedModels, route: PostRoute) -> Handler[Any]:
 
 
 def _make_endpoint(models: ServedModels, parse: Parse[R], handler: Handler[R]) -> Endpoint:
-    max_body_bytes = models.parts.options.limits.max_body_bytes
-
     async def endpoint(http: Request) -> Response:
         caller = _find_caller(http)
         try:
             models.check_open()
-            request = await parse_request(http, parse, max_body_bytes)
+            request = await parse_request(http, parse)
             caller = _read_own_name(request, caller)
             response = await run_while_connected(http.scope, handler(request, caller))
         except ClientDisconnect:

@@ -255,7 +255,7 @@ class Server:
                 if now() >= tell_at:
                     tell_at = now() + _TELL_S
                     self._tell_what_runs(left_s)
-                waited: set[asyncio.Future[object]] = {hurry, *self._tasks}
+                waited: set[asyncio.Future[object]] = {hurry, *self._tasks}  # pyright: ignore[reportAssignmentType]
                 wait_s = min(left_s, max(tell_at - now(), 0.0))
                 await asyncio.wait(waited, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             return True

@@ -72,7 +72,7 @@ _DIGITS_TO_0 = bytes.maketrans(b"123456789", b"000000000")
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-async def parse_request(request: Request, parse: Callable[[bytes], R], max_body_bytes: int) -> R:
+async def parse_request(request: Request, parse: Callable[[bytes], R]) -> R:
     """What `parse` makes of the body. Raises ApiError, or ClientDisconnect when the client has left."""
     given = find_header(request.scope["headers"], b"content-type").decode("latin-1")
     content_type = given.partition(";")[0].strip().lower()
@@ -84,7 +84,11 @@ async def parse_request(request: Request, parse: Callable[[bytes], R], max_body_
             code="unsupported_media_type",
             headers={"connection": "close"},
         )
-    body = await _read_body(request, max_body_bytes)
+    message = await request.receive()  # the body whole, and as large as it may be: so connections have it
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    body: bytes = message["body"]
+    del message
     try:
         if len(body) <= MAX_CHEAP_BYTES:
             return parse(body)
@@ -182,28 +186,6 @@ def _prune(value: Any, plan: _Plan, takes_all: bool, kept: Collection[str] = ())
                 del fields[name]
         for name in deeper.keys() & fields.keys():
             _prune(fields[name], deeper[name], takes_all)
-
-
-async def _read_body(request: Request, max_body_bytes: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    has_more = True
-    while has_more:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        part, has_more = message.get("body", b""), message.get("more_body", False)
-        size += len(part)
-        if size > max_body_bytes:
-            raise ApiError(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"body={size} bytes: at most {max_body_bytes} (max_body_bytes)",
-                code="body_too_large",
-                headers={"connection": "close"},
-            )
-        if part:  # joining the only one copies nothing
-            parts.append(part)
-    return b"".join(parts)
 
 
 def _explain(text: str, find: _Find | None, kind: type[msgspec.Struct]) -> ApiError:

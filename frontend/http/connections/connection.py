@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None  # of what it waits for
         self._write_deadline: asyncio.TimerHandle | None = None
         # Of the message that is being read, or was last.
-        self._parser = self._make_parser()
+        self._parser: Any = self._make_parser()
         self._meter = MessageMeter(self._limits)
         self._url = b""
         self._method = "-"
