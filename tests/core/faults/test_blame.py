@@ -9,7 +9,7 @@ import pytest
 from fakes import FakeEngine, count_calls_of, expected_output, make_config, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quire.core.faults.blame import WorkerDeath
+from quire.core.faults.blame import MAX_DEATHS, WorkerDeath
 from quire.ipc.protocol.messages import EngineCoreRequest, ErrorCode, FinishReason
 from quire.ipc.protocol.step import SchedulerOutput, StepFailed
 from quire.ipc.spec.config import SchedulerConfig
@@ -114,6 +114,25 @@ def test_a_worker_that_is_killed_now_and_then_convicts_nobody() -> None:
         assert engine.core.check_integrity() == []
     engine.run()
     assert_undisturbed(engine, requests)
+
+
+def test_requests_are_blamed_for_the_last_death_that_is_not_the_workers_own_and_for_none_after_it() -> None:
+    """A request alone is convicted at its third death; one that has left before has moved all by one."""
+    engine = make_engine()
+    convicted: list[int] = []
+    for number in range(1, MAX_DEATHS + 4):
+        if not engine.core.num_unfinished:
+            engine.add(make_request(f"r{number}", [1]))
+        while engine.launch() is None:
+            engine.clock.advance(1.0)
+        engine.executor.pending.clear()
+        if engine.core.failures.lose_worker("killed") is WorkerDeath.CONVICTED:
+            convicted.append(number)
+        if number == 1:
+            engine.core.abort_requests(b"client", ["r1"])
+        engine.deliver()
+    assert convicted == list(range(4, MAX_DEATHS + 1, 3))
+    assert convicted[-1] == MAX_DEATHS
 
 
 @pytest.mark.parametrize("num_others", [0, 1, 15])
