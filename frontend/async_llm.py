@@ -8,7 +8,7 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ..ipc.errors import ConfigError, EngineDeadError, RequestFailedError
@@ -16,13 +16,12 @@ from ..ipc.params.beam_search import BeamSearch, BeamSearchParams
 from ..ipc.params.pooling_params import PoolingParams, PoolingTask
 from ..ipc.params.request_options import NO_OPTIONS, RequestKeywords, RequestOptions, read_options
 from ..ipc.params.sampling_params import SamplingParams
-from ..ipc.protocol.messages import EngineFacts
-from ..ipc.spec.config import EngineConfig
-from .client.async_engine_core_client import AsyncMPClient, attach_async_client, make_async_client
+from ..ipc.protocol.messages import EngineFacts, FrontendCounts, UtilityMethod, UtilityResult
+from .client.async_engine_core_client import AsyncMPClient, attach_async_client
 from .client.async_requests import AsyncRequests, OutputCollector, OwnerLoop
 from .client.remote_daemon import Attachment, check_unattached, choose_attachment
-from .client.utility_calls import AsyncUtilityCalls
-from .llm_engine import load_named_tokenizer, load_served_tokenizer, read_served_sampling
+from .client.utility_calls import UtilityCalls
+from .engine_start import load_served_tokenizer, read_served_sampling, start_engine
 from .options.engine_args import EngineArgs
 from .outputs import RequestOutput
 from .requests.beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 _SHUTDOWN_WAIT_S = 5.0  # for a loop in another thread to do it; it is done later if that loop is busy
 
 
-class AsyncLLM(AsyncUtilityCalls):
+class AsyncLLM(UtilityCalls):
     """An engine for an asyncio program: one of its own, or with `attach` the one of a running daemon.
 
     Started by `start`, `async with` or the first `generate`; `shutdown` ends it, or leaves a daemon running.
@@ -79,7 +78,6 @@ class AsyncLLM(AsyncUtilityCalls):
         self._loop = OwnerLoop()
         self._client: AsyncMPClient | None = None
         self._request_numbers = itertools.count()
-        self._output_task: asyncio.Task[None] | None = None
         self._is_shut_down = False
         self._has_died = asyncio.Event()  # dead_error is set
         self.dead_error: Exception | None = None
@@ -110,15 +108,14 @@ class AsyncLLM(AsyncUtilityCalls):
                     self._attach, self._client_kind, self._client_weight, on_phase
                 )
             else:
-                client, tokenizer = await _start_engine(self._config, on_phase)
+                client, tokenizer = await start_engine(self._config, on_phase)
             if self._is_shut_down:  # meanwhile
                 client.close()
                 self._check_open()
             self.tokenizer = tokenizer
             self._input_processor = InputProcessor(client.facts, self.tokenizer, self._seed)
-            self._requests = AsyncRequests(client, tokenizer, self._loop, self._fail_all)
             self._client = client
-            self._output_task = asyncio.create_task(self._requests.deliver())
+            self._requests = AsyncRequests(client, tokenizer, self._loop, on_death=self._note_death)
 
     @property
     def facts(self) -> EngineFacts:
@@ -197,7 +194,7 @@ class AsyncLLM(AsyncUtilityCalls):
                 is_finished = output.finished
                 yield output
         finally:
-            self._requests.leave([name], is_finished)
+            self._requests.leave([name], is_finished, collector)
 
     async def encode(
         self,
@@ -271,6 +268,14 @@ class AsyncLLM(AsyncUtilityCalls):
             self._running_client()
             self._requests.abort(ids)
 
+    def abort_named(self, names: Sequence[str], tenant: str = "") -> None:
+        """As EngineCoreClient.abort_named."""
+        self._running_client().abort_named(names, tenant)
+
+    def add_counts(self, counts: FrontendCounts) -> None:
+        """Have the engine's `metrics` count what was found here; nothing while it is being restarted."""
+        self._running_client().add_counts(counts)
+
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None before `start` and with skip_tokenizer_init."""
         self._loop.check()
@@ -294,9 +299,11 @@ class AsyncLLM(AsyncUtilityCalls):
     def _end(self, is_done: threading.Event) -> None:
         try:
             with contextlib.suppress(RuntimeError):  # its loop has been closed: then nobody waits for it
-                self._fail_all(EngineDeadError("this AsyncLLM has been shut down"))
-                if self._output_task is not None:
-                    self._output_task.cancel()
+                error = EngineDeadError("this AsyncLLM has been shut down")
+                self._note_death(error)
+                if self._client is not None:
+                    self._requests.fail(error)
+                    self._requests.stop()
             if self._client is not None:
                 self._client.close()
         finally:
@@ -322,30 +329,12 @@ class AsyncLLM(AsyncUtilityCalls):
             raise EngineDeadError("the engine is not running; `await start()` first")
         return self._client
 
-    def _fail_all(self, error: Exception) -> None:
+    def _note_death(self, error: Exception) -> None:
         self.dead_error = self.dead_error or error
         self._has_died.set()
-        if self._client is not None:
-            self._requests.fail(error)
 
-
-async def _start_engine(
-    config: EngineConfig, on_phase: Callable[[str], None] | None
-) -> tuple[AsyncMPClient, Tokenizer | None]:
-    """A private engine; the tokenizer is read while it starts in its own processes."""
-    model = config.model
-    reading = asyncio.to_thread(load_named_tokenizer, model.tokenizer, model.chat_template)
-    loading = asyncio.create_task(reading)
-    try:
-        client = await make_async_client(config, on_phase)
-    except BaseException:
-        loading.cancel()
-        raise
-    try:
-        return client, await loading
-    except BaseException:
-        client.close()
-        raise
+    async def call_each(self, method: UtilityMethod) -> dict[int, UtilityResult]:
+        return await self._running_client().call_each(method)
 
 
 async def _attach(

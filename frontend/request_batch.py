@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from .client.loop_thread import Gate
 from .llm_engine import LLMEngine
 from .outputs import RequestOutput
 from .requests.input_processor import EngineInput
@@ -16,41 +17,66 @@ Output = TypeVar("Output", RequestOutput, PoolingRequestOutput[PoolingOutput])
 
 
 class RequestBatch(Generic[Output]):
-    """`add`, then `wait`; `forget` after an exception. Outputs come in whichever thread gets them."""
+    """`add`, then `wait`; `forget` after an exception. Outputs come in the thread of the engine's loop."""
 
     def __init__(self, engine: LLMEngine, requests: Sequence[EngineInput | PoolingInput]) -> None:
         """`requests` are asked for their final outputs only."""
         self._engine = engine
         self.ids = [request.request_id for request in requests]
         self._arrived: deque[Output] = deque()
-        self._requests = requests
+        self._unsent = deque(requests)
+        self._num_missing = len(requests)
+        self._shows_progress = False
+        self._error: Exception | None = None
+        self._gate = Gate()
 
     def add(self) -> None:
-        """Hand the requests to the engine; nothing the second time."""
-        requests, self._requests = self._requests, ()
-        self._engine.add_inputs(requests, self._arrived.append)
+        """Begin to hand the requests to the engine; `wait` raises what is wrong with that."""
+        if self._unsent:
+            self._engine.add_soon(self._unsent, self)
+
+    def put(self, output: Output) -> None:
+        """The final output of one."""
+        self._arrived.append(output)
+        self._num_missing -= 1
+        if self._num_missing == 0:
+            self._engine.leave(self)
+        if self._shows_progress or self._num_missing == 0:
+            self._gate.open()
+
+    def fail(self, error: Exception) -> None:
+        """No output will come any more."""
+        self._error = error
+        self._gate.open()
 
     def wait(self, progress: Any = None) -> list[Output]:
         """The final outputs in the order of the requests. `progress` is updated by one for each."""
         finished: dict[str, Output] = {}
-        while len(finished) < len(self.ids):
-            self._engine.wait_for(lambda: bool(self._arrived))
+        self._shows_progress = progress is not None
+        while True:
             while self._arrived:
                 output = self._arrived.popleft()
                 finished[output.request_id] = output
                 if progress is not None:
                     progress.update(1)
+            if len(finished) == len(self.ids):
+                break
+            if self._error is not None:
+                raise self._error
+            self._gate.wait()
         return [finished[request_id] for request_id in self.ids]
 
     def forget(self) -> None:
         """End what runs of it. Never raises for an engine that has died."""
-        self._engine.forget_requests(self.ids)
+        self._unsent.clear()
+        self._engine.forget_requests(self.ids, self)
 
 
 def run_batches(batches: Sequence[RequestBatch[Output]], use_tqdm: bool | Callable[..., Any]) -> list[Output]:
     """Add those that are not added yet and wait for all; on any exception none of them runs on."""
-    progress = _make_progress(use_tqdm, sum(len(batch.ids) for batch in batches))
+    progress = None
     try:
+        progress = _make_progress(use_tqdm, sum(len(batch.ids) for batch in batches))
         for batch in batches:
             batch.add()
         return [output for batch in batches for output in batch.wait(progress)]

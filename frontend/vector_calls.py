@@ -204,7 +204,7 @@ class AsyncPooling:
             is_finished = True
         finally:
             if call.ids:
-                self._requests.leave(call.ids, is_finished)
+                self._requests.leave(call.ids, is_finished, call)
         return [outputs[one] for one in call.ids]
 
     def _make_inputs(

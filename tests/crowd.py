@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 
 import psutil
 from quire import LLM, PoolingParams, RequestOutput, SamplingParams, StructuredOutputsParams
+from quire.frontend.client.async_requests import Collector
 from quire.frontend.formats.grammars.grammar import make_output_grammar
 from quire.frontend.formats.grammars.rules import make_output_rules
 from quire.frontend.formats.known_formats import FORMATS
@@ -173,15 +175,20 @@ def add(engine: LLMEngine, asks: list[Ask], found: dict[str, Answer]) -> None:
             (prompt,) = vectors.tokenize([ask.prompt], [ask.params], [ask.name])
             add_vector(engine, vectors.make_input(ask.name, prompt, ask.params), found)
         else:
-            engine.add_inputs([engine.input_processor.process(ask.name, ask.prompt, ask.params)], None)
+            engine.add_inputs([engine.input_processor.process(ask.name, ask.prompt, ask.params)])
+    engine.abort_request([])  # which comes after what was added before
 
 
 def add_vector(engine: LLMEngine, request: PoolingInput, found: dict[str, Answer]) -> None:
-    def take(output: Any) -> None:
-        assert output.finish_reason == "stop", output.error
-        found[output.request_id] = output.outputs.raw
+    class Vector(Collector):
+        def put(self, output: Any) -> None:
+            assert output.finish_reason == "stop", output.error
+            found[output.request_id] = output.outputs.raw
 
-    engine.add_inputs([request], take)
+        def fail(self, error: Exception) -> None:
+            raise error
+
+    engine.add_soon(deque([request]), Vector())
 
 
 # -- the kinds that there are

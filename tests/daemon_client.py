@@ -13,9 +13,9 @@ import signal
 import sys
 import threading
 
+from blocking_client import attach_client
 from fakes import make_request
 from quire.frontend.client.engine_connection import EngineSocket
-from quire.frontend.client.engine_core_client import attach_sync_client
 from quire.frontend.client.engine_group import EngineGroup
 from quire.ipc.protocol.messages import EngineCoreRequest
 from quire.ipc.protocol.request_ledger import LedgerEntry
@@ -62,7 +62,7 @@ def die_at_move(num_sends: int) -> None:
 def main(name: str, prefix: str, count: int, max_tokens: int, num_sends: int | None = None) -> None:
     if num_sends is not None:
         die_at_move(num_sends)
-    client = attach_sync_client(name, "script")
+    client = attach_client(name, "script")
     print("attached", flush=True)
     tokens: dict[str, list[int]] = {}
     for request in make_requests(prefix, count, max_tokens):

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 import daemon_client
 import msgspec
+from blocking_client import BlockingClient, attach_client
 from daemon_client import make_requests
 from daemons import wait_until
 from fakes import expected_output, make_config
 from quire.frontend.client.async_engine_core_client import attach_async_client
-from quire.frontend.client.engine_core_client import SyncClient, attach_sync_client
 from quire.ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest
 from quire.ipc.spec.config import EngineConfig
 
@@ -38,7 +38,7 @@ def make_named_config(name: str, model: str = "fake") -> EngineConfig:
 PACED = make_named_config("paced")
 
 
-def collect(client: SyncClient, ids: set[str], outputs: Outputs | None = None) -> Outputs:
+def collect(client: BlockingClient, ids: set[str], outputs: Outputs | None = None) -> Outputs:
     """Outputs per request, added to those that have come, until each of `ids` has ended."""
     outputs = {} if outputs is None else outputs
     live = ids - {name for name, own in outputs.items() if own[-1].finish_reason is not None}
@@ -75,7 +75,7 @@ class SyncLoad(threading.Thread):
         self.outputs: Outputs = {}
         self.error: BaseException | None = None
         self.requests = requests
-        self._client = attach_sync_client(name, "LLM")
+        self._client = attach_client(name, "LLM")
 
     def run(self) -> None:
         try:

@@ -9,9 +9,10 @@ from ...ipc.errors import PromptError, RequestFailedError
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.protocol.messages import EngineFacts
 from ..client.remote_daemon import Attachment
+from ..engine_start import read_served_sampling
 from ..events import OutputEvent
 from ..formats.answer_reader import AnswerReader
-from ..llm_engine import LLMEngine, read_served_sampling
+from ..llm_engine import LLMEngine
 from ..options.engine_args import EngineArgs
 from ..outputs import RequestOutput
 from ..requests.chat import ChatTurns
@@ -78,7 +79,7 @@ class Session:
         try:
             process = self._engine.input_processor.process
             requests = [process(*pair, params) for pair in zip(ids, prompts, strict=True)]
-            self._engine.add_inputs(requests, None)
+            self._engine.add_inputs(requests)
             while self._engine.has_unfinished_requests():
                 for output in self._engine.step():
                     if output.request_id in ids:

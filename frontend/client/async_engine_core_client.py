@@ -25,10 +25,13 @@ from ...ipc.protocol.messages import (
 from ...ipc.spec.config import EngineConfig
 from .async_pump import AsyncPump
 from .engine_connection import PhaseCallback
-from .engine_core_client import ATTACH_TIMEOUT_S, UTILITY_TIMEOUT_S, EngineCoreClient, make_call_timeout
+from .engine_core_client import EngineCoreClient
 from .engine_links import GATHER_S, EngineLink, connect_links
 from .engines import Engine, start_engines
 from .remote_daemon import Attachment, find_daemon_engines
+
+UTILITY_TIMEOUT_S = 30.0
+ATTACH_TIMEOUT_S = 600.0  # to a daemon whose engine is starting
 
 
 async def make_async_client(config: EngineConfig, on_phase: PhaseCallback | None = None) -> AsyncMPClient:
@@ -80,7 +83,6 @@ class AsyncMPClient(EngineCoreClient):
 
     @property
     def engines(self) -> dict[int, EngineFacts]:
-        """What each engine that is there says of itself, by its number; one alone is 0."""
         return self._links.facts
 
     async def wait_until_ready(self, timeout_s: float, on_phase: PhaseCallback | None = None) -> None:
@@ -153,7 +155,6 @@ class AsyncMPClient(EngineCoreClient):
             self._pump.run_all()
 
     def abort_named(self, names: Sequence[str], tenant: str) -> None:
-        """As AsyncLLM's."""
         self.check_usable()
         self._send_unsent()
         self._links.target.abort_named(names, tenant)
@@ -166,10 +167,6 @@ class AsyncMPClient(EngineCoreClient):
         self._pump.run_all()
 
     async def get_outputs(self) -> list[EngineCoreOutput]:
-        """Wait for outputs; called by one task only, which also resolves utility calls.
-
-        Raises EngineDeadError with the cause when the engine has ended; so does every call that still waits.
-        """
         try:
             while True:
                 if self._failed:
@@ -195,7 +192,7 @@ class AsyncMPClient(EngineCoreClient):
                     if engine is not None or result.error != LOST_CALL:
                         return result
         except TimeoutError:
-            raise make_call_timeout(method, UTILITY_TIMEOUT_S) from None
+            raise EngineDeadError(f"no answer to {method.name} within {UTILITY_TIMEOUT_S:g} s") from None
 
     async def _call(self, link: EngineLink, method: UtilityMethod) -> UtilityResult:
         call_id = link.protocol.start_call(method)
@@ -214,7 +211,6 @@ class AsyncMPClient(EngineCoreClient):
                 answer.set_result(result)
 
     async def call_each(self, method: UtilityMethod) -> dict[int, UtilityResult]:
-        """Call every engine that is there; the answer of one that is lost meanwhile is an error."""
         indexes = list(self._links.facts)
         if len(indexes) < 2:
             return {next(iter(indexes), 0): await self.call_utility(method)}

@@ -18,7 +18,7 @@ from ..requests.input_processor import EngineInput
 from ..requests.output_processor import OutputProcessor
 from ..requests.vectors.state import PoolingInput
 from ..text.tokenizer import Tokenizer
-from .async_engine_core_client import AsyncMPClient
+from .engine_core_client import EngineCoreClient
 
 _owners = weakref.WeakSet[asyncio.AbstractEventLoop]()
 
@@ -152,27 +152,50 @@ class OutputCollector:
 
 
 class AsyncRequests:
-    """`add`, then `leave`. `deliver` is the one task that reads the engine.
-
-    on_death: told why no output will come any more, by `deliver`.
-    """
+    """`add`, then `leave`. One task reads the engine, until it is gone or `stop`."""
 
     def __init__(
         self,
-        client: AsyncMPClient,
+        client: EngineCoreClient,
         tokenizer: Tokenizer | None,
         loop: OwnerLoop,
-        on_death: Callable[[Exception], None],
+        *,
+        on_death: Callable[[Exception], None] = lambda _: None,
+        on_news: Callable[[], None] = lambda: None,
     ) -> None:
+        """on_death: told why no output will come any more. on_news: called after what has come was put into
+        collectors.
+        """
         self._client = client
         self._outputs = OutputProcessor(tokenizer)
         self._loop = loop
         self._on_death = on_death
-        self._collectors: dict[str, Collector] = {}  # by the first request's id
-        self._has_failed = False
+        self._on_news = on_news
+        self._collectors: set[Collector] = set()
+        self._error: Exception | None = None
+        self._reader = asyncio.create_task(self._deliver())
+
+    @property
+    def ids(self) -> list[str]:
+        """Of unfinished requests; from any thread."""
+        return self._outputs.request_ids
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have not had their final output; from any thread."""
+        return self._outputs.num_unfinished
+
+    def check(self) -> None:
+        """Raise EngineDeadError when no output will come any more."""
+        if self._error is not None:
+            raise EngineDeadError(str(self._error)) from self._error
+
+    def expect(self, collector: Collector) -> None:
+        """It will have requests; from any thread. To be followed by `check`."""
+        self._collectors.add(collector)
 
     def add(self, requests: Sequence[EngineInput | PoolingInput], collector: Collector) -> None:
-        """Hand requests to the engine, of which the first one names all in `leave`, which ends them.
+        """Hand requests to the engine; `collector` may have others.
 
         Raises InputError when the id of one is that of a live request; then none is here.
         """
@@ -184,7 +207,7 @@ class AsyncRequests:
         except BaseException:
             self._outputs.forget_requests(added)
             raise
-        self._collectors[added[0]] = collector
+        self.expect(collector)
         try:
             sequences = [one for request in requests for one in request.sequences]
             if isinstance(requests[0], PoolingInput):
@@ -192,30 +215,42 @@ class AsyncRequests:
             else:
                 self._client.add_requests(sequences)
         except BaseException:
-            self.leave(added)
+            self._leave(added)
             raise
 
-    def leave(self, request_ids: Sequence[str], is_finished: bool = False) -> None:
-        """Nobody reads these requests, added together, any more; what is unfinished ends in the engine, too.
+    def leave(
+        self, request_ids: Sequence[str], is_finished: bool = False, collector: Collector | None = None
+    ) -> None:
+        """Nobody reads these requests any more, nor `collector`; unless they are finished they end in the
+        engine, too.
 
         From any thread.
         """
-        self._loop.do(functools.partial(self._leave, request_ids, is_finished))
+        if collector is not None:
+            self._loop.do(functools.partial(self._collectors.discard, collector))
+        if not is_finished:
+            self._loop.do(functools.partial(self._leave, request_ids))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End the live ones among these: each reader gets a final output with what has come, at once."""
         engine_ids = self._outputs.abort_requests(request_ids)
         if engine_ids:
             self._client.abort_requests(engine_ids)
+            self._on_news()
 
     def fail(self, error: Exception) -> None:
-        """Let every reader raise EngineDeadError."""
-        self._has_failed = True
-        for collector in self._collectors.values():
+        """Let every reader raise EngineDeadError. The first error counts."""
+        if self._error is not None:
+            return
+        self._error = error
+        for collector in list(self._collectors):  # in one go: `expect` may come from another thread
             collector.fail(EngineDeadError(str(error)))
 
-    async def deliver(self) -> None:
-        """Read the engine until this is cancelled or the engine is gone."""
+    def stop(self) -> None:
+        """Read the engine no longer."""
+        self._reader.cancel()
+
+    async def _deliver(self) -> None:
         try:
             while True:
                 outputs = await self._client.get_outputs()
@@ -225,17 +260,19 @@ class AsyncRequests:
                         self._client.abort_requests(processed.ids_to_abort)
                     if start + _SLICE < len(outputs):
                         await asyncio.sleep(0)
+                self._on_news()
         except Exception as error:  # whatever it is, no output will come any more, and readers must know
-            self._on_death(error)
-        except asyncio.CancelledError:  # by `shutdown`, which has said so, or with its loop's other tasks
-            self._on_death(EngineDeadError("the task that reads the engine was cancelled"))
+            self._die(error)
+        except asyncio.CancelledError:  # by `stop`, or with its loop's other tasks
+            self._die(EngineDeadError("the task that reads the engine was cancelled"))
             raise
 
-    def _leave(self, request_ids: Sequence[str], is_finished: bool) -> None:
-        self._collectors.pop(request_ids[0], None)
-        if is_finished:
-            return
+    def _die(self, error: Exception) -> None:
+        self.fail(error)
+        self._on_death(error)
+
+    def _leave(self, request_ids: Sequence[str]) -> None:
         engine_ids = self._outputs.forget_requests(request_ids)
-        if engine_ids and not self._has_failed and self._loop.is_alive:
+        if engine_ids and self._error is None and self._loop.is_alive:
             with contextlib.suppress(QuireError):
                 self._client.abort_requests(engine_ids)

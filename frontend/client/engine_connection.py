@@ -98,10 +98,6 @@ class EngineSocket(Transport):
         """As `read_events`."""
         return read_events(self._socket)
 
-    def poll(self, timeout_ms: int, flags: int) -> bool:
-        """Wait for one of the events."""
-        return bool(self._socket.poll(timeout_ms, flags))
-
     def close(self, linger_ms: int) -> None:
         """Idempotent. What was sent last gets so long to leave."""
         if self._handshakes is not None:

@@ -37,7 +37,6 @@ class RequestTarget(Protocol):
     """Where requests go: the only engine's ClientProtocol, or a group. Those say what each method does."""
 
     def add_requests(self, requests: Sequence[EngineCoreRequest], now: float) -> None: ...
-    def withdraw_requests(self, request_ids: list[str]) -> None: ...
     def abort_requests(self, request_ids: list[str]) -> None: ...
     def abort_named(self, names: Sequence[str], tenant: str) -> None: ...
     def send(self, message: FrontendCounts) -> None: ...
@@ -118,13 +117,6 @@ class EngineGroup:
             batches.setdefault(self.router.place(request), []).append(request)
         for index, batch in batches.items():
             self._members[index].protocol.add_requests(batch, now)
-
-    def withdraw_requests(self, request_ids: list[str]) -> None:
-        """Forget requests whose handing over was broken off."""
-        for index, ids in self._find_places(request_ids).items():
-            self._members[index].protocol.withdraw_requests(ids)
-        for request_id in request_ids:
-            self.router.remove(request_id)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """Ask the engines to end requests."""

@@ -1,7 +1,7 @@
 """EngineLinks: the engines of one client, each with its socket and protocol: one, or a group of them.
 
-The clients for threads and for asyncio both drive this, each with its own way to wait. With one engine there
-is neither group nor router.
+The client and the simulator's drive this, each with its own way to wait. With one engine there is neither
+group nor router.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import zmq
 from ...ipc.errors import EngineDeadError, QuireError
 from ...ipc.protocol.client_protocol import ClientProtocol
 from ...ipc.protocol.messages import EngineCoreOutput, EngineFacts, EngineRoster, RosterEntry
-from ...ipc.protocol.sockets import POLLIN
 from .engine_connection import EngineConnection, EngineSocket, PhaseCallback, close_connection
 from .engine_group import EngineGroup, RequestTarget
 from .engines import Engine, EngineProcess
@@ -68,21 +67,6 @@ class EngineLink(Link):
     def index(self) -> int:
         return self.engine.index
 
-    @property
-    def has_news(self) -> bool:
-        """Whether a thread that waits for its descriptors must look again."""
-        protocol = self.protocol
-        if protocol.end_reason is not None or not protocol.is_open or protocol.outbox:
-            return True
-        return bool(self.socket.events & POLLIN)
-
-    def list_fds(self) -> list[int]:
-        """The descriptors by which something happens to it."""
-        fds = [self.socket.fd, self.socket.monitor_fd]
-        if self.protocol.restart_at is None and self.engine.exit_fd >= 0:
-            fds.append(self.engine.exit_fd)
-        return fds
-
     def close(self) -> None:
         close_connection(self.engine, self.socket)
 
@@ -105,7 +89,6 @@ class EngineLinks(Generic[L]):
         self._roster: EngineRoster | None = None
         self._away: set[int] = set()  # as the roster says
         self._links: list[L] = []
-        self._turn = 0
         self._searched_at = 0.0
         self.shown_facts: EngineFacts | None = None  # the client's: of the first, at the start of any
         self.on_added: Callable[[L], None] = lambda _: None
@@ -194,14 +177,6 @@ class EngineLinks(Generic[L]):
         if index is None:
             return self.first
         raise EngineDeadError(f"engine {index} is gone")
-
-    def take_turns(self) -> list[L]:
-        """All of them, beginning with another one each time, so that none is always read last."""
-        links = list(self._links)
-        if len(links) > 1:
-            self._turn = (self._turn + 1) % len(links)
-            links = links[self._turn :] + links[: self._turn]
-        return links
 
     def check(self) -> None:
         """Raise EngineDeadError when no engine is left, or in a fork of the process that they belong to."""

@@ -1,4 +1,4 @@
-"""Calls about engines rather than a request, of LLMEngine and AsyncLLM: what they count, hold, forget.
+"""Calls about engines rather than a request: what they count, hold, forget.
 
 Of several engines every one that is there is asked. An answer is of all together, or `_by_engine` of each.
 """
@@ -7,91 +7,31 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from ...ipc.errors import RequestFailedError
-from ...ipc.protocol.engine_views import EngineMetrics, EngineSnapshot, SchedulerStats
-from ...ipc.protocol.messages import FrontendCounts, UtilityMethod, UtilityResult
-from ..observe.trace_file import DEFAULT_FOLDER, write_trace
-
-if TYPE_CHECKING:
-    from .async_engine_core_client import AsyncMPClient
-from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
-from ...ipc.protocol.engine_views import ClientView, EngineLoad, Histogram
+from ...ipc.errors import RequestFailedError
+from ...ipc.protocol.engine_views import (
+    ClientView,
+    EngineLoad,
+    EngineMetrics,
+    EngineSnapshot,
+    Histogram,
+    SchedulerStats,
+)
+from ...ipc.protocol.messages import UtilityMethod, UtilityResult
+from ..observe.trace_file import DEFAULT_FOLDER, write_trace
 
 
 class UtilityCalls(ABC):
-    """The blocking calls. All raise EngineDeadError, and RequestFailedError without an answer in time."""
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget cached prompt beginnings; False while requests hold them."""
-        return _find_errors(self._call_each(UtilityMethod.RESET_PREFIX_CACHE)) is None
-
-    def stats(self) -> SchedulerStats:
-        """A look at the engine at this moment."""
-        return merge_stats(list(self.stats_by_engine().values()))
-
-    def stats_by_engine(self) -> dict[int, SchedulerStats]:
-        """A look at each engine."""
-        return _expect(self._call_each(UtilityMethod.STATS), "stats")
-
-    def snapshot(self) -> EngineSnapshot:
-        """What live views show: requests, blocks, clients, and rates over the last seconds."""
-        return merge_snapshots(self.snapshot_by_engine())
-
-    def snapshot_by_engine(self) -> dict[int, EngineSnapshot]:
-        """What live views show of each engine."""
-        return _expect(self._call_each(UtilityMethod.SNAPSHOT), "snapshot")
-
-    def metrics(self) -> EngineMetrics:
-        """What the engine has counted since it started, over all its clients."""
-        return merge_metrics(list(self.metrics_by_engine().values()))
-
-    def metrics_by_engine(self) -> dict[int, EngineMetrics]:
-        """What each engine has counted since it started."""
-        return _expect(self._call_each(UtilityMethod.METRICS), "metrics")
-
-    def start_profile(self) -> None:
-        """Have the engine note when each step is scheduled, computed and taken in, until `stop_profile`.
-
-        Raises RequestFailedError if somebody does so already.
-        """
-        _raise_errors(self._call_each(UtilityMethod.START_PROFILE))
-
-    def stop_profile(self, folder: str = DEFAULT_FOLDER) -> Path:
-        """Write what was noted to a new file in `folder`, which ui.perfetto.dev opens, and say which.
-
-        Raises RequestFailedError if no profile was started, or the engine was lost since.
-        """
-        return write_trace(_expect(self._call_each(UtilityMethod.STOP_PROFILE), "trace"), folder)
-
-    def check_integrity(self) -> str | None:
-        """What is wrong with the engine's block accounting, None if nothing is."""
-        return _find_errors(self._call_each(UtilityMethod.CHECK_INTEGRITY))
-
-    @abstractmethod
-    def abort_named(self, names: Sequence[str], tenant: str = "") -> None:
-        """End requests of any client of the engine, by a name that they came with or the id that live views
-        show; '': of every tenant.
-
-        Those that it does not find it ignores. While the engine is being restarted nothing happens.
-        """
-
-    @abstractmethod
-    def _call_each(self, method: UtilityMethod) -> dict[int, UtilityResult]: ...
-
-
-class AsyncUtilityCalls(ABC):
-    """The same for asyncio, and what is told engines without an answer."""
+    """All raise EngineDeadError, and RequestFailedError without an answer in time."""
 
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prompt beginnings; False while requests hold them."""
-        return _find_errors(await self._call_each(UtilityMethod.RESET_PREFIX_CACHE)) is None
+        return _find_errors(await self.call_each(UtilityMethod.RESET_PREFIX_CACHE)) is None
 
     async def stats(self) -> SchedulerStats:
         """A look at the engine at this moment."""
@@ -99,7 +39,7 @@ class AsyncUtilityCalls(ABC):
 
     async def stats_by_engine(self) -> dict[int, SchedulerStats]:
         """A look at each engine."""
-        return _expect(await self._call_each(UtilityMethod.STATS), "stats")
+        return _expect(await self.call_each(UtilityMethod.STATS), "stats")
 
     async def snapshot(self) -> EngineSnapshot:
         """What live views show: requests, blocks, clients, and rates over the last seconds."""
@@ -107,7 +47,7 @@ class AsyncUtilityCalls(ABC):
 
     async def snapshot_by_engine(self) -> dict[int, EngineSnapshot]:
         """What live views show of each engine."""
-        return _expect(await self._call_each(UtilityMethod.SNAPSHOT), "snapshot")
+        return _expect(await self.call_each(UtilityMethod.SNAPSHOT), "snapshot")
 
     async def metrics(self) -> EngineMetrics:
         """What the engine has counted since it started, over all its clients."""
@@ -115,30 +55,30 @@ class AsyncUtilityCalls(ABC):
 
     async def metrics_by_engine(self) -> dict[int, EngineMetrics]:
         """What each engine has counted since it started."""
-        return _expect(await self._call_each(UtilityMethod.METRICS), "metrics")
+        return _expect(await self.call_each(UtilityMethod.METRICS), "metrics")
 
     async def start_profile(self) -> None:
-        """As UtilityCalls.start_profile."""
-        _raise_errors(await self._call_each(UtilityMethod.START_PROFILE))
+        """Have the engine note when each step is scheduled, computed and taken in, until `stop_profile`.
+
+        Raises RequestFailedError if somebody does so already.
+        """
+        _raise_errors(await self.call_each(UtilityMethod.START_PROFILE))
 
     async def stop_profile(self, folder: str = DEFAULT_FOLDER) -> Path:
-        """As UtilityCalls.stop_profile."""
-        traces = _expect(await self._call_each(UtilityMethod.STOP_PROFILE), "trace")
+        """Write what was noted to a new file in `folder`, which ui.perfetto.dev opens, and say which.
+
+        Raises RequestFailedError if no profile was started, or the engine was lost since.
+        """
+        traces = _expect(await self.call_each(UtilityMethod.STOP_PROFILE), "trace")
         return await asyncio.to_thread(write_trace, traces, folder)
 
-    def abort_named(self, names: Sequence[str], tenant: str = "") -> None:
-        """As UtilityCalls.abort_named."""
-        self._running_client().abort_named(names, tenant)
-
-    def add_counts(self, counts: FrontendCounts) -> None:
-        """Have the engine's `metrics` count what was found here; nothing while it is being restarted."""
-        self._running_client().add_counts(counts)
-
-    async def _call_each(self, method: UtilityMethod) -> dict[int, UtilityResult]:
-        return await self._running_client().call_each(method)
+    async def check_integrity(self) -> str | None:
+        """What is wrong with the engine's block accounting, None if nothing is."""
+        return _find_errors(await self.call_each(UtilityMethod.CHECK_INTEGRITY))
 
     @abstractmethod
-    def _running_client(self) -> AsyncMPClient: ...
+    async def call_each(self, method: UtilityMethod) -> dict[int, UtilityResult]:
+        """Call every engine that is there; the answer of one that is lost meanwhile is an error."""
 
 
 def _find_errors(results: Mapping[int, UtilityResult]) -> str | None:

@@ -354,8 +354,8 @@ class OutputProcessor:
                 continue  # aborted here, and the engine did not know yet
             if isinstance(state, PoolingState):
                 if (pooled := state.take(output)) is not None:
-                    self._remove(output.request_id, state)
                     state.sink(pooled)
+                    self._remove(output.request_id, state)
                 continue
             state.take(output, now)
             if state.finish_reason is not None:

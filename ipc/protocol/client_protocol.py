@@ -207,12 +207,6 @@ class ClientProtocol:
         for request in requests:
             self.ledger.add(request, now, self.is_open)
 
-    def withdraw_requests(self, request_ids: list[str]) -> None:
-        """Forget requests whose handing over was broken off; the engine may have them or not."""
-        for request_id in request_ids:
-            self.ledger.remove(request_id)
-        self.abort_requests(request_ids)
-
     def abort_requests(self, request_ids: list[str]) -> None:
         """Ask the engine to end requests; each live one still gets its final output."""
         self.ledger.abort(request_ids)

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from blocking_client import attach_client
 from daemon_client import make_requests
 from daemon_loads import TIMEOUT_S, Outputs, assert_undisturbed, collect, make_named_config
 from daemons import Daemon, wait_until
 from quire.frontend.client.async_engine_core_client import AsyncMPClient, attach_async_client
-from quire.frontend.client.engine_core_client import SyncMPClient, attach_sync_client
 from quire.frontend.client.engine_links import EngineLinks
 from quire.frontend.client.engines import DaemonEngine
 from quire.frontend.daemon import add_engine, drain_engine, remove_engine, restart_engine
@@ -75,7 +75,7 @@ class Client(threading.Thread):
             self.error = error
 
     def play(self) -> None:
-        client = attach_sync_client(NAME, "LLM")
+        client = attach_client(NAME, "LLM")
         try:
             while not self._is_over.is_set():
                 requests = self._make_round()
@@ -287,6 +287,7 @@ def test_a_client_that_knows_only_engines_that_are_gone_finds_the_others(told: P
     async def attach() -> None:
         client = AsyncMPClient([DaemonEngine(NAME, 7, "core7.sock")])
         await client.wait_until_ready(TIMEOUT_S)
+        assert sorted(client.engines) == [0, 1]
         requests = make_requests("b", NUM_REQUESTS, MAX_TOKENS)
         client.add_requests(requests)
         async with asyncio.timeout(TIMEOUT_S):
@@ -294,9 +295,6 @@ def test_a_client_that_knows_only_engines_that_are_gone_finds_the_others(told: P
         client.close()
 
     with Daemon(NAME, make_told_config(2, told)):
-        gone = DaemonEngine(NAME, 7, "core7.sock")
-        with contextlib.closing(SyncMPClient([gone], TIMEOUT_S)) as client:
-            assert sorted(client.engines) == [0, 1]
         asyncio.run(attach())
 
 
@@ -306,7 +304,7 @@ def test_a_client_that_has_missed_who_came_in_its_engines_place_goes_on_there(
     """As one does that was stopped for so long that its connection was closed."""
     with (
         Daemon(NAME, make_told_config(1, told)),
-        contextlib.closing(attach_sync_client(NAME, "missed")) as client,
+        contextlib.closing(attach_client(NAME, "missed")) as client,
     ):
         add_engine(NAME, TIMEOUT_S)
         remove_engine(NAME, 0, TIMEOUT_S)

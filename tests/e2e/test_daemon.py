@@ -18,10 +18,10 @@ from typing import Any
 
 import psutil
 import pytest
+from blocking_client import attach_client
 from daemons import Daemon, runtime_folders, wait_for_end, wait_until
 from generated import find_tokens
 from quire import LLM, AsyncLLM, EngineArgs, SamplingParams
-from quire.frontend.client.engine_core_client import attach_sync_client
 from quire.frontend.daemon import inspect_daemon
 from quire.ipc.daemon.run_dir import find_named, find_owner
 from quire.ipc.errors import ConfigError, DaemonError
@@ -66,7 +66,7 @@ def idle_afterwards(daemon: Daemon) -> Iterator[None]:
     yield
     if find_owner(find_named(daemon.name)) is None:
         return  # the test has ended it
-    with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
+    with contextlib.closing(attach_client(daemon.name, "test")) as client:
 
         def is_idle() -> bool:
             stats = client.call_utility(UtilityMethod.STATS).stats

@@ -10,7 +10,7 @@ import pytest
 from daemons import wait_for_end, wait_until
 from generated import find_tokens
 from quire import LLM, SamplingParams
-from quire.frontend.client.engine_core_client import SyncMPClient
+from quire.frontend.client.async_engine_core_client import AsyncMPClient
 from quire.frontend.client.engines import EngineProcess
 
 PROMPTS = ["Once upon a time", "The little fox", "One day, a", "What is 3 plus 4?"] * 4
@@ -23,7 +23,7 @@ def generate(llm: LLM) -> list[list[int]]:
 
 def find_engine(llm: LLM) -> EngineProcess:
     client = llm.llm_engine._client
-    assert isinstance(client, SyncMPClient)
+    assert isinstance(client, AsyncMPClient)
     assert isinstance(client._links.first.engine, EngineProcess)
     return client._links.first.engine
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.frontend.client.engine_core_client import SyncClient
+import pytest
+from quire.frontend import engine_start
+from quire.frontend.client.engine_core_client import EngineCoreClient
 from quire.frontend.models.model_folder import pocket_folder
 from quire.ipc.errors import EngineDeadError
 from quire.ipc.protocol.engine_views import SchedulerStats
@@ -23,6 +27,7 @@ from quire.ipc.protocol.messages import (
     UtilityResult,
 )
 from quire.ipc.protocol.token_ids import decode_token_ids
+from quire.ipc.spec.config import EngineConfig
 from tokenizers import (
     AddedToken,
     Tokenizer,
@@ -156,6 +161,10 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.failing: dict[str, str] = {}  # request id -> cause
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._live)
+
     def pool(self, request: EngineCoreRequest) -> bytes:
         """Of one vector: the sum of the token ids, their number, and where type 1 begins or -1."""
         ids, params = prompt_ids(request), request.pooling_params
@@ -216,115 +225,87 @@ class FakeEngine:
         )
 
 
-class FakeSyncClient(SyncClient):
-    """A SyncClient over a FakeEngine. `dead` makes every call raise EngineDeadError."""
+class FakeClient(EngineCoreClient):
+    """A client over a FakeEngine, whose turns are taken whenever the frontend waits.
+
+    To be set from any thread: `is_paused` holds back turns, `dead` makes every call raise EngineDeadError,
+    `error` is raised by the next wait. After `interrupt_after` turns the main thread gets Ctrl-C, and the
+    engine is paused.
+    """
+
+    _loop: asyncio.AbstractEventLoop | None = None
 
     def __init__(self, script: Script, **facts: Any) -> None:
-        super().__init__()
-        self.facts = make_facts(**facts)
+        self.facts = make_facts(**({"vocab_size": 2048, "model": str(pocket_folder())} | facts))
         self.startup = []
+        self.num_engines = 1
         self.engine = FakeEngine(script)
-        self.answers: dict[int, UtilityResult] = {}
-        self.dead: str | None = None
-        self.interrupt_after: int | None = None
+        self.num_calls = 0
         self.num_closed = 0
+        self._news = asyncio.Event()
+        self.is_paused = False
+        self.dead: str | None = None
+        self.error: Exception | None = None
+        self.interrupt_after: int | None = None
 
-    def add_requests(self, requests: Sequence[EngineCoreRequest]) -> None:
-        self.check_usable()
-        for request in requests:
-            self.engine.add(request)
-
-    def abort_requests(self, request_ids: list[str]) -> None:
-        self.check_usable()
-        self.engine.abort(request_ids)
-
-    def abort_named(self, names: Sequence[str], tenant: str) -> None:
-        assert not tenant
-        self.abort_requests(list(names))
-
-    def read(self) -> list[EngineCoreOutput]:
-        self.check_usable()
-        if self.interrupt_after is not None:
-            self.interrupt_after -= 1
-            if self.interrupt_after < 0:
-                raise KeyboardInterrupt
-        return self.engine.turn()
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """The engine has always something to say."""
-
-    @property
-    def has_news(self) -> bool:
-        return False
-
-    def wake(self) -> None:
-        """Nobody waits."""
-
-    def start_call(self, method: UtilityMethod, engine: int | None = None) -> int:
-        assert engine in (None, 0)
-        self.check_usable()
-        call_id = len(self.answers) + 1
-        self.answers[call_id] = UtilityResult(
-            call_id, stats=make_stats() if method == UtilityMethod.STATS else None
-        )
-        return call_id
-
-    def find_answer(self, call_id: int) -> UtilityResult | None:
-        return self.answers.get(call_id)
-
-    def end_call(self, call_id: int) -> None:
-        """Answers are kept, to be counted."""
-
-    def close(self) -> None:
-        self.dead = self.dead or "the engine was closed"
-        self.num_closed += 1
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("is_paused", "dead", "error") and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._news.set)
 
     def check_usable(self) -> None:
         if self.dead is not None:
             raise EngineDeadError(self.dead)
 
-
-class FakeAsyncClient:
-    """An AsyncMPClient's face over a FakeEngine; a turn is taken whenever the frontend waits."""
-
-    def __init__(self, script: Script) -> None:
-        self.facts = make_facts(vocab_size=2048, model=str(pocket_folder()))
-        self.startup: list[tuple[str, float]] = []
-        self.num_engines = 1
-        self.engine = FakeEngine(script)
-        self.error: Exception | None = None
-        self.num_closed = 0
-        self.paused = asyncio.Event()
-        self.paused.set()
-
-    def add_request(self, request: EngineCoreRequest) -> None:
-        self.engine.add(request)
-
     def add_requests(self, requests: Sequence[EngineCoreRequest]) -> None:
+        self.check_usable()
         for request in requests:
             self.engine.add(request)
-
-    def add_requests_soon(self, requests: Sequence[EngineCoreRequest]) -> None:
-        self.add_requests(requests)
+        self._news.set()
 
     def abort_requests(self, request_ids: list[str]) -> None:
+        self.check_usable()
         self.engine.abort(request_ids)
+        self._news.set()
+
+    def abort_named(self, names: Sequence[str], tenant: str) -> None:
+        assert not tenant
+        self.abort_requests(list(names))
 
     async def get_outputs(self) -> list[EngineCoreOutput]:
+        self._loop = asyncio.get_running_loop()
         while True:
-            await self.paused.wait()
             await asyncio.sleep(0)
+            self._news.clear()
             if self.error is not None:
                 raise self.error
-            outputs = self.engine.turn()
-            if outputs:
+            self.check_usable()
+            if self.interrupt_after == 0:
+                self.interrupt_after, self.is_paused = None, True
+                os.kill(os.getpid(), signal.SIGINT)
+            if not self.is_paused and (outputs := self.engine.turn()):
+                if self.interrupt_after is not None:
+                    self.interrupt_after -= 1
                 return outputs
+            await self._news.wait()
 
-    async def call_each(self, _method: UtilityMethod) -> dict[int, UtilityResult]:
-        return {0: UtilityResult(0)}
+    async def call_each(self, method: UtilityMethod) -> dict[int, UtilityResult]:
+        self.check_usable()
+        self.num_calls += 1
+        return {0: UtilityResult(0, stats=make_stats() if method == UtilityMethod.STATS else None)}
 
     def close(self) -> None:
         self.num_closed += 1
+        self.dead = self.dead or "the engine was closed"
+
+
+def use_client(monkeypatch: pytest.MonkeyPatch, client: FakeClient) -> None:
+    """Have what starts an engine take this one."""
+
+    async def make_client(_config: EngineConfig, _on_phase: Any) -> FakeClient:
+        return client
+
+    monkeypatch.setattr(engine_start, "make_async_client", make_client)
 
 
 def prompt_ids(request: EngineCoreRequest) -> list[int]:

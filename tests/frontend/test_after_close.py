@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import deque
 from typing import Any
 
 import pytest
-from frontend_fakes import FakeAsyncClient, FakeSyncClient
-from quire.frontend import async_llm, llm_engine
+from frontend_fakes import FakeClient, use_client
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.client.async_requests import OutputCollector
 from quire.frontend.llm import LLM
 from quire.frontend.llm_engine import LLMEngine
 from quire.frontend.options.engine_args import EngineArgs
 from quire.frontend.requests.input_processor import InputProcessor
 from quire.ipc.errors import EngineDeadError, WrongEventLoopError
 from quire.ipc.params.beam_search import BeamSearchParams
-from quire.ipc.params.sampling_params import SamplingParams
-from quire.ipc.protocol.messages import FrontendCounts
+from quire.ipc.params.sampling_params import RequestOutputKind, SamplingParams
+from quire.ipc.protocol.messages import FrontendCounts, UtilityMethod
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "generate": ([5],),
     "enqueue": ([5],),
     "chat": ([{"role": "user", "content": "x"}],),
     "add_request": ("x", [5]),
-    "wait_for": (lambda: False,),
+    "add_soon": (deque[Any](), OutputCollector(RequestOutputKind.FINAL_ONLY)),
+    "call_each": (UtilityMethod.STATS,),
+    "call_client": (lambda client: client.stats(),),
     "abort_request": ("x",),
     "abort": ("x",),
     "prepare_params": (SamplingParams(),),
@@ -47,6 +50,7 @@ ANSWERS_AFTER_CLOSE = {
     "close",
     "shutdown",
     "forget_requests",  # cleans up, whatever has happened
+    "leave",  # likewise
     "wait_until_dead",  # says that it has
     "startup",  # how long the start took
     "errored",  # state
@@ -61,11 +65,7 @@ def countdown(_request: Any) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def make_async_client(*_: Any) -> FakeAsyncClient:
-        return FakeAsyncClient(countdown)
-
-    monkeypatch.setattr(async_llm, "make_async_client", make_async_client)
-    monkeypatch.setattr(llm_engine, "make_sync_client", lambda *_: FakeSyncClient(countdown))
+    use_client(monkeypatch, FakeClient(countdown))
 
 
 def public_names(kind: type) -> list[str]:
@@ -76,8 +76,8 @@ def use(owner: Any, name: str) -> Any:
     """Read a property, or call a method with what it takes."""
     value = getattr(owner, name)
     if name == "add_inputs":
-        made = InputProcessor(FakeSyncClient(countdown).facts, None).process("x", [5], SamplingParams())
-        return value([made], print) if name == "add_inputs" else value(made)
+        made = InputProcessor(FakeClient(countdown).facts, None).process("x", [5], SamplingParams())
+        return value([made])
     return value(*ARGUMENTS.get(name, ())) if callable(value) else value
 
 
@@ -129,8 +129,9 @@ def test_every_call_in_another_event_loop_says_so(name: str) -> None:
 
 def test_an_engine_that_has_died_by_itself_still_says_what_it_was() -> None:
     engine = LLMEngine.from_engine_args(EngineArgs(skip_tokenizer_init=True))
-    engine.add_request("x", [5])
     client: Any = engine._client
+    client.is_paused = True
+    engine.add_request("x", [5])
     client.dead = "killed"
     assert engine.has_unfinished_requests()  # so that a loop of steps raises the cause
     assert engine.facts.served_model_name == "fake"

@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from frontend_fakes import FakeAsyncClient
-from quire.frontend import async_llm as async_llm_module
-from quire.frontend import vector_calls
+from frontend_fakes import FakeClient
+from quire.frontend import engine_start, vector_calls
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.options.engine_args import EngineArgs
 from quire.frontend.requests.vectors.encoder import EncodedText, TextPair
@@ -20,10 +19,10 @@ from quire.ipc.params.request_options import RequestOptions
 from quire.ipc.protocol.messages import EngineCoreRequest
 
 ALL = ("generate", "embed", "classify", "score", "token_embed", "token_classify")
-Scenario = Callable[[AsyncLLM, FakeAsyncClient], Awaitable[None]]
+Scenario = Callable[[AsyncLLM, FakeClient], Awaitable[None]]
 
 
-class CountingClient(FakeAsyncClient):
+class CountingClient(FakeClient):
     """Remembers how many requests came in each message."""
 
     def __init__(self) -> None:
@@ -44,10 +43,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             client = CountingClient()
             client.facts = msgspec.structs.replace(client.facts, tasks=tasks, embedding_size=3)
 
-            async def make_client(_config: Any, _on_phase: Any) -> FakeAsyncClient:
+            async def make_client(_config: Any, _on_phase: Any) -> FakeClient:
                 return client
 
-            monkeypatch.setattr(async_llm_module, "make_async_client", make_client)
+            monkeypatch.setattr(engine_start, "make_async_client", make_client)
             async with AsyncLLM.from_engine_args(EngineArgs()) as llm:
                 await scenario(llm, client)
 
@@ -63,7 +62,7 @@ async def let_calls_be_sent() -> None:
 
 
 def test_encode_is_a_generator_of_one_output(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
+    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
         seen = [output async for output in llm.encode([5, 6], PoolingParams(task="classify"), "mine")]
         assert [(one.request_id, one.outputs.data.tolist()) for one in seen] == [("mine", [11, 2, -1])]
         assert client.engine.added[0].pooling_params == PoolingParams(task="classify")
@@ -108,7 +107,7 @@ def test_what_takes_long_is_done_beside_the_event_loop(run: Any, monkeypatch: py
         threads.append(function.__name__)
         return await to_thread(function, *args)
 
-    async def scenario(llm: AsyncLLM, _client: FakeAsyncClient) -> None:
+    async def scenario(llm: AsyncLLM, _client: FakeClient) -> None:
         monkeypatch.setattr(vector_calls.asyncio, "to_thread", count)
         await llm.pooling.encode_many(["short", [5] * 9])
         assert threads == []
@@ -121,14 +120,14 @@ def test_what_takes_long_is_done_beside_the_event_loop(run: Any, monkeypatch: py
 
 
 def test_the_first_failure_is_raised_and_ends_the_others(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
-        client.paused.clear()
+    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
+        client.is_paused = True
         call = asyncio.create_task(llm.pooling.encode_many([[5], [6], [7]], None, "mine"))
         await let_calls_be_sent()
         sent = [one.request_id for one in client.engine.added]
         client.engine.failing[sent[0]] = "out of luck"
         held = client.engine._live.pop(sent[2])  # pyright: ignore[reportPrivateUsage]
-        client.paused.set()
+        client.is_paused = False
         with pytest.raises(RequestFailedError, match="out of luck"):
             await call
         assert sent[2] in client.engine.aborted
@@ -139,8 +138,8 @@ def test_the_first_failure_is_raised_and_ends_the_others(run: Any):
 
 
 def test_cancelling_a_call_ends_its_requests(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
-        client.paused.clear()
+    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
+        client.is_paused = True
         call = asyncio.create_task(llm.pooling.encode_many([[5], [6]]))
         await let_calls_be_sent()
         call.cancel()
@@ -152,19 +151,19 @@ def test_cancelling_a_call_ends_its_requests(run: Any):
 
 
 def test_an_abort_and_the_engines_end_are_raised(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
-        client.paused.clear()
+    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
+        client.is_paused = True
         call = asyncio.create_task(llm.pooling.encode_many([[5]], None, "mine"))
         await let_calls_be_sent()
         await llm.abort("mine")
-        client.paused.set()
+        client.is_paused = False
         with pytest.raises(RequestFailedError, match="it was aborted, or its time was over"):
             await call
-        client.paused.clear()
+        client.is_paused = True
         call = asyncio.create_task(llm.pooling.encode_many([[5]]))
         await let_calls_be_sent()
         client.error = RuntimeError("gone")
-        client.paused.set()
+        client.is_paused = False
         with pytest.raises(EngineDeadError, match="gone"):
             await call
 
@@ -172,7 +171,7 @@ def test_an_abort_and_the_engines_end_are_raised(run: Any):
 
 
 def test_calls_of_one_turn_are_sent_together_each_on_its_own(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
+    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
         begun: list[str] = []
         tokenize = llm.pooling.processor.tokenize
 
@@ -196,14 +195,14 @@ def test_calls_of_one_turn_are_sent_together_each_on_its_own(run: Any):
 
 
 def test_an_id_that_is_in_use_leaves_nothing_behind(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
-        client.paused.clear()
+    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
+        client.is_paused = True
         first = asyncio.create_task(llm.pooling.encode_many([[5]], None, "mine-1"))
         await let_calls_be_sent()
         with pytest.raises(InputError, match="request_id='mine-1'"):
             await llm.pooling.encode_many([[5], [6]], None, "mine")
         assert len(client.engine.added) == 1
-        client.paused.set()
+        client.is_paused = False
         assert len(await first) == 1
         assert len(await llm.pooling.encode_many([[5], [6]], None, "mine")) == 2
 
@@ -211,7 +210,7 @@ def test_an_id_that_is_in_use_leaves_nothing_behind(run: Any):
 
 
 def test_errors_name_the_callers_fields(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
+    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
         for fields, said in (("input", r"input\[1\]=''"), (["first", "second"], "second=''")):
             with pytest.raises(PromptError, match=said):
                 await llm.pooling.encode_many(["a", ""], fields=fields)
@@ -225,7 +224,7 @@ def test_errors_name_the_callers_fields(run: Any):
 
 
 def test_a_model_without_vectors_says_what_it_does(run: Any):
-    async def scenario(llm: AsyncLLM, _client: FakeAsyncClient) -> None:
+    async def scenario(llm: AsyncLLM, _client: FakeClient) -> None:
         with pytest.raises(PoolingParamsError, match=r"task='embed': one of what this model does: generate"):
             await anext(llm.encode("a"))
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from frontend_fakes import FakeAsyncClient, Script, prompt_ids
-from quire.frontend import async_llm as async_llm_module
+from frontend_fakes import FakeClient, Script, prompt_ids
+from quire.frontend import engine_start
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.options.engine_args import EngineArgs
 from quire.frontend.requests import input_processor
@@ -28,15 +28,15 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Run a test's coroutine with a started AsyncLLM and its client."""
 
     def run_with(
-        scenario: Callable[[AsyncLLM, FakeAsyncClient], Awaitable[None]], script: Script = countdown
+        scenario: Callable[[AsyncLLM, FakeClient], Awaitable[None]], script: Script = countdown
     ) -> None:
         async def main() -> None:
-            client = FakeAsyncClient(script)
+            client = FakeClient(script)
 
-            async def make_client(_config: Any, _on_phase: Any) -> FakeAsyncClient:
+            async def make_client(_config: Any, _on_phase: Any) -> FakeClient:
                 return client
 
-            monkeypatch.setattr(async_llm_module, "make_async_client", make_client)
+            monkeypatch.setattr(engine_start, "make_async_client", make_client)
             async with AsyncLLM.from_engine_args(EngineArgs()) as llm:
                 await scenario(llm, client)
             assert client.num_closed == 1
@@ -47,7 +47,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_outputs_stream_until_the_request_has_finished(run: Any):
-    async def scenario(llm: AsyncLLM, _client: FakeAsyncClient) -> None:
+    async def scenario(llm: AsyncLLM, _client: FakeClient) -> None:
         seen = [
             output async for output in llm.generate([6], SamplingParams(max_tokens=50, output_kind=DELTA))
         ]
@@ -59,12 +59,12 @@ def test_outputs_stream_until_the_request_has_finished(run: Any):
 
 def test_with_an_engines_seed_requests_have_the_same_ones_in_every_run(monkeypatch: pytest.MonkeyPatch):
     async def collect_seeds(seed: int | None) -> list[int | None]:
-        client = FakeAsyncClient(countdown)
+        client = FakeClient(countdown)
 
-        async def make_client(_config: Any, _on_phase: Any) -> FakeAsyncClient:
+        async def make_client(_config: Any, _on_phase: Any) -> FakeClient:
             return client
 
-        monkeypatch.setattr(async_llm_module, "make_async_client", make_client)
+        monkeypatch.setattr(engine_start, "make_async_client", make_client)
         async with AsyncLLM(EngineArgs(seed=seed)) as llm:
             for prompt in ([6], [4]):
                 assert [output async for output in llm.generate(prompt)]
@@ -76,7 +76,7 @@ def test_with_an_engines_seed_requests_have_the_same_ones_in_every_run(monkeypat
 
 
 def test_many_requests_run_at_the_same_time(run: Any):
-    async def scenario(llm: AsyncLLM, _client: FakeAsyncClient) -> None:
+    async def scenario(llm: AsyncLLM, _client: FakeClient) -> None:
         async def last_of(start: int) -> list[int]:
             async for output in llm.generate([start], SamplingParams(max_tokens=50), f"r{start}"):
                 if output.finished:
@@ -90,7 +90,7 @@ def test_many_requests_run_at_the_same_time(run: Any):
 
 
 def test_a_slow_reader_gets_merged_deltas_and_nothing_is_lost(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
+    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
         params = SamplingParams(max_tokens=100, output_kind=DELTA, n=2)
         generator = llm.generate([40], params)
         outputs = [await anext(generator)]
@@ -111,7 +111,7 @@ def test_a_slow_reader_gets_merged_deltas_and_nothing_is_lost(run: Any):
 
 
 def test_a_slow_reader_of_cumulative_outputs_gets_the_latest(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
+    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
         generator = llm.generate([40], SamplingParams(max_tokens=100))
         await anext(generator)
         while client.engine._live:
@@ -125,7 +125,7 @@ def test_a_slow_reader_of_cumulative_outputs_gets_the_latest(run: Any):
 
 @pytest.mark.parametrize("way", ["close", "cancel", "break"])
 def test_a_reader_that_goes_away_aborts_its_request(run: Any, way: str):
-    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
+    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
         started = asyncio.Event()
 
         async def read() -> None:
@@ -152,7 +152,7 @@ def test_a_reader_that_goes_away_aborts_its_request(run: Any, way: str):
 
 
 def test_abort_gives_the_reader_a_final_output(run: Any):
-    async def scenario(llm: AsyncLLM, _client: FakeAsyncClient) -> None:
+    async def scenario(llm: AsyncLLM, _client: FakeClient) -> None:
         generator = llm.generate([200], SamplingParams(max_tokens=500), "mine")
         await anext(generator)
         await llm.abort("mine")
@@ -163,18 +163,18 @@ def test_abort_gives_the_reader_a_final_output(run: Any):
 
 
 def test_an_abort_is_final_though_the_engine_is_silent_and_then_says_more(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
+    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
         params = SamplingParams(max_tokens=500, output_kind=RequestOutputKind.FINAL_ONLY)
         reading = asyncio.ensure_future(anext(llm.generate([200], params, "whole")))
         other = llm.generate([200], SamplingParams(max_tokens=500))
         for _ in range(3):
             had = (await anext(other)).outputs[0].token_ids
-        client.paused.clear()
+        client.is_paused = True
         await llm.abort("whole")
         last = await reading
         assert (last.finished, last.outputs[0].finish_reason) == (True, "abort")
         assert last.outputs[0].token_ids[0] == had[0]
-        client.paused.set()
+        client.is_paused = False
         assert len((await anext(other)).outputs[0].token_ids) > len(had)
         assert [one.rpartition("-")[0] for one in client.engine.aborted] == ["whole"]
         await other.aclose()
@@ -183,7 +183,7 @@ def test_an_abort_is_final_though_the_engine_is_silent_and_then_says_more(run: A
 
 
 def test_bad_input_is_refused_and_disturbs_nobody(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
+    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
         running = llm.generate([60], SamplingParams(max_tokens=500), "mine")
         await anext(running)
         with pytest.raises(PromptError, match="prompt"):
@@ -198,12 +198,12 @@ def test_bad_input_is_refused_and_disturbs_nobody(run: Any):
 
 
 def test_tenant_and_timeouts_reach_the_engine(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
+    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
         terms = {"priority": 3, "tenant": "t", "timeout_s": 9.0, "queue_timeout_s": 2.0}
         async for _ in llm.generate([6], SamplingParams(max_tokens=1), **terms):
             pass
         (added,) = client.engine.added
-        assert {name: getattr(added, name) for name in terms} == terms
+        assert {name: getattr(added.options, name) for name in terms} == terms
         with pytest.raises(InputError, match="queue_timeout_s=0"):
             await anext(llm.generate([6], SamplingParams(), queue_timeout_s=0))
 
@@ -211,7 +211,7 @@ def test_tenant_and_timeouts_reach_the_engine(run: Any):
 
 
 def test_a_request_that_the_engine_fails_raises_its_cause(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
+    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
         generator = llm.generate([60], SamplingParams(max_tokens=500))
         await anext(generator)
         client.engine.failing[client.engine.added[0].request_id] = "bad luck"
@@ -224,7 +224,7 @@ def test_a_request_that_the_engine_fails_raises_its_cause(run: Any):
 
 
 def test_a_dead_engine_raises_in_every_reader_and_every_later_call(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
+    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
         generators = [llm.generate([200], SamplingParams(max_tokens=500)) for _ in range(3)]
         for generator in generators:
             await anext(generator)
@@ -241,10 +241,10 @@ def test_a_dead_engine_raises_in_every_reader_and_every_later_call(run: Any):
 
 
 def test_shutdown_ends_readers_and_refuses_new_ones(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
+    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
         generator = llm.generate([200], SamplingParams(max_tokens=500))
         await anext(generator)
-        client.paused.clear()
+        client.is_paused = True
         reader = asyncio.create_task(drain(generator))
         await asyncio.sleep(0)
         llm.shutdown()
@@ -262,7 +262,7 @@ def test_shutdown_ends_readers_and_refuses_new_ones(run: Any):
 
 
 def test_a_stop_string_is_ended_in_the_engine(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
+    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
         assert llm.tokenizer is not None
         text = llm.tokenizer.decode([300, 299])
         params = SamplingParams(max_tokens=500, stop=[text], output_kind=DELTA)
@@ -276,7 +276,7 @@ def test_a_stop_string_is_ended_in_the_engine(run: Any):
 def test_long_texts_are_tokenized_beside_the_event_loop(run: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(input_processor, "_LONG_TEXT", 3)
 
-    async def scenario(llm: AsyncLLM, _client: FakeAsyncClient) -> None:
+    async def scenario(llm: AsyncLLM, _client: FakeClient) -> None:
         with pytest.raises(PromptError, match="max_model_len=64"):
             await anext(llm.generate("the fox " * 500, SamplingParams()))
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frontend_fakes import FakeAsyncClient, prompt_ids
-from quire.frontend import async_llm as async_llm_module
+from frontend_fakes import FakeClient, prompt_ids
+from quire.frontend import engine_start
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.client import engines
 from quire.frontend.options.engine_args import EngineArgs
@@ -33,16 +33,16 @@ def countdown(request: EngineCoreRequest) -> list[int]:
 
 @pytest.fixture
 def llm(monkeypatch: pytest.MonkeyPatch) -> AsyncLLM:
-    async def make_client(_config: Any, _on_phase: Any) -> FakeAsyncClient:
-        return FakeAsyncClient(countdown)
+    async def make_client(_config: Any, _on_phase: Any) -> FakeClient:
+        return FakeClient(countdown)
 
-    monkeypatch.setattr(async_llm_module, "make_async_client", make_client)
+    monkeypatch.setattr(engine_start, "make_async_client", make_client)
     return AsyncLLM.from_engine_args(EngineArgs())
 
 
-def client_of(llm: AsyncLLM) -> FakeAsyncClient:
+def client_of(llm: AsyncLLM) -> FakeClient:
     client: Any = llm._client
-    assert isinstance(client, FakeAsyncClient)
+    assert isinstance(client, FakeClient)
     return client
 
 
@@ -140,7 +140,7 @@ def test_shutdown_from_another_thread_ends_every_reader(llm: AsyncLLM):
         readers = [asyncio.create_task(generate(llm)) for _ in range(3)]
         await llm.start()
         client = client_of(llm)
-        client.paused.clear()
+        client.is_paused = True
         while len(client.engine.added) < 3:
             await asyncio.sleep(0)
         threads: list[int] = []
@@ -155,14 +155,14 @@ def test_shutdown_from_another_thread_ends_every_reader(llm: AsyncLLM):
 
 
 def test_shutdown_while_it_starts_leaves_no_engine(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch):
-    client = FakeAsyncClient(countdown)
+    client = FakeClient(countdown)
 
     async def scenario() -> None:
-        async def make_client(_config: Any, _on_phase: Any) -> FakeAsyncClient:
+        async def make_client(_config: Any, _on_phase: Any) -> FakeClient:
             llm.shutdown()
             return client
 
-        monkeypatch.setattr(async_llm_module, "make_async_client", make_client)
+        monkeypatch.setattr(engine_start, "make_async_client", make_client)
         with pytest.raises(EngineDeadError, match="shut down"):
             await llm.start()
         assert client.num_closed == 1
@@ -173,11 +173,10 @@ def test_shutdown_while_it_starts_leaves_no_engine(llm: AsyncLLM, monkeypatch: p
 def test_readers_are_told_when_the_task_that_reads_the_engine_is_cancelled(llm: AsyncLLM):
     async def scenario() -> None:
         await llm.start()
-        client_of(llm).paused.clear()
+        client_of(llm).is_paused = True
         reader = asyncio.create_task(generate(llm))
         await asyncio.sleep(0)
-        assert llm._output_task is not None
-        llm._output_task.cancel()
+        llm._requests.stop()
         with pytest.raises(EngineDeadError, match="cancelled"):
             await reader
         llm.shutdown()

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from frontend_fakes import FakeSyncClient, prompt_ids
+from frontend_fakes import FakeClient, prompt_ids, use_client
 from quire import TextPrompt, TokensPrompt
-from quire.frontend import llm_engine as llm_engine_module
+from quire.frontend import engine_start
+from quire.frontend.client.loop_thread import LoopThread
 from quire.frontend.llm import LLM
 from quire.frontend.llm_engine import LLMEngine
-from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.options.engine_args import EngineArgs
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import ConfigError, EngineDeadError, InputError, ModelError, PromptError
 from quire.ipc.params.request_options import RequestOptions
-from quire.ipc.params.sampling_params import SamplingParams
-from quire.ipc.protocol.messages import EngineCoreRequest
-from quire.ipc.spec.config import EngineConfig
+from quire.ipc.params.sampling_params import RequestOutputKind, SamplingParams
+from quire.ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest
 
 
 def countdown(request: EngineCoreRequest) -> list[int]:
@@ -29,17 +31,13 @@ def countdown(request: EngineCoreRequest) -> list[int]:
 
 
 @pytest.fixture
-def client() -> FakeSyncClient:
-    return FakeSyncClient(countdown, vocab_size=2048, model=str(pocket_folder()))
+def client() -> FakeClient:
+    return FakeClient(countdown)
 
 
 @pytest.fixture
-def llm(client: FakeSyncClient, monkeypatch: pytest.MonkeyPatch) -> LLM:
-    def make_client(config: EngineConfig, _on_phase: Any) -> FakeSyncClient:
-        assert config.model.model == str(pocket_folder())
-        return client
-
-    monkeypatch.setattr(llm_engine_module, "make_sync_client", make_client)
+def llm(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> LLM:
+    use_client(monkeypatch, client)
     return LLM()
 
 
@@ -61,24 +59,20 @@ def test_one_prompt_or_many_of_any_kind_are_told_apart(llm: LLM, prompts: Any, c
     assert len(llm.generate(prompts, params, use_tqdm=False)) == count
 
 
-def collect_seeds(llm: LLM, client: FakeSyncClient) -> list[int | None]:
-    """What a few requests without a seed are sent with."""
-    llm.generate([[9], [4]], use_tqdm=False)
-    llm.chat([{"role": "user", "content": "the fox"}], SamplingParams(max_tokens=1), use_tqdm=False)
-    return [request.sampling_params.seed for request in client.engine.added[-3:]]
+def test_with_a_seed_of_the_llm_its_requests_have_the_same_ones_in_every_run(monkeypatch: pytest.MonkeyPatch):
+    def collect_seeds(make_llm: Callable[[], LLM]) -> list[int | None]:
+        """What a few requests without a seed are sent with."""
+        client = FakeClient(countdown)
+        use_client(monkeypatch, client)
+        with make_llm() as llm:
+            llm.generate([[9], [4]], use_tqdm=False)
+            llm.chat([{"role": "user", "content": "the fox"}], SamplingParams(max_tokens=1), use_tqdm=False)
+        return [request.sampling_params.seed for request in client.engine.added]
 
-
-def test_with_a_seed_of_the_llm_its_requests_have_the_same_ones_in_every_run(
-    llm: LLM, client: FakeSyncClient
-):
-    runs = [
-        LLM(seed=5),
-        LLM.from_engine_args(EngineArgs(seed=5)),
-        llm,
-    ]  # dropping one would close the client that they share here
-    first, second, unseeded = (collect_seeds(one, client) for one in runs)
+    first = collect_seeds(lambda: LLM(seed=5))
     assert len(set(first)) == 3
-    assert first == second != unseeded
+    assert collect_seeds(lambda: LLM.from_engine_args(EngineArgs(seed=5))) == first
+    assert collect_seeds(LLM) != first
 
 
 def test_sampling_params_may_be_one_a_prompt(llm: LLM):
@@ -101,13 +95,13 @@ def test_what_is_enqueued_is_waited_for_once_in_order(llm: LLM):
     assert llm.wait_for_completion(use_tqdm=False) == []
 
 
-def test_ctrl_c_while_enqueued_requests_are_waited_for_ends_them(llm: LLM, client: FakeSyncClient):
+def test_ctrl_c_while_enqueued_requests_are_waited_for_ends_them(llm: LLM, client: FakeClient):
+    client.is_paused = True
     llm.enqueue([[60], [50]], SamplingParams(max_tokens=100))
     llm.enqueue([[40]], SamplingParams(max_tokens=100))
     client.interrupt_after = 2
     with pytest.raises(KeyboardInterrupt):
-        llm.wait_for_completion(use_tqdm=False)
-    client.interrupt_after = None
+        llm.wait_for_completion(use_tqdm=lambda **_: setattr(client, "is_paused", False))
     assert sorted(client.engine.aborted) == sorted(request.request_id for request in client.engine.added)
     assert llm.wait_for_completion(use_tqdm=False) == []
 
@@ -129,14 +123,14 @@ def test_each_prompt_is_cut_as_its_own_params_say(llm: LLM):
     assert len(output.prompt_token_ids) == 3
 
 
-def test_priorities_reach_the_engine(llm: LLM, client: FakeSyncClient):
+def test_priorities_reach_the_engine(llm: LLM, client: FakeClient):
     llm.generate([[9], [8]], SamplingParams(max_tokens=1), use_tqdm=False, priority=[5, -1])
     assert [request.options.priority for request in client.engine.added] == [5, -1]
     with pytest.raises(InputError, match="priority"):
         llm.generate([[9], [8]], use_tqdm=False, priority=[5])
 
 
-def test_a_bad_prompt_among_many_is_refused_before_any_is_added(llm: LLM, client: FakeSyncClient):
+def test_a_bad_prompt_among_many_is_refused_before_any_is_added(llm: LLM, client: FakeClient):
     with pytest.raises(PromptError, match=r"prompts\[1\]"):
         llm.generate([[9], [99999]], use_tqdm=False)
     with pytest.raises(ValueError, match="stop_token_ids"):
@@ -158,25 +152,25 @@ def test_the_users_params_are_not_changed(llm: LLM):
     assert params == before
 
 
-def test_ctrl_c_ends_the_calls_requests_and_leaves_the_engine_usable(llm: LLM, client: FakeSyncClient):
+def test_ctrl_c_ends_the_calls_requests_and_leaves_the_engine_usable(llm: LLM, client: FakeClient):
     client.interrupt_after = 2
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[9], [8]], SamplingParams(max_tokens=100), use_tqdm=False)
     assert sorted(client.engine.aborted) == sorted(request.request_id for request in client.engine.added)
     assert llm.llm_engine.get_num_unfinished_requests() == 0
-    client.interrupt_after = None
+    client.is_paused = False
     (output,) = llm.generate([[5]], SamplingParams(max_tokens=100), use_tqdm=False)
     assert output.outputs[0].token_ids == [5, 4, 3, 2]
 
 
-def test_a_dead_engine_raises_and_leaves_no_request_behind(llm: LLM, client: FakeSyncClient):
+def test_a_dead_engine_raises_and_leaves_no_request_behind(llm: LLM, client: FakeClient):
     client.dead = "worker gone"
     with pytest.raises(EngineDeadError, match="worker gone"):
         llm.generate([[5]], use_tqdm=False)
     assert llm.llm_engine.get_num_unfinished_requests() == 0
 
 
-def test_a_request_that_the_engine_fails_comes_back_with_its_cause(llm: LLM, client: FakeSyncClient):
+def test_a_request_that_the_engine_fails_comes_back_with_its_cause(llm: LLM, client: FakeClient):
     added = client.engine.add
 
     def add(request: EngineCoreRequest) -> None:
@@ -209,7 +203,7 @@ def test_progress_counts_finished_requests(llm: LLM):
     assert (bar.total, bar.done, bar.is_closed) == (2, 2, True)
 
 
-def test_chat_renders_the_models_template(llm: LLM, client: FakeSyncClient):
+def test_chat_renders_the_models_template(llm: LLM, client: FakeClient):
     messages = [{"role": "user", "content": "What is 2 plus 3?"}]
     client.engine._script = lambda _request: [50, 51, 2]
     (one,) = llm.chat(messages, use_tqdm=False)
@@ -226,17 +220,17 @@ def test_chat_renders_the_models_template(llm: LLM, client: FakeSyncClient):
         llm.chat([{"content": "x"}], use_tqdm=False)
 
 
-def test_default_sampling_is_the_models_own(client: FakeSyncClient, tmp_path: Path):
+def test_default_sampling_is_the_models_own(client: FakeClient, tmp_path: Path):
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.25, "max_new_tokens": 2}')
-    client = FakeSyncClient(countdown, vocab_size=2048, model=str(tmp_path))
-    engine = LLMEngine(client, None)
+    client = FakeClient(countdown, vocab_size=2048, model=str(tmp_path))
+    engine = LLMEngine(LoopThread(), client, None)
     params = engine.get_default_sampling_params()
     assert (params.temperature, params.max_tokens, params.top_p) == (0.25, 2, 1.0)
     client.facts = msgspec.structs.replace(client.facts, generation_config="vllm")
     assert engine.get_default_sampling_params() == SamplingParams()
 
 
-def test_leaving_the_block_closes_the_engine(llm: LLM, client: FakeSyncClient):
+def test_leaving_the_block_closes_the_engine(llm: LLM, client: FakeClient):
     with llm as same:
         assert same is llm
         assert llm.reset_prefix_cache()
@@ -244,30 +238,30 @@ def test_leaving_the_block_closes_the_engine(llm: LLM, client: FakeSyncClient):
     assert client.num_closed == 1
 
 
-def test_dropping_the_last_reference_closes_the_engine(client: FakeSyncClient, monkeypatch: Any):
-    monkeypatch.setattr(llm_engine_module, "make_sync_client", lambda _config, _on_phase: client)
+def test_dropping_the_last_reference_closes_the_engine(client: FakeClient, monkeypatch: Any):
+    use_client(monkeypatch, client)
     llm = LLM(model="pocket")
     del llm
     assert client.num_closed == 1
 
 
 def test_bad_arguments_are_refused_before_an_engine_is_started(monkeypatch: Any, tmp_path: Path):
-    def never(*_args: Any) -> Any:
+    async def never(*_args: Any) -> Any:
         raise AssertionError("an engine was started")
 
-    monkeypatch.setattr(llm_engine_module, "make_sync_client", never)
+    monkeypatch.setattr(engine_start, "make_async_client", never)
     with pytest.raises(ConfigError, match="did you mean 'max_model_len'"):
         LLM(max_model_length=5)
     with pytest.raises(ModelError, match=r"config\.json"):
         LLM(str(tmp_path))
 
 
-def test_a_tokenizer_that_cannot_be_read_closes_the_engine(client: FakeSyncClient, monkeypatch: Any):
+def test_a_tokenizer_that_cannot_be_read_closes_the_engine(client: FakeClient, monkeypatch: Any):
     def fail(_folder: str, _chat_template: str | None) -> Tokenizer:
         raise ModelError("tokenizer", "x", "y")
 
-    monkeypatch.setattr(llm_engine_module, "make_sync_client", lambda _config, _on_phase: client)
-    monkeypatch.setattr(llm_engine_module, "load_tokenizer", fail)
+    use_client(monkeypatch, client)
+    monkeypatch.setattr(engine_start, "load_tokenizer", fail)
     with pytest.raises(ModelError):
         LLM()
     assert client.num_closed == 1
@@ -297,7 +291,7 @@ def test_the_engine_is_driven_step_by_step(llm: LLM):
     assert run_all(engine)["a"].outputs[0].token_ids == [5]
 
 
-def test_add_request_takes_a_tenant_and_timeouts(llm: LLM, client: FakeSyncClient):
+def test_add_request_takes_a_tenant_and_timeouts(llm: LLM, client: FakeClient):
     terms: dict[str, Any] = {"tenant": "t", "timeout_s": 9.0, "queue_timeout_s": 2.0}
     llm.llm_engine.add_request("a", [9], SamplingParams(max_tokens=1), **terms)
     (added,) = client.engine.added
@@ -306,41 +300,77 @@ def test_add_request_takes_a_tenant_and_timeouts(llm: LLM, client: FakeSyncClien
         llm.llm_engine.add_request("b", [9], tenant="x" * 200)
 
 
-def test_an_aborted_request_gets_its_final_output_from_step(llm: LLM):
+def test_an_aborted_request_gets_its_final_output_from_step(llm: LLM, client: FakeClient):
     engine = llm.llm_engine
+    client.is_paused = True
     engine.add_request("a", [60], SamplingParams(max_tokens=100))
     engine.add_request("b", [5], SamplingParams(max_tokens=100))
-    engine.step()
     engine.abort_request("a")
     engine.abort_request(["a", "unknown"])
+    client.is_paused = False
     finished = run_all(engine)
     assert finished["a"].outputs[0].finish_reason == "abort"
-    assert finished["a"].outputs[0].token_ids == [60]
+    assert finished["a"].outputs[0].token_ids == []
     assert finished["b"].outputs[0].finish_reason == "stop"
 
 
-def test_ctrl_c_while_outputs_are_taken_in_loses_none_of_them(llm: LLM, client: FakeSyncClient):
+def test_outputs_that_no_step_takes_are_merged_to_one_a_request(llm: LLM, client: FakeClient):
     engine = llm.llm_engine
-    read = client.read
-    client.read = lambda: (read(), signal.raise_signal(signal.SIGINT))[0]
-    engine.add_request("a", [20], SamplingParams(max_tokens=100))
-    engine.add_request("b", [9], SamplingParams(max_tokens=100))
+    for name, kind in (("a", RequestOutputKind.DELTA), ("b", RequestOutputKind.CUMULATIVE)):
+        engine.add_request(name, [9], SamplingParams(max_tokens=100, output_kind=kind))
+    while client.engine.is_busy:
+        engine.abort_request([])  # a turn of the loop
+    assert engine.get_num_unfinished_requests() == 2
+    with pytest.raises(InputError, match="request_id='a'"):
+        engine.add_request("a", [5])
+    outputs = {output.request_id: output for output in engine.step()}
+    assert not engine.has_unfinished_requests()
+    for name in "ab":
+        assert outputs[name].finished
+        assert outputs[name].outputs[0].token_ids == [9, 8, 7, 6, 5, 4, 3, 2]
+
+
+def test_ctrl_c_while_outputs_are_taken_in_loses_none_of_them(llm: LLM, client: FakeClient):
+    engine, waits, has_come = llm.llm_engine, asyncio.Event(), asyncio.Event()
+    get_outputs = client.get_outputs
+
+    async def interrupt_and_get_outputs() -> list[EngineCoreOutput]:
+        outputs = await get_outputs()
+        await waits.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+        await has_come.wait()
+        waits.clear()
+        has_come.clear()
+        return outputs
+
+    async def set_event(event: asyncio.Event) -> None:
+        event.set()
+
+    engine.stats()  # the engine is read
+    client.get_outputs = interrupt_and_get_outputs
+    engine.add_inputs(
+        [
+            engine.input_processor.process(name, [last], SamplingParams(max_tokens=100))
+            for name, last in (("a", 20), ("b", 9))
+        ]
+    )
     tokens: dict[str, list[int]] = {}
+    engine.step()
     num_interrupts = 0
-    while engine.has_unfinished_requests() or num_interrupts == 0:
+    while engine.has_unfinished_requests():
         try:
-            for output in engine.step():
-                tokens[output.request_id] = output.outputs[0].token_ids
+            engine.call_client(lambda _: set_event(waits))
+            engine.step()
         except KeyboardInterrupt:
             num_interrupts += 1
-    client.read = read
-    for output in engine.step():
-        tokens[output.request_id] = output.outputs[0].token_ids
-    assert num_interrupts
+        engine.call_client(lambda _: set_event(has_come))
+        for output in engine.step():
+            tokens[output.request_id] = output.outputs[0].token_ids
+    assert num_interrupts > 10
     assert tokens == {"a": list(range(20, 1, -1)), "b": list(range(9, 1, -1))}
 
 
-def test_a_stop_string_ends_the_request_in_the_engine_too(llm: LLM, client: FakeSyncClient):
+def test_a_stop_string_ends_the_request_in_the_engine_too(llm: LLM, client: FakeClient):
     tokenizer = llm.get_tokenizer()
     assert tokenizer is not None
     client.engine._script = lambda _request: tokenizer.encode("the little fox ran")

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from frontend_fakes import FakeSyncClient, write_encoder_folder
-from quire.frontend import llm_engine as llm_engine_module
+from frontend_fakes import FakeClient, use_client, write_encoder_folder
 from quire.frontend.llm import LLM
 from quire.frontend.llm_engine import LLMEngine
 from quire.frontend.text.tokenizer import Tokenizer
@@ -34,9 +33,15 @@ def make_llm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """An LLM whose engine does these tasks."""
 
     def make(*tasks: str, **facts: Any) -> LLM:
-        values = {"tokenizer": str(folder), "model": str(folder), "num_gpu_blocks": 0, "embedding_size": 3}
-        client = FakeSyncClient(lambda _request: [2], tasks=tasks, **(values | facts))
-        monkeypatch.setattr(llm_engine_module, "make_sync_client", lambda *_: client)
+        values = {
+            "tokenizer": str(folder),
+            "model": str(folder),
+            "num_gpu_blocks": 0,
+            "embedding_size": 3,
+            "vocab_size": 500,
+        }
+        client = FakeClient(lambda _request: [2], tasks=tasks, **(values | facts))
+        use_client(monkeypatch, client)
         return LLM(tokenizer=str(folder))
 
     return make

@@ -19,7 +19,6 @@ from rich.text import Text
 
 from ....ipc.errors import QuireError
 from ....ipc.processes.process import wait_readable
-from ...client.engine_core_client import attach_sync_client
 from ...client.remote_daemon import Attachment
 from ...llm_engine import LLMEngine
 from ..engine_choice import add_keys_option, choose_daemons
@@ -56,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
 
 def attach_engine(daemon: Attachment) -> LLMEngine:
     """Attach to a running daemon, only to look: no tokenizer is read."""
-    return LLMEngine(attach_sync_client(daemon, "top"), tokenizer=None)
+    return LLMEngine.attach(daemon, client_kind="top", has_tokenizer=False)
 
 
 def _make_parser() -> Parser:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -13,8 +12,8 @@ from ....ipc.daemon.run_dir import find_daemon, find_named
 from ....ipc.errors import ConfigError
 from ....ipc.network.tcp_address import is_tcp
 from ....ipc.protocol.messages import EngineFacts
-from ...client.engine_core_client import attach_sync_client
 from ...client.remote_daemon import Attachment
+from ...llm_engine import LLMEngine
 
 
 class DaemonModel(msgspec.Struct, frozen=True):
@@ -54,8 +53,8 @@ def find_starting_model(daemon: Attachment) -> DaemonModel | None:
 
 def load_daemon_model(daemon: Attachment, on_phase: Callable[[str], None] | None = None) -> DaemonModel:
     """What a daemon serves, when its engine is ready. Raises DaemonError if none of this name runs."""
-    with contextlib.closing(attach_sync_client(daemon, "serve", on_phase=on_phase)) as client:
-        return DaemonModel.of(daemon, client.facts)
+    with LLMEngine.attach(daemon, client_kind="serve", on_phase=on_phase, has_tokenizer=False) as engine:
+        return DaemonModel.of(daemon, engine.facts)
 
 
 def load_daemon_models(

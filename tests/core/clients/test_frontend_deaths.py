@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 import psutil
 import pytest
+from blocking_client import BlockingClient, attach_client
 from daemon_loads import TIMEOUT_S, Script, make_named_config, under_load, wait_for_tokens
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
-from quire.frontend.client.engine_core_client import SyncClient, attach_sync_client
 from quire.frontend.daemon import drain_engine, find_log, resume_engine
 from quire.ipc.protocol.engine_views import EngineSnapshot
 from quire.ipc.protocol.messages import UtilityMethod
@@ -24,20 +24,20 @@ COUNT, MAX_TOKENS = 8, 400
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[SyncClient]:
+def client() -> Iterator[BlockingClient]:
     """Of two engines in a daemon called pair; it only looks."""
     config = msgspec.structs.replace(make_named_config("paced"), log_level="INFO").for_engine(0, 2)
     with (
         runtime_folders(),
         fake_modules(),
         Daemon("pair", config) as daemon,
-        contextlib.closing(attach_sync_client(daemon.name, "test")) as client,
+        contextlib.closing(attach_client(daemon.name, "test")) as client,
     ):
         yield client
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(client: SyncClient) -> Iterator[None]:
+def nothing_left(client: BlockingClient) -> Iterator[None]:
     """Whatever happened: the same cores are there with the same clients and descriptors, and hold nothing."""
     cores = [psutil.Process(facts.pids["core"]) for facts in client.engines.values()]
     before = [(core.pid, find_clients(client, index)) for index, core in enumerate(cores)]
@@ -57,26 +57,26 @@ def nothing_left(client: SyncClient) -> Iterator[None]:
     assert wait_until(lambda: [core.num_fds() for core in cores] == num_fds, 3.0)
 
 
-def look(client: SyncClient, index: int) -> EngineSnapshot:
+def look(client: BlockingClient, index: int) -> EngineSnapshot:
     snapshot = client.call_utility(UtilityMethod.SNAPSHOT, engine=index).snapshot
     assert snapshot is not None
     return snapshot
 
 
-def find_clients(client: SyncClient, index: int) -> set[int]:
+def find_clients(client: BlockingClient, index: int) -> set[int]:
     return {one.pid for one in look(client, index).clients}
 
 
-def is_idle(client: SyncClient, index: int) -> bool:
+def is_idle(client: BlockingClient, index: int) -> bool:
     stats = look(client, index).stats
     return (stats.num_running, stats.num_waiting, stats.kv_blocks_used, stats.held_bytes) == (0, 0, 0, 0)
 
 
-def count_requests(client: SyncClient, index: int, prefix: str) -> int:
+def count_requests(client: BlockingClient, index: int, prefix: str) -> int:
     return sum(one.request_id.startswith(prefix) for one in look(client, index).requests)
 
 
-def find_engine(client: SyncClient, prefix: str) -> int:
+def find_engine(client: BlockingClient, prefix: str) -> int:
     """Which engine has (most of) a client's requests."""
     return max(client.engines, key=lambda index: count_requests(client, index, prefix))
 
@@ -100,7 +100,7 @@ def drain_beside(index: int, act: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("num_sends", [0, 1, 2])
 def test_a_frontend_that_is_killed_with_half_of_its_move_said_leaves_nothing(
-    client: SyncClient, num_sends: int
+    client: BlockingClient, num_sends: int
 ) -> None:
     """Of its move two messages tell: the other engine gets the requests, and this one drops them."""
     with (
@@ -117,7 +117,7 @@ def test_a_frontend_that_is_killed_with_half_of_its_move_said_leaves_nothing(
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.003, 0.01])
-def test_a_frontend_may_be_killed_at_any_moment_of_a_drain(client: SyncClient, delay_s: float) -> None:
+def test_a_frontend_may_be_killed_at_any_moment_of_a_drain(client: BlockingClient, delay_s: float) -> None:
     with (
         Script("pair", "victim", COUNT, MAX_TOKENS) as victim,
         Script("pair", "other", COUNT, MAX_TOKENS) as other,
@@ -136,7 +136,7 @@ def test_a_frontend_may_be_killed_at_any_moment_of_a_drain(client: SyncClient, d
 
 
 def test_a_stopped_frontend_that_is_killed_does_not_keep_an_engine_from_being_drained(
-    client: SyncClient,
+    client: BlockingClient,
 ) -> None:
     with (
         Script("pair", "victim", COUNT, MAX_TOKENS) as victim,

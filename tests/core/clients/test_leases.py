@@ -14,12 +14,12 @@ import msgspec
 import psutil
 import pytest
 import zmq
+from blocking_client import BlockingClient, attach_client
 from daemon_client import make_requests
 from daemon_loads import Script
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
 from fakes import expected_output, make_config, make_request
 from quire.core.clients.clients import MAX_REPLIES
-from quire.frontend.client.engine_core_client import SyncClient, attach_sync_client
 from quire.frontend.daemon import find_log
 from quire.ipc.daemon.run_dir import find_named
 from quire.ipc.params.sampling_params import SamplingParams
@@ -60,15 +60,15 @@ def idle_afterwards(daemon: Daemon) -> Iterator[None]:
     """Whatever happened in a test: the same core is there, and holds nothing."""
     core_pid = daemon.core_pid
     yield
-    with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
+    with contextlib.closing(attach_client(daemon.name, "test")) as client:
         assert client.facts.pids["core"] == core_pid == daemon.core_pid, find_log(daemon.name).read_text()
         assert wait_until(lambda: is_idle(client), 3.0), read_stats(client)
         assert client.call_utility(UtilityMethod.CHECK_INTEGRITY).error is None
 
 
 @pytest.fixture
-def client(daemon: Daemon) -> Iterator[SyncClient]:
-    with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
+def client(daemon: Daemon) -> Iterator[BlockingClient]:
+    with contextlib.closing(attach_client(daemon.name, "test")) as client:
         yield client
 
 
@@ -108,24 +108,24 @@ class Stranger:
         self._context.destroy(linger=0)
 
 
-def read_stats(client: SyncClient) -> SchedulerStats:
+def read_stats(client: BlockingClient) -> SchedulerStats:
     stats = client.call_utility(UtilityMethod.STATS).stats
     assert stats is not None
     return stats
 
 
-def read_client_pids(client: SyncClient) -> set[int]:
+def read_client_pids(client: BlockingClient) -> set[int]:
     snapshot = client.call_utility(UtilityMethod.SNAPSHOT).snapshot
     assert snapshot is not None
     return {view.pid for view in snapshot.clients}
 
 
-def is_idle(client: SyncClient) -> bool:
+def is_idle(client: BlockingClient) -> bool:
     stats = read_stats(client)
     return (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
 
 
-def run_requests(client: SyncClient, requests: list[EngineCoreRequest]) -> None:
+def run_requests(client: BlockingClient, requests: list[EngineCoreRequest]) -> None:
     """Add them, wait for them, and see that nothing has disturbed them."""
     for request in requests:
         client.add_request(request)
@@ -144,7 +144,7 @@ def run_requests(client: SyncClient, requests: list[EngineCoreRequest]) -> None:
 # Dead and stopped clients.
 
 
-def test_a_killed_clients_requests_are_gone(daemon: Daemon, client: SyncClient) -> None:
+def test_a_killed_clients_requests_are_gone(daemon: Daemon, client: BlockingClient) -> None:
     with Script(daemon.name, "victim", 8, 450) as victim, Script(daemon.name, "other", 8, 200) as other:
         victim.wait_until_busy()
         other.wait_until_busy()
@@ -157,7 +157,7 @@ def test_a_killed_clients_requests_are_gone(daemon: Daemon, client: SyncClient) 
 
 
 def test_a_stopped_client_is_let_go_and_ends_with_the_right_tokens_when_it_goes_on(
-    daemon: Daemon, client: SyncClient
+    daemon: Daemon, client: BlockingClient
 ) -> None:
     with Script(daemon.name, "stopped", 6, 450) as stopped, Script(daemon.name, "other", 4, 200) as other:
         stopped.wait_until_busy()
@@ -171,11 +171,11 @@ def test_a_stopped_client_is_let_go_and_ends_with_the_right_tokens_when_it_goes_
 
 
 def test_a_client_that_does_not_read_is_owed_little_and_loses_nothing(
-    daemon: Daemon, client: SyncClient
+    daemon: Daemon, client: BlockingClient
 ) -> None:
     core = psutil.Process(daemon.core_pid)
     requests = [make_request(f"slow-{i}", [5, i // 900, i % 900], max_tokens=40) for i in range(1000)]
-    with contextlib.closing(attach_sync_client(daemon.name, "slow")) as slow:
+    with contextlib.closing(attach_client(daemon.name, "slow")) as slow:
         run_requests(slow, make_requests("warm", 64, 40))
         before = core.memory_info().rss
         for request in requests:
@@ -195,7 +195,7 @@ def test_a_client_that_does_not_read_is_owed_little_and_loses_nothing(
     assert tokens == {r.request_id: expected_output(r, MAX_MODEL_LEN)[0] for r in requests}
 
 
-def test_what_a_client_asks_and_never_reads_is_bounded(daemon: Daemon, client: SyncClient) -> None:
+def test_what_a_client_asks_and_never_reads_is_bounded(daemon: Daemon, client: BlockingClient) -> None:
     with connect_raw(daemon) as raw:
         shake_hands(raw)
         send_raw(raw, *CODEC.encode(Hello(PROTOCOL_VERSION, "mute", os.getpid())))
@@ -215,7 +215,7 @@ def test_what_a_client_asks_and_never_reads_is_bounded(daemon: Daemon, client: S
         assert max(seen) == MAX_REPLIES
 
 
-def test_a_flood_whose_sender_leaves_does_not_end_the_core(daemon: Daemon, client: SyncClient) -> None:
+def test_a_flood_whose_sender_leaves_does_not_end_the_core(daemon: Daemon, client: BlockingClient) -> None:
     # With a bound on its receive queue libzmq could abort the core at the next heartbeat (not in every run).
     question = CODEC.encode(UtilityCall(1, UtilityMethod.SNAPSHOT))
     with zmq.Context() as context, context.socket(zmq.DEALER) as rude:
@@ -232,7 +232,7 @@ def test_a_flood_whose_sender_leaves_does_not_end_the_core(daemon: Daemon, clien
 
 def test_an_attach_succeeds_while_others_come_and_go(daemon: Daemon) -> None:
     for _ in range(60):
-        client = attach_sync_client(daemon.name, "test")
+        client = attach_client(daemon.name, "test")
         assert client.facts.served_model_name == "paced"
         client.close()
 
@@ -277,7 +277,7 @@ def test_a_second_hello_of_a_wrong_version_is_refused(daemon: Daemon) -> None:
 # Nonsense.
 
 
-def test_junk_frames_cost_their_sender_a_notice(daemon: Daemon, client: SyncClient) -> None:
+def test_junk_frames_cost_their_sender_a_notice(daemon: Daemon, client: BlockingClient) -> None:
     hello = CODEC.encode(Hello(PROTOCOL_VERSION, "test", 1))
     with Stranger(daemon) as stranger:
         for frames in (
@@ -301,7 +301,9 @@ def test_junk_frames_cost_their_sender_a_notice(daemon: Daemon, client: SyncClie
     run_requests(client, make_requests("fine", 4, 20))
 
 
-def test_requests_that_no_frontend_would_send_end_with_an_error(daemon: Daemon, client: SyncClient) -> None:
+def test_requests_that_no_frontend_would_send_end_with_an_error(
+    daemon: Daemon, client: BlockingClient
+) -> None:
     honest = make_request("r", [1, 2])
     replace = msgspec.structs.replace
     with Stranger(daemon) as stranger:
@@ -383,7 +385,7 @@ def is_closed_by_peer(raw: socket.socket) -> bool:
 
 @pytest.mark.parametrize("size", [MAX_BODY_BYTES + 1, 1 << 40, (1 << 63) - 1, (1 << 64) - 1])
 def test_a_frame_over_the_limit_ends_its_connection_before_it_is_read(
-    daemon: Daemon, client: SyncClient, size: int
+    daemon: Daemon, client: BlockingClient, size: int
 ) -> None:
     before = psutil.Process(daemon.core_pid).memory_info().rss
     with connect_raw(daemon) as raw:
@@ -394,7 +396,7 @@ def test_a_frame_over_the_limit_ends_its_connection_before_it_is_read(
     run_requests(client, make_requests("fine", 2, 20))
 
 
-def test_half_a_handshake_and_half_a_message_disturb_nobody(daemon: Daemon, client: SyncClient) -> None:
+def test_half_a_handshake_and_half_a_message_disturb_nobody(daemon: Daemon, client: BlockingClient) -> None:
     raws = [connect_raw(daemon) for _ in range(20)]
     for number, raw in enumerate(raws):
         if number % 2:
@@ -412,8 +414,8 @@ def test_half_a_handshake_and_half_a_message_disturb_nobody(daemon: Daemon, clie
 
 
 def test_a_client_whose_frame_is_not_read_goes_on(daemon: Daemon) -> None:
-    with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
-        client._links.first.socket.send((b"\x02junk",))
+    with contextlib.closing(attach_client(daemon.name, "test")) as client:
+        client.in_loop(client.client._links.first.socket.send, (b"\x02junk",))
         request = make_request("after", [1, 2, 3], max_tokens=5)
         client.add_request(request)
         tokens: dict[int, int] = {}

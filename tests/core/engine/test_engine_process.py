@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
+from blocking_client import BlockingClient, make_client
 from daemons import wait_for_end
 from fakes import expected_output, make_config, make_request
 from quire.core.faults.blame import MAX_DEATHS
 from quire.frontend.client.async_engine_core_client import AsyncMPClient, make_async_client
-from quire.frontend.client.engine_core_client import SyncClient, SyncMPClient, make_sync_client
 from quire.ipc.errors import EngineDeadError, EngineStartError, ModelError
 from quire.ipc.processes import managed_child
 from quire.ipc.protocol.codec import make_client_codec
@@ -44,13 +44,13 @@ pytestmark = pytest.mark.usefixtures("fake_core")
 
 
 @pytest.fixture
-def client() -> Iterator[SyncMPClient]:
-    client = make_sync_client(CONFIG)
+def client() -> Iterator[BlockingClient]:
+    client = make_client(CONFIG)
     yield client
     client.close()
 
 
-def collect(client: SyncClient, ids: set[str]) -> dict[str, list[EngineCoreOutput]]:
+def collect(client: BlockingClient, ids: set[str]) -> dict[str, list[EngineCoreOutput]]:
     """Outputs per request until each of `ids` has ended; fails loudly rather than hang."""
     outputs: dict[str, list[EngineCoreOutput]] = {request_id: [] for request_id in ids}
     live = set(ids)
@@ -79,7 +79,7 @@ def assert_undisturbed(request: EngineCoreRequest, outputs: list[EngineCoreOutpu
     assert outputs[-1].finish_reason == reason
 
 
-def test_many_requests_come_back_whole_and_in_order(client: SyncMPClient) -> None:
+def test_many_requests_come_back_whole_and_in_order(client: BlockingClient) -> None:
     requests = [make_request(f"r-{i}", [i + 1, 2, 3], max_tokens=1 + i % 20) for i in range(300)]
     for request in requests:
         client.add_request(request)
@@ -94,7 +94,7 @@ def test_many_requests_come_back_whole_and_in_order(client: SyncMPClient) -> Non
 
 
 def test_an_aborted_request_ends_once_with_abort() -> None:
-    client = make_sync_client(make_config(max_model_len=2000))  # so long that the abort comes before its end
+    client = make_client(make_config(max_model_len=2000))  # so long that the abort comes before its end
     try:
         client.add_request(make_request("long", [1, 2], max_tokens=None))
         client.abort_requests(["long", "unknown"])
@@ -104,7 +104,7 @@ def test_an_aborted_request_ends_once_with_abort() -> None:
         client.close()
 
 
-def test_a_failing_step_fails_its_request_and_the_engine_goes_on(client: SyncMPClient) -> None:
+def test_a_failing_step_fails_its_request_and_the_engine_goes_on(client: BlockingClient) -> None:
     client.add_request(make_request("poison-1", [1, 2]))
     failed = collect(client, {"poison-1"})["poison-1"][-1]
     assert failed.finish_reason == FinishReason.ERROR
@@ -116,7 +116,7 @@ def test_a_failing_step_fails_its_request_and_the_engine_goes_on(client: SyncMPC
 
 def test_startup_rows_add_up_to_the_wall_time() -> None:
     before = time.time()
-    client = make_sync_client(CONFIG)
+    client = make_client(CONFIG)
     elapsed = time.time() - before
     client.close()
     assert [phase for phase, _ in client.startup][:2] == ["start core process", "start core"]
@@ -128,11 +128,11 @@ def test_a_failed_start_raises_the_workers_error_and_leaves_nothing() -> None:
 
     model = msgspec.structs.replace(CONFIG.model, served_model_name="missing")
     with pytest.raises(ModelError, match="model='missing': a folder"):
-        make_sync_client(msgspec.structs.replace(CONFIG, model=model))
+        make_client(msgspec.structs.replace(CONFIG, model=model))
 
 
 def test_a_request_that_kills_every_core_fails_alone(
-    client: SyncMPClient, capfd: pytest.CaptureFixture[str]
+    client: BlockingClient, capfd: pytest.CaptureFixture[str]
 ) -> None:
     requests = [make_request(f"r-{i}", [i + 1, 2], max_tokens=50) for i in range(20)]
     for request in [*requests, make_request("crash-1", [55, 66, 77])]:
@@ -152,7 +152,7 @@ def test_a_request_that_kills_every_core_fails_alone(
     assert (report["num_prompt_tokens"], report["num_output_tokens"], report["num_attempts"]) == (3, 0, 4)
 
 
-def test_several_requests_that_kill_every_core_fail_and_the_engine_goes_on(client: SyncMPClient) -> None:
+def test_several_requests_that_kill_every_core_fail_and_the_engine_goes_on(client: BlockingClient) -> None:
     requests = [make_request(f"r-{i}", [i + 1, 2], max_tokens=50) for i in range(5)]
     poison = {f"crash-{i}" for i in range(4)}
     for request in [*requests, *(make_request(name, [55]) for name in sorted(poison))]:
@@ -164,7 +164,7 @@ def test_several_requests_that_kill_every_core_fail_and_the_engine_goes_on(clien
         assert_undisturbed(request, outputs[request.request_id])
 
 
-def test_a_request_that_kills_every_worker_fails_alone(client: SyncMPClient) -> None:
+def test_a_request_that_kills_every_worker_fails_alone(client: BlockingClient) -> None:
     requests = [make_request(f"r-{i}", [i + 1, 2], max_tokens=50) for i in range(20)]
     for request in [*requests, make_request("lethal-1", [1])]:
         client.add_request(request)
@@ -175,7 +175,7 @@ def test_a_request_that_kills_every_worker_fails_alone(client: SyncMPClient) -> 
         assert_undisturbed(request, outputs[request.request_id])
 
 
-def test_requests_that_kill_workers_one_after_the_other_do_not_end_the_engine(client: SyncMPClient) -> None:
+def test_requests_that_kill_workers_one_after_the_other_do_not_end_the_engine(client: BlockingClient) -> None:
     for i in range(6):
         lethal, request = make_request(f"lethal-{i}", [1]), make_request(f"r-{i}", [i, 2], max_tokens=9)
         client.add_request(lethal)
@@ -185,7 +185,7 @@ def test_requests_that_kill_workers_one_after_the_other_do_not_end_the_engine(cl
         assert_undisturbed(request, collect(client, {request.request_id})[request.request_id])
 
 
-def test_a_worker_that_no_request_gets_through_ends_the_engine(client: SyncMPClient) -> None:
+def test_a_worker_that_no_request_gets_through_ends_the_engine(client: BlockingClient) -> None:
     def ask_and_lose_workers() -> None:
         for i in range(MAX_DEATHS):
             client.add_request(make_request(f"lethal-{i}", [1]))
@@ -195,7 +195,7 @@ def test_a_worker_that_no_request_gets_through_ends_the_engine(client: SyncMPCli
         ask_and_lose_workers()
 
 
-def test_a_lost_worker_is_replaced_and_no_request_notices(client: SyncMPClient) -> None:
+def test_a_lost_worker_is_replaced_and_no_request_notices(client: BlockingClient) -> None:
     requests = [make_request(f"r-{i}", [i + 1, 2], max_tokens=100) for i in range(20)]
     requests.append(make_request("once-1", [7], max_tokens=20))
     for request in requests:
@@ -206,7 +206,7 @@ def test_a_lost_worker_is_replaced_and_no_request_notices(client: SyncMPClient) 
     assert any(out[-1].times.num_preemptions for out in outputs.values() if out[-1].times)
 
 
-def test_a_worker_that_fails_once_to_start_again_is_started_once_more(client: SyncMPClient) -> None:
+def test_a_worker_that_fails_once_to_start_again_is_started_once_more(client: BlockingClient) -> None:
     request = make_request("once-fails", [7], max_tokens=20)
     client.add_request(request)
     assert_undisturbed(request, collect(client, {request.request_id})[request.request_id])
@@ -216,7 +216,7 @@ def test_a_worker_that_comes_back_with_fewer_blocks_costs_no_token(tmp_path: Pat
     model = msgspec.structs.replace(
         CONFIG.model, served_model_name="shrinks", model=str(tmp_path / "started")
     )
-    with contextlib.closing(make_sync_client(msgspec.structs.replace(CONFIG, model=model))) as client:
+    with contextlib.closing(make_client(msgspec.structs.replace(CONFIG, model=model))) as client:
         core_pid = client.facts.pids["core"]
         request = make_request("once-1", [7], max_tokens=20)
         client.add_request(request)
@@ -224,7 +224,7 @@ def test_a_worker_that_comes_back_with_fewer_blocks_costs_no_token(tmp_path: Pat
         assert client.facts.pids["core"] != core_pid
 
 
-def test_a_worker_that_cannot_start_again_ends_the_engine_with_its_cause(client: SyncMPClient) -> None:
+def test_a_worker_that_cannot_start_again_ends_the_engine_with_its_cause(client: BlockingClient) -> None:
     client.add_request(make_request("once-failsalways", [7]))
     with pytest.raises(EngineDeadError, match="no memory just now, 4 times in 60 s"):
         client.get_outputs(timeout_s=10.0)
@@ -232,7 +232,7 @@ def test_a_worker_that_cannot_start_again_ends_the_engine_with_its_cause(client:
 
 def test_a_worker_lost_more_often_than_allowed_ends_the_engine_with_its_cause() -> None:
     config = msgspec.structs.replace(CONFIG, recovery=RecoveryConfig(max_worker_restarts=0))
-    with contextlib.closing(make_sync_client(config)) as client:
+    with contextlib.closing(make_client(config)) as client:
         client.add_request(make_request("once-1", [1]))
         with pytest.raises(EngineDeadError, match="SIGKILL, once in 60 s"):
             client.get_outputs(timeout_s=10.0)
@@ -240,7 +240,7 @@ def test_a_worker_lost_more_often_than_allowed_ends_the_engine_with_its_cause() 
 
 def test_a_core_lost_more_often_than_allowed_ends_the_engine_with_its_cause() -> None:
     config = msgspec.structs.replace(CONFIG, recovery=RecoveryConfig(max_core_restarts=1))
-    with contextlib.closing(make_sync_client(config)) as client:
+    with contextlib.closing(make_client(config)) as client:
         client.add_request(make_request("crash-1", [1]))
         with pytest.raises(EngineDeadError, match="code 7, 2 times in 60 s"):
             client.get_outputs(timeout_s=10.0)
@@ -255,20 +255,20 @@ def test_a_core_of_another_checkout_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(managed_child, "CoreArgs", functools.partial(CoreArgs, package_dir="/elsewhere"))
     with pytest.raises(EngineStartError, match="runs quire from /elsewhere"):
-        make_sync_client(CONFIG)
+        make_client(CONFIG)
 
 
 def test_a_closed_client_says_so() -> None:
-    client = make_sync_client(CONFIG)
+    client = make_client(CONFIG)
     client.close()
     with pytest.raises(EngineDeadError, match="closed"):
         client.add_request(make_request("r", [1]))
 
 
 def test_close_ends_the_core_and_removes_its_files() -> None:
-    client = make_sync_client(CONFIG)
+    client = make_client(CONFIG)
     pid = client.facts.pids["core"]
-    run_dir = client._links.first.engine.run_dir.path
+    run_dir = client.client._links.first.engine.run_dir.path
     client.add_request(make_request("r", [1], max_tokens=None))
     client.close()
     client.close()
@@ -276,7 +276,7 @@ def test_close_ends_the_core_and_removes_its_files() -> None:
     assert not run_dir.exists()
 
 
-def test_a_killed_core_is_replaced_and_no_request_notices(client: SyncMPClient) -> None:
+def test_a_killed_core_is_replaced_and_no_request_notices(client: BlockingClient) -> None:
     requests = [make_request(f"r-{i}", [i + 1, 2], max_tokens=100) for i in range(20)]
     for request in requests:
         client.add_request(request)
@@ -288,12 +288,12 @@ def test_a_killed_core_is_replaced_and_no_request_notices(client: SyncMPClient) 
     assert client.facts.pids["core"] != core_pid
 
 
-def test_junk_costs_its_sender_a_notice_and_nobody_else_anything(client: SyncMPClient) -> None:
+def test_junk_costs_its_sender_a_notice_and_nobody_else_anything(client: BlockingClient) -> None:
     codec = make_client_codec()
     request = make_request("r-1", [5, 6], max_tokens=100)
     client.add_request(request)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    stranger = connect_dealer(context.socket(zmq.DEALER), client._links.first.engine.address)
+    stranger = connect_dealer(context.socket(zmq.DEALER), client.client._links.first.engine.address)
 
     def ask(*frames: bytes) -> object:
         stranger.send_multipart(frames)
@@ -309,10 +309,10 @@ def test_junk_costs_its_sender_a_notice_and_nobody_else_anything(client: SyncMPC
     assert_undisturbed(request, collect(client, {"r-1"})["r-1"])
 
 
-def test_a_second_client_gets_its_own_outputs_only(client: SyncMPClient) -> None:
+def test_a_second_client_gets_its_own_outputs_only(client: BlockingClient) -> None:
     codec = make_client_codec()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    other = connect_dealer(context.socket(zmq.DEALER), client._links.first.engine.address)
+    other = connect_dealer(context.socket(zmq.DEALER), client.client._links.first.engine.address)
     other.send_multipart(codec.encode(Hello(PROTOCOL_VERSION, "test", 1)))
     assert isinstance(codec.decode(other.recv_multipart()), Welcome)
     mine, theirs = make_request("mine", [1, 2], max_tokens=30), make_request("theirs", [3], max_tokens=30)
@@ -328,12 +328,12 @@ def test_a_second_client_gets_its_own_outputs_only(client: SyncMPClient) -> None
     context.destroy(linger=0)
 
 
-def test_a_reader_that_stops_reading_blocks_nobody_and_loses_nothing(client: SyncMPClient) -> None:
+def test_a_reader_that_stops_reading_blocks_nobody_and_loses_nothing(client: BlockingClient) -> None:
     sleeper = make_request("sleeper", [9], max_tokens=None)
     client.add_request(sleeper)  # nothing is read from `client` while another one works
     codec = make_client_codec()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    other = connect_dealer(context.socket(zmq.DEALER), client._links.first.engine.address)
+    other = connect_dealer(context.socket(zmq.DEALER), client.client._links.first.engine.address)
     other.send_multipart(codec.encode(Hello(PROTOCOL_VERSION, "test", 1)))
     assert other.poll(5000)
     other.recv_multipart()
@@ -412,7 +412,7 @@ def test_async_requests_that_come_at_any_moment_all_end() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # from Python 3.12 on, with threads
-def test_a_fork_of_the_owner_is_told_so(client: SyncMPClient) -> None:
+def test_a_fork_of_the_owner_is_told_so(client: BlockingClient) -> None:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -439,10 +439,10 @@ def test_an_async_start_that_fails_raises_the_workers_error() -> None:
         asyncio.run(make_async_client(msgspec.structs.replace(CONFIG, model=model)))
 
 
-def test_a_frame_that_the_core_cannot_read_ends_no_client(client: SyncMPClient) -> None:
+def test_a_frame_that_the_core_cannot_read_ends_no_client(client: BlockingClient) -> None:
     request = make_request("well", [1, 2, 3], max_tokens=20)
     client.add_request(request)
-    client._links.first.socket.send((b"\x02junk",))
+    client.in_loop(client.client._links.first.socket.send, (b"\x02junk",))
     tokens: dict[int, int] = {}
     reason = None
     while reason is None:

@@ -15,13 +15,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
+from blocking_client import BlockingClient, make_client
 from daemons import Daemon, wait_for_end, wait_until
 from fakes import expected_output, make_config, make_request
 from quire.core.workers.executor import ExecutorEvent, ProcessExecutor, WorkerLost
 from quire.core.workers.local_place import LocalPlace
 from quire.core.workers.worker_group import StepWatch
 from quire.frontend.client.async_engine_core_client import make_async_client
-from quire.frontend.client.engine_core_client import SyncMPClient, make_sync_client
 from quire.frontend.daemon import find_log
 from quire.ipc.errors import ConfigError, EngineStartError
 from quire.ipc.processes import liveness, process
@@ -252,7 +252,7 @@ def test_a_worker_of_an_earlier_core_does_not_reach_the_next_one(
 # A core and its owner.
 
 
-def check_undisturbed(client: SyncMPClient, config: EngineConfig) -> None:
+def check_undisturbed(client: BlockingClient, config: EngineConfig) -> None:
     """Every request ends with the tokens that it would have had."""
     requests = [make_request(f"r-{i}", [i + 1, 2, 3], max_tokens=NUM_TOKENS) for i in range(NUM_REQUESTS)]
     for request in requests:
@@ -279,8 +279,7 @@ def enter(tokens: dict[str, list[int]], outputs: list[EngineCoreOutput]) -> set[
 @pytest.mark.parametrize("action", ["raise", "segfault", "exit", "slow"])
 def test_a_core_that_ends_in_a_step_costs_no_token(action: str) -> None:
     config = configure(f"core.schedule:{action}@20")
-    client = make_sync_client(config)
-    assert isinstance(client, SyncMPClient)
+    client = make_client(config)
     pid = client.facts.pids["core"]
     check_undisturbed(client, config)
     assert (client.facts.pids["core"] == pid) == (action == "slow")
@@ -291,8 +290,7 @@ def test_a_core_that_hangs_is_killed_and_costs_no_token(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     config = configure("core.schedule:hang@20")
-    client = make_sync_client(config)
-    assert isinstance(client, SyncMPClient)
+    client = make_client(config)
     check_undisturbed(client, config)
     client.close()
     assert "_submit_steps" in capfd.readouterr().err, "its stacks were not written"
@@ -300,8 +298,7 @@ def test_a_core_that_hangs_is_killed_and_costs_no_token(
 
 def test_a_frame_that_does_not_decode_is_asked_for_again() -> None:
     config = configure("core.outputs_frame:corrupt@3,core.outputs_frame:corrupt@4")
-    client = make_sync_client(config)
-    assert isinstance(client, SyncMPClient)
+    client = make_client(config)
     pid = client.facts.pids["core"]
     check_undisturbed(client, config)
     assert client.facts.pids["core"] == pid
@@ -337,8 +334,7 @@ def test_an_async_client_does_the_same(hooks: str) -> None:
 
 def test_an_idle_client_replaces_a_core_that_was_killed_before_it_adds() -> None:
     config = configure()
-    client = make_sync_client(config)
-    assert isinstance(client, SyncMPClient)
+    client = make_client(config)
     os.kill(client.facts.pids["core"], signal.SIGKILL)
     wait_for_end(client.facts.pids["core"])
     check_undisturbed(client, config)
@@ -348,7 +344,7 @@ def test_an_idle_client_replaces_a_core_that_was_killed_before_it_adds() -> None
 @pytest.mark.parametrize("phase", [1, 2])
 def test_a_core_that_ends_in_its_first_start_is_an_error(phase: int) -> None:
     with pytest.raises(EngineStartError, match="exited with code 1"):
-        make_sync_client(configure(f"core.start:exit@{phase}"))
+        make_client(configure(f"core.start:exit@{phase}"))
 
 
 def test_a_core_that_hangs_before_it_listens_is_an_error_at_the_first_start(
@@ -356,7 +352,7 @@ def test_a_core_that_hangs_before_it_listens_is_an_error_at_the_first_start(
 ) -> None:
     monkeypatch.setattr(liveness, "LISTEN_TIMEOUT_S", 0.5)
     with pytest.raises(EngineStartError, match=r"SIGKILL: it did not listen within 0\.5 s"):
-        make_sync_client(configure("core.bind:hang"))
+        make_client(configure("core.bind:hang"))
     with pytest.raises(EngineStartError, match=r"SIGKILL: it did not listen within 0\.5 s"):
         asyncio.run(make_async_client(configure("core.bind:hang")))
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import zmq
+from blocking_client import BlockingClient, attach_client
 from daemon_loads import PACED, TIMEOUT_S, Outputs, assert_undisturbed, collect, make_requests
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
-from quire.frontend.client.engine_core_client import SyncClient, attach_sync_client
 from quire.frontend.client.remote_daemon import RemoteDaemon
 from quire.frontend.daemon import restart_engine
 from quire.ipc.errors import EngineDeadError, EngineStartError
@@ -44,11 +44,11 @@ def daemon(keys: Path) -> Iterator[Daemon]:
         yield daemon
 
 
-def attach(daemon: Daemon, keys: Path) -> contextlib.closing[SyncClient]:
-    return contextlib.closing(attach_sync_client(RemoteDaemon(daemon.listen, str(keys)), "test", TIMEOUT_S))
+def attach(daemon: Daemon, keys: Path) -> contextlib.closing[BlockingClient]:
+    return contextlib.closing(attach_client(RemoteDaemon(daemon.listen, str(keys)), "test", TIMEOUT_S))
 
 
-def ask(client: SyncClient, prefix: str, count: int = 2, max_tokens: int = 20) -> None:
+def ask(client: BlockingClient, prefix: str, count: int = 2, max_tokens: int = 20) -> None:
     requests = make_requests(prefix, count, max_tokens)
     client.add_requests(requests)
     assert_undisturbed(requests, collect(client, {one.request_id for one in requests}))
@@ -116,7 +116,7 @@ def test_without_its_file_no_client_is_let_in_and_with_it_again_all_are(
     os.kill(daemon.core_pid, signal.SIGKILL)
     assert wait_until(lambda: daemon.num_restarts > num_restarts, TIMEOUT_S)
     daemon.wait_until_ready(num_restarts + 1)
-    with contextlib.closing(attach_sync_client(daemon.name, "test")) as here:
+    with contextlib.closing(attach_client(daemon.name, "test")) as here:
         ask(here, "here")
     (keys / "away").rename(keys / CLIENTS)
     with attach(daemon, copy) as client:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
+from blocking_client import BlockingClient, attach_client
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
 from fakes import expected_output, make_config, make_request
 from quire.core.network import network_listener
@@ -20,7 +21,6 @@ from quire.core.network.network_listener import NetworkListener, open_copy
 from quire.core.network.remote_clients import open_network
 from quire.frontend.client import handshake_watch
 from quire.frontend.client.async_engine_core_client import attach_async_client
-from quire.frontend.client.engine_core_client import SyncClient, attach_sync_client
 from quire.frontend.client.remote_daemon import RemoteDaemon, RemoteEngine
 from quire.ipc.errors import ConfigError, EngineDeadError, EngineStartError
 from quire.ipc.network.keys import (
@@ -87,15 +87,15 @@ def proxy(port: int) -> Iterator[TcpProxy]:
 
 
 @pytest.fixture
-def neighbour(daemon: Daemon, keys: Path) -> Iterator[SyncClient]:
+def neighbour(daemon: Daemon, keys: Path) -> Iterator[BlockingClient]:
     """A client of the network that nothing happens to."""
     with attach(daemon.listen, keys) as client:
         yield client
 
 
 @contextlib.contextmanager
-def attach(address: str, keys: Path) -> Generator[SyncClient]:
-    client = attach_sync_client(RemoteDaemon(address, str(keys)), "test", timeout_s=20.0)
+def attach(address: str, keys: Path) -> Generator[BlockingClient]:
+    client = attach_client(RemoteDaemon(address, str(keys)), "test", timeout_s=20.0)
     with contextlib.closing(client):
         yield client
 
@@ -109,7 +109,7 @@ def make_requests(prefix: str, count: int = 4, max_tokens: int = 200) -> list[En
 class Load:
     """Requests of a client, and the tokens that have come of them, each once."""
 
-    def __init__(self, client: SyncClient, requests: list[EngineCoreRequest]) -> None:
+    def __init__(self, client: BlockingClient, requests: list[EngineCoreRequest]) -> None:
         self._client = client
         self._requests = requests
         self._tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
@@ -163,8 +163,8 @@ class Stranger:
 # Who comes in.
 
 
-def test_clients_of_both_kinds_get_the_same_tokens(daemon: Daemon, neighbour: SyncClient) -> None:
-    with contextlib.closing(attach_sync_client(daemon.name, "test")) as local:
+def test_clients_of_both_kinds_get_the_same_tokens(daemon: Daemon, neighbour: BlockingClient) -> None:
+    with contextlib.closing(attach_client(daemon.name, "test")) as local:
         loads = [Load(neighbour, make_requests("far")), Load(local, make_requests("near"))]
         for load in loads:
             load.finish()
@@ -245,7 +245,7 @@ def test_a_connection_that_falls_silent_is_noticed_on_both_sides(
     with (
         socket.create_connection(("127.0.0.1", port)) as slow,
         attach(f"tcp://127.0.0.1:{proxy.port}", keys) as client,
-        contextlib.closing(attach_sync_client(daemon.name, "test")) as local,
+        contextlib.closing(attach_client(daemon.name, "test")) as local,
     ):
         slow.sendall(GREETING[:11])
         load = Load(client, make_requests("silent", max_tokens=500))
@@ -373,7 +373,7 @@ def test_a_number_that_is_something_elses_by_now_is_no_connection(keys: Path) ->
             network.stop()
 
 
-def test_junk_harms_nobody(daemon: Daemon, port: int, neighbour: SyncClient) -> None:
+def test_junk_harms_nobody(daemon: Daemon, port: int, neighbour: BlockingClient) -> None:
     core_pid = daemon.core_pid
     load = Load(neighbour, make_requests("junk"))
     with contextlib.ExitStack() as stack:
@@ -388,7 +388,7 @@ def test_junk_harms_nobody(daemon: Daemon, port: int, neighbour: SyncClient) -> 
 
 
 def test_a_crowd_of_silent_connections_cuts_itself(
-    daemon: Daemon, port: int, keys: Path, neighbour: SyncClient
+    daemon: Daemon, port: int, keys: Path, neighbour: BlockingClient
 ) -> None:
     core_pid = daemon.core_pid
     load = Load(neighbour, make_requests("crowd"))

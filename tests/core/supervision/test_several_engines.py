@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from blocking_client import BlockingClient, make_client
 from daemon_loads import TIMEOUT_S, Outputs, assert_undisturbed, collect
 from fakes import make_config, make_request
 from quire.core.engine.engine_process import name_engine
 from quire.frontend.client.async_engine_core_client import AsyncMPClient, make_async_client
-from quire.frontend.client.engine_core_client import SyncClient, make_sync_client
 from quire.ipc.errors import EngineDeadError, ModelError
 from quire.ipc.processes.child_args import CoreArgs
 from quire.ipc.processes.process import wait_readable
@@ -25,6 +25,7 @@ from quire.ipc.protocol.messages import (
     EngineRoster,
     ErrorCode,
     UtilityMethod,
+    UtilityResult,
 )
 from quire.ipc.spec.config import EngineConfig, ParallelConfig, RecoveryConfig
 
@@ -42,8 +43,8 @@ def make_pair(name: str = "paced", **recovery: int) -> EngineConfig:
 
 
 @pytest.fixture
-def client() -> Iterator[SyncClient]:
-    client = make_sync_client(make_pair())
+def client() -> Iterator[BlockingClient]:
+    client = make_client(make_pair())
     yield client
     client.close()
 
@@ -52,7 +53,7 @@ def make_requests(prefix: str, count: int, max_tokens: int = 100) -> list[Engine
     return [make_request(f"{prefix}-{i}", [i + 1, 2, 3], max_tokens=max_tokens) for i in range(count)]
 
 
-def collect_some(client: SyncClient, num_outputs: int) -> Outputs:
+def collect_some(client: BlockingClient, num_outputs: int) -> Outputs:
     """The first outputs, so that what comes then comes in the middle."""
     outputs: Outputs = {}
     while sum(map(len, outputs.values())) < num_outputs:
@@ -61,17 +62,17 @@ def collect_some(client: SyncClient, num_outputs: int) -> Outputs:
     return outputs
 
 
-def count_generated(client: SyncClient) -> dict[int, int]:
+def count_generated(client: BlockingClient) -> dict[int, int]:
     """Engine -> tokens that it has generated since it started."""
     found = {index: client.call_utility(UtilityMethod.STATS, engine=index).stats for index in client.engines}
     return {index: stats.generation_tokens_total for index, stats in found.items() if stats is not None}
 
 
-def kill_core(client: SyncClient, index: int) -> None:
+def kill_core(client: BlockingClient, index: int) -> None:
     os.kill(client.engines[index].pids["core"], signal.SIGKILL)
 
 
-def test_requests_are_shared_and_end_with_their_tokens(client: SyncClient) -> None:
+def test_requests_are_shared_and_end_with_their_tokens(client: BlockingClient) -> None:
     requests = make_requests("r", 40, max_tokens=20)
     client.add_requests(requests)
     assert_undisturbed(requests, collect(client, {request.request_id for request in requests}))
@@ -81,7 +82,7 @@ def test_requests_are_shared_and_end_with_their_tokens(client: SyncClient) -> No
     assert str(collect(client, {"long"})["long"][-1].finish_reason) == "abort"
 
 
-def test_a_killed_engines_requests_go_on_in_the_other_and_it_is_used_again(client: SyncClient) -> None:
+def test_a_killed_engines_requests_go_on_in_the_other_and_it_is_used_again(client: BlockingClient) -> None:
     requests = make_requests("r", 40)
     client.add_requests(requests)
     outputs = collect_some(client, 200)
@@ -97,22 +98,22 @@ def test_a_killed_engines_requests_go_on_in_the_other_and_it_is_used_again(clien
     assert count_generated(client)[1] == 100
 
 
-def test_a_call_ends_with_its_engine_and_one_of_any_is_made_of_another(client: SyncClient) -> None:
+def test_a_call_ends_with_its_engine_and_one_of_any_is_made_of_another(client: BlockingClient) -> None:
     core = client.engines[0].pids["core"]
     os.kill(core, signal.SIGSTOP)
-    of_first, of_any = client.start_call(UtilityMethod.STATS, 0), client.start_call(UtilityMethod.STATS)
-    os.kill(core, signal.SIGKILL)
-    deadline = time.monotonic() + TIMEOUT_S
-    while None in (answers := [client.find_answer(of_first), client.find_answer(of_any)]):
-        assert time.monotonic() < deadline
-        client.get_outputs(1.0)
-    assert [(one.error, one.stats is None) for one in answers if one] == [(LOST_CALL, True), (None, False)]
-    client.end_call(of_first)
-    client.end_call(of_any)
+
+    async def call_both() -> list[UtilityResult]:
+        calls = [asyncio.create_task(client.client.call_utility(UtilityMethod.STATS, of)) for of in (0, None)]
+        await asyncio.sleep(0)
+        os.kill(core, signal.SIGKILL)
+        return [await call for call in calls]
+
+    answers = client.run(call_both, TIMEOUT_S)
+    assert [(one.error, one.stats is None) for one in answers] == [(LOST_CALL, True), (None, False)]
 
 
 def test_a_request_that_kills_cores_is_convicted_after_as_many_as_with_one_engine(
-    client: SyncClient, capfd: pytest.CaptureFixture[str]
+    client: BlockingClient, capfd: pytest.CaptureFixture[str]
 ) -> None:
     requests = make_requests("r", 20, max_tokens=50)
     client.add_requests([*requests, make_request("crash-1", [55, 66, 77])])
@@ -125,7 +126,7 @@ def test_a_request_that_kills_cores_is_convicted_after_as_many_as_with_one_engin
 
 
 def test_an_engine_that_is_lost_for_good_leaves_the_others_until_the_last() -> None:
-    client = make_sync_client(make_pair(max_core_restarts=0))
+    client = make_client(make_pair(max_core_restarts=0))
     try:
         requests = make_requests("r", 20)
         client.add_requests(requests)
@@ -143,10 +144,10 @@ def test_an_engine_that_is_lost_for_good_leaves_the_others_until_the_last() -> N
 
 def test_one_that_does_not_start_fails_the_start() -> None:
     with pytest.raises(ModelError, match="model='missing'"):
-        make_sync_client(make_pair("missing"))
+        make_client(make_pair("missing"))
 
 
-def test_closing_ends_them_all(client: SyncClient) -> None:
+def test_closing_ends_them_all(client: BlockingClient) -> None:
     fds = [os.pidfd_open(facts.pids["core"]) for facts in client.engines.values()]
     client.close()
     with pytest.raises(EngineDeadError, match="closed"):

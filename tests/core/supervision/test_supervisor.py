@@ -17,6 +17,7 @@ import msgspec
 import psutil
 import pytest
 import zmq
+from blocking_client import BlockingClient, attach_client
 from daemon_loads import (
     PACED,
     TIMEOUT_S,
@@ -33,7 +34,6 @@ from daemons import Daemon, wait_for_end, wait_until
 from fakes import make_request
 from quire.frontend.client.async_engine_core_client import attach_async_client
 from quire.frontend.client.engine_connection import EngineSocket
-from quire.frontend.client.engine_core_client import SyncClient, attach_sync_client
 from quire.frontend.daemon import (
     DaemonStarter,
     find_log,
@@ -52,7 +52,7 @@ from quire.ipc.protocol.messages import UtilityMethod
 pytestmark = pytest.mark.usefixtures("runtime")
 
 
-def read_stats(client: SyncClient) -> SchedulerStats:
+def read_stats(client: BlockingClient) -> SchedulerStats:
     stats = client.call_utility(UtilityMethod.STATS).stats
     assert stats is not None
     return stats
@@ -66,7 +66,7 @@ def test_a_killed_core_costs_64_streams_no_token(daemon: Daemon) -> None:
         wait_for_tokens(loads, 500)
         os.kill(daemon.core_pid, signal.SIGKILL)
     assert daemon.num_restarts == 1
-    with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
+    with contextlib.closing(attach_client(daemon.name, "test")) as client:
         stats = read_stats(client)
         assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
         assert client.call_utility(UtilityMethod.CHECK_INTEGRITY).error is None
@@ -95,7 +95,7 @@ def _has_core(daemon: Daemon) -> bool:
 
 
 def test_a_request_added_while_there_is_no_core_waits_for_it(daemon: Daemon) -> None:
-    with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
+    with contextlib.closing(attach_client(daemon.name, "test")) as client:
         os.kill(daemon.core_pid, signal.SIGKILL)
         wait_for_end(client.facts.pids["core"])
         requests = make_requests("late", 5, 20)
@@ -109,7 +109,7 @@ def test_a_request_added_while_there_is_no_core_waits_for_it(daemon: Daemon) -> 
 
 
 def test_a_call_that_the_core_did_not_live_to_answer_is_answered_by_the_next(daemon: Daemon) -> None:
-    with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
+    with contextlib.closing(attach_client(daemon.name, "test")) as client:
         os.kill(daemon.core_pid, signal.SIGSTOP)
         timer = threading.Timer(0.1, os.kill, (daemon.core_pid, signal.SIGKILL))
         timer.start()
@@ -126,11 +126,11 @@ def test_a_welcome_that_comes_while_a_client_sends_is_not_missed(
     def send(self: EngineSocket, frames: tuple[bytes]) -> bool:
         is_sent = original(self, frames)
         if frames != GOODBYE:
-            self.poll(5000, zmq.POLLIN)  # the answer arrives, and the descriptor's edge is gone
+            self._socket.poll(5000, zmq.POLLIN)  # the answer arrives, and the descriptor's edge is gone
         return is_sent
 
     monkeypatch.setattr(EngineSocket, "send", send)
-    with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
+    with contextlib.closing(attach_client(daemon.name, "test")) as client:
         assert client.facts.max_model_len
 
 
@@ -194,7 +194,10 @@ def test_a_used_up_budget_ends_the_daemon_with_one_reason_and_every_client_is_to
 
 def test_a_restart_that_is_refused_ends_the_daemon_with_the_cause(tmp_path: Path) -> None:
     config = make_named_config("refused-later", str(tmp_path / "mark"))
-    with Daemon("later", config) as daemon, contextlib.closing(attach_sync_client("later", "test")) as client:
+    with (
+        Daemon("later", config) as daemon,
+        contextlib.closing(attach_client("later", "test")) as client,
+    ):
         with pytest.raises(DaemonError, match="ended meanwhile"):
             restart_engine("later", TIMEOUT_S)
         with pytest.raises(EngineDeadError, match=r"model='refused-later': a folder|has ended"):
@@ -242,7 +245,7 @@ def test_a_killed_supervisor_ends_everything_and_clients_are_told(daemon: Daemon
     assert list_daemons() == []
     os.waitpid(daemon.pid, 0)
     with pytest.raises(DaemonError, match="no daemon named 'paced'"):
-        attach_sync_client(daemon.name, "test")
+        attach_client(daemon.name, "test")
     with Daemon(daemon.name, PACED), under_load(daemon.name, 2, 20):
         pass
     assert not find_named(daemon.name).exists()
@@ -276,7 +279,7 @@ def test_a_daemon_can_be_started_while_the_dead_ones_core_is_still_leaving(daemo
 
 
 def test_a_client_does_not_go_over_to_another_daemon_of_the_same_name(daemon: Daemon) -> None:
-    with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
+    with contextlib.closing(attach_client(daemon.name, "test")) as client:
         client.add_request(make_request("r", [1], max_tokens=None))
         stop_daemon(daemon.name)
         os.waitpid(daemon.pid, 0)
@@ -299,7 +302,7 @@ def test_an_async_client_does_not_go_over_to_another_daemon_either(daemon: Daemo
         with Daemon(daemon.name, PACED):
             with pytest.raises(EngineDeadError, match="has ended"):
                 await read_for_ever()
-            with contextlib.closing(attach_sync_client(daemon.name, "test")) as other:
+            with contextlib.closing(attach_client(daemon.name, "test")) as other:
                 assert read_stats(other).num_steps_total == 0, "the other daemon was given the request"
             client.close()
 
@@ -307,7 +310,7 @@ def test_an_async_client_does_not_go_over_to_another_daemon_either(daemon: Daemo
 
 
 def test_a_closed_attached_client_says_so(daemon: Daemon) -> None:
-    sync = attach_sync_client(daemon.name, "test")
+    sync = attach_client(daemon.name, "test")
     sync.close()
     with pytest.raises(EngineDeadError, match="closed"):
         sync.add_request(make_request("r", [1]))
@@ -334,7 +337,7 @@ def test_a_daemon_whose_directory_is_deleted_goes_on_and_is_found_again(daemon: 
             start_daemon(daemon.name, PACED)
     assert (daemon.num_restarts, find_daemon(daemon.name)) == (0, daemon.pid)
     assert wait_until(lambda: (find_named(daemon.name) / "core.sock").exists(), TIMEOUT_S)
-    with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
+    with contextlib.closing(attach_client(daemon.name, "test")) as client:
         requests = make_requests("later", 2, 20)
         for request in requests:
             client.add_request(request)
@@ -369,7 +372,7 @@ def test_a_core_short_of_descriptors_lets_nobody_in_rather_than_abort(daemon: Da
     path = find_named(daemon.name) / "core.sock"
     connections: list[socket.socket] = []
     with (
-        contextlib.closing(attach_sync_client(daemon.name, "test")) as client,
+        contextlib.closing(attach_client(daemon.name, "test")) as client,
         contextlib.ExitStack() as stack,
     ):
         num_before = core.num_fds() - 3  # some of them may be open for a moment only
@@ -386,7 +389,7 @@ def test_a_core_short_of_descriptors_lets_nobody_in_rather_than_abort(daemon: Da
             client.add_request(request)
         assert_undisturbed(requests, collect(client, {request.request_id for request in requests}))
         stack.close()
-        attach_sync_client(daemon.name, "test").close()  # waits until it is let in
+        attach_client(daemon.name, "test").close()  # waits until it is let in
     assert (daemon.core_pid, daemon.num_restarts) == (pid, 0)
 
 
@@ -394,7 +397,7 @@ def test_a_flood_of_connections_during_a_slow_turn_does_not_end_the_core() -> No
     hooks = ",".join(f"core.schedule:slow@{step}" for step in range(1, 6))
     with (
         Daemon("slow", msgspec.structs.replace(PACED, fault_hooks=hooks)) as daemon,
-        contextlib.closing(attach_sync_client(daemon.name, "test")) as client,
+        contextlib.closing(attach_client(daemon.name, "test")) as client,
         contextlib.ExitStack() as stack,
     ):
         pid = daemon.core_pid

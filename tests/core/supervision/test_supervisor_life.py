@@ -8,13 +8,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from blocking_client import attach_client
 from daemon_loads import (
     PACED,
     TIMEOUT_S,
     make_named_config,
 )
 from daemons import Daemon, wait_for_end, wait_until
-from quire.frontend.client.engine_core_client import attach_sync_client
 from quire.frontend.daemon import (
     DaemonStarter,
     inspect_daemon,
@@ -92,7 +92,7 @@ def test_nothing_is_left_open_after_many_restarts(daemon: Daemon) -> None:
     assert count_fds(daemon.pid) == before
     core_before = count_fds(daemon.core_pid)
     for _ in range(20):
-        attach_sync_client(daemon.name, "test").close()
+        attach_client(daemon.name, "test").close()
     assert wait_until(lambda: count_fds(daemon.core_pid) == core_before, 2.0)
 
 

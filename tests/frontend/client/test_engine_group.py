@@ -108,9 +108,6 @@ def test_requests_are_spread_and_ended_where_they_are(two: Group) -> None:
     two.group.abort_requests(["a", "b", "d", "unknown"])
     assert two.engines[0].hear() == [AbortRequests(["a"])]
     assert two.engines[1].hear() == [AbortRequests(["b", "d"])]
-    two.group.withdraw_requests(["c"])
-    assert two.engines[0].hear() == [AbortRequests(["c"])]
-    assert two.engines[0].protocol.ledger.ids == ["a"]
 
 
 def test_a_lost_engines_requests_go_on_elsewhere_at_once_with_their_tokens(two: Group) -> None:

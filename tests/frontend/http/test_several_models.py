@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from frontend_fakes import make_facts, make_stats
@@ -254,18 +254,20 @@ def test_an_engines_places_are_its_own() -> None:
     run(scenario)
 
 
-class FakeClient:
+class FakeEngine:
     """Of the daemon 'NAME-MODEL'."""
 
     def __init__(self, daemon: str, *_: Any, **__: Any) -> None:
         self.facts = FakeLLM(served_model_name=daemon.partition("-")[2]).facts
 
-    def close(self) -> None:
-        pass
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 def test_daemons_that_serve_the_same_name_are_refused_with_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon_model, "attach_sync_client", FakeClient)
+    monkeypatch.setattr(daemon_model.LLMEngine, "attach", FakeEngine)
     monkeypatch.setattr(daemon_model, "find_starting_model", lambda _daemon: None)
     found = load_daemon_models(["a-x", "b-y"])
     root = str(pocket_folder())

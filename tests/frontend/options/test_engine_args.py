@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quire.frontend.llm_engine import load_named_tokenizer
+from quire.frontend.engine_start import load_named_tokenizer
 from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.options.engine_args import EngineArgs, parse_size_bytes
 from quire.ipc.errors import ConfigError, ModelError

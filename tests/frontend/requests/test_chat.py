@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from frontend_fakes import FakeSyncClient
-from quire.frontend import llm_engine as llm_engine_module
+from frontend_fakes import FakeClient, use_client
 from quire.frontend.llm import LLM
 from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.outputs import RequestOutput
@@ -29,8 +28,8 @@ class Talk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         sizes = {"vocab_size": 2048, "max_model_len": 1024, "num_gpu_blocks": 100, "block_size": 16}
-        self.client = FakeSyncClient(lambda _request: [*self.says, END], model=str(pocket_folder()), **sizes)
-        monkeypatch.setattr(llm_engine_module, "make_sync_client", lambda *_: self.client)
+        self.client = FakeClient(lambda _request: [*self.says, END], model=str(pocket_folder()), **sizes)
+        use_client(monkeypatch, self.client)
         self.llm = LLM()
         own = self.llm.get_tokenizer()
         assert own is not None

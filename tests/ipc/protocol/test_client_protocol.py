@@ -20,7 +20,6 @@ from quire.ipc.protocol.codec import PING
 from quire.ipc.protocol.messages import (
     MAX_REQUESTS_PER_FRAME,
     PROTOCOL_VERSION,
-    AbortRequests,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -186,15 +185,6 @@ def test_a_connection_that_is_made_without_the_end_of_the_one_before_begins_anew
     client.protocol.add_requests([make_request("a", [1])], NOW)
     client.connect()
     assert not client.protocol.is_open
-
-
-def test_a_request_that_was_withdrawn_is_aborted_and_not_resumed(client: Client) -> None:
-    client.attach()
-    client.protocol.add_requests([make_request("a", [1])], NOW)
-    client.protocol.withdraw_requests(["a"])
-    assert client.sent()[1:] == [AbortRequests(["a"])]
-    assert client.hear(outputs(4)) == []
-    assert client.attach() == []
 
 
 def test_requests_that_come_together_share_frames_within_bounds(client: Client) -> None:

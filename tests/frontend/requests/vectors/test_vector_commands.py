@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from frontend_fakes import FakeSyncClient, write_encoder_folder
+from frontend_fakes import FakeClient, write_encoder_folder
 from quire.frontend.cli import entry, session
 from quire.frontend.cli.parser import ExitCode
+from quire.frontend.client.loop_thread import LoopThread
 from quire.frontend.llm_engine import LLMEngine
 from quire.frontend.text.tokenizer import load_tokenizer
 
@@ -21,14 +22,12 @@ JUDGE = ("classify", "score", "token_classify")
 
 
 @pytest.fixture
-def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSyncClient:
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     """The engine of the commands, which embeds; `facts` may be changed."""
     folder = write_encoder_folder(tmp_path)
-    client = FakeSyncClient(
-        lambda _: [2], tasks=ENCODER, model=str(folder), num_gpu_blocks=0, embedding_size=3
-    )
+    client = FakeClient(lambda _: [2], tasks=ENCODER, model=str(folder), num_gpu_blocks=0, embedding_size=3)
     tokenizer = load_tokenizer(folder)
-    monkeypatch.setattr(session, "start_engine", lambda *_: LLMEngine(client, tokenizer))
+    monkeypatch.setattr(session, "start_engine", lambda *_: LLMEngine(LoopThread(), client, tokenizer))
     return client
 
 
@@ -40,13 +39,13 @@ def pipe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
 
 
-def test_vectors_are_printed_a_line_each(client: FakeSyncClient, capsys: Any):
+def test_vectors_are_printed_a_line_each(client: FakeClient, capsys: Any):
     assert run("embed", "the fox", "dog") == ExitCode.OK
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert (first[1], second[1]) == (4, len(client.engine.added[1].prompt_token_ids) // 4)
 
 
-def test_json_lines_say_what_they_are_of(client: FakeSyncClient, capsys: Any):
+def test_json_lines_say_what_they_are_of(client: FakeClient, capsys: Any):
     assert run("embed", "--json", "the fox") == ExitCode.OK
     line = json.loads(capsys.readouterr().out)
     assert (line["index"], line["text"], line["prompt_tokens"], line["embedding"][1]) == (0, "the fox", 4, 4)
@@ -54,7 +53,7 @@ def test_json_lines_say_what_they_are_of(client: FakeSyncClient, capsys: Any):
 
 
 def test_a_terminal_shows_how_near_texts_are(
-    client: FakeSyncClient, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    client: FakeClient, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert run("embed", "the fox", "the fox") == ExitCode.OK
@@ -64,9 +63,7 @@ def test_a_terminal_shows_how_near_texts_are(
     assert len(client.engine.added) == 2
 
 
-def test_lines_that_are_piped_in_are_texts(
-    client: FakeSyncClient, capsys: Any, monkeypatch: pytest.MonkeyPatch
-):
+def test_lines_that_are_piped_in_are_texts(client: FakeClient, capsys: Any, monkeypatch: pytest.MonkeyPatch):
     pipe(monkeypatch, "the fox\r\n\n dog\n")
     assert run("embed", "--json") == ExitCode.OK
     assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == ["the fox", " dog"]
@@ -85,21 +82,21 @@ def test_lines_that_are_piped_in_are_texts(
     ],
 )
 def test_options_that_the_model_does_not_have_are_refused(
-    client: FakeSyncClient, options: list[str], said: str, capsys: Any
+    client: FakeClient, options: list[str], said: str, capsys: Any
 ):
     assert run("embed", *options, "fox") == ExitCode.USAGE
     assert said in capsys.readouterr().err
     assert client.engine.added == []
 
 
-def test_options_of_an_embedding_are_those_of_its_params(client: FakeSyncClient):
+def test_options_of_an_embedding_are_those_of_its_params(client: FakeClient):
     assert run("embed", "--truncate-prompt-tokens", "3", "--prompt", "the ", "fox dog") == ExitCode.OK
     assert len(client.engine.added[0].prompt_token_ids) == 4 * 3
 
 
 @pytest.mark.parametrize("tasks", [ENCODER, JUDGE], ids=["embeddings", "pairs"])
 def test_documents_come_in_the_order_of_their_scores(
-    client: FakeSyncClient, tasks: tuple[str, ...], tmp_path: Path, capsys: Any
+    client: FakeClient, tasks: tuple[str, ...], tmp_path: Path, capsys: Any
 ):
     client.facts = msgspec.structs.replace(client.facts, tasks=tasks)
     more = tmp_path / "more.txt"
@@ -118,7 +115,7 @@ def test_documents_come_in_the_order_of_their_scores(
 
 
 def test_a_ranking_is_scores_and_documents_with_a_tab_between(
-    client: FakeSyncClient, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    client: FakeClient, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ):
     pipe(monkeypatch, "fox\nthe fox\n")
     assert run("rerank", "the fox") == ExitCode.OK
@@ -138,7 +135,7 @@ def test_a_ranking_is_scores_and_documents_with_a_tab_between(
     ],
 )
 def test_what_cannot_be_used_is_said(
-    client: FakeSyncClient, argv: list[str], said: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    client: FakeClient, argv: list[str], said: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ):
     pipe(monkeypatch, "")
     assert run(*argv) == ExitCode.USAGE
@@ -147,7 +144,7 @@ def test_what_cannot_be_used_is_said(
 
 
 def test_a_text_that_the_engine_fails_ends_the_command(
-    client: FakeSyncClient, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    client: FakeClient, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ):
     added = client.engine.add
 
