@@ -255,9 +255,8 @@ class AsyncRequests:
             while True:
                 outputs = await self._client.get_outputs()
                 for start in range(0, len(outputs), _SLICE):
-                    processed = self._outputs.process_outputs(outputs[start : start + _SLICE])
-                    if processed.ids_to_abort:
-                        self._client.abort_requests(processed.ids_to_abort)
+                    if ids := self._outputs.process_outputs(outputs[start : start + _SLICE]):
+                        self._client.abort_requests(ids)
                     if start + _SLICE < len(outputs):
                         await asyncio.sleep(0)
                 self._on_news()

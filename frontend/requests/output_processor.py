@@ -29,14 +29,6 @@ _REPEATS = "repetition_detected"  # vLLM's stop_reason
 _REASON_TEXTS = {reason: str(reason) for reason in FinishReason}
 
 
-@dataclass(slots=True)
-class ProcessedOutputs:
-    """Outputs for the caller of `process_outputs` (those without a sink), and what the engine shall end."""
-
-    request_outputs: list[RequestOutput] = field(default_factory=list[RequestOutput])
-    ids_to_abort: list[str] = field(default_factory=list[str])
-
-
 @dataclass(slots=True, eq=False)
 class RequestState:
     """One sequence: what it has generated, and how much of that was delivered."""
@@ -45,7 +37,7 @@ class RequestState:
     index: int
     group: RequestGroup | None
     tokenizer: InitVar[Tokenizer | None]
-    sink: Sink | None
+    sink: Sink
     kind: RequestOutputKind = field(init=False)
     metrics: RequestMetrics = field(init=False)
     token_ids: list[int] = field(init=False)
@@ -298,10 +290,8 @@ class OutputProcessor:
         """The user's ids of unfinished requests."""
         return list(self._engine_ids)
 
-    def add_request(self, request: EngineInput | PoolingInput, sink: Sink | None = None) -> None:
-        """Follow a request; its outputs go to `sink`, or come back from `process_outputs`.
-
-        Those of a PoolingInput always have a sink.
+    def add_request(self, request: EngineInput | PoolingInput, sink: Sink) -> None:
+        """Follow a request, whose outputs go to `sink`.
 
         Raises InputError when its id is already that of a live request.
         """
@@ -309,7 +299,6 @@ class OutputProcessor:
         if request_id in self._engine_ids:
             raise InputError("request_id", request_id, "an id that no unfinished request has")
         if isinstance(request, PoolingInput):
-            assert sink is not None
             self._states[request.engine_id] = PoolingState(request, sink)
             self._engine_ids[request_id] = [request.engine_id]
             return
@@ -342,9 +331,9 @@ class OutputProcessor:
                 state.group.end()
         return engine_ids
 
-    def process_outputs(self, outputs: Sequence[EngineCoreOutput]) -> ProcessedOutputs:
-        """Merge what the engine sent and build what is to be delivered."""
-        processed = ProcessedOutputs()
+    def process_outputs(self, outputs: Sequence[EngineCoreOutput]) -> list[str]:
+        """Merge what the engine sent and deliver what that makes; returns what the engine shall end."""
+        ids_to_abort: list[str] = []
         now = time.time()
         groups: dict[int, RequestState] = {}  # one state of each group that changed, by the group's identity
         states = self._states
@@ -360,7 +349,7 @@ class OutputProcessor:
             state.take(output, now)
             if state.finish_reason is not None:
                 if output.finish_reason is None:  # it ended here: a stop string, or a gap
-                    processed.ids_to_abort.append(output.request_id)
+                    ids_to_abort.append(output.request_id)
                 self._remove(output.request_id, state)
             elif state.kind == RequestOutputKind.FINAL_ONLY:
                 continue
@@ -374,14 +363,14 @@ class OutputProcessor:
                 if state.beams is not None:
                     completions = make_beam_completions(state.request, state.beams, self._tokenizer)
                     state.metrics.num_generation_tokens = sum(len(one.token_ids) for one in completions)
-                made = _make_output(state, completions, is_finished, metrics, state)
-                self._deliver(made, state.sink, processed)
+                state.sink(_make_output(state, completions, is_finished, metrics, state))
         for state in groups.values():
             assert state.group is not None
-            self._deliver(state.group.make_output(), state.sink, processed)
+            if (made := state.group.make_output()) is not None:
+                state.sink(made)
             if state.group.num_live == 0:
                 state.group.end()
-        return processed
+        return ids_to_abort
 
     def _remove(self, engine_id: str, state: RequestState | PoolingState) -> None:
         del self._states[engine_id]
@@ -390,14 +379,6 @@ class OutputProcessor:
         live.remove(engine_id)
         if not live:
             del self._engine_ids[request_id]
-
-    def _deliver(self, output: RequestOutput | None, sink: Sink | None, processed: ProcessedOutputs) -> None:
-        if output is None:
-            return
-        if sink is not None:
-            sink(output)
-        else:
-            processed.request_outputs.append(output)
 
 
 def _make_output(

@@ -158,9 +158,8 @@ class SimClient:
             outputs = self._links.take(link, frames, self._timeline.now)
         except QuireError as error:
             raise Violation(f"the client's user gets a {type(error).__name__}: {error}") from None
-        processed = self._processor.process_outputs(outputs)
-        if processed.ids_to_abort:
-            raise Violation(f"{processed.ids_to_abort} came with a gap")
+        if ids := self._processor.process_outputs(outputs):
+            raise Violation(f"{ids} came with a gap")
         if self._links.are_ready:
             self._links.form_group()
             self._is_attached = True

@@ -28,7 +28,8 @@ class Bench:
         self.processor = OutputProcessor(tokenizer)
         maker = InputProcessor(make_facts(), tokenizer)
         self.request: EngineInput = maker.process("r", prompt, SamplingParams(**params), arrival_time=1.0)
-        self.processor.add_request(self.request)
+        self.taken: list[RequestOutput] = []
+        self.processor.add_request(self.request, lambda output: self.taken.append(output))
         self.ids = [sequence.request_id for sequence in self.request.sequences]
         self.starts = dict.fromkeys(self.ids, 0)
         self.aborts: list[str] = []
@@ -40,9 +41,9 @@ class Bench:
         return EngineCoreOutput(engine_id, start, tokens, finish, **more)
 
     def take(self, *outputs: EngineCoreOutput) -> list[RequestOutput]:
-        processed = self.processor.process_outputs(list(outputs))
-        self.aborts += processed.ids_to_abort
-        return processed.request_outputs
+        self.aborts += self.processor.process_outputs(list(outputs))
+        taken, self.taken = self.taken, []
+        return taken
 
 
 def block(rows: list[list[tuple[int, float]]], ranks: list[int]) -> LogprobsBlock:
@@ -192,9 +193,9 @@ def test_metrics_come_with_the_final_output(byte_level: Tokenizer):
 def test_a_live_id_cannot_be_used_twice(byte_level: Tokenizer):
     bench = Bench(byte_level)
     with pytest.raises(InputError, match="request_id='r'"):
-        bench.processor.add_request(bench.request)
+        bench.processor.add_request(bench.request, bench.taken.append)
     bench.take(bench.send([65], FinishReason.LENGTH))
-    bench.processor.add_request(bench.request)
+    bench.processor.add_request(bench.request, bench.taken.append)
 
 
 def test_forgotten_requests_leave_nothing_and_name_what_to_end(byte_level: Tokenizer):
