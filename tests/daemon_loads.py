@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import signal
@@ -18,7 +17,6 @@ from blocking_client import BlockingClient, attach_client
 from daemon_client import make_requests
 from daemons import wait_until
 from fakes import expected_output, make_config
-from quire.frontend.client.async_engine_core_client import attach_async_client
 from quire.ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest
 from quire.ipc.spec.config import EngineConfig
 
@@ -67,8 +65,8 @@ def assert_undisturbed(requests: list[EngineCoreRequest], outputs: Outputs) -> N
         assert [output.finish_reason for output in own if output.finish_reason is not None] == [reason]
 
 
-class SyncLoad(threading.Thread):
-    """An attached sync client with requests, in a thread of its own."""
+class Load(threading.Thread):
+    """An attached client with requests, in a thread of its own."""
 
     def __init__(self, name: str, requests: list[EngineCoreRequest]) -> None:
         super().__init__(daemon=True)
@@ -100,47 +98,13 @@ class SyncLoad(threading.Thread):
         return self.outputs
 
 
-class AsyncLoad(SyncLoad):
-    """The same with an async client and its event loop."""
-
-    def __init__(self, name: str, requests: list[EngineCoreRequest]) -> None:
-        threading.Thread.__init__(self, daemon=True)
-        self.outputs = {}
-        self.error = None
-        self.requests, self._name = requests, name
-
-    def run(self) -> None:
-        try:
-            asyncio.run(self._run())
-        except BaseException as error:
-            self.error = error
-
-    async def _run(self) -> None:
-        client = await attach_async_client(self._name, "AsyncLLM")
-        try:
-            for request in self.requests:
-                client.add_request(request)
-            live = {request.request_id for request in self.requests}
-            async with asyncio.timeout(TIMEOUT_S):
-                while live:
-                    for output in await client.get_outputs():
-                        self.outputs.setdefault(output.request_id, []).append(output)
-                        if output.finish_reason is not None:
-                            live.remove(output.request_id)
-        finally:
-            client.close()
-
-
-def make_loads(name: str, count: int, max_tokens: int = 200) -> list[SyncLoad]:
-    """A client of each kind with `count` requests."""
-    return [
-        SyncLoad(name, make_requests("sync", count, max_tokens)),
-        AsyncLoad(name, make_requests("async", count, max_tokens)),
-    ]
+def make_loads(name: str, count: int, max_tokens: int = 200) -> list[Load]:
+    """Two clients with `count` requests."""
+    return [Load(name, make_requests(prefix, count, max_tokens)) for prefix in ("a", "b")]
 
 
 @contextlib.contextmanager
-def under_load(name: str, count: int = 32, max_tokens: int = 300) -> Iterator[list[SyncLoad]]:
+def under_load(name: str, count: int = 32, max_tokens: int = 300) -> Iterator[list[Load]]:
     """A sync and an async client with `count` requests each; afterwards all must have ended undisturbed."""
     loads = make_loads(name, count, max_tokens)
     for load in loads:
@@ -150,7 +114,7 @@ def under_load(name: str, count: int = 32, max_tokens: int = 300) -> Iterator[li
         assert_undisturbed(load.requests, load.finish())
 
 
-def wait_for_tokens(loads: list[SyncLoad], count: int) -> None:
+def wait_for_tokens(loads: list[Load], count: int) -> None:
     """Until each has received that many tokens; fails if one has ended."""
     assert wait_until(lambda: all(load.num_tokens >= count or load.error for load in loads), TIMEOUT_S)
     assert all(load.is_alive() for load in loads), [load.error for load in loads]

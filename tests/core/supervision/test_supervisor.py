@@ -21,8 +21,7 @@ from blocking_client import BlockingClient, attach_client
 from daemon_loads import (
     PACED,
     TIMEOUT_S,
-    AsyncLoad,
-    SyncLoad,
+    Load,
     assert_undisturbed,
     collect,
     make_named_config,
@@ -161,8 +160,8 @@ def test_a_core_killed_while_it_starts_is_started_again() -> None:
 
 def test_a_used_up_budget_ends_the_daemon_with_one_reason_and_every_client_is_told(daemon: Daemon) -> None:
     loads = [
-        SyncLoad(daemon.name, make_requests("sync", 4)),
-        AsyncLoad(daemon.name, make_requests("async", 4)),
+        Load(daemon.name, make_requests("sync", 4)),
+        Load(daemon.name, make_requests("async", 4)),
     ]
     for load in loads:
         load.start()
@@ -230,8 +229,8 @@ def test_a_restart_between_two_starts_begins_at_once(daemon: Daemon) -> None:
 def test_a_killed_supervisor_ends_everything_and_clients_are_told(daemon: Daemon) -> None:
     core_pid = daemon.core_pid
     loads = [
-        SyncLoad(daemon.name, make_requests("sync", 8, 400)),
-        AsyncLoad(daemon.name, make_requests("a", 8, 400)),
+        Load(daemon.name, make_requests("sync", 8, 400)),
+        Load(daemon.name, make_requests("a", 8, 400)),
     ]
     for load in loads:
         load.start()
