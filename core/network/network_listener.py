@@ -118,9 +118,8 @@ class NetworkListener(ClientListener):
                     yield to_remote_identity(identity.bytes, key), [frame.bytes for frame in frames]
         self._is_behind = False
         with self._limits_lock:
-            was_cut = bool(self._unread.cut_off)
-            self._unread.forget()
-        if was_cut:
+            num_bytes = self._unread.forget()
+        if num_bytes > _LEAST_UNREAD_BYTES // 4:
             trim_heap()
 
     def _look(self) -> None:
@@ -317,6 +316,7 @@ class UnreadBytes:
         self.most = most
         self._received: dict[int, int] = {}  # descriptor -> bytes at the last look
         self._is_counting = False
+        self._peak = 0
         self._unread: Counter[bytes] = Counter()  # by key; b"": of connections whose key is not known yet
 
     def begin(self, fd: int) -> None:
@@ -347,6 +347,7 @@ class UnreadBytes:
             for fd, count in received.items():
                 self._unread[keys.get(fd, b"")] += count - self._received.get(fd, count)
         self._received, self._is_counting = dict(received), True
+        self._peak = max(self._peak, self._unread.total())
         if self._unread.total() <= self.most:
             return []
         ((most, _),) = self._unread.most_common(1)
@@ -354,11 +355,13 @@ class UnreadBytes:
             self.cut_off.add(most)
         return [fd for fd in received if keys.get(fd, b"") == most]
 
-    def forget(self) -> None:
-        """All is read."""
+    def forget(self) -> int:
+        """All is read. Returns how much was unread at most, as looks have found it."""
+        peak, self._peak = self._peak, 0
         self._is_counting = False
         self._unread.clear()
         self.cut_off.clear()
+        return peak
 
 
 class ConnectionLimits:

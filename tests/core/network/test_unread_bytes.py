@@ -25,8 +25,9 @@ def test_all_connections_of_who_sent_most_are_cut_and_no_others() -> None:
     unread = start()
     assert unread.look({1: 5500, 2: 5400, 3: 5600}, KEYS) == [1, 2]
     assert unread.cut_off == {ONE}
-    unread.forget()
+    assert unread.forget() == 1500
     assert not unread.cut_off
+    assert unread.forget() == 0
 
 
 def test_what_is_read_counts_no_more() -> None:
