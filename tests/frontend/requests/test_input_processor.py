@@ -373,7 +373,7 @@ def test_without_a_tokenizer_only_token_ids_go_in_and_out():
             processor.process("a", [1], SamplingParams(**values))
 
 
-@pytest.mark.parametrize("priority", ["high", 2**40, None])
+@pytest.mark.parametrize("priority", ["high", 2**40, None, True])
 def test_a_priority_is_an_integer(priority: Any):
     with pytest.raises(InputError, match="priority"):
         read_options(priority=priority)
