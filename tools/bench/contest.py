@@ -34,14 +34,11 @@ CLOSE_TIMEOUT_S = 20.0  # vLLM's engine takes some seconds to end
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Run these requests, all there at the start. It carries their ids: a peer needs nothing of the bench.
 
-    json_schemas: what the outputs follow, shared in turn; none for plain text. texts: to be embedded, instead
-    of requests.
+    texts: to be embedded, instead of requests.
     """
 
     requests: list[BenchRequest] = []
-    json_schemas: list[str] = []
     texts: list[str] = []
-    temperature: float = 0.0
 
     @property
     def num_output_tokens(self) -> int:

@@ -35,7 +35,7 @@ async function generate(sequence, request) {
 }
 
 async function run(job) {
-    if (job.texts.length || job.json_schemas.length) throw new Error("only plain requests");
+    if (job.texts.length) throw new Error("only plain requests");
     await reserve(job.requests.length);
     await Promise.all(sequences.map((sequence) => sequence.clearHistory()));
     const start = performance.now();

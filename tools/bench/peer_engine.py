@@ -30,13 +30,12 @@ class _VLLM:
         prompts = [{"prompt_token_ids": request["prompt_token_ids"]} for request in job["requests"]]
         params: list[Any] = [
             SamplingParams(
-                temperature=job["temperature"],
+                temperature=0.0,
                 max_tokens=request["num_output_tokens"],
                 ignore_eos=True,
                 detokenize=False,
-                structured_outputs=_pick_schema(job["json_schemas"], number),
             )
-            for number, request in enumerate(job["requests"])
+            for request in job["requests"]
         ]
         start = time.perf_counter()
         outputs = self._llm.generate(prompts, params, use_tqdm=False)
@@ -91,14 +90,6 @@ def _make_result(
         "num_output_tokens": num_output_tokens,
         "num_cached_tokens": num_cached_tokens,
     }
-
-
-def _pick_schema(schemas: list[str], number: int) -> Any:
-    if not schemas:
-        return None
-    from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports]
-
-    return StructuredOutputsParams(json=schemas[number % len(schemas)])
 
 
 def _measure_rss() -> dict[str, int]:

@@ -14,7 +14,6 @@ import psutil
 
 from ...frontend.llm import LLM
 from ...ipc.params.sampling_params import SamplingParams
-from ...ipc.params.structured_outputs import StructuredOutputsParams
 from .contest import Engine, Job, JobResult, claim_stdout, serve
 
 
@@ -37,13 +36,12 @@ class QuireEngine(Engine):
         prompts: list[Any] = [{"prompt_token_ids": r.prompt_token_ids} for r in job.requests]
         params = [
             SamplingParams(
-                temperature=job.temperature,
+                temperature=0.0,
                 max_tokens=request.num_output_tokens,
                 ignore_eos=True,
                 detokenize=False,
-                structured_outputs=_pick_schema(job.json_schemas, number),
             )
-            for number, request in enumerate(job.requests)
+            for request in job.requests
         ]
         start = time.perf_counter()
         outputs = self._llm.generate(prompts, params, use_tqdm=False)
@@ -65,10 +63,6 @@ class QuireEngine(Engine):
     def close(self) -> None:
         """End core and worker."""
         self._llm.close()
-
-
-def _pick_schema(schemas: list[str], number: int) -> StructuredOutputsParams | None:
-    return StructuredOutputsParams(json=schemas[number % len(schemas)]) if schemas else None
 
 
 def main() -> None:

@@ -4,19 +4,12 @@ The corpus never repeats, so nothing is seen twice. Text and sequences to copy a
 first, few at the end.
 """
 
-import argparse
-import ctypes
-import time
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from . import MODEL_DIR
@@ -25,7 +18,6 @@ from .batches import (
     LONG_SHAPE,
     SHORT_SHAPE,
     TURN_END_ID,
-    Batch,
     Packer,
     encode_documents,
     render,
@@ -33,26 +25,14 @@ from .batches import (
 from .loss import NORM_EPS, ROPE_THETA, compute_loss
 from .text import draw_documents
 from .tokenizer import SPACE, VOCAB_SIZE, save_tokenizer, train_tokenizer, write_json
+from .training import Averaged, Options, parse_options, prepare, save_tensors, train_steps
 from .wiring import wire
 
 MAX_LENGTH = 2048
 TOKENIZER_DOCUMENTS = 10_000
-MALLOC_TRIM_THRESHOLD, MALLOC_TOP_PAD, MALLOC_MMAP_MAX = -1, -2, -4  # of malloc.h
 NUM_STEPS = 5000  # some 50 minutes on two cores that do nothing else
 WARM_UP_STEPS = 60
-EMA_DECAY = 0.99
 MATRIX_RATE, OTHER_RATE = 0.015, 0.003  # learning rates of Muon and AdamW at factor 1
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """`steps` sets the length of the whole recipe, whose parts are shares of it."""
-
-    out: Path
-    steps: int
-    seed: int
-    threads: int
-    export_every: int
 
 
 def plan_step(step: int, num_steps: int) -> tuple[tuple[int, int], float, float]:
@@ -102,75 +82,21 @@ def init_spaced_words(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
         weight[spaced] = 0.8 * weight[bare] + 0.6 * weight[vocab[SPACE]]
 
 
-class Trainer:
-    """A model in training, its optimizers and the running average of its weights, which is what is kept."""
-
-    def __init__(self, model: LlamaForCausalLM) -> None:
-        self.model = model
-        self._average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA_DECAY))
-        matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers." in name]
-        others = [p for name, p in model.named_parameters() if p.ndim != 2 or "layers." not in name]
-        # Muon needs fewer steps than AdamW, but is made for the matrices inside the network only.
-        self._optimizers = {
-            torch.optim.Muon(matrices, lr=MATRIX_RATE, momentum=0.95, weight_decay=0.02): MATRIX_RATE,
-            torch.optim.AdamW(others, lr=OTHER_RATE, betas=(0.9, 0.98), weight_decay=0.0): OTHER_RATE,
-        }
-
-    def step(self, batch: Batch, factor: float) -> float:
-        """One update at `factor` times the learning rates; returns the loss before it."""
-        loss = compute_loss(self.model, batch)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer, rate in self._optimizers.items():
-            optimizer.param_groups[0]["lr"] = rate * factor
-            optimizer.step()
-            optimizer.zero_grad()
-        self._average.update_parameters(self.model)
-        return loss.item()
-
-    @property
-    def averaged_model(self) -> LlamaForCausalLM:
-        """The moving average of the weights, which is exported."""
-        return cast(LlamaForCausalLM, self._average.module)
-
-
 def train(options: Options) -> None:
-    """Trains and writes the model folder to `options.out`, also every `export_every` steps."""
-    keep_freed_memory()
-    torch.manual_seed(options.seed)
-    torch.set_num_threads(options.threads)
+    """Train, and write the model folder to `options.out`."""
+    prepare(options)
     tokenizer = train_tokenizer(map(render, islice(draw_documents(options.seed), TOKENIZER_DOCUMENTS)))
     model = LlamaForCausalLM(make_config())
     init_spaced_words(model, tokenizer)
     wire(model, ROPE_THETA)
-    trainer = Trainer(model)
-    num_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
-    print(f"{num_parameters:,} parameters, seed {options.seed}", flush=True)
+    trainer = Averaged(model, "layers.", MATRIX_RATE, OTHER_RATE)
     packer = Packer(encode_documents(tokenizer, draw_documents(options.seed + 1)), options.seed)
 
-    start, recent = time.monotonic(), 0.0
-    for step in range(1, options.steps + 1):
+    def take_step(step: int) -> float:
         shape, copy_share, factor = plan_step(step, options.steps)
-        loss = trainer.step(packer.pack(shape, copy_share), factor)
-        recent = loss if step == 1 else 0.95 * recent + 0.05 * loss
-        if step % 25 == 0:
-            minutes = (time.monotonic() - start) / 60
-            print(f"step {step:5d}  loss {recent:.4f}  lr x{factor:.3f}  {minutes:.1f} min", flush=True)
-        if step % options.export_every == 0:
-            export(trainer.averaged_model, tokenizer, options.out)
-    export(trainer.averaged_model, tokenizer, options.out)
+        return trainer.update(compute_loss(model, packer.pack(shape, copy_share)), factor)
 
-
-def keep_freed_memory() -> None:
-    """Has malloc reuse large blocks; otherwise each step maps hundreds of megabytes anew, page by page.
-
-    On a shared virtual machine that made a step three times as long. Only glibc has the setting.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for setting in (MALLOC_TRIM_THRESHOLD, MALLOC_TOP_PAD):
-            mallopt(setting, 1 << 30)
-        mallopt(MALLOC_MMAP_MAX, 0)
+    train_steps(options, trainer, take_step, lambda averaged: export(averaged, tokenizer, options.out))
 
 
 def export(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
@@ -181,8 +107,7 @@ def export(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
         for name, tensor in model.state_dict().items()
         if name != "lm_head.weight"  # tied to the embeddings
     }
-    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
-    (out / "model.safetensors").chmod(0o644)  # safetensors makes it private
+    save_tensors(tensors, out)
     save_tokenizer(tokenizer, out, MAX_LENGTH)
     write_json(out / "config.json", _describe(model.config))
     ends = {"eos_token_id": [END_OF_TEXT_ID, TURN_END_ID], "pad_token_id": END_OF_TEXT_ID}
@@ -210,16 +135,5 @@ def _describe(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
-def parse_options() -> Options:
-    """The options of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m quire.tools.pocket.train", description=__doc__)
-    parser.add_argument("--out", type=Path, default=MODEL_DIR, help="the folder to write")
-    parser.add_argument("--steps", type=int, default=NUM_STEPS, help="the length of the whole recipe")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--export-every", type=int, default=250, help="steps between two exports")
-    return Options(**vars(parser.parse_args()))
-
-
 if __name__ == "__main__":
-    train(parse_options())
+    train(parse_options("quire.tools.pocket.train", __doc__, MODEL_DIR, NUM_STEPS))

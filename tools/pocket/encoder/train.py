@@ -5,25 +5,20 @@ of all queries an answer's own. Texts of the query's topic are left out of the c
 Legend: B pairs, T positions, H hidden size.
 """
 
-import argparse
 import os
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import BertConfig, BertModel
 
 from ..tokenizer import write_json
-from ..train import keep_freed_memory
+from ..training import WARM_UP_STEPS, Averaged, Options, parse_options, prepare, save_tensors, train_steps
 from . import ENCODER_DIR
 from .corpus import draw_pairs, draw_story_pairs, draw_texts
 from .pairs import Pair
@@ -36,20 +31,7 @@ NUM_PAIRS, NUM_STORY_PAIRS = 160, 32  # of a step
 STORY_EVERY = 10  # steps
 NUM_BUCKETS = 4  # of a step's texts by length, to pad little
 TEMPERATURE = 0.05
-WARM_UP_STEPS = 60
-EMA_DECAY = 0.99
 MATRIX_RATE, OTHER_RATE = 0.01, 0.004  # learning rates of Muon and AdamW at factor 1
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """`steps` sets the length of the whole recipe, whose parts are shares of it."""
-
-    out: Path
-    steps: int
-    seed: int
-    threads: int
-    export_every: int
 
 
 def make_config(vocab_size: int) -> BertConfig:
@@ -68,38 +50,18 @@ def make_config(vocab_size: int) -> BertConfig:
     )
 
 
-class Trainer:
-    """An encoder in training, its optimizers and the running average of its weights, which is kept."""
+class Trainer(Averaged[BertModel]):
+    """An encoder in training."""
 
     def __init__(self, model: BertModel, tokenizer: Tokenizer, num_steps: int) -> None:
-        self.model = model
+        super().__init__(model, "encoder.", MATRIX_RATE, OTHER_RATE)
         self._tokenizer = tokenizer
         self._num_steps = num_steps
-        self._average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA_DECAY))
-        matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "encoder." in name]
-        others = [p for name, p in model.named_parameters() if p.ndim != 2 or "encoder." not in name]
-        self._optimizers = {
-            torch.optim.Muon(matrices, lr=MATRIX_RATE, momentum=0.95, weight_decay=0.02): MATRIX_RATE,
-            torch.optim.AdamW(others, lr=OTHER_RATE, betas=(0.9, 0.98), weight_decay=0.0): OTHER_RATE,
-        }
 
     def step(self, pairs: list[Pair], step: int) -> float:
         """One update; returns the loss before it. The learning rate falls in a line to zero."""
-        loss = self._compute_loss(pairs)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         factor = min(step / WARM_UP_STEPS, 1.0 - step / self._num_steps)
-        for optimizer, rate in self._optimizers.items():
-            optimizer.param_groups[0]["lr"] = rate * factor
-            optimizer.step()
-            optimizer.zero_grad()
-        self._average.update_parameters(self.model)
-        return loss.item()
-
-    @property
-    def averaged_model(self) -> BertModel:
-        """The moving average of the weights, which is exported."""
-        return cast(BertModel, self._average.module)
+        return self.update(self._compute_loss(pairs), factor)
 
     def _compute_loss(self, pairs: list[Pair]) -> Tensor:
         texts = [pair.query for pair in pairs] + [pair.answer.text for pair in pairs]
@@ -160,34 +122,27 @@ def draw_batches(seed: int) -> Iterator[list[Pair]]:
 
 
 def train(options: Options) -> None:
-    """Trains and writes the model folder to `options.out`, also every `export_every` steps."""
-    keep_freed_memory()
-    torch.manual_seed(options.seed)
-    torch.set_num_threads(options.threads)
+    """Train, and write the model folder to `options.out`."""
+    prepare(options)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = train_tokenizer(draw_texts(options.seed, TOKENIZER_PAIRS))
     model = BertModel(make_config(tokenizer.get_vocab_size()), add_pooling_layer=False)
     model.set_attn_implementation("eager")  # faster on a CPU than torch's fused attention, by a half
     trainer = Trainer(model, tokenizer, options.steps)
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, seed {options.seed}", flush=True)
-
-    start, recent = time.monotonic(), 0.0
-    for step, pairs in enumerate(islice(draw_batches(options.seed + 1), options.steps), 1):
-        loss = trainer.step(pairs, step)
-        recent = loss if step == 1 else 0.95 * recent + 0.05 * loss
-        if step % 25 == 0:
-            print(f"step {step:5d}  loss {recent:.4f}  {(time.monotonic() - start) / 60:.1f} min", flush=True)
-        if step % options.export_every == 0:
-            export(trainer.averaged_model, tokenizer, options.out)
-    export(trainer.averaged_model, tokenizer, options.out)
+    batches = draw_batches(options.seed + 1)
+    train_steps(
+        options,
+        trainer,
+        lambda step: trainer.step(next(batches), step),
+        lambda averaged: export(averaged, tokenizer, options.out),
+    )
 
 
 def export(model: BertModel, tokenizer: Tokenizer, out: Path) -> None:
     """Writes a sentence-transformers folder: tensors in bfloat16, to be computed with in float32."""
     (out / "1_Pooling").mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().to(torch.bfloat16) for name, tensor in model.state_dict().items()}
-    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
-    (out / "model.safetensors").chmod(0o644)  # safetensors makes it private
+    save_tensors(tensors, out)
     save_tokenizer(tokenizer, out, MAX_LENGTH)
     write_json(out / "config.json", _describe(model.config))
     write_json(out / "modules.json", [_describe_module(*module) for module in enumerate(MODULES)])
@@ -232,16 +187,5 @@ def _describe(config: BertConfig) -> dict[str, Any]:
     return described | {key: values[key] for key in kept.split()}
 
 
-def parse_options() -> Options:
-    """The options of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m quire.tools.pocket.encoder.train", description=__doc__)
-    parser.add_argument("--out", type=Path, default=ENCODER_DIR, help="the folder to write")
-    parser.add_argument("--steps", type=int, default=NUM_STEPS, help="the length of the whole recipe")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--export-every", type=int, default=250, help="steps between two exports")
-    return Options(**vars(parser.parse_args()))
-
-
 if __name__ == "__main__":
-    train(parse_options())
+    train(parse_options("quire.tools.pocket.encoder.train", __doc__, ENCODER_DIR, NUM_STEPS))
