@@ -15,6 +15,8 @@ from quire.ipc.protocol.step import NewRequestData
 from quire.ipc.protocol.token_lists import is_token_mask, pack_token_lists
 from quire.worker.sampling.logit_edit import EditedRow, LogitEdit, RowStart
 from quire.worker.sampling.logit_edits import apply_logit_edits, make_logit_edits
+from quire.worker.sampling.logprobs import compute_logprobs
+from quire.worker.sampling.sampler import LogprobGroup, SamplingBatch, make_sampling_columns, sample
 
 VOCAB_SIZE = 12
 INF = float("inf")
@@ -174,3 +176,22 @@ def test_ids_outside_the_vocabulary_do_not_reach_the_next_row(
     logits = torch.zeros(2, VOCAB_SIZE)
     apply_logit_edits(logits, [_row(0, edits, [1, 0], [])])
     assert not logits.any()
+
+
+def test_logprobs_are_those_of_the_model_whatever_edits_choose_the_token() -> None:
+    params = SamplingParams(temperature=0, logit_bias={3: 50.0})
+    columns = make_sampling_columns(1)
+    columns.enter(0, params, VOCAB_SIZE)
+    row = np.zeros(1, dtype=np.int64)
+    batch = SamplingBatch(
+        **columns.take(row),
+        output_positions=row,
+        edited=[_row(0, _make([1], [], params), [1], [])],
+        logprob_groups=[LogprobGroup(2, [0])],
+    )
+    logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+    sampled = sample(logits.clone(), batch)
+    assert sampled.token_ids.tolist() == [3]
+    ((rows, logprobs),) = sampled.logprobs
+    assert rows == [0]
+    assert torch.equal(logprobs.logprobs, compute_logprobs(logits, torch.tensor([3]), 2).logprobs)
