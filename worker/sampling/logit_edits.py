@@ -108,6 +108,8 @@ class LogitBias(LogitEdit["LogitBias"]):
     @classmethod
     def make(cls, start: RowStart) -> Self | None:
         lists = start.request.token_lists
+        if not lists.bias_ids:
+            return None
         ids = np.frombuffer(lists.bias_ids, dtype=np.int32).astype(np.int64)
         is_known = ids < start.vocab_size
         values = np.frombuffer(lists.bias_values, dtype=np.float32)
