@@ -1,4 +1,4 @@
-"""InprocClient: core, worker and torch in this process, for debuggers and profilers, which see all."""
+"""InprocClient: core, worker and torch in this process, for debuggers and profilers of all its threads."""
 
 from __future__ import annotations
 
