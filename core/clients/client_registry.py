@@ -1,7 +1,6 @@
-"""ClientRegistry: the clients of a core, what they say and what they are owed. messages.py without a socket.
+"""ClientRegistry: a core's clients, their messages and their outboxes: the core's side of messages.py.
 
-Who owns it brings frames and a way to send: the core's process a ROUTER, the in-process engine and the
-simulator none. One thread calls it.
+It knows no socket: its owner brings messages and a way to send. One thread calls it.
 """
 
 from __future__ import annotations
@@ -38,45 +37,37 @@ from ...ipc.protocol.messages import (
 from ...ipc.protocol.rights import MESSAGES, UTILITIES, Reach, Standing
 from ..engine.engine_core import EngineCore
 from ..stats.engine_facts import call_utility
-from ..stats.stats_collector import Surroundings
+from ..stats.stats_collector import CoreProcessInfo
 from .clients import Client, LeaseWatch
 from .origin import Origin, is_remote, make_owner_test
 
 
 @dataclass(slots=True)
 class GroupRoster:
-    """Which engines there are beside this one, as the owner of the group says.
+    """The engines beside this one, as the owner of the group has sent them.
 
-    `index` is this engine's own number; `owner` is the identity of the supervisor's socket, which may change
-    `roster`; it is empty without a supervisor.
-
-    The identity is random and known to the two processes alone: what a client says that it is does not count.
+    `index` is this engine's number. Only `owner` may send a roster: the identity of the supervisor's socket,
+    which is random and known to the two processes alone; empty without a supervisor.
     """
 
     index: int = 0
     roster: EngineRoster | None = None  # None: there is no other engine
     owner: bytes = b""
 
-    def take(self, roster: EngineRoster) -> bool:
-        """Take a roster in, which only `owner` may send; whether it is another one."""
-        has_changed = roster != self.roster
-        self.roster = roster
-        return has_changed
 
-
-_REST = 20  # times the cost of a round, for each answer in it: looks take at most 5 % of the core's time
-MAX_WAITING_CALLS = 1024  # of a client and a method; whoever asks more often gets no answer to the rest
+_REST = 20  # times the cost of a round until the next: answers take at most 5 % of the core's time
+MAX_WAITING_CALLS = 1024  # of a client and a method; further calls are not answered
 
 WaitingCalls = dict[bytes, deque[int]]  # client -> its call ids
 
 
 class UtilityCalls:
-    """What clients ask about the engine: calls that wait, by method and client. `clock` is monotonic.
+    """Utility calls that wait, by method and client. `clock` is monotonic.
 
-    A look walks what is live: 0.5 ms for a snapshot, 20 ms for a check of 10,000 requests. So calls of a
-    method wait until it is due, then share one answer that is newer than each of them: a round takes one call
-    of each client. Whoever asks now and then is answered at once; whoever floods waits, and nobody's steps
-    do. What an answer holds is `call_utility`'s (core/stats/engine_facts.py).
+    An answer walks all live requests: 0.5 ms for a snapshot, 20 ms for a check of 10,000 requests. So calls
+    of a method wait for a round, which answers one call of each client with one result that is newer than
+    all of them. A client that calls now and then is answered at once; one that floods waits, and no step
+    does. `call_utility` (core/stats/engine_facts.py) makes the results.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -85,7 +76,7 @@ class UtilityCalls:
         self._due_at: dict[UtilityMethod, float] = {}
 
     def add(self, client: bytes, call: UtilityCall) -> None:
-        """Let a call wait for its round; one beyond MAX_WAITING_CALLS is dropped."""
+        """Let a call wait for its round; a call beyond MAX_WAITING_CALLS is dropped."""
         ids = self._waiting.setdefault(call.method, {}).setdefault(client, deque())
         if len(ids) < MAX_WAITING_CALLS:
             ids.append(call.call_id)
@@ -132,13 +123,13 @@ _LOCAL = Origin()
 
 OUTBOX_RETRY_S = 0.02  # how soon a client whose queue was full is tried again
 
-# Puts a message into a client's queue. True if queued, False if the queue is full. Raises
-# ConnectionResetError if the client is gone.
+# Puts a message into a client's queue; False if the queue is full. Raises ConnectionResetError if the client
+# is gone.
 Send = Callable[[bytes, msgspec.Struct], bool]
 
 
 class ClientRegistry:
-    """Everybody who has said Hello. `core` and `facts` are None until `open`, which welcomes who waits."""
+    """The clients that have said Hello. `core` and `facts` are None until `open`."""
 
     def __init__(
         self,
@@ -152,8 +143,8 @@ class ClientRegistry:
         self.clients: dict[bytes, Client] = {}
         self.core: EngineCore | None = None
         self.facts: EngineFacts | None = None
-        self.find_remote_origin: Callable[[bytes], Origin] = lambda _: Origin()  # of what `is_remote`
-        self.leases = LeaseWatch(clock)  # says when to `check_leases`
+        self.find_remote_origin: Callable[[bytes], Origin] = lambda _: Origin()  # for `is_remote` identities
+        self.leases = LeaseWatch(clock)  # knows when `check_leases` is due
         self._epoch = epoch
         self._started_at = started_at
         self._phase = ""
@@ -165,7 +156,7 @@ class ClientRegistry:
         self._group = group or GroupRoster()
 
     def note_phase(self, phase: str) -> None:
-        """Tell who waits for the start how far it is."""
+        """Tell clients that wait for the start how far it is."""
         self._phase = phase
         for identity in self.clients:
             self.reply(identity, self._progress)
@@ -178,18 +169,18 @@ class ClientRegistry:
                 self.reply(identity, WorkerStatus(has_worker))
 
     def open(self, core: EngineCore, facts: EngineFacts) -> None:
-        """The engine is ready: welcome who waits, and whoever comes."""
+        """The engine is ready: welcome the clients that wait, and all that come."""
         self.core, self.facts = core, facts
         for identity in self.clients:
             self._welcome(identity, core, facts)
 
     @property
     def has_owner(self) -> bool:
-        """Whether who has started the engine has said Hello."""
+        """Whether the engine's owner has said Hello."""
         return self._group.owner in self.clients if self._group.owner else bool(self.clients)
 
     def refuse(self, reason: str, kind: str) -> None:
-        """The engine did not start: tell who waits for it, and whoever comes. Each is to say Goodbye."""
+        """The engine did not start: tell the clients that wait, and all that come. Each says Goodbye."""
         self._refusal = Refusal(reason, kind)
         for identity in self.clients:
             self._send_refusal(identity, self._refusal)
@@ -199,12 +190,12 @@ class ClientRegistry:
         self.reply(identity, msgspec.structs.replace(refusal, number=number))
 
     def take(self, identity: bytes, message: object) -> None:
-        """One message of a client. Raises ProtocolError when it is out of place, or not its to say."""
+        """Take a client's message. Raises ProtocolError if it is out of place or not the client's to send."""
         core = self.core if identity in self.clients else None
         origin = self._find_origin(identity)
         is_owner = bool(self._group.owner) and identity == self._group.owner
         standing = Standing.OWNER if is_owner else origin.standing
-        _check_right(message, standing)
+        _check_may_send(message, standing)
         match message:
             case Hello():
                 self._welcome_or_refuse(identity, message)
@@ -238,7 +229,7 @@ class ClientRegistry:
                 raise ProtocolError("Hello and its Welcome come before any other message")
 
     def forget(self, identity: bytes) -> None:
-        """Drop a client and its requests; nothing happens if it is not one."""
+        """Drop a client and its requests, if there is one."""
         if self.clients.pop(identity, None) is not None and self.core is not None:
             self._calls.forget(identity)
             self._find_origin(identity).note_lost(self.core.remove_client(identity))
@@ -252,7 +243,7 @@ class ClientRegistry:
                 self._on_client_gone(identity)
 
     def reply(self, identity: bytes, message: msgspec.Struct) -> None:
-        """Answer, past the outputs that wait; at once to one that is no client, if it is still there."""
+        """Queue a message before waiting outputs; send it at once to a sender that is no client."""
         client = self.clients.get(identity)
         if client is not None:
             client.outbox.add_reply(message)
@@ -260,11 +251,11 @@ class ClientRegistry:
         try:
             self._tell(identity, message)
         except ConnectionResetError:
-            _log.debug("nobody is there to be told %s", type(message).__name__)
+            _log.debug("the receiver of %s is gone", type(message).__name__)
 
     @property
     def next_turn_at(self) -> float | None:
-        """When something has to be done here though nothing arrives; None if there is no such time."""
+        """When the registry has something to do although nothing arrives; None if never."""
         retry_at = None
         for client in self.clients.values():
             if client.outbox:
@@ -273,7 +264,7 @@ class ClientRegistry:
         return find_earliest(self._calls.next_at, self.leases.next_check_at, retry_at)
 
     def deliver(self) -> None:
-        """Send what is owed, as far as each client's queue takes it."""
+        """Send answers and outputs, as far as each client's queue takes them."""
         if self.core is not None:
             for identity, method, result in self._calls.answer(self.answer):
                 self.reply(identity, self._adapt_result(identity, method, result, self.core))
@@ -302,7 +293,7 @@ class ClientRegistry:
         assert self.core is not None
         now = self._clock()
         clients = {identity: client.describe(now) for identity, client in self.clients.items()}
-        return call_utility(self.core, call, Surroundings(self._epoch, self._started_at, clients))
+        return call_utility(self.core, call, CoreProcessInfo(self._epoch, self._started_at, clients))
 
     def _welcome_or_refuse(self, identity: bytes, hello: Hello) -> None:
         if hello.protocol_version != PROTOCOL_VERSION:
@@ -314,7 +305,7 @@ class ClientRegistry:
         except DaemonError as error:
             self.reply(identity, Refusal(str(error), "DaemonError", hello.number))
             return
-        self.forget(identity)  # it begins anew and will add again what it still wants
+        self.forget(identity)  # it begins anew, and will add again the requests that it still has
         hello = msgspec.structs.replace(adapted, client_kind=make_printable(adapted.client_kind))
         self.clients[identity] = Client(hello, self._clock())
         if self.core is not None and self.facts is not None:
@@ -360,10 +351,12 @@ class ClientRegistry:
 
     def _take_roster(self, identity: bytes, roster: EngineRoster) -> None:
         """Pass a changed roster on to all clients, those included that wait for their Welcome."""
-        if self._group.take(roster):
-            for client in self.clients:
-                if client != identity:
-                    self.reply(client, self._progress if self.core is None else roster)
+        if roster == self._group.roster:
+            return
+        self._group.roster = roster
+        for client in self.clients:
+            if client != identity:
+                self.reply(client, self._progress if self.core is None else roster)
 
     def _on_client_gone(self, identity: bytes) -> None:
         hello = self.clients[identity].hello
@@ -371,12 +364,12 @@ class ClientRegistry:
         self.forget(identity)
 
 
-def _check_right(message: object, standing: Standing) -> None:
-    """Raise ProtocolError unless who is this may say it."""
+def _check_may_send(message: object, standing: Standing) -> None:
+    """Raise ProtocolError unless clients of this standing may send such a message."""
     right = MESSAGES.get(type(message)) if isinstance(message, msgspec.Struct) else None
     name = type(message).__name__
-    if right is None or all(right.find(one) is Reach.NONE for one in Standing):
+    if right is None or all(right.find(kind) is Reach.NONE for kind in Standing):
         raise ProtocolError(f"{name} is not for the engine")
     if right.find(standing) is Reach.NONE:
-        allowed = " or ".join(one.value for one in Standing if right.find(one) is not Reach.NONE)
+        allowed = " or ".join(kind.value for kind in Standing if right.find(kind) is not Reach.NONE)
         raise ProtocolError(f"{name} is taken from {allowed} only")

@@ -1,7 +1,7 @@
-"""The core's clients: who they are, what each is still owed, and which of them may be gone.
+"""A core's clients: what each is still to be sent, and which of them may be gone.
 
-A ROUTER's monitor tells only that some connection has ended. Sending to a peer that is gone fails, so every
-client is then sent a LeaseCheck, a few times: the event may overtake the socket's own bookkeeping.
+A ROUTER's monitor says only that some connection has ended. Sending to a peer that is gone fails, so every
+client is then sent a LeaseCheck; several times, since the event may overtake the socket's own bookkeeping.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ import msgspec
 from ...ipc.protocol.messages import EngineCoreOutput, EngineCoreOutputs, FrontendCounts, Hello, LogprobsBlock
 from ..stats.stats_collector import AttachedClient
 
-MAX_REPLIES = 1024  # that wait for one client, beside as many in its socket
-MAX_MERGED_BYTES = 16 * 1024 * 1024  # of logprobs and vectors in a message, beyond those of one step
+MAX_REPLIES = 1024  # waiting for one client, beside as many in its socket
+MAX_MERGED_BYTES = 16 * 1024 * 1024  # of logprobs and vectors in a message; one step may have more
 
 
 class Outbox:
-    """Messages to one client, in order; token outputs of a request merge while they wait.
+    """Messages to one client, in order; the outputs of a request merge while they wait.
 
-    So a slow reader costs a bounded amount of memory (its own tokens) and never blocks the engine or another
-    client.
+    So a slow client costs only the memory of its own tokens, and never blocks the engine or another client.
     """
 
     def __init__(self) -> None:
         self._replies: deque[msgspec.Struct] = deque()
         self._outputs: dict[str, EngineCoreOutput] = {}
-        self._bulk_bytes = 0  # of logprobs and vectors in these
-        self._full: deque[list[EngineCoreOutput]] = deque()  # earlier ones; no more is merged into them
+        self._bulk_bytes = 0  # of logprobs and vectors in `_outputs`
+        self._full: deque[list[EngineCoreOutput]] = deque()  # earlier outputs, which merge no more
 
     def __bool__(self) -> bool:
         return bool(self._replies or self._full or self._outputs)
@@ -41,12 +40,12 @@ class Outbox:
         return len(self._replies) + sum(map(len, self._full)) + len(self._outputs)
 
     def add_reply(self, message: msgspec.Struct) -> None:
-        """Queue a message before any waiting outputs; dropped when MAX_REPLIES wait, which nobody reads."""
+        """Queue a message before waiting outputs; dropped if MAX_REPLIES wait, as the client reads none."""
         if len(self._replies) < MAX_REPLIES:
             self._replies.append(message)
 
     def add_outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
-        """Queue outputs; one of a request that is still waiting grows instead."""
+        """Queue outputs, each merged into the one of the same request that still waits."""
         waiting = self._outputs
         for output in outputs:
             if output.pooled is not None:
@@ -62,7 +61,7 @@ class Outbox:
             self._outputs, self._bulk_bytes = {}, 0
 
     def flush(self, send: Callable[[msgspec.Struct], bool], epoch: str) -> bool:
-        """Hand everything to `send` until it answers False (try later). Returns True when empty."""
+        """Pass everything to `send` until that returns False (try later). Returns whether nothing is left."""
         while self._replies:
             if not send(self._replies[0]):
                 return False
@@ -79,7 +78,7 @@ class Outbox:
 
 
 def merge_outputs(first: EngineCoreOutput, second: EngineCoreOutput) -> EngineCoreOutput:
-    """One output that says what `first` and then `second` said about the same request."""
+    """One output in place of two consecutive ones of a request."""
     cached = first.num_cached_tokens if second.num_cached_tokens is None else second.num_cached_tokens
     return msgspec.structs.replace(
         second,
@@ -115,7 +114,7 @@ def _join(first: LogprobsBlock | None, second: LogprobsBlock | None) -> Logprobs
 
 
 _CHECKS_AFTER_S = (0.0, 0.05, 0.5)
-_REST = 20  # times the cost of a check before the next: a storm of connections takes 5 % of the core's time
+_REST = 20  # times the cost of a check until the next: checks take at most 5 % of the core's time
 
 
 @dataclass(slots=True)
@@ -135,13 +134,13 @@ class Client:
         return FrontendCounts(**taken)
 
     def describe(self, now: float) -> AttachedClient:
-        """What a snapshot says of it at a monotonic time."""
+        """Its part of a snapshot, at a monotonic time."""
         connected_s, hello = now - self.connected_at, self.hello
         return AttachedClient(hello.client_kind, hello.pid, hello.weight, self.outbox.num_unsent, connected_s)
 
 
 class LeaseWatch:
-    """Says when clients are to be checked. `clock` is monotonic."""
+    """Knows when clients are to be checked. `clock` is monotonic."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -159,7 +158,7 @@ class LeaseWatch:
         self._due = [now + after_s for after_s in _CHECKS_AFTER_S]
 
     def check_if_due(self, check: Callable[[], None]) -> None:
-        """Call `check` if its time has come. It costs as much as there are clients, so it then rests."""
+        """Call `check` if it is due. Its cost grows with the clients, so the next one waits for a while."""
         due_at = self.next_check_at
         if due_at is None or due_at > (now := self._clock()):
             return

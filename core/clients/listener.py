@@ -1,15 +1,15 @@
-"""Listener: keeps the core's client socket where clients look for it, and the core within its descriptors.
+"""Listener: keeps the core's client socket reachable, and the core from running out of file descriptors.
 
-If somebody removes the socket's file it is bound again, beside the listener that nobody finds any more. And
-libzmq ends its process when it is given no descriptor for a new connection (ipc_listener.cpp, accept: EMFILE
-is not among the errors that it bears): while few are left the file has another name. Connections that stand
-notice neither; to unbind would end them.
+If the socket's file is removed, the address is bound again; libzmq keeps the old listener's connections.
+libzmq ends its process when it gets no descriptor for a new connection (ipc_listener.cpp, accept: it does not
+bear EMFILE). So while few descriptors are left the file has another name, under which no client looks.
+Neither disturbs the connections that there are; to unbind would end them.
 
-A thread takes what the socket's monitor says, for libzmq accepts some ten connections a millisecond, and a
-turn of the core may last longer than its descriptors. While a thousand events are unread libzmq's own thread
-waits for their reader: with 2,048 descriptors or more the reserve suffices at whatever speed they come.
-Meanwhile that thread keeps a lock that to bind, or to end the monitor, needs as well. So both are called
-without the interpreter's lock, which the reader needs (pyzmq would keep it).
+A thread reads the socket's monitor: libzmq accepts some ten connections a millisecond, and a turn of the core
+may take longer than its descriptors last. When a thousand events are unread, libzmq's thread waits for their
+reader: with 2,048 descriptors or more the reserve therefore suffices. While it waits it holds a lock that
+binding, or ending the monitor, needs too. So both are called without the interpreter's lock, which the reader
+needs (pyzmq would keep it).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from .origin import ClientListener
 
 _log = logging.getLogger(__name__)
 
-CHECK_INTERVAL_S = 0.5  # of the file, at most so often; an idle core of a daemon has a turn every 0.7 s
-_RECHECK_MS = 100  # whether there are descriptors again
-# Of all descriptors, those kept for what is not a client's connection, and for what is accepted before the
-# name is hidden.
+CHECK_INTERVAL_S = 0.5  # between looks at the file; an idle core of a daemon has a turn every 0.7 s
+_RECHECK_MS = 100  # between looks whether there are descriptors again
+# The part of all descriptors that is not for clients' connections, or for those accepted before the name is
+# hidden.
 _RESERVED_FRACTION = 0.7
 _REOPEN_FRACTION = 0.75
-_MAX_EVENTS = 64  # taken before descriptors are looked at again
+_MAX_EVENTS = 64  # taken before the next look at descriptors
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 _MONITOR_ADDRESS = "inproc://clients"
 _STOP_TIMEOUT_S = 1.0
@@ -59,7 +59,7 @@ class Listener(ClientListener):
         self._hidden_path = self._path.with_name(f".{self._path.name}")
         self._restore_at = 0.0
         self._is_hidden = False  # for lack of descriptors
-        self._name_lock = threading.Lock()  # on the file's name, and whether it is hidden
+        self._name_lock = threading.Lock()  # guards the file's name and `_is_hidden`
         self.lost_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._watch, args=(_open_monitor(router),), daemon=True)
         self._thread.start()
@@ -78,20 +78,20 @@ class Listener(ClientListener):
         send_to(self.router, identity, frames)
 
     def restore(self, now: float) -> None:
-        """Bind the address again if its file is gone, if it is time to look. Monotonic time."""
+        """Bind the address again if its file is gone; looks every CHECK_INTERVAL_S. Monotonic time."""
         if now < self._restore_at:
             return
         self._restore_at = now + CHECK_INTERVAL_S
         with self._name_lock:
             is_lost = not self._is_hidden and not os.path.lexists(self._path)
         if is_lost:
-            self._bind()  # not with the name's lock: it may wait until the thread has read events
+            self._bind()  # without the lock: binding may wait until the thread has read events
             with self._name_lock:
-                if self._is_hidden:  # meanwhile
+                if self._is_hidden:  # the thread has hidden it meanwhile
                     self._move(self._path, self._hidden_path)
 
     def _bind(self) -> None:
-        """Once more: libzmq keeps the listener that there was, with its connections."""
+        """Bind once more. libzmq keeps the old listener, with its connections."""
         try:
             make_socket_folder(self._path)
             call_unlocked("zmq_bind", self.router, self._address.encode())
@@ -103,7 +103,7 @@ class Listener(ClientListener):
     # The thread.
 
     def _watch(self, monitor: zmq.Socket[bytes]) -> None:
-        """Until the monitor is stopped. Descriptors first: of events there may be more at any time."""
+        """Run until the monitor is stopped. Descriptors before events, of which more may come at any time."""
         with monitor:
             while True:
                 monitor.poll(_RECHECK_MS if self._is_hidden else None)
@@ -146,7 +146,7 @@ def _load_libzmq() -> ctypes.CDLL:
 
 
 def _open_monitor(router: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """Who comes and who goes. Its queue is as short as libzmq allows."""
+    """The socket that reports connections. Its queue is as short as libzmq allows."""
     router.monitor(_MONITOR_ADDRESS, _EVENTS)
     monitor = router.context.socket(zmq.PAIR)
     monitor.setsockopt(zmq.RCVHWM, 1)
@@ -169,5 +169,5 @@ def _fraction_left() -> float:
 
 
 def _count_open() -> int:
-    """Linux 6.2 and later say it. To list the folder gives the GIL away once for each of them."""
+    """Linux 6.2 and later give the count. Listing the folder releases the GIL once for each entry."""
     return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))

@@ -1,8 +1,8 @@
-"""Where a client comes from: by what it is known, what of it is believed, and what it is told.
+"""Origin: what the core believes of a client, and what it tells it, by where the client comes from.
 
-A client of this machine is believed and told everything. One of another machine comes by a listener of its
-own (core/network): its identity begins as none of this machine's does, with its key, and has its own Origin.
-What only those may who share the machine and the user is done by signals and files, never over a socket.
+A local client is believed and told everything. A remote one comes by another listener (core/network): its
+identity has a prefix that no local one has, then its key, and has an Origin of its own. What only local users
+may do goes by signals and files, and cannot come over a socket.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _SALT_START = MAX_CACHE_SALT_LENGTH + 1  # no client of this machine can say a s
 
 
 def to_remote_identity(identity: bytes, key: bytes) -> bytes:
-    """What a client with this key is known by whose identity at the network's ROUTER is this."""
+    """The core's identity of a client with this key and this identity at the network's ROUTER."""
     return _REMOTE + key + identity
 
 
 def to_socket_identity(identity: bytes) -> bytes:
-    """The reverse."""
+    """The reverse of `to_remote_identity`."""
     return identity[_KEY_END:]
 
 
@@ -53,51 +53,51 @@ def find_key(identity: bytes) -> bytes:
 
 
 def name_scope(identity: bytes) -> str:
-    """What the owners of this client's requests begin with; '' of a local one, which says owners itself."""
+    """The prefix of the owners of a remote client's requests; '' for a local client, which names owners."""
     return identity[:_KEY_END].decode() + "/" if is_remote(identity) else ""
 
 
 def scope_salt(salt: str, scope: str) -> str:
-    """A cache_salt that no other scope can say."""
+    """A cache_salt that no client of another scope can have."""
     return scope.ljust(_SALT_START, "/") + salt
 
 
-def read_said_salt(request_salt: str, scope: str) -> str:
-    """The cache_salt as the client has said it: the reverse of `scope_salt`, '' being nobody's scope."""
+def read_client_salt(request_salt: str, scope: str) -> str:
+    """The cache_salt as the client has sent it: the reverse of `scope_salt`; '' is the local scope."""
     return request_salt[_SALT_START:] if scope else request_salt
 
 
 def make_owner_test(scope: str, tenant: str = "") -> Owns:
-    """Whether a request is this scope's to see and to end by name, and of this tenant if one is given."""
+    """Tests whether a scope's clients may see and abort an owner's requests; with `tenant` only its own."""
     if tenant:
         return (scope + tenant).__eq__
     return lambda owner: owner.startswith(scope)
 
 
 class Origin:
-    """Of one client; this one is of this machine. Others override what they do not believe or do not tell."""
+    """A local client's. Others override what they do not believe or do not tell."""
 
     standing = Standing.LOCAL
     scope = ""  # as `name_scope`
 
     def adapt_hello(self, hello: Hello) -> Hello:
-        """The Hello as it counts. Raises DaemonError, with why the client is not served."""
+        """The Hello with what the core believes of it. Raises DaemonError if the client is not served."""
         return hello
 
     def find_share(self, hello: Hello) -> ClientShare:
-        """What a client that has said this has of the engine."""
+        """The client's share of the engine."""
         return ClientShare(hello.weight)
 
     def adapt_facts(self, facts: EngineFacts) -> EngineFacts:
-        """The engine's facts as it is told them."""
+        """What the client is told of the engine's facts."""
         return facts
 
     def adapt_request(self, request: EngineCoreRequest) -> EngineCoreRequest:
-        """A request as it counts."""
+        """The request with what the core believes of it."""
         return request
 
     def adapt_result(self, _method: UtilityMethod, result: UtilityResult, /) -> UtilityResult:
-        """The answer to a utility call as it is told."""
+        """What the client is told of the answer to a utility call."""
         return result
 
     def adapt_told(self, message: msgspec.Struct) -> msgspec.Struct:
@@ -105,28 +105,28 @@ class Origin:
         return message
 
     def note_added(self, request_id: str, queued_time: float) -> None:
-        """The core has taken a request of it on."""
+        """The core has admitted a request of the client."""
 
     def note_ended(self, request_id: str) -> None:
-        """It has been answered."""
+        """A request of the client was answered."""
 
     def note_lost(self, request_ids: Iterable[str]) -> None:
-        """The client is gone with these."""
+        """The client is gone, with these requests."""
 
 
 class ClientListener(ABC):
-    """A bound socket that clients come to. `lost_fd` is readable when a client's connection has ended."""
+    """A bound socket for clients. `lost_fd` is readable when a client's connection has ended."""
 
     router: zmq.Socket[bytes]
     lost_fd: int
 
     @abstractmethod
     def receive(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        """The messages that have arrived: (client, frames). The ROUTER takes clients in turn."""
+        """The messages that have arrived: (client, frames). A ROUTER reads from its clients in turn."""
 
     @abstractmethod
     def send(self, identity: bytes, frames: tuple[bytes]) -> None:
-        """As `send_to`, to a client of `receive`."""
+        """As `send_to`, to an identity of `receive`."""
 
     def has_lost_one(self) -> bool:
         """True if a client's connection has ended since the last call."""
@@ -137,4 +137,4 @@ class ClientListener(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Take no more clients; before the socket's context ends."""
+        """Stop taking clients; before the socket's context ends."""

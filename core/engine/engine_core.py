@@ -26,7 +26,6 @@ from ...ipc.protocol.request_price import find_held_bytes
 from ...ipc.protocol.step import ModelRunnerOutput, RowFailure, RowLogprobs, SchedulerOutput
 from ...ipc.protocol.token_ids import count_token_ids
 from ...ipc.spec.config import EngineConfig
-from ..clients.request_names import RequestNames
 from ..faults.blame import FAILURES_ALONE, Blame
 from ..faults.failures import Failures
 from ..kv.block_pool import BlockPool
@@ -36,27 +35,27 @@ from ..kv.prefix_misses import PrefixMisses
 from ..scheduling.admission import find_overload, find_refusal
 from ..scheduling.answer_cost import find_answer_bytes, needs_cached_tokens
 from ..scheduling.deadlines import Deadlines
-from ..scheduling.request import Request
+from ..scheduling.request import Request, drop_finished
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.step import Step
 from ..scheduling.tenant import ClientShare, TenantLedger
-from ..stats.stats import EngineCounters, Remarks
-from ..stats.stats_collector import StatsCollector, Surroundings
+from ..stats.stats import EngineCounters, ThrottledLog
+from ..stats.stats_collector import CoreProcessInfo, StatsCollector
 from ..stats.step_recorder import StepRecorder
 from .engine_outputs import EngineOutputs
 
-_PLAIN_SHARE = ClientShare()
-EXPENSIVE_BYTES = 1024 * 1024  # of a request that the log tells of
+_DEFAULT_SHARE = ClientShare()
+EXPENSIVE_BYTES = 1024 * 1024  # a request that holds at least this much is logged
 BAD_VECTOR = "the vector is not finite"
-# The sampler tells neither case from the other: both leave a row without a number to choose.
+# The sampler cannot tell the two cases apart: both leave a row without a token to choose.
 BAD_LOGITS = "the logits are not finite, or allowed_token_ids, bad_words and min_tokens leave no token"
 
 
 class EngineCore:
     """The engine as a state machine; one thread calls it.
 
-    Run-ahead: steps are scheduled until `config.scheduler.max_steps_in_flight` are in flight. Requests
-    then carry placeholders, and one that stops has a slot in the next step whose result is dropped.
+    Run-ahead: up to `config.scheduler.max_steps_in_flight` steps are in flight. Meanwhile a request carries
+    placeholders for its tokens, and what later steps compute for a request that has stopped is dropped.
     """
 
     def __init__(
@@ -70,9 +69,9 @@ class EngineCore:
     ) -> None:
         """`num_blocks`: of the worker's KV cache. `hash_seed`: keys the prefix index, random if None.
 
-        `clock` is the wall clock, which may jump: for times that are shown and the order of arrivals.
-        `monotonic` is what timeouts are measured by. `num_deaths_alone`: request -> engine cores before this
-        one that died while it ran alone.
+        `clock` is the wall clock, which may jump: it gives the times that are shown and the order of
+        arrivals. `monotonic` measures timeouts. `num_deaths_alone`: request id -> how many earlier engine
+        cores died while this request ran alone.
         """
         cache = config.cache
         hasher = BlockHasher(cache.block_size, config.model.spec, hash_seed)
@@ -99,40 +98,43 @@ class EngineCore:
             config, self.counters, self._scheduler, self._pool, self._tenants
         )
         self._window, self._observations = self._stats_collector.window, self._stats_collector.observations
-        self._shares: dict[bytes, ClientShare] = {}  # of clients that were set
+        self._shares: dict[bytes, ClientShare] = {}  # client -> what `set_client` said
         self._deadlines = Deadlines()
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, Request] = {}  # the live ones by id
         self.digests = Digests(self._manager, self._requests)
-        self._names = RequestNames()
-        self._ids_of: dict[bytes, set[str]] = {}  # client -> its live requests; none: no entry
+        self._named: dict[str, set[Request]] = {}  # live requests by their users' names, which may be shared
+        self._ids_of: dict[bytes, set[str]] = {}  # client -> ids of its live requests, at least one
         self._outputs = EngineOutputs(self.counters, self._observations, self._scheduler)
         self._num_arrivals = 0
-        self._num_searches = 0  # live requests of beam searches
+        self._num_searches = 0  # live beam searches
         self._num_deaths_alone = num_deaths_alone or {}
-        self.remarks = Remarks(monotonic)
+        self.request_log = ThrottledLog(monotonic)
         self.recorder: StepRecorder | None = None  # while somebody profiles this core
 
     # -- requests
 
     def set_client(self, client: bytes, share: ClientShare) -> None:
-        """How its requests count, from its next activity on."""
+        """Set how the client's requests count, from its next request on."""
         self._shares[client] = share
 
     def add_request(self, client: bytes, request: EngineCoreRequest) -> Request | None:
-        """Take a request on. One that can never run, whose id is live, or that finds the queue full is
-        answered with ERROR at once. None: it has ended already.
+        """Admit a request. One that can never run, whose id is live, or that finds the queue full is
+        answered with ERROR at once. Returns the live request, None if it has ended already.
         """
-        refusal = self._find_refusal(request)
+        if request.request_id in self._requests:
+            refusal = f"request_id={request.request_id!r}: a request with this id is running"
+        else:
+            refusal = find_refusal(request, self._config, self._pool.num_blocks)
         if refusal is not None:
-            self._refuse(client, request, refusal, ErrorCode.REFUSED)
+            self._answer_refused(client, request, refusal, ErrorCode.REFUSED)
             return None
         answer_bytes = find_answer_bytes(request, self._config.model.spec)
         held_bytes = find_held_bytes(request) + answer_bytes
         if held_bytes >= EXPENSIVE_BYTES:
-            self.remarks.note("expensive request", f"{request.request_id!r} holds {held_bytes} bytes")
-        share = self._shares.get(client, _PLAIN_SHARE)
-        name = share.tenant or request.options.tenant or client
-        tenant = self._tenants.enter(name, share.weight, held_bytes)
+            self.request_log.note("expensive request", f"{request.request_id!r} holds {held_bytes} bytes")
+        share = self._shares.get(client, _DEFAULT_SHARE)
+        tenant_name = share.tenant or request.options.tenant or client
+        tenant = self._tenants.enter(tenant_name, share.weight, held_bytes)
         overload = find_overload(
             request,
             tenant,
@@ -144,13 +146,13 @@ class EngineCore:
         )
         if overload is not None:
             self._tenants.leave(tenant, held_bytes)
-            self._refuse(client, request, overload, ErrorCode.OVERLOADED)
+            self._answer_refused(client, request, overload, ErrorCode.OVERLOADED)
             return None
         now = self._clock()
         self._num_arrivals += 1
-        # A clock that is wrong in a frontend must not let it wait for ever, nor break the order.
-        is_said = math.isfinite(request.arrival_time)
-        arrival = min(request.arrival_time, now) if is_said else now - request.age_s
+        # min: a frontend's wrong clock must not make its request wait for ever, nor break the order.
+        has_arrival = math.isfinite(request.arrival_time)
+        arrival = min(request.arrival_time, now) if has_arrival else now - request.age_s
         order = (self._scheduler.policy.rank(request), arrival, self._num_arrivals)
         live = Request.from_message(
             request,
@@ -164,14 +166,15 @@ class EngineCore:
         )
         self._requests[live.request_id] = live
         self._num_searches += live.group is not None
-        self._names.add(live)
+        for name in live.options.names:
+            self._named.setdefault(name, set()).add(live)
         self._ids_of.setdefault(client, set()).add(live.request_id)
         self.blame.add(live)
         if self.digests.are_wanted:
             self.digests.note(live)
         if live.timeout_at is not None or live.queue_timeout_at is not None:
             self._deadlines.add(live)
-        reason = live.find_finish()  # with the tokens that it comes with
+        reason = live.find_finish()  # the tokens that it brings may already end it
         if reason is not None:
             self._finish([live], reason)
         elif self._num_deaths_alone.get(live.request_id, 0) >= FAILURES_ALONE:
@@ -182,35 +185,36 @@ class EngineCore:
     def abort_requests(
         self, client: bytes, request_ids: Iterable[str], names: Collection[str] = (), owns: Owns | None = None
     ) -> None:
-        """End requests with ABORT: this client's own by id; by name, or by the id that live views show, those
-        whose owner `owns` is true of, None: any client's.
+        """End this client's requests of these `request_ids` with ABORT; and, whichever client they are of,
+        those that `names` names, or whose id it has, if their owner passes `owns` (None: every owner does).
 
-        What is not live is ignored. Each is answered to its own client.
+        What is not live is ignored. Each request's answer goes to its own client.
         """
-        own = self._ids_of.get(client, set()).intersection(request_ids)
-        named = self._names.find(names) | {self._requests[name] for name in names if name in self._requests}
-        found = {request for request in named if owns is None or owns(request.options.tenant)}
-        found |= {self._requests[request_id] for request_id in own}
-        self._finish(list(found), FinishReason.ABORT)
+        by_id = self._ids_of.get(client, set()).intersection(request_ids)
+        named = {request for name in names for request in self._named.get(name, ())}
+        named |= {self._requests[name] for name in names if name in self._requests}
+        aborted = {request for request in named if owns is None or owns(request.options.tenant)}
+        aborted |= {self._requests[request_id] for request_id in by_id}
+        self._finish(list(aborted), FinishReason.ABORT)
 
     def remove_client(self, client: bytes) -> list[str]:
         """End a client's requests without an answer: nobody is there to read it. Returns their ids."""
-        own = list(self._ids_of.get(client, ()))
-        self._finish([self._requests[request_id] for request_id in own], FinishReason.ABORT)
+        request_ids = list(self._ids_of.get(client, ()))
+        self._finish([self._requests[request_id] for request_id in request_ids], FinishReason.ABORT)
         self._outputs.forget_client(client)
         self._stats_collector.forget_client(client)
         self._shares.pop(client, None)
-        return own
+        return request_ids
 
     def next_deadline(self) -> float | None:
-        """When `expire` has something to do, by the monotonic clock; None if never, as things are."""
+        """When `expire` is due, by the monotonic clock; None if no request has a deadline."""
         return self._deadlines.next()
 
     def expire(self, now: float) -> None:
-        """End requests whose time is up at `now`, by the monotonic clock.
+        """End requests whose deadline has passed at `now`, by the monotonic clock.
 
-        After timeout_s one ends with ABORT and the tokens it has, also while steps in flight compute it.
-        After queue_timeout_s it ends with ERROR, QUEUE_TIMEOUT, if it was never part of a step.
+        After timeout_s a request ends with ABORT and the tokens it has, also while a step computes it.
+        After queue_timeout_s it ends with ERROR and QUEUE_TIMEOUT, unless it was part of a step before.
         """
         while (due := self._deadlines.pop_due(now)) is not None:
             request, is_of_queue = due
@@ -224,13 +228,13 @@ class EngineCore:
     # -- steps
 
     def next_schedule_at(self) -> float | None:
-        """When `schedule` is to be called again though nothing arrives; None if never. Monotonic clock."""
+        """When `schedule` is due although nothing arrives, by the monotonic clock; None if never."""
         schedule_at = None if self.blame.must_wait else self._scheduler.next_schedule_at()
         return find_earliest(schedule_at, self.blame.next_test_at)
 
     def schedule(self) -> SchedulerOutput | None:
-        """The next step for the worker; None if max_steps_in_flight are in flight, it is too early for the
-        next one (`next_schedule_at`), or nothing can run now.
+        """The next step for the worker; None if max_steps_in_flight are in flight, if it is too early
+        (`next_schedule_at`), or if nothing can run now.
         """
         began = self._clock()
         if self._requests:
@@ -246,18 +250,18 @@ class EngineCore:
                     self._scheduler.in_flight[-1], began, now, num_running, len(self._requests)
                 )
             self.counters.num_steps += 1
-            if output.new_requests:  # they are the last in the step
+            if output.new_requests:  # the last requests of the step
                 for request in self._scheduler.in_flight[-1].requests[-len(output.new_requests) :]:
                     request.scheduled_time = request.scheduled_time or now
         elif self._requests and not self._scheduler.in_flight and self.next_schedule_at() is None:
-            free_time.note_free(now)  # what is live does not get on
+            free_time.note_free(now)  # live requests make no progress
         self.counters.schedule_s += now - began
         return output
 
     def update(self, output: ModelRunnerOutput) -> None:
-        """Take the result of the oldest step in flight; results of forgotten steps are ignored.
+        """Take the result of the oldest step in flight; the result of a forgotten step is ignored.
 
-        Raises ProtocolError if the worker answers another step or other rows than were asked for.
+        Raises ProtocolError if the worker answers a later step, or other rows than the step's.
         """
         if not self._scheduler.batch.is_oldest(output.step_id):
             return
@@ -297,7 +301,7 @@ class EngineCore:
 
     @property
     def num_in_flight(self) -> int:
-        """Steps handed out whose result has not come."""
+        """Steps that were handed out and are not answered."""
         return len(self._scheduler.in_flight)
 
     @property
@@ -306,13 +310,13 @@ class EngineCore:
         return len(self._requests)
 
     def stats(self, num_clients: int | None = None) -> SchedulerStats:
-        """A look at this moment. `num_clients` are attached; None counts those that have live requests."""
+        """The counts of this moment. `num_clients`: attached clients; None: those with live requests."""
         count = len(self._ids_of) if num_clients is None else num_clients
         return self._stats_collector.stats(count, self._clock())
 
-    def snapshot(self, surroundings: Surroundings) -> EngineSnapshot:
+    def snapshot(self, process: CoreProcessInfo) -> EngineSnapshot:
         """What live views show."""
-        return self._stats_collector.snapshot(surroundings, self._ids_of, self._clock())
+        return self._stats_collector.snapshot(process, self._ids_of, self._clock())
 
     def metrics(self, num_clients: int | None = None) -> EngineMetrics:
         """Everything that was counted since the start; `num_clients` as for `stats`."""
@@ -323,7 +327,7 @@ class EngineCore:
         return self._stats_collector.count_served(client)
 
     def add_counts(self, counts: FrontendCounts) -> None:
-        """What a frontend has counted is among `metrics` from now on."""
+        """Add a frontend's counts to `metrics`."""
         self._observations.tool_parse_errors_total += counts.num_tool_parse_errors
         self._observations.reasoning_tokens_total += counts.num_reasoning_tokens
 
@@ -335,7 +339,7 @@ class EngineCore:
         return True
 
     def check_integrity(self) -> list[str]:
-        """What is wrong with blocks, rows and requests; empty if nothing is. Walks everything."""
+        """The problems with blocks, rows and requests. Walks all of them."""
         scheduler = self._scheduler
         live = [*scheduler.running, *scheduler.waiting, *scheduler.policy.parked]
         holders = [holder for request in live for holder in request.holders]
@@ -352,15 +356,10 @@ class EngineCore:
 
     # -- parts of the above
 
-    def _find_refusal(self, request: EngineCoreRequest) -> str | None:
-        if request.request_id in self._requests:
-            return f"request_id={request.request_id!r}: a request with this id is running"
-        return find_refusal(request, self._config, self._pool.num_blocks)
-
     def _accept_beams(
         self, step: Step, token_ids: list[int], logprobs: Mapping[int, RowLogprobs], now: float
     ) -> tuple[Step, list[int]]:
-        """Take the results of beams, and end searches that are over; the step's other results."""
+        """Take the results of beams, and end searches that are over. Returns the step's other results."""
         done, num_tokens = self._scheduler.beams.accept(step, logprobs)
         self._outputs.note_beams(step, num_tokens, now)
         for request in done:
@@ -371,12 +370,12 @@ class EngineCore:
         return replace(step, sampled=sampled, sampled_rows=rows), [token_ids[i] for i in others]
 
     def _fail_rows(self, step: Step, bad_rows: list[int], failures: list[RowFailure]) -> None:
-        """End requests with bad logits or a bad vector, and those that go beyond a limit of the worker's."""
-        pooled = [one for row, one in zip(step.rows, step.requests, strict=True) if row in bad_rows]
-        pooled = [one for one in pooled if one.pooling_params is not None and one.finish_reason is None]
+        """End requests whose logits or vector are not finite, and those that exceed a limit of the worker."""
+        rows = zip(step.rows, step.requests, strict=True)
+        pooled = drop_finished(request for row, request in rows if row in bad_rows and request.pooling_params)
         bad = list(_find_live(step, bad_rows))
         for holder in (holder for request in bad + pooled for holder in request.holders):
-            self._manager.forget_contents(holder)  # their K and V may be bad: nobody finds them again
+            self._manager.forget_contents(holder)  # its K and V may be bad, too
         self._finish(bad, FinishReason.ERROR, BAD_LOGITS, ErrorCode.BAD_LOGITS)
         self._finish(pooled, FinishReason.ERROR, BAD_VECTOR, ErrorCode.BAD_VECTOR)
         by_row = {failure.row: failure for failure in failures}
@@ -384,10 +383,10 @@ class EngineCore:
             code = ErrorCode.POISON_REQUEST if by_row[row].is_poison else ErrorCode.BAD_GRAMMAR
             self._finish([request], FinishReason.ERROR, by_row[row].reason, code)
 
-    def _refuse(self, client: bytes, request: EngineCoreRequest, error: str, code: ErrorCode) -> None:
-        """Answer a request that was not taken on."""
+    def _answer_refused(self, client: bytes, request: EngineCoreRequest, error: str, code: ErrorCode) -> None:
+        """Answer a request that was not admitted."""
         self._observations.observe_refusal()
-        self.remarks.note(f"request {code}", f"{request.request_id!r}: {error}")
+        self.request_log.note(f"request {code}", f"{request.request_id!r}: {error}")
         start = count_token_ids(request.output_token_ids)
         end = FinishReason.ERROR
         output = EngineCoreOutput(request.request_id, start, [], end, error=error, error_code=code)
@@ -400,7 +399,7 @@ class EngineCore:
         error: str | None = None,
         code: ErrorCode | None = None,
     ) -> None:
-        """End live requests without a further token, and answer each."""
+        """End live requests without another token, and answer each."""
         for request in requests:
             request.finish_reason = reason
             output = EngineCoreOutput(
@@ -417,7 +416,7 @@ class EngineCore:
         self._forget(requests)
 
     def _forget(self, finished: list[Request]) -> None:
-        """Let go of requests that have their finish_reason and their last output."""
+        """Drop requests that have their finish_reason and their last output."""
         if not finished:
             return
         self._scheduler.finish(finished)
@@ -426,22 +425,25 @@ class EngineCore:
             self._stats_collector.note_end(request)
             del self._requests[request.request_id]
             self._num_searches -= request.group is not None
-            self._names.remove(request)
+            for name in set(request.options.names):
+                self._named[name].remove(request)
+                if not self._named[name]:
+                    del self._named[name]
             self._tenants.leave(request.tenant, request.held_bytes)
-            own = self._ids_of[request.client]
-            own.discard(request.request_id)
-            if not own:
+            client_ids = self._ids_of[request.client]
+            client_ids.discard(request.request_id)
+            if not client_ids:
                 del self._ids_of[request.client]
 
 
 def _check_pooled(step: Step, output: ModelRunnerOutput) -> None:
-    """Raise ProtocolError unless each vector that is due has come, or its row has failed."""
+    """Raise ProtocolError unless each pooled row has its vector, or has failed."""
     answered = {entry.row for entry in output.pooled}.union(output.bad_rows)
     if not answered.issuperset(step.pooled_rows):
         raise ProtocolError(f"step {step.step_id} pooled rows {step.pooled_rows}, not {sorted(answered)}")
 
 
 def _find_live(step: Step, rows: Collection[int]) -> dict[Request, int]:
-    """Of a step's requests those that sampled in `rows` and go on, and one such row of each."""
+    """The step's requests that sampled in `rows` and have not ended, each with one such row."""
     sampled = zip(step.sampled_rows, step.sampled, strict=True)
     return {request: row for row, request in sampled if row in rows and request.finish_reason is None}

@@ -1,7 +1,7 @@
-"""EngineLoop: what an engine does in a turn, and in which order, and what follows when something fails.
+"""EngineLoop: what an engine does in a turn, in which order, and what follows when something fails.
 
-The core's process, the in-process engine and the simulator run it: each brings its messages, its clock and
-its executor, and has its own way to wait between turns. It knows no socket.
+The core's process, the in-process engine and the simulator run it: each brings messages, clocks and an
+executor, and has its own way to wait between turns. It knows no socket.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from .engine_core import EngineCore
 
 _log = logging.getLogger(__name__)
 
-MAX_RECEIVE_S = 0.005  # taking clients' messages before the next step is scheduled; they come in turn
+MAX_RECEIVE_S = 0.005  # of a turn goes to clients' messages; the others wait for the next turn
 
 Messages = Iterable[tuple[bytes, Sequence[bytes]]]  # (client, frames)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineEnd:
-    """Why the loop does not go on. `exit_code` is for the core's process."""
+    """Why the loop has ended. `exit_code` is for the core's process."""
 
     exit_code: int
     reason: str
-    kind: str = ""  # of a failed start: the class of the error
+    kind: str = ""  # the error's class, if the start has failed
 
 
 class EngineLoop:
@@ -62,8 +62,8 @@ class EngineLoop:
         monotonic: Callable[[], float] = time.monotonic,
         hash_seed: bytes | None = None,
     ) -> None:
-        """`startup` runs since the engine began to start. The clocks and `hash_seed` are EngineCore's;
-        `journal_path` is DeathJournal's.
+        """`startup` has run since the engine began to start. The clocks and `hash_seed` are for EngineCore,
+        `journal_path` is for DeathJournal.
         """
         self.codec = make_client_codec(find_max_frame_bytes(config.model.max_model_len))
         self.end: EngineEnd | None = None
@@ -86,31 +86,31 @@ class EngineLoop:
         self._take_events()
 
     def run_turn(self, messages: Messages = ()) -> None:
-        """Take what has come, keep the worker fed, deliver. `messages` that are left come in a later turn."""
-        # 1. Clients before results: what an abort ends needs no further token.
+        """Take what has arrived, submit steps, deliver outputs. Messages that remain are for later turns."""
+        # 1. Clients before results: a request that is aborted needs no further token.
         self.take_messages(messages)
         self._registry.leases.check_if_due(self._registry.check_leases)
         self._take_events()
-        # 2. The worker before the clients: it idles while they are answered.
+        # 2. Steps before outputs: the worker would idle while clients are answered.
         core = self._registry.core
         if core is not None:
             core.expire(self._monotonic())
             if self._has_worker:
                 self._submit_steps(core)
-        # 3. What is owed.
+        # 3. Outputs and answers.
         self._registry.deliver()
         if core is not None:
             _log_requests(core)
 
     @property
     def next_turn_at(self) -> float | None:
-        """When a turn is due though nothing arrives, by the monotonic clock; None if at no time."""
+        """When a turn is due although nothing arrives, by the monotonic clock; None if never."""
         core = self._registry.core
         at = find_earliest(self._registry.next_turn_at, self._executor.next_check_at)
         return at if core is None else find_earliest(at, core.next_deadline(), core.next_schedule_at())
 
     def take_messages(self, messages: Messages) -> None:
-        """Take messages for at most MAX_RECEIVE_S; one that makes no sense is answered with a notice."""
+        """Take messages for at most MAX_RECEIVE_S; a bad one is answered with a ProtocolNotice."""
         ends_at = self._monotonic() + MAX_RECEIVE_S
         for identity, frames in messages:
             self._take_message(identity, frames)
@@ -125,7 +125,7 @@ class EngineLoop:
             return
         try:
             self._registry.take(identity, message)
-        except ProtocolError as error:  # the message is well and comes at a wrong time
+        except ProtocolError as error:  # the message is valid, and comes at a wrong time
             self._registry.reply(identity, ProtocolNotice(str(error)))
 
     def finish(self, exit_code: int, reason: str, kind: str = "") -> None:
@@ -144,7 +144,7 @@ class EngineLoop:
         while core.num_in_flight < self._config.scheduler.max_steps_in_flight:
             if self._faults is not None:
                 self._faults.reach("core.schedule")
-            self._journal.note_alone(core.blame.alone)  # first: the step may be this core's end
+            self._journal.note_alone(core.blame.alone)  # before the step, which may kill this core
             step = core.schedule()
             if step is None:
                 return
@@ -174,7 +174,7 @@ class EngineLoop:
     # -- the worker
 
     def _start_worker(self) -> None:
-        """A worker of other sources than this process has is none."""
+        """Start a worker; the engine ends if Quire's sources have changed since this process started."""
         try:
             self._executor.start()
         except FilesChangedError as error:
@@ -188,14 +188,14 @@ class EngineLoop:
 
     def _on_worker_ready(self, ready: WorkerReady) -> None:
         try:
-            check_own_sources()  # of which it may have read some while they were being replaced
+            check_own_sources()  # the worker may have read some while they were being replaced
         except FilesChangedError as error:
             self.finish(EXIT_START_FAILED, str(error), type(error).__name__)
             return
         self._has_worker = True
         pids = {"core": os.getpid(), **self._executor.pids}
         if self._registry.core is not None:
-            self._go_on_with(ready, self._registry.core, pids)
+            self._resume_with(ready, self._registry.core, pids)
             return
         num_blocks, num_deaths = ready.num_gpu_blocks, self._journal.num_deaths
         self._executor.configure(self._config.for_next_worker(num_blocks))
@@ -206,11 +206,11 @@ class EngineLoop:
             _log.info("%s", line)
         self._registry.open(core, facts)
 
-    def _go_on_with(self, ready: WorkerReady, core: EngineCore, pids: dict[str, int]) -> None:
-        """Another worker is there in the place of a lost one."""
+    def _resume_with(self, ready: WorkerReady, core: EngineCore, pids: dict[str, int]) -> None:
+        """Go on with a worker that replaces a lost one."""
         facts = self._registry.facts
         assert facts is not None
-        if ready.batch_variance_reason != facts.batch_variance_reason:  # a compiler that is gone, for one
+        if ready.batch_variance_reason != facts.batch_variance_reason:  # e.g. the compiler was removed
             level = format_level(ready.batch_variance_reason)
             _log.error("the restarted worker computes in another way: %s from now on", level)
         self._registry.facts = msgspec.structs.replace(
@@ -220,12 +220,12 @@ class EngineLoop:
             self._journal.note_alone(None)
             reason = "the restarted worker has room for fewer KV blocks than before; starting anew"
             _log.error("%s", reason)
-            self.finish(EXIT_CRASHED, reason)  # another core can go on with fewer
+            self.finish(EXIT_CRASHED, reason)  # the next core can work with fewer
         self._registry.note_worker(True)
         _log.info("another worker is %s", format_phases(self._startup.measure()))
 
     def _on_worker_failed(self, failed: WorkerFailed) -> None:
-        """What is wrong with the model stays so; else one in the place of a lost one is tried again."""
+        """End the engine if this is its first worker or the model is at fault, else start another worker."""
         _log.debug("worker start failed\n%s", failed.details)
         if failed.kind == CaptureError.__name__ and self._go_without_graphs():
             _log.warning("%s; starting another worker, whose steps run without", failed.reason)
@@ -238,19 +238,19 @@ class EngineLoop:
             self._on_worker_lost(WorkerLost(f"the worker {what}: {failed.reason}"))
 
     def _go_without_graphs(self) -> bool:
-        """Have workers capture no graphs from now on; False where they did not, or cannot be told."""
+        """Have workers capture no graphs from now on; False if they capture none or cannot be configured."""
         if self._config.model.enforce_eager:
             return False
         config = self._config.without_graphs()
         core = self._registry.core
-        told = config if core is None else config.for_next_worker(core.stats().kv_blocks_total)
-        if not self._executor.configure(told):
+        worker_config = config if core is None else config.for_next_worker(core.stats().kv_blocks_total)
+        if not self._executor.configure(worker_config):
             return False
         self._config = config
         return True
 
     def _on_worker_lost(self, lost: WorkerLost) -> None:
-        """Start another worker and compute every running request again; too often, and the engine ends."""
+        """Start another worker, which computes every running request again; end after too many losses."""
         core = self._registry.core
         if core is None:
             reason = f"the engine did not start: {lost.reason}{describe_address_space()}"
@@ -281,5 +281,5 @@ def _fail_step(core: EngineCore, failed: StepFailed) -> None:
 def _log_requests(core: EngineCore) -> None:
     for report in core.failures.take_poison_reports():
         _log.error("poison request %s", msgspec.json.encode(report).decode())
-    for line in core.remarks.take():
+    for line in core.request_log.take():
         _log.info("%s", line)

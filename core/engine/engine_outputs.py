@@ -1,4 +1,4 @@
-"""EngineOutputs: appends what steps have sampled to requests, and makes outputs of it, filed per client.
+"""EngineOutputs: appends a step's tokens to their requests, and files outputs of them by client.
 
 It knows requests, their times and what is observed of them; not what runs when, or why a request fails.
 """
@@ -16,33 +16,33 @@ from ..stats.stats import EngineCounters, Observations
 
 
 class EngineOutputs:
-    """What is owed to clients, in order, until `take`."""
+    """The outputs of each client, in order, until `take`."""
 
     def __init__(self, counters: EngineCounters, observations: Observations, scheduler: Scheduler) -> None:
         self._counters = counters
         self._observations = observations
         self._scheduler = scheduler
         self._outputs: dict[bytes, list[EngineCoreOutput]] = {}
-        self._accepted_at = -1.0  # when the step before's tokens were taken
-        self._num_first_tokens = 0  # of the step whose tokens are being taken
+        self._accepted_at = -1.0  # when the tokens of the step before were accepted
+        self._num_first_tokens = 0  # in the step whose tokens are being accepted
 
     def add(self, client: bytes, output: EngineCoreOutput) -> None:
-        """Put one out."""
+        """File an output."""
         self._outputs.setdefault(client, []).append(output)
 
     def take(self) -> dict[bytes, list[EngineCoreOutput]]:
-        """What is to be delivered; the next call starts anew."""
+        """The outputs since the last call."""
         outputs, self._outputs = self._outputs, {}
         return outputs
 
     def forget_client(self, client: bytes) -> None:
-        """A client is gone, and nobody reads what it is owed."""
+        """Drop the outputs of a client that is gone."""
         self._outputs.pop(client, None)
 
     def accept_tokens(
         self, step: Step, token_ids: list[int], logprobs: Mapping[int, RowLogprobs], now: float
     ) -> list[Request]:
-        """Append each sampled token to its request; those that it ends, with their final outputs put out."""
+        """Append each sampled token to its request and file it. Returns the requests that have ended."""
         finished: list[Request] = []
         outputs = self._outputs
         num_accepted = 0
@@ -53,7 +53,7 @@ class EngineOutputs:
                 continue  # it ended while this step ran
             num_accepted += 1
             start = len(request.output_token_ids)
-            request.output_token_ids.append(token_id)  # takes the place of its oldest placeholder
+            request.output_token_ids.append(token_id)  # replaces the oldest placeholder
             request.num_placeholders -= 1
             num_tokens = request.num_tokens = request.num_tokens + 1
             if num_tokens >= request.next_index_at:
@@ -72,7 +72,7 @@ class EngineOutputs:
             if request.first_token_time is not None and request.finish_reason is None and not logprobs:
                 output = EngineCoreOutput(request.request_id, start, [token_id])
             else:
-                output = self._describe(request, start, logprobs.get(step.sampled_rows[i]), now)
+                output = self._make_full_output(request, start, logprobs.get(step.sampled_rows[i]), now)
             try:
                 outputs[request.client].append(output)
             except KeyError:
@@ -84,9 +84,9 @@ class EngineOutputs:
         return finished
 
     def accept_pooled(self, step: Step, pooled: list[RowPooled], now: float) -> list[Request]:
-        """Put out what was pooled of a step's rows; those that have ended with it.
+        """File what was pooled of a step's rows, but for positions that were delivered before a preemption.
 
-        Vectors of positions that were delivered before a preemption are not put out again.
+        Returns the requests that have ended.
         """
         places = {row: place for place, row in enumerate(step.rows)}
         complete = set(step.pooled_rows)
@@ -121,7 +121,7 @@ class EngineOutputs:
         return finished
 
     def note_beams(self, step: Step, num_tokens: int, now: float) -> None:
-        """So many tokens of beams were taken of a step."""
+        """`num_tokens` tokens of beams of this step were accepted."""
         self._counters.generation_tokens += num_tokens
         for request in drop_finished(step.sampled):
             if request.group is None or not request.num_output_tokens:
@@ -132,7 +132,7 @@ class EngineOutputs:
             request.last_token_time = now
 
     def add_beams(self, request: Request) -> None:
-        """Put out what a beam search has found, which is over."""
+        """File the result of a beam search that is over."""
         assert request.group is not None
         beams = request.group.search.to_hypotheses()
         request.finish_reason = beams[0].finish_reason
@@ -148,7 +148,7 @@ class EngineOutputs:
         self.add(request.client, output)
 
     def accept_prompt_logprobs(self, step: Step, logprobs: Mapping[int, RowLogprobs]) -> None:
-        """Put out what a step says of prompts, without positions that were delivered before a preemption."""
+        """File a step's prompt logprobs, but for positions that were delivered before a preemption."""
         for row, request in zip(step.rows, step.requests, strict=True):
             entry = logprobs.get(row)
             if entry is None or entry.prompt is None or request.finish_reason is not None:
@@ -163,9 +163,9 @@ class EngineOutputs:
                 )
 
     def _observe_odd_gaps(self, step: Step, now: float) -> int:
-        """Observe the time since the last token of requests that had none in the step before; how many.
+        """Observe the gap of each request that had no token in the step before. Returns how many they are.
 
-        Those come last in a step, since decodes come first: all others share one gap, counted at once.
+        They come last in a step, since decodes come first. All others share one gap, observed at once.
         """
         num_apart = 0
         for request in reversed(step.sampled):
@@ -176,7 +176,7 @@ class EngineOutputs:
                 num_apart += 1
         return num_apart
 
-    def _describe(
+    def _make_full_output(
         self, request: Request, start: int, logprobs: RowLogprobs | None, now: float
     ) -> EngineCoreOutput:
         """The output of a token that is the first or the last, or has logprobs."""
@@ -199,8 +199,8 @@ class EngineOutputs:
 
 
 def _drop_delivered(request: Request, data: bytes, start: int, num_tokens: int) -> tuple[bytes, int]:
-    """The vectors of the tokens [start, start + num_tokens) without those that were delivered, and at which
-    byte of the whole answer they begin.
+    """The vectors of the tokens [start, start + num_tokens) that were not delivered yet, and the byte of the
+    whole answer at which they begin.
     """
     num_known, size_bytes = max(0, request.num_pooled_tokens - start), len(data) // num_tokens
     request.num_pooled_tokens = max(request.num_pooled_tokens, start + num_tokens)

@@ -49,20 +49,20 @@ from .file_digests import start_digests
 
 _log = logging.getLogger(__name__)
 
-FIRST_HELLO_TIMEOUT_S = 2.0  # how long a failed start waits for who is to be told
-LAST_WORDS_TIMEOUT_S = 0.5
-STOP_GRACE_S = 0.5  # what the worker gets to leave by itself
+FIRST_HELLO_TIMEOUT_S = 2.0  # how long a failed start waits for its owner, to tell it why
+GOODBYE_TIMEOUT_S = 0.5
+STOP_GRACE_S = 0.5  # for the worker to leave by itself
 PARENT_LOST_GRACE_S = 1.2  # then the lifeline's thread ends this process
-SWITCH_INTERVAL_S = 0.0005  # how long the listener's thread waits for a busy turn; the other threads sleep
+SWITCH_INTERVAL_S = 0.0005  # how long the listener's thread waits for the main thread; the others sleep
 
 
 class EngineCoreProcess:
-    """Serves clients until the lifeline closes or the engine cannot go on."""
+    """Serves clients until the lifeline closes or the engine ends."""
 
     def __init__(self, args: CoreArgs, lifeline_fd: int, started_at: float) -> None:
         config = args.config
         if config.model.gguf_tensors:
-            keep_entry(config.model.model)  # of a cache; clients that come later read it
+            keep_entry(config.model.model)  # a folder in the cache, which later clients read
         self._starter_package_dir, self._model = args.package_dir, config.model
         self._faults = make_fault_hooks(config.fault_hooks, "core")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -117,7 +117,7 @@ class EngineCoreProcess:
         self._start()
         while self._loop.end is None and self._registry.core is None:
             self._turn()
-        gc.freeze()  # what start-up made lives for ever; the collector need not walk it
+        gc.freeze()  # the collector need not walk what start-up made, which stays
         if self._loop.end is None:
             start_digests(self._model)
         while self._loop.end is None:
@@ -159,7 +159,7 @@ class EngineCoreProcess:
         core = self._registry.core
         if core is None or not core.num_in_flight:
             return dict(self._poller.poll(timeout_ms))
-        if not self._executor.pids:  # in-process: the step's result need not be waited for
+        if not self._executor.pids:  # in-process: `receive` computes the step
             return dict(self._poller.poll(0))
         waited_from = time.perf_counter()
         ready = dict(self._poller.poll(timeout_ms))
@@ -188,9 +188,9 @@ class EngineCoreProcess:
             raise
 
     def _tell_clients(self, end: EngineEnd) -> None:
-        """Clients are told only what is final: else another core takes this one's place."""
+        """Tell clients of an end that is final. After any other, the next core serves them."""
         if end.exit_code == EXIT_START_FAILED:
-            deadline = time.monotonic() + FIRST_HELLO_TIMEOUT_S  # of who started this, for a fast failure
+            deadline = time.monotonic() + FIRST_HELLO_TIMEOUT_S
             while not self._registry.has_owner and (left_s := deadline - time.monotonic()) > 0:
                 self._client_poller.poll(int(left_s * 1000))
                 self._loop.take_messages(self._receive())
@@ -203,12 +203,12 @@ class EngineCoreProcess:
             self._wait_for_goodbyes()
 
     def _wait_for_goodbyes(self) -> None:
-        """Of all clients, which have been told that the engine ends.
+        """Wait until all clients, which were told that the engine ends, have said Goodbye.
 
-        A DEALER with ZMQ_IMMEDIATE drops what it has not read yet when the connection ends, so leaving
-        right after sending would lose the reason in the very case that it is for.
+        A DEALER with ZMQ_IMMEDIATE drops what it has not read yet when the connection ends: leaving right
+        after sending would lose the reason.
         """
-        deadline = time.monotonic() + LAST_WORDS_TIMEOUT_S
+        deadline = time.monotonic() + GOODBYE_TIMEOUT_S
         self._registry.deliver()
         while self._registry.clients and (left_s := deadline - time.monotonic()) > 0:
             if self._client_poller.poll(int(left_s * 1000)):
@@ -217,7 +217,7 @@ class EngineCoreProcess:
 
 
 def name_engine(args: CoreArgs) -> str:
-    """What its lines in the log begin with: its number, if there are others."""
+    """The prefix of this engine's log lines: with its number, if there are several engines."""
     parallel = args.config.parallel
     if args.roster is not None:
         return f"quire engine {args.engine_index}"

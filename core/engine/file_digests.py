@@ -1,7 +1,7 @@
-"""Finds out, behind a start and out of everybody's way, what an engine's files hold (file_identity.py).
+"""Computes the SHA-256 of an engine's files after its start, in the background (file_identity.py).
 
-A file is read once in its life on this machine, by a process that the kernel lets run when no other wants the
-processor. Few bytes are read by a thread: a process costs more.
+Each file is read once on this machine, by a process of the lowest scheduling class. A thread does it where
+there are few bytes, since a process costs more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_THREAD_BYTES = 32 << 20  # 30 ms
 
 
 def start_digests(model: ModelConfig) -> None:
-    """Begin, if there is a file whose content nobody knows yet; does not wait."""
+    """Begin in the background, if a file's digest is not known yet."""
     if model.noted is not None:
         threading.Thread(target=_run, args=(model,), name="digests", daemon=True).start()
 

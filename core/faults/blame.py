@@ -1,20 +1,20 @@
 """Blame: finds the one request that makes steps fail or workers die, and lets all others go on.
 
-Suspects run in groups, and everybody else waits: a group that fails is split, the one that fails alone twice
-is the culprit, and a group is cleared when all its members have got a token further. A test begins and ends
-with no step in flight: what the last step of a group does to worker or core is not laid on the next group.
-When a step raises, or takes too long, every request in it is suspected. Anybody may kill a worker: at a death
-only those are that were in flight, and had got no further since the death before.
-A step that raises costs little, so groups are halved. A lost worker costs seconds and a sound test some
-milliseconds, so its suspects are many small groups, the least suspicious first. One that has cost a worker is
-tested again when all others are cleared, behind a pause as long as these were held up, in which all run but
-who has failed. So of up to 64 suspects of a step that took too long nobody is silent for longer than that
-step and, for each culprit, one test and two starts of a worker; and a sound test of each.
-Who is cleared may hang again later. Suspects of such steps are remembered until one is convicted: in the next
-search who was cleared before has to go on for twice as many tokens as it did then, or to its end. Longer
-tests come later, and have fewer groups, so that they hold the others up for little; who fails one spares the
-others those that are longer still. A suspect whose client does not wait for the verdict is taken for the
-culprit.
+1. Suspects are tested in groups while all other requests wait. A group that fails is split; a request that
+   fails alone twice is the culprit; a group is cleared when each member has got a token further. A test
+   begins and ends with no step in flight, so that no group answers for another one's last step.
+2. When a step raises or takes too long, all its requests are suspects. When a worker dies, which may have
+   other causes, only those are that were in flight and have got no token since the death before.
+3. A step that raises costs little, so groups are halved. A lost worker costs seconds and a passed test only
+   milliseconds, so its suspects are split into many small groups, the least suspicious first. A group that
+   has cost a worker is tested again after all others, and after a pause as long as these were held up, in
+   which all requests run but those that have failed. So with up to 64 suspects of a step that took too long
+   no request waits longer than that step, a passed test of each suspect, and, for each culprit, one failed
+   test and two starts of a worker.
+4. A request that was cleared may hang again later. The suspects of steps that took too long are remembered
+   until one is convicted: in the next search each has to get twice as many tokens further as it did then, or
+   end. These longer tests come later and have fewer groups, and once a group has failed a test the longer
+   ones are spared. A suspect that its client aborts before the verdict is taken for the culprit.
 """
 
 from __future__ import annotations
@@ -28,56 +28,56 @@ from ..scheduling.request import Request, drop_finished
 from ..scheduling.scheduler import Scheduler
 
 FAILURES_ALONE = 2  # that convict: one may be an accident
-_NUM_PARTS = 64  # of a group that has cost a worker
-_MAX_TEST_STEPS = 256  # of all groups that are tested longer together, where two groups suffice
-MAX_DEATHS = 64  # without a step that went well; more are not about a request, but the worker's own
+_NUM_PARTS = 64  # into which a group that has cost a worker is split
+_MAX_TEST_STEPS = 256  # bounds the steps of a longer test times its groups, of which there are at least two
+MAX_DEATHS = 64  # in a row without a good step; more are the worker's own fault
 
 
 class WorkerDeath(Enum):
-    """What a worker's death says about the worker."""
+    """Whether a worker's death counts against the worker."""
 
     UNEXPLAINED = auto()
-    SEARCHED = auto()  # it was part of a search: nothing
-    CONVICTED = auto()  # a request did it, and the deaths before it too
+    SEARCHED = auto()  # no: it was part of a search
+    CONVICTED = auto()  # no, nor do those before it: a request was the cause
 
 
 @dataclass(slots=True)
 class _Group:
-    """Suspects that are tested together, until each has got so many tokens further."""
+    """Suspects that are tested together, until each has got `num_steps` tokens further."""
 
     members: list[Request]
     num_steps: int = 1
-    num_failures: int = 0  # of its one member alone
+    num_failures: int = 0  # of a group of one request
     waits_for_pause: bool = False  # it has cost a worker
-    num_known: dict[str, float] = field(
-        default_factory=dict[str, float]
-    )  # each is cleared beyond these tokens
+    # Request id -> tokens beyond which it is cleared.
+    thresholds: dict[str, float] = field(default_factory=dict[str, float])
 
     def __post_init__(self) -> None:
-        self.count_anew()
+        self.restart()
 
-    def count_anew(self) -> None:
-        """What its members have got up to now counts for nothing."""
-        self.num_known = {one.request_id: _count_known(one) + self.num_steps - 1 for one in self.members}
+    def restart(self) -> None:
+        """Begin the test anew: only tokens from now on count."""
+        more = self.num_steps - 1
+        self.thresholds = {request.request_id: _count_known(request) + more for request in self.members}
 
     def has_cleared(self, request: Request) -> bool:
-        """Whether this member has got further, or has ended."""
-        return self._is_further(request) or request.finish_reason is not None
+        """Whether this member has passed, or has ended."""
+        return self._has_passed(request) or request.finish_reason is not None
 
-    def has_left(self, request: Request) -> bool:
-        """Whether its client has ended it before it was cleared."""
-        return request.finish_reason is FinishReason.ABORT and not self._is_further(request)
+    def was_aborted(self, request: Request) -> bool:
+        """Whether its client has ended it before it passed."""
+        return request.finish_reason is FinishReason.ABORT and not self._has_passed(request)
 
-    def _is_further(self, request: Request) -> bool:
-        return request.num_output_tokens > self.num_known[request.request_id]
+    def _has_passed(self, request: Request) -> bool:
+        return request.num_output_tokens > self.thresholds[request.request_id]
 
 
 @dataclass(frozen=True, slots=True)
-class _Past:
-    """What is known of a request since a step of it took too long."""
+class _Overdue:
+    """A request at the time when a step of it took too long."""
 
-    num_tokens: int  # that it had then
-    num_steps: int  # of its test
+    num_tokens: int
+    num_steps: int  # of the test that followed
 
 
 class Blame:
@@ -85,43 +85,43 @@ class Blame:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._groups: list[_Group] = []  # the last is under test
-        self._must_begin = False  # its test waits for the steps in flight, which are of anybody
-        self._held_since = math.inf  # since when only suspects run
-        self._owes_pause = False  # a test has cost a worker since
-        self._is_paused = False  # the next test waits while those run that are not suspected
-        self._paused_until = math.inf  # known when a worker is there
-        self._died_at: dict[str, int] = {}  # output tokens of requests at the last death, of those in flight
-        self._num_deaths = 0
-        self._pasts: dict[Request, _Past] = {}  # of suspects of steps that took too long
-        self._has_left = False  # a suspect, which may have been the culprit
-        self._must_reset = False
+        self._groups: list[_Group] = []  # the last one is under test, or is to be tested next
+        self._must_begin = False  # its test begins once no step is in flight
+        self._held_since = math.inf  # when the others began to wait
+        self._owes_pause = False  # a test has cost a worker since then
+        self._is_paused = False  # the others run before the next test
+        self._paused_until = math.inf  # inf until there is a worker again
+        self._died_at: dict[str, int] = {}  # requests in flight at the last death -> their output tokens
+        self._num_deaths = 0  # since the last good step
+        self._overdue: dict[Request, _Overdue] = {}  # suspects of steps that took too long
+        self._was_aborted = False  # a suspect, which may have been the culprit
+        self._must_reset = False  # the worker's rows are void
 
     @property
     def is_searching(self) -> bool:
-        """True while a group is under test."""
+        """Whether there are suspects."""
         return bool(self._groups)
 
     @property
     def explains_deaths(self) -> bool:
-        """False after deaths that are too many to be about requests."""
+        """False after more deaths than requests can explain."""
         return self._num_deaths <= MAX_DEATHS
 
     @property
     def alone(self) -> str | None:
-        """The request under test if it is one: the next step is of it, and nothing else runs."""
+        """The request that is tested alone, None if none is. The next step holds nothing else."""
         if not self.is_testing or len(self._groups[-1].members) != 1:
             return None
         return self._groups[-1].members[0].request_id
 
     @property
     def is_testing(self) -> bool:
-        """Whether the next step is of suspects only."""
+        """Whether the next step holds suspects only."""
         return bool(self._groups) and not self._must_begin
 
     @property
     def must_wait(self) -> bool:
-        """True while no further step may be formed, because a test begins or ends after those in flight."""
+        """Whether no step may be formed: a test begins or ends once those in flight are answered."""
         if not self._groups or not self._scheduler.in_flight:
             return False
         if self._is_paused:
@@ -130,13 +130,13 @@ class Blame:
 
     @property
     def next_test_at(self) -> float | None:
-        """When a pause is over, by the monotonic clock; None if there is none, or an answer comes first."""
+        """When a pause ends, by the monotonic clock; None without one, or while steps are in flight."""
         is_known = self._is_paused and self._paused_until < math.inf
         return self._paused_until if is_known and not self._scheduler.in_flight else None
 
     def add(self, request: Request) -> None:
-        """A new request waits. One that several engine cores were lost with in a row is tested alone, after
-        what is tested now.
+        """Let a new request wait. One with which several engine cores in a row were lost is tested alone,
+        after the present groups.
         """
         is_suspect = request.num_attempts >= SUSPECT_ATTEMPTS
         if is_suspect and self._is_paused:
@@ -149,7 +149,9 @@ class Blame:
                 self.note_progress()
 
     def take_failure(self, suspects: list[Request]) -> Request | None:
-        """A step with `suspects` has raised: all wait again. The culprit, if clear: the caller ends it."""
+        """A step with `suspects` has raised: all wait again. Returns the culprit once it is known, which the
+        caller ends.
+        """
         self._preempt_all()
         culprit, parts = self._judge(self._groups.pop() if self.is_testing else _Group(suspects), 2)
         self._groups += reversed(parts)
@@ -157,48 +159,48 @@ class Blame:
         return culprit
 
     def take_death(self, suspects: list[Request], overdue: list[Request]) -> Request | None:
-        """A worker has died with `suspects` in flight.
+        """A worker has died with `suspects` in flight: as `take_failure`; the next worker has no rows.
 
-        `overdue` were in a step that took too long; some may have ended meanwhile.
-        As `take_failure`; the next worker has no rows.
+        `overdue`: the requests of a step that took too long, of which some may have ended meanwhile.
         """
         self._preempt_all()
         self._must_reset = False
         self._num_deaths += 1
         if self.is_testing:
-            if not any(one in suspects for one in self._groups[-1].members):
-                self._begin_test()  # it had not begun again
+            if not any(request in suspects for request in self._groups[-1].members):
+                self._begin_test()  # none of its steps was in flight
                 return None
             return self._take_death_in_test(self._groups.pop())
         if overdue:
             self._suspect_overdue(overdue)
         else:
-            self._suspect(
-                [one for one in suspects if self._died_at.get(one.request_id) == one.num_output_tokens]
-            )
-        self._died_at = {one.request_id: one.num_output_tokens for one in suspects}
+            died_at = self._died_at
+            self._suspect([r for r in suspects if died_at.get(r.request_id) == r.num_output_tokens])
+        self._died_at = {request.request_id: request.num_output_tokens for request in suspects}
         if self._groups:
             self._begin_test()
             self._owes_pause = True
         return None
 
     def explains(self, overdue: list[Request]) -> bool:
-        """Whether their step narrows an earlier search, as one of them was in it, or a suspect has left."""
-        is_known = any(one in self._pasts or one.finish_reason is FinishReason.ABORT for one in overdue)
-        return is_known or bool(overdue and self._has_left)
+        """Whether their step narrows a search: one of them is remembered, or a suspect was aborted."""
+        is_known = any(r in self._overdue or r.finish_reason is FinishReason.ABORT for r in overdue)
+        return is_known or bool(overdue and self._was_aborted)
 
     def take_shortage(self) -> None:
-        """A step was too large for the device's memory: every running request waits, and nobody is judged."""
+        """A step was too large for the device's memory: all running requests wait, and none is suspected."""
         self._preempt_all()
         self.note_progress()
 
     def note_step(self) -> None:
-        """A step went well: its tokens have been taken."""
+        """A step went well, and its tokens were accepted."""
         self._num_deaths = 0
         self.note_progress()
 
     def note_progress(self) -> None:
-        """Requests have got on or have ended: once nothing is in flight, a cleared group makes way."""
+        """Requests have got tokens or have ended. Once no step is in flight, the next test begins if the
+        group under test is cleared.
+        """
         if self._scheduler.in_flight:
             return
         if self._has_cleared_group:
@@ -213,7 +215,7 @@ class Blame:
             self._begin_test_or_pause()
 
     def take_reset(self) -> bool:
-        """True once after the worker's rows have become void: send it ResetRows before the next step.
+        """Whether the worker's rows are void, once: it is to be sent ResetRows before the next step.
 
         Called before steps are formed, while there is a worker: a pause begins and ends here.
         """
@@ -229,44 +231,43 @@ class Blame:
         self._must_reset = True
 
     def _take_death_in_test(self, failed: _Group) -> Request | None:
-        """Its parts are tested again when all others have been."""
+        """Test its parts again after all others."""
         culprit, parts = self._judge(failed, _NUM_PARTS)
         for part in parts:
             part.waits_for_pause = True
         self._groups[:0] = reversed(parts)
         if culprit is not None:
-            self._pasts.clear()
-        # Who has not failed and would be tested longer than this one was is spared.
-        self._groups = [
-            one for one in self._groups if one.num_steps <= failed.num_steps or one.waits_for_pause
-        ]
+            self._overdue.clear()
+        # Groups that have not failed are spared tests that are longer than this one.
+        most = failed.num_steps
+        self._groups = [group for group in self._groups if group.num_steps <= most or group.waits_for_pause]
         self._owes_pause = True
         self._begin_test_or_pause()
         return culprit
 
     def _suspect_overdue(self, overdue: list[Request]) -> None:
-        """Their step took too long, as others of theirs may have before."""
-        self._has_left = False
-        self._pasts = {one: past for one, past in self._pasts.items() if one.finish_reason is None}
-        by_length: dict[int, list[Request]] = {}  # about as long tests together
+        """Suspect the requests of a step that took too long; earlier steps of theirs may have, too."""
+        self._was_aborted = False
+        self._overdue = {r: before for r, before in self._overdue.items() if r.finish_reason is None}
+        by_length: dict[int, list[Request]] = {}  # tests of about the same length are one
         for request in drop_finished(overdue):
             num_steps = 1
-            if (past := self._pasts.get(request)) is not None:
-                num_steps = 2 * max(request.num_output_tokens - past.num_tokens, past.num_steps)
-            self._pasts[request] = _Past(request.num_output_tokens, num_steps)
+            if (before := self._overdue.get(request)) is not None:
+                num_steps = 2 * max(request.num_output_tokens - before.num_tokens, before.num_steps)
+            self._overdue[request] = _Overdue(request.num_output_tokens, num_steps)
             by_length.setdefault(num_steps.bit_length(), []).append(request)
         for _, members in sorted(by_length.items(), reverse=True):
-            self._suspect(members, max(self._pasts[request].num_steps for request in members))
+            self._suspect(members, max(self._overdue[request].num_steps for request in members))
         if any(request.finish_reason is FinishReason.ABORT for request in overdue):
-            self._pasts.clear()  # taken for the culprit
+            self._overdue.clear()  # it is taken for the culprit
 
     def _suspect(self, members: list[Request], num_steps: int = 1) -> None:
-        """A worker was lost with them: they are tested next."""
+        """Test requests with which a worker was lost next."""
         _, parts = self._judge(_Group(members, num_steps), _NUM_PARTS)
         self._groups += reversed(parts)
 
     def _judge(self, group: _Group, num_parts: int) -> tuple[Request | None, list[_Group]]:
-        """`group` has failed: the culprit if it is one request, the last time; else its parts to test."""
+        """`group` has failed. Returns the culprit, or the parts that are to be tested."""
         members = sorted(drop_finished(group.members), key=_find_suspicion)
         num_failures = group.num_failures + 1 if len(members) == 1 else 0
         if num_failures == FAILURES_ALONE:
@@ -278,7 +279,7 @@ class Blame:
         return None, [_Group(part, group.num_steps, num_failures) for part in parts]
 
     def _begin_test_or_pause(self) -> None:
-        """Before those who have cost a worker are tested again all others run, if there are any."""
+        """Let all others run before requests that have cost a worker are tested again."""
         self._drop_cleared()
         if self._groups and self._groups[-1].waits_for_pause and self._owes_pause:
             held = [request for group in self._groups for request in drop_finished(group.members)]
@@ -290,16 +291,16 @@ class Blame:
         self._begin_test()
 
     def _drop_cleared(self) -> None:
-        """One whose client does not wait for the verdict is taken for the culprit."""
+        """Drop cleared members and empty groups. A suspect that was aborted is taken for the culprit."""
         for group in self._groups:
-            if any(map(group.has_left, group.members)):
-                self._has_left = True
-                self._pasts.clear()
+            if any(map(group.was_aborted, group.members)):
+                self._was_aborted = True
+                self._overdue.clear()
             group.members = [request for request in group.members if not group.has_cleared(request)]
         self._groups = [group for group in self._groups if group.members]
 
     def _begin_test(self) -> None:
-        """Let only the last group's members run; all requests, if there is no group left."""
+        """Let only the last group's members run, or all requests if there is no group."""
         if self._is_paused and self._paused_until < math.inf:
             self._held_since, self._owes_pause = math.inf, False
         self._must_begin = self._is_paused = False
@@ -309,7 +310,7 @@ class Blame:
             self._held_since, self._owes_pause = math.inf, False
             self._scheduler.policy.run_all()
             return
-        self._groups[-1].count_anew()
+        self._groups[-1].restart()
         self._scheduler.policy.run_only(self._groups[-1].members)
 
     @property
@@ -318,26 +319,26 @@ class Blame:
 
     @property
     def _is_pause_over(self) -> bool:
-        """Also when nobody is left to run in it."""
+        """A pause also ends when nothing is left to run in it."""
         has_others = bool(self._scheduler.running or self._scheduler.policy.waiting)
         return not self._is_paused or self._now >= self._paused_until or not has_others
 
     @property
     def _has_cleared_group(self) -> bool:
-        """Whether the group under test has come through."""
+        """Whether the group under test has passed."""
         return self.is_testing and all(map(self._groups[-1].has_cleared, self._groups[-1].members))
 
 
 def _find_suspicion(request: Request) -> tuple[bool, bool, float]:
-    """Greater for who is more likely to be the culprit: who brings a program of sorts, who is new here."""
-    runs_texts = bool(request.grammar or request.extra_args)
-    return runs_texts, not request.num_output_tokens, request.arrival_time
+    """Greater for a likelier culprit: one that brings a kind of program, or is new."""
+    has_program = bool(request.grammar or request.extra_args)
+    return has_program, not request.num_output_tokens, request.arrival_time
 
 
 def _count_known(request: Request) -> float:
-    """Tokens beyond which a request under test is cleared.
+    """The tokens that a request has got.
 
-    A beam search begins anew with every core: that it gets as far as before clears it of no core's death.
+    A beam search begins anew with every core: getting as far as before does not clear it of a core's death.
     """
     if request.group is not None and request.num_attempts >= SUSPECT_ATTEMPTS:
         return math.inf

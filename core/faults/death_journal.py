@@ -32,11 +32,11 @@ class DeathJournal:
             self._write()
 
     def note_alone(self, request_id: str | None) -> None:
-        """The next step is of this request alone, or of None such. Nothing is done if that is known."""
+        """The next step holds this request alone; None: it is not of one request. Writes only what is new."""
         if request_id == self._alone:
             return
         if self._alone is not None:
-            self.num_deaths.pop(self._alone, None)  # it got further, or it has ended
+            self.num_deaths.pop(self._alone, None)  # it has got a token, or has ended
         self._alone = request_id
         self._write()
 

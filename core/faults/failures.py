@@ -1,6 +1,6 @@
-"""Failures: what follows when a step fails or a worker is lost: who is run again, in which steps, who ends.
+"""Failures: what follows when a step fails or a worker is lost: which requests run again, and which end.
 
-Blame says which request it was, StepLimits how large steps may be. It does not know errors of clients.
+Blame says which request was the cause, StepLimits how large steps may be.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from ..scheduling.request import Request, drop_finished
 from ..scheduling.scheduler import Scheduler
 from .blame import Blame, WorkerDeath
 
-# StepLimits: how much a step may hold after the device's memory did not suffice for one. Pure. Such a
-# step is halved and run again; nobody fails for it. After some steps that went well the limits are
-# doubled. A shortage after that doubles how many it takes: a batch that never fits is tried ever more
-# rarely.
-
-FIRST_PATIENCE, MAX_PATIENCE = 16, 1024  # steps that go well before the limits are doubled
-ATTEMPTS_AT_FLOOR = 2  # of a step that cannot be made smaller
+FIRST_PATIENCE, MAX_PATIENCE = 16, 1024  # good steps before the limits are doubled
+ATTEMPTS_AT_FLOOR = 2  # at a step that cannot be made smaller
 
 
 class StepLimits:
-    """The present limits, at first the configured ones. Rows are never more than tokens."""
+    """How much a step may hold: at first as configured, less after the device's memory did not suffice.
+
+    Such a step is halved and run again, and no request fails for it. After some good steps the limits are
+    doubled. A shortage after that doubles how many good steps it takes, so that a batch which never fits is
+    tried ever more rarely. Rows are never more than tokens. Pure.
+    """
 
     def __init__(self, max_tokens: int, max_rows: int, *, can_split: bool) -> None:
-        """`can_split`: whether a prompt may be computed in parts; if not, only rows are limited."""
+        """`can_split`: whether a prompt may be computed in chunks; if not, only rows are limited."""
         self._most_tokens, self._most_rows = max_tokens, max_rows
         self._can_split = can_split
         self.max_tokens, self.max_rows = max_tokens, max_rows
@@ -40,9 +40,9 @@ class StepLimits:
         self._num_failures_at_floor = 0
 
     def shrink(self, num_tokens: int, num_rows: int) -> bool:
-        """A step of this size ran out of memory. True: run what was in it again, within the new limits.
+        """A step of this size ran out of memory. True: run its requests again, within the new limits.
 
-        False: it held one request, in its smallest part, and not for the first time.
+        False: the step held one token of one request, and has failed before.
         """
         self._num_good_steps = 0
         if self._has_grown:
@@ -60,11 +60,11 @@ class StepLimits:
 
     @property
     def is_at_floor(self) -> bool:
-        """Whether a step failed that cannot be made smaller, and nobody has ended for it."""
+        """Whether a step that cannot be made smaller has failed, and its request has not ended for it."""
         return self._num_failures_at_floor > 0
 
     def forget_failures(self) -> None:
-        """The request that was alone in its smallest step has got further, or has ended."""
+        """The request that was alone in the smallest step has got a token, or has ended."""
         self._num_failures_at_floor = 0
 
     def note_success(self) -> bool:
@@ -112,7 +112,7 @@ FinishRequests = Callable[[list[Request], FinishReason, str, ErrorCode], None]
 
 
 class Failures:
-    """The engine core's answer to each."""
+    """Handles each kind of failure for the engine core."""
 
     def __init__(self, config: SchedulerConfig, scheduler: Scheduler, blame: Blame, finish: FinishRequests):
         """`finish` ends live requests and answers each."""
@@ -122,21 +122,21 @@ class Failures:
         self._limits = StepLimits(
             config.max_num_batched_tokens, config.max_num_seqs, can_split=config.enable_chunked_prefill
         )
-        self._at_floor: tuple[Request, int] | None = None  # who failed alone for memory, with so many tokens
+        self._at_floor: tuple[Request, int] | None = None  # what failed alone for memory, and its tokens then
         self._poison_reports: list[PoisonReport] = []
 
     @property
     def step_limits(self) -> tuple[int, int]:
-        """Most tokens and most requests of a step at present: fewer than configured after a shortage."""
+        """The most tokens and the most requests of a step; fewer than configured after a shortage."""
         return self._limits.max_tokens, self._limits.max_rows
 
     def take_poison_reports(self) -> list[PoisonReport]:
-        """Requests that were convicted since the last call."""
+        """The requests that were convicted since the last call."""
         reports, self._poison_reports = self._poison_reports, []
         return reports
 
     def note_step(self) -> None:
-        """A step went well: its tokens have been taken."""
+        """A step went well, and its tokens were accepted."""
         self._blame.note_step()
         if self._at_floor is not None:
             request, num_known = self._at_floor
@@ -146,11 +146,10 @@ class Failures:
             self._scheduler.batch.limit_steps(*self.step_limits)
 
     def fail_step(self, failed: StepFailed) -> bool:
-        """The oldest step raised: every request waits to be computed again, and the culprit is looked for.
+        """The oldest step raised: every request waits to be computed again, and Blame looks for the culprit.
 
-        The one request that fails alone ends with the cause. After one that was too large for the memory,
-        steps are smaller for a while. False: this answers a step that was forgotten with an earlier failure;
-        nothing is done.
+        A request that fails alone ends with the cause. After a step that was too large for the memory, steps
+        are smaller for a while. False: the step was forgotten after an earlier failure, and nothing is done.
         """
         if not self._scheduler.batch.is_oldest(failed.step_id):
             return False
@@ -165,8 +164,8 @@ class Failures:
     def lose_worker(self, reason: str, *, is_overdue: bool = False) -> WorkerDeath:
         """The worker was lost: its rows, steps and cache are gone, and every request waits again.
 
-        A request that was alone at several deaths ends with `reason`. `is_overdue`: its oldest step took
-        longer than a step may.
+        A request that was alone at several deaths ends with `reason`. `is_overdue`: the worker's oldest step
+        took longer than a step may.
         """
         steps = self._scheduler.in_flight
         in_flight = {request.request_id: request for step in steps for request in step.requests}
@@ -185,7 +184,7 @@ class Failures:
     def convict(
         self, request: Request, code: ErrorCode, found_by: FoundBy, error: str, step_id: int | None = None
     ) -> None:
-        """End the one request that makes something fail."""
+        """End a request that is the cause of a failure, and report it."""
         self._poison_reports.append(
             PoisonReport(
                 request_id=request.request_id,
@@ -204,7 +203,7 @@ class Failures:
         self._finish([request], FinishReason.ERROR, error, code)
 
     def _shrink_steps(self, failed: StepFailed) -> None:
-        """As `fail_step`, for want of memory; a request that is too large alone ends with OUT_OF_MEMORY."""
+        """A step ran out of memory: make steps smaller. A request that is too large alone ends."""
         step, limits = self._scheduler.in_flight[0], self._limits
         requests = drop_finished(step.requests)
         if self._at_floor is not None and requests != [self._at_floor[0]]:

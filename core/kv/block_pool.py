@@ -14,18 +14,18 @@ class BlockPool:
     """`num_blocks` blocks with reference counts, a least-recently-used free list and a hash index."""
 
     def __init__(self, num_blocks: int, on_evicted: Callable[[bytes], None] = lambda _hash: None) -> None:
-        """`on_evicted` is told each hash that can no longer be found, its block being taken."""
+        """`on_evicted` is called with each hash that can no longer be found, because its block is reused."""
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
         self._on_evicted = on_evicted
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
-        # Next to be taken first. An OrderedDict, as a plain dict is slow to pop from its front.
+        # The first is taken next. An OrderedDict, as popping the front of a plain dict is slow.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds, those with findable contents included."""
+        """Blocks without a holder, including those whose contents can be found."""
         return len(self._free)
 
     @property
@@ -46,7 +46,7 @@ class BlockPool:
         return self._index.get(block_hash)
 
     def take(self, count: int) -> list[int]:
-        """`count` free blocks, now held once, their old contents forgotten. The caller checks num_free."""
+        """Take `count` free blocks: each has one holder and no hash. The caller has checked `num_free`."""
         taken = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block_id in taken:
             block_hash = self._hashes[block_id]
@@ -64,7 +64,7 @@ class BlockPool:
         self._ref_counts[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """Hold these once less. The free ones are taken again in this order, those without a hash first."""
+        """Hold these blocks once less. The free ones are reused in this order, those without a hash first."""
         counts, free = self._ref_counts, self._free
         for block_id in block_ids:
             counts[block_id] -= 1
@@ -75,7 +75,7 @@ class BlockPool:
                     free.move_to_end(block_id, last=False)
 
     def register(self, block_id: int, block_hash: bytes) -> bool:
-        """Make a held block findable. False if another block already has this content: the first stays."""
+        """Make a held block findable. False if another block has this content already, which stays."""
         assert self._ref_counts[block_id] > 0
         assert self._hashes[block_id] is None
         if block_hash in self._index:
@@ -85,7 +85,7 @@ class BlockPool:
         return True
 
     def unregister(self, block_id: int) -> None:
-        """Forget a block's content, whoever holds it; no effect if it has none."""
+        """Make a block's content unfindable, whoever holds it. No effect on a block without a hash."""
         block_hash = self._hashes[block_id]
         if block_hash is None:
             return
@@ -95,7 +95,7 @@ class BlockPool:
             self._free.move_to_end(block_id, last=False)
 
     def unregister_all(self) -> None:
-        """Forget every content; who holds what stays."""
+        """Make every content unfindable. Blocks keep their holders."""
         for block_hash in self._index:
             self._on_evicted(block_hash)
         self._index.clear()
@@ -114,7 +114,7 @@ class BlockPool:
         return bytes(cells), length
 
     def check(self, num_owners: Mapping[int, int]) -> list[str]:
-        """What is wrong, given how many owners each block should have; empty if nothing is."""
+        """The problems found, given how many owners each block should have."""
         problems: list[str] = []
         for block_id, count in enumerate(self._ref_counts):
             if count != num_owners.get(block_id, 0):

@@ -24,9 +24,9 @@ SEED_SIZE_BYTES = 32
 class BlockHasher:
     """Names full KV blocks by content, each block once in a request's life.
 
-    Equal names mean equal K and V, wherever they were computed: a block's hash covers its own token ids and
-    its parent's hash, and so everything before it; the root covers whatever else K and V depend on. Keyed per
-    process: nobody outside can construct two prompts that collide.
+    Equal names mean equal K and V: a block's hash covers its token ids and its parent's hash, hence all
+    tokens before it, and the root covers whatever else K and V depend on. Hashes are keyed per process, so
+    that nobody outside can construct two prompts that collide.
     """
 
     def __init__(self, block_size: int, spec: ModelSpec, seed: bytes | None = None) -> None:
@@ -37,7 +37,7 @@ class BlockHasher:
         self._original_length = spec.max_position_embeddings
 
     def extend(self, request: Request) -> list[bytes]:
-        """Bring `request.block_hashes` up to all full blocks of its known tokens, and return it."""
+        """Extend `request.block_hashes` to all full blocks of its known tokens, and return it."""
         hashes = request.block_hashes
         num_missing = request.num_tokens // self._block_size - len(hashes)
         if num_missing <= 0:
@@ -74,10 +74,10 @@ class KVCacheManager:
         has_kv: bool = True,
         can_pool_hits: bool = True,
     ) -> None:
-        """`hasher` None turns prefix caching off. `misses` is told what the pool evicts.
+        """`hasher` None turns prefix caching off. `misses` explains why a prefix was not found.
 
-        has_kv: False of a model whose requests need no blocks. can_pool_hits: whether a vector can be pooled
-        of a prompt with a prefix hit.
+        has_kv: False for a model whose requests need no blocks. can_pool_hits: whether a prompt with a prefix
+        hit can be pooled.
         """
         self.pool = pool
         self.block_size = block_size
@@ -99,8 +99,8 @@ class KVCacheManager:
         return request.sampling_params.reads_prefix_cache
 
     def find_prefix(self, request: Request) -> list[int]:
-        """Blocks of the longest known prefix, without the last token: it is computed to sample the next,
-        or is what is pooled.
+        """The blocks of the longest cached prefix. The last token is never among them: it is computed, to
+        sample the next one or to be pooled.
         """
         if self._hasher is None or not self.reads_cache(request):
             return []
@@ -115,32 +115,32 @@ class KVCacheManager:
         return hits
 
     def hash_prompt(self, request: Request) -> list[bytes]:
-        """The hashes of its blocks that others can find once they are computed."""
+        """The hashes of its full blocks, by which other requests find them; none if it reads no cache."""
         return self._hasher.extend(request) if self._hasher is not None and self.reads_cache(request) else []
 
     def explain_miss(self, request: Request) -> tuple[PrefixMiss | None, int]:
-        """Why not all of an admitted request's prefix was found, None if it was; how many tokens were not."""
+        """Why an admitted request's prefix was not found whole (None: it was); how many tokens were not."""
         num_hits, max_hits = request.num_computed_tokens // self.block_size, self._max_hits(request)
         return self._misses.explain(request, num_hits, max_hits), (max_hits - num_hits) * self.block_size
 
     def count_taken(self, request: Request, hits: list[int]) -> int:
-        """By how many `allocate` lowers num_free. A hit that lies in the free list stops being free."""
+        """By how much `allocate` lowers `num_free`. A hit may be a free block, which stops being free."""
         is_free = self.pool.is_free
         return self.count_blocks(request.num_tokens) - len(hits) + sum(map(is_free, hits))
 
     def count_freed(self, request: Request, wanted: Container[int]) -> int:
-        """By how many `free` would raise num_free, without the blocks in `wanted`."""
+        """By how much `free` would raise `num_free`, not counting the blocks in `wanted`."""
         is_held_once = self.pool.is_held_once
         return sum(is_held_once(block_id) for block_id in request.block_ids if block_id not in wanted)
 
     def allocate(self, request: Request, hits: list[int], reserve: int) -> bool:
-        """Give an admitted request the blocks of all its known tokens, those of its prefix hit first.
+        """Give an admitted request the blocks of all its known tokens, of which `hits` are the first.
 
         False, with nothing changed, if that would leave fewer than `reserve` blocks free.
         """
         if self.count_taken(request, hits) + reserve > self.pool.num_free:
             return False
-        for block_id in hits:  # before any block is taken: taking one could evict a hit
+        for block_id in hits:  # first: taking a block could evict a hit
             self.pool.acquire(block_id)
         num_new = self.count_blocks(request.num_tokens) - len(hits)
         request.block_ids = hits + self.pool.take(num_new)
@@ -165,17 +165,17 @@ class KVCacheManager:
         return parent.block_ids[num_full] if rest else None
 
     def count_missing(self, request: Request) -> int:
-        """Blocks that a running request needs for its known tokens and has not."""
+        """How many blocks a running request lacks for its known tokens."""
         return self.count_blocks(request.num_tokens) - len(request.block_ids)
 
     def extend(self, request: Request) -> list[int]:
-        """Give a running request the blocks that it lacks, which are free; those it got."""
+        """Give a running request the blocks that it lacks, and return them. They must be free."""
         block_ids = self.pool.take(self.count_missing(request))
         request.block_ids += block_ids
         return block_ids
 
     def grow(self, request: Request) -> int | None:
-        """One more block for a request that has filled its last; None if none is free."""
+        """Give a request that has filled its last block one more; None if none is free."""
         if self.pool.num_free == 0:
             return None
         (block_id,) = self.pool.take(1)
@@ -201,7 +201,7 @@ class KVCacheManager:
         request.next_index_at = (num_full + 1) * self.block_size
 
     def free(self, request: Request) -> None:
-        """Take all blocks back. Last block first: a prefix is lost from its end, where it is worth least."""
+        """Release all blocks, the last one first: a prefix is then evicted from its end, the least useful."""
         self.pool.release(reversed(request.block_ids))
         request.block_ids = []
         request.num_computed_tokens = 0
@@ -209,21 +209,21 @@ class KVCacheManager:
         request.next_index_at = NEVER
 
     def forget(self, block_ids: Iterable[int]) -> None:
-        """Nobody may find these blocks any more: their contents are not what their hashes say."""
+        """Make these blocks unfindable: their contents are not what their hashes say."""
         for block_id in block_ids:
             self.pool.unregister(block_id)
 
     def forget_contents(self, request: Request) -> None:
-        """Nobody may find what this request has computed, in whichever blocks it is now."""
-        found = [self.pool.find(block_hash) for block_hash in request.block_hashes]
-        self.forget(block_id for block_id in found if block_id is not None)
+        """Make what this request has computed unfindable, whichever blocks hold it now."""
+        block_ids = [self.pool.find(block_hash) for block_hash in request.block_hashes]
+        self.forget(block_id for block_id in block_ids if block_id is not None)
 
     def _max_hits(self, request: Request) -> int:
-        """Blocks that may be found: the last token is computed in any case."""
+        """How many blocks may be hits: the last token is always computed."""
         return (request.num_tokens - 1) // self.block_size
 
     def check(self, requests: Iterable[Request]) -> list[str]:
-        """What is wrong between the pool and the requests that hold blocks."""
+        """The problems found between the pool and the requests that hold blocks."""
         owners: dict[int, list[tuple[Request, int]]] = {}
         for request in requests:
             for position, block_id in enumerate(request.block_ids):

@@ -1,7 +1,7 @@
-"""PrefixMisses: why a prompt's beginning was not in the cache, for people who wonder about their hits.
+"""PrefixMisses: why a prompt's beginning was not in the cache, for users who miss hits.
 
-What it remembers has a fixed size, and the newest overwrites the oldest of its place: a reason may be
-forgotten, never wrong but for a collision of 64-bit hashes. Costs 0.1 us an evicted block, 1 us a request.
+Its tables have a fixed size, and a new entry overwrites the old one in its place: a reason may be forgotten,
+but is wrong only if 64-bit hashes collide. Costs 0.1 us an evicted block, 1 us a request.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _NUM_FIRST_BLOCKS = 2**12
 
 
 class PrefixMiss(StrEnum):
-    """Why the first block that was looked up in vain was not there."""
+    """Why the first block that was not found is not there."""
 
-    UNKNOWN = "no such prefix"  # as far as is remembered nobody has had it here
-    EVICTED = "evicted"  # it was there, and its block was taken for others
-    OTHER_SALT = "other salt"  # the same tenant has had it, with another cache_salt
+    UNKNOWN = "no such prefix"  # never seen, or forgotten
+    EVICTED = "evicted"  # its block was reused
+    OTHER_SALT = "other salt"  # the same tenant has sent it with another cache_salt
 
 
 class _HashTable:
-    """The last of many 64-bit numbers under each of `size` places, with one number beside it."""
+    """A lossy map of 64-bit integers with `size` places, each of which keeps its newest entry."""
 
     def __init__(self, size: int) -> None:
         self._mask = size - 1
         self._size = size
-        self._keys: array[int] | None = None  # made when the first comes: an engine may never need it
+        self._keys: array[int] | None = None  # made with the first entry: many engines never need it
         self._values: array[int] = array("q")
 
     def put(self, key: int, value: int = 0) -> None:
@@ -42,13 +42,13 @@ class _HashTable:
         self._values[place] = value
 
     def find(self, key: int) -> int | None:
-        """What stands beside the number; None if it is not remembered."""
+        """The value of the key; None if it is not remembered."""
         place = key & self._mask
         return self._values[place] if self._keys is not None and self._keys[place] == key else None
 
 
 class PrefixMisses:
-    """Remembers what was evicted, and whose first blocks had which salt."""
+    """Remembers evicted blocks, and the salts of prompts' first blocks."""
 
     def __init__(self, block_size: int) -> None:
         self._first_block_bytes = block_size * TOKEN_SIZE_BYTES

@@ -1,9 +1,8 @@
 """NetworkListener: where clients of other machines come in, over TCP with CURVE keys.
 
-A ROUTER as that of this machine's clients, in a context of its own: what strangers send keeps its I/O thread
-busy, and no other. Strangers are not seen beyond it: libzmq hands on what a client says once its key was
-found good, which a thread here says (ZAP, RFC 27). The same thread hears from the socket's monitor who comes
-and goes, and cuts what ConnectionLimits says, by ending the stream below libzmq.
+The ROUTER has a context of its own, so that strangers keep only that context's I/O thread busy. libzmq passes
+a client's messages on only after a thread here has accepted its key (ZAP, RFC 27). The same thread reads the
+socket's monitor, and cuts the connections that ConnectionLimits names by shutting the stream below libzmq.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPE
 _MONITOR_ADDRESS = "inproc://network-clients"
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _STOP_TIMEOUT_S = 1.0
-_REMARK_INTERVAL_S = 10.0  # between lines of the log on clients that are not let in
+_LOG_INTERVAL_S = 10.0  # between log lines on clients that are not let in
 
 
 class NetworkListener(ClientListener):
@@ -73,7 +72,7 @@ class NetworkListener(ClientListener):
         so long to leave at `stop`. `max_unread_bytes`: when more waits in all, whoever has sent most of it is
         cut off; only for who lets `receive` run until nothing is left, as long as it has time.
         """
-        self._clients = make_key_ring()  # of the thread that calls `receive`
+        self._clients = make_key_ring()  # for the thread that calls `receive`
         self._linger_ms = linger_ms
         self._port = socket.socket(fileno=os.dup(listening_fd))
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -150,16 +149,16 @@ class NetworkListener(ClientListener):
             os.close(self.lost_fd)
 
     def find_grant(self, key: bytes) -> ClientGrant:
-        """What the operator lets a client with this key be."""
+        """The operator's grant to a client with this key."""
         return self._clients.find_grant(key) or ClientGrant()
 
     @property
     def port(self) -> int:
-        """That it listens at."""
+        """The port at which it listens."""
         return self._port.getsockname()[1]
 
     def _knows(self, frame: zmq.Frame, key: bytes) -> bool:
-        """Whether the sender's key is let in by now. If not its connection is cut."""
+        """Whether the sender's key is still let in; if not, its connection is cut."""
         fd = int(frame.get(zmq.SRCFD))
         if self._clients.find_grant(key) is None:
             self._cut(fd)
@@ -168,7 +167,7 @@ class NetworkListener(ClientListener):
             excess = self._limits.note_client(fd, key)
         if excess is not None:
             self._cut(excess)
-            os.eventfd_write(self.lost_fd, 1)  # its end will be that of no client
+            os.eventfd_write(self.lost_fd, 1)  # `_on_ended` will not find it among the clients
         return excess != fd
 
     def _cut(self, fd: int) -> None:
@@ -201,7 +200,7 @@ class NetworkListener(ClientListener):
 
 
 class _KeyChecker:
-    """Its thread: says who is let in, and hears who comes and goes."""
+    """The listener's thread: answers which keys are let in, and reads which connections come and go."""
 
     def __init__(
         self,
@@ -218,13 +217,13 @@ class _KeyChecker:
         self._cut_off = cut_off
         self._on_accepted = on_accepted
         self._on_ended = on_ended
-        self._remark_at = 0.0
+        self._log_at = 0.0
 
     def run(self) -> None:
         """Until the monitor is stopped."""
         poller = zmq.Poller()
-        for one in (self._zap, self._monitor):
-            poller.register(one, zmq.POLLIN)
+        poller.register(self._zap, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
         with self._zap, self._monitor:
             while True:
                 poller.poll()
@@ -242,8 +241,8 @@ class _KeyChecker:
                 return [b"1.0", request_id, b"300", b"too much is unread", b"", b""]
             return [b"1.0", request_id, b"200", b"OK", key, b""]
         now = time.monotonic()
-        if now >= self._remark_at:
-            self._remark_at = now + _REMARK_INTERVAL_S
+        if now >= self._log_at:
+            self._log_at = now + _LOG_INTERVAL_S
             _log.warning("a client with an unknown key was not let in, from %s", address.decode())
         return [b"1.0", request_id, b"400", b"unknown key", b"", b""]
 
@@ -365,12 +364,12 @@ class UnreadBytes:
 
 
 class ConnectionLimits:
-    """Which connections of the network stand, and which is cut where there are too many. Of one thread.
+    """Which connections stay, and which is cut if there are too many. For one thread; knows no socket.
 
-    A connection waits until its client, whose key was found good, has said something. Of those that wait the
-    oldest of the address that has most of them is cut: who has a key needs a few round trips, so that a crowd
-    of silent callers cuts itself. Clients leave room for one that waits: of too many the newest of the key
-    that has most of them is cut. Knows no socket: connections are known by their descriptors.
+    A connection waits until a message of a client with a good key has come over it. If too many wait, the
+    oldest one of the address that has most of them is cut: with a key it takes a few round trips, so a crowd
+    of silent callers cuts only itself. Clients always leave room for one that waits: if there are too many,
+    the newest one of the key that has most of them is cut.
     """
 
     def __init__(self, max_connections: int, max_waiting: int) -> None:
@@ -382,7 +381,7 @@ class ConnectionLimits:
         self._per_key: Counter[bytes] = Counter()
 
     def accept(self, fd: int, address: str) -> int | None:
-        """Somebody has come; returns the connection that is to be cut, None if there is room."""
+        """A connection was accepted. Returns the one that is to be cut, None if there is room."""
         self.end(fd)
         self._waiting[fd] = address
         self._per_address[address] += 1
@@ -390,7 +389,7 @@ class ConnectionLimits:
         return self._take_oldest() if len(self._waiting) > room else None
 
     def note_client(self, fd: int, key: bytes = b"") -> int | None:
-        """A message of a client that is let in has come over it; returns the one that is to be cut for it."""
+        """A client's message has come over it. Returns the one to cut for it, None if there is room."""
         if fd not in self._waiting:
             return None
         self._forget_waiting(fd)
@@ -399,7 +398,7 @@ class ConnectionLimits:
         if len(self.clients) < self._max_connections:
             return None
         ((most, _),) = self._per_key.most_common(1)
-        excess = next(one for one in reversed(self.clients) if self.clients[one] == most)
+        excess = next(fd for fd, key in reversed(self.clients.items()) if key == most)
         self.end(excess)
         return excess
 

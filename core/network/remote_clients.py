@@ -1,6 +1,6 @@
-"""What the core makes of clients of other machines: of what they say, and of what they are told.
+"""RemoteOrigin: what the core believes of clients of other machines, and what it tells them.
 
-Pure: network_listener.py has sockets, and ipc/protocol/rights.py the table of who may what.
+network_listener.py has the sockets, ipc/protocol/rights.py the table of rights.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ _LINGER_MS = 200
 
 
 class RemoteClients:
-    """What those of one engine have in common. `find_origin` is the ClientRegistry's."""
+    """What an engine's remote clients share. ClientRegistry calls `find_origin`."""
 
     def __init__(self, find_grant: Callable[[bytes], ClientGrant], memory: RequestMemory) -> None:
-        """find_grant: what the operator lets a client with this key be."""
+        """find_grant: the operator's grant to a client with this key."""
         self.find_grant = find_grant
         self.memory = memory
         self.files: ServedFiles | None = None  # of the model
 
     def find_origin(self, identity: bytes) -> RemoteOrigin:
-        """Of a client with this identity."""
+        """The origin of a client with this identity."""
         return RemoteOrigin(identity, self)
 
     def note_files(self, model: ModelConfig) -> None:
-        """Hash what clients need of the model, to find it in copies of their own. Raises ModelError if the
-        files are not those that the daemon was started with.
+        """Hash the model's files, to compare with clients' copies. Raises ModelError if they have changed
+        since the daemon was started.
         """
         folders = model.model, model.tokenizer
         check_served(model.noted, *folders)
@@ -80,7 +80,7 @@ class RemoteClients:
 def open_network(
     args: NetworkArgs, journal_path: str, max_frame_bytes: int
 ) -> tuple[NetworkListener, RemoteClients]:
-    """Let in whom the file in the daemon's folder names."""
+    """Listen for the clients that the file in the daemon's folder names."""
     folder = Path(args.keys)
     listener = NetworkListener(
         args.listening_fd,
@@ -106,7 +106,7 @@ class RemoteOrigin(Origin):
         self._clients = clients
 
     def adapt_hello(self, hello: Hello) -> Hello:
-        """With what the table does not take from a client of the network in its key's words."""
+        """The fields that rights.py does not take from a remote client come from its key's grant."""
         if hello.client_kind == SUPERVISOR_ROLE:
             raise DaemonError(f"a client of the network may not be the {SUPERVISOR_ROLE}")
         values = {name: _HELLO_VALUES[name](self._grant) for name in _list_replaced(HELLO_FIELDS)}
@@ -128,14 +128,14 @@ class RemoteOrigin(Origin):
         )
 
     def adapt_request(self, request: EngineCoreRequest) -> EngineCoreRequest:
-        """With what the table does not take from a client of the network in the core's own words."""
+        """The fields that rights.py does not take from a remote client are the core's own."""
         past = self._clients.memory.find(self.scope, request.request_id)
-        said = _Said(request, self.scope, self._grant, past)
-        values = {name: _REQUEST_VALUES[name](said) for name in _list_replaced(REQUEST_FIELDS)}
+        facts = _RequestFacts(request, self.scope, self._grant, past)
+        values = {name: _REQUEST_VALUES[name](facts) for name in _list_replaced(REQUEST_FIELDS)}
         return msgspec.structs.replace(request, **values)
 
     def adapt_result(self, method: UtilityMethod, result: UtilityResult, /) -> UtilityResult:
-        """Without what is of others' requests; a digest has none of them already."""
+        """Without others' requests; a digest was made without them."""
         if UTILITIES[method].network is not Reach.OWN:
             return result
         owns = make_owner_test(self.scope)
@@ -199,8 +199,8 @@ def _list_replaced(fields: Mapping[str, Belief]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """A request of a client of the network, with what is known of both."""
+class _RequestFacts:
+    """A remote client's request, with what the core knows of both."""
 
     request: EngineCoreRequest
     scope: str
@@ -208,23 +208,23 @@ class _Said:
     past: PastLife
 
 
-def _adapt_options(said: _Said) -> RequestOptions:
+def _adapt_options(facts: _RequestFacts) -> RequestOptions:
     beliefs = {name: right.network for name, right in REQUEST_OPTIONS.items()}
-    values = {name: _OPTION_VALUES[name](said) for name in _list_replaced(beliefs)}
-    return msgspec.structs.replace(said.request.options, **values)
+    values = {name: _OPTION_VALUES[name](facts) for name in _list_replaced(beliefs)}
+    return msgspec.structs.replace(facts.request.options, **values)
 
 
-# Of each field that is not simply taken: what is put in its place.
+# Field that is not taken from a remote client -> what replaces it.
 _HELLO_VALUES: dict[str, Callable[[ClientGrant], Any]] = {"weight": lambda grant: grant.weight}
-_REQUEST_VALUES: dict[str, Callable[[_Said], Any]] = {
-    # For a time that is not finite the core takes its own clock, less the age.
-    "arrival_time": lambda said: math.inf if said.past.arrival is None else said.past.arrival,
+_REQUEST_VALUES: dict[str, Callable[[_RequestFacts], Any]] = {
+    # With an infinite arrival_time the core takes its own clock, less the age.
+    "arrival_time": lambda facts: math.inf if facts.past.arrival is None else facts.past.arrival,
     "age_s": lambda _: 0.0,
     "options": _adapt_options,
-    "num_attempts": lambda said: min(said.request.num_attempts, said.past.num_attempts),
+    "num_attempts": lambda facts: min(facts.request.num_attempts, facts.past.num_attempts),
 }
-_OPTION_VALUES: dict[str, Callable[[_Said], Any]] = {
-    "priority": lambda said: max(said.request.options.priority, said.grant.priority),
-    "cache_salt": lambda said: scope_salt(said.request.options.cache_salt, said.scope),
-    "tenant": lambda said: said.scope + said.request.options.tenant,
+_OPTION_VALUES: dict[str, Callable[[_RequestFacts], Any]] = {
+    "priority": lambda facts: max(facts.request.options.priority, facts.grant.priority),
+    "cache_salt": lambda facts: scope_salt(facts.request.options.cache_salt, facts.scope),
+    "tenant": lambda facts: facts.scope + facts.request.options.tenant,
 }

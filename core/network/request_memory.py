@@ -1,8 +1,8 @@
-"""RequestMemory: when requests of clients of the network came, and how many cores have ended with them live.
+"""RequestMemory: when remote clients' requests came, and how many cores have died with them live.
 
-Such a client's own word for it could not be believed: with it a request goes before others, or runs alone.
-The core therefore notes what it takes on in a file, 17 bytes a request, that the next core reads. What is
-lost with a connection is kept in memory: it comes again.
+A remote client is not believed about either, as its requests would go before others, or run alone. So the
+core notes each request that it admits in a file, 17 bytes a request, which the next core reads. Requests that
+are lost with their connection stay in memory, as they come again.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from dataclasses import dataclass
 
 _log = logging.getLogger(__name__)
 
-_RECORD = struct.Struct("<8sdB")  # name, arrival, cores that have ended with it live; a name of zeros: none
+_RECORD = struct.Struct("<8sdB")  # name (zeros: no request), arrival, how many cores have died with it live
 _EMPTY = bytes(_RECORD.size)
 _MAX_READ = 65536  # records of an earlier core
-_KEEP_S = 60.0  # a place in the queue is kept so long, for clients connect again within seconds
-_MAX_LOST = 4096  # requests that are remembered though they are not live
+_KEEP_S = 60.0  # how long a request keeps its place in the queue; clients connect again within seconds
+_MAX_LOST = 4096  # requests that are remembered although they are not live
 _MAX_ENDS = 255
 
 
 @dataclass(frozen=True, slots=True)
 class PastLife:
-    """What is known of a request that comes. `arrival`: wall clock, None: it was not here before."""
+    """What is known of a request that comes. `arrival`: wall clock; None: it was not here before."""
 
     arrival: float | None = None
     num_attempts: int = 0
@@ -39,13 +39,13 @@ _NEW = PastLife()
 
 
 class RequestMemory:
-    """Of one core. `path` is where the next one looks; '' keeps nothing beyond this one."""
+    """One core's memory. The next core reads `path`; '' writes no file."""
 
     def __init__(self, path: str = "", clock: Callable[[], float] = time.monotonic) -> None:
-        self._past: OrderedDict[bytes, PastLife] = OrderedDict()  # not live, the longest ago first
-        self._lost_at: dict[bytes, float] = {}  # of those that this core has lost
+        self._past: OrderedDict[bytes, PastLife] = OrderedDict()  # not live; the oldest first
+        self._lost_at: dict[bytes, float] = {}  # when this core has lost a request
         self._clock = clock
-        self._began_at: float | None = None  # when the first of those came that the core before had
+        self._began_at: float | None = None  # when the first request came
         self._live: dict[bytes, tuple[int, PastLife]] = {}  # name -> its place in the file
         self._free: list[int] = []
         self._num_places = 0
@@ -55,9 +55,9 @@ class RequestMemory:
             self._read()
 
     def find(self, scope: str, request_id: str) -> PastLife:
-        """What is known of a request of this key that comes now; nothing if it was away too long.
+        """What is known of a request that comes now; nothing if it was away for over _KEEP_S.
 
-        Time that it was away, while the core was there, is none that it has waited.
+        Time that it was away, while the core was there, does not count as waited.
         """
         name, now = _name(scope, request_id), self._clock()
         if self._began_at is None:
@@ -70,7 +70,7 @@ class RequestMemory:
         return PastLife(past.arrival + (now - lost_at), past.num_attempts)
 
     def add(self, scope: str, request_id: str, arrival: float) -> None:
-        """It is live from now on."""
+        """The request is live from now on."""
         name = _name(scope, request_id)
         past = self.find(scope, request_id)
         self._past.pop(name, None)
@@ -84,11 +84,11 @@ class RequestMemory:
         self._write(place, _RECORD.pack(name, life.arrival, life.num_attempts))
 
     def end(self, scope: str, request_id: str) -> None:
-        """It has been answered: nothing is to be known of it any more. Nothing happens if it is not live."""
+        """Forget a request that was answered, if it is live."""
         self._take_out(_name(scope, request_id))
 
     def lose(self, scope: str, request_id: str) -> None:
-        """Its client is gone, and may come again with it."""
+        """The request's client is gone, and may bring it again."""
         name = _name(scope, request_id)
         if (life := self._take_out(name)) is not None:
             self._past[name], self._lost_at[name] = life, self._clock()
@@ -97,7 +97,7 @@ class RequestMemory:
                 del self._lost_at[first], self._past[first]
 
     def close(self) -> None:
-        """Its core ends as it should."""
+        """Remove the file: the core ends in good order."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -113,7 +113,7 @@ class RequestMemory:
         return life
 
     def _read(self) -> None:
-        """What the last core left. Each request that it had live was lost with it."""
+        """Read what the last core has left: its live requests, which were lost with it."""
         with contextlib.suppress(OSError), open(self._path, "rb") as file:
             data = file.read(_MAX_READ * _RECORD.size)
             whole = len(data) - len(data) % _RECORD.size

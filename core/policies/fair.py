@@ -1,14 +1,15 @@
-"""FairPolicy: tokens, time, rows and blocks shared among tenants by weight.
+"""FairPolicy: tokens, time, rows and blocks are shared among tenants by weight.
 
-Tokens: the tenant whose counter (fair_accounts.py) is least is next, within it priority value, then arrival.
-Prompts of running and of waiting requests stand in one order, and each part is charged at once, so long
-prompts of one tenant do not take a step from others' prompts. What is computed again after a preemption is
-not charged again.
-Time: while newcomers come, tenants with many more rows that were served no less give way (step_pacer.py). Of
-the prompts of one tenant a step for which others' decodes wait, in it or left out of it, has no more tokens,
-however many they are, than of one long prompt.
-Rows and blocks: who has more than its share is preempted for who has less (fair_preemption.py). Whoever
-causes a preemption decodes or begins in that step: some request always gets on.
+Tokens: the tenant with the least counter (fair_accounts.py) is next; its requests run by priority value, then
+arrival. Prompts of running and of waiting requests are ordered together, and each chunk is charged at once,
+so that one tenant's long prompts do not take a step from others' prompts. Tokens that are computed again
+after a preemption are not charged again.
+Time: while newcomers come, tenants with many more rows that were served no less give way (step_pacer.py). A
+step for which other tenants' decodes wait has no more tokens of one tenant's prompts, however many, than of
+one long prompt.
+Rows and blocks: requests of tenants above their share are preempted for tenants below it
+(fair_preemption.py). A request that causes a preemption decodes or begins in that step, so that some request
+always makes progress.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ class FairPolicy(Policy[FairQueue]):
         """Counts among requests of one tenant."""
         return request.options.priority
 
-    def admits(self, asked: float, taken: float, own: float, bound: float, part: float) -> bool:
-        """A tenant may fill its part also when others have filled all, until twice as much is taken."""
-        return has_room(asked, taken, own, bound, part)
+    def admits(self, wanted: float, used: float, tenant_used: float, bound: float, part: float) -> bool:
+        """A tenant may fill its part even if others have filled the bound, up to twice the bound."""
+        return has_room(wanted, used, tenant_used, bound, part)
 
     def add(self, request: Request) -> None:
         """As Policy.add; a new request gets its record."""
@@ -76,9 +77,10 @@ class FairPolicy(Policy[FairQueue]):
         return self._preemption.choose_victims(self.waiting)
 
     def choose_decodes(self, step: Step) -> list[Request]:
-        """All; but while newcomers come, those of tenants in excess in turns, and none where one begins.
+        """All; but while newcomers come, tenants in excess decode in turns, and not at all in a newcomer's
+        first step.
 
-        Not in two steps running, so that newcomers without end do not stop those decodes.
+        Never are two steps in a row kept free of them, so that endless newcomers do not stop those decodes.
         """
         paced = step.policy_data = PacedStep()
         newcomer = self._find_newcomer()
@@ -88,11 +90,12 @@ class FairPolicy(Policy[FairQueue]):
         expected = self._pacer.find_newcomer()
         if expected is None:
             return self.batch.requests
-        in_excess = frozenset(one for one in self._holders | self._recent if is_in_excess(one, expected))
+        holders = self._holders | self._recent
+        in_excess = frozenset(account for account in holders if is_in_excess(account, expected))
         paced.limited = in_excess
         chosen: list[Request] = []
         limited: list[Request] = []
-        for request in self.batch.requests:  # account_of is not called, for the same reason as in note_launch
+        for request in self.batch.requests:  # without account_of: see note_launch
             known = request.num_tokens + request.num_placeholders
             account: Account = request.policy_data.account
             if account not in in_excess or known - request.num_computed_tokens != 1:
@@ -100,7 +103,7 @@ class FairPolicy(Policy[FairQueue]):
             elif known < request.max_total_tokens:
                 limited.append(request)
             elif request.pooling_params is not None:
-                chosen.append(request)  # the last token of a prompt, which is no decode
+                chosen.append(request)  # the last token of its prompt, not a decode
         return chosen if paced.is_exclusive else chosen + self._take_turns(step, limited)
 
     def is_exclusive(self, step: Step) -> bool:
@@ -108,14 +111,14 @@ class FairPolicy(Policy[FairQueue]):
         return step.policy_data.is_exclusive
 
     def _take_turns(self, step: Step, decodes: list[Request]) -> list[Request]:
-        """Those of the tenants in excess that decode in this step; sets what is left for their prompts.
+        """The decodes of tenants in excess that are in this step; sets the budget of their prompts.
 
-        First those whose last turn is longest ago; in the list that is returned they are last, since those
-        that were in the step before come first in a step.
+        Those whose last turn is longest ago get one. They are last in the returned list, as requests that
+        were in the step before come first in a step.
         """
         paced: PacedStep = step.policy_data
-        searches = [one for one in self.batch.requests if one.group and account_of(one) in paced.limited]
-        num_beams = sum(one.num_rows for one in searches)
+        searches = [request for request in self.batch.requests if request.group]
+        num_beams = sum(search.num_rows for search in searches if account_of(search) in paced.limited)
         limit = self._pacer.limit_tokens(len(decodes) + num_beams)
         if limit is None:
             limit = step.token_budget
@@ -130,7 +133,7 @@ class FairPolicy(Policy[FairQueue]):
         return taken
 
     def _count_prompt_tokens(self, accounts: frozenset[Account], most: int) -> int:
-        """Tokens of prompts that these tenants could have computed now, up to `most`."""
+        """Prompt tokens that these tenants could have in this step, up to `most`."""
         prompts = [request for request in self._prefilling if account_of(request) in accounts]
         head = self.waiting.peek() if self.batch.has_free_row else None
         if head is not None and account_of(head) in accounts:
@@ -144,7 +147,7 @@ class FairPolicy(Policy[FairQueue]):
         head = self.waiting.peek()
         num_others = len(self._recent) - (head is None or account_of(head) in self._recent)
         if num_others <= 0:
-            return None  # nobody to be beside: the usual case
+            return None  # no other tenant runs: the usual case
         greatest = max(self._recent, key=lambda account: account.share)
         for account in dict.fromkeys(map(account_of, self._prefilling)):
             if is_in_excess(greatest, account):
@@ -166,7 +169,7 @@ class FairPolicy(Policy[FairQueue]):
         if len(self._holders) > 1 or (first is not None and account_of(first) not in self._holders):
             paced: PacedStep = step.policy_data
             paced.decoding = self._find_decoding(step)
-            paced.least_decoding = min((one.counter for one in paced.decoding), default=0.0)
+            paced.least_decoding = min((account.counter for account in paced.decoding), default=0.0)
         may_admit = True
         while step.token_budget and (running or may_admit):
             if running and running[0][0] != account_of(running[0][2]).key:
@@ -185,13 +188,13 @@ class FairPolicy(Policy[FairQueue]):
         self.waiting.put_back()
 
     def _find_decoding(self, step: Step) -> frozenset[Account]:
-        """The tenants whose next tokens wait for the end of this step: those left out of it, too."""
+        """The tenants whose next tokens wait for the end of this step, including those left out of it."""
         paced: PacedStep = step.policy_data
         decoding = frozenset(map(account_of, step.sampled))
         return decoding | paced.limited if paced.is_exclusive else decoding
 
     def limit_chunk(self, step: Step, request: Request, num_tokens: int) -> int:
-        """What is left to its tenant beside others' decodes, and to tenants in excess, if it is one."""
+        """What its tenant may still have beside others' decodes, and in the budget of tenants in excess."""
         paced: PacedStep = step.policy_data
         account = account_of(request)
         left = num_tokens
@@ -209,7 +212,7 @@ class FairPolicy(Policy[FairQueue]):
     # -- what has happened
 
     def note_enter(self, step: Step, request: Request) -> None:
-        """Count what it holds, and that it went before those that were passed over."""
+        """Count its rows and blocks, and that it overtook the requests that were passed over."""
         record = record_of(request)
         record.account.num_rows += request.num_rows
         record.account.num_blocks += request.num_blocks
@@ -246,7 +249,7 @@ class FairPolicy(Policy[FairQueue]):
             self._note_limited(step, account_of(request), num_tokens)
 
     def _note_limited(self, step: Step, account: Account, num_tokens: int) -> None:
-        """Count tokens that no decode has, if the tenant is in excess."""
+        """Take a prompt's or beams' tokens from the budget of tenants in excess, if this is one."""
         paced: PacedStep = step.policy_data
         if account in paced.limited:
             paced.limited_budget = max(0, paced.limited_budget - num_tokens)
@@ -257,12 +260,12 @@ class FairPolicy(Policy[FairQueue]):
         account_of(request).charge(num_tokens)
 
     def note_held(self, requests: Sequence[Request]) -> None:
-        """Their tenants save up no service meanwhile, which would let them keep all rows for as long."""
+        """Let their tenants save up no service meanwhile, with which they could keep all rows as long."""
         self._accounts.catch_up({account_of(request) for request in requests})
 
     def note_launch(self, step: Step) -> None:
         """Charge the decodes."""
-        for request in step.requests:  # Account.charge is not called: a call each is 0.04 ms at 256 rows
+        for request in step.requests:  # without Account.charge: calling it takes 0.04 ms at 256 rows
             record: FairRecord = request.policy_data
             num_computed = request.num_computed_tokens
             num_new = num_computed - record.num_charged_tokens
@@ -275,7 +278,7 @@ class FairPolicy(Policy[FairQueue]):
         self._pacer.note_launch(step)
 
     def _note_rows(self) -> None:
-        """Let the rows of steps before fade, and those of this one count."""
+        """Let the rows of earlier steps fade, and count this one's."""
         self._recent |= self._holders
         for account in list(self._recent):
             account.recent_rows = max(account.num_rows, _FADING * account.recent_rows)
@@ -284,11 +287,11 @@ class FairPolicy(Policy[FairQueue]):
                 del self._recent[account]
 
     def note_complete(self, step: Step) -> None:
-        """Learn how long it lasted."""
+        """Note how long it took."""
         self._pacer.note_end(step)
 
     def note_release(self, request: Request) -> None:
-        """Count back what it holds."""
+        """Subtract its rows and blocks."""
         account = account_of(request)
         account.num_rows -= request.num_rows
         account.num_blocks -= request.num_blocks
@@ -318,13 +321,13 @@ class FairPolicy(Policy[FairQueue]):
         return f"behind a request of another tenant: {self.why_head_waits(head)}"
 
     def check(self) -> list[str]:
-        """As Policy.check, and what tenants hold."""
+        """As Policy.check, and the tenants' rows and blocks."""
         running = self.batch.requests
         problems = super().check() + self._accounts.check([*running, *self.waiting, *self.parked])
         rows: Counter[Account] = Counter()
         for request in running:
             rows[account_of(request)] += request.num_rows
-        if rows.keys() != self._holders.keys() or any(one.num_rows != rows[one] for one in rows):
+        if rows.keys() != self._holders.keys() or any(account.num_rows != rows[account] for account in rows):
             problems.append("the tenants' rows are not those of the running requests")
         for account in rows:
             held = sum(request.num_blocks for request in running if account_of(request) is account)

@@ -1,9 +1,9 @@
-"""Accounts: how many tokens each tenant has been served, by weight. The fair policy orders by them.
+"""Accounts: how many tokens each tenant has been served, over its weight. The fair policy orders by them.
 
 A virtual counter a tenant (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024), charged
-each token over the tenant's weight. One that becomes active starts at the least counter of the active ones,
-so that nobody saves up service while idle; one that leaves keeps its counter until the others have caught up,
-so that nobody gets rid of it by leaving. An engine without requests owes nobody: all are forgotten.
+each token over the tenant's weight. A tenant that becomes active starts at the least counter of the active
+ones, so that none saves up service while idle; one that leaves keeps its counter until the others have caught
+up, so that none gets rid of it by leaving. An engine without requests forgets all counters.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from ..scheduling.request import Request
 from ..scheduling.request_queue import RequestQueue
 from ..scheduling.tenant import Tenant, TenantName
 
-_MAX_PASSED_OVER = 8  # tenants in a step whose next request does not fit; bounds what a step looks at
+_MAX_PASSED_OVER = 8  # tenants in a step whose next request does not fit; bounds the search for one that does
 
 AccountKey = tuple[float, bool, int]
 
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One tenant's. `key` grows; it falls only when a charge is taken back."""
+    """One tenant's account. `key` only grows, unless a charge is taken back."""
 
     name: TenantName
-    number: int  # of its activation
+    number: int  # which activation it began with
     weight: float
-    counter: float  # tokens served / weight, from where it started
+    counter: float  # tokens served over weight, plus its start
     is_served: bool = False
     num_live: int = 0  # requests that wait or run
-    num_rows: int = 0  # of them, those that run
-    recent_rows: float = 0.0  # the most of the last steps, which fades: those of short requests come and go
-    num_blocks: int = 0  # that those hold, a shared one counted for each
+    num_rows: int = 0  # of requests that run
+    recent_rows: float = 0.0  # the maximum of the last steps, fading: rows of short requests come and go
+    num_blocks: int = 0  # of requests that run; a shared block counts for each
 
     @property
     def key(self) -> AccountKey:
-        """Who is next: the least counter; at the same one newcomers first, then by activation."""
+        """The order of tenants: by counter, then newcomers first, then by activation."""
         return self.counter, self.is_served, self.number
 
     @property
     def share(self) -> float:
-        """Rows over weight, those of the last steps too."""
+        """Rows over weight, including the last steps' rows."""
         return max(self.num_rows, self.recent_rows) / self.weight
 
     def charge(self, num_tokens: float) -> None:
@@ -57,9 +57,9 @@ class FairRecord:
     """What the fair policy knows of one request."""
 
     account: Account
-    num_overtaken: int = 0  # admissions of requests behind it, while it was the first and did not fit
-    num_charged_tokens: int = 0  # the account was charged for the first so many, or they were cached
-    last_decode_step: int = 0  # of those that limited its tenant's decodes
+    num_overtaken: int = 0  # requests behind it that were admitted while it was next and did not fit
+    num_charged_tokens: int = 0  # its first tokens that were charged, or were cached
+    last_decode_step: int = 0  # the last step that limited its tenant's decodes and had this one
 
 
 def record_of(request: Request) -> FairRecord:
@@ -73,24 +73,24 @@ def account_of(request: Request) -> Account:
 
 
 class AccountHeap:
-    """Accounts by key. An entry's key may lag behind its account's, and is put right when it surfaces.
+    """Accounts by key. An entry's key may lag behind its account's, and is corrected when it surfaces.
 
-    `belongs` says which accounts are still meant to be here; the others leave when they surface.
+    An account that does not satisfy `belongs` any more is dropped when it surfaces.
     """
 
     def __init__(self, belongs: Callable[[Account], bool]) -> None:
         self._belongs = belongs
         self._heap: list[tuple[AccountKey, Account]] = []
-        self._keys: dict[Account, AccountKey] = {}  # of each account's one entry that counts
+        self._keys: dict[Account, AccountKey] = {}  # of each account's valid entry
 
     def add(self, account: Account) -> None:
-        """Enter an account, or one that is in here already and whose key has fallen."""
+        """Add an account, or update one whose key has fallen."""
         if account not in self._keys or account.key < self._keys[account]:
             self._keys[account] = account.key
             heapq.heappush(self._heap, (account.key, account))
 
     def find_least(self) -> Account | None:
-        """The first by key, None if there is none. O(log n) for each account that was charged meanwhile."""
+        """The first account by key, None if there is none. O(log n) for each one charged meanwhile."""
         heap = self._heap
         while heap:
             key, account = heap[0]
@@ -107,13 +107,13 @@ class AccountHeap:
         return None
 
     def remove_least(self) -> None:
-        """Take out what `find_least` has just found."""
+        """Remove what `find_least` has just returned."""
         _, account = heapq.heappop(self._heap)
         del self._keys[account]
 
 
 class Accounts:
-    """Those of tenants with live requests, and of tenants that were served beyond them."""
+    """The accounts of tenants with live requests, and of tenants that were served more than these."""
 
     def __init__(self) -> None:
         self._accounts: dict[TenantName, Account] = {}
@@ -141,7 +141,7 @@ class Accounts:
             self._accounts.clear()
 
     def catch_up(self, held: Collection[Account]) -> None:
-        """Of accounts that could not use their part, let none have had less than the least of all others."""
+        """Raise the counters of `held`, which could not use their part, to the least of all others."""
         passed: list[Account] = []
         least = self._active.find_least()
         while least is not None and least in held:
@@ -154,7 +154,7 @@ class Accounts:
             self._active.add(account)
 
     def check(self, live: Iterable[Request]) -> list[str]:
-        """What is wrong, given the live requests; empty if nothing is."""
+        """The problems found, given the live requests."""
         num_live = Counter(map(account_of, live))
         active = {account: account.num_live for account in self._accounts.values() if account.num_live}
         if active != num_live or len(active) != self._num_active:
@@ -181,10 +181,10 @@ class Accounts:
 
 
 class FairQueue:
-    """Waiting and preempted requests, as RequestQueue has them, of many tenants.
+    """A RequestQueue a tenant, and a heap of the tenants that have one.
 
-    Next is the first in order of the tenant that is next by key. A RequestQueue a tenant and a heap over the
-    tenants that have one: neither the number of requests nor that of tenants that wait costs a step anything.
+    The next request is the first one of the tenant with the least key. A step's cost grows neither with the
+    waiting requests nor with their tenants.
     """
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ class FairQueue:
         return (request for queue in self._queues.values() for request in queue)
 
     def add(self, request: Request) -> None:
-        """Put a waiting or preempted request at its place among those of its tenant."""
+        """Put a waiting or preempted request in its place among those of its tenant."""
         account = account_of(request)
         self._num_waiting += 1
         if account in self._aside:
@@ -213,25 +213,25 @@ class FairQueue:
         self._queues[account].add(request)
 
     def peek(self) -> Request | None:
-        """The request that is next, None when nothing waits."""
+        """The next request, None if nothing waits."""
         account = self._accounts.find_least()
         return None if account is None else self._queues[account].peek()
 
     def first_of(self, account: Account) -> Request | None:
-        """The request that is next of this tenant's."""
+        """The tenant's next request."""
         queue = self._queues.get(account)
         return None if queue is None else queue.peek()
 
     @property
     def num_tenants(self) -> int:
-        """Of those that are not passed over."""
+        """Tenants that wait and are not passed over."""
         return len(self._queues)
 
     def pass_over(self, head: Request, most: int) -> bool:
         """Pass over the next request, which does not fit now, and its tenant, until `put_back`.
 
-        False if others went before it `most` times, or too many are passed over. None of the tenant's
-        requests is removed meanwhile.
+        False if it was overtaken `most` times, or too many tenants are passed over. None of the tenant's
+        requests may be removed meanwhile.
         """
         if len(self._aside) >= _MAX_PASSED_OVER or record_of(head).num_overtaken >= most:
             return False
@@ -244,24 +244,24 @@ class FairQueue:
         return [request for queue in self._aside.values() if (request := queue.peek()) is not None]
 
     def put_back(self) -> None:
-        """End what `pass_over` began."""
+        """Put back the tenants that were passed over."""
         self._queues |= self._aside
         for account in self._aside:
             self._accounts.add(account)
         self._aside.clear()
 
     def first(self, count: int) -> list[Request]:
-        """The next `count` requests, if no tenant is charged in between; for people. O(number of tenants)."""
+        """The next `count` requests if no tenant is charged meanwhile, for live views. O(tenants)."""
         accounts = heapq.nsmallest(count, self._queues, key=lambda account: account.key)
-        found: list[Request] = []
+        requests: list[Request] = []
         for account in accounts:
-            found += self._queues[account].first(count - len(found))
-            if len(found) >= count:
+            requests += self._queues[account].first(count - len(requests))
+            if len(requests) >= count:
                 break
-        return found
+        return requests
 
     def remove(self, request: Request) -> None:
-        """Take out a request that is in the queue."""
+        """Remove a request that is in the queue."""
         account = account_of(request)
         self._queues[account].remove(request)
         self._num_waiting -= 1

@@ -1,10 +1,11 @@
-"""FairPreemption: which running requests give way, so that rows and blocks are shared by weight.
+"""FairPreemption: which running requests are preempted, so that rows and blocks are shared by weight.
 
 A tenant's share is the larger of its fractions of all rows and of all blocks, over its weight (dominant
 resource fairness, Ghodsi et al., NSDI 2011). For a waiting request the most recent requests of tenants with
-greater shares are preempted, only if that is enough, only while such a tenant keeps at least the share that
-the newcomer's has with it, and only if it was served no less. So each exchange evens the shares out, and none
-is turned back until requests grow or end. A block that several requests share counts for each of them.
+greater shares are preempted, if that makes enough room, and only from tenants that were served no less than
+the newcomer's and that keep at least the share which the newcomer's tenant then has. So each exchange evens
+the shares out, and none is reversed until requests grow or end. A block that several requests share counts
+for each of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .fair_accounts import Account, FairQueue, account_of
 
 
 class Holdings:
-    """What tenants hold of rows and blocks while it is decided whose requests are preempted."""
+    """The rows and blocks that each tenant would hold after the preemptions and admissions decided so far."""
 
     def __init__(self, accounts: Iterable[Account], batch: RunningBatch) -> None:
         self._rows = {account: account.num_rows for account in accounts}
@@ -25,16 +26,16 @@ class Holdings:
         self._num_rows = batch.config.max_num_seqs
         self._num_blocks = max(1, batch.manager.pool.num_blocks)  # a model without KV has none
         self._running = batch.requests
-        self._requests: dict[Account, list[Request]] = {}  # in order; made when one is looked for
+        self._requests: dict[Account, list[Request]] = {}  # in order; made on first use
 
     def share(self, account: Account, rows: int = 0, blocks: int = 0) -> float:
-        """The tenant's dominant share over its weight if it held so much more."""
+        """The tenant's dominant share over its weight, if it held `rows` and `blocks` more."""
         row_share = (self._rows.get(account, 0) + rows) / self._num_rows
         block_share = (self._blocks.get(account, 0) + blocks) / self._num_blocks
         return max(row_share, block_share) / account.weight
 
     def give(self, account: Account, rows: int, blocks: int) -> None:
-        """Count more, or less with negative numbers, for a tenant."""
+        """Add to a tenant's rows and blocks; negative numbers subtract."""
         self._rows[account] = self._rows.get(account, 0) + rows
         self._blocks[account] = self._blocks.get(account, 0) + blocks
 
@@ -49,22 +50,22 @@ class Holdings:
     def take_excess(self, floor: float, min_counter: float) -> Request | None:
         """Take the most recent request of the tenant with the greatest share that keeps `floor` without it.
 
-        Only of tenants whose counters are at least `min_counter`. None, and nothing taken, if there is none.
+        Only tenants with counters of at least `min_counter` count. None, with nothing taken, without one.
         """
-        found: tuple[float, Request] | None = None
+        best: tuple[float, Request] | None = None
         for account in self._rows:
             share = self.share(account)
-            if share <= floor or account.counter < min_counter or (found is not None and share <= found[0]):
+            if share <= floor or account.counter < min_counter or (best is not None and share <= best[0]):
                 continue
             requests = self._list_requests(account)
             if not requests:
                 continue
             last = requests[-1]
             if self.share(account, -last.num_rows, -last.num_blocks) >= floor:
-                found = share, last
-        if found is None:
+                best = share, last
+        if best is None:
             return None
-        request = self._list_requests(account_of(found[1])).pop()
+        request = self._list_requests(account_of(best[1])).pop()
         self.give(account_of(request), -request.num_rows, -request.num_blocks)
         return request
 
@@ -75,8 +76,8 @@ class Holdings:
         return self._requests.get(account, [])
 
 
-class Promised:
-    """Waiting requests for which there is room in the step that is being put together."""
+class PlannedAdmissions:
+    """Waiting requests for which there is room in the step that is being formed."""
 
     def __init__(self, holdings: Holdings) -> None:
         self.holdings = holdings
@@ -84,10 +85,10 @@ class Promised:
         self.num_rows = 0
         self.num_blocks = 0
         self.num_tokens = 0
-        self._charged: dict[Account, tuple[float, bool]] = {}  # what they were before the first charge
+        self._charged: dict[Account, tuple[float, bool]] = {}  # counter and is_served before the first charge
 
     def add(self, request: Request, num_blocks: int, num_tokens: int) -> None:
-        """Count one more, which takes so many blocks, and so many tokens in this step."""
+        """Add a request that takes `num_blocks` blocks, and `num_tokens` tokens in this step."""
         self.requests.append(request)
         self.num_rows += request.num_rows
         self.num_blocks += num_blocks
@@ -98,32 +99,32 @@ class Promised:
         account.charge(num_tokens)
 
     def take_back_charges(self) -> None:
-        """Leave the accounts as they were."""
+        """Restore the accounts."""
         for account, before in self._charged.items():
             account.counter, account.is_served = before
 
 
 class FairPreemption:
-    """Chooses victims; each is preempted before the next one is asked for."""
+    """Chooses victims; each is preempted before the next one is drawn."""
 
     def __init__(self, batch: RunningBatch, holders: Mapping[Account, None]) -> None:
-        """`holders`: tenants of running requests, kept by the policy."""
+        """`holders`: the tenants of running requests, which the policy keeps up to date."""
         self._batch = batch
         self._holders = holders
 
     def choose_victims(self, waiting: FairQueue) -> Iterator[Request]:
-        """For running requests first, then for waiting ones."""
+        """Victims for running requests first, then for waiting ones."""
         yield from self._choose_for_decodes()
         yield from self._choose_for_underserved(waiting)
 
     def _choose_for_decodes(self) -> Iterator[Request]:
-        """Make sure that each running request gets the block that it may need for its next token."""
+        """Victims so that each running request gets the block that its next token may need."""
         batch, pool = self._batch, self._batch.manager.pool
         while pool.num_free < len(batch.requests) and self._count_growing() > pool.num_free:
             yield Holdings(self._holders, batch).find_last_of_greatest()
 
     def _count_growing(self) -> int:
-        """Running requests whose last block is full and who do not wait for their last token."""
+        """Running requests whose last block is full and that do not wait for their last token."""
         block_size = self._batch.manager.block_size
         return sum(
             len(request.block_ids) * block_size == request.num_computed_tokens < request.max_total_tokens - 1
@@ -131,78 +132,78 @@ class FairPreemption:
         )
 
     def _choose_for_underserved(self, waiting: FairQueue) -> Iterator[Request]:
-        """Make room for waiting requests that lack a row or blocks and whose tenants hold less than others.
+        """Victims for waiting requests that lack a row or blocks and whose tenants hold less than others.
 
-        For as many as can begin in this step. They are admitted later in it, after the decodes, and are
-        charged meanwhile what they will be charged then, so that the next one is the one that will be next.
+        For as many as can begin in this step. They are admitted later in it, after the decodes. Meanwhile
+        they are charged what they will cost then, so that the queue's order is the one of the admissions.
         """
         batch = self._batch
         head = waiting.peek()
         if head is None or not self._has_others(head, waiting) or not batch.lacks_room(head):
             return
-        promised = Promised(Holdings(self._holders, batch))
+        planned = PlannedAdmissions(Holdings(self._holders, batch))
         while head is not None:
             hits = batch.manager.find_prefix(head)
-            num_tokens = self._count_first_tokens(head, hits, promised.num_tokens)
+            num_tokens = self._count_first_tokens(head, hits, planned.num_tokens)
             num_blocks = batch.manager.count_taken(head, hits)
-            victims = self._find_victims(head, hits, num_blocks, promised) if num_tokens else None
+            victims = self._find_victims(head, hits, num_blocks, planned) if num_tokens else None
             if victims is not None:
                 waiting.remove(head)  # before a charge or a victim changes who is next
                 yield from victims
-                promised.add(head, num_blocks, num_tokens)
-            elif not num_tokens or not self._pass_over(head, waiting, promised):
+                planned.add(head, num_blocks, num_tokens)
+            elif not num_tokens or not self._pass_over(head, waiting, planned):
                 break
             head = waiting.peek()
         waiting.put_back()
-        promised.take_back_charges()
-        for request in promised.requests:
+        planned.take_back_charges()
+        for request in planned.requests:
             waiting.add(request)
 
-    def _pass_over(self, head: Request, waiting: FairQueue, promised: Promised) -> bool:
-        """Look on for whom those could make room who hold most, and are next themselves."""
-        if account_of(head) is not promised.holdings.find_greatest():
+    def _pass_over(self, head: Request, waiting: FairQueue, planned: PlannedAdmissions) -> bool:
+        """Whether to look behind a request whose tenant holds most: it could make room for others."""
+        if account_of(head) is not planned.holdings.find_greatest():
             return False
         return waiting.pass_over(head, self._batch.config.max_num_seqs)
 
     def _has_others(self, head: Request, waiting: FairQueue) -> bool:
-        """Whether there is a row to give, and anybody to give it but the tenant of the first request."""
+        """Whether another tenant has a row, or one of several waiting tenants could give one to another."""
         num_used = self._batch.num_used_rows
         return account_of(head).num_rows < num_used or (num_used > 0 and waiting.num_tenants > 1)
 
     def _find_victims(
-        self, head: Request, hits: list[int], num_blocks: int, promised: Promised
+        self, head: Request, hits: list[int], num_blocks: int, planned: PlannedAdmissions
     ) -> list[Request] | None:
-        """Who gives `head` the row and the `num_blocks` that it needs to begin beside those in `promised`.
+        """The victims that give `head` the rows and the `num_blocks` that it needs beside `planned`.
 
-        None if that is not possible, or would give its tenant more than others keep.
+        None if there are not enough, or its tenant would then have more than others keep.
         """
-        batch, account, num_promised = self._batch, account_of(head), promised.num_rows
-        lacking_rows = num_promised + head.num_rows - len(batch.free_rows)
+        batch, account, num_planned = self._batch, account_of(head), planned.num_rows
+        lacking_rows = num_planned + head.num_rows - len(batch.free_rows)
         lacking_blocks = (
-            promised.num_blocks
+            planned.num_blocks
             + num_blocks
             + batch.num_reserved_blocks
-            + num_promised
+            + num_planned
             - batch.manager.pool.num_free
         )
-        floor = promised.holdings.share(account, head.num_rows, num_blocks)
+        floor = planned.holdings.share(account, head.num_rows, num_blocks)
         victims: list[Request] = []
         while lacking_rows > 0 or lacking_blocks > 0:
-            victim = promised.holdings.take_excess(floor, account.counter)
+            victim = planned.holdings.take_excess(floor, account.counter)
             if victim is None:
                 return None
             victims.append(victim)
             lacking_rows -= victim.num_rows
-            # Its part of the reserve comes free as well.
+            # Its part of the reserved blocks comes free as well.
             lacking_blocks -= victim.num_rows + batch.manager.count_freed(victim, hits)
         return victims
 
-    def _count_first_tokens(self, head: Request, hits: list[int], num_promised: int) -> int:
-        """Tokens of `head` that fit into this step beside decodes and `num_promised` others, 0 if none."""
+    def _count_first_tokens(self, head: Request, hits: list[int], num_planned: int) -> int:
+        """Tokens of `head` that fit into this step beside decodes and `num_planned` planned tokens."""
         if head.num_placeholders:
             return 0
         batch = self._batch
-        num_left = batch.max_step_tokens - batch.num_used_rows - num_promised
+        num_left = batch.max_step_tokens - batch.num_used_rows - num_planned
         num_missing = head.num_tokens - len(hits) * batch.manager.block_size
         if not batch.config.enable_chunked_prefill and num_missing > num_left:
             return 0

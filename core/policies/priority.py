@@ -1,7 +1,7 @@
-"""PriorityPolicy: the least priority value first, then who came first; the urgent displace the others.
+"""PriorityPolicy: the least priority value first, then by arrival.
 
-A waiting request preempts running ones of a strictly worse value if it lacks their row or blocks, and only if
-that is enough for it.
+A waiting request that lacks a row or blocks preempts running ones of a strictly worse value, if that makes
+enough room.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PriorityPolicy(FcfsPolicy):
         return request.options.priority
 
     def choose_victims(self) -> Iterator[Request]:
-        """Running requests of a worse value, the last first, while the first waiting one cannot start."""
+        """Running requests of a worse value, the last one first, while the first waiting one lacks room."""
         batch = self.batch
         urgent = self.waiting.peek()
         if urgent is None or urgent.num_placeholders or not batch.requests:
@@ -31,7 +31,7 @@ class PriorityPolicy(FcfsPolicy):
         manager = batch.manager
         hits = manager.find_prefix(urgent)
         worse = [request for request in batch.requests if request.rank > urgent.rank]
-        # At best every block of theirs comes free; if even that is too little, let them run.
+        # At best all their blocks come free; if even that is too little, let them run.
         num_blocks = sum(request.num_blocks for request in worse)
         num_staying = batch.num_used_rows - sum(request.num_rows for request in worse)
         if manager.count_taken(urgent, hits) + num_staying > manager.pool.num_free + num_blocks:

@@ -1,13 +1,14 @@
 """StepPacer: keeps steps short while newcomers come, so that their first tokens come about as soon as alone.
 
 A newcomer is a request with a prompt to compute whose tenant runs few requests beside another tenant that
-runs many and was served no less ("in excess"). Long steps would make it wait, and so would a next step that
-was formed before it came. So, until WINDOW_S after the last newcomer, tenants in excess get only so many
-tokens in a step that it lasts about as long as a newcomer's first step does, as learned from steps before;
-and the next step is not formed while one runs, but SUBMIT_MARGIN_S before that one is expected to end.
+runs many and was served no less (a tenant "in excess"). A long step would delay it, and so would a next step
+that was formed before it came. So, until WINDOW_S after the last newcomer, tenants in excess get only so many
+tokens that a step takes about as long as a newcomer's first step does, as learned from earlier steps; and the
+next step is formed SUBMIT_MARGIN_S before the running one is expected to end.
 
-Newcomers or not, prompts of a tenant that was served more may lengthen steps that others' decodes wait for
-by as much as those take, or by BESIDE_S: a tenant of few long prompts has few rows, and is never in excess.
+At all times the prompts of a tenant that was served more may lengthen a step for which others' decodes wait
+by at most what the decodes take, or BESIDE_S: a tenant of few long prompts has few rows, and is never in
+excess.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from math import ceil, log2
 from ..scheduling.step import Step
 from .fair_accounts import Account
 
-WINDOW_S = 10.0  # how long a newcomer's tenant is expected back
-SUBMIT_MARGIN_S = 0.002  # of the step ahead: a poll's rounding (1 ms), scheduling, the way to the worker
-EXCESS = 2.0  # times the rows, over its weight, that the newcomer's tenant holds with it
+WINDOW_S = 10.0  # how long the next newcomer of a tenant is expected
+SUBMIT_MARGIN_S = 0.002  # covers a poll's rounding (1 ms), scheduling and the way to the worker
+EXCESS = 2.0  # the least ratio of rows over weight between a tenant in excess and the newcomer's
 MAX_TURNS = 8  # limited steps until each decode of tenants in excess had its turn; twice that beside prompts
-# How long a step may last, in first steps of newcomers. Where the fixed cost of a step is most of it, less
-# than its noise and the cost of full steps would cut the tokens to a fraction for nothing.
+# How long a step may take, in first steps of newcomers. Where a step's fixed cost dominates, a smaller factor
+# would be within its noise, and would cut the tokens to a fraction for nothing.
 STRETCH = 1.25
-NUM_SEEN = 8  # steps of a size that say how long the next one lasts
-BESIDE_S = 0.005  # of prompts of a tenant, however short steps are without them
+NUM_SEEN = 8  # the last steps of a size, from which the next one's time is estimated
+BESIDE_S = 0.005  # for a tenant's prompts, however short steps are without them
 _MIN_BESIDE = 16  # prompt tokens, whatever they take
-_MAX_CHANGE = 2.0  # of the limit, and
-_SMOOTHING = 0.25  # of what one step asks for
+_MAX_CHANGE = 2.0  # bounds the change of the limit that one step suggests,
+_SMOOTHING = 0.25  # of which this part is made
 
 
 @dataclass(slots=True, eq=False)
@@ -39,28 +40,28 @@ class PacedStep:
     """`policy_data` of a step."""
 
     launched_at: float = 0.0  # monotonic clock
-    is_exclusive: bool = False  # with a newcomer's prompt, without those who are limited
+    is_exclusive: bool = False  # it has a newcomer's prompt, and no decodes of tenants in excess
     limited: frozenset[Account] = frozenset()  # the tenants in excess
-    limited_budget: int = 0  # of them, for prompts
-    num_limited_tokens: int = 0  # of them, in the step
-    decoding: frozenset[Account] = frozenset()  # the tenants of its decodes
+    limited_budget: int = 0  # tokens left for their prompts
+    num_limited_tokens: int = 0  # their tokens in the step
+    decoding: frozenset[Account] = frozenset()  # the tenants whose decodes wait for the step
     least_decoding: float = 0.0  # their least counter
     num_prompt_tokens: dict[Account, int] = field(default_factory=dict)
 
 
 class StepPacer:
-    """Durations come from `clock`; the policy says what each step is."""
+    """Learns from steps' durations by `clock`; the policy says what each step holds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._ended_at = clock()  # of the step whose result came last
-        self._newcomer: Account | None = None  # the tenant of the last one
+        self._ended_at = clock()  # when the last result came
+        self._newcomer: Account | None = None  # the last newcomer's tenant
         self._newcomer_at = 0.0
-        self._limit: float | None = None  # tokens of tenants in excess that last as long as they may
-        self._first_steps: deque[float] = deque(maxlen=NUM_SEEN)  # those that newcomers had for themselves
+        self._limit: float | None = None  # of the tokens of tenants in excess in a step
+        self._first_steps: deque[float] = deque(maxlen=NUM_SEEN)  # durations of exclusive steps
         self._durations: dict[tuple[int, int], deque[float]] = {}  # by size of step; some 200 at most
-        self._pass_s: float | None = None  # of steps of nothing but decodes
-        self._token_s: float | None = None  # of a prompt in a step with decodes, beside what those take
+        self._pass_s: float | None = None  # a step of decodes only
+        self._token_s: float | None = None  # what a prompt token adds to a step with decodes
 
     # -- who is in excess
 
@@ -69,7 +70,7 @@ class StepPacer:
         self._newcomer, self._newcomer_at = tenant, self._clock()
 
     def find_newcomer(self) -> Account | None:
-        """The tenant of the last newcomer, None if that is too long ago to reckon with the next."""
+        """The tenant of the last newcomer, None if it came more than WINDOW_S ago."""
         if self._newcomer is not None and self._clock() - self._newcomer_at > WINDOW_S:
             self._newcomer = None
         return self._newcomer
@@ -77,19 +78,19 @@ class StepPacer:
     # -- what a step may hold
 
     def limit_tokens(self, num_decodes: int) -> int | None:
-        """Tokens of tenants in excess, who have so many decodes, for the next step; None for any number."""
+        """The most tokens that tenants in excess, with `num_decodes` decodes, get in a step; None: any."""
         if self._limit is None:
             return None
         return max(1, round(self._limit), ceil(num_decodes / MAX_TURNS))
 
     def limit_beside(self, most: int) -> int:
-        """Tokens of one tenant's prompts, at most `most`, in a step that others' decodes wait for."""
+        """The most tokens of a tenant's prompts in a step for which others' decodes wait; at most `most`."""
         if self._token_s is None or self._pass_s is None:
             return most
         return min(most, max(_MIN_BESIDE, round(max(BESIDE_S, self._pass_s) / self._token_s)))
 
     def find_submit_time(self, running: Step) -> float | None:
-        """When the step after `running` is to be formed; None for at once."""
+        """When to form the step after `running`; None: at once."""
         seen = self._durations.get(_size_of(running))
         return None if seen is None else self._began_at(running) + _expect(seen) - SUBMIT_MARGIN_S
 
@@ -121,29 +122,29 @@ class StepPacer:
             self._token_s = _smooth(self._token_s, (duration_s - self._pass_s) / num_prompt_tokens)
 
     def _adapt_limit(self, num_tokens: int, change: float) -> None:
-        """Aim at steps that last `change` times as long as those with `num_tokens` limited tokens do."""
+        """Aim at steps that take `change` times as long as one with `num_tokens` limited tokens did."""
         limit = num_tokens * min(_MAX_CHANGE, max(1 / _MAX_CHANGE, change))
         if self._limit is None:
             self._limit = limit if change < 1 else None
-        elif change < 1 or num_tokens >= 0.9 * self._limit:  # else there was not more to compute
+        elif change < 1 or num_tokens >= 0.9 * self._limit:  # else the limit was not what kept it short
             self._limit += _SMOOTHING * (limit - self._limit)
 
     def _began_at(self, step: Step) -> float:
-        """The worker runs one step after the other."""
+        """When the worker began it: after the step before."""
         return max(step.policy_data.launched_at, self._ended_at)
 
 
 def is_in_excess(tenant: Account, newcomer: Account) -> bool:
-    """True of a tenant that gives way: its share is so much greater, and it was served no less.
+    """Whether a tenant gives way: its share is EXCESS times as great, and it was served no less.
 
-    Else a tenant of few long prompts would stop the streams of all who have more rows.
+    Without the second condition a tenant of few long prompts would stop the streams of all with more rows.
     """
     has_more = tenant.share > EXCESS * (newcomer.share + 1 / newcomer.weight)
     return has_more and tenant.counter >= newcomer.counter
 
 
 def _size_of(step: Step) -> tuple[int, int]:
-    """Steps of one size last about as long: tokens computed and sampled, each within a factor of 1.2."""
+    """A class of steps that take about as long: tokens computed and sampled, each within a factor of 1.2."""
     return round(2 * log2(step.num_scheduled_tokens)), round(2 * log2(1 + len(step.sampled)))
 
 
@@ -152,8 +153,8 @@ def _smooth(before: float | None, now: float) -> float:
 
 
 def _expect(seen: deque[float]) -> float:
-    """What a third of the steps seen undercut. Rather low than high: a step that is formed too late leaves
-    the worker idle, and a busy machine adds much now and then. But not the lowest: of two results that come
-    late and together, the second seems to have taken no time.
+    """The lower third of the durations. Rather low than high: a step that is formed too late leaves the
+    worker idle, and a busy machine sometimes adds much. But not the lowest: of two results that come late
+    and together, the second seems to have taken no time.
     """
     return max(1e-6, sorted(seen)[len(seen) // 3])

@@ -15,7 +15,7 @@ from ...ipc.protocol.step import WorkerReady
 from ...ipc.spec.config import EngineConfig
 from ...ipc.spec.model_spec import ModelSpec
 from ..engine.engine_core import EngineCore
-from .stats_collector import Surroundings
+from .stats_collector import CoreProcessInfo
 from .step_recorder import StepRecorder
 
 
@@ -83,11 +83,11 @@ def make_engine_facts(
         chat_template=config.model.chat_template,
         served_model_aliases=config.model.served_model_aliases,
         has_token_types=config.model.spec.embedding.num_types > 1,
-        **_describe_vectors(config.model.spec),
+        **_make_vector_facts(config.model.spec),
     )
 
 
-def _describe_vectors(spec: ModelSpec) -> dict[str, Any]:
+def _make_vector_facts(spec: ModelSpec) -> dict[str, Any]:
     pooling = spec.pooling
     if pooling is None:
         return {}
@@ -139,36 +139,31 @@ def format_level(batch_variance_reason: str) -> str:
     return f"replays are semantic: {batch_variance_reason}" if batch_variance_reason else "replays are exact"
 
 
-def call_utility(core: EngineCore, call: UtilityCall, surroundings: Surroundings) -> UtilityResult:
+def call_utility(core: EngineCore, call: UtilityCall, process: CoreProcessInfo) -> UtilityResult:
     """Answer a utility call."""
     match call.method:
         case UtilityMethod.PING:
             return UtilityResult(call.call_id)
         case UtilityMethod.STATS:
-            return UtilityResult(call.call_id, stats=core.stats(len(surroundings.clients)))
+            return UtilityResult(call.call_id, stats=core.stats(len(process.clients)))
         case UtilityMethod.RESET_PREFIX_CACHE:
             done = core.reset_prefix_cache()
             return UtilityResult(call.call_id, error=None if done else "requests are using the cache")
         case UtilityMethod.CHECK_INTEGRITY:
             return UtilityResult(call.call_id, error="; ".join(core.check_integrity()) or None)
         case UtilityMethod.SNAPSHOT:
-            return UtilityResult(call.call_id, snapshot=core.snapshot(surroundings))
+            return UtilityResult(call.call_id, snapshot=core.snapshot(process))
         case UtilityMethod.METRICS:
-            return UtilityResult(call.call_id, metrics=core.metrics(len(surroundings.clients)))
+            return UtilityResult(call.call_id, metrics=core.metrics(len(process.clients)))
         case UtilityMethod.DIGEST:
             return UtilityResult(call.call_id, digest=core.digests.make())
         case UtilityMethod.START_PROFILE:
-            return UtilityResult(call.call_id, error=_start_profile(core))
+            if core.recorder is not None:
+                return UtilityResult(call.call_id, error="a profile of this engine is being taken already")
+            core.recorder = StepRecorder()
+            return UtilityResult(call.call_id)
         case UtilityMethod.STOP_PROFILE:
             recorder, core.recorder = core.recorder, None
             if recorder is None:
                 return UtilityResult(call.call_id, error="nobody has started a profile of this engine")
             return UtilityResult(call.call_id, trace=recorder.make_trace())
-
-
-def _start_profile(core: EngineCore) -> str | None:
-    """Have the core note its steps; why it does not, None if it does."""
-    if core.recorder is not None:
-        return "a profile of this engine is being taken already"
-    core.recorder = StepRecorder()
-    return None

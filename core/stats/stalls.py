@@ -1,8 +1,8 @@
-"""Stalls: requests that get no token though the device is free to compute them.
+"""Stalls: requests that get no token although the device is free.
 
-The core's books say when it is: no step is in flight, and none can be formed. While requests are live that is
-never so unless something is wrong, so the books are empty and cost nothing. Waiting behind others, a long
-step, a worker that is being started and a policy that paces are no stalls. Times are of the wall clock.
+The device is free while no step is in flight and none can be formed. With live requests that only happens
+when something is wrong, so there is usually nothing to keep. Waiting behind other requests, a long step, the
+start of a worker and a pacing policy are no stalls. Times are of the wall clock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DeviceFreeTime:
 
     @property
     def is_empty(self) -> bool:
-        """True if it was never so."""
+        """Whether it never was."""
         return self._since is None and not self._spans
 
     def note_free(self, now: float) -> None:
@@ -65,17 +65,15 @@ def find_stall(requests: Iterable[Request], free_time: DeviceFreeTime, now: floa
     """The live request that missed most of the device's free time since its last token; None if none did."""
     if free_time.is_empty:
         return None
-    waits = [(free_time.measure(max(one.queued_time, one.last_token_time), now), one) for one in requests]
+    waits = [(free_time.measure(max(r.queued_time, r.last_token_time), now), r) for r in requests]
     free_s, request = max(waits, key=lambda wait: wait[0], default=(0.0, None))
-    return (
-        StalledRequest(request.request_id, name_stage(request), free_s, request.options.tenant)
-        if request and free_s > 0
-        else None
-    )
+    if request is None or free_s <= 0:
+        return None
+    return StalledRequest(request.request_id, name_stage(request), free_s, request.options.tenant)
 
 
 def name_stage(request: Request) -> str:
-    """How far a live request is, for a person."""
+    """How far a live request has got, in words."""
     if request.status is RequestStatus.PREEMPTED:
         return f"preempted after {request.num_output_tokens} tokens, waiting to be computed again"
     if request.status is RequestStatus.WAITING:

@@ -233,13 +233,14 @@ def _one_two_five(highest: int) -> Iterable[int]:
     return itertools.takewhile(lambda value: value <= highest, series)
 
 
-# Remarks: lines for the log about requests that were refused or cost much; a flood of them is one line.
-
 PERIOD_S = 10.0
 
 
-class Remarks:
-    """At most one line of a kind in PERIOD_S. `clock` is monotonic. Texts must hold nothing of a prompt."""
+class ThrottledLog:
+    """Log lines on requests that were refused or cost much: at most one of each kind in PERIOD_S.
+
+    `clock` is monotonic. A text must hold nothing of a prompt.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -247,7 +248,7 @@ class Remarks:
         self._due_at: dict[str, float] = {}
 
     def note(self, kind: str, text: str) -> None:
-        """Count one more of a kind."""
+        """Add a line of a kind; `take` returns the last one, and how many came before it."""
         count, _ = self._pending.get(kind, (0, ""))
         self._pending[kind] = (count + 1, text)
 

@@ -35,7 +35,7 @@ MAX_BLOCK_CELLS = 512
 
 
 class AttachedClient(NamedTuple):
-    """What the process around the core knows of a client, named as in ClientView."""
+    """What the core's process knows of a client; the fields are named as in ClientView."""
 
     kind: str
     pid: int
@@ -45,8 +45,8 @@ class AttachedClient(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the process around the core adds to the answers of utility calls."""
+class CoreProcessInfo:
+    """What the core's process adds to the answers of utility calls."""
 
     epoch: str
     started_at: float  # wall clock
@@ -54,7 +54,7 @@ class Surroundings:
 
 
 class StatsCollector:
-    """Looks at the parts of a core, and keeps what they do not: rates, histograms, tokens per client."""
+    """Reads a core's parts, and keeps what they do not: rates, histograms, tokens per client."""
 
     def __init__(
         self,
@@ -104,26 +104,26 @@ class StatsCollector:
         return self.observations.to_message(stats, cache)
 
     def snapshot(
-        self, surroundings: Surroundings, ids_of: Mapping[bytes, Collection[str]], now: float
+        self, process: CoreProcessInfo, ids_of: Mapping[bytes, Collection[str]], now: float
     ) -> EngineSnapshot:
         """What live views show; `ids_of` are the live requests of each client."""
-        names = _name_clients(surroundings.clients)
-        stats = self.stats(len(surroundings.clients), now)
+        names = _name_clients(process.clients)
+        stats = self.stats(len(process.clients), now)
         shown = self._find_shown()
         block_map, blocks_per_cell = self._pool.map_cells(MAX_BLOCK_CELLS)
         return EngineSnapshot(
             at=now,
-            epoch=surroundings.epoch,
+            epoch=process.epoch,
             model=self._config.model.served_model_name,
             max_num_seqs=self._config.scheduler.max_num_seqs,
-            uptime_s=max(now - surroundings.started_at, 0.0),
+            uptime_s=max(now - process.started_at, 0.0),
             stats=stats,
             **self.window.measure(now)._asdict(),
             requests=[self._view_request(request, names, now) for request in shown],
             num_hidden_requests=stats.num_running + stats.num_waiting - len(shown),
             block_map=block_map,
             blocks_per_cell=blocks_per_cell,
-            clients=self._view_clients(surroundings.clients, names, ids_of),
+            clients=self._view_clients(process.clients, names, ids_of),
         )
 
     def _live(self) -> Iterable[Request]:

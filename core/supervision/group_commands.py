@@ -1,7 +1,7 @@
 """Commands to a daemon: drains, restarts, additions and removals of engines, each over many turns.
 
-A command is a generator that is advanced once a turn, after what has arrived was taken; it yields while it
-waits for an engine. It decides nothing about losses: what is lost meanwhile is replaced as always.
+A command is a generator that is advanced once a turn, after arrived messages were taken; it yields while it
+waits for an engine. An engine that is lost meanwhile is replaced as always.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from ...ipc.daemon.daemon_control import (
     RemoveEngine,
     RestartEngines,
     ResumeEngine,
-    describe_refused,
 )
 from ...ipc.errors import DaemonError, QuireError
 from .supervised_engine import SupervisedEngine
@@ -27,44 +26,42 @@ from .supervised_group import SupervisedGroup
 
 _log = logging.getLogger(__name__)
 
-# How long a restart waits for an engine's frontends to move away. What still runs then goes on afterwards.
-RESTART_DRAIN_TIMEOUT_S = 30.0
-
-MAX_COMMANDS = 64  # that are being done
+RESTART_DRAIN_TIMEOUT_S = 30.0  # requests that still run then go on after the restart
+MAX_COMMANDS = 64  # at a time
 
 Steps = Generator[None, None, CommandDone]
 
 
 class GroupCommands:
-    """The commands that are being done. `tell` is called with each one's answer."""
+    """The commands in progress. `tell` is called with each one's answer."""
 
     def __init__(self, group: SupervisedGroup, tell: Callable[[str, Answer], None]) -> None:
         self._group = group
         self._tell = tell
         self._running: list[tuple[str, Steps]] = []
-        self._busy: set[int] = set()  # engines with which one of them does something
+        self._busy: set[int] = set()  # engines that are being restarted or removed
         self._is_restarting_all = False
 
     def start(self, sender: str, command: Command) -> None:
-        """Begin with a command at the next `advance`."""
+        """Begin a command at the next `advance`."""
         if len(self._running) >= MAX_COMMANDS:
             self._tell(sender, CommandRefused(f"{MAX_COMMANDS} commands are being done already"))
             return
         self._running.append((sender, self._make_steps(command)))
 
     def advance(self) -> None:
-        """Go on with each as far as it can."""
-        for one in list(self._running):
-            sender, steps = one
+        """Advance each command as far as it can go."""
+        for entry in list(self._running):
+            sender, steps = entry
             try:
                 next(steps)
                 continue
             except StopIteration as end:
                 answer: Answer = end.value
             except QuireError as error:
-                answer = describe_refused(error)
+                answer = CommandRefused(str(error), type(error).__name__)
                 _log.warning("%s", error)
-            self._running.remove(one)
+            self._running.remove(entry)
             self._tell(sender, answer)
 
     def _make_steps(self, command: Command) -> Steps:
@@ -106,7 +103,7 @@ class GroupCommands:
         return CommandDone()
 
     def _restart_all(self) -> Steps:
-        """One after the other; the first that does not come back ends it, and the others stay as they are."""
+        """Restart one after the other; the first that does not come back ends the command."""
         if self._is_restarting_all:
             raise DaemonError("the engines are being restarted already")
         self._is_restarting_all = True
@@ -122,7 +119,7 @@ class GroupCommands:
         return CommandDone()
 
     def _restart_engine(self, engine: SupervisedEngine) -> Generator[None, None, None]:
-        """Drain it if others can take over, end it, wait until it is ready, and have it as it was before."""
+        """Drain it if others can take over, restart it, wait until it is ready, and resume it."""
         index, was_draining = engine.state.index, engine.is_draining
         self._busy.add(index)
         try:
@@ -164,10 +161,10 @@ class GroupCommands:
         return CommandDone()
 
     def _empty(self, engine: SupervisedEngine) -> Generator[None, None, None]:
-        """Drain an engine that is to be removed; it stays if there is nobody else any more.
+        """Drain an engine that is to be removed; it stays if no other engine serves any more.
 
-        One that never was ready is empty, and may never be. One that is away tells its clients, when it is
-        back, who else there is.
+        An engine that was never ready is empty, and may never be ready. One that restarts tells its clients
+        of the others when it is back.
         """
         index = engine.state.index
         self._group.check_others_serve(engine, "removed")
@@ -188,7 +185,7 @@ class GroupCommands:
             raise DaemonError(f"engine {engine.state.index} was removed")
 
     def _take(self, index: int) -> SupervisedEngine:
-        """An engine with which no other command does something. Raises DaemonError."""
+        """An engine that no other command restarts or removes. Raises DaemonError."""
         engine = self._group.find(index)
         if index in self._busy:
             raise DaemonError(f"engine {index} is being restarted or removed already")

@@ -1,4 +1,4 @@
-"""NetworkPorts: the TCP ports of a daemon's engines for clients of other machines, one after another."""
+"""NetworkPorts: the TCP ports of a daemon's engines, for clients of other machines."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _log = logging.getLogger(__name__)
 
 
 class NetworkPorts:
-    """Listening sockets for one core after the other: whoever comes between two waits for the next.
+    """Listening sockets that outlive cores: a client that comes between two cores waits for the next one.
 
-    Engine K listens at the port of `address` + K. A core that replaces a lost one has the keys of that one,
+    Engine K listens at the port of `address` + K. A core that replaces a lost one gets the same keys,
     whatever has become of their files.
     """
 
@@ -41,21 +41,21 @@ class NetworkPorts:
                 self.address = self.address._replace(port=0)
 
     def open(self, index: int) -> NetworkArgs:
-        """What the cores of this engine are started with. Raises ConfigError if its port is not free."""
+        """The arguments for this engine's cores. Raises ConfigError if its port is not free."""
         listener = self._listeners.get(index)
         if listener is None:
             listener = self._listeners[index] = open_listener(self.address.shift(index))
         return NetworkArgs(listening_fd=listener.fileno(), keys=self._keys, server=self._server)
 
     def renew_keys(self) -> None:
-        """Read the daemon's own keys again, for cores to come. Files that cannot be used change nothing."""
+        """Read the daemon's keys again, for the next cores. With unusable files the old keys stay."""
         try:
             self._server = read_server_keys(Path(self._keys))
         except ConfigError as error:
             _log.warning("the keys of before go on: %s", error)
 
     def refuse_at(self, indexes: set[int]) -> None:
-        """Who comes to these engines is refused, instead of waiting for a core; at all others it waits."""
+        """Refuse connections to these engines; at all others they wait for a core."""
         for index in self._listeners.keys() & (indexes - self._refusing):
             self._listeners[index].shutdown(socket.SHUT_RDWR)
         for index in self._listeners.keys() & (self._refusing - indexes):
@@ -63,11 +63,11 @@ class NetworkPorts:
         self._refusing = indexes
 
     def close_one(self, index: int) -> None:
-        """The engine is gone for good: who comes is refused."""
+        """Refuse connections to an engine that is gone for good."""
         self._listeners.pop(index).close()
 
     def close(self) -> None:
-        """All of them."""
+        """Close all ports."""
         for listener in self._listeners.values():
             listener.close()
         self._listeners.clear()

@@ -1,7 +1,7 @@
-"""SupervisedEngine: one engine of a daemon, from each loss of its core to the next.
+"""SupervisedEngine: one engine of a daemon, whose core is replaced when it is lost.
 
-It does not know of other engines, and decides nothing for the daemon: what has become of it is in its `state`
-and `failure`, which its owner reads after each turn.
+It does not know of other engines, and decides nothing for the daemon: its owner reads `state` and `failure`
+after each turn.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ...ipc.protocol.messages import EngineRoster, UtilityMethod
 from ...ipc.protocol.protocol_link import ProtocolLink
 
 _LOOK_INTERVAL_S = 0.1
-# So many idle answers in a row: what frontends sent before they heard of the drain has come by then.
+# Idle answers in a row: what frontends had sent before they heard of the drain has arrived by then.
 _NUM_IDLE_LOOKS = 3
 
 
 class DrainWatch:
-    """Whether an engine from which its frontends withdraw has something to do. Pure.
+    """Finds out when a draining engine has nothing left to do. Pure.
 
-    Asks over `protocol`, the supervisor's own conversation with a core, until the core is empty.
+    It asks for stats over `protocol`, the supervisor's conversation with the core, until the core is empty.
     """
 
     def __init__(self, protocol: ClientProtocol) -> None:
@@ -44,16 +44,16 @@ class DrainWatch:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing runs or waits there."""
+        """Whether nothing runs or waits in the engine."""
         return self._num_idle >= _NUM_IDLE_LOOKS
 
     @property
     def next_look_at(self) -> float | None:
-        """When `look` is due though nothing arrives, None if never. Monotonic."""
+        """When `look` is due although nothing arrives, None if never. Monotonic."""
         return None if self.is_empty or self._call_id is not None else self._look_at
 
     def look(self, now: float) -> None:
-        """Take an answer, ask again when it is time."""
+        """Take an answer that has come, and ask again when it is time."""
         if self._call_id is not None and (answer := self._protocol.answers.get(self._call_id)) is not None:
             self._protocol.end_call(self._call_id)
             self._call_id, self._look_at = None, now + _LOOK_INTERVAL_S
@@ -68,9 +68,9 @@ _CODEC = make_client_codec()
 
 
 class CoreLink(ProtocolLink):
-    """The supervisor's conversation with one core process, from its start until it is lost.
+    """The supervisor's conversation with one core process, from its start to its end.
 
-    It watches the core, and tells it who else there is.
+    It watches the core, and sends it the roster of engines.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], core: CoreChild) -> None:
@@ -80,9 +80,10 @@ class CoreLink(ProtocolLink):
         self.protocol.engine_started(self._watch)
 
     def connect(self, now: float) -> None:
-        """As of every link. The core is watched while it starts, too.
+        """Connect, and watch the core from then on, also while it starts.
 
-        An idle core is asked 1.4 times a second, which takes 0.05 % of a core in each of the two processes.
+        An idle core is pinged 1.4 times a second, which takes 0.05 % of a processor in each of the two
+        processes.
         """
         if self.has_connected:
             return
@@ -98,7 +99,7 @@ class CoreLink(ProtocolLink):
                 self._unsent_roster = None
 
     def tell_roster(self, roster: EngineRoster) -> None:
-        """Have the core know it, and its clients through it: it goes with the next `send_waiting`."""
+        """Send the core a roster with the next `send_waiting`; the core passes it on to its clients."""
         self._unsent_roster = roster
 
 
@@ -109,16 +110,16 @@ _HELLO_RETRY_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class EngineFailure:
-    """Why an engine will not run again. `exit_code` is of a daemon that ends for it."""
+    """Why an engine will not run again. `exit_code`: the daemon's, if it ends for that."""
 
     report: FailedReport
     exit_code: int
 
 
 class SupervisedEngine:
-    """Keeps one engine core running until it is told to stop, or has failed.
+    """Keeps one engine core running until it is stopped or has failed.
 
-    Its sockets and processes are in `poller`; `on_phase` is told what a core does while it starts.
+    Its sockets and processes are in `poller`; `on_phase` is called with each phase of a core's start.
     """
 
     def __init__(
@@ -131,16 +132,16 @@ class SupervisedEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.state = state
-        self.rank = 0  # which share of the machine it has
-        self.lost_at = 0.0  # when it lost a core last, monotonic
+        self.rank = 0  # the number of its share of the machine
+        self.lost_at = 0.0  # when its last core was lost, monotonic
         self.failure: EngineFailure | None = None
         self._core = core
         self._context = context
         self._poller = poller
         self._on_phase = on_phase
         self._link: CoreLink | None = None  # while there is a core
-        self.has_been_ready = False  # one of its cores
-        self._final_words: FailedReport | None = None  # why the core will not run again
+        self.has_been_ready = False  # whether any of its cores was
+        self._final_report: FailedReport | None = None  # why the core will not run again
         self._is_draining = False
         self._drain: DrainWatch | None = None  # while a core drains
         self._clock = clock
@@ -153,38 +154,38 @@ class SupervisedEngine:
 
     @property
     def is_draining(self) -> bool:
-        """Whether nothing new is to go there."""
+        """Whether it gets no new requests."""
         return self._is_draining
 
     def drain(self) -> None:
-        """Have frontends withdraw from it until `resume`; it is "drained" when it has nothing to do."""
+        """Have frontends move their requests away until `resume`; it is "drained" when it is empty."""
         self._is_draining = True
         self._watch_drain()
 
     def resume(self) -> None:
-        """It takes requests again."""
+        """Let it take requests again."""
         self._is_draining = False
         self._drain = None
         self._update_state()
 
     def tell_roster(self, roster: EngineRoster) -> None:
-        """Have the core know it, and its clients: the one that runs, and those after it."""
+        """Send a roster to the core that runs, and to each that will."""
         self._core.set_roster(roster)
         if self._link is not None:
             self._link.tell_roster(roster)
             self._link.send_waiting()
 
     def set_share(self, rank: int, num_engines: int) -> None:
-        """Which share of the machine the next core gets: `rank` of `num_engines`."""
+        """Set the next core's share of the machine: `rank` of `num_engines`."""
         self.rank = rank
         self._core.set_share(rank, num_engines)
 
     def set_network(self, network: NetworkArgs) -> None:
-        """Where its next core listens for clients of other machines."""
+        """Set where its next core listens for clients of other machines."""
         self._core.set_network(network)
 
     def start_if_due(self, now: float) -> bool:
-        """Start a core when it is time; whether it was."""
+        """Start a core if one is due. Returns whether one was."""
         if not self._core.is_due(now):
             return False
         try:
@@ -205,7 +206,7 @@ class SupervisedEngine:
 
     @property
     def next_check_at(self) -> float | None:
-        """When there is something to do though nothing arrives. Monotonic, as all times."""
+        """When there is something to do although nothing arrives. Monotonic, as all times."""
         retry_at = look_at = None
         if self._link is not None and not self._link.has_connected:
             retry_at = self._clock() + _HELLO_RETRY_S
@@ -214,7 +215,7 @@ class SupervisedEngine:
         return find_earliest(self._core.next_check_at, retry_at, look_at)
 
     def follow(self, ready: dict[object, int], now: float) -> None:
-        """Take what its core says, and its end if it has ended. `ready` is what the poller has found."""
+        """Take its core's messages, and its end. `ready` is the poller's result."""
         link = self._link
         if link is None:
             return
@@ -236,13 +237,13 @@ class SupervisedEngine:
         """End the core, if there is one, and start another in the next turn; also after a failure."""
         self._forget_core()
         if self.failure is not None:
-            self.failure = self._final_words = None
+            self.failure = self._final_report = None
             self._core.forgive()
         self._core.start_at = self._clock()
         self._note_restart()
 
     def begin_stop(self) -> None:
-        """Ask the core to end, and start no other."""
+        """Have the core end, and start no other."""
         self._core.start_at = None
         if self._core.process is not None:
             self._core.process.close_lifeline()
@@ -264,7 +265,7 @@ class SupervisedEngine:
             _log.warning("from the engine core: %s", error)
         except QuireError as error:
             self._note_refusal(protocol, error)
-            if isinstance(error, DaemonError):  # it lives, and will not be led by this supervisor
+            if isinstance(error, DaemonError):  # it runs, and does not accept this supervisor
                 self._on_core_lost()
                 return False
         if protocol.phase is not None and protocol.phase != phase:
@@ -280,22 +281,24 @@ class SupervisedEngine:
             self._update_state()
 
     def _update_state(self) -> None:
-        """Say whether a core that serves clients is ready, draining or drained."""
+        """Set whether a core that serves clients is ready, draining or drained."""
         if self._link is not None and self._link.protocol.is_open:
             is_empty = self._drain is not None and self._drain.is_empty
             self.state.state = "drained" if is_empty else "draining" if self._is_draining else "ready"
 
     def _note_refusal(self, protocol: ClientProtocol, error: QuireError) -> None:
-        """After a good start only what cannot change is final: the model, its options, last words."""
+        """Note a core's refusal. After a good start, it is final only if the model, its options or the core's
+        end are the cause.
+        """
         kind = type(error).__name__
         if not self.has_been_ready or kind in FINAL_KINDS or protocol.end_reason is not None:
-            self._final_words = FailedReport(str(error), kind)
+            self._final_report = FailedReport(str(error), kind)
 
     def _on_core_lost(self) -> None:
         reason = self._forget_core()
         self.lost_at = self._clock()
-        if self._final_words is not None:  # what cannot go on now cannot in a second either
-            self._fail(self._final_words, EXIT_START_FAILED)
+        if self._final_report is not None:  # another core would refuse, too
+            self._fail(self._final_report, EXIT_START_FAILED)
         elif self._core.replace(reason, self.lost_at):
             self.state.last_loss = reason
             self._note_restart()
@@ -312,7 +315,7 @@ class SupervisedEngine:
         self.state.state = "restarting"
 
     def _forget_core(self) -> str:
-        """End the core and its worker, if there are any; returns how it has ended."""
+        """End the core and its worker, if there are any. Returns how the core has ended."""
         link, self._link = self._link, None
         self._drain = None
         if link is None or self._core.process is None:

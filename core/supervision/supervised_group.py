@@ -1,4 +1,4 @@
-"""SupervisedGroup: the engines of a daemon by their numbers, and who is told of them."""
+"""SupervisedGroup: the engines of a daemon by their numbers, and the roster that they are sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class SupervisedGroup:
-    """Starts, follows and ends a daemon's engines. One alone has no roster, and its clients hear of none."""
+    """Starts, follows and ends a daemon's engines. A single engine has no roster."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class SupervisedGroup:
         make_core: Callable[..., CoreChild] = CoreChild,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`module` is what a core is (child_args.py). `on_phase` is told how the first start goes. `ports`:
-        where clients of other machines come. The simulator has a `context`, cores and a `clock` of its own.
+        """`module`: a core's (child_args.py). `on_phase` is called with the phases of the first start.
+        `ports`: for clients of other machines. `context`, `make_core` and `clock` are for the simulator.
         """
         self.engines: dict[int, SupervisedEngine] = {}
         self._run_dir = run_dir
@@ -53,20 +53,20 @@ class SupervisedGroup:
         self._make_core = make_core
         self.clock = clock
         self._next_index = 0
-        self._roster: EngineRoster | None = None  # as all were told last
-        self._num_first = config.parallel.data_parallel_size
-        for _ in range(self._num_first):
+        self._roster: EngineRoster | None = None  # as it was sent last
+        self._num_at_start = config.parallel.data_parallel_size
+        for _ in range(self._num_at_start):
             self.add()
         self.tell_roster()
 
     @property
     def running(self) -> list[SupervisedEngine]:
-        """Those that were not lost for good, in the order of their numbers."""
+        """The engines that are not lost for good, by number."""
         return [engine for engine in self.engines.values() if engine.failure is None]
 
     @property
     def states(self) -> list[EngineState]:
-        """Of all engines, those that are lost included."""
+        """The states of all engines, including those that are lost."""
         return [engine.state for engine in self.engines.values()]
 
     @property
@@ -77,23 +77,23 @@ class SupervisedGroup:
 
     @property
     def next_check_at(self) -> float | None:
-        """When there is something to do though nothing arrives. Monotonic, as all times."""
+        """When there is something to do although nothing arrives. Monotonic, as all times."""
         return find_earliest(*(engine.next_check_at for engine in self.engines.values()))
 
     def start_due(self, now: float) -> bool:
-        """Start every core whose time it is; whether there was one."""
+        """Start every core that is due. Returns whether there was one."""
         self._set_ports()
         started = [engine.start_if_due(now) for engine in self.running]
         return any(started)
 
     def follow(self, ready: dict[object, int], now: float) -> None:
-        """Take what all cores say. `ready` is what the poller has found."""
+        """Take the messages of all cores. `ready` is the poller's result."""
         for engine in self.engines.values():
             engine.follow(ready, now)
         self._set_ports()
 
     def tell_roster(self) -> None:
-        """Tell every core who there is, if that has changed."""
+        """Send every core the roster, if it has changed."""
         entries = [
             RosterEntry(e.state.index, e.state.socket, e.is_draining, not e.is_open) for e in self.running
         ]
@@ -113,17 +113,17 @@ class SupervisedGroup:
         return engine
 
     def do_others_serve(self, engine: SupervisedEngine) -> bool:
-        """Whether requests have somewhere to go without this engine."""
+        """Whether another engine takes requests."""
         return any(other.is_open and not other.is_draining for other in self.running if other is not engine)
 
     def check_others_serve(self, engine: SupervisedEngine, wish: str) -> None:
-        """Raise DaemonError if they have not. `wish` is what is to become of the engine."""
+        """Raise DaemonError if no other engine takes requests. `wish`: what was to be done with this one."""
         if not self.do_others_serve(engine):
             raise DaemonError(f"engine {engine.state.index} cannot be {wish}: no other takes requests")
 
     def add(self) -> SupervisedEngine:
-        """Start one more, with a number that none has had. Raises DaemonError if there are too many, and
-        ConfigError if its port is not free, FilesChangedError as `check_files`.
+        """Start one more, with a number that none has had. Raises DaemonError if there are too many,
+        ConfigError if its port is not free, and FilesChangedError as `check_files`.
         """
         if len(self.engines) >= MAX_ENGINES:
             raise DaemonError(
@@ -139,13 +139,13 @@ class SupervisedGroup:
         engine = SupervisedEngine(
             core, state, self._context, self._poller, lambda phase: self._note_phase(index, phase), self.clock
         )
-        engine.set_share(rank, max(self._num_first, rank + 1))
+        engine.set_share(rank, max(self._num_at_start, rank + 1))
         self.engines[index] = engine
         self._next_index += 1
         return engine
 
     def restart(self, engine: SupervisedEngine) -> None:
-        """As its own; its next core has the keys that are in the daemon's files now.
+        """Restart it; its next core has the keys that are in the daemon's files now.
 
         Raises FilesChangedError as `check_files`.
         """
@@ -156,17 +156,17 @@ class SupervisedGroup:
         engine.restart()
 
     def check_files(self) -> None:
-        """Raise FilesChangedError if a core that is started now would be refused: better it runs on."""
+        """Raise FilesChangedError if a new core could not start: the present one had better run on."""
         model = self._config.model
         check_own_sources()
         check_loaded(model.noted, model.model, model.tokenizer)
 
     def remove(self, engine: SupervisedEngine) -> None:
-        """End it, once all are told; waits for its end."""
+        """Send all the new roster, then end the engine and wait for its end."""
         del self.engines[engine.state.index]
         self.tell_roster()
         if self._roster is not None:
-            engine.tell_roster(self._roster)  # its own clients hear it from it, too
+            engine.tell_roster(self._roster)  # for its own clients
         engine.stop()
         if self._ports is not None:
             self._ports.close_one(engine.state.index)
@@ -191,7 +191,7 @@ class SupervisedGroup:
     def _set_ports(self) -> None:
         """Have the ports of engines that are lost for good refuse connections."""
         if self._ports is not None:
-            self._ports.refuse_at({index for index, one in self.engines.items() if one.failure is not None})
+            self._ports.refuse_at({e.state.index for e in self.engines.values() if e.failure is not None})
 
     def _find_free_rank(self) -> int:
         taken = {engine.rank for engine in self.running}

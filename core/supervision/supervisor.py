@@ -1,8 +1,8 @@
-"""The supervisor of a daemon: owns its run directory and its engine cores; starts another if one is lost.
+"""The supervisor of a daemon: owns its run directory and its engine cores, and replaces a core that is lost.
 
-It is a client of its own cores too, which is how it knows that one is ready, or why it refuses to start.
-One thread that blocks in poll; loads neither the core's code nor torch. Signals: SIGTERM and SIGINT end the
-daemon, SIGHUP restarts the core while its clients wait and then go on, or several one after the other.
+It is also a client of its cores, and so knows when one is ready, or why it refuses to start. One thread,
+which blocks in poll; it loads neither the core's code nor torch. SIGTERM and SIGINT end the daemon, SIGHUP
+restarts its cores one after the other, while their clients wait.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from .supervised_group import SupervisedGroup
 
 
 class Reporter:
-    """Tells the process that starts a daemon how the start goes, a line a report on its standard output.
+    """Tells the process that starts a daemon how the start goes: a line of standard output a report.
 
-    Children must not inherit that: its end-of-file says that this process has ended.
+    Children must not inherit this output: its end-of-file says that this process has ended.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Reporter:
         os.dup2(2, 1)
 
     def report(self, report: SupervisorReport) -> None:
-        """Say it, if somebody still listens. Nothing is said after the start."""
+        """Write a report, if it is still read. Nothing is written after the start."""
         if self._fd is None:
             return
         with contextlib.suppress(OSError):
@@ -66,11 +66,11 @@ class Reporter:
 
 _log = logging.getLogger(__name__)
 
-MAINTENANCE_INTERVAL_S = 0.6  # less than the silence after which an idle core is asked: no wake of its own
+MAINTENANCE_INTERVAL_S = 0.6  # less than ASK_AFTER_S of liveness.py, so that it costs no wake-up of its own
 
 
 class Supervisor:
-    """Keeps its engines running until it is told to end, or none is left."""
+    """Keeps its engines running until it is stopped, or none is left."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Supervisor:
         lifeline_fd: int,
         ports: NetworkPorts | None = None,
     ) -> None:
-        """`ports`: where clients of other machines come."""
+        """`ports`: for clients of other machines."""
         self._args = args
         self._reporter = reporter
         self._run_dir = run_dir
@@ -115,7 +115,7 @@ class Supervisor:
             fault_hooks=args.config.fault_hooks,
             listen="" if ports is None else str(ports.address),
         )
-        self._told = b""  # the state as it was written last
+        self._written_state = b""  # as it was written last
 
     def run(self) -> int:
         """Supervise; returns the exit code. Every way out ends the cores and removes the run directory."""
@@ -132,9 +132,9 @@ class Supervisor:
         return self._exit_code
 
     def _turn(self) -> None:
-        # 1. Start a core when it is time.
+        # 1. Start cores that are due.
         if self._group.start_due(time.monotonic()):
-            self._tell_state()
+            self._update_state()
         # 2. Wait until something arrives.
         ready = dict(self._poller.poll(self._timeout_ms()))
         # 3. Take it.
@@ -152,15 +152,15 @@ class Supervisor:
         self._maintain_run_dir()
         if self._exit_code is not None:
             return
-        # 4. Draw the conclusions.
+        # 4. Follow the engines, and tell everybody what has changed.
         self._group.follow(ready, time.monotonic())
         self._commands.advance()
-        self._judge()
+        self._check_engines()
         self._group.tell_roster()
-        self._tell_state()
+        self._update_state()
 
     def _is_let_go(self) -> bool:
-        """Whether who started it lives on without it; else that process has ended, and this one is to."""
+        """Whether the process that started it has detached it; else that process has ended."""
         if not os.read(self._lifeline_fd, 1):
             return False
         self._poller.unregister(self._lifeline_fd)
@@ -171,7 +171,7 @@ class Supervisor:
         return until_ms(self._maintain_at if wake_at is None else wake_at)
 
     def _bind_control(self) -> None:
-        """Have the control socket where it belongs."""
+        """Bind the control socket, if its file is missing."""
         before = self._control.fileno()
         try:
             if self._control.maintain():
@@ -182,24 +182,22 @@ class Supervisor:
             _log.error("commands cannot come: %s", error)
 
     def _maintain_run_dir(self) -> None:
-        """Put back what a cleaner has taken; the core does so with its socket. End if the name is lost."""
+        """Restore what a cleaner has removed, as cores do with their sockets. End if the name is lost."""
         if time.monotonic() < self._maintain_at:
             return
         self._maintain_at = time.monotonic() + MAINTENANCE_INTERVAL_S
         try:
             if self._run_dir.maintain():
                 _log.warning("%s, or a file in it, was removed; it is made again", self._run_dir.path)
-                self._told = b""
+                self._written_state = b""
             self._bind_control()
         except EngineStartError as error:  # a full disk, for one: tried again
             _log.error("%s", error)
         except QuireError as error:
             self._fail(FailedReport(str(error), type(error).__name__), EXIT_CORE_LOST)
 
-    # What has become of the engines.
-
-    def _judge(self) -> None:
-        """A failed engine ends the daemon if that never was ready, or if no other engine is left."""
+    def _check_engines(self) -> None:
+        """End the daemon for a failed engine if it was never ready, or no other engine is left."""
         group = self._group
         for index, engine in group.engines.items():
             if engine.failure is None:
@@ -209,14 +207,12 @@ class Supervisor:
                 return
             elif index not in self._lost:
                 self._lost.add(index)
-                left = ", ".join(str(one.state.index) for one in group.running)
+                left = ", ".join(str(other.state.index) for other in group.running)
                 _log.error("engine %d is lost: %s; left: %s", index, engine.failure.report.reason, left)
         if not self._has_been_ready and all(engine.is_open for engine in group.engines.values()):
             self._has_been_ready = True
-            self._tell_state()  # who is told that it is ready finds it so
+            self._update_state()  # before the report, whose reader may look at the state
             self._reporter.report(ReadyReport())
-
-    # The end.
 
     def _on_signals(self, numbers: bytes) -> None:
         if signal.SIGTERM in numbers or signal.SIGINT in numbers:
@@ -225,7 +221,7 @@ class Supervisor:
             self._restart()
 
     def _restart(self) -> None:
-        """One engine at once, several one after the other."""
+        """Restart a single engine at once, several one after the other."""
         if len(self._group.engines) > 1:
             self._commands.start("", RestartEngines())
             return
@@ -238,31 +234,29 @@ class Supervisor:
 
     def _end(self, code: int) -> None:
         self._exit_code = code
-        self._tell_state()
+        self._update_state()
         self._group.begin_stop()
 
     def _fail(self, report: FailedReport, code: int) -> None:
-        """End with one line that says why, which is the last of the log."""
+        """End the daemon. The log's last line says why."""
         self._reporter.report(report)
         self._end(code)
         if self._has_been_ready and not self._args.ends_with_parent:
             note_failure(self._args.name, report.reason)
         _log.error("the daemon %r has failed: %s", self._args.name, report.reason)
 
-    # What is said of it.
-
-    def _tell_state(self) -> None:
-        """Bring the state up to date, and write it if it has changed."""
+    def _update_state(self) -> None:
+        """Update the state, and write it if it has changed."""
         state, engines = self._state, self._group.states
         state.state = self._find_phase()
         state.engines = engines
         state.core_pid = next((engine.pid for engine in engines if engine.pid is not None), None)
         state.num_restarts = sum(engine.num_restarts for engine in engines)
         state.last_loss = self._group.last_loss
-        said = msgspec.json.encode(state)
-        if said == self._told:
+        encoded = msgspec.json.encode(state)
+        if encoded == self._written_state:
             return
-        self._told = said
+        self._written_state = encoded
         try:
             write_state(self._run_dir.path, state)
         except OSError as error:  # a full disk must not end the daemon
@@ -272,9 +266,9 @@ class Supervisor:
         if self._exit_code is not None:
             return "stopping"
         engines = self._group.running
-        if any(one.is_open for one in engines) and self._has_been_ready:
+        if any(engine.is_open for engine in engines) and self._has_been_ready:
             return "ready"
-        return "restarting" if any(one.state.state == "restarting" for one in engines) else "starting"
+        return "restarting" if any(engine.state.state == "restarting" for engine in engines) else "starting"
 
 
 def run_supervisor() -> NoReturn:

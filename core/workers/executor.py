@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """The worker has ended without being asked to; `reason` says how."""
+    """The worker has ended by itself; `reason` says how."""
 
     reason: str
     is_overdue: bool = False  # its oldest step took longer than a step may
@@ -65,7 +65,7 @@ class Executor(ABC):
         """Queue a step."""
 
     def expect_tests(self, is_searching: bool) -> None:
-        """Whether the steps that are submitted from now on belong to a search for a culprit (blame.py)."""
+        """Set whether further steps belong to a search for a culprit (blame.py)."""
         del is_searching
 
     @abstractmethod
@@ -78,11 +78,11 @@ class Executor(ABC):
 
     @property
     def next_check_at(self) -> float | None:
-        """When `receive` is to be called though nothing has become readable, None if never. Monotonic."""
+        """When `receive` is due although nothing has become readable, None if never. Monotonic."""
         return None
 
     def configure(self, config: EngineConfig) -> bool:  # noqa: ARG002
-        """Have the next worker started with this; False where every worker is the same."""
+        """Start further workers with this config; False if every worker gets the same one."""
         return False
 
     def register(self, poller: zmq.Poller) -> None:
@@ -111,11 +111,11 @@ def make_executor(config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]],
 
 
 class ProcessExecutor(Executor):
-    """One worker at a time, a process or one a rank, at a place that is opened anew for each.
+    """One worker at a time, of a process a rank, at a place that is opened anew for each.
 
-    A worker that is there and does not get on (a step or the start takes too long, its connection has ended,
-    it sends what does not decode) is given up by its ChildWatch, and is then lost like any other. A rank's
-    loss is the worker's.
+    A worker that runs and makes no progress (a step or the start takes too long, its connection has ended, a
+    frame does not decode) is given up by its ChildWatch, and is then lost like any other. The loss of a rank
+    is the loss of the worker.
     """
 
     def __init__(self, config: EngineConfig, place: WorkerPlace) -> None:
@@ -132,14 +132,14 @@ class ProcessExecutor(Executor):
         )
         self._step_times = StepTimes()
         self._is_searching = False
-        self._steps = StepWatch([], 0.0)  # of the worker, when there is one
-        self._is_muted = False  # nothing that the worker says counts any more
-        self._is_overdue = False  # since its step took too long
-        self._is_leaving = False  # it has said that its start failed: its connection ends before its process
-        self._poller = zmq.Poller()  # nobody's, until `register`
+        self._steps = StepWatch([], 0.0)  # replaced with each worker
+        self._is_muted = False  # further messages of the worker are ignored
+        self._is_overdue = False  # because its step took too long
+        self._is_leaving = False  # its start has failed: its connection ends before its process
+        self._poller = zmq.Poller()  # a stand-in until `register`
 
     def start(self) -> None:
-        self._forget_worker(grace_s=0.0)  # one that failed to start may still be about to leave
+        self._forget_worker(grace_s=0.0)  # a worker that failed to start may not have left yet
         self._close_place()
         self._num_starts += 1
         self._place.open()
@@ -167,11 +167,10 @@ class ProcessExecutor(Executor):
         now = time.monotonic()
         self._workers.look(now)
         if self._workers.is_given_up and not self._is_muted and self._steps.is_overdue(now):
-            self._is_muted = self._is_overdue = True  # the step may end yet, before the worker does
-        # Its end is looked for when there is no more to hear of it: nothing that it said is lost, and a step
-        # does not pay for two system calls.
+            self._is_muted = self._is_overdue = True  # the step may still end before the worker does
+        # Look for its end only after all its messages: none is lost, and no step pays two system calls.
         if len(self._roles) > 1 and any(isinstance(event, StepFailed) for event in events):
-            return self._find_end() or events  # a rank's end may be why the others failed
+            return self._find_end() or events  # one rank's end may be why the others failed
         return events or self._find_end()
 
     @property
@@ -184,8 +183,8 @@ class ProcessExecutor(Executor):
 
     def register(self, poller: zmq.Poller) -> None:
         self._poller = poller
-        for one in (*self._place.sockets, *(process.pid_fd for process in self._workers.processes)):
-            poller.register(one, zmq.POLLIN)
+        for socket in (*self._place.sockets, *(process.pid_fd for process in self._workers.processes)):
+            poller.register(socket, zmq.POLLIN)
 
     def stop(self, grace_s: float) -> None:
         self._place.stop()
@@ -229,7 +228,7 @@ class ProcessExecutor(Executor):
         return events
 
     def _find_end(self) -> list[ExecutorEvent]:
-        """WorkerLost if a process has ended; those whose connection has ended are given up."""
+        """WorkerLost if a process has ended. A worker whose connection has ended is given up."""
         workers = self._workers
         if workers.has_ended:
             return [WorkerLost(self._forget_worker(grace_s=0.0), self._is_overdue)]
@@ -238,7 +237,7 @@ class ProcessExecutor(Executor):
         return []
 
     def _forget_worker(self, grace_s: float) -> str:
-        """End the worker if there is one; returns how it has ended."""
+        """End the worker, if there is one. Returns how it has ended."""
         for process in self._workers.processes:
             self._poller.unregister(process.pid_fd)
         return self._workers.stop(grace_s)
@@ -266,7 +265,7 @@ class InProcessExecutor(Executor):
         self._is_broken = False
 
     def start(self) -> None:
-        # Imported by name: core has no other tie to worker, and this one only where it is asked for.
+        # Imported by name: core knows worker here only, and only with this backend.
         worker_module = importlib.import_module("...worker.worker", __package__)
         self._worker = worker_module.Worker(
             self._config, lambda phase: self._events.append(WorkerProgress(phase, time.time()))
@@ -298,7 +297,7 @@ class InProcessExecutor(Executor):
             return StepFailed(step.step_id, "an earlier step failed")
         try:
             return self._worker.execute(step)
-        except Exception as error:  # any failure of a step is the step's answer, not this process's end
+        except Exception as error:  # a failure is the step's answer, not this process's end
             self._is_broken = True
             return self._worker.describe_failure(step.step_id, error)
 

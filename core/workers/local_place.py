@@ -1,4 +1,4 @@
-"""LocalPlace: a worker of this machine, child processes behind a socket file of the run directory."""
+"""LocalPlace: a worker on this machine: child processes, and a socket in the run directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .place import WorkerPlace
 from .worker_group import make_group_args, name_roles
 
 _LIFE_BYTES = 3
-# Threads that wait for each other must sleep, not spin: beside one busy process a step of two spinning
+# Threads that wait for each other sleep instead of spinning: beside one busy process a step of two spinning
 # threads took 7 to 10 times as long, and sleeping costs nothing measurable on an idle machine.
 WORKER_ENV = {"OMP_WAIT_POLICY": "passive"}
 
@@ -29,7 +29,7 @@ class LocalPlace(WorkerPlace):
     """A process a rank behind a ROUTER, which is bound anew for each worker."""
 
     def __init__(self, config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
-        """`address` is what the addresses of workers begin with."""
+        """`address` is the beginning of each worker's address."""
         self._roles = name_roles(config.parallel.num_ranks)
         self._context = context
         self._address = address
@@ -59,11 +59,11 @@ class LocalPlace(WorkerPlace):
         self._connection.close(linger=0)
         self._socket.close(linger=0)
         self._socket = self._connection = None
-        # libzmq leaves it there until its context ends, or for good.
+        # libzmq leaves the file there until its context ends, or for good.
         Path(self._worker_address.removeprefix("ipc://")).unlink(missing_ok=True)
 
     def start(self, rank: int, fd: int | None, config: EngineConfig) -> ProcessHandle:
-        """The spare if one waits, perhaps one that the core before this one has left; else a new process."""
+        """Adopt the waiting spare, which an earlier core may have started, or start a new process."""
         group = make_group_args(config, fd)
         args = msgspec.msgpack.encode(
             WorkerArgs(address=self._worker_address, rank=rank, config=config, group=group)
@@ -75,7 +75,7 @@ class LocalPlace(WorkerPlace):
 
     @property
     def sockets(self) -> Sequence[zmq.Socket[bytes] | int]:
-        return [one for one in (self._socket, self._connection) if one is not None]
+        return [socket for socket in (self._socket, self._connection) if socket is not None]
 
     def receive(self) -> tuple[bytes, list[bytes]] | None:
         if self._socket is None or not has_message(self._socket):
@@ -102,8 +102,8 @@ class LocalPlace(WorkerPlace):
 
     @property
     def _worker_address(self) -> str:
-        # libzmq removes a closed socket's file some time later, so the next one has another name; and a
-        # worker of the core before, which may be late to leave, must not come to this core's.
+        # libzmq removes a closed socket's file some time later, so the next socket needs another name; and a
+        # late worker of an earlier core must not connect to this one.
         return f"{self._address}{self._life}{self._num_opened % 10}"
 
     def _start_spare(self, path: str) -> ChildProcess:
@@ -111,12 +111,12 @@ class LocalPlace(WorkerPlace):
 
 
 def make_worker_env() -> dict[str, str]:
-    """What a worker's environment has beside this process's own."""
+    """What is added to this process's environment for a worker."""
     return {name: os.environ.get(name, value) for name, value in WORKER_ENV.items()}
 
 
 def _remove_sockets(address: str) -> None:
-    """Delete what an earlier core has left of its workers' sockets."""
+    """Delete the socket files that an earlier core has left."""
     path = Path(address.removeprefix("ipc://"))
     for leftover in path.parent.glob(f"{path.name}*"):
         leftover.unlink(missing_ok=True)

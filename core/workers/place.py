@@ -1,4 +1,4 @@
-"""WorkerPlace: where the processes of a worker run, and how they are spoken to there."""
+"""WorkerPlace: starts a worker's processes, here or on another machine, and exchanges messages with them."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from ...ipc.spec.config import EngineConfig
 
 
 class WorkerPlace(ABC):
-    """Has one worker after the other, of one process or one a rank, which may be on another machine.
+    """The place of one worker after the other, each of one process or one a rank.
 
-    `open` comes before the processes of each are started: what those before it have sent, or are sent, is
-    gone from then on.
+    `open` comes before a worker's processes are started: messages from and to the worker before it are gone
+    from then on.
     """
 
-    is_elsewhere = False  # one process stands here for all ranks
+    is_elsewhere = False  # whether one process here stands for all ranks
 
     @abstractmethod
     def open(self) -> None:
-        """Have an address for the next worker, in place of the one before. Raises QuireError."""
+        """Open an address for the next worker, in place of the last one's. Raises QuireError."""
 
     @abstractmethod
     def close(self) -> None:
-        """Nobody is spoken to any more. Idempotent."""
+        """Close the address. Idempotent."""
 
     @abstractmethod
     def start(self, rank: int, fd: int | None, config: EngineConfig) -> ProcessHandle:
-        """Start a process; `fd` is of the file that ranks on this machine share, None if there is none."""
+        """Start a process; `fd` is the file that ranks on this machine share, None if there is none."""
 
     @property
     @abstractmethod
     def sockets(self) -> Sequence[zmq.Socket[bytes] | int]:
-        """What becomes readable when `receive` or `has_lost_connection` has something; none while closed."""
+        """What becomes readable when `receive` or `has_lost_connection` has news; none while closed."""
 
     @abstractmethod
     def receive(self) -> tuple[bytes, list[bytes]] | None:
-        """Who has said something, and that; None if nobody has."""
+        """A message and its sender, None if there is none."""
 
     @abstractmethod
     def send(self, identity: bytes, frames: tuple[bytes]) -> None:
@@ -51,8 +51,8 @@ class WorkerPlace(ABC):
 
     @abstractmethod
     def note_ready(self) -> None:
-        """The worker that was started last computes."""
+        """The worker that was started last is ready."""
 
     @abstractmethod
     def stop(self) -> None:
-        """There will be no other worker; what was kept for it ends. Idempotent."""
+        """There will be no other worker: end a spare. Idempotent."""

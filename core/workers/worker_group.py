@@ -1,6 +1,6 @@
-"""WorkerGroup: the worker processes that compute one model, a rank each: started, watched and lost as one.
+"""WorkerGroup: the worker processes of one model, one a rank, which are started, watched and lost together.
 
-It knows what of the ranks' messages is the group's, and no socket.
+It knows which of the ranks' messages are the group's, and no socket.
 """
 
 from __future__ import annotations
@@ -30,25 +30,24 @@ from ...ipc.protocol.step import (
 )
 from ...ipc.spec.config import EngineConfig
 
-# How much longer than the steps before it may a step take while a culprit is looked for (blame.py).
-_TEST_FACTOR = 10.0
+_TEST_FACTOR = 10.0  # how much longer than others a step may take while Blame looks for a culprit
 _MIN_TEST_S = 3.0
 
 
 @dataclass(slots=True)
 class StepTimes:
-    """What an engine's steps have taken at most, with all of its workers."""
+    """The longest times that an engine's steps have taken, with all of its workers."""
 
     step_s: float = 0.0
-    token_s: float = 0.0  # for each token of a step
+    token_s: float = 0.0  # a step's time over its tokens
 
     def note(self, num_tokens: int, took_s: float) -> None:
-        """A step of so many tokens was answered."""
+        """A step of `num_tokens` tokens was answered."""
         self.step_s = max(self.step_s, took_s)
         self.token_s = max(self.token_s, took_s / max(1, num_tokens))
 
     def find_test_limit(self, num_tokens: int) -> float:
-        """Seconds that no sound step of so many tokens takes."""
+        """Seconds that no good step of `num_tokens` tokens takes."""
         return max(_MIN_TEST_S, _TEST_FACTOR * (self.step_s + num_tokens * self.token_s))
 
 
@@ -60,25 +59,25 @@ class _OwedStep:
 
 
 class StepWatch:
-    """Sets the deadline of a worker, of each of its ranks, to that of the oldest thing that it owes.
+    """Sets the deadline of each of a worker's ranks for the oldest step, or the start, that is not answered.
 
-    Ranks owe together: what rank 0 answers, all have done. A step's time runs from when it was sent, or from
-    the answer before it, whichever is later. A step of a search may take no longer than ten times what others
-    have taken, where that is less than `step_timeout_s`. Pure: time is passed in.
+    Ranks share their deadline: what rank 0 answers, all have done. A step's time runs from when it was sent,
+    or from the answer before it, whichever is later. A step of a search may take at most ten times as long as
+    others did, where that is less than `step_timeout_s`. Pure: time is passed in.
     """
 
     def __init__(
         self, deadlines: Sequence[Deadline], step_timeout_s: float, times: StepTimes | None = None
     ) -> None:
-        """`step_timeout_s` 0 sets no deadline. `times`: of the engine's steps, which are noted there."""
+        """`step_timeout_s` 0 sets no deadline. `times`: where the engine's steps are noted."""
         self._deadlines = deadlines
         self._step_timeout_s = step_timeout_s
         self._times = times or StepTimes()
         self._steps: deque[_OwedStep] = deque()
-        self._expected_since = self._limit_s = 0.0  # of the oldest step
+        self._expected_since = self._limit_s = 0.0  # for the oldest step
 
     def begin_start(self, ready_timeout_s: float, now: float) -> None:
-        """The worker was started; it is to become ready."""
+        """The worker was started, and is to become ready."""
         if self._step_timeout_s:
             self._set(now, ready_timeout_s, f"it was not ready within {ready_timeout_s:g} s")
 
@@ -87,18 +86,18 @@ class StepWatch:
         return bool(self._steps and self._step_timeout_s) and now - self._expected_since >= self._limit_s
 
     def add_step(self, step_id: int, now: float, num_tokens: int = 1, *, is_test: bool = False) -> None:
-        """A step was sent. `is_test`: of a search for a culprit."""
+        """A step was sent. `is_test`: it belongs to a search for a culprit."""
         self._steps.append(_OwedStep(step_id, num_tokens, is_test))
         if len(self._steps) == 1:
             self._expect_step(now)
 
     def forget_steps(self) -> None:
-        """The worker need not answer what was sent up to now."""
+        """The worker need not answer the steps that were sent."""
         self._steps.clear()
         self._clear()
 
     def note(self, event: object, now: float) -> None:
-        """It has said something."""
+        """A message has come."""
         match event:
             case ModelRunnerOutput() | StepFailed():
                 if self._steps and event.step_id == self._steps[0].step_id:
@@ -110,7 +109,7 @@ class StepWatch:
                 pass
 
     def _expect_step(self, now: float) -> None:
-        """The oldest step's answer, if one is awaited."""
+        """Set the deadline of the oldest step, if there is one."""
         self._expected_since = now
         if not self._steps or not self._step_timeout_s:
             self._clear()
@@ -133,8 +132,8 @@ class StepWatch:
 
 WorkerEvent = ModelRunnerOutput | StepFailed | WorkerReady | WorkerFailed | WorkerProgress
 
-# What the memory that ranks share has of each (kernels/group/group_memory.h): a stamp that grows with its
-# work; how many wait for that; the steps that it has done, counted where there are several stages.
+# Of each rank in the shared memory (kernels/group/group_memory.h): a stamp that grows with its work; how many
+# ranks wait for it; the steps that it has done, which are counted if there are several stages.
 _MEMBER = struct.Struct("<III")
 _MEMBER_DISTANCE = 4096
 
@@ -142,7 +141,7 @@ _MEMBER_DISTANCE = 4096
 class WorkerGroup:
     """One worker process a rank; a group of one is a worker alone.
 
-    `start_rank(rank, fd)` starts a process; `fd` is of the file that ranks share, None for a worker alone.
+    `start_rank(rank, fd)` starts a process; `fd` is the file that ranks share, None for a worker alone.
     `is_elsewhere`: one process here stands for all ranks.
     """
 
@@ -154,7 +153,7 @@ class WorkerGroup:
         *,
         is_elsewhere: bool = False,
     ) -> None:
-        """`num_stages` of a pipeline have equally many ranks, those of the first stage first."""
+        """Each of the pipeline's `num_stages` has equally many ranks; the first stage's come first."""
         self._size, self._stage_size = size, size // num_stages
         num_processes = 1 if is_elsewhere else size
         self._fd: int | None = None
@@ -162,10 +161,10 @@ class WorkerGroup:
             ManagedChild(lambda rank=rank: start_rank(rank, self._fd)) for rank in range(num_processes)
         ]
         self._ready: dict[int, WorkerReady] = {}
-        self._late_rank: int | None = None  # which one the others waited for when they were given up
+        self._late_rank: int | None = None  # the one for which the others waited when they were given up
 
     def start(self) -> list[Deadline]:
-        """Start all ranks, after those before them were stopped. What each of them owes is to be set here."""
+        """Start all ranks, after the last ones were stopped. Returns each one's deadline, for StepWatch."""
         self._ready, self._late_rank = {}, None
         if len(self._ranks) > 1:
             self._fd = os.memfd_create("quire-group", os.MFD_CLOEXEC)
@@ -173,7 +172,7 @@ class WorkerGroup:
 
     @property
     def processes(self) -> list[ProcessHandle]:
-        """Of all ranks in their order; none before `start` and after `stop`."""
+        """The ranks' processes in their order; none before `start` and after `stop`."""
         return [rank.process for rank in self._ranks if rank.process is not None]
 
     @property
@@ -182,7 +181,7 @@ class WorkerGroup:
         return find_earliest(*(rank.next_check_at for rank in self._ranks))
 
     def look(self, now: float) -> None:
-        """Give up and end those that owe something too long, or are stopped."""
+        """Give up ranks that are overdue or stopped, and kill those that were given up."""
         for rank in self._ranks:
             if rank.watch is not None:
                 rank.watch.look(now)
@@ -191,22 +190,22 @@ class WorkerGroup:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether one of them is to be killed, or was."""
+        """Whether one of them was given up."""
         return any(rank.watch is not None and rank.watch.kill_reason is not None for rank in self._ranks)
 
     def give_up(self, because: str, now: float, rank: int | None = None) -> None:
-        """Have one of them, or all, write its stacks, and kill it a moment later."""
-        for one in [self._ranks[rank]] if rank is not None and rank < len(self._ranks) else self._ranks:
-            if one.watch is not None:
-                one.watch.give_up(because, now)
+        """Have one rank, or all, write its stacks, and kill it a moment later."""
+        for child in [self._ranks[rank]] if rank is not None and rank < len(self._ranks) else self._ranks:
+            if child.watch is not None:
+                child.watch.give_up(because, now)
 
     @property
     def has_ended(self) -> bool:
-        """Whether one of them has, which is the end of all."""
+        """Whether one of them has ended, which is the end of all."""
         return any(process.exit_code is not None for process in self.processes)
 
     def stop(self, grace_s: float) -> str:
-        """End all; returns how the first that had ended by itself (or else rank 0) has ended. Idempotent."""
+        """End all. Returns how the first one that ended by itself, or else rank 0, has ended. Idempotent."""
         ended = [rank for rank, process in enumerate(self.processes) if process.exit_code is not None]
         for process in self.processes:  # all at once, before one is waited for
             process.close_lifeline()
@@ -222,10 +221,10 @@ class WorkerGroup:
         return texts[first] + (f"; rank {self._late_rank} was behind the others" if is_late else "")
 
     def take(self, rank: int, event: WorkerEvent) -> WorkerEvent | None:
-        """What a rank's message says of the group.
+        """The group's event in a rank's message, None if it is none.
 
-        All must have started; from then on the first rank of the last stage speaks for it, which is rank 0
-        where there is one stage.
+        The group is ready once all ranks are. From then on the first rank of the last stage answers for all;
+        with one stage that is rank 0.
         """
         match event:
             case WorkerReady():
@@ -237,21 +236,22 @@ class WorkerGroup:
                 return event if rank == self._size - self._stage_size else None
 
     def _find_late_rank(self) -> int | None:
-        """Which one has done less of a step than the others, who wait for it; None if it cannot be told."""
+        """The rank for which all others wait, None if that is not known."""
         if self._fd is None:
             return None
         raw = [os.pread(self._fd, _MEMBER.size, _MEMBER_DISTANCE * (1 + rank)) for rank in range(self._size)]
-        return find_late_rank(raw, self._stage_size) if all(len(one) == _MEMBER.size for one in raw) else None
+        is_whole = all(len(member) == _MEMBER.size for member in raw)
+        return find_late_rank(raw, self._stage_size) if is_whole else None
 
 
 def find_late_rank(members: Sequence[bytes], stage_size: int) -> int | None:
-    """The rank that all others wait for, by what the shared memory has of each; None if it cannot be told."""
+    """The rank for which all others wait, by each one's part of the shared memory; None if unknown."""
     stamps, _, num_steps = zip(*map(_MEMBER.unpack, members), strict=True)
     first = 0
     if stage_size < len(members):
         if not any(num_steps):
             return None
-        # A stage waits for those before it, so of those that have done least the first is behind.
+        # A stage waits for those before it: of the stages that have done least the first is late.
         first = num_steps.index(min(num_steps)) // stage_size * stage_size
     of_stage = stamps[first : first + stage_size]
     least = min(of_stage)
@@ -259,28 +259,27 @@ def find_late_rank(members: Sequence[bytes], stage_size: int) -> int | None:
 
 
 def _join_ready(ready: dict[int, WorkerReady]) -> WorkerReady | WorkerFailed:
-    """What all ranks say together: as many blocks as each has, and the memory of all.
+    """One WorkerReady of all ranks': the blocks that each has, and the memory of all.
 
-    Refused if they have not loaded the same.
+    WorkerFailed if the ranks have not loaded the same model.
     """
     first = ready[0]
     for rank, other in sorted(ready.items()):
         if other.weights_id != first.weights_id:
             text = f"rank {rank} sees other weights or another configuration than rank 0"
             return WorkerFailed(f"{text} ({other.weights_id}, not {first.weights_id})", "ModelError")
-    parts = zip(*(one.ledger for one in ready.values()), strict=True)
-    ledger = [LedgerEntry(part[0].name, sum(entry.size_bytes for entry in part)) for part in parts]
-    reasons = [one.batch_variance_reason for one in ready.values() if one.batch_variance_reason]
+    answers = ready.values()
+    parts = zip(*(answer.ledger for answer in answers), strict=True)
     return msgspec.structs.replace(
         first,
-        ledger=ledger,
-        num_gpu_blocks=min(one.num_gpu_blocks for one in ready.values()),
-        batch_variance_reason=reasons[0] if reasons else "",
+        ledger=[LedgerEntry(part[0].name, sum(entry.size_bytes for entry in part)) for part in parts],
+        num_gpu_blocks=min(answer.num_gpu_blocks for answer in answers),
+        batch_variance_reason=next(filter(None, (answer.batch_variance_reason for answer in answers)), ""),
     )
 
 
 def make_group_args(config: EngineConfig, fd: int | None) -> GroupArgs | None:
-    """What each rank is told of the group that shares the file of `fd`; None for a worker alone."""
+    """The arguments for each rank of the group that shares the file `fd`; None for a worker alone."""
     if fd is None:
         return None
     parallel = config.parallel
@@ -290,5 +289,5 @@ def make_group_args(config: EngineConfig, fd: int | None) -> GroupArgs | None:
 
 
 def name_roles(size: int) -> Sequence[str]:
-    """What the process of each rank is called; a worker alone has no number."""
+    """The role of each rank's process; a worker alone has no number."""
     return ["worker"] if size == 1 else [f"worker-{rank}" for rank in range(size)]

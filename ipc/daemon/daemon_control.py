@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import DaemonError, QuireError, raise_remote
+from ..errors import DaemonError, raise_remote
 
 CONTROL_SOCKET_NAME = "control.sock"
 _MAX_DATAGRAM_BYTES = 65536
@@ -166,8 +166,3 @@ def _make_socket() -> socket.socket:
     made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     made.setblocking(False)
     return made
-
-
-def describe_refused(error: QuireError) -> CommandRefused:
-    """The answer that raises the same again."""
-    return CommandRefused(str(error), type(error).__name__)

@@ -21,7 +21,7 @@ from typing import NoReturn
 import msgspec
 import zmq
 
-from ....ipc.errors import USER_ERRORS, EngineStartError, ModelError, QuireError
+from ....ipc.errors import EngineStartError, ModelError, QuireError, raise_remote
 from ....ipc.files.file_identity import check_loaded
 from ....ipc.files.file_samples import hash_samples
 from ....ipc.network.keys import ClientKeys
@@ -96,19 +96,18 @@ class Launcher:
         """A node that can run the worker, and the actor there. Raises QuireError and NodeLostError."""
         self._note("import ray")
         cluster = RayCluster(load_ray())
-        asked = find_resources(
+        resources = find_resources(
             self._args.config, has_gpu=any("GPU" in node["Resources"] for node in cluster.nodes)
         )
-        missing = "" if cluster.has_room(asked) else f" ({cluster.describe(asked)})"
-        self._note(f"wait for a Ray node with {format_resources(asked)}{missing}")
-        bundle = cluster.reserve(asked)
+        missing = "" if cluster.has_room(resources) else f" ({cluster.describe(resources)})"
+        self._note(f"wait for a Ray node with {format_resources(resources)}{missing}")
+        bundle = cluster.reserve(resources)
         self._note("start an actor")
         args = msgspec.msgpack.encode(self._make_node_args(cluster.host))
-        actor = cluster.start(NodeGroup, args, asked, bundle)
+        actor = cluster.start(NodeGroup, args, resources, bundle)
         report = msgspec.msgpack.decode(actor.call("check", ACTOR_TIMEOUT_S), type=NodeReport)
         if report.error:
-            text = f"on the node {report.host}: {report.error}"
-            raise _make_error(report.kind, text)
+            raise_remote(report.kind, f"on the node {report.host}: {report.error}")
         self._note(f"start worker on {report.host}")
         return report.host, actor
 
@@ -131,13 +130,13 @@ class Launcher:
     def _follow(self, actor: RayActor) -> NodeEnd:
         """Wait for the worker's end, and have it write its stacks when the core asks for them."""
         ended = os.eventfd(0, os.EFD_CLOEXEC)
-        found: list[NodeEnd | NodeLostError] = []
+        outcome: list[NodeEnd | NodeLostError] = []
 
         def wait() -> None:
             try:
-                found.append(msgspec.msgpack.decode(actor.call("run"), type=NodeEnd))
+                outcome.append(msgspec.msgpack.decode(actor.call("run"), type=NodeEnd))
             except NodeLostError as error:
-                found.append(error)
+                outcome.append(error)
             os.eventfd_write(ended, 1)
 
         threading.Thread(target=wait, name="actor", daemon=True).start()
@@ -148,7 +147,7 @@ class Launcher:
             if self._signals in ready:
                 os.read(self._signals, 64)
                 actor.tell("dump_stacks")
-        (end,) = found
+        (end,) = outcome
         if isinstance(end, NodeLostError):
             raise end
         return end
@@ -173,14 +172,6 @@ def find_resources(config: EngineConfig, *, has_gpu: bool) -> Resources:
     if parallel.is_on_gpu or (parallel.device == "auto" and has_gpu):
         return {"GPU": parallel.num_ranks}
     return {"CPU": parallel.num_ranks * (parallel.num_threads or 1)}
-
-
-def _make_error(kind: str, text: str) -> QuireError:
-    """An error that a node reports, as the class that it was."""
-    error = USER_ERRORS.get(kind, EngineStartError)
-    made = error.__new__(error)
-    Exception.__init__(made, text)
-    return made
 
 
 def _end_as(code: int) -> NoReturn:

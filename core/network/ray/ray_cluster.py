@@ -79,17 +79,16 @@ class RayCluster:
         """Those that Ray believes alive."""
         return [node for node in self._ray.nodes() if node["Alive"]]
 
-    def reserve(self, asked: Resources) -> Any:
+    def reserve(self, resources: Resources) -> Any:
         """A bundle on one node, of those with room on the emptiest. Raises EngineStartError, saying what is
         missing, when there is none for PLACE_TIMEOUT_S.
         """
         name = f"quire-{secrets.token_hex(6)}"
-        group = self._ray.util.placement_group([dict(asked)], strategy="SPREAD", name=name)
+        group = self._ray.util.placement_group([dict(resources)], strategy="SPREAD", name=name)
         if group.wait(PLACE_TIMEOUT_S):
             return group
-        raise EngineStartError(
-            f"no Ray node had {format_resources(asked)} within {PLACE_TIMEOUT_S:g} s; {self.describe(asked)}"
-        )
+        lacking = f"no Ray node had {format_resources(resources)} within {PLACE_TIMEOUT_S:g} s"
+        raise EngineStartError(f"{lacking}; {self.describe(resources)}")
 
     def describe(self, names: Resources) -> str:
         """What of these resources each node has, and what is free of them all."""
@@ -100,19 +99,19 @@ class RayCluster:
         free = format_resources(_pick(self._ray.available_resources(), names))
         return f"{', '.join(total)}; free in all: {free}"
 
-    def has_room(self, asked: Resources) -> bool:
+    def has_room(self, resources: Resources) -> bool:
         """Whether any node would do if nothing else ran there."""
         return any(
-            all(node["Resources"].get(name, 0.0) >= number for name, number in asked.items())
+            all(node["Resources"].get(name, 0.0) >= number for name, number in resources.items())
             for node in self.nodes
         )
 
-    def start(self, actor_class: type, args: bytes, asked: Resources, group: Any) -> RayActor:
+    def start(self, actor_class: type, args: bytes, resources: Resources, group: Any) -> RayActor:
         """Start an actor in a bundle. Raises NodeLostError later, from its calls."""
         where = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, 0)
         options = self._ray.remote(actor_class).options(
-            num_cpus=asked.get("CPU", 0),
-            num_gpus=asked.get("GPU", 0),
+            num_cpus=resources.get("CPU", 0),
+            num_gpus=resources.get("GPU", 0),
             max_concurrency=2,
             max_restarts=0,
             scheduling_strategy=where,

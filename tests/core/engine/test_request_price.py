@@ -13,7 +13,7 @@ from quire.core.scheduling import answer_cost, scheduler
 from quire.core.scheduling.answer_cost import SCORED_TOKEN_PRICE
 from quire.core.scheduling.request import Request
 from quire.core.stats.stats import PERIOD_S
-from quire.core.stats.stats_collector import Surroundings
+from quire.core.stats.stats_collector import CoreProcessInfo
 from quire.ipc.params.sampling_params import RequestOutputKind, SamplingParams
 from quire.ipc.protocol.messages import PROTOCOL_VERSION, EngineCoreRequest, ErrorCode, Hello
 from quire.ipc.protocol.request_price import find_held_bytes, find_max_frame_bytes, find_result_price
@@ -39,7 +39,7 @@ def test_the_price_is_what_is_held_and_comes_back_when_the_request_ends() -> Non
     assert find_held_bytes(request) == 2048 + 4000 + 4 + 4 + 4
     engine.add(request)
     assert engine.core.stats().held_bytes == find_held_bytes(request)
-    (view,) = engine.core.snapshot(Surroundings("epoch", 0.0)).requests
+    (view,) = engine.core.snapshot(CoreProcessInfo("epoch", 0.0)).requests
     assert view.held_bytes == find_held_bytes(request)
     engine.run()
     assert engine.core.stats().held_bytes == 0
@@ -213,7 +213,7 @@ def test_a_client_cannot_steer_a_terminal_or_a_log() -> None:
     assert registry.clients[b"c"].describe(0.0).kind == "?]0;owned??quire: ?all is well"
     engine.add(make_request("\x1b[2Jr", [1]))
     assert engine.finals["\x1b[2Jr"].error == "request_id: only printable characters"
-    (line,) = engine.core.remarks.take()
+    (line,) = engine.core.request_log.take()
     assert line == "request refused: '\\x1b[2Jr': request_id: only printable characters"
 
 
@@ -222,10 +222,10 @@ def test_a_flood_of_refusals_is_one_line_of_the_log() -> None:
     lines: list[int] = []
     for number in range(1000):
         engine.add(make_request(f"r{number}", [VOCAB_SIZE]))
-        lines.append(len(engine.core.remarks.take()))
+        lines.append(len(engine.core.request_log.take()))
     assert sum(lines) == lines[0] == 1
     engine.clock.advance(PERIOD_S)
-    (line,) = engine.core.remarks.take()
+    (line,) = engine.core.request_log.take()
     assert line.endswith("(and 998 more before it)")
 
 

@@ -13,7 +13,7 @@ from quire.core.stats.stats_collector import (
     MAX_REQUEST_VIEWS,
     MIN_WAITING_VIEWS,
     AttachedClient,
-    Surroundings,
+    CoreProcessInfo,
     _name_clients,
 )
 from quire.ipc.params.beam_search import BeamSearch
@@ -35,7 +35,7 @@ def attach(*identities: bytes, kind: str = "llm") -> dict[bytes, AttachedClient]
 
 def look(engine: FakeEngine, *clients: bytes) -> EngineSnapshot:
     return engine.core.snapshot(
-        Surroundings("epoch", engine.clock.now - 60.0, attach(*clients or (b"client",)))
+        CoreProcessInfo("epoch", engine.clock.now - 60.0, attach(*clients or (b"client",)))
     )
 
 
@@ -171,9 +171,9 @@ def test_snapshot_and_metrics_are_answers_to_utility_calls_and_count_who_is_atta
     engine = make_engine()
     engine.add(make_request("a", [1, 2], max_tokens=2))
     engine.run()
-    surroundings = Surroundings("epoch", engine.clock.now - 60.0, attach(b"client", b"other"))
-    shown = call_utility(engine.core, UtilityCall(1, UtilityMethod.SNAPSHOT), surroundings)
-    counted = call_utility(engine.core, UtilityCall(2, UtilityMethod.METRICS), surroundings)
+    process = CoreProcessInfo("epoch", engine.clock.now - 60.0, attach(b"client", b"other"))
+    shown = call_utility(engine.core, UtilityCall(1, UtilityMethod.SNAPSHOT), process)
+    counted = call_utility(engine.core, UtilityCall(2, UtilityMethod.METRICS), process)
     assert shown.snapshot is not None
     assert (shown.call_id, shown.snapshot.epoch, shown.snapshot.uptime_s) == (1, "epoch", 60.0)
     assert counted.metrics is not None
@@ -189,10 +189,10 @@ def count_calls_of_a_look(num_waiting: int) -> int:
         engine.add(make_request(f"r{number}", [1, 2], max_tokens=99, arrival_time=float(number)))
     engine.turn()
     assert engine.core.stats().num_waiting == num_waiting
-    surroundings = Surroundings("epoch", 0.0, attach(b"client"))
-    engine.core.snapshot(surroundings)
+    process = CoreProcessInfo("epoch", 0.0, attach(b"client"))
+    engine.core.snapshot(process)
     with cProfile.Profile() as profile:
-        engine.core.snapshot(surroundings)
+        engine.core.snapshot(process)
     return sum(entry.callcount for entry in profile.getstats())
 
 

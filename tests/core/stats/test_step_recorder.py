@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from fakes import FakeEngine, make_config, make_request
 from quire.core.stats.engine_facts import call_utility
-from quire.core.stats.stats_collector import Surroundings
+from quire.core.stats.stats_collector import CoreProcessInfo
 from quire.core.stats.step_recorder import StepRecorder
 from quire.ipc.protocol.engine_views import StepTrace
 from quire.ipc.protocol.messages import UtilityCall, UtilityMethod, UtilityResult
 
 
 def ask(engine: FakeEngine, method: UtilityMethod) -> UtilityResult:
-    return call_utility(engine.core, UtilityCall(1, method), Surroundings("epoch", 0.0))
+    return call_utility(engine.core, UtilityCall(1, method), CoreProcessInfo("epoch", 0.0))
 
 
 def stop(engine: FakeEngine) -> StepTrace:
