@@ -57,10 +57,10 @@ def find_gpu_fault() -> str | None:
             warnings.simplefilter("ignore")
             torch.cuda.init()
     except Exception as error:
-        said = " ".join(str(error).split())[:300]
-        if "too old" in said or "insufficient" in said:
-            return f"NVIDIA's driver is too old for CUDA {torch.version.cuda}: install a newer one ({said})"
-        return said
+        cause = " ".join(str(error).split())[:300]
+        if "too old" in cause or "insufficient" in cause:
+            return f"NVIDIA's driver is too old for CUDA {torch.version.cuda}: install a newer one ({cause})"
+        return cause
     if hidden is not None:
         return f"CUDA_VISIBLE_DEVICES={hidden} leaves no GPU of this machine"
     return "torch finds none of the driver's devices: is it given to this container (docker: --gpus all)?"
@@ -78,7 +78,7 @@ def _find_unsupported(device: torch.device) -> str | None:
 
 
 def _describe_choice(count: int, index: int) -> str:
-    names = ", ".join(f"cuda:{one} ({torch.cuda.get_device_name(one)})" for one in range(count))
+    names = ", ".join(f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(count))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     because = "" if visible is None else f", which CUDA_VISIBLE_DEVICES={visible} leaves"
     return f"one of {names}{because}; a worker would need cuda:{index}"

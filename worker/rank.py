@@ -68,8 +68,8 @@ def check_devices(group: SharedGroup, config: EngineConfig, device: torch.device
     """Refuse ranks that find devices of several kinds; all wait for each other. Raises ConfigError."""
     kinds = [_KINDS[number] for number in group.exchange(_KINDS.index(device.type))]
     if len(set(kinds)) > 1:
-        found = ", ".join(f"rank {rank} has {kind}" for rank, kind in enumerate(kinds))
-        raise ConfigError("device", config.parallel.device, f"one that all ranks find ({found})")
+        kinds_found = ", ".join(f"rank {rank} has {kind}" for rank, kind in enumerate(kinds))
+        raise ConfigError("device", config.parallel.device, f"one that all ranks find ({kinds_found})")
 
 
 def find_ring_bytes(config: EngineConfig) -> int:

@@ -69,21 +69,22 @@ class AnswerReader:
 
     def read(self, output: RequestOutput) -> list[list[OutputEvent]]:
         """What is new of each of `output.outputs`, which are deltas, or whole."""
-        return [self.read_one(output, one, one.text) for one in output.outputs]
+        return [self.read_one(output, completion, completion.text) for completion in output.outputs]
 
-    def read_one(self, output: RequestOutput, one: CompletionOutput, text: str) -> list[OutputEvent]:
+    def read_one(self, output: RequestOutput, completion: CompletionOutput, text: str) -> list[OutputEvent]:
         """What is new of one of them, which is this text."""
         parsing = self._parsing
         if parsing is None:
             return [TextDelta(text)] if text else []
-        parser = self._parsers.get(one.index)
+        parser = self._parsers.get(completion.index)
         if parser is None:
             if self._opening is None:
                 is_open = is_reasoning_open(parsing.format, output.prompt_token_ids)
                 self._opening = parsing.format.thinking_open_ids if is_open else ()
             parser = OutputParser(parsing.format, parsing.tokenizer, self._opening, parsing.tools)
-            self._parsers[one.index] = parser
-        events: list[OutputEvent] = parser.take(text, one.token_ids, one.finish_reason is not None)
+            self._parsers[completion.index] = parser
+        is_last = completion.finish_reason is not None
+        events: list[OutputEvent] = parser.take(text, completion.token_ids, is_last)
         if not parsing.shows_reasoning:
             events = [event for event in events if not isinstance(event, ReasoningDelta)]
         return events

@@ -181,19 +181,20 @@ def choose_output_format(
     ConfigError for an unknown name, or if the two cannot be had together.
     """
     check_parsers(tool_call_parser, reasoning_parser)
-    own = _find_format(tokenizer, "hf" in (tool_call_parser, reasoning_parser))
-    chosen = _override_calls(own, tool_call_parser)
+    described = _find_format(tokenizer, "hf" in (tool_call_parser, reasoning_parser))
+    chosen = _override_calls(described, tool_call_parser)
     chosen = _override_thinking(chosen, reasoning_parser)
     return chosen.bind(tokenizer) if chosen.calls or chosen.thinking else None
 
 
 def check_parsers(tool_call_parser: str | None, reasoning_parser: str | None) -> None:
     """Raise ConfigError for a name that is not known; whether two fit together is seen with the model."""
-    _check("tool_call_parser", tool_call_parser, [*TOOL_CALL_PARSERS, "none", "hf"])
-    _check("reasoning_parser", reasoning_parser, [*REASONING_PARSERS, *_HARMONY_REASONING, "none", "hf"])
+    _check_parser("tool_call_parser", tool_call_parser, [*TOOL_CALL_PARSERS, "none", "hf"])
+    reasoning_parsers = [*REASONING_PARSERS, *_HARMONY_REASONING, "none", "hf"]
+    _check_parser("reasoning_parser", reasoning_parser, reasoning_parsers)
 
 
-def _check(field: str, name: str | None, allowed: list[str]) -> None:
+def _check_parser(field: str, name: str | None, allowed: list[str]) -> None:
     if name is not None and name not in allowed:
         raise ConfigError(field, name, f"one of {', '.join(sorted(allowed))}")
 
@@ -224,17 +225,17 @@ def find_by_template(template: str) -> OutputFormat:
     return replace(calls, thinking=thinking)
 
 
-def _override_calls(own: OutputFormat, name: str | None) -> OutputFormat:
+def _override_calls(described: OutputFormat, name: str | None) -> OutputFormat:
     if name is None or name == "hf":
-        return own
+        return described
     if name == "none":
-        return own if own.channels else replace(own, name="none", calls=None)
+        return described if described.channels else replace(described, name="none", calls=None)
     calls = FORMATS[TOOL_CALL_PARSERS[name]]
-    if calls.name == "mistral" and own.name == "mistral_list":
+    if calls.name == "mistral" and described.name == "mistral_list":
         calls = FORMATS["mistral_list"]  # one name for both in vLLM; the template tells them apart
-    if calls.channels or own.channels:
+    if calls.channels or described.channels:
         return calls if calls.channels else replace(calls, thinking=None)
-    return replace(calls, thinking=own.thinking)
+    return replace(calls, thinking=described.thinking)
 
 
 def _override_thinking(chosen: OutputFormat, name: str | None) -> OutputFormat:

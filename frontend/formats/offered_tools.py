@@ -87,64 +87,64 @@ def join_names(namespace: str, name: str) -> str:
     return f"{namespace}__{name}"
 
 
-def read_tools(given: Any) -> list[Tool]:
+def read_tools(value: Any) -> list[Tool]:
     """Tools as Python's users write them: OpenAI's objects. Raises InputError."""
-    if given is None:
+    if value is None:
         return []
-    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Sequence):
-        raise InputError("tools", given, f"a list of tools, each {_TOOL_ALLOWED}")
-    return [_read_tool(f"tools[{number}]", one) for number, one in enumerate(cast(Sequence[Any], given))]
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
+        raise InputError("tools", value, f"a list of tools, each {_TOOL_ALLOWED}")
+    return [_read_tool(f"tools[{number}]", tool) for number, tool in enumerate(cast(Sequence[Any], value))]
 
 
-def read_tool_choice(given: Any, field: str = "tool_choice") -> ToolChoice:
+def read_tool_choice(value: Any, field: str = "tool_choice") -> ToolChoice:
     """OpenAI's tool_choice; a function's name may stand in an object 'function', as in chats, or beside its
     type, as in responses, where it may have a namespace. Raises InputError.
     """
-    match given:
+    match value:
         case None | "auto":
             return ToolChoice()
         case "none" | "required":
-            return ToolChoice(given)
+            return ToolChoice(value)
         case {"type": "function"}:
-            return ToolChoice("required", frozenset([_read_name(field, given)]))
+            return ToolChoice("required", frozenset([_read_name(field, value)]))
         case {"type": "allowed_tools"}:
-            return _read_allowed(field, given.get("allowed_tools", given))
+            return _read_allowed(field, value.get("allowed_tools", value))
         case _:
-            raise InputError(field, given, _CHOICE_ALLOWED)
+            raise InputError(field, value, _CHOICE_ALLOWED)
 
 
-def _read_allowed(field: str, given: Any) -> ToolChoice:
-    match given:
+def _read_allowed(field: str, value: Any) -> ToolChoice:
+    match value:
         case {"mode": "auto" | "required" as mode, "tools": [_, *_] as tools}:
             check_num_tools(len(tools), f"{field}.tools")
-            names = [_read_name(f"{field}.tools[{number}]", one) for number, one in enumerate(tools)]
+            names = [_read_name(f"{field}.tools[{number}]", tool) for number, tool in enumerate(tools)]
             return ToolChoice(mode, frozenset(names))
         case _:
-            raise InputError(field, given, _CHOICE_ALLOWED)
+            raise InputError(field, value, _CHOICE_ALLOWED)
 
 
-def _read_name(field: str, given: Any) -> str:
-    match given:
+def _read_name(field: str, value: Any) -> str:
+    match value:
         case {"type": "function", "namespace": str(namespace), "name": str(name)}:
-            _check_keys(field, given, ("type", "namespace", "name"))
+            _check_keys(field, value, ("type", "namespace", "name"))
             return join_names(namespace, name)
         case {"type": "function", "function": {"name": str(name)} as function}:
-            _check_keys(field, given, ("type", "function"))
+            _check_keys(field, value, ("type", "function"))
             _check_keys(f"{field}.function", cast(Mapping[str, Any], function), ("name",))
             return name
         case {"type": "function", "name": str(name)}:
-            _check_keys(field, given, ("type", "name"))
+            _check_keys(field, value, ("type", "name"))
             return name
         case _:
-            raise InputError(field, given, 'an object {"type": "function", "function": {"name": ...}}')
+            raise InputError(field, value, 'an object {"type": "function", "function": {"name": ...}}')
 
 
-def _read_tool(place: str, given: Any) -> Tool:
-    match given:
-        case {"type": "function", "function": Mapping() as function} if len(given) == 2:
+def _read_tool(place: str, value: Any) -> Tool:
+    match value:
+        case {"type": "function", "function": Mapping() as function} if len(value) == 2:
             pass
         case _:
-            raise InputError(place, given, _TOOL_ALLOWED)
+            raise InputError(place, value, _TOOL_ALLOWED)
     values = cast(Mapping[str, Any], function)
     _check_keys(f"{place}.function", values, _FUNCTION_FIELDS)
     _check_type(f"{place}.function.name", values.get("name"), str, "a text")
@@ -160,11 +160,11 @@ def _read_tool(place: str, given: Any) -> Tool:
     )
 
 
-def _check_keys(place: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    for name in given:
+def _check_keys(place: str, fields: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in fields:
         if name not in known:
             allowed = f"one of {', '.join(known)}{did_you_mean(name, known)}"
-            raise InputError(f"{place}.{name}", given[name], allowed)
+            raise InputError(f"{place}.{name}", fields[name], allowed)
 
 
 def _check_type(field: str, value: Any, kind: type, allowed: str) -> None:

@@ -147,9 +147,9 @@ class OutputFormat:
         added = tokenizer.backend.get_added_tokens_decoder()
         ids = {token.content: token_id for token_id, token in added.items()}
         pattern = _compile_tokens(ids)
-        found = {text: ids[text] for marker in self.list_markers() for text in _find(pattern, marker)}
-        hidden = tokenizer.all_special_ids.difference(found.values())
-        bound = replace(self, token_ids=found, hidden_ids=hidden)
+        token_ids = {text: ids[text] for marker in self.list_markers() for text in _find(pattern, marker)}
+        hidden = tokenizer.all_special_ids.difference(token_ids.values())
+        bound = replace(self, token_ids=token_ids, hidden_ids=hidden)
         if self.thinking is None:
             return bound
         opened, closed = (

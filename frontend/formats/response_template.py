@@ -148,12 +148,12 @@ def _read_pattern(place: str, pattern: object) -> list[str]:
     """A regular expression's literals, cut at its groups. White space at its ends is left out."""
     parts, end = [""], 0
     text = pattern if isinstance(pattern, str) else ""
-    while (found := _PATTERN_PART.match(text, end)) is not None:
-        end = found.end()
-        if found["group"]:
+    while (match := _PATTERN_PART.match(text, end)) is not None:
+        end = match.end()
+        if match["group"]:
             parts.append("")
         else:
-            parts[-1] += "\n" if found["space"] else found["escaped"] or found["plain"]
+            parts[-1] += "\n" if match["space"] else match["escaped"] or match["plain"]
     if end < len(text) or not any(part.strip() for part in parts):
         raise _refusal(place, pattern, "literals, white space and named groups")
     parts[0] = parts[0].lstrip()

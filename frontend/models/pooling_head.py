@@ -91,10 +91,10 @@ class _HeadFinder:
         self._load_weights = load_weights
 
     def find(self, convert: Convert) -> PoolingSpec:
-        own, modules = self._spec.pooling, self._modules
-        if own is not None and convert != "embed" and not self._has_words:
+        pooling, modules = self._spec.pooling, self._modules
+        if pooling is not None and convert != "embed" and not self._has_words:
             activation = read_cross_encoder_activation(self._folder)
-            return own if activation is None else replace(own, activation=activation)
+            return pooling if activation is None else replace(pooling, activation=activation)
         is_scored = self._has_words or (modules is not None and "LogitScore" in modules.kinds)
         if convert == "classify" or (is_scored and convert != "embed"):
             return self._find_scores()
@@ -109,17 +109,17 @@ class _HeadFinder:
 
     def list_unused(self, head: PoolingSpec, generates: bool) -> list[str]:
         """Beginnings of the names of heads that the checkpoint has and this engine has not."""
-        own = self._spec.pooling
-        dropped = [f"{each.name}." for each in own.projections] if own is not None else []
+        pooling = self._spec.pooling
+        dropped = [f"{each.name}." for each in pooling.projections] if pooling is not None else []
         taken = {f"{each.name}." for each in head.projections}
         return [name for name in dropped if name not in taken] + ([] if generates else ["lm_head."])
 
     def _find_embedding(self) -> PoolingSpec:
         spec, modules = self._spec, self._modules
         if modules is not None:
-            found = read_pooling_modules(self._folder, modules, spec.hidden_size, self._load_weights)
-            if found is not None:
-                return found
+            pooling = read_pooling_modules(self._folder, modules, spec.hidden_size, self._load_weights)
+            if pooling is not None:
+                return pooling
         return PoolingSpec(pools=("last" if spec.is_causal else "cls",), normalize=True)
 
     def _find_scores(self) -> PoolingSpec:
@@ -127,8 +127,8 @@ class _HeadFinder:
         spec = self._spec
         if not spec.is_causal or not (spec.has_logits or self._has_words):
             raise ConfigError("convert", "classify", f"'embed': {spec.architecture} has no classifier")
-        found = None if self._modules is None else read_score_tokens(self._folder, self._modules)
-        yes, no = found or _look_up_tokens(self._folder, self._config)
+        tokens = None if self._modules is None else read_score_tokens(self._folder, self._modules)
+        yes, no = tokens or _look_up_tokens(self._folder, self._config)
         for token in (yes, no):
             if token >= spec.vocab_size:
                 raise ModelError("LogitScore", token, f"a token id below {spec.vocab_size}")
@@ -154,10 +154,10 @@ def has_score_tokens(folder: Path) -> bool:
 
 def _look_up_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, int]:
     """(yes, no), the ids of the words (no, yes)."""
-    given: Any = config.get(_WORDS, _YES_NO)
-    words = cast(list[Any], list(given)) if isinstance(given, (list, tuple)) else []
+    value: Any = config.get(_WORDS, _YES_NO)
+    words = cast(list[Any], list(value)) if isinstance(value, (list, tuple)) else []
     if len(words) != 2 or not all(isinstance(word, str) for word in words):
-        raise ModelError(f"config.json {_WORDS}", given, "two tokens, [no, yes]")
+        raise ModelError(f"config.json {_WORDS}", value, "two tokens, [no, yes]")
     file = folder / "tokenizer.json"
     try:
         vocab = read_json_as(file, MAX_TOKENIZER_BYTES, _Tokenizer).model.vocab

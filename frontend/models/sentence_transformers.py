@@ -338,11 +338,11 @@ def _read_object(settings: ConfigFields, key: str) -> dict[str, Any]:
 
 def _read_modalities(settings: ConfigFields) -> dict[str, dict[str, Any]]:
     """The entries for what is served here: texts, and conversations in their place."""
-    found = _read_object(settings, "modality_config")
-    for value in found.values():
+    modalities = _read_object(settings, "modality_config")
+    for value in modalities.values():
         if not isinstance(value, dict):
-            raise settings.error("modality_config", found, "an object of objects")
-    return {kind: value for kind, value in found.items() if kind in ("text", "message")}
+            raise settings.error("modality_config", modalities, "an object of objects")
+    return {kind: value for kind, value in modalities.items() if kind in ("text", "message")}
 
 
 def _takes_messages(settings: ConfigFields) -> bool:
@@ -386,5 +386,5 @@ def _read_labels(config: dict[str, Any]) -> tuple[str, ...]:
     if not isinstance(named, dict):
         return ()
     labels = cast(dict[str, Any], named)
-    found = [labels.get(str(index)) for index in range(len(labels))]
-    return tuple(str(label) for label in found) if None not in found else ()
+    names = [labels.get(str(index)) for index in range(len(labels))]
+    return tuple(str(label) for label in names) if None not in names else ()

@@ -57,8 +57,8 @@ class EnginesCollector(Collector):
     found: of each model by the name of its engines; None: of one that does not answer.
     """
 
-    def __init__(self, found: Mapping[str, EnginesMetrics | None], prefix: str) -> None:
-        self._found = found
+    def __init__(self, engines: Mapping[str, EnginesMetrics | None], prefix: str) -> None:
+        self._found = engines
         self._prefix = prefix
 
     def collect(self) -> Iterable[Metric]:

@@ -46,12 +46,12 @@ def read_profile_folder(profiler_config: Any) -> str:
     known = {"profiler", "torch_profiler_dir"}
     if not isinstance(profiler_config, Mapping):
         raise ConfigError("profiler_config", profiler_config, "a dict with 'torch_profiler_dir', or None")
-    given = cast(Mapping[str, Any], profiler_config)
-    if unknown := given.keys() - known:
+    config = cast(Mapping[str, Any], profiler_config)
+    if unknown := config.keys() - known:
         raise ConfigError("profiler_config", min(unknown), "only 'profiler' and 'torch_profiler_dir'")
-    if given.get("profiler") not in (None, "torch"):
-        raise ConfigError("profiler", given["profiler"], "'torch', which means Quire's own here")
-    folder = given.get("torch_profiler_dir") or DEFAULT_FOLDER
+    if config.get("profiler") not in (None, "torch"):
+        raise ConfigError("profiler", config["profiler"], "'torch', which means Quire's own here")
+    folder = config.get("torch_profiler_dir") or DEFAULT_FOLDER
     if not isinstance(folder, (str, os.PathLike)):
         raise ConfigError("torch_profiler_dir", folder, "a folder's name")
     return os.fspath(cast(str | os.PathLike[str], folder))

@@ -253,9 +253,9 @@ def _check_attribute(name: str) -> None:
 def _names_in(node: jinja2.nodes.Node) -> set[str]:
     """Variables, attributes and keys that an expression mentions."""
     kinds = (jinja2.nodes.Getattr, jinja2.nodes.Const, jinja2.nodes.Name)
-    found = [node, *node.find_all(kinds)]
+    nodes = [node, *node.find_all(kinds)]
     return {
-        str(getattr(item, key)) for item in found for key in ("attr", "value", "name") if key in item.fields
+        str(getattr(item, key)) for item in nodes for key in ("attr", "value", "name") if key in item.fields
     }
 
 

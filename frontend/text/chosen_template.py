@@ -10,17 +10,17 @@ from ..models.model_files import MAX_TEMPLATE_BYTES
 _OF_TEMPLATES = "{}\n"  # no path has them, each template has
 
 
-def read_chosen_template(given: str) -> str:
+def read_chosen_template(template: str) -> str:
     """The template's text. Raises ConfigError for an unreadable file, or a text that is no template."""
-    text = given if any(letter in given for letter in _OF_TEMPLATES) else _read_file(given)
+    text = template if any(letter in template for letter in _OF_TEMPLATES) else _read_file(template)
     if len(text.encode(errors="replace")) > MAX_TEMPLATE_BYTES:
-        raise ConfigError("chat_template", given, f"at most {MAX_TEMPLATE_BYTES} bytes")
+        raise ConfigError("chat_template", template, f"at most {MAX_TEMPLATE_BYTES} bytes")
     from .chat_template import ChatTemplate
 
     try:
         ChatTemplate(text, {}).check_syntax()
     except ModelError as error:
-        raise ConfigError("chat_template", given, error.allowed) from None
+        raise ConfigError("chat_template", template, error.allowed) from None
     return text
 
 

@@ -11,7 +11,7 @@ from ..tools import Tool
 
 _CONTENT_ALLOWED = 'a text, or a list of {"type": "text", "text": ...} parts'
 _REASONING_NAMES = ("reasoning_content", "reasoning")
-_MAX_SAID_IDS = 8
+_MAX_SHOWN_IDS = 8
 _Message = dict[str, Any]
 
 
@@ -26,9 +26,9 @@ def check_messages(messages: Any, takes_parts: Callable[[], bool], param: str = 
         raise PromptError(param, messages, "a list of at least one message")
     known_ids: dict[str, None] | None = None  # of the calls so far; None: there are none
     checked: list[_Message] = []
-    for place, given in enumerate(cast(Sequence[Any], messages)):
+    for place, value in enumerate(cast(Sequence[Any], messages)):
         name = f"{param}[{place}]"
-        message = _check_message(name, given, takes_parts)
+        message = _check_message(name, value, takes_parts)
         if message["role"] == "tool":
             _check_result(name, message, known_ids)
         if calls := message.get("tool_calls"):
@@ -40,7 +40,7 @@ def check_messages(messages: Any, takes_parts: Callable[[], bool], param: str = 
 
 def as_template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """Tools in the form that templates know, which is OpenAI's."""
-    return [{"type": "function", "function": _describe(tool)} for tool in tools]
+    return [{"type": "function", "function": _to_function(tool)} for tool in tools]
 
 
 def as_plain(value: Any) -> Any:
@@ -59,10 +59,10 @@ def as_plain(value: Any) -> Any:
     return f"<{type(value).__name__}>"
 
 
-def _describe(tool: Tool) -> dict[str, Any]:
-    said = {} if tool.description is None else {"description": tool.description}
+def _to_function(tool: Tool) -> dict[str, Any]:
+    description = {} if tool.description is None else {"description": tool.description}
     parameters = tool.parameters or {"type": "object", "properties": {}}
-    return {"name": tool.name, **said, "parameters": parameters}
+    return {"name": tool.name, **description, "parameters": parameters}
 
 
 def _check_message(name: str, message: Any, takes_parts: Callable[[], bool]) -> _Message:
@@ -111,19 +111,19 @@ def _check_calls(name: str, calls: Any) -> None:
         )
 
 
-def _read_arguments(name: str, given: Any) -> dict[str, Any]:
-    arguments = given
-    if given is None or given == "":  # of a tool that takes none
+def _read_arguments(name: str, value: Any) -> dict[str, Any]:
+    arguments = value
+    if value is None or value == "":  # of a tool that takes none
         return {}
-    if isinstance(given, str):
+    if isinstance(value, str):
         try:
-            arguments = json.loads(given, parse_constant=_refuse_constant)
+            arguments = json.loads(value, parse_constant=_refuse_constant)
         except ValueError:
             arguments = None
         except RecursionError:
             raise PromptError(name, "JSON", "JSON of less depth") from None
     if not isinstance(arguments, dict):
-        raise PromptError(name, given, "a JSON object, or the text of one")
+        raise PromptError(name, value, "a JSON object, or the text of one")
     return cast(dict[str, Any], arguments)
 
 
@@ -133,12 +133,12 @@ def _refuse_constant(name: str) -> None:
 
 
 def _check_result(name: str, message: _Message, known_ids: dict[str, None] | None) -> None:
-    given = message.get("tool_call_id")
+    call_id = message.get("tool_call_id")
     if known_ids is None:
         raise PromptError(f"{name}.role", "tool", "a result only after a message with tool_calls")
-    if given is not None and given not in known_ids:
-        said = ", ".join(map(repr, [*known_ids][-_MAX_SAID_IDS:])) or "none: the calls before it have no id"
-        raise PromptError(f"{name}.tool_call_id", given, f"the id of a call before it ({said})")
+    if call_id is not None and call_id not in known_ids:
+        ids = ", ".join(map(repr, [*known_ids][-_MAX_SHOWN_IDS:])) or "none: the calls before it have no id"
+        raise PromptError(f"{name}.tool_call_id", call_id, f"the id of a call before it ({ids})")
 
 
 def _part_text(name: str, part: Any) -> str:

@@ -354,8 +354,8 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
         "default": _read_template(folder / "chat_template.jinja"),
         _TOOL_USE: _read_template(folder / "additional_chat_templates" / f"{_TOOL_USE}.jinja"),
     }
-    found = {name: text for name, text in texts.items() if text is not None}
-    return _read_listed(config.get("chat_template")) | found if "default" not in found else found
+    templates = {name: text for name, text in texts.items() if text is not None}
+    return _read_listed(config.get("chat_template")) | templates if "default" not in templates else templates
 
 
 def _read_template(file: Path) -> str | None:

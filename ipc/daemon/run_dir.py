@@ -149,10 +149,10 @@ def _try_lock(fd: int, is_needed: bool = True) -> bool:
 
 def _is_same(fd: int, path: Path) -> bool:
     try:
-        found, held = path.lstat(), os.fstat(fd)
+        at_path, held = path.lstat(), os.fstat(fd)
     except OSError:
         return False
-    return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
+    return (at_path.st_dev, at_path.st_ino) == (held.st_dev, held.st_ino)
 
 
 _PRIVATE_PREFIX = "p-"

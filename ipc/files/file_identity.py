@@ -99,21 +99,21 @@ def note_files(folder: str, names: Iterable[str]) -> dict[str, FileStamp]:
         ) from None
 
 
-def check_files(folder: str, noted: Stamps, found: Iterable[str] | None = None) -> None:
+def check_files(folder: str, noted: Stamps, present: Iterable[str] | None = None) -> None:
     """Raise FilesChangedError for the first that is not as it was noted.
 
-    `found`: which files of the kind there are now; one that is new is refused as well.
+    `present`: the files of this kind that there are now; a new one is refused, too.
     """
     for name, stamp in noted.items():
         change = find_change(Path(folder, name), stamp)
         if change:
-            raise _refuse(folder, name, change)
-    for name in found or ():
+            raise _make_changed_error(folder, name, change)
+    for name in present or ():
         if name not in noted:
-            raise _refuse(folder, name, "the engine was started without this file")
+            raise _make_changed_error(folder, name, "the engine was started without this file")
 
 
-def _refuse(folder: str, name: str, change: str) -> FilesChangedError:
+def _make_changed_error(folder: str, name: str, change: str) -> FilesChangedError:
     path = Path(folder, name)
     return FilesChangedError(shorten_name(path.name), str(path), f"{change}; {_REMEDY}")
 

@@ -191,13 +191,13 @@ class PrivateCache:
         The one used last stays, and those that a process holds a lock on, and that of the name `kept`, which
         is counted by nobody. What killed processes have left in scratch goes with its age.
         """
-        found: list[tuple[float, Path]] = []
+        entries: list[tuple[float, Path]] = []
         with contextlib.suppress(OSError):  # another process removes them
             for path in self.folder.iterdir():
                 with contextlib.suppress(FileNotFoundError):
-                    found.append((path.lstat().st_mtime, path))
+                    entries.append((path.lstat().st_mtime, path))
         now, num_kept, total_bytes = time.time(), 0, 0
-        for modified_at, path in sorted(found, reverse=True):
+        for modified_at, path in sorted(entries, reverse=True):
             if path.name.startswith(SCRATCH_PREFIX):
                 if now - modified_at > MAX_SCRATCH_AGE_S:
                     _remove(path)

@@ -217,10 +217,10 @@ def _parse(path: Path, text: bytes) -> Iterator[tuple[int, bytes, str]]:
 
 def _parse_grant(path: Path, number: int, text: str) -> ClientGrant:
     """What follows a key: words of its name, and what the operator grants. Raises ConfigError."""
-    said, mark, remark = f" {text}".partition(" # ")
+    words, mark, remark = f" {text}".partition(" # ")
     values: dict[str, Any] = {}
     names: list[str] = []
-    for word in said.split():
+    for word in words.split():
         name, is_grant, value = word.partition("=")
         if not is_grant:
             names.append(word)

@@ -52,7 +52,7 @@ def parse_tcp_address(field: str, text: str, *, is_listening: bool = False) -> T
     is_bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if is_bracketed else host
     is_whole = is_tcp(text) and colon and host and (is_bracketed or ":" not in host)
-    if not is_whole or any(one in host for one in "/[]@ "):
+    if not is_whole or any(character in host for character in "/[]@ "):
         raise ConfigError(field, text, _FORM)
     if host == "*":
         raise ConfigError(field, text, f"{_FORM}; 0.0.0.0 or [::] as HOST for every network of this machine")

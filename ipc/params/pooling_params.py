@@ -101,20 +101,20 @@ class PoolingParams(
 
 
 def describe_bad_dimensions(
-    asked: int | None, width: int, is_matryoshka: bool, listed: Sequence[int]
+    size: int | None, width: int, is_matryoshka: bool, listed: Sequence[int]
 ) -> str | None:
-    """What is allowed instead, of a model whose embeddings have `width` numbers; None if `asked` is.
+    """What `dimensions` may be instead of `size`, where embeddings have `width` numbers; None: `size` may be.
 
-    listed: the only ones that a Matryoshka model was trained for; if empty, any.
+    listed: the only sizes that a Matryoshka model was trained for; if empty, any.
     """
-    if asked is None or asked == width:
+    if size is None or size == width:
         return None
     if not is_matryoshka:
         return f"absent or {width}: this model's embeddings cannot be cut (it is no Matryoshka model)"
     if listed:
         each = ", ".join(map(str, listed))
-        return None if asked in listed else f"absent or one of {each}, which this model was trained for"
-    return None if asked < width else f"absent or an integer from 1 to {width}, the width of its embeddings"
+        return None if size in listed else f"absent or one of {each}, which this model was trained for"
+    return None if size < width else f"absent or an integer from 1 to {width}, the width of its embeddings"
 
 
 POOLING_FIELDS = read_fields(PoolingParams, PoolingParamsError)

@@ -46,11 +46,11 @@ def check_repetition_detection(value: Any) -> RepetitionDetectionParams | None:
 
 def _convert(value: Any) -> RepetitionDetectionParams:
     names = RepetitionDetectionParams.__struct_fields__
-    given = cast(dict[Any, Any], value) if isinstance(value, dict) else {None: None}
-    if not {"max_pattern_size", "min_count"} <= given.keys() <= set(names):
+    fields = cast(dict[Any, Any], value) if isinstance(value, dict) else {None: None}
+    if not {"max_pattern_size", "min_count"} <= fields.keys() <= set(names):
         allowed = f"a RepetitionDetectionParams with {', '.join(names)}, or a dict of these"
         raise SamplingParamsError(_FIELD, value, allowed)
-    return RepetitionDetectionParams(**cast(dict[str, Any], given))
+    return RepetitionDetectionParams(**cast(dict[str, Any], fields))
 
 
 def _check_int(name: str, value: Any, low: int, high: int) -> None:

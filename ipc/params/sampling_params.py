@@ -318,7 +318,7 @@ def _check_ids(name: str, values: Any, max_count: int) -> list[int]:
     except (TypeError, OverflowError):
         packed = None
     if packed is None or bool in set(map(type, ids)) or min(packed, default=0) < 0:
-        bad = next(one for one in ids if not _is_id(one))
+        bad = next(value for value in ids if not _is_id(value))
         raise SamplingParamsError(name, bad, allowed)
     return list(dict.fromkeys(packed))
 

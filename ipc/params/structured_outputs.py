@@ -144,11 +144,11 @@ class StructuredOutputsParams(StructuredOutputsFields, kw_only=True, frozen=True
 
     def verify(self) -> None:
         """Check every field that can be checked without reading a schema or a grammar."""
-        given: list[GrammarKind] = [kind for kind in KINDS if getattr(self, kind) is not None]
-        if len(given) != 1:
-            what = ", ".join(given) or "none of them"
+        kinds: list[GrammarKind] = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(kinds) != 1:
+            what = ", ".join(kinds) or "none of them"
             raise SamplingParamsError("structured_outputs", what, f"exactly one of {', '.join(KINDS)}")
-        kind = given[0]
+        kind = kinds[0]
         value = getattr(self, kind)
         rule = _RULES[kind]
         if not isinstance(value, rule.types) or not value:

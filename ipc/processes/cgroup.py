@@ -12,10 +12,10 @@ from pathlib import Path
 _ROOT, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
-def find_cpu_quota(root: Path = _ROOT, own: Path = _OWN) -> float | None:
+def find_cpu_quota(root: Path = _ROOT, group_file: Path = _OWN) -> float | None:
     """How many processors' time may be used, such as 2.5; None without a bound."""
     quotas: list[float] = []
-    for folder in _list_folders(root, own, "cpu"):
+    for folder in _list_folders(root, group_file, "cpu"):
         quota, _, period = _read(folder / "cpu.max").partition(" ")
         quota = quota or _read(folder / "cpu.cfs_quota_us")
         period = period or _read(folder / "cpu.cfs_period_us")
@@ -24,10 +24,10 @@ def find_cpu_quota(root: Path = _ROOT, own: Path = _OWN) -> float | None:
     return min(quotas, default=None)
 
 
-def find_free_memory(root: Path = _ROOT, own: Path = _OWN) -> int | None:
+def find_free_memory(root: Path = _ROOT, group_file: Path = _OWN) -> int | None:
     """Bytes that the group may still take, None without a bound; the host's free memory does not show it."""
     free: list[int] = []
-    for folder in _list_folders(root, own, "memory"):
+    for folder in _list_folders(root, group_file, "memory"):
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
         used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
         if limit.isdigit() and used.isdigit():
@@ -42,9 +42,9 @@ def count_processors() -> int:
     return usable if quota is None else max(1, min(usable, int(quota)))
 
 
-def _list_folders(root: Path, own: Path, controller: str) -> Iterator[Path]:
+def _list_folders(root: Path, group_file: Path, controller: str) -> Iterator[Path]:
     """Version 2's folders, then version 1's of a controller: the own group's first, each with those above."""
-    lines = [line.split(":", 2) for line in _read(own).splitlines()]
+    lines = [line.split(":", 2) for line in _read(group_file).splitlines()]
     for _, controllers, path in (line for line in lines if len(line) == 3):
         names = controllers.split(",")
         if controllers and controller not in names:

@@ -58,7 +58,7 @@ def describe_engines(cores: Sequence[CpuCore], num_engines: int) -> str:
     """One line for people: '2 engines with 4 threads each (cores 0-3, 4-7)'."""
     parts = [find_engine_cores(cores, index, num_engines) for index in range(num_engines)]
     num_threads = len(parts[0])
-    shown = ", ".join(map(_describe, parts))
+    shown = ", ".join(map(_format_cores, parts))
     return f"{num_engines} engines with {num_threads} thread{'s' * (num_threads > 1)} each (cores {shown})"
 
 
@@ -70,12 +70,12 @@ def describe_ranks(cores: Sequence[CpuCore], num_ranks: int) -> str:
         return f"{shared}: slow, since each waits for all others in every layer"
     nodes = ["+".join(map(str, sorted({core.node for core in part}))) for part in parts]
     return ", ".join(
-        f"rank {rank}: cores {_describe(part)} (node {node})"
+        f"rank {rank}: cores {_format_cores(part)} (node {node})"
         for rank, (part, node) in enumerate(zip(parts, nodes, strict=True))
     )
 
 
-def _describe(cores: Sequence[CpuCore]) -> str:
+def _format_cores(cores: Sequence[CpuCore]) -> str:
     """'0-3' of neighbours, else '0+2+4'."""
     numbers = [core.processor for core in cores]
     first, last = numbers[0], numbers[-1]

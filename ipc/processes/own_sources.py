@@ -51,17 +51,17 @@ class OwnSources:
             if stamps.get(name) == self._stamps.get(name):
                 continue
             if name not in stamps:
-                raise self._refuse(name, "was removed")
+                raise self._make_changed_error(name, "was removed")
             if name not in self._stamps:
-                raise self._refuse(name, "was added")
+                raise self._make_changed_error(name, "was added")
             if _hash(self._root, name) != self._sums[name]:
-                raise self._refuse(name, "has changed")
+                raise self._make_changed_error(name, "has changed")
         self._stamps = stamps  # the same content, written again
         if change := find_other_version(self._versions):
             name, version, before = change
             raise FilesChangedError(name, version, f"{before} when this process started; {_REMEDY}")
 
-    def _refuse(self, name: str, change: str) -> FilesChangedError:
+    def _make_changed_error(self, name: str, change: str) -> FilesChangedError:
         what = f"this file of Quire {change} since this process started; {_REMEDY}"
         return FilesChangedError(os.path.basename(name), os.path.join(self._root, name), what)
 
@@ -85,7 +85,7 @@ def check_own_sources() -> None:
 
 def find_versions() -> dict[str, str]:
     """Of the packages that decide bits, the first of each on Python's path."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for folder in dict.fromkeys(sys.path):
         try:
             names = os.listdir(folder or ".")
@@ -95,8 +95,8 @@ def find_versions() -> dict[str, str]:
             if name.endswith(_VERSION_SUFFIXES):
                 package, _, version = name.rpartition(".")[0].partition("-")
                 if (package := package.lower()) in _DISTRIBUTIONS:
-                    found.setdefault(package, version)
-    return found
+                    versions.setdefault(package, version)
+    return versions
 
 
 _Stamp = tuple[int, int, int]

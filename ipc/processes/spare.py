@@ -127,9 +127,9 @@ class WarmSpare:
 
     def adopt(self, role: str, args: bytes) -> AdoptedProcess | None:
         """Take the spare that waits, whoever has started it; None if there is none."""
-        adopted, own = AdoptedProcess.adopt(self._path, role, args), self._child.process
-        if adopted is not None and own is not None and own.pid == adopted.pid:
-            own.detach()
+        adopted, child = AdoptedProcess.adopt(self._path, role, args), self._child.process
+        if adopted is not None and child is not None and child.pid == adopted.pid:
+            child.detach()
             self._child.stop(0.0)
         return adopted
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 MAX_CLIENT_WEIGHT = 1000.0
 
 
-def has_room(asked: float, taken: float, own: float, bound: float, share: float) -> bool:
+def has_room(wanted: float, taken: float, tenant_used: float, bound: float, share: float) -> bool:
     """Whether `asked` more may enter where `taken` are inside, `own` of them of who asks.
 
     Everybody may fill what is free. Whoever has less than its `share` (0 to 1) of the bound gets it also when
     others have filled everything, until twice the bound is taken. What is larger than the bound enters alone.
     """
-    if taken + asked <= bound or not taken or not asked:
+    if taken + wanted <= bound or not taken or not wanted:
         return True
-    return own + asked <= bound * share and taken + asked <= 2 * bound
+    return tenant_used + wanted <= bound * share and taken + wanted <= 2 * bound

@@ -154,7 +154,7 @@ class RequestLedger:
     def has_suspects(self) -> bool:
         """Whether the engine runs one of these alone: two were lost with it, and it got no further since."""
         entries = self._entries.values()
-        return any(one.is_sent and one.num_attempts_after_loss > SUSPECT_ATTEMPTS for one in entries)
+        return any(entry.is_sent and entry.num_attempts_after_loss > SUSPECT_ATTEMPTS for entry in entries)
 
     def note_loss(self) -> None:
         """The engine has lost its worker, perhaps through one of these."""
@@ -186,7 +186,7 @@ def _resume(entries: Collection[LedgerEntry], now: float) -> list[EngineCoreRequ
         entry.num_repeated = 0
         messages.append(_resumed(entry, now))
         entry.is_sent = entry.is_here = True
-    return messages + make_aborts([one.request.request_id for one in entries if one.is_aborted])
+    return messages + make_aborts([entry.request.request_id for entry in entries if entry.is_aborted])
 
 
 def _resumed(entry: LedgerEntry, now: float) -> EngineCoreRequest:

@@ -129,10 +129,10 @@ def count_weight_bytes(
 
 def _stack_formats(formats: list[WeightFormat | None]) -> WeightFormat | None:
     """What layers that are multiplied together take the form of: the widest that one of them needs."""
-    first, *others = found = [format for format in formats if format is not None] or [None]
+    first, *others = narrow = [format for format in formats if format is not None] or [None]
     if first is None or all(other == first for other in others):
         return first
-    integers = [format for format in found if format is not None]
+    integers = [format for format in narrow if format is not None]
     sizes = [format.group_size for format in integers if format.group_size]
     bits = {format.bits for format in integers}
     return msgspec.structs.replace(

@@ -412,12 +412,12 @@ def _combine_kernel(
     has_dim = dims < HEAD_SIZE
     first_part = item.to(tl.int64) * NUM_HEADS + head
     if IS_STRICT:
-        one = tl.arange(0, 1)
+        single = tl.arange(0, 1)
         top = tl.full([1], float("-inf"), tl.float32)
         total = tl.zeros([1], tl.float32)
         sums = tl.zeros([1, PADDED_SIZE], tl.float32)
         for split in range(0, num_splits):
-            part = first_part + split * NUM_HEADS + one
+            part = first_part + split * NUM_HEADS + single
             part_top = tl.load(part_sums + part * 2)
             part_total = tl.load(part_sums + part * 2 + 1)
             part_at = parts + part[:, None] * HEAD_SIZE + dims[None, :]

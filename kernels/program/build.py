@@ -139,28 +139,28 @@ def _run_compilers(phases: list[list[list[str]]]) -> None:
     try:
         process.stdin.write(json.dumps(job).encode() + b"\n")
         process.stdin.flush()  # and stays open: its end is the end of the compilers
-        said = _read_until(process.stdout.fileno(), deadline)
+        answer = _read_until(process.stdout.fileno(), deadline)
     except BrokenPipeError:
-        said = b""
+        answer = b""
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process.stdin.close()
         process.stdout.close()
-    if said != OK.encode():
-        raise RuntimeError(said.decode(errors="replace") or "the compilers were killed")
+    if answer != OK.encode():
+        raise RuntimeError(answer.decode(errors="replace") or "the compilers were killed")
 
 
 def _read_until(fd: int, deadline: float) -> bytes:
-    said = b""
+    text = b""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     while poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
         part = os.read(fd, 65536)
         if not part:
-            return said
-        said += part
+            return text
+        text += part
     raise RuntimeError(f"the compilers were not done within {BUILD_TIMEOUT_S:g} s")
 
 

@@ -11,6 +11,6 @@ from torch import Tensor
 
 def log_totals_reference(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
     """(float64 [S], int32 [S]) of float32 `logits` [S, V] and int64 `token_ids` [S]."""
-    own = logits.gather(1, token_ids[:, None])
-    ranks = 1 + (logits > own).sum(dim=1)
+    chosen = logits.gather(1, token_ids[:, None])
+    ranks = 1 + (logits > chosen).sum(dim=1)
     return logits.double().logsumexp(dim=1), ranks.int()

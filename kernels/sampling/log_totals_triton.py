@@ -36,13 +36,13 @@ def _sum_chunks(
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     values = tl.load(logits + row * size + ids, mask=ids < size, other=-float("inf"))
-    own = tl.load(logits + row * size + tl.load(token_ids + row))
+    chosen = tl.load(logits + row * size + tl.load(token_ids + row))
     top = tl.max(values, axis=0)
     weights = tl.exp(values - tl.where(top == -float("inf"), 0.0, top))
     place = row * num_chunks + chunk
     tl.store(tops + place, top)
     tl.store(sums + place, tl.sum(weights, axis=0))
-    tl.store(counts + place, tl.sum((values > own).to(tl.int32), axis=0))
+    tl.store(counts + place, tl.sum((values > chosen).to(tl.int32), axis=0))
 
 
 @_jit

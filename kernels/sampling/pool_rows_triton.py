@@ -36,8 +36,8 @@ def _pool_rows(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     start, end = tl.load(starts + place), tl.load(starts + place + 1)
     first = tl.load(firsts + place)
-    own = pools + (tl.load(rows + place) * num_pools + pool) * size + columns
-    total = tl.load(own, mask=columns < size, other=0.0)
+    row_pool = pools + (tl.load(rows + place) * num_pools + pool) * size + columns
+    total = tl.load(row_pool, mask=columns < size, other=0.0)
     begin = end - 1 if KIND == 1 else start
     for t in range(begin, end):
         x = tl.load(hidden + t * size + columns, mask=columns < size, other=0.0).to(tl.float32)
@@ -53,7 +53,7 @@ def _pool_rows(
         else:
             later = total + x
         total = tl.where(position == 0, x, later)
-    tl.store(own, total, mask=columns < size)
+    tl.store(row_pool, total, mask=columns < size)
 
 
 def launch_pool_rows(

@@ -84,9 +84,9 @@ class LaunchTape:
         """The call has launched this."""
         places = [
             (place, number)
-            for place, one in enumerate(args)
+            for place, arg in enumerate(args)
             for number, tensor in enumerate(self._inputs)
-            if one is tensor
+            if arg is tensor
         ]
         self._launches.append((launch, list(args), places))
 
@@ -179,8 +179,8 @@ class DirectLaunches:
     def _find_layout(self, args: tuple[typing.Any, ...]) -> _Layout | None:
         """None: launches like this one go Triton's way."""
         types, params = tuple(map(type, args)), self._kernel.params
-        tensors = [place for place, one in enumerate(types) if one is Tensor]
-        others = [place for place, one in enumerate(types) if one is int and params[place].do_not_specialize]
+        tensors = [place for place, type_ in enumerate(types) if type_ is Tensor]
+        others = [i for i, type_ in enumerate(types) if type_ is int and params[i].do_not_specialize]
         numbers = [place for place in range(len(types)) if place not in tensors + others]
         is_usual = set(types) <= {Tensor, int, float} and not any(
             p.is_constexpr for p in params[: len(types)]

@@ -47,7 +47,7 @@ _COVERED: dict[type[msgspec.Struct], str] = {
 
 def check_covered(spec: ModelSpec) -> None:
     """ModelError names the first field whose value would be left out of the computation."""
-    _check(spec, "spec")
+    _check_part(spec, "spec")
     first = spec.layers[0]
     for index, layer in enumerate(spec.layers):
         where = f"spec.layers[{index}]"
@@ -69,7 +69,7 @@ def _check_same(value: object, first: object, where: str) -> None:
         raise ModelError(where, value, f"{first}, as of the layers before it")
 
 
-def _check(part: msgspec.Struct, path: str) -> None:
+def _check_part(part: msgspec.Struct, path: str) -> None:
     covered = _COVERED.get(type(part))
     if covered is None:
         raise ModelError(path, type(part).__name__, "a part of the model that the worker computes")
@@ -79,8 +79,8 @@ def _check(part: msgspec.Struct, path: str) -> None:
             if value != field.default:
                 raise ModelError(where, value, f"{field.default!r}: the worker has no operation for it")
         elif isinstance(value, msgspec.Struct):
-            _check(value, where)
+            _check_part(value, where)
         elif isinstance(value, tuple):
             for index, item in enumerate(cast(tuple[object, ...], value)):
                 if isinstance(item, msgspec.Struct):
-                    _check(item, f"{where}[{index}]")
+                    _check_part(item, f"{where}[{index}]")

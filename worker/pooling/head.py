@@ -125,18 +125,18 @@ def load_pooling_head(
     pooling = config.model.spec.pooling
     if pooling is None:
         return None
-    return PoolingHead([_load_projection(config, one, weights, device) for one in pooling.projections])
+    return PoolingHead([_load_projection(config, spec, weights, device) for spec in pooling.projections])
 
 
 def _load_projection(
     config: EngineConfig, spec: ProjectionSpec, weights: WeightSource, device: torch.device
 ) -> Projection:
-    own = None
+    file_source = None
     if spec.file is not None and config.model.load_format != "dummy":
-        own = SafetensorsSource(Path(config.model.model), [spec.file], torch.float32, device)
+        file_source = SafetensorsSource(Path(config.model.model), [spec.file], torch.float32, device)
     elif spec.file is not None:
-        own = DummySource(config.model.seed, torch.float32, device)
-    source = own or weights
+        file_source = DummySource(config.model.seed, torch.float32, device)
+    source = file_source or weights
     weight = _take_weight(spec, source, config.model.spec)
     bias = source.take(f"{spec.name}.bias", (spec.out_size,)).float() if spec.bias else None
     norm = None
@@ -146,8 +146,8 @@ def _load_projection(
             norm_bias = source.take(f"{spec.norm}.bias", (spec.out_size,)).float()
         norm_weight = source.take(f"{spec.norm}.weight", (spec.out_size,)).float()
         norm = norm_weight, norm_bias, config.model.spec.norm_eps
-    if own is not None:
-        own.finish()
+    if file_source is not None:
+        file_source.finish()
     return Projection(make_linear(weight, bias, is_strict=True), spec.activation, norm)
 
 

@@ -94,7 +94,7 @@ class Pooler:
 
     def pool(self, hidden: Tensor, step: PooledRows) -> LaunchedVectors | None:
         """Take in the hidden states [T, H] of a step; None if nothing is to be answered yet."""
-        token_wise = np.array([one.is_token_wise for one in step.params], dtype=np.bool_)
+        token_wise = np.array([params.is_token_wise for params in step.params], dtype=np.bool_)
         tensors: list[Tensor] = []
         whole, each = (~token_wise).nonzero()[0], token_wise.nonzero()[0]
         complete = whole[step.is_complete[whole]]
@@ -193,8 +193,8 @@ def finish_vectors(
     """
     if not params:
         return []
-    asked = [(each.dimensions, each.use_activation) for each in params]
-    if len(set(asked)) == 1:  # as good as always: all at once
+    options = [(each.dimensions, each.use_activation) for each in params]
+    if len(set(options)) == 1:  # as good as always: all at once
         vectors = _finish(vectors, params[0], spec)
         is_finite = np.isfinite(vectors)
         are_finite = bool(is_finite.all())

@@ -133,10 +133,10 @@ class GrammarTemplate(_Forker):
         self._control.close()
         self.has_ended = True
         if code == -signal.SIGPROF:
-            said = f"it takes more than {COMPILE_S:g} s of processor time to compile"
-            return ChildError(said, work_us, would_recur=True)
-        said = f"the process that compiles it ended{_describe(code)}"
-        return ChildError(said, work_us, would_recur=code in _CRASHES)
+            reason = f"it takes more than {COMPILE_S:g} s of processor time to compile"
+            return ChildError(reason, work_us, would_recur=True)
+        reason = f"the process that compiles it ended{_describe_exit(code)}"
+        return ChildError(reason, work_us, would_recur=code in _CRASHES)
 
 
 def _end_process(control: socket.socket, child: ChildProcess) -> None:
@@ -150,7 +150,7 @@ def _end_template(control: socket.socket, parent: GrammarProcess, pid: int) -> N
     parent.kill(pid)
 
 
-def _describe(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     return "" if code is None else f" by {signal.Signals(-code).name}" if code < 0 else f" with code {code}"
 
 
@@ -209,7 +209,7 @@ class ChildMatcher:
                 self.work_us,
                 would_recur=self._left_s == MAX_MASK_S,
             )
-        return ChildError(f"the process that followed it ended{_describe(code)}", self.work_us)
+        return ChildError(f"the process that followed it ended{_describe_exit(code)}", self.work_us)
 
     def __del__(self) -> None:
         if self._pid:

@@ -168,7 +168,7 @@ class Matcher:
 
     def fail(self, error: str) -> None:
         """It can go no further, for this."""
-        self.failure = f"its grammar cannot be followed: {_describe(error)}"
+        self.failure = f"its grammar cannot be followed: {_format_error(error)}"
         self.inner = self.child = None
 
 
@@ -339,10 +339,10 @@ class Grammars:
         try:
             self._apart_us = self._find_template(grammar).wait()
         except ChildError as error:
-            self._apart_us, said = error.work_us, f"its grammar cannot be followed: {error}"
+            self._apart_us, reason = error.work_us, f"its grammar cannot be followed: {error}"
             if error.would_recur:
-                return said
-            raise _UnusableError(said) from None
+                return reason
+            raise _UnusableError(reason) from None
         except OSError as error:
             raise _UnusableError(f"no process can be started for its grammar: {error}") from None
         if self._apart_us > _MAX_SMALL_COMPILE_US:
@@ -363,7 +363,7 @@ class Grammars:
             if not matcher.is_error():
                 return matcher
             if _find_limit(matcher.get_error()) is None:
-                return f"its grammar does not compile: {_describe(matcher.get_error())}"
+                return f"its grammar does not compile: {_format_error(matcher.get_error())}"
         return _Large()
 
     def _load_tokenizer(self) -> LLTokenizer:
@@ -397,7 +397,7 @@ class Grammars:
             return f"no grammar can be followed with this model's tokenizer: {error}"
         except BaseException as error:
             return f"no grammar can be followed with this model's tokenizer: {_describe_panic(error)}"
-        self._limits = [LLParserLimits(**one, verbose_errors=False) for one in _make_small_limits()]
+        self._limits = [LLParserLimits(**limits, verbose_errors=False) for limits in _make_small_limits()]
         return ""
 
 
@@ -450,7 +450,7 @@ def _find_limit(error: str) -> str | None:
     return next((name for words, name in _SAYINGS.items() if words in text), None)
 
 
-def _describe(error: str) -> str:
+def _format_error(error: str) -> str:
     """The library's text on one line, with the limit that it speaks of."""
     text = " ".join(error.removesuffix("<non-verbose/>").split())
     name = _find_limit(text)

@@ -94,12 +94,12 @@ EditedRows = Sequence[tuple[EditedRow, Edit]]
 def find_places(logits: Tensor, ids: Iterable[tuple[EditedRow, Ids]]) -> Tensor:
     """Indexes into the flat `logits` of the ids of each row, int64."""
     size = logits.shape[1]
-    return join([own + row.index * size for row, own in ids], logits.device)
+    return join([row_ids + row.index * size for row, row_ids in ids], logits.device)
 
 
 def ban(logits: Tensor, ids: Sequence[tuple[EditedRow, Ids]]) -> None:
     """Set the ids of each row to minus infinity."""
-    if any(len(own) for _, own in ids):
+    if any(len(row_ids) for _, row_ids in ids):
         logits.view(-1).index_fill_(0, find_places(logits, ids), -torch.inf)
 
 

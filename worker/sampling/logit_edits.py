@@ -90,7 +90,7 @@ class MinTokens(LogitEdit["MinTokens"]):
         request, min_tokens = start.request, start.request.sampling_params.min_tokens
         if len(start.output) >= min_tokens:
             return None
-        eos = np.array([one for one in request.eos_token_ids if one < start.vocab_size], dtype=np.int64)
+        eos = np.array([id_ for id_ in request.eos_token_ids if id_ < start.vocab_size], dtype=np.int64)
         stop_ids = np.union1d(eos, _unpack_ids(request.token_lists.stop, start.vocab_size))
         return cls(min_tokens, stop_ids) if len(stop_ids) else None
 
@@ -132,7 +132,7 @@ class CustomProcessors(LogitEdit["CustomProcessors"]):
     def __init__(self, processors: list[LogitsProcessor], failure: str = "") -> None:
         self._processors = processors
         self._failure = failure
-        self._readers = [one for one in processors if type(one).append is not LogitsProcessor.append]
+        self._readers = [p for p in processors if type(p).append is not LogitsProcessor.append]
         self.needs_history = bool(self._readers)
         self._append_ns = 0  # since the last step
 
@@ -140,19 +140,19 @@ class CustomProcessors(LogitEdit["CustomProcessors"]):
     def make(cls, start: RowStart) -> Self | None:
         if not start.processors:
             return None
-        asked = start.request.extra_args
+        extra_args = start.request.extra_args
         try:
             request = LogitsRequest(
                 start.request.sampling_params,
-                msgspec.json.decode(asked, type=dict[str, Any]) if asked else {},
+                msgspec.json.decode(extra_args, type=dict[str, Any]) if extra_args else {},
                 start.prompt.tolist(),
                 start.output.tolist(),
                 start.vocab_size,
             )
             made = [kind.for_request(request) for kind in start.processors]
         except (Exception, SystemExit) as error:
-            return cls([], _describe(error))
-        processors = [one for one in made if one is not None]
+            return cls([], _describe_failure(error))
+        processors = [processor for processor in made if processor is not None]
         return cls(processors) if processors else None
 
     def append(self, token: int) -> None:
@@ -161,7 +161,7 @@ class CustomProcessors(LogitEdit["CustomProcessors"]):
             for processor in self._readers:
                 processor.append(token)
         except (Exception, SystemExit) as error:
-            self._failure = self._failure or _describe(error)
+            self._failure = self._failure or _describe_failure(error)
         self._append_ns += time.thread_time_ns() - began
 
     @classmethod
@@ -173,26 +173,26 @@ class CustomProcessors(LogitEdit["CustomProcessors"]):
                 if not edit._failure:
                     edit._apply(logits[row.index])
             except (Exception, SystemExit) as error:
-                edit._failure = _describe(error)
+                edit._failure = _describe_failure(error)
             if edit._failure:
                 row.failure, row.is_poison = edit._failure, True
             row.work_us += (time.thread_time_ns() - began) // 1000
 
-    def _apply(self, own: Tensor) -> None:
+    def _apply(self, row_logits: Tensor) -> None:
         """Edit a row's logits [V], or raise and leave them."""
-        logits = own.clone()
+        logits = row_logits.clone()
         for processor in self._processors:
             changed = processor.apply(logits)
             if changed is not None:
                 logits = changed
-            if logits.shape != own.shape:
-                shapes = f"{list(logits.shape)}, not {list(own.shape)}"
+            if logits.shape != row_logits.shape:
+                shapes = f"{list(logits.shape)}, not {list(row_logits.shape)}"
                 raise ValueError(f"{type(processor).__name__}.apply returned logits of shape {shapes}")
-        own.copy_(logits)
+        row_logits.copy_(logits)
 
 
-def _describe(error: BaseException) -> str:
-    """For the request; where it was raised is in the log, once for each kind."""
+def _describe_failure(error: BaseException) -> str:
+    """The message for the request. The first error of each kind is logged with its traceback."""
     kind = type(error).__name__
     if kind not in _logged:
         _logged.add(kind)
@@ -307,8 +307,8 @@ def share_work(rows: Sequence[EditedRow], began_ns: int) -> None:
 
 def compute_masks(rows: list[EditedRow], num_rows: int) -> Masks | None:
     """What grammars leave to be sampled, None without one; `rows` are those of S, `num_rows`, with edits."""
-    found = [(row, edit) for row in rows for edit in row.edits if type(edit) is Grammar]
-    return Grammar.compute_masks(found, num_rows) if found else None
+    pairs = [(row, edit) for row in rows for edit in row.edits if type(edit) is Grammar]
+    return Grammar.compute_masks(pairs, num_rows) if pairs else None
 
 
 def _unpack_ids(packed: bytes, vocab_size: int) -> Ids:

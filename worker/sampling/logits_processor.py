@@ -79,15 +79,15 @@ def load_logits_processors(names: Iterable[str], folders: Iterable[str]) -> tupl
 def _load(name: str) -> type[LogitsProcessor]:
     module, _, path = name.partition(":")
     try:
-        found: Any = reduce(getattr, path.split("."), importlib.import_module(module))
+        loaded: Any = reduce(getattr, path.split("."), importlib.import_module(module))
     except (Exception, SystemExit) as error:  # whatever a module does when it is imported
-        raise _refuse(name, f"{type(error).__name__}: {error}") from error
-    if not isinstance(found, type) or not issubclass(found, LogitsProcessor):
-        raise _refuse(name, "it is not a subclass of quire.LogitsProcessor")
-    if missing := sorted(found.__abstractmethods__):
-        raise _refuse(name, f"it does not define {', '.join(missing)}")
-    return found
+        raise _make_load_error(name, f"{type(error).__name__}: {error}") from error
+    if not isinstance(loaded, type) or not issubclass(loaded, LogitsProcessor):
+        raise _make_load_error(name, "it is not a subclass of quire.LogitsProcessor")
+    if missing := sorted(loaded.__abstractmethods__):
+        raise _make_load_error(name, f"it does not define {', '.join(missing)}")
+    return loaded
 
 
-def _refuse(name: str, reason: str) -> ConfigError:
+def _make_load_error(name: str, reason: str) -> ConfigError:
     return ConfigError("logits_processors", name, f"a class that can be loaded ({reason})")

@@ -254,8 +254,8 @@ def _filter(weights: Tensor, batch: SamplingBatch, rows: Int64s, thresholds: Ten
     if len(limited):
         keep_at_least(largest, thresholds)
         index = to_device(limited, device)
-        found = _top_p_thresholds(weights, largest, index, to_device(top_p[limited], device))
-        thresholds[index] = torch.maximum(thresholds[index], found)
+        limits = _top_p_thresholds(weights, largest, index, to_device(top_p[limited], device))
+        thresholds[index] = torch.maximum(thresholds[index], limits)
         keep_at_least(weights, thresholds)
 
 

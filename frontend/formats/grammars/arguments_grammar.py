@@ -95,13 +95,13 @@ class ArgumentsGrammar:
             return f'"{{" {braces.add_members(name, place, schema)} "}}"'
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         members: list[tuple[str, bool]] = []
-        for number, (key, one) in enumerate(properties.items()):
+        for number, (key, property_schema) in enumerate(properties.items()):
             where = f"{place}.properties.{key}"
-            value = self._write_value(f"{name}_{number}", where, one, shared)
+            value = self._write_value(f"{name}_{number}", where, property_schema, shared)
             members.append((self._write_member(quote(key), value), key in required))
         if self._calls.form == "python":
             return self._lark.add_chain(name, ", ", members)
-        return self._lark.add(name, " ".join(f"({one}){'' if needed else '?'}" for one, needed in members))
+        return self._lark.add(name, " ".join(f"({rule}){'' if needed else '?'}" for rule, needed in members))
 
     def _write_value(self, name: str, place: str, schema: Any, shared: dict[str, Any]) -> str:
         if self._calls.form == "xml":
@@ -146,9 +146,9 @@ class ArgumentsGrammar:
 
 def _make_object_schema(place: str, value: dict[str, Any]) -> dict[str, Any]:
     schema = make_schema(place, value)
-    given = schema.get("type", "object")
-    if given != "object" and "object" not in given:
-        raise SamplingParamsError(f"{place}.type", given, "'object': arguments have names")
+    kind = schema.get("type", "object")
+    if kind != "object" and "object" not in kind:
+        raise SamplingParamsError(f"{place}.type", kind, "'object': arguments have names")
     return schema | {"type": "object"}
 
 
@@ -228,10 +228,10 @@ class BracesGrammar:
             values = [schema["const"]] if "const" in schema else schema["enum"]
             return self._lark.add(name, " | ".join(map(self._write_constant, values)))
         if "anyOf" in schema:
-            parts = [(f"{place}.anyOf[{i}]", one) for i, one in enumerate(schema["anyOf"])]
+            parts = [(f"{place}.anyOf[{i}]", branch) for i, branch in enumerate(schema["anyOf"])]
         else:
             types = schema.get("type", list(keywords.TYPES))
-            parts = [(place, one) for one in ([types] if isinstance(types, str) else types)]
+            parts = [(place, kind) for kind in ([types] if isinstance(types, str) else types)]
         choices: list[str] = []
         for number, (where, part) in enumerate(parts):
             below = f"{name}_{number}"
@@ -282,8 +282,8 @@ class BracesGrammar:
     def add_members(self, name: str, place: str, schema: dict[str, Any]) -> str:
         """A rule: the properties of an object, without its braces."""
         members: list[tuple[str, bool]] = []
-        for number, (key, one) in enumerate(schema.get("properties", {}).items()):
-            value = self.write(f"{name}_{number}", f"{place}.properties.{key}", one)
+        for number, (key, property_schema) in enumerate(schema.get("properties", {}).items()):
+            value = self.write(f"{name}_{number}", f"{place}.properties.{key}", property_schema)
             members.append((f"{quote(key + ':')} {value}", key in schema.get("required", [])))
         return self._lark.add_chain(name, ",", members) if members else ""
 

@@ -108,8 +108,8 @@ class _Turn:
         if self._rules.has_call:
             return f"{thoughts} {self._calls.add_calls()}"
         head = lark.write(channels.channel, "commentary", channels.body)
-        said = lark.add("said", f"{head} {text} {lark.write(channels.ends[0])}")
-        return f"{thoughts} ({said} {start})* ({answer} | {self._calls.add_calls()})"
+        message = lark.add("said", f"{head} {text} {lark.write(channels.ends[0])}")
+        return f"{thoughts} ({message} {start})* ({answer} | {self._calls.add_calls()})"
 
 
 class CallGrammar:

@@ -66,8 +66,8 @@ class LarkRules:
         """A rule: members, of which some are needed, in their order, with `separator` between them."""
         after = before = ""  # what may follow a member, and what no member has come before
         for number, (member, is_needed) in reversed(list(enumerate(members))):
-            one = self.add(f"{name}_member_{number}", member)
-            first, following = f"{one} {after}", f"{quote(separator)} {one} {after}"
+            rule = self.add(f"{name}_member_{number}", member)
+            first, following = f"{rule} {after}", f"{quote(separator)} {rule} {after}"
             if not is_needed:
                 first, following = f"{first} | {before}", f"{following} | {after}"
             before = self.add(f"{name}_first_{number}", first)
@@ -84,7 +84,7 @@ class LarkRules:
         """The same for a terminal, of text that begins with none of some regular expressions."""
         openers = "" if self._are_openers_tokens else "|".join(map(escape_text, self._list_openers()))
         refused = [*begins, *([f"(.|\\n)*({openers})"] if openers else [])]
-        return " & ".join([TEXT, *(f"~/{one}(.|\\n)*/" for one in refused)])
+        return " & ".join([TEXT, *(f"~/{text}(.|\\n)*/" for text in refused)])
 
     def add_text_until(self, name: str, marker: str, most: int | None = None) -> str:
         """A rule: any text of at most `most` tokens, and then `marker`, without the whitespace around it.

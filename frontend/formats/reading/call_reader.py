@@ -69,15 +69,15 @@ class ParameterReader:
         read_until = self._source.read_until
         if types <= {"string"}:
             writer.write('"')
-            found = yield from read_until(self._value_stop, writer.write_text, self._trail)
-            if found:
+            marker = yield from read_until(self._value_stop, writer.write_text, self._trail)
+            if marker:
                 writer.write('"')
         else:
             pieces: list[str] = []
-            found = yield from read_until(self._value_stop, pieces.append, self._trail)
-            if found:
+            marker = yield from read_until(self._value_stop, pieces.append, self._trail)
+            if marker:
                 writer.write(convert_value(writer.restore("".join(pieces)), types))
-        if not found:
+        if not marker:
             raise Unreadable
 
 
@@ -87,12 +87,12 @@ def convert_value(text: str, types: frozenset[str]) -> str:
     for reading in _READINGS:
         candidate = reading(word)
         try:
-            found = type_of(decode_json(candidate)) if candidate else ""
+            kind = type_of(decode_json(candidate)) if candidate else ""
         except Unreadable:
             continue
-        if found in types or (found == "integer" and "number" in types):
+        if kind in types or (kind == "integer" and "number" in types):
             return candidate
-        if found == "number" and "integer" in types and float(word).is_integer():
+        if kind == "number" and "integer" in types and float(word).is_integer():
             return str(int(float(word)))
     return to_json(text)
 

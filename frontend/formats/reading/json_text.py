@@ -67,12 +67,12 @@ def decode_json(text: str) -> object:
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         pass
     try:  # which takes numbers of any size, and halves of surrogate pairs
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         raise Unreadable from None
 
 
-def _refuse(word: str) -> object:
+def _refuse_constant(word: str) -> object:
     raise ValueError(word)
 
 

@@ -71,13 +71,13 @@ class ChannelLexicon:
 
     def find_recipient(self, header: str) -> str | None:
         """The name of the tool that a message is for."""
-        found = self._recipient.search(header)
-        return found[1] if found else None
+        match = self._recipient.search(header)
+        return match[1] if match else None
 
     def is_thinking(self, header: str) -> bool:
         """Whether a message is the model's thoughts."""
-        found = self._channel.search(header)
-        return found is not None and found[1] in self.thinking
+        match = self._channel.search(header)
+        return match is not None and match[1] in self.thinking
 
 
 @lru_cache(16)

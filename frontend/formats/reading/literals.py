@@ -149,36 +149,36 @@ class LiteralReader:
     def _read_token(self) -> str | None:
         """JSON of the next token; None: more text has to come. Raises Unreadable."""
         source = self._source
-        found = self._style.token.match(source.text, source.position)
-        assert found is not None
-        if found[_SEPARATOR]:
-            self._take_separator(found)
-        if found.lastindex == _BRACKET:
-            json = self._take_bracket(found)
-        elif self._may_go_on(found):
+        match = self._style.token.match(source.text, source.position)
+        assert match is not None
+        if match[_SEPARATOR]:
+            self._take_separator(match)
+        if match.lastindex == _BRACKET:
+            json = self._take_bracket(match)
+        elif self._may_go_on(match):
             return None
         else:
-            json = self._take_item(found)
-        source.position = found.end()
+            json = self._take_item(match)
+        source.position = match.end()
         return json
 
-    def _take_separator(self, found: re.Match[str]) -> None:
+    def _take_separator(self, match: re.Match[str]) -> None:
         """Read a comma or what assigns. Raises Unreadable."""
         inner = self._open[-1] if self._open else None
-        if inner and self._place is _AFTER_VALUE and found[_SEPARATOR] == ",":
+        if inner and self._place is _AFTER_VALUE and match[_SEPARATOR] == ",":
             self._place = inner.following
-        elif inner and self._place is _AFTER_KEY and found[_SEPARATOR] == inner.assignment:
+        elif inner and self._place is _AFTER_KEY and match[_SEPARATOR] == inner.assignment:
             self._place = _VALUE
         else:
-            self._source.position = found.start(_SEPARATOR)
+            self._source.position = match.start(_SEPARATOR)
             raise Unreadable
 
-    def _may_go_on(self, found: re.Match[str]) -> bool:
+    def _may_go_on(self, match: re.Match[str]) -> bool:
         """Whether an item, or what may become one, is perhaps not whole. Raises Unreadable if it is none."""
         source, place, text = self._source, self._place, self._source.text
-        kind, end = found.lastindex or _SEPARATOR, found.end()
+        kind, end = match.lastindex or _SEPARATOR, match.end()
         has_item = kind != _SEPARATOR
-        source.position = start = found.start(kind) if has_item else end
+        source.position = start = match.start(kind) if has_item else end
         if start < len(text) and not (place.takes_value or place.takes_key):
             raise Unreadable
         if kind >= _INTEGER:
@@ -196,9 +196,9 @@ class LiteralReader:
             return False
         raise Unreadable
 
-    def _take_bracket(self, found: re.Match[str]) -> str:
+    def _take_bracket(self, match: re.Match[str]) -> str:
         """JSON of a bracket. Raises Unreadable."""
-        sign, place = found[_BRACKET], self._place
+        sign, place = match[_BRACKET], self._place
         inner = self._open[-1] if self._open else None
         if inner and sign == inner.close and place.may_close:
             self._open.pop()
@@ -206,15 +206,15 @@ class LiteralReader:
             return inner.json_close
         bracket = self._style.brackets.get(sign)
         if bracket is None or not place.takes_value or len(self._open) > _MAX_DEPTH:
-            self._source.position = found.start(_BRACKET)
+            self._source.position = match.start(_BRACKET)
             raise Unreadable
         self._open.append(bracket)
         self._place = bracket.first
         return place.before + bracket.json_open
 
-    def _take_item(self, found: re.Match[str]) -> str:
+    def _take_item(self, match: re.Match[str]) -> str:
         """JSON of a value or a key, or of what begins one. Raises Unreadable."""
-        kind, place, word = found.lastindex, self._place, found[found.lastindex or 0]
+        kind, place, word = match.lastindex, self._place, match[match.lastindex or 0]
         if kind == _QUOTE:
             self._quote = word
             return place.before + '"'
@@ -231,17 +231,17 @@ class LiteralReader:
         source = self._source
         text, start = source.text, source.position
         stop = self._style.stops[self._quote]
-        found = stop.pattern.search(text, start)
-        if found is None:
+        match = stop.pattern.search(text, start)
+        if match is None:
             end = len(text) if source.is_finished else len(text) - stop.measure_held(text, start)
             source.position = end
             return self._writer.to_text(text[start:end]) if end > start else None
-        source.position = found.start()
+        source.position = match.start()
         if source.position > start:
             return self._writer.to_text(text[start : source.position])
-        if found[0] != self._quote:
+        if match[0] != self._quote:
             return self._read_escape()
-        source.position = found.end()
+        source.position = match.end()
         self._quote = ""
         is_key = self._place.takes_key
         self._place = _AFTER_KEY if is_key else _AFTER_VALUE

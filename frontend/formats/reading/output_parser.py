@@ -97,18 +97,18 @@ class OutputParser:
         while True:
             if self._is_bare and not self._has_content:
                 yield from self._read_calls("")
-            found = yield from source.read_until(lexicon.content_stop, self._emit_text)
-            if not found:
+            marker = yield from source.read_until(lexicon.content_stop, self._emit_text)
+            if not marker:
                 return
-            if lexicon.thinking_open and found == lexicon.thinking_open[0]:
-                yield from self._open_thoughts(found)
-            elif found in lexicon.call_openers:
-                yield from self._read_calls(found)
+            if lexicon.thinking_open and marker == lexicon.thinking_open[0]:
+                yield from self._open_thoughts(marker)
+            elif marker in lexicon.call_openers:
+                yield from self._read_calls(marker)
             else:
                 yield from source.skip_space()
 
-    def _open_thoughts(self, found: str) -> Steps[None]:
-        begin = self._marked.num_tokens_before(self._source.place - len(found)) + 1
+    def _open_thoughts(self, marker: str) -> Steps[None]:
+        begin = self._marked.num_tokens_before(self._source.place - len(marker)) + 1
         for piece in self._lexicon.thinking_open[1:]:
             yield from self._source.skip_space()
             if not (yield from self._source.accept(piece)):
@@ -121,12 +121,12 @@ class OutputParser:
         """Read thoughts and what closes them."""
         source = self._source
         yield from source.skip_space()
-        found = yield from source.read_until(stop, self._emit_reasoning)
-        if found:
+        marker = yield from source.read_until(stop, self._emit_reasoning)
+        if marker:
             begin, self._thoughts_begin = self._thoughts_begin or 0, None
-            end = self._marked.num_tokens_before(source.place - len(found))
+            end = self._marked.num_tokens_before(source.place - len(marker))
             self._num_past_reasoning_tokens += max(0, end - begin)
-        return found
+        return marker
 
     def _read_calls(self, opener: str) -> Steps[None]:
         """Read calls whose first marker was read; without `opener`, calls if there are any."""
@@ -175,11 +175,11 @@ class OutputParser:
             if channels.is_thinking(header):
                 begin = self._marked.num_tokens_before(source.place - 1) + 1
                 self._thoughts_begin = min(begin, self._marked.num_tokens)  # the header may be cut
-                found = yield from self._read_thoughts(channels.message_stop)
+                marker = yield from self._read_thoughts(channels.message_stop)
             else:
-                found = yield from source.read_until(channels.message_stop, self._emit_text, "")
-            if found in channels.openers:
-                source.position -= len(found)
+                marker = yield from source.read_until(channels.message_stop, self._emit_text, "")
+            if marker in channels.openers:
+                source.position -= len(marker)
 
     def _read_header(self, channels: ChannelLexicon) -> Steps[str]:
         """Read what comes before a message's text; '' if that begins at once.
@@ -190,9 +190,9 @@ class OutputParser:
         yield from source.skip_space()
         for start in channels.header_starts:
             if (yield from source.accept(start)):
-                found = yield from source.read_until(channels.header_stop, pieces.append, "")
+                marker = yield from source.read_until(channels.header_stop, pieces.append, "")
                 header = "".join([start, *pieces])
-                if not found and len(header) > _MAX_HEADER:
+                if not marker and len(header) > _MAX_HEADER:
                     raise Unreadable
                 return header
         return ""
@@ -230,11 +230,11 @@ class OutputParser:
         self.num_errors += not source.is_cut_off
         if writer.is_started and source.is_cut_off:
             source.skip_rest()  # a piece of the call
-        found = yield from source.read_until(stop, self._emit_text, "")
-        if found in self._lexicon.call_openers:
-            source.position -= len(found)
+        marker = yield from source.read_until(stop, self._emit_text, "")
+        if marker in self._lexicon.call_openers:
+            source.position -= len(marker)
         elif not writer.is_started:
-            self._emit_text(found)
+            self._emit_text(marker)
 
     def _emit_text(self, text: str) -> None:
         self._has_content = self._has_content or not text.isspace()

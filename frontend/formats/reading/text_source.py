@@ -169,8 +169,8 @@ class TextSource:
     def read_word(self, pattern: re.Pattern[str]) -> Steps[str]:
         """Read as much as a pattern of single characters matches. Raises Unreadable for a very long word."""
         while True:
-            found = pattern.match(self.text, self.position)
-            end = found.end() if found else self.position
+            match = pattern.match(self.text, self.position)
+            end = match.end() if match else self.position
             if end - self.position > MAX_WORD:
                 raise Unreadable
             if end < len(self.text) or self.is_over():
@@ -187,12 +187,12 @@ class TextSource:
         """
         while True:
             text, start = self.text, self.position
-            if found := stop.pattern.search(text, start):
-                end = _trim(text, start, found.start(), trim)
-                self.dropped_space = text[end : found.start()]
+            if match := stop.pattern.search(text, start):
+                end = _trim(text, start, match.start(), trim)
+                self.dropped_space = text[end : match.start()]
                 self._hand_on(sink, start, end)
-                self.position = found.end()
-                return found[0]
+                self.position = match.end()
+                return match[0]
             if self.is_over():
                 self._hand_on(sink, start, len(text))
                 return ""

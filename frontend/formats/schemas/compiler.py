@@ -37,10 +37,10 @@ _MAX_TRIES = 100  # schemas within a schema that are compiled to find which one 
 _MAX_TRY_S = 0.02  # the longest that each may take
 _MAX_MASKED = 2_000  # characters; the mask of a longer grammar may take seconds, which nothing here can end
 _TOO_LATE = f"what has its first token found in {MAX_MASK_S * 1e3:.0f} ms of processor time"
-_MAX_SAID = 400  # characters of a compiler's message
+_MAX_MESSAGE = 400  # characters of a compiler's message
 _PANIC = "PanicException"  # of llguidance's Rust: no Exception, and not to be imported
 # What llguidance says -> what is allowed, where its own words are for others.
-_SAYINGS = {
+_EXPLANATIONS = {
     "oneOf constraints are not supported": "oneOf of schemas of which only one can hold, as their types or a "
     "required property with a const in each say; anyOf takes others",
     "NoExtension": "what some output can satisfy",
@@ -92,7 +92,7 @@ class GrammarCompiler:
         grammar = _make_grammar(params, place, is_strict, rules)
         if grammar is None:
             return ""
-        self._check(grammar)
+        self._verify(grammar)
         self._taken.keep(key, grammar.text)
         return grammar.text
 
@@ -101,27 +101,27 @@ class GrammarCompiler:
         return _make_vocabulary(self._tokenizer)
 
     def _check_alone(self, place: str, regex: str) -> None:
-        if (said := self._try(make_grammar_text(StructuredOutputsParams(regex=regex)).text)) is not None:
-            raise SamplingParamsError(place, regex, _explain(said))
+        if (message := self._try(make_grammar_text(StructuredOutputsParams(regex=regex)).text)) is not None:
+            raise SamplingParamsError(place, regex, _explain(message))
 
-    def _check(self, grammar: GrammarText) -> None:
+    def _verify(self, grammar: GrammarText) -> None:
         _ = self._vocabulary  # with llguidance's import, which is no grammar's work
         started = time.thread_time()
-        said = self._try(grammar.text)
+        message = self._try(grammar.text)
         took_s = time.thread_time() - started
         place, value = grammar.place, grammar.value
-        if said is None and took_s > MAX_COMPILE_S:
+        if message is None and took_s > MAX_COMPILE_S:
             allowed = f"what compiles in {MAX_COMPILE_S:g} s (it took {took_s:.2f} s)"
             raise SamplingParamsError(place, value, allowed)
-        if said is None and self._model_vocabulary is not None:
-            said = _try_first_mask(self._model_vocabulary, grammar.text)
-            if said == _TOO_LATE:
+        if message is None and self._model_vocabulary is not None:
+            message = _try_first_mask(self._model_vocabulary, grammar.text)
+            if message == _TOO_LATE:
                 raise SamplingParamsError(place, value, _TOO_LATE)
-        if said is None:
+        if message is None:
             return
         if took_s < _MAX_TRY_S * len(grammar.schemas):
-            place, value, said = self._find_culprit(grammar, said)
-        raise SamplingParamsError(place, value, _explain(said))
+            place, value, message = self._find_culprit(grammar, message)
+        raise SamplingParamsError(place, value, _explain(message))
 
     def _try(self, text: str) -> str | None:
         """What is wrong with a grammar, None if nothing is."""
@@ -138,14 +138,14 @@ class GrammarCompiler:
                 raise
             return f"llguidance fails: {error}"
 
-    def _find_culprit(self, grammar: GrammarText, said: str) -> tuple[str, Any, str]:
+    def _find_culprit(self, grammar: GrammarText, message: str) -> tuple[str, Any, str]:
         """Place and value of the schema at fault, and what is said of it alone; of the grammar if none is."""
         for place, schema in grammar.schemas.items():
             if (alone := self._try(wrap_schema(schema))) is not None:
                 return *self._find_place(schema, place, alone), alone
-        return grammar.place, grammar.value, said
+        return grammar.place, grammar.value, message
 
-    def _find_place(self, schema: dict[str, Any], place: str, said: str) -> tuple[str, Any]:
+    def _find_place(self, schema: dict[str, Any], place: str, message: str) -> tuple[str, Any]:
         """Place and value of the innermost schema of which alone the compiler says the same."""
         shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
         num_left = _MAX_TRIES
@@ -154,7 +154,7 @@ class GrammarCompiler:
                 num_left -= 1
                 if num_left < 0:
                     return place, schema
-                if isinstance(part, dict) and _is_same(self._try(wrap_schema(shared | part)), said):
+                if isinstance(part, dict) and _is_same(self._try(wrap_schema(shared | part)), message):
                     place, schema = f"{place}.{where}", part
                     break
             else:
@@ -169,18 +169,18 @@ def _make_grammar(
     return None if params is None else make_grammar_text(params, place, is_strict)
 
 
-def _is_same(said_of_part: str | None, said: str) -> bool:
+def _is_same(part_message: str | None, message: str) -> bool:
     """Whether a schema is refused for what is said of its part alone."""
-    if said_of_part is None:
+    if part_message is None:
         return False
-    return said_of_part == said or (_UNSATISFIABLE in said_of_part and _UNSATISFIABLE in said)
+    return part_message == message or (_UNSATISFIABLE in part_message and _UNSATISFIABLE in message)
 
 
-def _explain(said: str) -> str:
+def _explain(message: str) -> str:
     """What is allowed instead of a grammar that llguidance does not take, on one line."""
-    text = " ".join(said.partition("<backtrace>")[0].split())
-    text = text if len(text) <= _MAX_SAID else f"{text[:_MAX_SAID]}..."
-    for sign, allowed in _SAYINGS.items():
+    text = " ".join(message.partition("<backtrace>")[0].split())
+    text = text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}..."
+    for sign, allowed in _EXPLANATIONS.items():
         if sign in text:
             return allowed
     if any(word in text for word in _LIMIT_WORDS):
@@ -203,9 +203,9 @@ def _try_first_mask(vocabulary: LLTokenizer, text: str) -> str | None:
             os._exit(0)  # without a word after a panic, of which a worker tells
     os.close(its_end)
     with open(answers, "rb") as pipe:
-        said = pipe.read().decode()
+        message = pipe.read().decode()
     _, status = os.waitpid(pid, 0)
-    return _TOO_LATE if os.waitstatus_to_exitcode(status) == -signal.SIGPROF else said or None
+    return _TOO_LATE if os.waitstatus_to_exitcode(status) == -signal.SIGPROF else message or None
 
 
 def _compute_first_mask(vocabulary: LLTokenizer, text: str) -> str:

@@ -178,7 +178,7 @@ def _make_tags(place: str, value: str | dict[str, Any], options: dict[str, Any],
         where = f"{place}.structures[{number}]"
         _check_structure(where, structure)
         begin = structure["begin"]
-        trigger = next((one for one in tag["triggers"] if begin.startswith(one)), None)
+        trigger = next(filter(begin.startswith, tag["triggers"]), None)
         if trigger is None:
             raise SamplingParamsError(f"{where}.begin", begin, "a text that begins with one of the triggers")
         schema = _make_part(f"{where}.schema", structure["schema"], options, closes_objects)
@@ -216,8 +216,8 @@ def _check_structure(place: str, structure: Any) -> None:
         raise SamplingParamsError(f"{place}.schema", structure.get("schema"), "a JSON schema")
 
 
-def _check_fields(place: str, given: dict[str, Any], known: tuple[str, ...]) -> None:
-    for name in given:
+def _check_fields(place: str, fields: dict[str, Any], known: tuple[str, ...]) -> None:
+    for name in fields:
         if name not in known:
             allowed = f"one of {', '.join(known)}{did_you_mean(name, known)}"
-            raise SamplingParamsError(f"{place}.{name}", given[name], allowed)
+            raise SamplingParamsError(f"{place}.{name}", fields[name], allowed)

@@ -45,7 +45,7 @@ def replace_exclusive_one_of(root: dict[str, Any]) -> None:
     reader = _Reader(root)
     for schema in schemas:
         branches = schema.get("oneOf", [])
-        has_references = any(isinstance(one, dict) and "$ref" in one for one in branches)
+        has_references = any(isinstance(branch, dict) and "$ref" in branch for branch in branches)
         if has_references and "anyOf" not in schema and _are_exclusive(map(reader.read, branches)):
             schema["anyOf"] = schema.pop("oneOf")
 
@@ -72,13 +72,11 @@ class _Reader:
         schema = cast(dict[str, Any], schema)
         types = schema.get("type", keywords.TYPES)
         properties = schema.get("properties", {})
-        found = {name: self._list_values(properties.get(name)) for name in schema.get("required", [])}
-        values = {name: values for name, values in found.items() if values}
+        listed = {name: self._list_values(properties.get(name)) for name in schema.get("required", [])}
+        values = {name: values for name, values in listed.items() if values}
         # An integer is a number.
-        named = {
-            "number" if one == "integer" else one for one in ([types] if isinstance(types, str) else types)
-        }
-        return _Facts(tuple(named), values)
+        listed_types = [types] if isinstance(types, str) else types
+        return _Facts(tuple({"number" if name == "integer" else name for name in listed_types}), values)
 
     def _list_values(self, schema: Any) -> frozenset[Any]:
         """None at all if a property can have others than texts and integers."""
@@ -87,7 +85,7 @@ class _Reader:
             return frozenset()
         schema = cast(dict[str, Any], schema)
         values = [schema["const"]] if "const" in schema else schema.get("enum", [])
-        return frozenset(values) if all(type(one) in (str, int) for one in values) else frozenset()
+        return frozenset(values) if all(type(value) in (str, int) for value in values) else frozenset()
 
     def _resolve(self, schema: Any) -> Any:
         for _ in range(_MAX_HOPS):
@@ -100,21 +98,21 @@ class _Reader:
         """The schema of a pointer, which there is; nothing is said of one with percent signs."""
         if "%" in pointer:
             return {}
-        found: Any = self._root
+        target: Any = self._root
         for part in pointer.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list):
-                found = cast(list[Any], found)[int(name)]
+            if isinstance(target, list):
+                target = cast(list[Any], target)[int(name)]
             else:
-                found = found[name]
-        return found
+                target = target[name]
+        return target
 
 
 def _are_exclusive(branches: Iterable[_Facts]) -> bool:
     by_type: dict[str, list[_Facts]] = {}
     for facts in branches:
-        for one in facts.types:
-            by_type.setdefault(one, []).append(facts)
+        for type_ in facts.types:
+            by_type.setdefault(type_, []).append(facts)
     return all(
         len(group) == 1 or (kind == "object" and _has_discriminator(group)) for kind, group in by_type.items()
     )
@@ -163,7 +161,7 @@ def check_nesting(place: str, value: Any) -> None:
     """Raise SamplingParamsError for more than MAX_NESTING levels."""
     level = [value]
     for _ in range(MAX_NESTING):
-        level = [item for one in level for item in _list_containers(one)]
+        level = [item for container in level for item in _list_containers(container)]
         if not level:
             return
     raise SamplingParamsError(place, "JSON", f"at most {MAX_NESTING} levels of nesting")
@@ -260,19 +258,17 @@ class _Walk:
                 raise SamplingParamsError(place, value, "a list of schemas that is not empty")
             schemas = cast(list[Any], value)
             pointers = [f"{pointer}/{number}" for number in range(len(schemas))]
-            found: Any = [
-                self.visit(one, f"{place}[{number}]", pointers[number]) for number, one in enumerate(schemas)
-            ]
+            made: Any = [self.visit(part, f"{place}[{i}]", pointers[i]) for i, part in enumerate(schemas)]
         else:
             if not isinstance(value, dict):
                 raise SamplingParamsError(place, value, "an object of schemas by name")
             named = cast(dict[str, Any], value)
-            pointers = [f"{pointer}/{_escape(one)}" for one in named]
-            found = {
-                one: self.visit(schema, f"{place}.{one}", below)
-                for (one, schema), below in zip(named.items(), pointers, strict=True)
+            pointers = [f"{pointer}/{_escape(key)}" for key in named]
+            made = {
+                key: self.visit(schema, f"{place}.{key}", below)
+                for (key, schema), below in zip(named.items(), pointers, strict=True)
             }
-        return found, max((self._depths[one] for one in pointers), default=0)
+        return made, max((self._depths[below] for below in pointers), default=0)
 
     def _note_reference(self, value: Any, place: str) -> str:
         if not isinstance(value, str) or not (value == "#" or value.startswith("#/")):
@@ -315,7 +311,7 @@ def _check_dropped(name: str, value: Any, place: str, pointer: str) -> None:
 
 def _check_type(place: str, value: Any) -> Any:
     types: list[Any] = cast(list[Any], value) if isinstance(value, list) else [value]
-    if not types or not all(isinstance(one, str) and one in keywords.TYPES for one in types):
+    if not types or not all(isinstance(name, str) and name in keywords.TYPES for name in types):
         raise SamplingParamsError(place, value, f"one of {', '.join(keywords.TYPES)}, or a list of them")
     return value
 
@@ -327,7 +323,7 @@ def _check_enum(place: str, value: Any) -> Any:
 
 
 def _check_required(place: str, value: Any) -> Any:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in cast(list[Any], value)):
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in cast(list[Any], value)):
         raise SamplingParamsError(place, value, "a list of names of properties")
     return cast(list[Any], value)
 
@@ -431,12 +427,12 @@ def check_valid(place: str, schema: dict[str, Any]) -> None:
     check_nesting(place, schema)
     left: list[tuple[str, Any]] = [(place, schema)]
     while left:
-        where, one = left.pop()
-        if isinstance(one, bool):
+        where, part = left.pop()
+        if isinstance(part, bool):
             continue
-        if not isinstance(one, dict):
-            raise SamplingParamsError(where, one, "a schema: an object, true or false")
-        for name, value in cast(dict[str, Any], one).items():
+        if not isinstance(part, dict):
+            raise SamplingParamsError(where, part, "a schema: an object, true or false")
+        for name, value in cast(dict[str, Any], part).items():
             if name in PLAIN_CHECKS:
                 PLAIN_CHECKS[name](f"{where}.{name}", value)
             else:
@@ -448,12 +444,12 @@ def _list_schemas(place: str, name: str, value: Any) -> Iterator[tuple[str, Any]
     if name in keywords.SCHEMA_MAPS:
         if not isinstance(value, dict):
             raise SamplingParamsError(place, value, "an object of schemas by name")
-        for key, one in cast(dict[str, Any], value).items():
-            yield f"{place}.{key}", one
+        for key, schema in cast(dict[str, Any], value).items():
+            yield f"{place}.{key}", schema
     elif name in keywords.SCHEMA_LISTS or (name == "items" and isinstance(value, list)):
         if not isinstance(value, list):
             raise SamplingParamsError(place, value, "a list of schemas")
-        for number, one in enumerate(cast(list[Any], value)):
-            yield f"{place}[{number}]", one
+        for number, schema in enumerate(cast(list[Any], value)):
+            yield f"{place}[{number}]", schema
     elif name in _SCHEMAS:
         yield place, value

@@ -53,6 +53,6 @@ def list_parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         if name in keywords.SCHEMA:
             yield name, value
         elif name in keywords.SCHEMA_LISTS and isinstance(value, list):
-            yield from ((f"{name}[{number}]", one) for number, one in enumerate(cast(list[Any], value)))
+            yield from ((f"{name}[{number}]", part) for number, part in enumerate(cast(list[Any], value)))
         elif name in keywords.SCHEMA_MAPS and isinstance(value, dict):
-            yield from ((f"{name}.{key}", one) for key, one in cast(dict[str, Any], value).items())
+            yield from ((f"{name}.{key}", part) for key, part in cast(dict[str, Any], value).items())

@@ -224,7 +224,7 @@ def _read_llama3(header: GgufHeader, keys: _Keys, rotated_size: int) -> Config:
     stored = _read_divisors(header, _FREQS, rotated_size)
     factor, theta = max(stored), keys.number("rope.freq_base", 10000.0, low=1.0)
     made = make_llama3_divisors(factor, theta, rotated_size) if 1 <= factor < math.inf else []
-    is_same = (math.isclose(one, other, rel_tol=1e-4) for one, other in zip(stored, made, strict=False))
+    is_same = (math.isclose(factor, other, rel_tol=1e-4) for factor, other in zip(stored, made, strict=False))
     if not made or not all(is_same):
         field = f"{header.file.name} tensor {_FREQS}"
         raise ModelError(field, stored, f"Llama 3's divisors, trained for {_ORIGINAL} tokens")

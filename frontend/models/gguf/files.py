@@ -53,17 +53,17 @@ def find_gguf_files(model: str, revision: str | None = None, field_name: str = "
 
 def _choose(folder: Path, tag: str | None, model: str, field_name: str) -> tuple[Path, ...]:
     """The one model in a folder whose name ends with the tag; parts of a split one count as one."""
-    found: dict[str, Path] = {}
+    files_by_stem: dict[str, Path] = {}
     for file in sorted(folder.rglob(f"*{SUFFIX}") if tag else folder.glob(f"*{SUFFIX}")):
         split = _SPLIT.fullmatch(file.name)
         stem = split["stem"] if split else file.stem
         is_meant = tag is None or re.search(rf"(^|[-._]){re.escape(tag)}$", stem, re.IGNORECASE)
         if is_meant and not stem.startswith("mmproj"):  # a vision model's other half
-            found.setdefault(stem, file)
-    if len(found) > 1:
-        allowed = f"the name of one of {', '.join(found)} ({ALLOWED})"
+            files_by_stem.setdefault(stem, file)
+    if len(files_by_stem) > 1:
+        allowed = f"the name of one of {', '.join(files_by_stem)} ({ALLOWED})"
         raise ModelError(field_name, model, allowed)
-    return tuple(each for file in found.values() for each in _complete(file, field_name))
+    return tuple(each for file in files_by_stem.values() for each in _complete(file, field_name))
 
 
 def _complete(file: Path, field_name: str) -> tuple[Path, ...]:

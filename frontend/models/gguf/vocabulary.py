@@ -253,18 +253,18 @@ def _find_merges(vocabulary: Vocabulary, tokens: list[str], scores: list[float])
         allowed = f"at most {MAX_MERGED_TOKEN} characters a token, and {MAX_MERGED_CHARACTERS} together"
         raise vocabulary.fields.error("tokens", f"one of {longest} characters", allowed)
     ids = {token: index for index, token in enumerate(tokens)}
-    found: list[tuple[float, str, str]] = []
+    merges: list[tuple[float, str, str]] = []
     for token, score in dict(zip(tokens, scores, strict=True)).items():
         cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
         pairs = [(left, right) for left, right in cuts if left in ids and right in ids]
         pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
         # The vocabulary's own texts: copies of their parts could take a hundred times its memory.
-        found += [(score, tokens[ids[left]], tokens[ids[right]]) for left, right in pairs]
-        if len(found) > MAX_MERGES:
+        merges += [(score, tokens[ids[left]], tokens[ids[right]]) for left, right in pairs]
+        if len(merges) > MAX_MERGES:
             allowed = f"tokens of which at most {MAX_MERGES} pairs make another"
-            raise vocabulary.fields.error("tokens", f"{len(found)} pairs at {token[:40]}", allowed)
-    found.sort(key=lambda each: (each[0], len(each[1]), len(each[2])), reverse=True)
-    return [(left, right) for _, left, right in found]
+            raise vocabulary.fields.error("tokens", f"{len(merges)} pairs at {token[:40]}", allowed)
+    merges.sort(key=lambda each: (each[0], len(each[1]), len(each[2])), reverse=True)
+    return [(left, right) for _, left, right in merges]
 
 
 def _make_bpe(vocab: dict[str, int], merges: list[tuple[str, str]], **settings: Any) -> Json:

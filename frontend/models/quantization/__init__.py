@@ -60,9 +60,9 @@ def read_weight_formats(
 
 def _is_plain(name: str, optional_prefix: str, float_tensors: frozenset[str]) -> bool:
     names = (name, name.removeprefix(optional_prefix))
-    found = [each for each in names if f"{each}.weight" in float_tensors]
+    stored = [each for each in names if f"{each}.weight" in float_tensors]
     # bitsandbytes may keep its bytes in a tensor of another type, then beside a table.
-    return any(f"{each}.weight.quant_map" not in float_tensors for each in found)
+    return any(f"{each}.weight.quant_map" not in float_tensors for each in stored)
 
 
 def resolve_quantization(
@@ -73,13 +73,13 @@ def resolve_quantization(
     Raises ConfigError for a method that the checkpoint does not have.
     """
     value = config.get(_find_key(config))
-    own = cast(dict[str, Any], value).get("quant_method") if isinstance(value, dict) else None
+    method = cast(dict[str, Any], value).get("quant_method") if isinstance(value, dict) else None
     if is_gguf:
-        own = _GGUF
-    if name is None or name.removesuffix("_marlin") == own:
+        method = _GGUF
+    if name is None or name.removesuffix("_marlin") == method:
         return None
     if name not in get_args(Quantization):
-        also = "this checkpoint is not quantized" if own is None else f"{own}, what the checkpoint is"
+        also = "this checkpoint is not quantized" if method is None else f"{method}, what the checkpoint is"
         raise ConfigError("quantization", name, f"one of {', '.join(get_args(Quantization))}; {also}")
     return cast(Quantization, name)
 
@@ -99,9 +99,9 @@ def apply_rule(rule: FormatRule, spec: ModelSpec) -> WeightFormats:
     """The format of each linear layer; ModelError where those of one multiplication do not go together."""
     formats: dict[str, WeightFormat | None] = {}
     for together in list_linears(spec):
-        found = [rule(linear) for linear in together]
-        _check_together(together, found)
-        formats.update((linear.name, each) for linear, each in zip(together, found, strict=True))
+        formats_found = [rule(linear) for linear in together]
+        _check_together(together, formats_found)
+        formats.update((linear.name, each) for linear, each in zip(together, formats_found, strict=True))
     default = Counter(formats.values()).most_common(1)[0][0] if formats else None
     exceptions = {name: each for name, each in formats.items() if each != default}
     return WeightFormats(default=default, exceptions=exceptions)

@@ -54,16 +54,16 @@ def read_compressed_tensors(fields: QuantizationFields) -> FormatRule:
         name = linear.name
         if name in names or _CLASS in names or any(pattern.match(name) for pattern in patterns):
             return None
-        found = by_name.get(name)
-        if found is None:
+        weight_format = by_name.get(name)
+        if weight_format is None:
             matching = (each for pattern, each in by_pattern if pattern.match(name))
-            found = next(matching, by_name.get(_CLASS))
-        return None if found is None else _check(linear, found)
+            weight_format = next(matching, by_name.get(_CLASS))
+        return None if weight_format is None else _check_whole_groups(linear, weight_format)
 
     return find
 
 
-def _check(linear: LinearShape, weight_format: WeightFormat) -> WeightFormat:
+def _check_whole_groups(linear: LinearShape, weight_format: WeightFormat) -> WeightFormat:
     if weight_format.has_codebook:
         check_multiple(linear, "inputs", linear.num_in, _MX_GROUP)
     return weight_format

@@ -73,9 +73,9 @@ def _read_dynamic(fields: QuantizationFields, version: str) -> list[tuple[NamePa
         if colon and sign == "-":
             made.append((pattern, None))
             continue
-        own = rules.object(text)
-        made.append((pattern, _read_format(own, version, fields)))
-        own.check_keys(*HARMLESS)
+        override = rules.object(text)
+        made.append((pattern, _read_format(override, version, fields)))
+        override.check_keys(*HARMLESS)
     return made
 
 
