@@ -1,6 +1,6 @@
-"""What a control group leaves of the machine, as a container or a systemd unit sets it (versions 1 and 2).
+"""The limits of this process's control groups (versions 1 and 2), such as a container's or a systemd unit's.
 
-The group of this process and those above it count, as far as they can be seen: a container sees its own.
+Its group and those above it count, as far as they are visible.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _ROOT, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def find_cpu_quota(root: Path = _ROOT, group_file: Path = _OWN) -> float | None:
-    """How many processors' time may be used, such as 2.5; None without a bound."""
+    """How many processors may be used, such as 2.5; None without a bound."""
     quotas: list[float] = []
     for folder in _list_folders(root, group_file, "cpu"):
         quota, _, period = _read(folder / "cpu.max").partition(" ")
@@ -25,7 +25,7 @@ def find_cpu_quota(root: Path = _ROOT, group_file: Path = _OWN) -> float | None:
 
 
 def find_free_memory(root: Path = _ROOT, group_file: Path = _OWN) -> int | None:
-    """Bytes that the group may still take, None without a bound; the host's free memory does not show it."""
+    """Bytes that the group may still take, None without a bound."""
     free: list[int] = []
     for folder in _list_folders(root, group_file, "memory"):
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
@@ -43,7 +43,7 @@ def count_processors() -> int:
 
 
 def _list_folders(root: Path, group_file: Path, controller: str) -> Iterator[Path]:
-    """Version 2's folders, then version 1's of a controller: the own group's first, each with those above."""
+    """The folders of version 2, then of version 1's controller: this group's first, then those above it."""
     lines = [line.split(":", 2) for line in _read(group_file).splitlines()]
     for _, controllers, path in (line for line in lines if len(line) == 3):
         names = controllers.split(",")
@@ -58,7 +58,7 @@ def _list_folders(root: Path, group_file: Path, controller: str) -> Iterator[Pat
 
 
 def _read(path: Path) -> str:
-    """'' where it cannot be read."""
+    """The file's text, '' if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,6 +1,6 @@
-"""Whether a process that is there also gets on: when to ask, when to give it up. Time is passed in.
+"""Whether a process that exists also makes progress: when to ping it, when to give it up. Time is passed in.
 
-LivenessMonitor judges silence and Deadline what is owed; both only decide. ChildWatch acts on one process.
+LivenessMonitor judges silence and Deadline overdue answers; both only decide. ChildWatch acts on a process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .due import find_earliest
 
 
 class Verdict(Enum):
-    """What the owner of a silent process is to do."""
+    """What to do with a silent process."""
 
     WAIT = auto()
     ASK = auto()  # send it a PING
@@ -21,26 +21,26 @@ class Verdict(Enum):
     KILL = auto()
 
 
-# Seconds of silence. A stopped process is to be gone within 2 s; one that computes may only be late: 256
-# prompts of 100,000 tokens that arrive at once keep a core busy for seconds. It is looked at again and again.
+# Seconds of silence. A stopped process has to be gone within 2 s. One that computes may only be late, as 256
+# prompts of 100,000 tokens keep a core busy for seconds: it is looked at every LOOK_INTERVAL_S.
 ASK_AFTER_S, DUMP_AFTER_S, KILL_AFTER_S, KILL_BUSY_AFTER_S = 0.7, 1.6, 1.8, 10.0
 LOOK_INTERVAL_S = 0.25
 _STAGES = ((ASK_AFTER_S, Verdict.ASK), (DUMP_AFTER_S, Verdict.DUMP), (KILL_AFTER_S, Verdict.KILL))
-_LATE_S = 0.5  # a watcher that comes this late was away itself, and has not listened
+_LATE_S = 0.5  # a watcher that is this late was not running itself, and may have missed an answer
 
 STOPPED_LOOK_INTERVAL_S = 0.5
-MAX_LOOKS_STOPPED = 3  # in a row: it is given up within 2 s, and may be stopped and continued for a second
-LISTEN_TIMEOUT_S = 15.0  # a core that was started and does not listen by then; it takes 0.3 s if left alone
-# Of a second without a processor this much is forgiven. Not all: a system call may never come back.
+MAX_LOOKS_STOPPED = 3  # in a row: given up within 2 s, but not if it is stopped and continued within one
+LISTEN_TIMEOUT_S = 15.0  # for a core that was started; on an idle machine it takes 0.3 s
+# The part of the time without a processor that is forgiven. Not all: a system call may never return.
 _STARVED_SHARE = 0.95
-DUMP_GRACE_S = 0.2  # what a process gets to write its stacks before it is killed; 40 threads take 10 ms
+DUMP_GRACE_S = 0.2  # for a process to write its stacks before it is killed; 40 threads take 10 ms
 
 
 class StarvedTime:
-    """How long a process was ready to compute and got no processor, from `begin` on; by looks at it.
+    """How long a process was ready to run and got no processor since `begin`, sampled by `look`.
 
-    A machine with more work than processors makes everything late: at a load of 20 a core took over 15 s to
-    import what it needs. Its own time counts then, so one that computes for ever is still found.
+    On a machine with more work than processors everything is late: at a load of 20 a core took over 15 s for
+    its imports. Time in which it computes is not forgiven, so one that computes for ever is still found.
     """
 
     def __init__(self, read_cpu_time_s: Callable[[], float]) -> None:
@@ -52,7 +52,7 @@ class StarvedTime:
         self._looked_at, self._cpu_time_s, self._total_s = now, self._read_cpu_time_s(), 0.0
 
     def look(self, now: float, is_computing: bool) -> float:
-        """Seconds since `begin`. What it does now, by `is_computing`, it has done since the last look."""
+        """Seconds since `begin`. The process is taken to have been `is_computing` since the last look."""
         elapsed_s, self._looked_at = now - self._looked_at, now
         cpu_time_s, before_s = self._read_cpu_time_s(), self._cpu_time_s
         self._cpu_time_s = cpu_time_s
@@ -65,8 +65,8 @@ class StarvedTime:
 class LivenessMonitor:
     """Judges the silence of one process, from `start` to `stop`. `is_busy` says whether it computes now.
 
-    ZeroMQ's heartbeats cannot judge it: they come from the core's side only (sockets.py says why), and a main
-    thread that hangs would not stop them.
+    ZeroMQ's heartbeats would not do: only the core sends them (sockets.py says why), and they go on while its
+    main thread hangs.
     """
 
     def __init__(self, is_busy: Callable[[], bool], read_cpu_time_s: Callable[[], float]) -> None:
@@ -74,38 +74,38 @@ class LivenessMonitor:
         self._starved = StarvedTime(read_cpu_time_s)
         self._heard_at: float | None = None
         self._stage = 0
-        self._look_at = 0.0  # in the last stage, when it was busy
+        self._look_at = 0.0  # the next look at a busy process, in the last stage
         self._was_busy = False  # at the last look
 
     @property
     def silence_due_at(self) -> float | None:
-        """When `check` has something to say, None while nothing is watched. Monotonic clock, as all times."""
+        """When `check` is due, None while nothing is watched. Monotonic clock, as all times."""
         if self._heard_at is None:
             return None
         return max(self._look_at, self._heard_at + _STAGES[self._stage][0])
 
     def start(self, now: float) -> None:
-        """It listens from now on, and is asked after a silence."""
+        """Begin to watch: the process answers from now on."""
         self._heard_at = now
         self._stage = 0
         self._look_at = 0.0
         self._was_busy = False
 
     def stop(self) -> None:
-        """It is gone, or nobody listens to it for a while."""
+        """End the watch: it is gone, or its answers are not read for a while."""
         self._heard_at = None
 
     def note_heard(self, now: float) -> None:
-        """It has said something, whatever it was."""
+        """A message of any kind has come from it."""
         if self._heard_at is not None:
             self.start(now)
 
     def check(self, now: float) -> Verdict:
-        """What to do now; each verdict comes once in a silence, and nothing after KILL."""
+        """What to do now. Each verdict comes once in a silence; KILL ends the watch."""
         due_at = self.silence_due_at
         if due_at is None or now < due_at:
             return Verdict.WAIT
-        if now - due_at > _LATE_S:  # begin anew: it may have answered while nobody listened
+        if now - due_at > _LATE_S:  # begin anew: it may have answered meanwhile
             self.start(now - ASK_AFTER_S)
         verdict = _STAGES[self._stage][1]
         if verdict is not Verdict.KILL:
@@ -118,7 +118,7 @@ class LivenessMonitor:
         return Verdict.KILL
 
     def _may_be_late(self, now: float) -> bool:
-        """Whether it is busy, or was at the last look: then its answer may be on its way."""
+        """Whether it is busy, or was at the last look, so that its answer may be on its way."""
         assert self._heard_at is not None
         if not self._look_at:
             self._starved.begin(now)
@@ -129,9 +129,9 @@ class LivenessMonitor:
 
 
 class Deadline:
-    """By when a process owes something, and what is said of it if that does not come.
+    """The time by which a process has to answer, and the reason that is given if it does not.
 
-    The process is looked at meanwhile: one that a signal has stopped will not answer, and is given up sooner.
+    Meanwhile the process is looked at: one that a signal has stopped is given up sooner.
     """
 
     def __init__(
@@ -139,19 +139,19 @@ class Deadline:
         is_stopped: Callable[[], bool],
         begin_starved: Callable[[float], Callable[[float], float]] = lambda _now: lambda _at: 0.0,
     ) -> None:
-        """`begin_starved(now)` is a clock that says how long it got no processor since then."""
+        """`begin_starved(now)` returns a clock of the time that it got no processor since then."""
         self._is_stopped = is_stopped
         self._begin_starved = begin_starved
         self._find_starved_s: Callable[[float], float] = lambda _now: 0.0
-        self.due_at: float | None = None  # None: it owes nothing
-        self._limit_at = 0.0  # due_at of one that is never starved
+        self.due_at: float | None = None  # None: no answer is due
+        self._limit_at = 0.0  # `due_at` without forgiven time
         self._otherwise = ""
         self._look_at = 0.0
         self._num_looks_stopped = 0
 
     @property
     def next_check_at(self) -> float | None:
-        """When `find_overdue` has something to do, None while nothing is owed."""
+        """When `find_overdue` is due, None while no answer is."""
         due_at, look_at = self.due_at, self._look_at
         return look_at if due_at is not None and look_at < due_at else due_at
 
@@ -163,7 +163,7 @@ class Deadline:
         *,
         forgives_starved: bool = False,
     ) -> None:
-        """It owes something within `limit_s`, and nothing that it owed before.
+        """Replace the deadline: an answer is due within `limit_s`, or `otherwise` is the reason.
 
         `forgives_starved`: time in which it is ready to run and gets no processor does not count.
         """
@@ -174,11 +174,11 @@ class Deadline:
         self._num_looks_stopped = 0
 
     def clear(self) -> None:
-        """It has come, or is not asked for any more."""
+        """The answer has come, or is not needed any more."""
         self.due_at = None
 
     def find_overdue(self, now: float) -> str | None:
-        """Why the process is to be given up, once; None if it is not."""
+        """Why the process is to be given up, returned once; None if it is not."""
         if self.due_at is None:
             return None
         was_due = now >= self.due_at
@@ -198,7 +198,7 @@ class Deadline:
 
 
 class Watched(Protocol):
-    """What can be watched: a ProcessHandle, which says what each does, or what stands for one elsewhere."""
+    """What can be watched: a ProcessHandle, or what stands for a process elsewhere."""
 
     @property
     def is_computing(self) -> bool: ...
@@ -211,10 +211,10 @@ class Watched(Protocol):
 
 
 class ChildWatch(LivenessMonitor):
-    """One process from its start to its end: who does not get on writes its stacks and is killed.
+    """Watches one process from its start to its end; without progress it writes its stacks and is killed.
 
-    It is given up when it owes something too long (`deadline`), does not answer when it is asked (between
-    `start` and `stop`), or for what else its owner knows (`give_up`).
+    It is given up when an answer is overdue (`deadline`), when it does not answer a PING (between `start` and
+    `stop`), or when its owner says so (`give_up`).
     """
 
     def __init__(self, process: Watched) -> None:
@@ -226,14 +226,14 @@ class ChildWatch(LivenessMonitor):
 
     @property
     def next_check_at(self) -> float | None:
-        """When `look` has something to do, None if never."""
+        """When `look` is due, None if never."""
         if self.kill_reason is not None:
             return self._kill_at
         owed_at = self.deadline.next_check_at
         return owed_at if self._heard_at is None else find_earliest(self.silence_due_at, owed_at)
 
     def expect_listening(self, now: float) -> None:
-        """It was started, and is to be reached soon; time in which it got no processor does not count."""
+        """It was started, and has to listen soon; time in which it gets no processor does not count."""
         otherwise = f"it did not listen within {LISTEN_TIMEOUT_S:g} s"
         self.deadline.set(now, LISTEN_TIMEOUT_S, otherwise, forgives_starved=True)
 
@@ -244,11 +244,11 @@ class ChildWatch(LivenessMonitor):
         return lambda at: starved.look(at, process.is_computing)
 
     def note_listening(self) -> None:
-        """It can be reached."""
+        """It listens."""
         self.deadline.clear()
 
     def give_up(self, because: str, now: float) -> None:
-        """Have it write its stacks, and kill it a moment later. Once given up, it stays so."""
+        """Have it write its stacks, and kill it DUMP_GRACE_S later. This is final."""
         if self.kill_reason is None:
             self._process.dump_stacks()
             self.stop()
@@ -256,7 +256,7 @@ class ChildWatch(LivenessMonitor):
             self.kill_reason, self._kill_at = because, now + DUMP_GRACE_S
 
     def look(self, now: float) -> bool:
-        """Do what is due. True: send it a PING."""
+        """Do what is due. Returns whether to send it a PING."""
         check_at = self.next_check_at
         if check_at is None or now < check_at:
             return False
@@ -269,7 +269,7 @@ class ChildWatch(LivenessMonitor):
         return verdict is Verdict.ASK
 
     def check_deadline(self, now: float) -> None:
-        """As `look`, by who cannot send a PING at the moment."""
+        """As `look`, for an owner that cannot send a PING at the moment."""
         if (overdue := self.deadline.find_overdue(now)) is not None:
             self.give_up(overdue, now)
         if self.kill_reason is not None and self._kill_at is not None and now >= self._kill_at:

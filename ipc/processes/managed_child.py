@@ -1,8 +1,7 @@
-"""ManagedChild: a place that one child process after the other takes. Every owner of processes uses it.
+"""ManagedChild: starts, watches and replaces one child process after another, for every owner of processes.
 
-It reads no clock, waits for nothing and does not know what the process is for: its owner says what time it
-is, what it has heard of the process (to `watch`), and that the process has ended. CoreChild adds what an
-engine core is started with.
+It reads no clock, waits for nothing and does not know what the process does: its owner passes the time in,
+tells `watch` of messages, and says that the process has ended. CoreChild adds an engine core's arguments.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ P = TypeVar("P", bound=ProcessHandle)
 
 
 class ManagedChild(Generic[P]):
-    """Starts, watches, ends and replaces the process of one place. Times are of the monotonic clock.
+    """One process at a time. Times are of the monotonic clock.
 
-    `process` and its `watch` are None until the first start and after `stop`; `start_at` is when the next one
-    is to be started, None if none is.
+    `process` and its `watch` are None before the first start and after `stop`; `start_at` is when the next
+    process is due, None if none is.
     """
 
     def __init__(self, start_process: Callable[[], P], budget: RestartBudget | None = None) -> None:
@@ -47,11 +46,11 @@ class ManagedChild(Generic[P]):
         self.process: P | None = None
         self.watch: ChildWatch | None = None
         self.start_at: float | None = None
-        self.end_reason: str | None = None  # why there will be no other, once `replace` has said so
+        self.end_reason: str | None = None  # why there will be no other process, if `replace` returned False
 
     @property
     def next_check_at(self) -> float | None:
-        """When `is_due` or the watch's `look` has something to say; None if never."""
+        """When `is_due` or the watch's `look` is due; None if never."""
         return self.start_at if self.watch is None else self.watch.next_check_at
 
     def is_due(self, now: float) -> bool:
@@ -59,7 +58,7 @@ class ManagedChild(Generic[P]):
         return self.start_at is not None and now >= self.start_at
 
     def start(self) -> ChildWatch:
-        """Start a process, in place of the one before, and watch it. Raises as `start_process`."""
+        """Start a process in place of the last one, and watch it. Raises as `start_process`."""
         if self.process is not None:
             self.process.stop(0.0)
         process = self._start_process()
@@ -67,7 +66,7 @@ class ManagedChild(Generic[P]):
         return self.watch
 
     def stop(self, grace_s: float) -> str:
-        """End the process, with SIGKILL after `grace_s`; returns how it has ended. Idempotent."""
+        """End the process, with SIGKILL after `grace_s`. Returns how it has ended. Idempotent."""
         process, self.process, self.watch = self.process, None, None
         if process is None:
             return ""
@@ -75,7 +74,7 @@ class ManagedChild(Generic[P]):
         return process.describe_exit()
 
     def replace(self, reason: str, now: float) -> bool:
-        """The process was lost: another is due at `start_at`. False: too often, as `end_reason` then says."""
+        """The process was lost: another is due at `start_at`. False: it was lost too often (`end_reason`)."""
         assert self._budget is not None
         after_s = self._budget.note_loss(now)
         if after_s is None:
@@ -86,7 +85,7 @@ class ManagedChild(Generic[P]):
         return True
 
     def forgive(self) -> None:
-        """Forget the losses so far, also that they were too many: an operator asks for another one."""
+        """Forget all losses: an operator asks for another process."""
         assert self._budget is not None
         self._budget.forgive()
         self.end_reason = None
@@ -96,7 +95,7 @@ STOP_GRACE_S = 1.5  # what a core gets to end itself and its worker before it is
 
 
 class CoreChild(ManagedChild[ChildProcess]):
-    """One core after the other in `run_dir`; those that replace a lost one have the config for that."""
+    """One core after another in `run_dir`; from the second on with `EngineConfig.for_replacement`."""
 
     def __init__(
         self,
@@ -108,8 +107,8 @@ class CoreChild(ManagedChild[ChildProcess]):
         *,
         is_supervised: bool = False,
     ) -> None:
-        """`module` is what is run: child_args.py's CORE_MODULE. `index` is of the engine in its group.
-        `is_supervised`: its owner is a client with the identity `owner_identity`.
+        """`module`: child_args.py's CORE_MODULE. `index`: the engine's number in its group. `is_supervised`:
+        its owner is a client with the identity `owner_identity`.
         """
         self._module = module
         self.owner_identity = b"s" + secrets.token_bytes(IDENTITY_BYTES - 1) if is_supervised else b""
@@ -123,31 +122,31 @@ class CoreChild(ManagedChild[ChildProcess]):
             network=network,
         )
         self.address = self._args.client_address
-        self.is_watched = config.watches_core  # else its owner leaves it alone, for debuggers
+        self.is_watched = config.watches_core  # False for debuggers
         super().__init__(self._start_core, config.recovery.make_core_losses(self._args.journal_path))
 
     def start(self) -> ChildWatch:
-        """As of every place. The core is to listen soon, if it is watched."""
+        """As ManagedChild.start. A core that is watched has to listen soon."""
         watch = super().start()
         if self.is_watched:
             watch.expect_listening(time.monotonic())
         return watch
 
     def set_roster(self, roster: EngineRoster | None) -> None:
-        """What the next core is started with; one that runs is told by its owner."""
+        """Set the next core's roster; the owner sends it to one that runs."""
         self._args = msgspec.structs.replace(self._args, roster=roster)
 
     def set_share(self, rank: int, num_engines: int) -> None:
-        """The next core and its worker have one share in so many of the machine."""
+        """Set the share of the machine that the next core and its worker get."""
         config = self._args.config.for_engine(rank, num_engines)
         self._args = msgspec.structs.replace(self._args, config=config)
 
     def set_network(self, network: NetworkArgs) -> None:
-        """What the next core is started with."""
+        """Set where the next core listens for remote clients."""
         self._args = msgspec.structs.replace(self._args, network=network)
 
     def remove_socket(self) -> None:
-        """Take away what a core that was killed has left: there will be none at this address."""
+        """Remove the socket file that a killed core has left, as no other core comes."""
         with contextlib.suppress(OSError):
             os.unlink(self.address.removeprefix("ipc://"))
 

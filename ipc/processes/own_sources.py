@@ -1,8 +1,8 @@
-"""Whether Quire's own files are still those that this process was made of.
+"""Whether Quire's sources have changed since this process started.
 
-A process starts children of its own sources only: after `pip install -U` or `git pull` another version's
-worker would compute on under an old core, and one answer would have tokens of both. Sources are noted at the
-first start of a child, behind it, and looked at before each further one: 3 ms if nothing has changed.
+A process starts children of its own sources only: after `pip install -U` or `git pull` an old core would get
+a worker of another version, and one answer would have tokens of both. Sources are noted after the first start
+of a child, and checked before each further one: 3 ms if nothing has changed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 
 from ..errors import FilesChangedError
 
-PACKAGE_DIR = str(Path(__file__).absolute().parents[2])  # by its links, for a child comes by them too
+PACKAGE_DIR = str(Path(__file__).absolute().parents[2])  # links not resolved, as in a child's path
 _FOLDERS = ("core", "frontend", "ipc", "kernels", "worker")
 _SUFFIXES = (".cpp", ".h", ".py")
-# Packages of others that decide bits or texts; a version is in the name of a folder beside the package.
+# Other packages that decide bits or texts; the name of a folder beside each has its version.
 _DISTRIBUTIONS = frozenset(
     ("flashinfer_python", "jinja2", "llguidance", "numpy", "safetensors", "tokenizers", "torch", "triton")
 )
@@ -28,7 +28,7 @@ _REMEDY = "start anew what runs (`quire daemon restart NAME`; other programs: en
 
 
 class OwnSources:
-    """The package in `root` as it is now: the constructor reads all of it, within some 10 ms."""
+    """The package in `root` as it is now. The constructor reads all of it, which takes some 10 ms."""
 
     def __init__(self, root: str = PACKAGE_DIR) -> None:
         self._root = root
@@ -56,7 +56,7 @@ class OwnSources:
                 raise self._make_changed_error(name, "was added")
             if _hash(self._root, name) != self._sums[name]:
                 raise self._make_changed_error(name, "has changed")
-        self._stamps = stamps  # the same content, written again
+        self._stamps = stamps  # files may have been written again with the same content
         if change := find_other_version(self._versions):
             name, version, before = change
             raise FilesChangedError(name, version, f"{before} when this process started; {_REMEDY}")
@@ -70,7 +70,7 @@ _noted: OwnSources | None = None
 
 
 def note_own_sources() -> OwnSources:
-    """As they were at the first call in this process."""
+    """The sources as they were at the first call in this process."""
     global _noted
     if _noted is None:
         _noted = OwnSources()
@@ -78,13 +78,13 @@ def note_own_sources() -> OwnSources:
 
 
 def check_own_sources() -> None:
-    """Raise FilesChangedError if they are not as noted; if nothing was noted yet, they are."""
+    """Raise FilesChangedError if the sources are not as noted, if they were noted."""
     if _noted is not None:
         _noted.check()
 
 
 def find_versions() -> dict[str, str]:
-    """Of the packages that decide bits, the first of each on Python's path."""
+    """The versions of the packages that decide bits, by the first of each on Python's path."""
     versions: dict[str, str] = {}
     for folder in dict.fromkeys(sys.path):
         try:
@@ -116,12 +116,12 @@ def _iterate_stamps(root: str) -> Iterator[tuple[str, _Stamp]]:
                         yield name, (status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
                     elif (folder or name in _FOLDERS) and entry.name != "__pycache__" and entry.is_dir():
                         left.append(f"{name}/")
-        except OSError:  # which shows in the files that are missing
+        except OSError:  # its files are then missing
             continue
 
 
 def find_other_version(noted: dict[str, str]) -> tuple[str, str, str] | None:
-    """A package that is not as noted, its version now, and what it was; None if all are."""
+    """A package whose version has changed, its version now, and its version before; None if there is none."""
     versions = find_versions()
     for name in sorted(versions.keys() | noted.keys()):
         now, before = versions.get(name, _MISSING), noted.get(name, _MISSING)

@@ -1,8 +1,9 @@
-"""Child processes: how one is started, told what to do, watched and ended; how a child notices a dead parent.
+"""Child processes: how they are started, watched and ended, and how a child notices that its parent is gone.
 
 A child is `python -P -m MODULE` with a pipe as standard input: first its arguments, later end-of-file, when
-the parent is gone (or wants it to go). Nothing is forked and no `__main__` is re-run, so it works in scripts
-without a guard and in notebooks. Not the parent-death signal: it fires when the starting *thread* ends.
+the parent is gone or wants it to end. Nothing is forked and no `__main__` is re-run, so it works in scripts
+without a guard and in notebooks. The parent-death signal would not do: it fires when the starting *thread*
+ends.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from .process_limits import open_closed_streams
 
 EXIT_OK = 0
 EXIT_CRASHED = 1  # an exception that nobody expected; the traceback is on stderr
-EXIT_START_FAILED = 10  # told to the parent in a Refusal or WorkerFailed before
+EXIT_START_FAILED = 10  # after a Refusal or WorkerFailed that says why
 EXIT_PARENT_LOST = 11
 EXIT_WORKER_LOST = 12
 EXIT_CORE_LOST = 13
 EXIT_NODE_LOST = 14
-EXIT_DEVICE_LOST = 15  # told to the core in a WorkerFailed before
+EXIT_DEVICE_LOST = 15  # after a WorkerFailed that says why
 _EXIT_NAMES = {
     EXIT_CRASHED: "crashed",
     EXIT_START_FAILED: "start failed",
@@ -50,7 +51,7 @@ _STACK_DUMP_SIGNAL = signal.SIGUSR1
 
 
 class ProcessHandle(ABC):
-    """A process that this one may end. `pid_fd` becomes readable when it has ended (for a poller)."""
+    """A process that this one may end. `pid_fd` becomes readable when it has ended."""
 
     def __init__(self, role: str, pid: int) -> None:
         self.role = role
@@ -65,13 +66,16 @@ class ProcessHandle(ABC):
 
     @property
     def is_computing(self) -> bool:
-        """Whether any of its threads runs or is ready to."""
+        """Whether any of its threads runs or is ready to run."""
         return is_computing(self.pid)
 
     @property
     def cpu_time_s(self) -> float:
-        """What its threads have computed so far."""
-        return read_cpu_time_s(self.pid)
+        """Seconds that its threads have computed so far, including system calls; 0.0 if it is gone."""
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{self.pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()
+            return sum(map(int, fields[_UTIME : _UTIME + 2])) / _TICKS_PER_S
+        return 0.0
 
     @property
     def is_stopped(self) -> bool:
@@ -99,12 +103,12 @@ class ProcessHandle(ABC):
                 signal.pidfd_send_signal(self.pid_fd, number)
 
     def dump_stacks(self) -> None:
-        """Have a process that called `enable_stack_dumps` write its stacks to standard error, no other."""
+        """Have the process write its stacks to standard error, if it has called `enable_stack_dumps`."""
         if has_handler(self.pid, _STACK_DUMP_SIGNAL):
             self.send_signal(_STACK_DUMP_SIGNAL)
 
     def kill(self, because: str) -> None:
-        """SIGKILL, without waiting; `describe_exit` will give the reason. Unless it has ended by itself."""
+        """Send SIGKILL, without waiting, unless it has ended; `describe_exit` will give the reason."""
         if self.exit_code is None:
             self._killed_because = because
             self.send_signal(signal.SIGKILL)
@@ -152,11 +156,11 @@ class ChildProcess(ProcessHandle):
         stderr: int | None = None,
         pass_fds: tuple[int, ...] = (),
     ) -> ChildProcess:
-        """Start `python -P -m module role` and hand it `args`. `env` is added to this process's own.
+        """Start `python -P -m module role` and hand it `args`. `env` is added to this process's environment.
 
-        The child is in a session of its own: Ctrl-C reaches the user's program only, which then ends it.
-        stdout and stderr are file descriptors, None for this process's own; `pass_fds` stay open in it.
-        Raises FilesChangedError if Quire's own files are not those of this process any more.
+        The child has its own session: Ctrl-C reaches only the user's program, which then ends it. stdout and
+        stderr are file descriptors, None for this process's; `pass_fds` stay open in the child. Raises
+        FilesChangedError if Quire's sources have changed since this process started.
         """
         check_own_sources()
         process = subprocess.Popen(
@@ -174,8 +178,8 @@ class ChildProcess(ProcessHandle):
             process.stdin.write(pack_args(args))
             process.stdin.flush()
         except BrokenPipeError:
-            pass  # it died at once: whoever waits for it sees that with its exit code
-        note_own_sources()  # which takes no time from the child's start
+            pass  # it died at once, as its exit code will say
+        note_own_sources()  # while the child starts
         return child
 
     @property
@@ -192,7 +196,7 @@ class ChildProcess(ProcessHandle):
         return self._process.wait()
 
     def detach(self) -> None:
-        """Let it live on its own: nobody waits for it here any more. One that is not told so ends with us."""
+        """Let it live on without this process, which does not wait for it any more."""
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(LET_GO)
@@ -202,15 +206,15 @@ class ChildProcess(ProcessHandle):
         self._process.returncode = 0  # else Popen warns that it still runs
 
 
-LET_GO = b"."  # the last byte of a lifeline whose end is not the child's
+LET_GO = b"."  # the last byte of a lifeline whose end-of-file does not end the child
 
 
 class Lifeline:
-    """The child's end of its standard input. Make it first thing in a child's main."""
+    """The child's end of the pipe. Made first thing in a child's main."""
 
     def __init__(self) -> None:
         open_closed_streams()
-        self.fd = os.dup(0)  # readable when the parent is gone; away from libraries that read standard input
+        self.fd = os.dup(0)  # readable when the parent is gone; a copy, as libraries may read standard input
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
@@ -220,9 +224,9 @@ class Lifeline:
         continue_at_end(self.fd)
 
     def watch(self, grace_s: float) -> None:
-        """From a daemon thread: leave hard `grace_s` after the parent is gone.
+        """End this process `grace_s` after the parent is gone, from a daemon thread.
 
-        The parent's pid is checked too: a process that the parent forked may hold the pipe open.
+        The thread also checks the parent's pid: a process that the parent forked may hold the pipe open.
         """
         threading.Thread(target=self._watch, args=(grace_s,), name="lifeline", daemon=True).start()
 
@@ -268,9 +272,8 @@ def _read_exactly(read: Callable[[int], bytes], size: int) -> bytes:
 
 
 def continue_at_end(fd: int) -> None:
-    """Have the kernel continue this process (SIGCONT) at the end-of-file of a pipe or socket.
-
-    A stopped process would not see it, and would keep its memory and device for ever.
+    """Have the kernel continue this process (SIGCONT) at the end-of-file of a pipe or socket, which a stopped
+    process would not see: it would keep its memory and device for ever.
     """
     with contextlib.suppress(OSError):  # a sandbox may not have it
         fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
@@ -279,18 +282,18 @@ def continue_at_end(fd: int) -> None:
 
 
 def enable_stack_dumps() -> None:
-    """Write the stacks of all threads to standard error on SIGUSR1, and on what ends this process by a fault.
+    """Write the stacks of all threads to standard error on SIGUSR1 and on fatal signals.
 
-    faulthandler does so in the signal handler itself, hence also while a thread holds the interpreter's lock.
+    faulthandler does it in the signal handler, hence also while a thread holds the interpreter's lock.
     """
     faulthandler.enable()
     faulthandler.register(_STACK_DUMP_SIGNAL, all_threads=True)
 
 
 def wait_readable(fd: int, timeout_s: float | None) -> bool:
-    """Whether there is something to read (or a pidfd's process has ended) within a time; None: whenever.
+    """Wait until there is something to read, or a pidfd's process has ended; False after `timeout_s`.
 
-    Not select(): a program with over 1,024 files open has descriptors that it does not take.
+    By poll, since select() takes no descriptors above 1,023.
     """
     poller = select.poll()
     poller.register(fd, select.POLLIN)
@@ -298,7 +301,7 @@ def wait_readable(fd: int, timeout_s: float | None) -> bool:
 
 
 def catch_signals(*numbers: signal.Signals) -> socket.socket:
-    """From now on these signals do nothing but make the returned socket readable: a byte each says which."""
+    """Have these signals only make the returned socket readable, with a byte each that says which."""
     reader, writer = socket.socketpair()
     for end in (reader, writer):
         end.setblocking(False)
@@ -308,34 +311,26 @@ def catch_signals(*numbers: signal.Signals) -> socket.socket:
     return reader
 
 
-_COMPUTING_STATES = frozenset("RD")  # running or ready to, and in a system call that nothing interrupts
-_STOPPED_STATE = "T"  # by a signal; by a debugger it would be t
+_COMPUTING_STATES = frozenset("RD")  # running or ready to run, and in an uninterruptible system call
+_STOPPED_STATE = "T"  # by a signal; t is by a debugger
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_UTIME = 11  # among the fields behind the name; stime follows
+_UTIME = 11  # its place among the fields after the name; stime follows
 
 
 def is_computing(pid: int) -> bool:
-    """Whether any of its threads runs or is ready to. So is one that gets no processor, and one that holds
-    the interpreter's lock while the main thread waits for it.
+    """Whether any of its threads runs or is ready to run, which includes one that gets no processor, and one
+    that holds the interpreter's lock while the main thread waits for it.
     """
     return not _COMPUTING_STATES.isdisjoint(_read_states(pid))
 
 
-def read_cpu_time_s(pid: int) -> float:
-    """Seconds that its threads have computed so far, those in system calls included; 0.0 of none."""
-    with contextlib.suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()
-        return sum(map(int, fields[_UTIME : _UTIME + 2])) / _TICKS_PER_S
-    return 0.0
-
-
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped it: it neither computes nor fails, until it is continued."""
+    """Whether a signal has stopped it."""
     return _STOPPED_STATE in _read_states(pid)
 
 
 def has_handler(pid: int, number: signal.Signals) -> bool:
-    """Whether it does something of its own on this signal (SigCgt)."""
+    """Whether it has a handler for this signal (SigCgt)."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):
@@ -344,7 +339,7 @@ def has_handler(pid: int, number: signal.Signals) -> bool:
 
 
 def _read_states(pid: int) -> set[str]:
-    """The states of its threads; none if it has ended and nobody knows it any more."""
+    """The states of its threads; none if it is gone."""
     states: set[str] = set()
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():

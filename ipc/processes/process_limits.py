@@ -1,4 +1,4 @@
-"""What a process finds and had better change: its standard streams, its file descriptors, its priority."""
+"""What a process inherits and may have to change: standard streams, limits, priority."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TextIO
 
 _AUTOGROUP = Path("/proc/self/autogroup")
 _AUTOGROUP_TRIES = 3
-_AUTOGROUP_REST_S = 0.11  # Linux changes one in 0.1 s, of all there are
+_AUTOGROUP_REST_S = 0.11  # Linux accepts one change in 0.1 s on the whole machine
 
 
 def open_closed_streams() -> None:
@@ -55,9 +55,9 @@ def discard_unwritable(stream: TextIO) -> None:
 
 
 def raise_file_limit() -> int:
-    """Take the hard limit on file descriptors; returns the limit that holds.
+    """Raise the limit on file descriptors to the hard limit. Returns the limit that holds.
 
-    A connection is one, and the usual soft limit is 1024; libzmq ends its process when it is given none.
+    The usual soft limit is 1024, a connection takes one, and libzmq ends its process when it gets none.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
@@ -78,7 +78,7 @@ def find_free_address_space() -> int | None:
 
 
 def describe_shortage(error: BaseException) -> str:
-    """The error, with the numbers where it is for want of address space in this process."""
+    """The error's text, with the numbers if this process lacks address space."""
     free_bytes = find_free_address_space()
     is_shortage = isinstance(error, MemoryError) or (
         isinstance(error, OSError) and error.errno == errno.ENOMEM
@@ -89,7 +89,7 @@ def describe_shortage(error: BaseException) -> str:
 
 
 def describe_address_space() -> str:
-    """What is to be added to why a worker did not start; '' where `ulimit -v` says nothing."""
+    """A remark on `ulimit -v` for the reason why a worker did not start; '' without that limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return ""
@@ -100,10 +100,10 @@ def describe_address_space() -> str:
 
 
 def lower_priority(niceness: int) -> None:
-    """Leave the processor to others, by so much; for the only process of its session, as our children are.
+    """Raise the nice value; for the only process of its session, as our children are.
 
-    Where Linux shares the processor between sessions (sched_autogroup_enabled), a nice value counts within
-    one only: beside other sessions such a process had all that it would have had without.
+    Where Linux shares the processor between sessions (sched_autogroup_enabled), a nice value counts only
+    within its session: the session's own value is raised, too.
     """
     os.nice(niceness)
     if os.getsid(0) != os.getpid():

@@ -1,4 +1,4 @@
-"""RestartBudget: how often, and how soon, a lost process is started again; CoreLosses: an engine core."""
+"""RestartBudget: how often and how soon a lost process is started again; CoreLosses for engine cores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RestartBudget:
         self._losses: list[float] = []
 
     def note_loss(self, now: float) -> float | None:
-        """Seconds to wait before the next start; None when there were too many losses lately."""
+        """Seconds to wait before the next start; None after too many losses within the window."""
         self._losses = [at for at in self._losses if now - at < self._window_s] + [now]
         num_before = len(self._losses) - 1
         if num_before >= self._max_losses:
@@ -31,25 +31,25 @@ class RestartBudget:
         return 0.0 if num_before == 0 else min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(num_before - 1, 32))
 
     def forgive(self) -> None:
-        """The losses up to now have a cause that is gone: they count no more."""
+        """Forget the losses so far: their cause is gone."""
         self._losses = []
 
     @property
     def excess(self) -> str:
-        """What is too many, for a person: '6 times in 60 s'."""
+        """The number of losses that is too many, in words: '6 times in 60 s'."""
         count = f"{self._max_losses + 1} times" if self._max_losses else "once"
         return f"{count} in {self._window_s:g} s"
 
 
 class DeathRecord(msgspec.Struct):
-    """`alone`: the suspect that runs, and nothing else. `num_deaths`: request -> cores that died under it."""
+    """`alone`: the suspect that runs alone. `num_deaths`: request -> how many cores died while it did."""
 
     alone: str | None = None
     num_deaths: dict[str, int] = {}
 
 
 def read_death_record(path: Path) -> DeathRecord:
-    """What the last core left; an empty record where nothing can be read."""
+    """The last core's record; an empty one if none can be read."""
     try:
         with path.open("rb") as file:
             return msgspec.json.decode(file.read(MAX_RECORD_BYTES), type=DeathRecord)
@@ -58,20 +58,20 @@ def read_death_record(path: Path) -> DeathRecord:
 
 
 class CoreLosses(RestartBudget):
-    """Counts the lost cores of one owner. `journal_path` is the file in which a core names its suspect.
+    """Counts the lost cores of one owner. `journal_path`: the file in which a core names its suspect.
 
-    If it names a suspect request that ran alone (core/faults/death_journal.py), the loss is the suspect's,
-    which fails after two; all others count against the budget.
+    A loss while a suspect ran alone (core/faults/death_journal.py) does not count: the suspect ends after two
+    of them.
     """
 
     def __init__(self, journal_path: str, max_losses: int, window_s: float = LOSS_WINDOW_S) -> None:
         super().__init__(max_losses, window_s)
         self._journal_path = Path(journal_path)
-        self._explained = DeathRecord()  # what the file said at the last loss that was not counted
+        self._explained = DeathRecord()  # at the last loss that was not counted
 
     def note_loss(self, now: float) -> float | None:
         record = read_death_record(self._journal_path)
-        if record.alone is not None and record != self._explained:  # else it is the file of an earlier core
+        if record.alone is not None and record != self._explained:  # else an earlier core has written it
             self._explained = record
             return 0.0
         return super().note_loss(now)

@@ -1,8 +1,8 @@
-"""A spare process: it has done what takes long at a start, and waits for somebody who needs it.
+"""A spare process: it has done the slow part of a worker's start, and waits to be adopted.
 
-It listens on a Unix socket. Who connects and sends the arguments adopts it: the connection is its lifeline
-from then on. Until then it belongs to the process that started it, and outlives that by SPARE_GRACE_S: long
-enough for the next engine core to find it, too short to be left behind. Only the same user is served.
+It listens on a Unix socket. A process of the same user that connects and sends arguments adopts it; the
+connection is its lifeline from then on. Until then it belongs to the process that started it, which it
+outlives by SPARE_GRACE_S: long enough for the next engine core to find it, too short to be left behind.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from .process import (
     wait_readable,
 )
 
-SPARE_GRACE_S = 1.5  # after the end of who started it; a core that replaces another asks within 0.5 s
-_HANDOVER_TIMEOUT_S = 1.0  # who connects writes the arguments at once
+SPARE_GRACE_S = 1.5  # after its starter's end; a core that replaces another one connects within 0.5 s
+_HANDOVER_TIMEOUT_S = 1.0  # the arguments are written right after connecting
 
 
 def wait_for_adoption(path: str, lifeline: Lifeline) -> bytes:
-    """In the spare: the arguments of who adopts it; the process ends with that one from then on."""
+    """Wait, in the spare, and return the adopter's arguments; the spare then ends with its adopter."""
     hidden = f"{path}{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(hidden)
         listener.listen(1)
-        os.replace(hidden, path)  # whoever finds it can connect
+        os.replace(hidden, path)  # only now, when it listens
         while True:
-            connection, _ = listener.accept()  # without a deadline: the lifeline's end is the end
+            connection, _ = listener.accept()  # without a deadline: the lifeline ends it
             args = _take_args(connection)
             if args is not None:
                 break
@@ -65,14 +65,14 @@ def _take_args(connection: socket.socket) -> bytes | None:
 
 
 def _end_with(connection: socket.socket) -> None:
-    # Polled, not read: the kernel sends no signal at the end of a socket that somebody waits in `recv` for,
-    # and a process that was stopped just before would stay.
+    # By poll: the kernel sends no SIGCONT at the end of a socket while a thread waits in `recv`, so a process
+    # that was stopped just before would stay.
     wait_readable(connection.fileno(), None)
     os._exit(EXIT_PARENT_LOST)
 
 
 class AdoptedProcess(ProcessHandle):
-    """A spare in use, which may be another process's child."""
+    """An adopted spare, which may be another process's child."""
 
     def __init__(self, role: str, connection: socket.socket) -> None:
         super().__init__(role, read_peer(connection)[0])
@@ -94,7 +94,7 @@ class AdoptedProcess(ProcessHandle):
 
     @property
     def exit_code(self) -> int | None:
-        """As of every process; EXIT_PARENT_LOST if nobody can know."""
+        """As of every process; EXIT_PARENT_LOST for another process's child."""
         if self._exit_code is None and self.pid_fd >= 0:
             self._exit_code = _find_exit_code(self.pid_fd)
         return self._exit_code
@@ -120,13 +120,13 @@ class WarmSpare:
         self._child = ManagedChild(lambda: start_spare(path))
 
     def keep(self) -> None:
-        """See to it that a spare starts or waits."""
+        """Start a spare, unless one starts or waits."""
         if self._child.process is None or self._child.process.exit_code is not None:
-            with contextlib.suppress(FilesChangedError):  # the next worker is refused, too
+            with contextlib.suppress(FilesChangedError):  # the next worker's start will raise it
                 self._child.start()
 
     def adopt(self, role: str, args: bytes) -> AdoptedProcess | None:
-        """Take the spare that waits, whoever has started it; None if there is none."""
+        """Take the waiting spare, whichever process started it; None if there is none."""
         adopted, child = AdoptedProcess.adopt(self._path, role, args), self._child.process
         if adopted is not None and child is not None and child.pid == adopted.pid:
             child.detach()
@@ -149,6 +149,6 @@ def _find_exit_code(pid_fd: int) -> int | None:
 
 
 def find_spare_path(worker_address: str) -> str:
-    """Where the spare of an engine listens: beside its worker's socket, whose name begins with 'worker'."""
+    """Where an engine's spare listens: beside its worker's socket, whose name begins with 'worker'."""
     path = Path(worker_address.removeprefix("ipc://"))
     return str(path.with_name(path.name.replace("worker", "spare", 1)))
