@@ -1,12 +1,13 @@
-"""Whether a file is still the one that an engine was started with. Every later reader asks, before and after.
+"""Whether a file is still the one that an engine was started with. Later readers check before and after.
 
-A file is known by its stamp, which costs a system call. One that was written again with what it held, moved
-or copied back has another stamp and the same content: then SHA-256 decides, as far as it is known what was
-there before. That is found once a file, behind a start (`find_digests`), and kept by the stamp.
+A file is identified by its stamp, which costs a system call. A file that was written again, moved or copied
+back with the same content has another stamp: then SHA-256 decides, if the old one is known. It is computed
+once a file, after a start (`find_digests`), and kept by the stamp.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -28,29 +29,29 @@ _REMEDY = "start the engine anew for what is there now (`quire daemon restart NA
 
 
 class FileStamp(msgspec.Struct, array_like=True, frozen=True):
-    """A file as it lies there. `ctime_ns`, unlike `mtime_ns`, cannot be put back to what it was."""
+    """What identifies a file without reading it. Unlike `mtime_ns`, `ctime_ns` cannot be set back."""
 
     inode: int
     size: int
     mtime_ns: int
     ctime_ns: int
-    blob: str = ""  # its SHA-256, where the hub's cache says it by the file's name
+    blob: str = ""  # its SHA-256, if it is the file's name in the hub's cache
 
 
 Stamps = Mapping[str, FileStamp]  # by the file's name in its folder, or its whole path
 
 
 class NotedFiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A model's files as an engine's start has found them: what a worker reads, and what frontends read."""
+    """A model's files at an engine's start: those that workers read, and those that frontends read."""
 
     weights: dict[str, FileStamp] = {}
     model: dict[str, FileStamp] = {}
     tokenizer: dict[str, FileStamp] = {}
-    processors: dict[str, FileStamp] = {}  # whole paths of the modules of an operator's logits processors
+    processors: dict[str, FileStamp] = {}  # modules of the operator's logits processors, by whole path
 
 
 def stamp_file(path: Path) -> FileStamp:
-    """Of a regular file, symbolic links followed. Raises OSError."""
+    """The stamp of a file; symbolic links are followed. Raises OSError."""
     status = path.stat()
     name = os.path.basename(os.path.realpath(path))
     blob = name if _BLOB_NAME.fullmatch(name) else ""
@@ -60,7 +61,7 @@ def stamp_file(path: Path) -> FileStamp:
 def note_model(
     folder: str, tokenizer_folder: str, weight_files: Iterable[str], processors: Iterable[str] = ()
 ) -> NotedFiles:
-    """All files of a model, as they are now. Raises ModelError for weights that are not there."""
+    """The stamps of all files of a model. Raises ModelError for missing weights."""
     return NotedFiles(
         weights=note_files(folder, weight_files),
         model=note_files(folder, find_model_files(folder)),
@@ -70,27 +71,27 @@ def note_model(
 
 
 def check_served(noted: NotedFiles | None, folder: str, tokenizer_folder: str) -> None:
-    """Raise FilesChangedError if what frontends read of a model has changed. None: nothing was noted."""
+    """Raise FilesChangedError if a file that frontends read has changed. None: nothing was noted."""
     if noted is not None:
         check_files(folder, noted.model, find_model_files(folder))
         check_files(tokenizer_folder, noted.tokenizer, find_tokenizer_files(tokenizer_folder))
 
 
 def check_loaded(noted: NotedFiles | None, folder: str, tokenizer_folder: str) -> None:
-    """The same of what a worker reads: the weights, and for grammars the tokenizer."""
+    """The same for the files that a worker reads: the weights, and for grammars the tokenizer."""
     if noted is not None:
         check_files(folder, {**noted.weights, **noted.processors})
         check_tokenizer(noted, tokenizer_folder)
 
 
 def check_tokenizer(noted: NotedFiles | None, tokenizer_folder: str) -> None:
-    """The same of the one file that says which text a token is."""
+    """The same for the file that says which text a token is."""
     if noted is not None:
         check_files(tokenizer_folder, {k: v for k, v in noted.tokenizer.items() if k == "tokenizer.json"})
 
 
 def note_files(folder: str, names: Iterable[str]) -> dict[str, FileStamp]:
-    """The stamps of files of a folder. Raises ModelError for one that is not there."""
+    """The stamps of files of a folder. Raises ModelError for a missing one."""
     try:
         return {name: stamp_file(Path(folder, name)) for name in names}
     except OSError as error:
@@ -100,7 +101,7 @@ def note_files(folder: str, names: Iterable[str]) -> dict[str, FileStamp]:
 
 
 def check_files(folder: str, noted: Stamps, present: Iterable[str] | None = None) -> None:
-    """Raise FilesChangedError for the first that is not as it was noted.
+    """Raise FilesChangedError for the first file that is not as noted.
 
     `present`: the files of this kind that there are now; a new one is refused, too.
     """
@@ -119,9 +120,9 @@ def _make_changed_error(folder: str, name: str, change: str) -> FilesChangedErro
 
 
 def find_change(path: Path, noted: FileStamp) -> str:
-    """In what the file differs from the noted one, '' if it does not.
+    """How the file differs from the noted one, '' if it does not.
 
-    Reads all of it if only its stamp differs: a second a GB.
+    Reads all of it if only the stamp differs, which takes a second a GB.
     """
     begin = "it is not the file that the engine was started with"
     try:
@@ -142,18 +143,18 @@ def find_change(path: Path, noted: FileStamp) -> str:
 
 
 def find_digest(stamp: FileStamp) -> str | None:
-    """SHA-256 of the file that had this stamp, in hex; None if nobody has computed it."""
+    """SHA-256 in hex of the file that had this stamp; None if it was not computed."""
     if stamp.blob:
         return stamp.blob
     try:
-        content = _open_cache().read(_name(stamp))
+        content = PrivateCache.open(_CACHE_NAME).read(_name(stamp))
     except CacheUnusableError:
         return None
     return None if content is None else content.decode("ascii", "replace")
 
 
 def compute_digest(path: Path, stamp: FileStamp) -> str:
-    """Read all of a file that has this stamp, and have the next one find it. Raises OSError."""
+    """SHA-256 of a file that has this stamp, which is kept for `find_digest`. Raises OSError."""
     known = find_digest(msgspec.structs.replace(stamp, blob=""))
     if known is not None:
         return known
@@ -162,22 +163,15 @@ def compute_digest(path: Path, stamp: FileStamp) -> str:
             raise OSError(0, "it is no regular file", str(path))
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if stamp_file(path) == stamp:  # else it was written meanwhile
-        keep_digest(stamp, digest)
+        with contextlib.suppress(OSError):  # there can be no cache
+            cache = PrivateCache.open(_CACHE_NAME)
+            cache.write(_name(stamp), digest.encode())
+            cache.remove_old(_MAX_DIGESTS)
     return digest
 
 
-def keep_digest(stamp: FileStamp, digest: str) -> None:
-    """Have `find_digest` find it, unless there can be no cache."""
-    try:
-        cache = _open_cache()
-        cache.write(_name(stamp), digest.encode())
-        cache.remove_old(_MAX_DIGESTS)
-    except OSError:
-        return
-
-
 def list_unknown(folder: str, tokenizer_folder: str, noted: NotedFiles) -> dict[str, FileStamp]:
-    """By its path, each noted file whose content nobody knows yet."""
+    """Path -> stamp of each noted file whose digest is not known yet."""
     groups = (
         (folder, {**noted.weights, **noted.model, **noted.processors}),
         (tokenizer_folder, noted.tokenizer),
@@ -187,7 +181,7 @@ def list_unknown(folder: str, tokenizer_folder: str, noted: NotedFiles) -> dict[
 
 
 def find_digests(unknown: Mapping[str, FileStamp]) -> None:
-    """Read files to know later what they held. One that is not as noted any more is left out."""
+    """Compute and keep the digests of files; one that has changed is skipped."""
     for path, stamp in unknown.items():
         try:
             if stamp_file(Path(path)) == stamp:
@@ -199,7 +193,3 @@ def find_digests(unknown: Mapping[str, FileStamp]) -> None:
 def _name(stamp: FileStamp) -> str:
     numbers = msgspec.structs.replace(stamp, blob="")
     return hashlib.sha256(msgspec.msgpack.encode(numbers)).hexdigest()[:32]
-
-
-def _open_cache() -> PrivateCache:
-    return PrivateCache.open(_CACHE_NAME)

@@ -1,10 +1,9 @@
-"""PrivateCache: a folder of things that can be made again. All caches on disk are opened by it.
+"""PrivateCache: a folder of things that can be made again, for all caches on disk.
 
-What is read from it was written by this user, whole, and is as it was written: folder and entry are this
-user's and nobody else may write to them, an entry comes into place at once, under its checksum, and is made
-again when anything of that does not hold. Several processes may use one, and each may be killed at any
-moment. Where a cache cannot be used (a full disk, a home that may only be read) its user goes without.
-Imports nothing of ours: kernels use it too.
+What is read from it was written whole by this user, and is unchanged: only this user may write to folder and
+entries, and an entry comes into place at once, with its checksum; otherwise it is made again. Several
+processes may use a cache, and each may be killed at any moment. Without a usable cache (a full disk, a
+read-only home) its user does without. Imports nothing of ours, as kernels use it, too.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from pathlib import Path
 
 _log = logging.getLogger(__name__)
 
-SCRATCH_PREFIX = "new-"  # of what is being made or removed
-SEAL = b"quire-sha256:"  # then the digest, at a file's end; ELF does not look at what follows its sections
+SCRATCH_PREFIX = "new-"  # of entries that are being made or removed
+SEAL = b"quire-sha256:"  # then the digest, at a file's end; ELF ignores what follows its sections
 SEAL_BYTES = len(SEAL) + hashlib.sha256().digest_size
-MAX_SCRATCH_AGE_S = 3600.0  # an older one is of a process that was killed
-_LIST_NAME = "sealed.json"  # of a folder's files, and their checksums
+MAX_SCRATCH_AGE_S = 3600.0  # an older one was left by a killed process
+_LIST_NAME = "sealed.json"  # the checksums of a folder's files
 _MAX_LIST_BYTES = 65536
 _MAX_ATTEMPTS = 5
 _OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -36,23 +35,23 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class CacheUnusableError(OSError):
-    """A cache's folder cannot be made, or somebody else could write to it; the text says why."""
+    """A cache's folder cannot be made, or others could write to it; the text says why."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 def find_cache_home() -> Path:
-    """Where this user's caches are: $XDG_CACHE_HOME/quire or ~/.cache/quire."""
+    """The folder of this user's caches: $XDG_CACHE_HOME/quire or ~/.cache/quire."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "quire"
 
 
 class PrivateCache:
-    """One cache. `folder` is checked by the constructor, and its path leads through no link of others."""
+    """One cache. Its `folder` is checked, and the path to it leads through no other user's link."""
 
     def __init__(self, folder: Path) -> None:
-        """Make it, if missing, with mode 0700. Raises CacheUnusableError."""
+        """Check the folder, or make it with mode 0700. Raises CacheUnusableError."""
         try:
             _make_folders(folder)
             self.folder = folder.resolve(strict=True)
@@ -65,7 +64,7 @@ class PrivateCache:
 
     @classmethod
     def open(cls, name: str) -> PrivateCache:
-        """That of this name below `find_cache_home`. Raises CacheUnusableError."""
+        """The cache of this name below `find_cache_home`. Raises CacheUnusableError."""
         try:
             return cls(find_cache_home() / name)
         except RuntimeError as error:  # no home
@@ -90,7 +89,7 @@ class PrivateCache:
         return None
 
     def open_sealed(self, name: str) -> int | None:
-        """As `open_file`, None too for one that is not as it was written."""
+        """As `open_file`; None also for an entry that was changed."""
         descriptor = self.open_file(name)
         if descriptor is None or is_sealed(descriptor):
             return descriptor
@@ -99,7 +98,7 @@ class PrivateCache:
         return None
 
     def read(self, name: str) -> bytes | None:
-        """What `write` has written; None if that is not there."""
+        """What `write` has written; None if there is none."""
         descriptor = self.open_sealed(name)
         if descriptor is None:
             return None
@@ -107,7 +106,7 @@ class PrivateCache:
             return file.read()[:-SEAL_BYTES]
 
     def write(self, name: str, content: bytes) -> None:
-        """Have a sealed file in place, at once. Raises OSError and leaves nothing."""
+        """Write a sealed file, which comes into place at once. Raises OSError and leaves nothing."""
         with self.scratch() as scratch:
             made = scratch / name
             made.write_bytes(content + SEAL + hashlib.sha256(content).digest())
@@ -116,7 +115,7 @@ class PrivateCache:
     # -- folders
 
     def find_folder(self, name: str) -> Path | None:
-        """A folder of files that `put_folder` has put there; None unless all are as they were written."""
+        """A folder that `put_folder` has written; None if there is none or a file was changed."""
         path = self.folder / name
         if not os.path.lexists(path):
             return None
@@ -127,7 +126,7 @@ class PrivateCache:
         return path
 
     def put_folder(self, name: str, contents: Mapping[str, bytes]) -> Path:
-        """Have a folder of files in place, at once. One that another process has put there meanwhile stays.
+        """Write a folder of files, which comes into place at once; one that another process wrote stays.
 
         Raises OSError and leaves nothing.
         """
@@ -142,7 +141,7 @@ class PrivateCache:
                 try:
                     made.rename(target)
                     break
-                except OSError:  # there is one, or no room
+                except OSError:  # there is one already, or no room
                     if not _find_damage(target) and all((target / file).is_file() for file in contents):
                         break
                     if attempt == _MAX_ATTEMPTS - 1:
@@ -155,7 +154,7 @@ class PrivateCache:
 
     @contextlib.contextmanager
     def scratch(self, prefix: str = SCRATCH_PREFIX) -> Generator[Path]:
-        """A folder in which to make an entry, which is removed afterwards with what is left in it."""
+        """A folder in which to make an entry, which is removed afterwards."""
         made = Path(tempfile.mkdtemp(dir=self.folder, prefix=prefix))
         try:
             yield made
@@ -163,19 +162,19 @@ class PrivateCache:
             shutil.rmtree(made, ignore_errors=True)
 
     def put(self, made: Path) -> Path:
-        """A file that was made in a `scratch` comes into place, under its name. Raises OSError."""
+        """Move a file that was made in a `scratch` into place, under its name. Raises OSError."""
         with made.open("rb") as file:
             os.fchmod(file.fileno(), 0o600)
             os.fsync(file.fileno())
         return made.replace(self.folder / made.name)
 
     def note_used(self, name: str) -> None:
-        """Count as opened at this moment."""
-        with contextlib.suppress(OSError):  # a cache that may only be read
+        """Note that an entry is used now, for `remove_old`."""
+        with contextlib.suppress(OSError):  # a read-only cache
             os.utime(self.folder / name, follow_symlinks=False)
 
     def note_fault(self, name: str, reason: str) -> None:
-        """Say why an entry is not used and is made again."""
+        """Log why an entry is made again."""
         _log.warning("%s is not used and is made again: %s", self.folder / name, reason)
 
     def remove_old(
@@ -186,10 +185,10 @@ class PrivateCache:
         pattern: str = "*",
         kept: str | None = None,
     ) -> None:
-        """Remove the entries that were unused longest, until so many are left, of so many bytes.
+        """Remove the entries that were unused longest, beyond `max_entries` or `max_bytes`.
 
-        The one used last stays, and those that a process holds a lock on, and that of the name `kept`, which
-        is counted by nobody. What killed processes have left in scratch goes with its age.
+        The one used last stays, and those on which a process holds a lock, and `kept`, which does not count.
+        Old scratch folders of killed processes are removed, too.
         """
         entries: list[tuple[float, Path]] = []
         with contextlib.suppress(OSError):  # another process removes them
@@ -213,7 +212,7 @@ class PrivateCache:
             num_kept += 1
 
     def _remove_free(self, path: Path) -> None:
-        """Unless a process holds a lock on it; gone at once, or not at all."""
+        """Remove an entry at once, unless a process holds a lock on it."""
         with lock_to_remove(path) as is_free, contextlib.suppress(OSError):
             if is_free:
                 left = self.folder / f"{SCRATCH_PREFIX}{path.name}"
@@ -222,9 +221,9 @@ class PrivateCache:
 
 
 def keep_entry(entry: str | int) -> None:
-    """Have no process remove it until this one ends, as far as its file system has locks.
+    """Let no process remove an entry until this one ends, as far as its file system has locks.
 
-    `entry`: its path, or a descriptor of it, which must stay open.
+    `entry`: its path, or a descriptor, which must stay open.
     """
     with contextlib.suppress(OSError):
         descriptor = entry if isinstance(entry, int) else os.open(entry, _OPEN_FLAGS)
@@ -233,7 +232,7 @@ def keep_entry(entry: str | int) -> None:
 
 @contextlib.contextmanager
 def lock_to_remove(path: Path) -> Generator[bool]:
-    """Whether no process keeps it; inside, none begins to. False where that cannot be known."""
+    """Whether no process keeps an entry; none can begin to inside. False if that cannot be known."""
     try:
         descriptor = os.open(path, _OPEN_FLAGS)
     except OSError:
@@ -251,7 +250,7 @@ def lock_to_remove(path: Path) -> Generator[bool]:
 
 
 def seal_file(path: Path) -> None:
-    """Write the checksum of a file behind it. Raises OSError."""
+    """Append a file's checksum to it. Raises OSError."""
     with path.open("r+b") as file:
         digest = hashlib.file_digest(file, "sha256").digest()
         file.seek(0, os.SEEK_END)
@@ -275,7 +274,7 @@ def _is_own(status: os.stat_result) -> bool:
 
 
 def _make_folders(folder: Path) -> None:
-    """It and the parents that are missing, which are all private."""
+    """Make the folder and its missing parents, all private."""
     missing: list[Path] = []
     while not folder.exists() and not folder.is_symlink():
         missing.append(folder)
@@ -286,7 +285,7 @@ def _make_folders(folder: Path) -> None:
 
 
 def _find_strange_link(folder: Path) -> str:
-    """The link of another user that the path leads through, and that could lead anywhere; '': none."""
+    """Why the path is not safe: another user's link in it, which could lead anywhere; '' without one."""
     for path in (folder, *folder.parents):
         status = path.lstat()
         if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.getuid()):
@@ -295,9 +294,9 @@ def _find_strange_link(folder: Path) -> str:
 
 
 def _find_fault(folder: Path) -> str:
-    """Why what lies in this folder cannot be trusted, '' if it can.
+    """Why the contents of this folder cannot be trusted, '' if they can.
 
-    Whatever others may do further up, they cannot put a folder in its place that is this user's.
+    Whatever others can do further up, they cannot replace it by a folder that this user owns.
     """
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
@@ -308,7 +307,7 @@ def _find_fault(folder: Path) -> str:
 
 
 def _find_damage(folder: Path) -> str:
-    """What of a folder's files is not as it was written, '' if all is."""
+    """Which of a folder's files was changed, '' if none was."""
     try:
         if reason := _find_fault(folder):
             return reason

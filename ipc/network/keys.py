@@ -1,10 +1,10 @@
-"""CURVE keys in files: who a daemon is to its clients on the network, and which clients it lets in.
+"""CURVE keys in files: a daemon's own for its remote clients, and those of the clients that it lets in.
 
-A folder has, for a daemon, `server.secret` and `clients` (the public keys of whom it lets in, one a line),
-and for a client `client.secret` and `server.public`. A line is a key of 40 characters (Z85), and a name may
-follow it, or a remark that begins with '# '. Of a client it may also say `weight=W` (its share beside other
-clients'; 1), `priority=P` (the least that its requests may say; 0) and `tenants=own` (each tenant that it
-names has a share of its own, for a server with users of its own). Nothing here knows sockets.
+A daemon's folder has `server.secret` and `clients` (the public keys of its clients, one a line), a client's
+folder `client.secret` and `server.public`. A line is a key of 40 characters (Z85), which a name or a remark
+that begins with '# ' may follow. A client's line may also have `weight=W` (its share beside other clients';
+1), `priority=P` (the least value that its requests may have; 0) and `tenants=own` (each tenant that it names
+has its own share, for a server with users of its own). Nothing here knows sockets.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GRANT_WORDS = f"weight=W (above 0, up to {MAX_CLIENT_WEIGHT:g}), priority=P (an
 
 @dataclass(frozen=True, slots=True)
 class ClientGrant:
-    """What the operator lets a client be, beside that it is let in."""
+    """What the operator grants a client that is let in."""
 
     name: str = ""
     weight: float = 1.0
@@ -56,7 +56,7 @@ class ServerKeys:
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """A client's pair, and the daemon that it means to talk to."""
+    """A client's pair, and the public key of its daemon."""
 
     public: bytes
     secret: bytes
@@ -64,7 +64,7 @@ class ClientKeys:
 
 
 def make_keys(folder: Path) -> None:
-    """A daemon's keys and a first client's, who is let in. Raises ConfigError if there are some already."""
+    """Make a daemon's keys and those of a first client. Raises ConfigError if there are keys already."""
     _check_curve()
     with _readable_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def add_client(folder: Path, client_folder: Path, weight: float = 1.0) -> None:
         _write(client_folder / SERVER_PUBLIC, server + b"\n", 0o644)
         with (folder / CLIENTS).open("ab+") as clients:
             clients.seek(0)
-            start = b"" if clients.read().endswith(b"\n") else b"\n"  # or it would be in the name of the last
+            start = b"" if clients.read().endswith(b"\n") else b"\n"  # else it would join the last name
             words = name if weight == 1.0 else f"{name} weight={weight:g}"
             clients.write(start + client[0] + b" " + words.encode() + b"\n")
 
@@ -117,10 +117,10 @@ def read_client_keys(folder: Path) -> ClientKeys:
 
 
 class KeyRing(Protocol):
-    """Who is let in."""
+    """The clients that are let in."""
 
     def find_grant(self, key: bytes) -> ClientGrant | None:
-        """What is known of who has this public key; None: is not let in."""
+        """The grant to the client with this public key; None: it is not let in."""
         ...
 
 
@@ -131,41 +131,38 @@ class OneClient:
         self._key = key
 
     def find_grant(self, key: bytes) -> ClientGrant | None:
-        """One without a name, of its key."""
+        """The default grant, if it is this client's key."""
         return ClientGrant() if key == self._key else None
 
 
 def make_key_pairs() -> tuple[ServerKeys, ClientKeys]:
-    """A server's and its one client's, for who starts both. Raises ConfigError without CURVE."""
+    """A server's keys and its only client's, for who starts both. Raises ConfigError without CURVE."""
     _check_curve()
     server, client = zmq.curve_keypair(), zmq.curve_keypair()
     return ServerKeys(*server), ClientKeys(*client, server=server[0])
 
 
 class AuthorizedClients:
-    """The public keys of who is let in. The file is read again when it has changed; one thread asks."""
+    """The clients in a daemon's file, which is read again when it has changed. For one thread."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / CLIENTS
         self._grants: dict[bytes, ClientGrant] = {}
         self._version: object = None
 
-    def check(self) -> None:
-        """Raise ConfigError if the file cannot be used, or could be written by others."""
-        self._read_if_changed()
-
     def find_grant(self, key: bytes) -> ClientGrant | None:
-        """What the file says of who has this public key (of 40 characters); None: is not let in.
+        """The grant to the client with this public key of 40 characters; None: it is not let in.
 
-        Nobody is let in while the file is missing or cannot be used.
+        No client is let in while the file is missing or cannot be used.
         """
         try:
-            self._read_if_changed()
+            self.check()
         except ConfigError:
             self._grants, self._version = {}, None
         return self._grants.get(key)
 
-    def _read_if_changed(self) -> None:
+    def check(self) -> None:
+        """Read the file if it has changed. Raises ConfigError for a bad one, or one that others can write."""
         with _readable_errors(self._path):
             status = self._path.stat()
             version = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
@@ -202,9 +199,9 @@ def _read_one_key(path: Path) -> bytes:
 
 
 def _parse(path: Path, text: bytes) -> Iterator[tuple[int, bytes, str]]:
-    """Number, key and what follows it, of each line with a key.
+    """(number, key, what follows it) of each line with a key.
 
-    Of what is no key nothing is shown: it may be a part of a secret.
+    An error shows nothing of a line that is no key, as it may be a part of a secret.
     """
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith(b"# "):
@@ -216,7 +213,7 @@ def _parse(path: Path, text: bytes) -> Iterator[tuple[int, bytes, str]]:
 
 
 def _parse_grant(path: Path, number: int, text: str) -> ClientGrant:
-    """What follows a key: words of its name, and what the operator grants. Raises ConfigError."""
+    """What follows a key: words of its name, and grants. Raises ConfigError."""
     words, mark, remark = f" {text}".partition(" # ")
     values: dict[str, Any] = {}
     names: list[str] = []
@@ -258,7 +255,7 @@ def _write_pair(folder: Path, names: tuple[str, str], pair: tuple[bytes, bytes])
 
 
 def _write(path: Path, text: bytes, mode: int) -> None:
-    """A new file; one that is there already is an error, also if it has come just now."""
+    """Write a new file. A file that exists is an error, also if it was made just now."""
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(text)

@@ -1,6 +1,6 @@
-"""The files of a model that frontends read, by their content: a copy elsewhere must be the engine's.
+"""The files of a model that frontends read, by content: a copy on another machine must equal the engine's.
 
-A tokenizer, a chat template or default parameters that differ would make wrong text without an error.
+Another tokenizer, chat template or default parameters would make wrong text without an error.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _SHOWN = 12  # characters of a hash
 
 
 class ServedFiles(msgspec.Struct, frozen=True):
-    """Name in its folder -> SHA-256 of a file, in hex. No tokenizer: an engine without one."""
+    """File name in its folder -> SHA-256 in hex. `tokenizer` is empty for an engine without one."""
 
     model: dict[str, str]
     tokenizer: dict[str, str]
 
 
 def hash_served_files(model_folder: str, tokenizer_folder: str) -> ServedFiles:
-    """Read and hash them; '' has none. Raises ModelError for a file that cannot be read."""
+    """Hash both folders' files; '' is an empty folder. Raises ModelError for a file that cannot be read."""
     return ServedFiles(
         _hash_folder(model_folder, _MODEL_PATTERNS), _hash_folder(tokenizer_folder, _TOKENIZER_PATTERNS)
     )
@@ -79,12 +79,12 @@ def _find(folder: str, patterns: tuple[str, ...]) -> Iterator[str]:
 
 
 def find_model_files(folder: str) -> Iterator[str]:
-    """The names of those that say what frontends do with the model's numbers."""
+    """The names of the model's files that frontends read."""
     return _find(folder, _MODEL_PATTERNS)
 
 
 def find_tokenizer_files(folder: str) -> Iterator[str]:
-    """The names of those that make tokens of text, and text of conversations; none in ''."""
+    """The names of the tokenizer's and the chat templates' files; none in ''."""
     return _find(folder, _TOKENIZER_PATTERNS)
 
 

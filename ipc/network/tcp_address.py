@@ -1,6 +1,6 @@
-"""Addresses of the form tcp://HOST:PORT, as they are written, and the sockets that listen there.
+"""Addresses of the form tcp://HOST:PORT, and the sockets that listen there.
 
-The name of a daemon is never one. A listening socket's owner is the supervisor: it outlives every core.
+No daemon's name has this form. The supervisor owns the listening sockets, which outlive every core.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class TcpAddress(NamedTuple):
             return False
 
     def shift(self, count: int) -> TcpAddress:
-        """The address `count` ports on: an engine of a group listens there. Port 0 stays: any free one."""
+        """The address `count` ports on, for an engine of a group. Port 0 (any free one) stays."""
         return self._replace(port=self.port + count) if self.port else self
 
 
 def is_tcp(name: str) -> bool:
-    """Whether an engine is named by an address and not by a daemon's name."""
+    """Whether an engine's name is an address, and not a daemon's name."""
     return name.startswith(SCHEME)
 
 
 def parse_tcp_address(field: str, text: str, *, is_listening: bool = False) -> TcpAddress:
-    """Read an address. Port 0 (any free one) is only for who listens. Raises ConfigError naming `field`."""
+    """Read an address. Port 0 (any free one) is for listening only. Raises ConfigError naming `field`."""
     host, colon, port_text = text.removeprefix(SCHEME).rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if is_bracketed else host
@@ -79,11 +79,11 @@ def check_listening(listen: str | None, keys: str | None) -> TcpAddress | None:
 
 
 def open_listener(address: TcpAddress) -> socket.socket:
-    """A socket that listens there, for one core after the other. Raises ConfigError if it cannot be had.
+    """A socket that listens there, for one core after another. Raises ConfigError if it cannot be had.
 
-    Whoever connects while there is no core waits in its backlog; it is refused once nobody holds the socket.
+    A client that connects while there is no core waits in the backlog, until no process holds the socket.
     """
-    if address.port > MAX_PORT:  # which getaddrinfo would take for another one
+    if address.port > MAX_PORT:  # getaddrinfo would wrap it
         raise ConfigError("listen", str(address), f"a port up to {MAX_PORT}; engines have ports in a row")
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(
@@ -93,7 +93,7 @@ def open_listener(address: TcpAddress) -> socket.socket:
     except (OSError, UnicodeError) as error:
         raise ConfigError("listen", str(address), f"an address of this machine ({error})") from None
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what ended connections left behind
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ended connections keep the address
         listener.bind(place)
         listener.listen(BACKLOG)
     except OSError as error:
@@ -105,10 +105,7 @@ def open_listener(address: TcpAddress) -> socket.socket:
 
 
 def open_everywhere() -> socket.socket:
-    """A socket that listens on a free port of all of this machine's addresses, IPv6's too where it has them.
-
-    Raises ConfigError.
-    """
+    """A socket that listens on a free port of all of this machine's addresses. Raises ConfigError."""
     if not socket.has_dualstack_ipv6():
         return open_listener(TcpAddress("0.0.0.0", 0))
     listener = socket.create_server(("::", 0), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)

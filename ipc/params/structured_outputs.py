@@ -7,7 +7,7 @@ reading a schema or a grammar is checked there; here is what can be seen at once
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict, cast
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict, cast, get_args
 
 import msgspec
 from msgspec import Meta
@@ -97,7 +97,7 @@ RENAMED_FIELDS = {
 }
 
 GrammarKind = Literal["json", "regex", "choice", "grammar", "json_object", "structural_tag"]
-KINDS: tuple[GrammarKind, ...] = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 _WITH_JSON = ("json", "json_object", "structural_tag")
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from ..params.pooling_params import PoolingTask
 from .weight_format import WeightFormats
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -22,10 +23,9 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 NormKind = Literal["rms", "layer"]
 Pool = Literal["cls", "last", "mean", "max", "weighted_mean", "mean_sqrt_len", "all"]
 HeadActivation = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "softmax"]
-# What a model is asked for, and with which head where it has none for that; vLLM's names.
+# What a model is used for, and the head it gets if it has none for that; vLLM's names.
 Runner = Literal["auto", "generate", "pooling"]
 Convert = Literal["auto", "none", "embed", "classify"]
-PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
 
 DTYPE_SIZE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
