@@ -1,4 +1,4 @@
-"""Which device a worker takes, why a GPU that is there cannot be used, and which of its errors end it."""
+"""Which device a worker takes, why a GPU cannot be used, and which errors of a device end its process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _DRIVER = Path("/dev/nvidiactl")  # is there as soon as NVIDIA's driver has been
 def resolve_device(name: str, number: int = 0) -> torch.device:
     """The device that `parallel.device` names; "auto" takes a GPU if there is one. Raises ConfigError.
 
-    Of several workers, ranks of an engine or of several engines, each takes the next GPU: of those that
-    CUDA_VISIBLE_DEVICES leaves, from the named one on.
+    Several workers (ranks, or several engines) take one visible GPU after another, beginning with the named
+    one; `number` is this worker's.
     """
     if name == "cpu":
         return torch.device("cpu")
@@ -44,7 +44,7 @@ def resolve_device(name: str, number: int = 0) -> torch.device:
 
 
 def find_gpu_fault() -> str | None:
-    """Why torch cannot use the GPU of this machine; None if it can, or there is none, or it is hidden."""
+    """Why torch cannot use this machine's GPU; None if it can, or if there is none, or it is hidden."""
     if torch.cuda.is_available():
         return _find_unsupported(torch.device("cuda", torch.cuda.current_device()))
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -78,18 +78,16 @@ def _find_unsupported(device: torch.device) -> str | None:
 
 
 def _describe_choice(count: int, index: int) -> str:
-    names = ", ".join(f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(count))
+    names = ", ".join(f"cuda:{number} ({torch.cuda.get_device_name(number)})" for number in range(count))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     because = "" if visible is None else f", which CUDA_VISIBLE_DEVICES={visible} leaves"
     return f"one of {names}{because}; a worker would need cuda:{index}"
 
 
-# What an error of the device means: too little memory, or a context that computes nothing any more. After
-# a kernel's illegal access (and most other errors of a GPU) every later call of the process fails with
-# the same error: CUDA calls it sticky, and only another process can go on. It knows texts and codes, no
-# steps.
+# What an error of the device means. After a kernel's illegal access, and most other errors of a GPU, every
+# later call of the process fails with the same error: CUDA calls it sticky, and only another process can go
+# on. Triton, cuBLAS and torch's allocator for CPUs raise plain RuntimeErrors: only the text tells.
 
-# Triton and cuBLAS raise plain RuntimeErrors, torch's allocator for CPUs too: only the text tells.
 _SHORTAGES = (
     "can't allocate memory",
     "CUDA error: out of memory",
@@ -100,8 +98,8 @@ _SHORTAGES = (
     "CUDNN_STATUS_ALLOC_FAILED",
 )
 _MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation
-# Of a call that was refused before anything ran: cudaErrorInvalidValue, cudaErrorInvalidConfiguration and
-# cudaErrorLaunchOutOfResources leave the context as it was.
+# Calls that were refused before anything ran, and leave the context intact: cudaErrorInvalidValue,
+# cudaErrorInvalidConfiguration, cudaErrorLaunchOutOfResources.
 _HARMLESS_CODES = frozenset({1, 9, 701})
 _STICKY_TEXTS = (
     "illegal memory access",
@@ -118,8 +116,8 @@ _STICKY_TEXTS = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was too little memory, of the device or of the host; a smaller step may fit."""
-    if isinstance(error, GroupAborted):  # another rank has met it
+    """Whether device or host had too little memory: a smaller step may fit."""
+    if isinstance(error, GroupAborted):  # another rank's error
         return error.is_out_of_memory
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
@@ -129,7 +127,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_sticky(error: BaseException) -> bool:
-    """Whether nothing more can be computed in this process."""
+    """Whether this process can compute nothing more."""
     if is_out_of_memory(error) or isinstance(error, GroupAborted):
         return False
     if isinstance(error, torch.AcceleratorError):
@@ -138,5 +136,5 @@ def is_sticky(error: BaseException) -> bool:
 
 
 def _code_of(error: BaseException) -> int | None:
-    """cudaError_t, where torch says it."""
+    """Its cudaError_t, if torch gives it."""
     return getattr(error, "error_code", None)

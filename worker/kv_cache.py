@@ -1,8 +1,7 @@
-"""The KV cache's memory: a plan in bytes with a ledger, the number of blocks that follows, and the tensors.
+"""The KV cache's memory: a plan with a ledger, the number of blocks, and the tensors. All sizes are in bytes.
 
-An encoder keeps no KV. Its layers take turns with the blocks of two, in which a step's prompts lie one after
-the other: a layer's keys may be written while those of the layer before it are still read.
-It knows sizes, not what a block holds. All sizes are in bytes.
+An encoder keeps no KV. Its layers use two layers' blocks in turn, in which a step's prompts lie one after the
+other: a layer's keys may be written while the last layer's are still read.
 """
 
 from __future__ import annotations
@@ -33,20 +32,17 @@ _log = logging.getLogger(__name__)
 
 _MIB = 1 << 20
 
-# Where no size is asked for, a CPU cache holds what max_num_seqs full requests need, but at most so many
-# bytes and at most this fraction of the available memory. The system gives a page when it is first written,
-# so blocks that are never used cost nothing.
+# By default a CPU's cache is for max_num_seqs full requests, within these bounds: bytes, and the part of the
+# available memory. The system gives a page when it is first written, so unused blocks cost nothing.
 _MAX_AUTO_CPU_BYTES = 4 << 30
 _MAX_AUTO_CPU_FRACTION = 0.5
-# For the CUDA context's growth, library workspaces and fragmentation.
-_CUDA_RESERVE_BYTES = 512 * _MIB
-# Slices of prompt logits and the sampler's temporaries, both bounded.
-_SCRATCH_BYTES = 64 * _MIB
-# What else is on a GPU comes and goes: by so much less than before may be free for as many blocks.
+_CUDA_RESERVE_BYTES = 512 * _MIB  # for the context's growth, library workspaces and fragmentation
+_SCRATCH_BYTES = 64 * _MIB  # for slices of prompt logits and the sampler's temporaries, both bounded
+# A worker that replaces a lost one takes as many blocks, even if this much less memory is free.
 _NOISE_BYTES = _CUDA_RESERVE_BYTES // 2
 _MAX_WAIT_S = 20.0  # for a lost worker's memory
 _WAIT_INTERVAL_S = 0.05
-_NUM_SCRATCH_LAYERS = 2  # of an encoder
+_NUM_SCRATCH_LAYERS = 2  # whose blocks an encoder's layers share
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +54,9 @@ class MemoryPlan:
 
 
 def check_max_model_len(config: EngineConfig, device: torch.device) -> None:
-    """Refuse a max_model_len that can never fit, before tables of as many positions are made.
+    """Raise ConfigError for a max_model_len that can never fit, before tables of its positions are made.
 
-    Raises ConfigError; config.json alone may have chosen the number.
+    The number may come from config.json alone.
     """
     if not config.block_size_bytes:
         return
@@ -72,7 +68,7 @@ def check_max_model_len(config: EngineConfig, device: torch.device) -> None:
 
 
 def check_weights_fit(config: EngineConfig, device: torch.device, num_ranks: int = 1) -> None:
-    """Refuse weights that can never fit, before any is read; `config` is a rank's. Raises ConfigError."""
+    """Raise ConfigError for weights that can never fit, before any is read. `config` is a rank's."""
     model = config.model
     packs_table = choose_linear(getattr(torch, model.dtype), device, None, config.wants_exact) == "native"
     needed = count_model_bytes(model, num_ranks, packs_table)
@@ -87,9 +83,9 @@ def check_weights_fit(config: EngineConfig, device: torch.device, num_ranks: int
 
 
 def wait_for_memory(config: EngineConfig, device: torch.device, num_ranks: int = 1) -> None:
-    """Wait a while for what the lost worker held, whose place this one takes; `config` is a rank's.
+    """Wait a while for the memory of the lost worker that this one replaces. `config` is a rank's.
 
-    A GPU gives a killed process' memory back some time after the process has ended.
+    A GPU gives a killed process' memory back some time after its end.
     """
     assert config.num_blocks_before is not None
     if device.type != "cuda":
@@ -106,10 +102,10 @@ def wait_for_memory(config: EngineConfig, device: torch.device, num_ranks: int =
 def plan_memory(
     config: EngineConfig, device: torch.device, weight_bytes: int, num_ranks: int = 1
 ) -> MemoryPlan:
-    """Divide the device's memory, a CPU's being shared by `num_ranks`, after the weights have been loaded.
+    """Divide the device's memory after the weights were loaded; `num_ranks` share a CPU's.
 
-    Raises ConfigError if not even one request of max_model_len fits (or more is asked for than there is), and
-    names the number to change.
+    Raises ConfigError, with the number to change, if not even one request of max_model_len fits, or more was
+    asked for than there is.
     """
     activation_bytes = estimate_activation_bytes(config)
     reserve_bytes = _CUDA_RESERVE_BYTES if device.type == "cuda" else 0
@@ -125,9 +121,9 @@ def plan_memory(
 
 
 def allocate_kv_caches(config: EngineConfig, num_blocks: int, device: torch.device) -> KVCaches:
-    """(k, v) of each layer, not initialized: attention reads no slot that has not been written.
+    """(k, v) of each layer, uninitialized: attention reads no slot before it is written.
 
-    `num_blocks` is of no meaning for an encoder.
+    An encoder ignores `num_blocks`.
     """
     spec = config.model.spec
     if spec.is_causal:
@@ -170,9 +166,8 @@ def copy_blocks(kv_caches: KVCaches, copies: list[tuple[int, int]]) -> None:
 
 
 def estimate_activation_bytes(config: EngineConfig) -> int:
-    """Upper estimate of what a step of max_num_batched_tokens holds beside weights and KV.
-
-    Of a layer what its spec says, in up to float32; of the sampler: the logits of all rows and a copy.
+    """An upper estimate of what a step of max_num_batched_tokens holds beside weights and KV: a layer's
+    activations in float32, all rows' logits and a copy of them.
     """
     spec = config.model.spec
     num_tokens = config.scheduler.max_num_batched_tokens
@@ -183,7 +178,7 @@ def estimate_activation_bytes(config: EngineConfig) -> int:
 
 
 def count_scratch_blocks(config: EngineConfig) -> int:
-    """Blocks that the prompts of any step fill: each may leave its last one partly empty."""
+    """The most blocks that a step's prompts fill: each may leave its last one partly empty."""
     scheduler = config.scheduler
     return -(-scheduler.max_num_batched_tokens // config.cache.block_size) + scheduler.max_num_seqs
 
@@ -198,9 +193,9 @@ def _count_scratch_bytes(config: EngineConfig) -> int:
 
 
 def _count_blocks(config: EngineConfig, device: torch.device, free_bytes: int) -> int:
-    """Blocks by the override, the size in bytes, or what the device has; `free_bytes` may be negative.
+    """The number of blocks, by the override, the size in bytes, or the device's memory; 0 without KV.
 
-    0 of a model without KV.
+    `free_bytes` may be negative.
     """
     cache, block_bytes = config.cache, config.block_size_bytes
     if not block_bytes:
@@ -225,7 +220,7 @@ def _count_blocks(config: EngineConfig, device: torch.device, free_bytes: int) -
         _check_one_request(config, num_blocks, field, value, "more, or kv_cache_memory_bytes ")
         return num_blocks
     wanted = config.scheduler.max_num_seqs * config.max_blocks_per_request
-    num_engines = config.parallel.data_parallel_size  # which take theirs of the same memory
+    num_engines = config.parallel.data_parallel_size  # they share the memory
     budget = min(_MAX_AUTO_CPU_BYTES, int(free_bytes * _MAX_AUTO_CPU_FRACTION) // num_engines)
     num_blocks = min(wanted, max(0, budget) // block_bytes)
     _check_one_request(config, num_blocks, "kv_cache_memory_bytes", None)
@@ -233,10 +228,10 @@ def _count_blocks(config: EngineConfig, device: torch.device, free_bytes: int) -
 
 
 def _find_share(config: EngineConfig, device: torch.device) -> int:
-    """Bytes for KV of this engine's share of a GPU, as vLLM counts it. May be negative.
+    """The bytes for KV in this engine's share of a GPU, as vLLM counts it. May be negative.
 
-    The share is a fraction of the whole device, whatever other processes hold; what this one has taken goes
-    off, and what it keeps for steps.
+    The share is a fraction of the whole device, whatever other processes hold, less what this process has
+    taken and what its steps need.
     """
     fraction = config.cache.gpu_memory_utilization
     free, total = torch.cuda.mem_get_info(device)
@@ -251,7 +246,7 @@ def _find_share(config: EngineConfig, device: torch.device) -> int:
 def _check_one_request(
     config: EngineConfig, num_blocks: int, field: str, value: float | None, instead: str = ""
 ) -> None:
-    """Refuse a cache in which a request of max_model_len could wait for ever."""
+    """Raise ConfigError for a cache in which a request of max_model_len could wait for ever."""
     needed, block_size_bytes = config.max_blocks_per_request, config.block_size_bytes
     if num_blocks >= needed:
         return
@@ -266,7 +261,7 @@ def _check_one_request(
 
 
 def _check_available(config: EngineConfig, num_blocks: int, free_bytes: int, field: str, value: int) -> None:
-    """Refuse what the system would grant now and kill the worker for later."""
+    """Raise ConfigError for a size that the system would grant now, and kill the worker for later."""
     size = num_blocks * config.block_size_bytes
     if size > free_bytes:
         most = max(0, free_bytes) // config.block_size_bytes
@@ -275,12 +270,12 @@ def _check_available(config: EngineConfig, num_blocks: int, free_bytes: int, fie
 
 
 def _free_share(device: torch.device, num_ranks: int) -> int:
-    """What one of the ranks could still take; each has a GPU of its own, and all have one CPU."""
+    """The memory that a rank could still take: each has its own GPU, or all share a CPU's."""
     return _free_bytes(device) if device.type == "cuda" else _free_bytes(device) // num_ranks
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Memory that this process could still take."""
+    """The memory that this process could still take."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     limits = psutil.virtual_memory().available, find_free_memory(), find_free_address_space()

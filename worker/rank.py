@@ -1,4 +1,4 @@
-"""What a worker does at its start as one of several ranks: join them, take its cores, name its weights."""
+"""The start of a worker as one of several ranks: it joins the others, takes its cores, names its weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KINDS = ("cpu", "cuda")  # of devices
 
 
 def check_num_ranks(parallel: ParallelConfig, device: torch.device) -> None:
-    """Refuse what GPUs cannot share out between them. Raises ConfigError."""
+    """Raise ConfigError for ranks that this machine's GPUs cannot run."""
     if device.type != "cuda" or parallel.num_ranks == 1:
         return
     if parallel.pipeline_parallel_size > 1:
@@ -41,9 +41,9 @@ def check_num_ranks(parallel: ParallelConfig, device: torch.device) -> None:
 
 
 def join_group(args: GroupArgs, rank: int, config: EngineConfig, device: torch.device) -> SharedGroup:
-    """Meet the others, before `take_cores`; returns when all are here.
+    """Join the other ranks, before `take_cores`. Returns when all have joined.
 
-    Raises ConfigError where the kernels for it are not to be had, or the ranks' devices are not of one kind.
+    Raises ConfigError without native kernels, or if the ranks' devices are of several kinds.
     """
     if native.load_library() is None:
         raise ConfigError(*config.parallel.why_ranks, "1 without the native CPU kernels")
@@ -65,7 +65,7 @@ def join_group(args: GroupArgs, rank: int, config: EngineConfig, device: torch.d
 
 
 def check_devices(group: SharedGroup, config: EngineConfig, device: torch.device) -> None:
-    """Refuse ranks that find devices of several kinds; all wait for each other. Raises ConfigError."""
+    """Raise ConfigError if the ranks have found devices of several kinds. All ranks wait for each other."""
     kinds = [_KINDS[number] for number in group.exchange(_KINDS.index(device.type))]
     if len(set(kinds)) > 1:
         kinds_found = ", ".join(f"rank {rank} has {kind}" for rank, kind in enumerate(kinds))
@@ -73,19 +73,19 @@ def check_devices(group: SharedGroup, config: EngineConfig, device: torch.device
 
 
 def find_ring_bytes(config: EngineConfig) -> int:
-    """How much may be on its way from a stage to the next: the hidden states of two steps, if they are not
-    too large, and the tokens of all steps that are computed at once. A power of 2.
+    """The size of the ring between two stages, a power of 2: for the hidden states of two steps, if they are
+    not too large, and for the tokens of all steps in flight.
     """
     scheduler, model = config.scheduler, config.model
     token_bytes = model.spec.hidden_size * DTYPE_SIZE_BYTES[model.dtype]
     hidden = min(2 * scheduler.max_num_batched_tokens * token_bytes, _MAX_HIDDEN_BYTES)
-    # As many again are sampled while the first stage takes those; each step's are preceded by their size.
+    # Two more steps' tokens than are in flight; each step's follow their number.
     tokens = (scheduler.max_steps_in_flight + 2) * (_TOKEN_BYTES * scheduler.max_num_seqs + _TOKEN_BYTES)
     return 1 << (max(hidden, tokens, _MIN_RING_BYTES) - 1).bit_length()
 
 
 def take_cores(rank: int, size: int) -> int:
-    """Keep this process to the rank's cores, if there are enough for all; returns for how many threads."""
+    """Bind this process to the rank's cores, if all ranks can have some. Returns its number of threads."""
     cores = list_cores()
     parts = divide_cores(cores, size)
     if parts is None:
@@ -97,7 +97,7 @@ def take_cores(rank: int, size: int) -> int:
 
 
 def compute_weights_id(config: EngineConfig) -> str:
-    """Equal for ranks that have loaded the same files, by samples, with the same configuration."""
+    """A hash of the configuration and of samples of the weight files, which must be equal on all ranks."""
     same = msgspec.structs.replace(config, fault_hooks="")
     digest = hashlib.sha256(msgspec.msgpack.encode(same))
     for name in config.model.weight_files:

@@ -1,5 +1,5 @@
-"""torch without its meta kernels, which take a quarter of its import: they find shapes for who traces a
-program (torch.compile, FakeTensor), as nothing here does on a CPU. Imports torch only when it is told to.
+"""Imports torch without its meta kernels, which take a quarter of the import. They compute shapes for tracing
+(torch.compile, FakeTensor), which nothing here does on a CPU.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ _LEFT_OUT = ModuleType(_META_KERNELS)
 
 
 def import_torch() -> None:
-    """Import it without its meta kernels, unless it is here. Raises as the import."""
+    """Import torch without its meta kernels, unless it is imported already. Raises as the import does."""
     if "torch" not in sys.modules:
         sys.modules[_META_KERNELS] = _LEFT_OUT
     importlib.import_module("torch")
 
 
 def load_meta_kernels() -> None:
-    """Have them after all, before anything traces: libraries for GPUs, and an operator's own code, may."""
+    """Import the meta kernels after all: libraries for GPUs, and an operator's code, may trace."""
     if sys.modules.get(_META_KERNELS) is _LEFT_OUT:
         del sys.modules[_META_KERNELS]
         importlib.import_module(_META_KERNELS)

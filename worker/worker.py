@@ -1,6 +1,6 @@
 """Worker: one device from its start to its steps. It puts the parts together and knows no sockets.
 
-Start-up is a row of phases, each announced as it begins; who listens times them.
+The start is a sequence of phases, each announced as it begins; the core times them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Worker:
         rank: int = 0,
         group: GroupArgs | None = None,
     ) -> None:
-        """`rank` of `group`, which shares the model; None: this worker has all of it."""
+        """`rank` in `group`, whose ranks share the model; None: this worker has the whole model."""
         self._config = config
         self._on_phase = on_phase
         self._rank, self._group_args = rank, group
@@ -59,7 +59,7 @@ class Worker:
     def start(self) -> WorkerReady:
         """Take the device, load the model, allocate the KV cache and run a step of each kind once.
 
-        Raises ModelError for a model that cannot be loaded and ConfigError for what does not fit the device.
+        Raises ModelError for a model that cannot be loaded, ConfigError for one that does not fit the device.
         """
         self._on_phase("set up device")
         device, num_threads = self._set_up_device()
@@ -79,7 +79,7 @@ class Worker:
         files = config.model.noted, config.model.model, config.model.tokenizer
         check_loaded(*files)
         model = load_model(config, device, self._group if is_cut else None)
-        check_loaded(*files)  # they may have been replaced meanwhile
+        check_loaded(*files)  # again: they may have been replaced meanwhile
         if device.type == "cpu":
             num_active_params = part.model.spec.num_active_params
             self._threads = ThreadRule(num_threads, model.weight_bytes, num_active_params)
@@ -100,7 +100,7 @@ class Worker:
             self._runner.capture_graphs()
         if watch is not None:
             watch.is_serving = True
-        if processors:  # after the warm-up, whose request is nobody's
+        if processors:  # after the warm-up, whose requests they must not see
             self._runner.use_logits_processors(processors)
         weights_id = "" if self._group is None else compute_weights_id(self._config)
         backends = "+".join(dict.fromkeys(backend.name for backend in model.attention_backends))
@@ -110,7 +110,7 @@ class Worker:
         return WorkerReady(plan.num_blocks, str(device), plan.ledger, variance, weights_id, backends)
 
     def _set_up_device(self) -> tuple[torch.device, int | None]:
-        """The device, and how many threads were chosen for it; None: by model and cores."""
+        """The device, and the number of threads; None: by model and cores."""
         check_switch()
         parallel = self._config.parallel
         device = resolve_device(
@@ -127,13 +127,13 @@ class Worker:
         return device, num_threads
 
     def _meet_group(self, args: GroupArgs, device: torch.device) -> int:
-        """Join the other ranks and keep to this one's cores; returns how many threads it has."""
+        """Join the other ranks and bind to this one's cores. Returns its number of threads."""
         self._group = join_group(args, self._rank, self._config, device)
         return self._config.parallel.num_threads or take_cores(self._rank, args.size)
 
     @property
     def is_async(self) -> bool:
-        """True if a step may be launched before the one ahead of it is collected (on a GPU)."""
+        """Whether a step may be launched before the one ahead of it is collected (on a GPU)."""
         assert self._runner is not None
         return self._runner.is_async
 
@@ -159,7 +159,7 @@ class Worker:
         return self._runner.collect(launched)
 
     def describe_failure(self, step_id: int, error: Exception) -> StepFailed:
-        """The answer to a step that raised, made while `error` is handled."""
+        """The answer to a step that raised; called while `error` is handled."""
         return StepFailed(
             step_id,
             f"{type(error).__name__}: {error}",
@@ -168,18 +168,18 @@ class Worker:
         )
 
     def is_lost(self, error: Exception) -> bool:
-        """Whether this process can compute nothing more after an error of a step."""
+        """Whether this process can compute nothing more after a step's error."""
         return is_sticky(error)
 
     def abort_group(self, error: Exception) -> None:
-        """Tell the other ranks, if there are any, that this one cannot go on until `reset_rows`."""
+        """Tell the other ranks, if there are any, that this one needs `reset_rows` to go on."""
         if self._group is not None:
             self._group.abort(f"{type(error).__name__}: {error}", is_out_of_memory(error))
 
     def reset_rows(self) -> None:
-        """Forget every request, and what a failed step has left of the device's memory.
+        """Forget every request, and free the memory that a failed step has left.
 
-        Waits for the other ranks to do so too. Raises GroupLost if one of them has ended.
+        Waits for the other ranks to do the same. Raises GroupLost if one of them has ended.
         """
         assert self._runner is not None
         if self._group is not None:
@@ -189,7 +189,7 @@ class Worker:
             torch.cuda.empty_cache()
 
     def _warm_up(self, num_blocks: int, device: torch.device) -> CompileWatch | None:
-        """Steps of the kinds to come, so that the first requests pay for no first call."""
+        """Run steps of all kinds, so that no request pays for a first call."""
         warm_up = WarmUp(self._config, num_blocks)
         if not can_use_triton(device):
             run_all(warm_up.make_brief_runs(), self.execute, self.reset_rows)
@@ -199,7 +199,9 @@ class Worker:
 
 @contextmanager
 def _fitted_before(config: EngineConfig) -> Generator[None]:
-    """In the place of a lost worker, which had room, too little memory is not the user's error: it passes."""
+    """Turn ConfigErrors into MemoryErrors for a worker that replaces a lost one, which had enough memory: a
+    shortage is then not the user's error, and passes.
+    """
     try:
         yield
     except ConfigError as error:
@@ -209,7 +211,7 @@ def _fitted_before(config: EngineConfig) -> Generator[None]:
 
 
 def check_switch() -> None:
-    """Raises ConfigError if QUIRE_NATIVE_KERNELS has a value that it cannot have."""
+    """Raise ConfigError if QUIRE_NATIVE_KERNELS has a bad value."""
     try:
         native.is_switched_off()
     except ValueError as error:
@@ -217,7 +219,7 @@ def check_switch() -> None:
 
 
 def _take_engine_share(parallel: ParallelConfig) -> None:
-    """Keep this process to its engine's cores, which are counted from here on; not if threads were chosen."""
+    """Bind this process to its engine's part of the cores, unless num_threads was chosen."""
     if parallel.data_parallel_size > 1 and parallel.num_threads is None:
         cores = find_engine_cores(list_cores(), parallel.data_parallel_rank, parallel.data_parallel_size)
         os.sched_setaffinity(0, [core.processor for core in cores])

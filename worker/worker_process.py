@@ -1,5 +1,6 @@
-"""A worker process: the loop that takes steps from a socket and answers them. Knows the protocol of
-ipc/protocol/step.py and Worker's three methods, nothing of models.
+"""A worker process: the loop that takes steps from a socket and answers them.
+
+It knows the protocol of ipc/protocol/step.py and Worker's methods, and nothing of models.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ class WorkerProcess:
         self._faults = make_fault_hooks(args.config.fault_hooks, "worker", args.rank)
 
     def run(self) -> int:
-        """Start the worker and serve until the lifeline ends this process; returns only if that failed."""
+        """Start the worker and serve until the lifeline ends this process. Returns if the start failed."""
         try:
             self._note_phase("import torch")
-            with paused_collector():  # here, so that the core hears of this process before torch loads
+            with paused_collector():  # only now, so that the core hears of this process before torch loads
                 import_torch()
                 from .worker import Worker
 
@@ -75,7 +76,7 @@ class WorkerProcess:
             self._send(WorkerFailed(describe_shortage(error), type(error).__name__, traceback.format_exc()))
             self._context.destroy(linger=500)
             return EXIT_START_FAILED
-        gc.freeze()  # what start-up made lives for ever; the collector need not walk it
+        gc.freeze()  # the collector need not walk what start-up made, which stays
         self._send(ready)
         return self._serve()
 
@@ -83,8 +84,8 @@ class WorkerProcess:
         launched: deque[LaunchedStep] = deque()
         max_ahead = 1 if self._worker.is_async else 0
         while True:
-            # The device shall never wait for its next step: of the steps in flight the last is collected only
-            # when it is done, and until then a message comes first, which may be the next step to launch.
+            # The device must not wait for its next step. So the last step in flight is collected only once it
+            # is done; until then messages come first, as one may be the next step.
             if launched and (len(launched) > max_ahead or _is_done(launched[0])):
                 self._collect_step(launched.popleft())
                 continue
@@ -95,22 +96,22 @@ class WorkerProcess:
                 case SchedulerOutput():
                     self._launch_step(message, launched)
                 case ResetRows():
-                    launched.clear()  # their rows are void, and the core has forgotten them
+                    launched.clear()  # the core has forgotten them
                     self._reset_rows()
                 case _:
                     _log.warning("message %s is not for a worker", type(message).__name__)
 
     def _launch_step(self, step: SchedulerOutput, launched: deque[LaunchedStep]) -> None:
         """Launch a step behind those in flight."""
-        if not self._failed_step:  # after one, rows may be half updated until the core has them reset
+        if not self._failed_step:  # after a failed step rows may be half updated until ResetRows
             try:
                 if self._faults is not None:
                     self._faults.reach("worker.execute")
                 launched.append(self._worker.launch(step))
                 return
-            except Exception as error:  # whatever a step raises is its answer; the process lives on
+            except Exception as error:  # any error is the step's answer; the process lives on
                 failure = self._describe_failure(step.step_id, error)
-            while launched:  # answers come in the order of the steps, and it was not these that failed
+            while launched:  # answers come in the order of steps, and the earlier ones have not failed
                 self._collect_step(launched.popleft())
             if not self._failed_step:
                 self._failed_step = True
@@ -124,12 +125,12 @@ class WorkerProcess:
             return
         try:
             self._send_result(self._worker.collect(launched))
-        except Exception as error:  # on a GPU a step's failure may show only here
+        except Exception as error:  # on a GPU a step may fail only here
             self._failed_step = True
             self._send_failure(self._describe_failure(launched.step_id, error))
 
     def _describe_failure(self, step_id: int, error: Exception) -> StepFailed:
-        """The answer to a step that raised, whose error is being handled; ends this process if it must."""
+        """The answer to a step that raised; ends this process if its device is lost."""
         self._worker.abort_group(error)
         if self._worker.is_lost(error):
             self._leave(error)
@@ -145,9 +146,9 @@ class WorkerProcess:
         self._failed_step = False
 
     def _leave(self, error: Exception) -> NoReturn:
-        """End this process, whose device computes nothing more: the steps in flight are lost with it.
+        """End this process, as its device computes nothing more.
 
-        None of them is answered, so the core looks for the culprit among all of them, as at any death.
+        No step in flight is answered: the core looks for the culprit in all of them, as at any death.
         """
         _log.error("the device has failed\n%s", traceback.format_exc())
         reason = f"its device has failed: {type(error).__name__}: {_first_line(error)}"
@@ -171,7 +172,7 @@ class WorkerProcess:
     def _send_failure(self, failed: StepFailed) -> None:
         if self._args.speaks:
             self._send(failed)
-        elif failed.details:  # who speaks will only know that this one has aborted
+        elif failed.details:  # the rank that answers knows only that this one has aborted
             _log.error("rank %d: %s\n%s", self._args.rank, failed.error, failed.details)
 
     def _send(self, message: msgspec.Struct) -> None:
@@ -179,7 +180,7 @@ class WorkerProcess:
 
 
 def _is_done(launched: LaunchedStep) -> bool:
-    """Whether the step can be collected without waiting; one that has failed says so when it is."""
+    """Whether the step can be collected without waiting, or has failed."""
     try:
         return launched.is_done
     except Exception:
@@ -194,7 +195,7 @@ def main() -> None:
     """Entry point of `python -m quire.worker`."""
     lifeline = Lifeline()
     is_spare = SPARE_ROLE in sys.argv[1:]
-    # A worker owns nothing that anybody would miss: without a core it leaves at once.
+    # A worker owns nothing that must be kept: without its core it leaves at once.
     lifeline.watch(grace_s=SPARE_GRACE_S if is_spare else 0.0)
     enable_stack_dumps()
     raise_file_limit()
@@ -202,10 +203,10 @@ def main() -> None:
     payload = lifeline.args
     if is_spare:
         with paused_collector():
-            import_torch()  # which takes most of a start
+            import_torch()  # most of a worker's start
             importlib.import_module(".worker", __package__)
         payload = wait_for_adoption(payload.decode(), lifeline)
     args = msgspec.msgpack.decode(payload, type=WorkerArgs)
     start_logging("quire worker", args.config.log_level, args.config.log_format)
     code = WorkerProcess(args).run()
-    os._exit(code)  # torch's teardown takes 0.3 s and frees nothing that the kernel would not
+    os._exit(code)  # torch's teardown takes 0.3 s, and the kernel frees all anyway
