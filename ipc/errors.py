@@ -123,7 +123,7 @@ def raise_remote(kind: str, text: str) -> NoReturn:
 
 
 def describe_refusal(field: str, value: object, allowed: str) -> str:
-    """As InputError's text, where a remote caller may have made up the field's name, too."""
+    """As InputError's text, for a field's name that a remote caller may have made up."""
     return f"{shorten_name(field)}={shorten(value)}: {allowed}"
 
 

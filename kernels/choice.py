@@ -55,7 +55,7 @@ def choose_kernel(
 def choose_norm(
     size: int, dtype: torch.dtype, device: torch.device, operation: str = "rms_norm"
 ) -> Implementation:
-    """Of rows of so many numbers; the operation is rms_norm or layer_norm."""
+    """The kernel for norms of rows of `size` numbers; the operation is rms_norm or layer_norm."""
     chosen = choose_kernel(operation, dtype, device)
     if chosen == "triton":
         from .norm.rms_norm_triton import MAX_ROW_SIZE

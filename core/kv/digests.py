@@ -19,7 +19,7 @@ MAX_PREFIXES = 4096  # 32 kB of a digest
 
 
 class Digests:
-    """Of an engine's live `requests` and its prefix cache."""
+    """Makes the digests of an engine's live `requests` and its prefix cache."""
 
     def __init__(self, manager: KVCacheManager, requests: Mapping[str, Request]) -> None:
         self.are_wanted = False  # whether `make` was ever called

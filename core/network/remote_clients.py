@@ -96,7 +96,7 @@ def open_network(
 
 
 class RemoteOrigin(Origin):
-    """Of one client of the network, known by its key."""
+    """A remote client's, by its key."""
 
     standing = Standing.NETWORK
 

@@ -59,7 +59,7 @@ class EngineCounters:
     step_wait_s: float = 0.0  # blocked on the executor with work in flight; counted by the busy loop
 
     def count_miss(self, reason: PrefixMiss, num_tokens: int) -> None:
-        """So many tokens were looked up in vain."""
+        """`num_tokens` tokens were looked up and not found."""
         match reason:
             case PrefixMiss.UNKNOWN:
                 self.prefix_misses_unknown += num_tokens

@@ -53,7 +53,7 @@ class AnswerReader:
 
     @property
     def num_reasoning_tokens(self) -> int | None:
-        """Of all answers so far, also where thoughts are not shown; None of a model that does not think."""
+        """The reasoning tokens of all answers so far, shown or not; None for a model that does not think."""
         if self._parsing is None or self._parsing.format.thinking is None:
             return None
         return sum(parser.num_reasoning_tokens for parser in self._parsers.values())

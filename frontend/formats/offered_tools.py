@@ -33,7 +33,7 @@ class ToolFields(NamedTuple):
     places: Sequence[str] | None = None
 
     def find_place(self, number: int) -> str:
-        """Of a tool."""
+        """The place of a tool."""
         return f"{self.tools}[{number}]" if self.places is None else self.places[number]
 
 
@@ -64,7 +64,7 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice, fields: ToolFields = 
 
 
 def list_unfollowed(tools: Sequence[Tool], choice: ToolChoice, fields: ToolFields = CHAT_FIELDS) -> list[str]:
-    """Of each tool the place of its schema, if no grammar will follow that; else ''."""
+    """For each tool the place of its schema, if no grammar will follow it; else ''."""
 
     def is_followed(tool: Tool) -> bool:
         may_be_called = choice.mode != "none" and (choice.names is None or tool.name in choice.names)

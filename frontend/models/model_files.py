@@ -54,7 +54,7 @@ def read_file(file: Path, max_bytes: int) -> bytes:
 
 
 def check_file(file: Path, max_bytes: int) -> None:
-    """For a file that a library reads. Raises as `read_file`."""
+    """Check a file that a library reads. Raises as `read_file`."""
     with open_regular(file) as stream:
         _check_size(file, stream, max_bytes)
 

@@ -178,7 +178,7 @@ class _Vocab(msgspec.Struct):
 
 
 class _Tokenizer(msgspec.Struct):
-    """Of tokenizer.json no more than the ids of tokens."""
+    """The part of tokenizer.json that has the ids of tokens."""
 
     model: _Vocab
 

@@ -83,5 +83,5 @@ def _split_bound(sample: Sample) -> tuple[_Labels, str]:
 
 
 def _plain(value: float) -> float:
-    """As a whole number where it is one."""
+    """The value, as an integer if it is whole."""
     return int(value) if value == int(value) else float(value)

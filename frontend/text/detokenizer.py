@@ -78,7 +78,7 @@ class Detokenizer:
 
     @property
     def num_characters(self) -> int:
-        """Of `text`."""
+        """The number of characters of `text`."""
         return self._length
 
     @staticmethod

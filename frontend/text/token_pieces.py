@@ -106,7 +106,7 @@ def make_pieces(backend: tokenizers.Tokenizer, skips_special: bool) -> TokenPiec
 
 
 def _read_decoder(decoder: Any) -> _Decoder | None:
-    """None if it does what cannot be said of tokens one by one."""
+    """The decoder by tokens; None if it cannot be applied token by token."""
     described = json.loads(decoder.__getstate__())
     read, is_joined = _Decoder(), False
     for step in described["decoders"] if described["type"] == "Sequence" else [described]:
@@ -140,7 +140,7 @@ def is_readable(decoder: Any) -> bool:
 
 
 def _make_joiner() -> Callable[[list[str]], bytes]:
-    """Of a tokenizer without a decoder, whose tokens are joined by spaces."""
+    """The joiner for a tokenizer without a decoder: spaces between tokens."""
     return lambda tokens: " ".join(tokens).encode("utf-8", "surrogatepass")
 
 

@@ -63,7 +63,7 @@ class CommandDone(msgspec.Struct, frozen=True, tag="done"):
 
 
 class CommandRefused(msgspec.Struct, frozen=True, tag="refused"):
-    """It was not done, or not to its end. `kind` names the class of the error, of raise_remote's."""
+    """A command was not done, or not to its end. `kind`: the error's class, as of raise_remote."""
 
     reason: str
     kind: str = "DaemonError"
@@ -81,11 +81,11 @@ class ControlSocket:
         self._socket = _make_socket()
 
     def fileno(self) -> int:
-        """For a poller; the descriptor changes when `maintain` says so."""
+        """The socket's descriptor, which changes when `maintain` returns True."""
         return self._socket.fileno()
 
     def maintain(self) -> bool:
-        """Bind it, if nothing lies at its path: True if there is another descriptor. Raises OSError."""
+        """Bind the socket, if its file is missing. True if the descriptor has changed. Raises OSError."""
         if os.path.lexists(self._path):
             return False
         self._socket.close()
@@ -94,7 +94,7 @@ class ControlSocket:
         return True
 
     def receive(self) -> Iterator[tuple[str, Command]]:
-        """(who asks, command) of each that has come. One that makes no sense is refused here."""
+        """(sender, command) of each command that has come. A bad one is refused here."""
         with contextlib.suppress(BlockingIOError):
             for _ in range(_MAX_COMMANDS):
                 data, sender = self._socket.recvfrom(_MAX_DATAGRAM_BYTES)
@@ -104,12 +104,12 @@ class ControlSocket:
                     self.answer(sender, CommandRefused(f"the daemon does not know this command: {error}"))
 
     def answer(self, sender: str, answer: Answer) -> None:
-        """Tell who has asked, if it is still there."""
+        """Send an answer, if the sender is still there."""
         with contextlib.suppress(OSError, ValueError):
             self._socket.sendto(msgspec.json.encode(answer), sender)
 
     def close(self) -> None:
-        """Nobody is heard or answered any more."""
+        """Close the socket."""
         self._socket.close()
 
 

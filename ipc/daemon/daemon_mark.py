@@ -28,7 +28,7 @@ class DaemonMark:
 
     @classmethod
     def claim(cls, directory: Path) -> DaemonMark | None:
-        """The mark of a run directory, None if another process has it, whoever that is."""
+        """Claim the mark of a run directory; None if another process has it."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.setblocking(False)
         try:
@@ -40,11 +40,11 @@ class DaemonMark:
         return cls(listener)
 
     def fileno(self) -> int:
-        """For a poller."""
+        """The listening socket's descriptor."""
         return self._listener.fileno()
 
     def answer(self, state: bytes) -> None:
-        """Tell `state` to those of this user who ask; it fits in a socket's buffer."""
+        """Send `state`, which fits in a socket's buffer, to this user's processes that ask."""
         with contextlib.suppress(OSError):  # nobody is left
             for _ in range(_MAX_ANSWERS):
                 connection, _ = self._listener.accept()
@@ -54,18 +54,18 @@ class DaemonMark:
                         connection.sendall(state)
 
     def close(self) -> None:
-        """Give the name up."""
+        """Give up the mark."""
         self._listener.close()
 
 
 def find_marked_owner(directory: Path) -> int | None:
-    """The pid of the process of this user that has the directory's mark, None if there is none to be seen."""
+    """The pid of this user's process that has the directory's mark, None if none is visible."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         return _connect(asking, directory)
 
 
 def ask_owner(directory: Path) -> bytes | None:
-    """What the owner of the directory's mark answers, None if there is none or it does not answer."""
+    """The answer of the owner of the directory's mark, None without one or without an answer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         if _connect(asking, directory) is None:
             return None
@@ -80,7 +80,7 @@ def ask_owner(directory: Path) -> bytes | None:
 
 
 def read_peer(connection: socket.socket) -> tuple[int, int]:
-    """pid (0 in another namespace) and user id of the other end, of who listens if it has not accepted."""
+    """The pid (0 in another namespace) and user id of the other end; before it accepts, of the listener."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
     return pid, uid
@@ -97,7 +97,7 @@ def _connect(asking: socket.socket, directory: Path) -> int | None:
 
 
 def _name_of(directory: Path) -> str:
-    """Names are one for all users and containers of a network namespace, paths are not."""
+    """The abstract name: all users and containers of a network namespace share these, but not paths."""
     try:
         mounts = os.readlink("/proc/self/ns/mnt")
     except OSError:

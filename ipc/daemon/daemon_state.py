@@ -27,7 +27,7 @@ EnginePhase = Literal["starting", "ready", "draining", "drained", "restarting", 
 
 
 class SupervisorArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """A supervisor: which daemon to be, and whether it ends with the process that started it."""
+    """A supervisor's arguments: which daemon it is, and whether it ends with the process that started it."""
 
     name: str
     config: EngineConfig
@@ -108,19 +108,19 @@ class DaemonFailure(msgspec.Struct, frozen=True):
 
 
 def note_failure(name: str, reason: str) -> None:
-    """Have `read_failures` find it. A full disk must not matter."""
+    """Note a failure for `read_failures`, if the disk is not full."""
     with contextlib.suppress(OSError):
         _find_failure(name).write_bytes(msgspec.json.encode(DaemonFailure(name, reason)))
 
 
 def forget_failure(name: str) -> None:
-    """A daemon of this name has been started, or is not wanted."""
+    """Forget the failure: a daemon of this name was started, or is not wanted any more."""
     with contextlib.suppress(OSError):
         _find_failure(name).unlink()
 
 
 def read_failures() -> list[DaemonFailure]:
-    """Of all daemons of this user, by name."""
+    """The failures of this user's daemons, by name."""
     failures: list[DaemonFailure] = []
     for path in sorted(find_state_folder().glob(f"*{_FAILURE_SUFFIX}")):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
@@ -133,7 +133,7 @@ def _find_failure(name: str) -> Path:
 
 
 def read_state(directory: Path) -> DaemonState | None:
-    """What a daemon says of itself; if it cannot be asked, its state file. None without either."""
+    """A daemon's answer, or else its state file; None without both."""
     try:
         data = ask_owner(directory) or (directory / _STATE_NAME).read_bytes()
         return msgspec.json.decode(data, type=DaemonState)

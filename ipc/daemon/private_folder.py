@@ -10,7 +10,7 @@ from ..errors import ConfigError, EngineStartError
 
 
 def find_state_folder() -> Path:
-    """Where this user's logs and histories are kept, which stay when a program has ended."""
+    """The folder of this user's logs and histories, which outlive a program."""
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(home) / "quire"
 
@@ -24,7 +24,7 @@ def make_folder(path: Path) -> None:
 
 
 def make_private_folder(path: Path) -> None:
-    """As `make_folder`. Raises ConfigError if somebody else owns it or others may enter it."""
+    """As `make_folder`. Raises ConfigError if it is not this user's, or others may enter it."""
     if not path.is_symlink():
         make_folder(path)
     status = path.lstat()
@@ -33,7 +33,7 @@ def make_private_folder(path: Path) -> None:
 
 
 def make_socket_folder(socket_path: Path) -> None:
-    """Make a socket's folder, in a private one, again if something has removed them. Raises as above."""
+    """Make a socket's folder and its private parent, if they were removed. Raises as above."""
     if not socket_path.parent.exists():
         make_private_folder(socket_path.parent.parent)
         make_folder(socket_path.parent)

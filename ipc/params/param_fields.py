@@ -68,7 +68,7 @@ class ParamField(NamedTuple):
         return kind(value)
 
     def check_truncation(self, value: Any) -> int | None:
-        """As `check`, of a number of tokens that a prompt is cut to: -1 or at least 1."""
+        """As `check`, for a number of tokens to which a prompt is cut: -1, or at least 1."""
         if self.check(value) == 0:
             raise self.error(self.name, value, f"-1, or an integer from 1 to {self.meta.le}")
         return value

@@ -221,7 +221,7 @@ class SamplingParams(
 
 
 def count_alternatives(num_logprobs: int | None, vocab_size: int) -> int | None:
-    """Of `logprobs` or `prompt_logprobs`: how many tokens beside a position's own; None for no logprobs."""
+    """How many tokens beside a position's own `num_logprobs` asks for; None for no logprobs."""
     if num_logprobs is None:
         return None
     return vocab_size if num_logprobs < 0 else min(num_logprobs, vocab_size)

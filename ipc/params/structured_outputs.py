@@ -52,23 +52,23 @@ REPLAY_S, REPLAY_TOKEN_S = 0.1, 1e-3
 
 
 def find_replay_limit_s(num_tokens: int) -> float:
-    """Processor time in which a grammar goes by so many tokens."""
+    """The processor time in which a grammar must follow `num_tokens` tokens."""
     return REPLAY_S + REPLAY_TOKEN_S * num_tokens
 
 
 def make_timed_limits() -> GrammarLimits:
-    """For a process that is ended in time: items and fuel of a step are not counted."""
+    """The limits in a process that is ended by time: a step's items and fuel are not bounded."""
     return {**GRAMMAR_LIMITS, "step_max_items": _NO_LIMIT, "step_lexer_fuel": _NO_LIMIT}
 
 
 class GrammarTime:
-    """What a row's grammar has taken to go on by its tokens."""
+    """The processor time that a row's grammar has taken to follow its tokens."""
 
     def __init__(self) -> None:
         self._taken_s, self._num_tokens = 0.0, 0
 
     def note(self, taken_s: float, num_tokens: int) -> str:
-        """More tokens have been gone by. What is wrong with that, '' if nothing is."""
+        """`num_tokens` more tokens took `taken_s`. Returns why that is too slow, '' if it is not."""
         self._taken_s += taken_s
         self._num_tokens += num_tokens
         allowed_s = find_replay_limit_s(self._num_tokens)
@@ -139,7 +139,7 @@ class StructuredOutputsParams(StructuredOutputsFields, kw_only=True, frozen=True
 
     @property
     def kind(self) -> GrammarKind:
-        """Which of the six is given."""
+        """The one of the six that is set."""
         return next(kind for kind in KINDS if getattr(self, kind) is not None)
 
     def verify(self) -> None:

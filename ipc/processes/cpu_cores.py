@@ -25,7 +25,7 @@ class CpuCore:
 
 
 def list_cores(system: Path = _SYSTEM) -> list[CpuCore]:
-    """Those that this process may run on, sorted by node; no more than its group's quota keeps busy."""
+    """The cores that this process may use, sorted by node; no more than its group's quota allows."""
     nodes = {
         processor: int(folder.name.removeprefix("node"))
         for folder in (system / "node").glob("node[0-9]*")
@@ -49,7 +49,7 @@ def divide_cores(cores: Sequence[CpuCore], count: int) -> list[Sequence[CpuCore]
 
 
 def find_engine_cores(cores: Sequence[CpuCore], index: int, num_engines: int) -> Sequence[CpuCore]:
-    """The cores of one of several engines. Where there are fewer cores than engines each shares one."""
+    """The cores of one of several engines. With fewer cores than engines, engines share a core."""
     parts = divide_cores(cores, num_engines)
     return [cores[index % len(cores)]] if parts is None else parts[index]
 
@@ -85,7 +85,7 @@ def _format_cores(cores: Sequence[CpuCore]) -> str:
 
 
 def _read_processors(path: Path) -> list[int]:
-    """Of a list such as '0-3,8'; none where the file is missing."""
+    """The processors in a file with a list such as '0-3,8'; none if it is missing."""
     try:
         text = path.read_text().strip()
     except OSError:

@@ -62,7 +62,7 @@ class ProcessHandle(ABC):
     @property
     @abstractmethod
     def exit_code(self) -> int | None:
-        """None while it runs; negative for a signal."""
+        """The exit code: None while it runs, negative for a signal."""
 
     @property
     def is_computing(self) -> bool:

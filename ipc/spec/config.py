@@ -187,7 +187,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     @property
     def max_prompt_tokens_beside_decodes(self) -> int:
-        """Of long prompts in a step that also decodes; under `fair` also of one tenant's beside others'."""
+        """The most tokens of long prompts in a step that also decodes; under `fair` also of a tenant's."""
         return self.long_prefill_token_threshold or max(1, self.max_num_batched_tokens // 4)
 
 
@@ -278,11 +278,11 @@ class RecoveryConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         check_options(self)
 
     def make_core_losses(self, journal_path: str) -> CoreLosses:
-        """What the core's owner counts its losses with."""
+        """The budget for the core's losses, for its owner."""
         return CoreLosses(journal_path, self.max_core_restarts, self.restart_window_s)
 
     def make_worker_budget(self) -> RestartBudget:
-        """What the core counts its worker's losses with."""
+        """The budget for the worker's losses, for the core."""
         return RestartBudget(self.max_worker_restarts, self.restart_window_s)
 
 
@@ -369,34 +369,34 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return self.step_timeout_s > 0 and self.parallel.executor_backend != "uni"
 
     def for_engine(self, rank: int, num_engines: int) -> EngineConfig:
-        """What engine `rank` of so many is started with."""
+        """The config of engine `rank` of `num_engines`."""
         parallel = msgspec.structs.replace(
             self.parallel, data_parallel_size=num_engines, data_parallel_rank=rank
         )
         return msgspec.structs.replace(self, parallel=parallel)
 
     def for_replacement(self) -> EngineConfig:
-        """What a process is started with that takes a lost one's place."""
+        """The config of a process that replaces a lost one."""
         return msgspec.structs.replace(self, fault_hooks=keep_lasting(self.fault_hooks))
 
     def for_next_worker(self, num_blocks: int) -> EngineConfig:
-        """What a worker is started with that takes the place of one with so many blocks."""
+        """The config of a worker that replaces one with `num_blocks` blocks."""
         return msgspec.structs.replace(self, num_blocks_before=num_blocks)
 
     def without_graphs(self) -> EngineConfig:
-        """The same with steps that are launched kernel by kernel."""
+        """This config without CUDA graphs."""
         model = msgspec.structs.replace(self.model, enforce_eager=True)
         return msgspec.structs.replace(self, model=model)
 
     def for_stage(self, stage: int) -> EngineConfig:
-        """What the ranks of one stage of a pipeline load together."""
+        """The config of one stage of a pipeline, for all its ranks."""
         num_stages = self.parallel.pipeline_parallel_size
         if num_stages == 1:
             return self
         return self._for_part(self.model.spec.for_stage(stage, num_stages), pipeline_parallel_size=1)
 
     def for_rank(self) -> EngineConfig:
-        """What a worker plans with: the config of an engine that has its rank's share of the model alone."""
+        """The config with which a rank plans: of an engine whose whole model is the rank's share."""
         size = self.parallel.tensor_parallel_size
         if size == 1:
             return self

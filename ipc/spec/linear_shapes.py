@@ -41,7 +41,7 @@ def list_linears(spec: ModelSpec) -> Iterator[tuple[LinearShape, ...]]:
 
 
 def list_layer_linears(spec: ModelSpec) -> Iterator[tuple[LinearShape, ...]]:
-    """The same without the projection to logits."""
+    """As `list_linears`, without the projection to logits."""
     hidden = spec.hidden_size
     for index, layer in enumerate(spec.layers, spec.stage.first_layer):
         prefix = f"{spec.layer_prefix.format(index)}."
@@ -95,7 +95,7 @@ def count_model_bytes(model: ModelConfig, num_ranks: int = 1, packs_table: bool 
 
 
 def _count_angle_bytes(spec: ModelSpec, rope: RopeConfig, max_model_len: int) -> int:
-    """Of the tables of a rotation, by position or, of the dynamic type, by the length of a sequence."""
+    """The bytes of a rotation's tables, by position, or for the dynamic type by a sequence's length."""
     num_rows = 2 * max_model_len
     if rope.type == "dynamic":
         num_rows = max(max_model_len - spec.max_position_embeddings, 0) + 1

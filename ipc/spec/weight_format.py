@@ -73,7 +73,7 @@ class WeightFormats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     exceptions: dict[str, WeightFormat | None] = {}
 
     def find(self, name: str) -> WeightFormat | None:
-        """Of one layer."""
+        """The format of a layer."""
         return self.exceptions.get(name, self.default)
 
     @property

@@ -47,7 +47,7 @@ _LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """Of an attention program."""
+    """The tiles of an attention program."""
 
     rows: int  # queries times the heads of a group
     keys: int  # that are loaded together

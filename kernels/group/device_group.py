@@ -161,7 +161,7 @@ class DeviceGroup(SharedGroup):
             raise
 
     def _find_widths(self, width: int) -> list[int]:
-        """Of all ranks' slices, asked once: they change in all ranks or in none."""
+        """The widths of all ranks' slices, exchanged once: they change in all ranks or in none."""
         if width not in self._widths:
             self._widths[width] = self.exchange(width)
         return self._widths[width]

@@ -77,7 +77,7 @@ class LaunchTape:
 
     @property
     def num_launches(self) -> int:
-        """That are recorded."""
+        """How many launches are recorded."""
         return len(self._launches)
 
     def add(self, launch: Launch, args: tuple[typing.Any, ...]) -> None:
@@ -177,7 +177,7 @@ class DirectLaunches:
         return kernel
 
     def _find_layout(self, args: tuple[typing.Any, ...]) -> _Layout | None:
-        """None: launches like this one go Triton's way."""
+        """The layout of a direct launch; None if such launches go through Triton."""
         types, params = tuple(map(type, args)), self._kernel.params
         tensors = [place for place, type_ in enumerate(types) if type_ is Tensor]
         others = [i for i, type_ in enumerate(types) if type_ is int and params[i].do_not_specialize]

@@ -92,7 +92,7 @@ class NoNorm:
 
 
 def _choose_kernel(weight: Tensor) -> _Kernel | None:
-    """None where torch's operations are what there is."""
+    """The kernel for a norm; None if only torch's operations can compute it."""
     chosen = choose_norm(weight.shape[0], weight.dtype, weight.device)
     if chosen == "triton":
         from ...kernels.norm import rms_norm_triton

@@ -47,7 +47,7 @@ class RotaryEmbedding:
 
     @property
     def size_bytes(self) -> int:
-        """Of both tables."""
+        """The bytes of both tables."""
         return sum(table.nbytes for table in self._tables)
 
     def __call__(self, positions: Tensor, rope_lengths: Tensor | None) -> tuple[Tensor, Tensor]:

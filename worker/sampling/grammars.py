@@ -146,7 +146,7 @@ class Matcher:
         return self._can_end if self.inner is None else self.inner.is_accepting()
 
     def note_work(self, work_us: int) -> None:
-        """So much processor time was its own."""
+        """Count processor time of this row's own work."""
         self._work_us += work_us
 
     def take_work_us(self) -> int:
@@ -167,7 +167,7 @@ class Matcher:
         self.fail(str(error))
 
     def fail(self, error: str) -> None:
-        """It can go no further, for this."""
+        """End the row with this reason."""
         self.failure = f"its grammar cannot be followed: {_format_error(error)}"
         self.inner = self.child = None
 

@@ -55,7 +55,7 @@ class SamplingColumns:
     seeds: NDArray[np.uint64]
 
     def enter(self, row: int, params: SamplingParams, vocab_size: int) -> None:
-        """Fill in `row`."""
+        """Set a row's columns."""
         self.temperature[row] = params.temperature
         self.top_k[row] = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
         self.top_p[row] = params.top_p
@@ -64,7 +64,7 @@ class SamplingColumns:
         self.seeds[row] = (params.seed or 0) & _SEED_MASK
 
     def copy(self, row: int, source: int) -> None:
-        """Sample `row` as `source` is."""
+        """Copy the columns of `source` to `row`."""
         for name in SamplingColumns.__slots__:
             column = getattr(self, name)
             column[row] = column[source]
@@ -105,7 +105,7 @@ class SamplingBatch(SamplingColumns):
     noise: NDArray[np.float64] | None = None  # likewise
 
     def prepare(self) -> None:
-        """Compute what logits have no part in. Whoever samples without this pays for it then."""
+        """Compute what does not depend on logits; `sample` does it otherwise."""
         self.masks = compute_masks(self.edited, len(self.seeds))
         self.noise = uniform_noise(self.seeds, self.output_positions)
 
@@ -188,7 +188,7 @@ def _choose_with_triton(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, T
 
 
 def _others(group: LogprobGroup, rows: Tensor) -> int | Tensor:
-    """As `compute_logprobs` takes it."""
+    """The `others` for `compute_logprobs`."""
     return to_device(np.stack(group.token_ids), rows.device) if group.token_ids else group.num_others
 
 
@@ -260,7 +260,7 @@ def _filter(weights: Tensor, batch: SamplingBatch, rows: Int64s, thresholds: Ten
 
 
 def _prefix_size(max_top_k: int, has_top_p: bool, weights: Tensor) -> int:
-    """How many of the largest weights to look at first."""
+    """How many of the largest weights are looked at first."""
     vocab_size = weights.shape[1]
     if has_top_p and weights.device.type != "cpu":
         return vocab_size  # a GPU sorts a row faster than it can tell the host whether a prefix was enough

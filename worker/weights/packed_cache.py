@@ -157,7 +157,7 @@ class PackedCache:
 
 
 def open_packed_cache(config: EngineConfig, device: torch.device, rank: int, num_ranks: int) -> PackedCache:
-    """That of `config`'s model, which keeps nothing where there is nothing to pack or no kernel for it."""
+    """The cache of `config`'s model, which keeps nothing if there is nothing to pack or no kernel for it."""
     model = config.model
     formats = model.weight_formats
     has_narrow = formats.default is not None or any(formats.exceptions.values())
@@ -188,7 +188,7 @@ def open_packed_cache(config: EngineConfig, device: torch.device, rank: int, num
 
 
 def _read_index(descriptor: int) -> dict[str, _Layer] | None:
-    """None where the file is not whole."""
+    """The file's index; None if the file is not whole."""
     size = os.fstat(descriptor).st_size
     seal = os.pread(descriptor, _SEAL_BYTES, max(0, size - _SEAL_BYTES))
     length = int.from_bytes(seal[-8:], "little")

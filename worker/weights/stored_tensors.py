@@ -88,7 +88,7 @@ class StoredTensors:
         return spread(self.take_scales(part, *grid_shapes(grid)), grid)
 
     def check_scales(self, part: str, scales: Tensor) -> Tensor:
-        """The same tensor."""
+        """Return `scales`, if all are finite and not too large. Raises ModelError."""
         if not bool((scales.abs() <= _MAX_SCALE).all()):  # of nan it is false
             raise self.error(part, "inf, nan or too large", f"numbers up to {_MAX_SCALE:g}")
         return scales
@@ -119,5 +119,5 @@ def grid_shapes(grid: tuple[int, int]) -> list[Sequence[int]]:
 
 
 def spread(numbers: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Those of one of `grid_shapes` as `grid`."""
+    """The numbers of one of `grid_shapes`, spread over `grid`."""
     return numbers.reshape(-1, grid[1]).expand(grid).contiguous()

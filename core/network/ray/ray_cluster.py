@@ -76,7 +76,7 @@ class RayCluster:
 
     @property
     def nodes(self) -> list[dict[str, Any]]:
-        """Those that Ray believes alive."""
+        """The nodes that Ray takes for alive."""
         return [node for node in self._ray.nodes() if node["Alive"]]
 
     def reserve(self, resources: Resources) -> Any:

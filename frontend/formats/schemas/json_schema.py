@@ -79,7 +79,7 @@ class _Reader:
         return _Facts(tuple({"number" if name == "integer" else name for name in listed_types}), values)
 
     def _list_values(self, schema: Any) -> frozenset[Any]:
-        """None at all if a property can have others than texts and integers."""
+        """The values that a property can have; empty if it can have others than texts and integers."""
         schema = self._resolve(schema)
         if not isinstance(schema, dict):
             return frozenset()

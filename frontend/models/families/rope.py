@@ -99,7 +99,7 @@ def _read_object(fields: ConfigFields, name: str) -> dict[str, Any]:
 
 
 def _read_rotated_size(rope: ConfigFields, fields: ConfigFields, head_size: int | None) -> int | None:
-    """None: the whole head."""
+    """How many numbers of a head are rotated; None: all."""
     key = "partial_rotary_factor"
     factor = rope.number(key, fields.number(key, 1.0))
     if factor == 1:

@@ -104,7 +104,7 @@ class _Keys(ConfigFields):
         return self.number(key, default) if key in self or default is not None else None
 
     def family_integer(self, key: str, default: int | None = None, low: int = 1) -> int:
-        """Likewise an integer."""
+        """As `family_number`, for an integer."""
         self._names.add(key)
         return self.integer(key, default, low)
 
@@ -155,7 +155,7 @@ def _read_common(header: GgufHeader, keys: _Keys) -> Config:
 
 
 def _read_width(keys: _Keys) -> int | None:
-    """Of the feed-forward part; a model of experts alone may have none."""
+    """The width of the feed-forward part; a model of experts alone may have none."""
     has_width = "feed_forward_length" in keys and keys.get("feed_forward_length") != 0
     return keys.integer("feed_forward_length") if has_width or "expert_count" not in keys else None
 
@@ -170,7 +170,7 @@ def _read_rotated(keys: _Keys, head_dim: int) -> float | None:
 
 
 def _read_scaling(header: GgufHeader, keys: _Keys, rotated_size: int) -> Config | None:
-    """None without; what a file leaves out is what llama.cpp takes for it."""
+    """The rope scaling, None without one; missing values are llama.cpp's defaults."""
     factor = keys.number("rope.scaling.factor", 1.0)
     kind = keys.get("rope.scaling.type", "none" if factor == 1.0 else "linear")
     if kind not in ("none", "linear", "yarn", "longrope"):
@@ -200,7 +200,7 @@ def _read_scaling(header: GgufHeader, keys: _Keys, rotated_size: int) -> Config 
 
 
 def _read_divisors(header: GgufHeader, name: str, rotated_size: int) -> list[float]:
-    """Of the frequencies, one for each pair that is rotated."""
+    """The divisors of the frequencies, one for each rotated pair."""
     table, size = header.tensors.get(name), rotated_size // 2
     if table is None or table.type != "F32" or table.shape != (size,) or size > _MAX_DIVISORS:
         shown = None if table is None else f"{table.type} {list(table.shape)}"
@@ -260,7 +260,7 @@ def _read_llama(keys: _Keys) -> Config:
 
 
 def _read_nothing(_keys: _Keys) -> Config:
-    """Of a family without keys of its own."""
+    """For a family without keys of its own."""
     return {}
 
 

@@ -43,7 +43,7 @@ class GgufModel(msgspec.Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """Of all tensors."""
+        """The bytes of all tensors."""
         return sum(tensor.size_bytes for tensor in self.tensors)
 
 
@@ -110,7 +110,7 @@ def _make_contents(config: Config, first: GgufHeader, has_tokenizer: bool) -> di
 
 
 def _read_headers(files: Sequence[Path]) -> list[GgufHeader]:
-    """Of all parts, which together take no more than one file's may; later ones hold tables of tensors."""
+    """The headers of all parts, bounded together as one file's; later parts hold tables of tensors only."""
     headers: list[GgufHeader] = []
     for file in files:
         headers.append(read_header(file))
@@ -145,7 +145,7 @@ def _find_dtype(tensors: Sequence[GgufTensor]) -> str:
 
 
 def _hash(headers: Sequence[GgufHeader], config: Config) -> str:
-    """Of the headers, and of what a table in the data (rope_freqs) has put into `config`."""
+    """A hash of the headers, and of what a table in the data (rope_freqs) has put into `config`."""
     digest = hashlib.sha256(_VERSION)
     digest.update(msgspec.json.encode(config))
     for header in headers:

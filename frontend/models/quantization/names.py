@@ -172,7 +172,7 @@ def _count_choices(plain: str) -> int:
 
 
 def compile_patterns(fields: QuantizationFields, key: str, texts: list[str]) -> list[NamePattern]:
-    """Those of a list, at most MAX_PATTERNS."""
+    """The patterns of a list, at most MAX_PATTERNS."""
     if len(texts) > MAX_PATTERNS:
         raise fields.error(key, f"{len(texts)} patterns", f"at most {MAX_PATTERNS}")
     return [compile_pattern(fields, key, text) for text in texts]
