@@ -397,7 +397,7 @@ def test_every_module_of_ours_that_a_test_imports_is_there() -> None:
 # Lines of Python in a folder: what it may have once the house is as docs/architecture.md draws it, with the
 # capabilities to come, and what it may have until then. The second number only falls.
 LINES = {
-    "the spine": (22_000, 26_250),
+    "the spine": (22_000, 26_200),
     "frontend": (30_000, 39_000),
     "frontend/cli": (3400, 5200),
     "frontend/client": (2200, 2900),
@@ -409,8 +409,8 @@ LINES = {
     "frontend/options": (900, 0),
     "frontend/requests": (2700, 0),
     "frontend/text": (1100, 1350),
-    "core": (8000, 11_100),
-    "ipc": (6000, 8750),
+    "core": (8000, 11_050),
+    "ipc": (6000, 8700),
     "worker": (10_500, 0),
     "kernels": (5500, 0),
     "tools": (15_000, 23_500),
