@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import random
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -116,6 +117,14 @@ def test_a_line_is_shown_as_soon_as_it_has_come() -> None:
     assert terminal.screen.lines == ["One two.", "", "Three"]
 
 
+def test_lines_have_no_blanks_at_their_ends() -> None:
+    terminal = Terminal()
+    terminal.printer.write("# One\n\n- two\n\n`three`")
+    terminal.printer.end()
+    printed = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.file.getvalue())
+    assert [line for line in re.split(r"[\r\n]+", printed) if line != line.rstrip()] == []
+
+
 def test_a_narrower_window_keeps_what_was_printed_before() -> None:
     terminal = Terminal(60, 30)
     terminal.write("First.\n\nWords " * 3 + "that are wrapped again as the window is")
@@ -146,6 +155,10 @@ def test_a_fault_of_the_renderer_does_not_cost_the_answer(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(markdown_printer, "_Answer", fail)
     assert print_in_pieces("**bold**", seed=1).strip() == "**bold**"
+
+
+def test_a_quote_is_shown_where_there_is_no_room_for_its_bar() -> None:
+    assert print_in_pieces(">a", width=4).strip() == ">a"
 
 
 def test_blocks_end_at_empty_lines_outside_of_fences_and_items() -> None:

@@ -6,6 +6,7 @@ as much as the screen has room for.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable
@@ -61,15 +62,27 @@ class _Block:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         options = options.update(width=max(1, min(options.max_width - 1, _MAX_WIDTH)))
-        try:
-            lines = console.render_lines(_Answer(self._text), options, pad=False)
-        except Exception:  # a fault of the renderer is not to cost the answer
-            lines = console.render_lines(Text(self._text), options, pad=False)
-        shown = [number for number, line in enumerate(lines) if any(part.text.strip() for part in line)]
-        lines = lines[shown[0] : shown[-1] + 1] if shown else []
+        lines: list[list[Segment]] = []
+        with contextlib.suppress(Exception):  # a fault of the renderer is not to cost the answer
+            lines = _cut(console.render_lines(_Answer(self._text), options, pad=False))
+        if not lines:  # nor is a quote in a window that is too narrow for one
+            lines = _cut(console.render_lines(Text(self._text), options, pad=False))
         if not self._is_whole:
             lines = lines[-max(1, console.height - 1) :]
         yield Segments([part for line in lines for part in (*line, Segment.line())][:-1])
+
+
+def _cut(lines: list[list[Segment]]) -> list[list[Segment]]:
+    """Without empty lines at both ends, and without blanks at lines' ends, which a user would copy along."""
+    lines = [_cut_line(line) for line in lines]
+    shown = [number for number, line in enumerate(lines) if line]
+    return lines[shown[0] : shown[-1] + 1] if shown else []
+
+
+def _cut_line(line: list[Segment]) -> list[Segment]:
+    while line and not line[-1].text.rstrip():
+        line = line[:-1]
+    return [*line[:-1], Segment(line[-1].text.rstrip(), line[-1].style)] if line else []
 
 
 class MarkdownPrinter:
