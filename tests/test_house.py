@@ -399,7 +399,7 @@ def test_every_module_of_ours_that_a_test_imports_is_there() -> None:
 LINES = {
     "the spine": (22_000, 26_200),
     "frontend": (30_000, 39_000),
-    "frontend/cli": (3400, 5200),
+    "frontend/cli": (3400, 5250),
     "frontend/client": (2200, 2900),
     "frontend/formats": (3900, 4350),
     "frontend/grpc": (800, 0),
@@ -414,7 +414,7 @@ LINES = {
     "worker": (10_500, 0),
     "kernels": (5500, 0),
     "tools": (15_000, 23_500),
-    "tests": (50_000, 72_250),
+    "tests": (50_000, 72_300),
 }
 _SLACK = 200  # by which a number that only falls may be above what is there
 # What everybody must read: faces, client, protocol, core and runner, without the wings among them.
