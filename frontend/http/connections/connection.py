@@ -131,17 +131,19 @@ class Exchange:
         self._head = b"".join(lines)
 
     def _write(self, body: bytes, has_more: bool) -> None:
-        pieces = [self._head]
-        self._head, self.has_begun = b"", True
+        data = body
         if self._num_bytes_left is None:
-            pieces += [b"%x\r\n" % len(body), body, b"\r\n"] if body else []
-            pieces += [] if has_more else [b"0\r\n\r\n"]
-        elif self.scope["method"] != "HEAD":
+            data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            if not has_more:
+                data += b"0\r\n\r\n"
+        elif self.scope["method"] == "HEAD":
+            data = b""
+        else:
             self._num_bytes_left -= len(body)
             if self._num_bytes_left < 0 or (self._num_bytes_left and not has_more):
                 raise RuntimeError(f"content-length: {-self._num_bytes_left} bytes more were sent")
-            pieces.append(body)
-        self.connection.transport.write(b"".join(pieces))
+        self.connection.transport.write(self._head + data if self._head else data)
+        self._head, self.has_begun = b"", True
         if not has_more:
             self.is_answered = True
             self.has_changed.set()

@@ -100,8 +100,9 @@ def test_an_answer_without_a_length_goes_in_chunks_and_without_a_body_in_none() 
     [
         ([], (500, False)),
         ([start((b"x", b"a\r\ny: b"))], (500, False)),
-        ([start((b"content-length", b"3")), body(b"abcd")], "close"),
-        ([start((b"content-length", b"3")), body(b"ab")], "close"),
+        ([start((b"content-length", b"3")), body(b"abcd")], (500, False)),
+        ([start((b"content-length", b"3")), body(b"ab")], (500, False)),
+        ([start((b"content-length", b"3")), body(b"ab", True), body(b"cd")], "close"),
         ([start(), body(b"ab", True)], "close"),
     ],
 )
