@@ -164,9 +164,6 @@ class AdmittedConnection(Protocol):
     def close_now(self) -> None:
         """Close it without one."""
 
-    def shutdown(self) -> None:
-        """Answer what has come, and close."""
-
     def pause_reading(self) -> None:
         """Others have a turn."""
 

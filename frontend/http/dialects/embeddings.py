@@ -146,7 +146,8 @@ async def create_pooling(serving: Serving, request: PoolingRequest, caller: Call
 
 def _choose_task(facts: EngineFacts, request: PoolingRequest) -> PoolingTask:
     """The one that is asked for, or the first that the model can do."""
-    return request.task or ([task for task in _TASKS if facts.tasks.count(task)] or _TASKS)[0]
+    able: list[PoolingTask] = [task for task in _TASKS if facts.tasks.count(task)]
+    return request.task or (able[0] if able else _TASKS[0])
 
 
 async def create_classification(serving: Serving, request: ClassifyRequest, caller: Caller) -> Response:
