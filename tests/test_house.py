@@ -432,7 +432,7 @@ def count_lines(name: str) -> int:
 def test_a_folder_keeps_to_its_lines(name: str) -> None:
     budget, most = LINES[name]
     count = count_lines(name)
-    assert count <= max(budget, most)
+    assert count <= max(budget, most), "shorten something, or say in the commit why the number has to rise"
     assert count > budget or most == 0, "it is within its budget: 0 in place of the second number"
     assert most == 0 or most - count <= max(_SLACK, most // 100), f"the second number can fall to {count}"
 

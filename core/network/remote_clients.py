@@ -209,9 +209,11 @@ class _RequestFacts:
 
 
 def _adapt_options(facts: _RequestFacts) -> RequestOptions:
+    """A field without a row keeps its default, whatever the client says."""
     beliefs = {name: right.network for name, right in REQUEST_OPTIONS.items()}
-    values = {name: _OPTION_VALUES[name](facts) for name in _list_replaced(beliefs)}
-    return msgspec.structs.replace(facts.request.options, **values)
+    values = {name: getattr(facts.request.options, name) for name in beliefs}
+    values |= {name: _OPTION_VALUES[name](facts) for name in _list_replaced(beliefs)}
+    return RequestOptions(**values)
 
 
 # Field that is not taken from a remote client -> what replaces it.

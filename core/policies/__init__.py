@@ -1,4 +1,4 @@
-"""The scheduling policies, a file each, by the names of `ipc.config.SchedulingPolicy`; and their parts."""
+"""The scheduling policies, a file each, by their names in SchedulingPolicy (ipc/spec/config.py)."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Policy(Generic[QueueT]):
     def rank(self, request: EngineCoreRequest) -> int:
         """The first part of `Request.order`: the least runs first and is preempted last; then by arrival.
 
-        Called once, when the request comes. Its token ids are packed: `ipc.token_ids.count_token_ids`.
+        Called once, when the request comes. Its token ids are packed: `ipc/protocol/token_ids.py`.
         """
         del request
         return 0

@@ -245,7 +245,7 @@ class Serving:
 
         `answer_id`: what callers abort it by; None: `request_id`.
 
-        `fields` loses what has been turned into `prompt` and `prepared`: megabytes that a stream would hold.
+        Afterwards all fields of `fields` but _KEPT_FIELDS are None: a stream would hold megabytes of them.
         """
         params = prepared.sampling_params
         self.check_open()

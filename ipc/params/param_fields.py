@@ -28,18 +28,20 @@ class ParamField(NamedTuple):
 
     name: str
     hint: Any  # its type without None, as msgspec reads it
-    kind: Any  # int, float, bool, or what is no scalar
+    kind: Any  # int, float, bool, str, or what is neither scalar nor text
     is_optional: bool  # None is allowed
     meta: Any  # msgspec's Meta: range and text; extra["allowed"]: other words for the range
     error: type[InputError]  # what a bad value raises
 
     def describe_allowed(self, value: Any) -> str:
-        """What a scalar may be instead of `value`."""
+        """What a scalar or text may be instead of `value`."""
         meta = self.meta
         if meta.extra is not None:
             return meta.extra["allowed"]
         if self.kind is bool:
             return "True or False"
+        if self.kind is str:
+            return f"a text of {meta.min_length or 0} to {meta.max_length} characters"
         if self.kind is int:
             return f"an integer from {meta.ge} to {meta.le}"
         if meta.gt is not None and value == meta.gt:
@@ -48,7 +50,7 @@ class ParamField(NamedTuple):
         return f"a number from {low:g} to {meta.le:g}"
 
     def check(self, value: Any) -> Any:
-        """The scalar; as a float where the field is one, which an integer too large for one cannot become.
+        """The scalar or text; as a float where the field is one, which not every integer can become.
 
         Raises `error`.
         """
@@ -58,6 +60,8 @@ class ParamField(NamedTuple):
         meta = self.meta
         if isinstance(value, bool) or kind is bool:
             is_allowed = isinstance(value, bool) and kind is bool
+        elif kind is str:
+            is_allowed = isinstance(value, str) and (meta.min_length or 0) <= len(value) <= meta.max_length
         elif isinstance(value, (int, float) if kind is float else int):
             is_above = value >= meta.ge if meta.gt is None else value > meta.gt
             is_allowed = is_above and value <= meta.le  # NaN is neither

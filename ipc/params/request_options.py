@@ -1,7 +1,8 @@
 """RequestOptions: when a request runs and whose it is, carried whole from a body or a call to the core.
 
 An option is a field here: its type, range, default and words, of which checks, HTTP's bodies and their schema
-are made. Its row in `ipc/protocol/rights.py` says who may say it, and RequestKeywords types it for calls.
+are made; a list, or a text that people are shown, has its check in `_CHECKS`. Its row in
+`ipc/protocol/rights.py` says who may say it, and RequestKeywords types it for calls.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """/v1/messages and /v1/messages/count_tokens as Anthropic's clients speak them: requests, answers, events.
 
-As in schema.py a field that is not here is refused. Of those that are, `endpoints/message_input.py` refuses
+As in schema.py a field that is not here is refused. Of those that are, `dialects/messages.py` refuses
 what asks for something that Quire does not have; cache_control does not, since prefixes are cached anyway.
 """
 

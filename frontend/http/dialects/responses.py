@@ -1,5 +1,5 @@
-"""POST /v1/responses: items in, items out. What is kept can be continued by its id (stored.py), and its
-items can be named in place of sending them.
+"""POST /v1/responses: items in, items out. What is kept can be continued by its id (responses_kept.py), and
+its items can be named in place of sending them.
 """
 
 from __future__ import annotations

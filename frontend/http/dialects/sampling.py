@@ -32,7 +32,8 @@ _DEFAULTS = dict(zip(SamplingParams.__struct_fields__, SamplingParams.__struct_d
 def make_params(serving: Serving, request: Any, max_tokens: int | None, **own: Any) -> SamplingParams:
     """What a request says of sampling, over what the model recommends.
 
-    request: the body of any dialect that generates. own: what the dialect makes of its fields itself.
+    request: the body of any dialect that generates, with a field `stream`. own: what the
+    dialect makes of its fields itself.
     """
     given = {name: getattr(request, name) for name in _list_shared(type(request))}
     values = serving.default_sampling | {name: value for name, value in given.items() if value is not None}

@@ -1,7 +1,7 @@
 """/metrics: the engine's counts in Prometheus' text format, with the names that vLLM's users know.
 
 The engine counts, not this process: any of N HTTP processes over one engine gives the same `quire:` series
-(`--metrics-prefix` names them otherwise), which `engine_series.py` makes of its counts.
+(`--metrics-prefix` names them otherwise), which `frontend/observe/series.py` makes of its counts.
 Of several models each has series of its own, told apart by model_name, and of several engines that share a
 model's requests each, told apart by engine. A model that does not answer has none but `quire:engine_up`. Only
 the `process_` and `python_` series are of the process that answers; `http_` series, and those of stored and

@@ -11,6 +11,7 @@ from fakes import FakeEngine, make_config, make_request
 from msgspec.structs import replace
 from quire.core.clients.client_registry import ClientRegistry, GroupRoster
 from quire.core.clients.origin import to_remote_identity
+from quire.core.network import remote_clients
 from quire.core.network.remote_clients import RemoteClients
 from quire.core.network.request_memory import RequestMemory
 from quire.core.scheduling.request import Request
@@ -134,6 +135,15 @@ def make_message(kind: type[msgspec.Struct]) -> msgspec.Struct:
         return said.get(kind) or kind()
     # Of the engine's own words no field is looked at.
     return kind(*[None for _ in kind.__struct_fields__])
+
+
+def test_an_option_without_a_row_is_taken_from_no_network_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = Core()
+    core.add(ONE, "with", [1], timeout_s=5.0)
+    rows = {name: row for name, row in REQUEST_OPTIONS.items() if name != "timeout_s"}
+    monkeypatch.setattr(remote_clients, "REQUEST_OPTIONS", rows)
+    core.registry.take(ONE, make_request("without", [1], max_tokens=50, timeout_s=5.0))
+    assert [core.find(name).options.timeout_s for name in ("with", "without")] == [5.0, None]
 
 
 def test_every_message_call_and_field_has_its_row() -> None:

@@ -14,6 +14,7 @@ from quire.core.scheduling.request_queue import RequestQueue
 from quire.core.scheduling.running_batch import RunningBatch
 from quire.core.scheduling.step import Step
 from quire.ipc.protocol.messages import EngineCoreRequest
+from quire.ipc.protocol.token_ids import count_token_ids
 from quire.ipc.spec.config import SchedulerConfig, SchedulingPolicy
 
 
@@ -21,7 +22,7 @@ class ShortestPromptFirst(FcfsPolicy):
     """Also the one that keeps its place longest."""
 
     def rank(self, request: EngineCoreRequest) -> int:
-        return len(request.prompt_token_ids)
+        return count_token_ids(request.prompt_token_ids)
 
 
 class OneClientAtATime(Policy[RequestQueue]):
