@@ -30,7 +30,7 @@ import zmq
 from ...ipc.daemon.private_folder import make_socket_folder
 from ...ipc.errors import QuireError
 from ...ipc.protocol.sockets import NOBLOCK, receive_event, send_to
-from .origin import ClientListener
+from .origin import ClientListener, is_remote
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,8 @@ class Listener(ClientListener):
         with contextlib.suppress(zmq.Again):
             while True:
                 identity, *frames = self.router.recv_multipart(NOBLOCK)
-                yield identity, frames
+                if not is_remote(identity):  # clients choose their identities: none may pass for remote
+                    yield identity, frames
 
     def send(self, identity: bytes, frames: tuple[bytes]) -> None:
         send_to(self.router, identity, frames)

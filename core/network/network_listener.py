@@ -41,10 +41,13 @@ _log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 1024
 MAX_WAITING = 128  # connections whose client has said nothing yet
 _FRACTION_OF_FILES = 0.2  # of this process's descriptors, at most so many are connections of the network
+# So many bytes, or a sixteenth of the memory: a client with many prompts sends them all at once, and over
+# loopback all are unread.
 _LEAST_UNREAD_BYTES = 512 << 20
-_FRACTION_OF_MEMORY = (
-    16  # a client with many prompts sends them all at once, and over loopback all are unread
-)
+_FRACTION_OF_MEMORY = 16
+_RECEIVED, _RECEIVED_AT = struct.Struct("=Q"), 128  # tcpi_bytes_received of struct tcp_info
+_FRAME_BYTES = 2 + 33  # of a frame beside its contents: its head, and CURVE's (RFC 26)
+_LONG_HEAD_BYTES, _LONGEST_SHORT = 7, 255 - 33
 _LOOK_INTERVAL_S = 0.05  # libzmq reads 1 GB/s at most
 _MAX_EVENTS = 64  # taken before keys are looked at again
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
@@ -124,7 +127,7 @@ class NetworkListener(ClientListener):
     def _look(self) -> None:
         """Cut whoever has sent too much, while what is unread is not read to its end."""
         now = time.monotonic()
-        if now < self._look_at:
+        if self._unread.most is None or now < self._look_at:
             return
         self._look_at = now + _LOOK_INTERVAL_S
         with self._limits_lock:
@@ -296,11 +299,6 @@ def count_received_bytes(connection: socket.socket) -> int:
     return _RECEIVED.unpack_from(info, _RECEIVED_AT)[0] if len(info) > _RECEIVED_AT else 0
 
 
-_RECEIVED, _RECEIVED_AT = struct.Struct("=Q"), 128  # tcpi_bytes_received of struct tcp_info
-_FRAME_BYTES = 2 + 33  # of a frame beside what it says: its head, and CURVE's (RFC 26)
-_LONG_HEAD_BYTES, _LONGEST_SHORT = 7, 255 - 33
-
-
 class UnreadBytes:
     """What clients have sent and nobody has read: libzmq takes all that comes, and says nothing of it.
 
@@ -340,14 +338,12 @@ class UnreadBytes:
 
         `keys`: of connections whose key is known.
         """
-        if self.most is None:
-            return []
         if self._is_counting:
             for fd, count in received.items():
                 self._unread[keys.get(fd, b"")] += count - self._received.get(fd, count)
         self._received, self._is_counting = dict(received), True
         self._peak = max(self._peak, self._unread.total())
-        if self._unread.total() <= self.most:
+        if self.most is None or self._unread.total() <= self.most:
             return []
         ((most, _),) = self._unread.most_common(1)
         if most:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 
 from ..errors import make_printable
 
 LogFormat = Literal["text", "json"]
-LOG_FORMATS: tuple[str, ...] = get_args(LogFormat)
 
 
 class LogLine(msgspec.Struct, kw_only=True, omit_defaults=True):

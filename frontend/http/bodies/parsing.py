@@ -66,7 +66,6 @@ _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 R = TypeVar("R")
 _Find = Callable[[str], object]
 MAX_CHEAP_BYTES = 2**16  # nothing of that size takes long
-_LONG_NUMBERS = 100  # 40 us at 700 digits
 _LONG_NUMBER = b"0" * 24
 _DIGITS_TO_0 = bytes.maketrans(b"123456789", b"000000000")
 T = TypeVar("T", bound=msgspec.Struct)

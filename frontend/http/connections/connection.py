@@ -67,7 +67,8 @@ class Exchange:
     # The request is whole, the client gone, or the answer complete.
     has_changed: asyncio.Event = field(default_factory=asyncio.Event)
     _head: bytes = b""  # of the answer, and not written
-    _num_bytes_left: int | None = None  # of the answer's body; None: it goes in chunks
+    _num_bytes_left: int | None = None  # of the answer's body; None: it has not said
+    _is_chunked: bool = False  # the answer's body
 
     async def run(self, app: ASGIApp) -> None:
         """Have the app answer."""
@@ -76,9 +77,11 @@ class Exchange:
             if not (self.is_answered or self.is_gone):
                 raise RuntimeError("the app has not answered")
         except Exception as error:
-            if self.is_answered or self.is_gone:
+            if self.is_gone:
                 return
             refusal = as_api_error(error)
+            if self.is_answered:
+                return
             if self.has_begun:
                 self.connection.close_after_answer()
             else:
@@ -125,20 +128,22 @@ class Exchange:
             lines.append(b"%b: %b\r\n" % (name, value))
         if not (self.keeps_alive or names_close):
             lines.append(b"connection: close\r\n")
-        if self._num_bytes_left is None:
+        # A client of 1.0 reads until the connection ends (RFC 9112 6.1).
+        self._is_chunked = self._num_bytes_left is None and self.scope["http_version"] != "1.0"
+        if self._is_chunked:
             lines.append(b"transfer-encoding: chunked\r\n")
         lines.append(b"\r\n")
         self._head = b"".join(lines)
 
     def _write(self, body: bytes, has_more: bool) -> None:
         data = body
-        if self._num_bytes_left is None:
+        if self._is_chunked:
             data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             if not has_more:
                 data += b"0\r\n\r\n"
         elif self.scope["method"] == "HEAD":
             data = b""
-        else:
+        elif self._num_bytes_left is not None:
             self._num_bytes_left -= len(body)
             if self._num_bytes_left < 0 or (self._num_bytes_left and not has_more):
                 raise RuntimeError(f"content-length: {-self._num_bytes_left} bytes more were sent")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 import zmq
 from daemons import runtime_folders
 from quire.core.clients.listener import Listener
+from quire.core.clients.origin import to_remote_identity
+from quire.ipc.network.keys import KEY_LENGTH
 from quire.ipc.protocol.sockets import bind_router
 
 TIMEOUT_S = 20.0
@@ -36,6 +39,20 @@ def test_it_tells_of_lost_connections_and_its_thread_ends_with_it(router: zmq.So
     assert listener.has_lost_one()
     listener.stop()
     assert not listener._thread.is_alive()
+
+
+def test_a_local_client_that_names_itself_a_remote_one_is_not_heard(router: zmq.Socket[bytes]) -> None:
+    address = router.getsockopt_string(zmq.LAST_ENDPOINT)
+    listener = Listener(router, address)
+    with zmq.Context() as context, contextlib.ExitStack() as stack:
+        for identity in (b"tcp:\xff", to_remote_identity(b"x", b"k" * KEY_LENGTH), b"honest"):
+            client = stack.enter_context(context.socket(zmq.DEALER))
+            client.setsockopt(zmq.IDENTITY, identity)
+            client.connect(address)
+            client.send(identity)
+            assert router.poll(TIMEOUT_S * 1000)
+            assert list(listener.receive()) == ([(identity, [identity])] if identity == b"honest" else [])
+    listener.stop()
 
 
 @pytest.mark.parametrize("what", ["restore", "stop"])

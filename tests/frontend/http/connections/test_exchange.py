@@ -39,7 +39,9 @@ class FakeConnection:
         self.calls.append((int(error.status), waits))
 
 
-def answer(*messages: dict[str, Any], method: str = "POST", expects_continue: bool = False) -> list[Any]:
+def answer(
+    *messages: dict[str, Any], method: str = "POST", version: str = "1.1", expects_continue: bool = False
+) -> list[Any]:
     """What is called when an app receives the request, then sends these."""
 
     async def app(_scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,7 +53,7 @@ def answer(*messages: dict[str, Any], method: str = "POST", expects_continue: bo
         connection = FakeConnection()
         exchange = Exchange(
             connection,
-            {"method": method},
+            {"method": method, "http_version": version},
             num_header_bytes=0,
             keeps_alive=True,
             expects_continue=expects_continue,
@@ -93,6 +95,13 @@ def test_an_answer_without_a_length_goes_in_chunks_and_without_a_body_in_none() 
     head, told = answer(start((b"content-length", b"3")), body(b"abc"), method="HEAD")
     assert (head.endswith(b"\r\ncontent-length: 3\r\n\r\n"), told) == (True, "answered")
     assert b"chunked" not in answer(start(status=204), body(b""))[0]
+
+
+def test_a_client_of_1_0_gets_an_answer_without_a_length_as_it_is() -> None:
+    head, *rest = answer(start(), body(b"abc", True), body(b"de"), version="1.0")
+    assert b"transfer-encoding" not in head
+    assert head.endswith(b"\r\n\r\nabc")
+    assert rest == [b"de", "answered"]
 
 
 @pytest.mark.parametrize(
