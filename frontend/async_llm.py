@@ -156,14 +156,15 @@ class AsyncLLM(UtilityCalls):
         request_id: str | None = None,
         *,
         options: RequestOptions = NO_OPTIONS,
-        **said: Unpack[RequestKeywords],
+        **keywords: Unpack[RequestKeywords],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request, as SamplingParams.output_kind says, until one is `finished`.
 
         Closing the generator, or cancelling the task that reads it, aborts the request. A reader that falls
         behind gets deltas merged. sampling_params None takes the model's defaults, and those that
         `prepare_params` has checked are not checked again; request_id None makes one.
-        said: as LLMEngine.add_request; names: for `abort_named`. options: what goes without saying it.
+        keywords: as LLMEngine.add_request; names: for `abort_named`. options: all of them in one, which
+        keywords override.
         Raises ValueErrors for bad input, RequestFailedError when the engine fails this request,
         EngineDeadError when the engine is gone.
         """
@@ -175,7 +176,7 @@ class AsyncLLM(UtilityCalls):
             name,
             prompt,
             params,
-            read_options(options, **said),
+            read_options(options, **keywords),
             drawn_seed=self._input_processor.seeds.draw(),  # here: long prompts are processed in any order
         )
         is_long = self._input_processor.takes_long(prompt, params)

@@ -170,7 +170,7 @@ class AsyncPooling:
         prompt: str | None = None,
         fields: str | Sequence[str] = "prompts",
         options: RequestOptions = NO_OPTIONS,
-        **said: Unpack[RequestKeywords],
+        **keywords: Unpack[RequestKeywords],
     ) -> list[Pooled]:
         """What is pooled of each prompt, in their order; all go to the engine in one message.
 
@@ -181,7 +181,7 @@ class AsyncPooling:
         """
         self._check_running()
         checked = self.processor.check_params(pooling_params, task)
-        options = read_options(options, **said)
+        options = read_options(options, **keywords)
         if isinstance(fields, str):
             fields = [f"{fields}[{place}]" for place in range(len(prompts))]
         before = self.processor.find_prompt(prompt_name, prompt)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +19,17 @@ from typing import Any
 from ...ipc.processes.due import find_earliest
 from ...ipc.protocol.sockets import POLLIN, POLLOUT
 from .engine_links import EngineLink, EngineLinks
+
+_pumps = weakref.WeakSet["AsyncPump"]()
+
+
+def _stop_in_fork() -> None:
+    """A callback that waited in the parent's loop must not touch a socket here, where its thread is not."""
+    for pump in _pumps:
+        pump.is_stopped = True
+
+
+os.register_at_fork(after_in_child=_stop_in_fork)
 
 _MAX_INBOX = 64  # messages read ahead of the consumer; more stay in the socket, whose limit the engine sees
 
@@ -37,7 +50,8 @@ class AsyncPump:
         links.on_added, links.on_lost = self._watch, self._forget
         self._on_lost = on_lost
         self._on_failure = on_failure
-        self._is_stopped = False
+        self.is_stopped = False  # nothing is touched any more
+        _pumps.add(self)
         self._inbox: deque[tuple[EngineLink, list[bytes]]] = deque()
         self._behind: set[EngineLink] = set()  # of which more has come than the inbox takes
         self._has_news = asyncio.Event()  # the inbox has grown, an engine has ended, or `wake`
@@ -75,6 +89,8 @@ class AsyncPump:
 
     def guard(self, act: Callable[..., None], *args: Any) -> None:
         """Call a callback of the loop: what it raises must end who waits, and the loop would only log it."""
+        if self.is_stopped:
+            return
         try:
             act(*args)
         except Exception as error:
@@ -96,7 +112,7 @@ class AsyncPump:
         """Send and receive until neither goes on: only then does the socket raise its edge again. Then an
         engine is lost that has ended for good.
         """
-        if self._is_stopped or link.is_gone:
+        if self.is_stopped or link.is_gone:
             return
         connection, socket, inbox, outbox = link.connection, link.socket, self._inbox, link.protocol.outbox
         now = time.monotonic()
@@ -127,7 +143,7 @@ class AsyncPump:
 
     def stop(self) -> None:
         """Touch nothing any more; the loop may be closed already."""
-        self._is_stopped = True
+        self.is_stopped = True
         with contextlib.suppress(RuntimeError):
             for link in self._links:
                 self._unwatch(link)
@@ -191,7 +207,7 @@ class AsyncPump:
         self._loop.call_later(after_s, self.guard, self._on_engine_gone, link)
 
     def _on_engine_gone(self, link: EngineLink) -> None:
-        if self._is_stopped:
+        if self.is_stopped:
             return
         self.run(link)  # what it said last
         if not link.is_gone:

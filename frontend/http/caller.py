@@ -69,13 +69,13 @@ class Caller(msgspec.Struct, frozen=True):
         Callers share cached blocks with none but themselves: what is cached can be told by its speed. Those
         without a key on the server's own machine are its user, who shares them with all programs of theirs.
         """
-        said = {name: getattr(fields, name, None) for name in CALLER_OPTIONS}
-        said = {name: value for name, value in said.items() if value is not None}
+        options = {name: getattr(fields, name, None) for name in CALLER_OPTIONS}
+        options = {name: value for name, value in options.items() if value is not None}
         if self.key_hash or self.address not in ("", _HERE):
-            salt = said.get("cache_salt", "")
-            said["cache_salt"] = sha256(f"{self.owner}:{salt}".encode()).hexdigest()
+            salt = options.get("cache_salt", "")
+            options["cache_salt"] = sha256(f"{self.owner}:{salt}".encode()).hexdigest()
         own_names = [name for name in (*names, self.request_id) if name]
-        return read_options(**said, tenant=self.tenant, names=own_names)
+        return read_options(**options, tenant=self.tenant, names=own_names)
 
 
 def name_address(host: str) -> str:

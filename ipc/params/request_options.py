@@ -76,13 +76,13 @@ OPTION_FIELDS = read_fields(RequestOptions, InputError)
 NO_OPTIONS = RequestOptions()
 
 
-def read_options(options: RequestOptions = NO_OPTIONS, **said: Any) -> RequestOptions:
-    """The options with what a call says besides. Raises InputError; TypeError for what is no field."""
-    if not said:
+def read_options(options: RequestOptions = NO_OPTIONS, **keywords: Any) -> RequestOptions:
+    """The options with those that a call names replaced. Raises InputError; TypeError for no field's name."""
+    if not keywords:
         return options
-    for name in said.keys() & _CHECKS:
-        said[name] = _CHECKS[name](make_plain(said[name]))
-    return msgspec.structs.replace(options, **said)
+    for name in keywords.keys() & _CHECKS:
+        keywords[name] = _CHECKS[name](make_plain(keywords[name]))
+    return msgspec.structs.replace(options, **keywords)
 
 
 def read_priorities(priority: Sequence[int] | None, num_prompts: int) -> list[RequestOptions]:

@@ -242,7 +242,7 @@ def test_a_fork_is_told_so_and_cannot_make_its_parents_loop_deaf(real: AsyncLLM)
 
 
 _EXITS_IN_A_FORK = """
-import asyncio, os, sys
+import asyncio, os, sys, time
 from quire import AsyncLLM, EngineArgs, SamplingParams
 
 async def main():
@@ -250,6 +250,8 @@ async def main():
     params = SamplingParams(max_tokens=100, ignore_eos=True)
     stream = llm.generate({"prompt_token_ids": [5]}, params, "a")
     await anext(stream)
+    time.sleep(0.2)  # outputs come, and the loop has yet to read them when the process forks
+    await asyncio.sleep(0)
     pid = os.fork()
     if pid == 0:
         sys.exit(3)
