@@ -294,7 +294,7 @@ const scenarios = {
 
   async chat_parse() {
     const response_format = { type: 'json_schema', json_schema: { name: 'answer', strict: true, schema: ANSWER } };
-    const fields = { model: MODEL, messages: SUM, response_format };
+    const fields = { model: MODEL, messages: SUM, temperature: 0, response_format };
     const { choices } = await client.chat.completions.parse(fields);
     assert.equal(choices[0].finish_reason, 'stop');
     assert.ok(Number.isInteger(JSON.parse(choices[0].message.content).value));
@@ -308,18 +308,17 @@ const scenarios = {
       [{ regex: '[a-c]{3}' }, /^[a-c]{3}$/],
     ];
     for (const [structured_outputs, pattern] of wanted) {
-      const { choices } = await chat({ n: 3, structured_outputs });
+      const { choices } = await chat({ n: 3, seed: 1, structured_outputs });
       for (const choice of choices) assert.match(choice.message.content, pattern);
     }
   },
 
   async responses_parse() {
     const format = { type: 'json_schema', name: 'answer', strict: true, schema: ANSWER };
-    const answer = await client.responses.parse({ model: MODEL, input: SUM[0].content, text: { format } });
+    const fields = { model: MODEL, input: SUM[0].content, temperature: 0, text: { format } };
+    const answer = await client.responses.parse(fields);
     assert.ok(Number.isInteger(JSON.parse(answer.output_text).value));
-    const streamed = await client.responses
-      .stream({ model: MODEL, input: SUM[0].content, text: { format } })
-      .finalResponse();
+    const streamed = await client.responses.stream(fields).finalResponse();
     assert.ok(Number.isInteger(JSON.parse(streamed.output_text).value));
   },
 

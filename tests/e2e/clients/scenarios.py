@@ -468,7 +468,9 @@ def parse(client: openai.OpenAI, kind: type[pydantic.BaseModel]) -> pydantic.Bas
 def chat_parse(client: openai.OpenAI) -> None:
     assert isinstance(parse(client, Answer), Answer)
     assert isinstance(parse(client, Zoo), Zoo)
-    with client.chat.completions.stream(model=MODEL, messages=SUM, response_format=Answer) as stream:
+    with client.chat.completions.stream(
+        model=MODEL, messages=SUM, temperature=0, response_format=Answer
+    ) as stream:
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Answer)
 
 
@@ -476,17 +478,18 @@ def chat_parse(client: openai.OpenAI) -> None:
 def chat_structured_outputs(client: openai.OpenAI) -> None:
     for wanted, pattern in (({"choice": ["yes", "no"]}, "yes|no"), ({"regex": "[a-c]{3}"}, "[a-c]{3}")):
         answer = client.chat.completions.create(
-            model=MODEL, messages=SUM, n=3, extra_body={"structured_outputs": wanted}
+            model=MODEL, messages=SUM, n=3, seed=1, extra_body={"structured_outputs": wanted}
         )
         assert all(re.fullmatch(pattern, choice.message.content or "") for choice in answer.choices)
 
 
 @scenario
 def responses_parse(client: openai.OpenAI) -> None:
-    answer = client.responses.parse(model=MODEL, input=SUM[0]["content"], text_format=Answer)
+    asked: dict[str, Any] = {"model": MODEL, "input": SUM[0]["content"], "temperature": 0}
+    answer = client.responses.parse(**asked, text_format=Answer)
     assert answer.status == "completed"
     assert isinstance(answer.output_parsed, Answer)
-    with client.responses.stream(model=MODEL, input=SUM[0]["content"], text_format=Answer) as stream:
+    with client.responses.stream(**asked, text_format=Answer) as stream:
         assert isinstance(stream.get_final_response().output_parsed, Answer)
 
 
