@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import ctypes
 import faulthandler
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -39,6 +41,7 @@ if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
 NUM_PROCESSES = 4
+TEST_S = 30.0
 ASK_SHARED_SERVER = (  # e2e/conftest.py's, which takes seconds to start
     *("tests/e2e/compat/", "tests/e2e/clients/", "tests/e2e/test_agents_over_a_group.py"),
     *("tests/e2e/test_bench_serve_for_real.py", "tests/e2e/test_several_daemons.py"),
@@ -121,6 +124,30 @@ def pytest_timeout_set_timer(
 def pytest_timeout_cancel_timer() -> Generator[None, object, object]:
     faulthandler.cancel_dump_traceback_later()
     return (yield)
+
+
+@pytest.fixture(autouse=True)
+def runner() -> Iterator[asyncio.Runner]:
+    """The event loop of a test that is a coroutine. Other fixtures end before the loop does."""
+    runner = asyncio.Runner()  # without a loop until something runs
+    yield runner
+    runner.close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine, for at most TEST_S."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    values = pyfuncitem.funcargs
+    arguments = {name: values[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+
+    async def run() -> None:
+        async with asyncio.timeout(TEST_S):
+            await pyfuncitem.obj(**arguments)
+
+    values["runner"].run(run())
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,63 @@
-"""Lets the tests beside it import their helpers."""
+"""Lets the tests beside it import their helpers, and opens apps over scripted engines for them.
+
+A test asks for `llm`, `client` and `serving`, those of one app; it and its module say with the mark `app` how
+the app is made, as `make_app` takes it: `@pytest.mark.app(template=TEMPLATE, max_model_len=2000)`.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from openai_fakes import AsgiClient, FakeLLM, OpenApp, make_app
+from quire.frontend.http.serving import Serving
+
+
+class OpenApps(Protocol):
+    """Opens another app, as `make_app`."""
+
+    def __call__(self, **how: Any) -> OpenApp: ...
+
+
+@pytest.fixture
+def open_app() -> Iterator[OpenApps]:
+    """Opens apps; at the end no request may be left in any."""
+    apps: list[OpenApp] = []
+
+    def open_another(**how: Any) -> OpenApp:
+        apps.append(make_app(**how))
+        return apps[-1]
+
+    yield open_another
+    for app in apps:
+        app.check_ended()
+
+
+@pytest.fixture
+def app(open_app: OpenApps, request: pytest.FixtureRequest) -> OpenApp:
+    """The app of this test."""
+    how: dict[str, Any] = {}
+    for mark in request.node.iter_markers("app"):  # the nearest first
+        how = mark.kwargs | how
+    return open_app(**how)
+
+
+@pytest.fixture
+def llm(app: OpenApp) -> FakeLLM:
+    return app.llm
+
+
+@pytest.fixture
+def client(app: OpenApp) -> AsgiClient:
+    return app.client
+
+
+@pytest.fixture
+def serving(app: OpenApp) -> Serving:
+    return app.serving

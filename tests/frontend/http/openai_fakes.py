@@ -422,24 +422,43 @@ def chat(**fields: Any) -> dict[str, Any]:
     return {"model": "fake", "messages": MESSAGES, **fields}
 
 
+@dataclass
+class OpenApp:
+    """An app that takes requests, over a FakeLLM."""
+
+    llm: FakeLLM
+    client: AsgiClient
+    serving: Serving
+
+    def check_ended(self) -> None:
+        """No request is under way any more."""
+        assert self.serving.room.num_sequences == 0
+        assert len(self.llm.ended) == len(self.llm.calls)
+
+
+def make_app(options: ServerOptions | None = None, template: str | None = None, **facts: Any) -> OpenApp:
+    """template: in place of the model's own. facts: the engine's, and `pieces`."""
+    llm = FakeLLM(**facts)
+    if template is not None:
+        llm.set_template(template)
+    options = options or ServerOptions()
+    models = ServedModels.of_one(llm, options)  # type: ignore[arg-type]
+    serving = models.only
+    serving._text = InlineText(llm.tokenizer)  # type: ignore[assignment]
+    serving.open()
+    client = AsgiClient(ApiKeyMiddleware(create_app(models), options.api_key_hashes, options.server_id))
+    return OpenApp(llm, client, serving)
+
+
 def run_with_app(
     scenario: Scenario, options: ServerOptions | None = None, template: str | None = None, **facts: Any
 ) -> None:
-    """Run a scenario with an open app over a FakeLLM. template: in place of the model's own."""
+    """Run a scenario with an open app. Tests that are written anew ask for fixtures (conftest.py) instead."""
 
     async def main() -> None:
-        llm = FakeLLM(**facts)
-        if template is not None:
-            llm.set_template(template)
-        options_ = options or ServerOptions()
-        models = ServedModels.of_one(llm, options_)  # type: ignore[arg-type]
-        serving = models.only
-        serving._text = InlineText(llm.tokenizer)  # type: ignore[assignment]
-        serving.open()
-        client = AsgiClient(ApiKeyMiddleware(create_app(models), options_.api_key_hashes, options_.server_id))
+        app = make_app(options, template, **facts)
         async with asyncio.timeout(20):
-            await scenario(llm, client, serving)
-        assert serving.room.num_sequences == 0
-        assert len(llm.ended) == len(llm.calls)
+            await scenario(app.llm, app.client, app.serving)
+        app.check_ended()
 
     asyncio.run(main())
