@@ -27,11 +27,11 @@ from .outputs import RequestOutput
 from .requests.beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
 from .requests.input_processor import InputProcessor, PreparedParams
 from .requests.prompts import Prompt
-from .requests.vectors.outputs import PoolingOutput, PoolingRequestOutput
 from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .formats.output_format import OutputFormat
+    from .requests.vectors.outputs import PoolingOutput, PoolingRequestOutput
     from .requests.vectors.processor import PoolingPrompt
     from .vector_calls import AsyncPooling
 

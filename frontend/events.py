@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import msgspec
 
 
@@ -43,8 +41,7 @@ class ToolCallEnd(msgspec.Struct, frozen=True):
 OutputEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd
 
 
-@dataclass(slots=True)
-class ToolCall:
+class ToolCall(msgspec.Struct):
     """A call of a tool. arguments: a JSON object's text."""
 
     call_id: str
@@ -52,13 +49,12 @@ class ToolCall:
     arguments: str = ""
 
 
-@dataclass(slots=True)
-class AssistantMessage:
+class AssistantMessage(msgspec.Struct):
     """A turn, as far as it was generated."""
 
     content: str = ""
     reasoning: str = ""
-    tool_calls: list[ToolCall] = field(default_factory=list[ToolCall])
+    tool_calls: list[ToolCall] = []
 
     def add(self, event: OutputEvent) -> None:
         """Take the turn's next event."""

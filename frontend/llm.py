@@ -8,13 +8,15 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast
 
 from ..ipc.errors import ConfigError, InputError, PromptError
 from ..ipc.params.beam_search import BeamSearchParams
 from ..ipc.params.pooling_params import PoolingParams, PoolingTask
 from ..ipc.params.request_options import read_priorities
 from ..ipc.params.sampling_params import RequestOutputKind, SamplingParams
+from ..ipc.protocol.engine_views import DEFAULT_METRICS_PREFIX, SchedulerStats
 from .client.remote_daemon import Attachment, check_unattached, choose_attachment
 from .llm_engine import LLMEngine
 from .models.model_files import POCKET
@@ -25,28 +27,19 @@ from .request_batch import RequestBatch, run_batches
 from .requests.beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
 from .requests.input_processor import EngineInput, PreparedParams
 from .requests.prompts import ParsedPrompt, Prompt, is_many
-from .requests.vectors.outputs import (
-    ClassificationRequestOutput,
-    EmbeddingRequestOutput,
-    PoolingOutput,
-    PoolingRequestOutput,
-    ScoringRequestOutput,
-    to_classification,
-    to_embedding,
-)
 from .requests.vectors.tasks import check_task
-
-if TYPE_CHECKING:
-    from .vector_calls import PoolingCalls, PoolingOptions
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
-
-from ..ipc.protocol.engine_views import DEFAULT_METRICS_PREFIX, SchedulerStats
 from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .observe.metric_values import Metric
-
+    from .requests.vectors.outputs import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        ScoringRequestOutput,
+    )
+    from .vector_calls import PoolingCalls, PoolingOptions
 
 _NO_CODE = (
     "not possible: Quire's processes take typed messages and run nobody's code. stats(), get_metrics(), "
@@ -246,8 +239,10 @@ class LLM:
         a ValueError before anything runs. A request that the engine fails comes back with the cause in
         `error`; the others are unaffected.
         """
-        found = self._pooling.encode(prompts, pooling_params, "embed", **options)
-        return [to_embedding(output) for output in found]
+        from .requests.vectors.outputs import to_embedding
+
+        outputs = self._pooling.encode(prompts, pooling_params, "embed", **options)
+        return [to_embedding(output) for output in outputs]
 
     def classify(
         self,
@@ -257,8 +252,10 @@ class LLM:
         **options: Unpack[PoolingOptions],
     ) -> list[ClassificationRequestOutput]:
         """What the model's classifier makes of each prompt; otherwise as `embed`."""
-        found = self._pooling.encode(prompts, pooling_params, "classify", **options)
-        return [to_classification(output) for output in found]
+        from .requests.vectors.outputs import to_classification
+
+        outputs = self._pooling.encode(prompts, pooling_params, "classify", **options)
+        return [to_classification(output) for output in outputs]
 
     def score(
         self,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .client.loop_thread import Gate
 from .llm_engine import LLMEngine
 from .outputs import RequestOutput
 from .requests.input_processor import EngineInput
-from .requests.vectors.outputs import PoolingOutput, PoolingRequestOutput
 from .requests.vectors.state import PoolingInput
 
-Output = TypeVar("Output", RequestOutput, PoolingRequestOutput[PoolingOutput])
+if TYPE_CHECKING:  # loaded with the first vector
+    from .requests.vectors.outputs import PoolingOutput, PoolingRequestOutput
+
+Output = TypeVar("Output", RequestOutput, "PoolingRequestOutput[PoolingOutput]")
 
 
 class RequestBatch(Generic[Output]):

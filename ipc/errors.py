@@ -6,7 +6,6 @@ on the other side as the class that fits there.
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -181,6 +180,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """', did you mean X?' when `name` is a known name mistyped, shortened or split otherwise, else ''."""
     if len(name) > _MAX_SHOWN:  # which no known name is; comparing would take seconds
         return ""
+    import difflib  # for who mistypes a name
+
     for close in difflib.get_close_matches(name, list(known), n=3, cutoff=0.6):
         if _means(name, close):
             return f", did you mean {close!r}?"
@@ -197,6 +198,8 @@ def _means(name: str, known: str) -> bool:
 
 
 def _is_word(word: str, other: str) -> bool:
+    import difflib
+
     short, long = sorted((word, other), key=len)
     is_shortened = len(short) >= _MIN_BEGINNING and long.startswith(short)
     return is_shortened or difflib.SequenceMatcher(None, word, other).ratio() >= _NEAR_WORD

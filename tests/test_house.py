@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import fnmatch
 import functools
+import json
 import re
 import subprocess
 import sys
@@ -245,13 +246,27 @@ def test_import_quire_loads_no_module_but_its_face() -> None:
     assert loaded == "[]"
 
 
-def test_an_engine_loads_what_reads_and_writes_tool_calls_only_for_a_chat() -> None:
-    loaded = run_python(
-        "import sys, quire; quire.LLM, quire.AsyncLLM\n"
-        "names = ('quire.frontend.formats.',)\n"
-        "print([m for m in sys.modules if m.startswith(names)])"
+def test_the_faces_load_little_beside_the_event_loop_the_sockets_and_the_codec() -> None:
+    """Each of these names is waited for at every start of a program that imports the faces."""
+    others, quires = json.loads(
+        run_python(
+            "import json, sys, asyncio, logging, msgspec, zmq; before = set(sys.modules)\n"
+            "from quire import LLM, AsyncLLM, SamplingParams, EngineArgs, LLMEngine\n"
+            "new = sorted(set(sys.modules) - before)\n"
+            "ours = [name for name in new if name.startswith('quire')]\n"
+            "print(json.dumps([sorted(set(new) - set(ours)), ours]))"
+        )
     )
-    assert loaded == "[]"
+    threads = {"concurrent.futures.thread", "queue", "_queue"}
+    digests = {"hashlib", "_hashlib", "_blake2", "hmac", "secrets"}
+    assert set(others) <= threads | digests | {"copy", "dataclasses", "faulthandler", "resource"}
+    later = (  # a chat, a first vector, an operator's code, a command line, a file that has changed
+        *("quire.frontend.formats.", "quire.frontend.requests.vectors.outputs", "quire.frontend.cli."),
+        *("quire.frontend.options.logits_processor_names", "quire.frontend.options.gpu_cards"),
+        *("quire.frontend.models.checkpoint", "quire.ipc.files.private_cache", "quire.frontend.http."),
+    )
+    assert [name for name in quires if name.startswith(later)] == []
+    assert len(quires) <= 100
 
 
 def test_a_server_loads_no_pydantic_and_grpc_only_for_its_port() -> None:

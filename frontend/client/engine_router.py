@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from ...ipc.protocol.messages import EngineCoreRequest
 from ...ipc.protocol.prefix_digest import HASH_SIZE_BYTES, EngineDigest, hash_prefixes, list_depths
@@ -144,8 +145,7 @@ CACHED_TOKEN_WORTH = 2
 MAX_PREFIXES = 65_536  # names that are remembered, of all engines together; 13 MB
 
 
-@dataclass(slots=True)
-class _Engine:
+class _Engine(msgspec.Struct):
     index: int
     takes_new: bool = True
     num_requests: int = 0
@@ -160,8 +160,7 @@ class _Engine:
         return pending + REQUEST_TOKENS * (self.num_requests + self.num_others)
 
 
-@dataclass(slots=True)
-class _Placed:
+class _Placed(msgspec.Struct):
     engine: _Engine
     num_pending_tokens: int
     depths: Sequence[int] = ()

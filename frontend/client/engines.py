@@ -7,7 +7,8 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from ...ipc.daemon.daemon_state import CLIENT_SOCKET_NAME, make_engine_name
 from ...ipc.daemon.run_dir import RunDirectory, find_daemon, find_named
@@ -31,8 +32,7 @@ _FINAL_EXIT_CODES = (EXIT_OK, EXIT_WORKER_LOST)
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRestart:
+class PlannedRestart(msgspec.Struct, frozen=True):
     """`start()`, to be called `after_s` from now, puts another engine in the place of one that has ended, at
     the same address with another `exit_fd`.
     """

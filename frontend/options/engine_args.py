@@ -6,7 +6,6 @@ config.json is read and arguments are held against each other; nothing here star
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import re
@@ -35,8 +34,10 @@ from ...ipc.spec.options import Option, read_options
 from ...ipc.spec.weight_format import CHECKPOINT_METHODS, Quantization
 from ..models.model_files import POCKET
 from ..text.chosen_template import read_chosen_template
-from .logits_processor_names import find_module_files, find_module_folders, name_logits_processors
 from .off_values import OFF_VALUES, DropsOffValues, describe_off_values
+
+if TYPE_CHECKING:
+    import argparse
 
 SHARED_MAX_QUEUED_BYTES = "1GiB"  # of engines that many clients share; a private one has no bound
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -109,7 +110,7 @@ def _takes_options(cls: type[_Args]) -> type[_Args]:
         is_size = option.get("is_size")
         default = option.get("default", _format_size(option.default) if is_size else option.default)
         choices = option.choices if option.type is str else None
-        item = _arg(group, default, option.text or argparse.SUPPRESS, choices, option.get("alias", ""))
+        item = _arg(group, default, option.text or "", choices, option.get("alias", ""))
         kind = "int | str" if is_size else option.type.__name__
         cls.__annotations__[name] = f"{kind} | None" if item.default is None else kind
         setattr(cls, name, item)
@@ -199,11 +200,14 @@ class EngineArgs(metaclass=DropsOffValues):
 
         Raises ConfigError or ModelError (both ValueErrors) with the field, the value and what is allowed.
         """
+        from .logits_processor_names import find_module_files, find_module_folders, name_logits_processors
+
         self._check_arguments()
         self._check_parsers()
-        model = self._create_model_config()
-        scheduler = self._create_scheduler_config(model)
         processors = name_logits_processors(self.logits_processors)
+        folders = find_module_folders(processors)
+        model = self._create_model_config(find_module_files(processors, folders))
+        scheduler = self._create_scheduler_config(model)
         return self._make(
             EngineConfig,
             model=model,
@@ -213,7 +217,7 @@ class EngineArgs(metaclass=DropsOffValues):
             recovery=self._make(RecoveryConfig),
             log_level=self.log_level.upper(),
             logits_processors=processors,
-            logits_processor_folders=find_module_folders(processors),
+            logits_processor_folders=folders,
         )
 
     @classmethod
@@ -224,6 +228,8 @@ class EngineArgs(metaclass=DropsOffValues):
     @staticmethod
     def add_cli_args(parser: _Container) -> _Container:
         """Add one option a field (`--max-model-len`), in groups; returns the parser, or the group, given."""
+        import argparse
+
         for name in dict.fromkeys(_GROUPS.values()):
             group: Any = parser
             if isinstance(parser, argparse.ArgumentParser):
@@ -279,7 +285,8 @@ class EngineArgs(metaclass=DropsOffValues):
 
             check_parsers(self.tool_call_parser, self.reasoning_parser)
 
-    def _create_model_config(self) -> ModelConfig:
+    def _create_model_config(self, modules: list[str]) -> ModelConfig:
+        """`modules`: files of the operator's code, which are noted with the model's."""
         from ..models.checkpoint import open_checkpoint  # with the readers of all that a model can be
 
         load_weights = self.load_format != "dummy"
@@ -296,8 +303,6 @@ class EngineArgs(metaclass=DropsOffValues):
         root = str(checkpoint.root)
         tokenizer = "" if self.skip_tokenizer_init else checkpoint.find_tokenizer(self.tokenizer)
         files = (*checkpoint.weight_files, *(checkpoint.head_files if load_weights else ()))
-        processors = name_logits_processors(self.logits_processors)
-        modules = find_module_files(processors, find_module_folders(processors))
         names = self._list_names() or [make_printable(self.model)]
         if self.generation_config == "auto":
             checkpoint.check_sampling()
@@ -375,7 +380,10 @@ def _check_names(values: dict[str, Any]) -> None:
 
 
 def _add_option(group: Any, name: str, default: Any, metadata: dict[str, Any], type_name: str) -> None:
-    options: dict[str, Any] = {"dest": name, "default": default, "help": metadata["help"]}
+    import argparse
+
+    options: dict[str, Any] = {"dest": name, "default": default}
+    options["help"] = metadata["help"] or argparse.SUPPRESS
     if type_name.startswith("bool"):
         options["action"] = argparse.BooleanOptionalAction
     elif type_name.startswith("str | Sequence"):

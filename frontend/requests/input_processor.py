@@ -10,7 +10,6 @@ import itertools
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -69,8 +68,7 @@ _LONG_TEXT = 4000  # characters; to tokenize more takes over a millisecond
 _LONG_IDS = 20_000  # token ids; to check more, likewise
 
 
-@dataclass(frozen=True, slots=True)
-class EngineInput:
+class EngineInput(msgspec.Struct, frozen=True):
     """A request, ready to be sent: one EngineCoreRequest a sequence.
 
     `params` are the user's, cloned. `hides_cumulative_logprob`: logprobs only serve to choose the best.

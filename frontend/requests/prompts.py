@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 import msgspec
@@ -82,8 +81,7 @@ _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _ALLOWED_PROMPT = "a text, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'"
 
 
-@dataclass(slots=True)
-class ParsedPrompt:
+class ParsedPrompt(msgspec.Struct):
     """A prompt whose form is right. `token_ids` are a list once it is checked, and `packed` is not empty.
 
     `text` None: it was given as token ids. is_encoded: its token ids are a list that the tokenizer has made.

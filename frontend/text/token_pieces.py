@@ -10,8 +10,9 @@ import codecs
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 if TYPE_CHECKING:
     import tokenizers
@@ -45,8 +46,7 @@ class _Table(dict[Any, Any]):
         return value
 
 
-@dataclass(slots=True, frozen=True)
-class TokenPieces:
+class TokenPieces(msgspec.Struct, frozen=True):
     """Pieces of UTF-8, with or without special tokens. Made by `make_pieces`.
 
     first: by token id, the piece of a text's first token; None of one that is left out, and is no first one.
@@ -64,11 +64,10 @@ class TokenPieces:
     stripped: str = ""
 
 
-@dataclass(slots=True)
-class _Decoder:
+class _Decoder(msgspec.Struct):
     """The steps of a decoder that come before tokens are joined, and what comes after."""
 
-    steps: list[Any] = field(default_factory=list[Any])
+    steps: list[Any] = []
     bytes: str | None = None  # the step that makes bytes of tokens
     strip: Any = None
 

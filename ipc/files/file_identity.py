@@ -19,7 +19,6 @@ import msgspec
 
 from ..errors import FilesChangedError, ModelError, shorten_name
 from ..network.served_files import find_model_files, find_tokenizer_files
-from .private_cache import CacheUnusableError, PrivateCache
 
 _BLOB_NAME = re.compile(r"[0-9a-f]{64}")  # of a large file in the hub's cache: its SHA-256
 _CACHE_NAME = "digests"
@@ -146,6 +145,8 @@ def find_digest(stamp: FileStamp) -> str | None:
     """SHA-256 in hex of the file that had this stamp; None if it was not computed."""
     if stamp.blob:
         return stamp.blob
+    from .private_cache import CacheUnusableError, PrivateCache
+
     try:
         content = PrivateCache.open(_CACHE_NAME).read(_name(stamp))
     except CacheUnusableError:
@@ -163,6 +164,8 @@ def compute_digest(path: Path, stamp: FileStamp) -> str:
             raise OSError(0, "it is no regular file", str(path))
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if stamp_file(path) == stamp:  # else it was written meanwhile
+        from .private_cache import PrivateCache
+
         with contextlib.suppress(OSError):  # there can be no cache
             cache = PrivateCache.open(_CACHE_NAME)
             cache.write(_name(stamp), digest.encode())

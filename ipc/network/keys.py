@@ -15,10 +15,10 @@ import os
 import re
 import stat
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import zmq
 
 from ..errors import ConfigError
@@ -36,8 +36,7 @@ _MAX_FILE_BYTES = 1 << 20  # some 20,000 clients
 _GRANT_WORDS = f"weight=W (above 0, up to {MAX_CLIENT_WEIGHT:g}), priority=P (an integer) or tenants=own"
 
 
-@dataclass(frozen=True, slots=True)
-class ClientGrant:
+class ClientGrant(msgspec.Struct, frozen=True):
     """What the operator grants a client that is let in."""
 
     name: str = ""
@@ -46,16 +45,14 @@ class ClientGrant:
     may_name_tenants: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ServerKeys:
+class ServerKeys(msgspec.Struct, frozen=True):
     """A daemon's own pair."""
 
     public: bytes
     secret: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ClientKeys:
+class ClientKeys(msgspec.Struct, frozen=True):
     """A client's pair, and the public key of its daemon."""
 
     public: bytes

@@ -7,12 +7,12 @@ none of them.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import FieldInfo
 
 from ..errors import ConfigError
 from ..params.param_fields import MAX_INT
@@ -49,8 +49,7 @@ def fraction(text: str) -> Meta:
     return Meta(gt=0.0, le=1.0, description=text)
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(msgspec.Struct, frozen=True):
     """A declared field of a config. name: as users know it. kind: bool, int, float, str or a Literal."""
 
     name: str
@@ -117,10 +116,8 @@ class Option:
 @functools.cache
 def read_options(config: type[msgspec.Struct]) -> tuple[Option, ...]:
     """The declared fields of a config, in their order: those with a range, a text or choices."""
-    hints = get_type_hints(config, include_extras=True)
-    defaults = {item.name: item.default for item in msgspec.structs.fields(config)}
-    found = (_read_option(name, hints[name], defaults[name]) for name in config.__struct_fields__)
-    return tuple(each for each in found if each is not None)
+    options = map(_read_option, msgspec.structs.fields(config))
+    return tuple(option for option in options if option is not None)
 
 
 def check_options(config: msgspec.Struct) -> None:
@@ -129,12 +126,13 @@ def check_options(config: msgspec.Struct) -> None:
         each.check(getattr(config, each.field))
 
 
-def _read_option(field: str, hint: Any, default: Any) -> Option | None:
-    is_optional = NoneType in get_args(hint)
-    inner = get_args(hint)[0] if is_optional else hint
+def _read_option(field: FieldInfo) -> Option | None:
+    is_optional = NoneType in get_args(field.type)
+    inner = get_args(field.type)[0] if is_optional else field.type
     meta = next((each for each in getattr(inner, "__metadata__", ()) if isinstance(each, Meta)), None)
     kind = inner.__origin__ if meta is not None else inner
     if meta is None and get_origin(kind) is not Literal:
         return None
     meta = meta or Meta()
-    return Option((meta.extra or {}).get("name", field), field, kind, is_optional, default, meta)
+    name = (meta.extra or {}).get("name", field.name)
+    return Option(name, field.name, kind, is_optional, field.default, meta)

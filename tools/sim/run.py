@@ -19,8 +19,8 @@ from ...core.faults.blame import FAILURES_ALONE
 from ...core.faults.failures import ATTEMPTS_AT_FLOOR
 from ...frontend.outputs import RequestOutput
 from ...frontend.requests.input_processor import EngineInput
-from ...frontend.requests.vectors.outputs import PoolingRequestOutput
-from ...frontend.requests.vectors.state import Pooled, PoolingInput
+from ...frontend.requests.vectors.outputs import PoolingOutput, PoolingRequestOutput
+from ...frontend.requests.vectors.state import PoolingInput
 from ...ipc.daemon.daemon_control import (
     AddEngine,
     CommandRefused,
@@ -42,6 +42,8 @@ from .sim_client import SimClient
 from .sim_core import SimCore
 from .sim_daemon import KILLED, SimDaemon, SimPlace
 from .sim_link import SimEngine, Violation
+
+Pooled = PoolingRequestOutput[PoolingOutput]
 
 MAX_EVENTS = 20_000  # of a run; a usual one has some hundred
 _MAX_REPLIES = 16  # that wait for one client beside its outputs

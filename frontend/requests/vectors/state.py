@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from ....ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
 from ...outputs import RequestMetrics
-from .outputs import PoolingOutput, PoolingRequestOutput
 
-Pooled = PoolingRequestOutput[PoolingOutput]
-PoolingSink = Callable[[Pooled], None]
+if TYPE_CHECKING:  # loaded with the first vector
+    from .outputs import PoolingOutput, PoolingRequestOutput
+
+    Pooled = PoolingRequestOutput[PoolingOutput]
+    PoolingSink = Callable[[Pooled], None]
 
 
-@dataclass(frozen=True, slots=True)
-class PoolingInput:
+class PoolingInput(msgspec.Struct, frozen=True):
     """A request, ready to be sent: one EngineCoreRequest, in a list as those of an EngineInput are."""
 
     request_id: str
@@ -53,6 +56,8 @@ class PoolingState:
         return self._make_output(output, output.finish_reason)
 
     def _make_output(self, output: EngineCoreOutput, reason: FinishReason) -> Pooled:
+        from .outputs import PoolingOutput, PoolingRequestOutput
+
         request, sent = self.request, self.request.sequences[0]
         params = sent.pooling_params
         num_rows = len(request.prompt_token_ids) if params is not None and params.is_token_wise else None
