@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from quire.frontend.cli.chat.answer_printer import AnswerStyle
 from quire.frontend.cli.chat.conversation import Conversation
 from quire.frontend.cli.commands.chat import talk
 from quire.frontend.cli.session import Session
@@ -64,10 +63,8 @@ class FakeSession:
             yield RequestOutput("id", None, [1], None, [output], number == len(words)), events
 
 
-def make_conversation(
-    session: FakeSession, system: str | None = None, style: AnswerStyle | None = None
-) -> Conversation:
-    return Conversation(cast(Session, session), {}, system, is_verbose=False, style=style)
+def make_conversation(session: FakeSession, system: str | None = None) -> Conversation:
+    return Conversation(cast(Session, session), {}, system, is_verbose=False)
 
 
 def run_terminal(

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import termios
 import time
 from collections.abc import Generator, Mapping, Sequence
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from ....ipc.errors import InputError, PromptError
 from ....ipc.params.sampling_params import SamplingParams
 from ...events import AssistantMessage
 from ..sampling_options import make_sampling_params
-from .answer_printer import AnswerPrinter, AnswerStyle
+from .answer_printer import AnswerPrinter
 
 if TYPE_CHECKING:
     from ....ipc.protocol.messages import EngineFacts
@@ -27,49 +27,24 @@ Turn = list[dict[str, Any]]  # messages: a question, and what follows it until t
 DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": None}
 
 
-class Interrupt:
-    """Whether Ctrl-C was pressed."""
-
-    is_set = False
-
-
 @contextlib.contextmanager
-def interrupts_noted() -> Generator[Interrupt]:
+def interrupts_noted() -> Generator[Event]:
     """Inside, a first Ctrl-C is only noted; a second one raises KeyboardInterrupt, in case nothing moves."""
-    interrupt = Interrupt()
+    pressed = Event()
 
     def note(_number: int, _frame: object) -> None:
-        if interrupt.is_set:
+        if pressed.is_set():
             raise KeyboardInterrupt
-        interrupt.is_set = True
+        pressed.set()
 
     if not sys.stdin.isatty():  # a pipe has no second message to go on with: Ctrl-C ends the program
-        yield interrupt
+        yield pressed
         return
-    with _silent_keys():
-        previous = signal.signal(signal.SIGINT, note)
-        try:
-            yield interrupt
-        finally:
-            signal.signal(signal.SIGINT, previous)
-
-
-@contextlib.contextmanager
-def _silent_keys() -> Generator[None]:
-    """Keys that are pressed meanwhile are kept for the prompt, and do not stand in the answer."""
+    previous = signal.signal(signal.SIGINT, note)
     try:
-        descriptor = sys.stdin.fileno()
-        before = termios.tcgetattr(descriptor)
-    except (OSError, termios.error):  # no terminal that can do that
-        yield
-        return
-    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
-    termios.tcsetattr(descriptor, termios.TCSADRAIN, silent)
-    try:
-        yield
+        yield pressed
     finally:
-        with contextlib.suppress(termios.error):  # the terminal was closed
-            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        signal.signal(signal.SIGINT, previous)
 
 
 class Conversation:
@@ -82,13 +57,11 @@ class Conversation:
         system: str | None,
         is_verbose: bool,
         is_thinking: bool | None = None,
-        style: AnswerStyle | None = None,
     ) -> None:
         """`is_thinking` None leaves it to the model's chat template."""
         self._session = session
         self.given = dict(given)  # the sampling fields that the user set; others are the model's or command's
         self._is_verbose = is_verbose
-        self._style = style or AnswerStyle()
         self._turns: list[Turn] = []
         self._unanswered: str | None = None  # the last message, if it was refused or failed
         self.system = system
@@ -178,7 +151,7 @@ class Conversation:
         """
         self._unanswered = message
         question = {"role": "user", "content": message}
-        printer = AnswerPrinter(self._style)
+        printer = AnswerPrinter()
         try:
             answer = self._print_answer([*self.messages, question], printer)
         finally:
@@ -196,11 +169,11 @@ class Conversation:
                 for event in events:
                     answer.add(event)
                     printer.take(event)
-                if interrupt.is_set:
+                if interrupt.is_set():
                     stream.close()
                     break
         printer.end_message()
-        if note := "stopped" if interrupt.is_set else self._describe_cut(rates):
+        if note := "stopped" if interrupt.is_set() else self._describe_cut(rates):
             printer.note(f"({note})")
         if self._is_verbose:
             print(rates.describe(), file=sys.stderr)

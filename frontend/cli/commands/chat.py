@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ....ipc.errors import InputError, PromptError, RequestFailedError
-from ..chat.answer_printer import choose_style
 from ..chat.commands import HELP, LEAVING, Commands
 from ..chat.conversation import Conversation
-from ..chat.line_editor import LineEditor, LineHistory, Typed, find_history
+from ..chat.line_editor import LineEditor, Typed, find_history
 from ..engine_choice import add_engine_options, choose_model, read_engine_choice
 from ..parser import ExitCode, Parser
 from ..sampling_options import add_sampling_options, read_sampling_options
@@ -27,13 +27,11 @@ def run(argv: Sequence[str]) -> int:
     from ..session import Session
 
     with Session(engine_args, options.attach) as session:
-        style = choose_style(options.color, options.markdown)
-        conversation = Conversation(session, given, options.system, options.verbose, options.think, style)
+        conversation = Conversation(session, given, options.system, options.verbose, options.think)
         if message is not None:
             conversation.answer(message)
             return ExitCode.OK
-        history = LineHistory(find_history()) if options.history else None
-        return talk(conversation, history, style.has_color)
+        return talk(conversation, find_history() if options.history else None)
 
 
 def _read_pipe() -> str | None:
@@ -63,11 +61,7 @@ def _make_parser() -> Parser:
     text = "have the model think first, or not; default: as its chat template has it"
     chat.add_argument("--think", action=Parser.Switch, help=text)
     chat.add_argument("--verbose", action="store_true", help="tokens and rates after each answer, on stderr")
-    text = "dim thoughts and colour Markdown: auto is on a terminal, unless NO_COLOR is set (auto)"
-    chat.add_argument("--color", choices=("auto", "always", "never"), default="auto", help=text)
-    text = "on a terminal render the answer's Markdown; --no-markdown prints it as it comes"
-    chat.add_argument("--markdown", action=Parser.Switch, default=True, help=text)
-    text = "keep what is typed for the next chat, in chat_history.jsonl in $XDG_STATE_HOME/quire"
+    text = "keep what is typed for the next chat, in chat_history in $XDG_STATE_HOME/quire"
     chat.add_argument("--history", action=Parser.Switch, default=True, help=text)
     sampling: Any = parser.add_argument_group(
         "sampling options", "Defaults: the model's own, else temperature 0; as long as the model goes on."
@@ -78,13 +72,13 @@ def _make_parser() -> Parser:
     return parser
 
 
-def talk(conversation: Conversation, history: LineHistory | None = None, has_color: bool = False) -> int:
+def talk(conversation: Conversation, history: Path | None = None) -> int:
     """Talk with the user about a conversation; returns the exit code. Ctrl-D and /bye leave, Ctrl-C does not.
 
-    history: None keeps nothing of what is typed.
+    history: the file that keeps what is typed; None: nothing does.
     """
     commands = Commands(conversation)
-    editor = LineEditor(commands.complete, history, has_color)
+    editor = LineEditor(commands.words, history)
     print("/help lists the commands, Ctrl-D leaves")
     while True:
         try:
