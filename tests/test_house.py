@@ -413,8 +413,8 @@ def test_every_module_of_ours_that_a_test_imports_is_there() -> None:
 # capabilities to come, and what it may have until then. The second number only falls.
 LINES = {
     "the spine": (22_000, 26_200),
-    "frontend": (30_000, 39_050),
-    "frontend/cli": (3400, 5250),
+    "frontend": (30_000, 38_650),
+    "frontend/cli": (3400, 4850),
     "frontend/client": (2200, 2950),
     "frontend/formats": (3900, 4350),
     "frontend/grpc": (800, 0),
@@ -429,7 +429,7 @@ LINES = {
     "worker": (10_500, 0),
     "kernels": (5500, 0),
     "tools": (15_000, 23_400),
-    "tests": (50_000, 72_450),
+    "tests": (50_000, 72_200),
 }
 _SLACK = 200  # by which a number that only falls may be above what is there
 # What everybody must read: faces, client, protocol, core and runner, without the wings among them.
