@@ -26,7 +26,7 @@ from ..scheduling.step import Step
 from .fair_accounts import Account, AccountKey, Accounts, FairQueue, FairRecord, account_of, record_of
 from .fair_preemption import FairPreemption
 from .policy import Policy
-from .step_pacer import PacedStep, StepPacer, is_in_excess
+from .step_pacer import PROMPT_TOKENS_A_ROW, PacedStep, StepPacer, is_in_excess
 
 _FADING = 0.75  # of a step's rows in the next one
 
@@ -42,7 +42,7 @@ class FairPolicy(Policy[FairQueue]):
         self._pacer = StepPacer(monotonic)
         self._holders: dict[Account, None] = {}  # tenants of running requests
         self._preemption = FairPreemption(batch, self._holders)
-        self._recent: dict[Account, None] = {}  # tenants with `recent_rows`
+        self._recent: dict[Account, None] = {}  # tenants with `recent_load`
         self._prefilling: dict[Request, None] = {}  # running, with a part of the prompt to come
         self._was_exclusive = False
         self._max_beside = batch.config.max_prompt_tokens_beside_decodes
@@ -85,14 +85,12 @@ class FairPolicy(Policy[FairQueue]):
         paced = step.policy_data = PacedStep()
         newcomer = self._find_newcomer()
         if newcomer is not None:
-            self._pacer.note_newcomer(newcomer)
+            self._pacer.note_newcomer(account_of(newcomer), self._count_prompt(newcomer))
         self._was_exclusive = paced.is_exclusive = newcomer is not None and not self._was_exclusive
-        expected = self._pacer.find_newcomer()
-        if expected is None:
+        in_excess = self._pacer.find_in_excess(self._holders | self._recent)
+        if in_excess is None:
             return self.batch.requests
-        holders = self._holders | self._recent
-        in_excess = frozenset(account for account in holders if is_in_excess(account, expected))
-        paced.limited = in_excess
+        paced.limited, paced.prompt_budget = in_excess, self._pacer.limit_prompts()
         chosen: list[Request] = []
         limited: list[Request] = []
         for request in self.batch.requests:  # without account_of: see note_launch
@@ -140,8 +138,13 @@ class FairPolicy(Policy[FairQueue]):
             prompts.append(head)
         return min(most, sum(request.num_tokens - request.num_computed_tokens for request in prompts))
 
-    def _find_newcomer(self) -> Account | None:
-        """A tenant with a prompt to compute in this step beside tenants in excess."""
+    def _count_prompt(self, request: Request) -> int:
+        """Tokens of a prompt that a step would hold."""
+        left = request.num_tokens - request.num_computed_tokens
+        return min(left, self.batch.config.max_num_batched_tokens)
+
+    def _find_newcomer(self) -> Request | None:
+        """A request with a prompt to compute in this step beside tenants in excess."""
         if not self._prefilling and not self.waiting:
             return None
         head = self.waiting.peek()
@@ -149,13 +152,13 @@ class FairPolicy(Policy[FairQueue]):
         if num_others <= 0:
             return None  # no other tenant runs: the usual case
         greatest = max(self._recent, key=lambda account: account.share)
-        for account in dict.fromkeys(map(account_of, self._prefilling)):
-            if is_in_excess(greatest, account):
-                return account
-        if head is None or not is_in_excess(greatest, account_of(head)):
+        for request in self._prefilling:
+            if is_in_excess(greatest, account_of(request), self._count_prompt(request)):
+                return request
+        if head is None or not is_in_excess(greatest, account_of(head), self._count_prompt(head)):
             return None
         can_begin = self.batch.has_free_row and not head.num_placeholders and not self.batch.lacks_room(head)
-        return account_of(head) if can_begin else None
+        return head if can_begin else None
 
     def choose_prompts(self, step: Step, prefills: list[Request]) -> Iterator[Request]:
         """Running prompts and waiting requests by the keys of their tenants, which grow with each part."""
@@ -205,6 +208,8 @@ class FairPolicy(Policy[FairQueue]):
             left = most - paced.num_prompt_tokens.get(account, 0)
         if account in paced.limited:
             left = min(left, paced.limited_budget)
+        if paced.prompt_budget is not None:
+            left = min(left, paced.prompt_budget)
         if not self.batch.config.enable_chunked_prefill:
             return num_tokens if left > 0 else 0
         return max(0, min(num_tokens, left))
@@ -236,6 +241,8 @@ class FairPolicy(Policy[FairQueue]):
             self._prefilling.pop(request, None)
         num_before = paced.num_prompt_tokens.get(record.account, 0)
         paced.num_prompt_tokens[record.account] = num_before + num_tokens
+        if paced.prompt_budget is not None:
+            paced.prompt_budget -= num_tokens
         self._note_limited(step, record.account, num_tokens)
 
     def note_block(self, request: Request, count: int = 1) -> None:
@@ -274,16 +281,17 @@ class FairPolicy(Policy[FairQueue]):
                 account.counter += num_new / account.weight
                 account.is_served = True
                 record.num_charged_tokens = num_computed
-        self._note_rows()
+        self._note_load(step.policy_data.num_prompt_tokens)
         self._pacer.note_launch(step)
 
-    def _note_rows(self) -> None:
-        """Let the rows of earlier steps fade, and count this one's."""
+    def _note_load(self, num_prompt_tokens: dict[Account, int]) -> None:
+        """Let the rows and prompts of earlier steps fade, and count this one's."""
         self._recent |= self._holders
         for account in list(self._recent):
-            account.recent_rows = max(account.num_rows, _FADING * account.recent_rows)
-            if account.recent_rows < 1:
-                account.recent_rows = 0.0
+            load = account.num_rows + num_prompt_tokens.get(account, 0) / PROMPT_TOKENS_A_ROW
+            account.recent_load = max(load, _FADING * account.recent_load)
+            if account.recent_load < 1:
+                account.recent_load = 0.0
                 del self._recent[account]
 
     def note_complete(self, step: Step) -> None:
@@ -305,7 +313,7 @@ class FairPolicy(Policy[FairQueue]):
         self._accounts.leave(account)
         if not account.num_live:
             self._recent.pop(account, None)
-            account.recent_rows = 0.0
+            account.recent_load = 0.0
 
     # -- looking in
 

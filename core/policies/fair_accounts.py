@@ -33,7 +33,8 @@ class Account:
     is_served: bool = False
     num_live: int = 0  # requests that wait or run
     num_rows: int = 0  # of requests that run
-    recent_rows: float = 0.0  # the maximum of the last steps, fading: rows of short requests come and go
+    # Rows and prompts of the last steps, in rows: their maximum, fading, as short requests come and go.
+    recent_load: float = 0.0
     num_blocks: int = 0  # of requests that run; a shared block counts for each
 
     @property
@@ -43,8 +44,8 @@ class Account:
 
     @property
     def share(self) -> float:
-        """Rows over weight, including the last steps' rows."""
-        return max(self.num_rows, self.recent_rows) / self.weight
+        """Rows over weight, including the last steps' rows and prompts."""
+        return max(self.num_rows, self.recent_load) / self.weight
 
     def charge(self, num_tokens: float) -> None:
         """Count tokens as served."""

@@ -1,20 +1,21 @@
 """StepPacer: keeps steps short while newcomers come, so that their first tokens come about as soon as alone.
 
 A newcomer is a request with a prompt to compute whose tenant runs few requests beside another tenant that
-runs many and was served no less (a tenant "in excess"). A long step would delay it, and so would a next step
-that was formed before it came. So, until WINDOW_S after the last newcomer, tenants in excess get only so many
-tokens that a step takes about as long as a newcomer's first step does, as learned from earlier steps; and the
-next step is formed SUBMIT_MARGIN_S before the running one is expected to end.
+runs many, or whose prompts fill steps, and that was served no less (a tenant "in excess"). A long step would
+delay it, and so would a next step that was formed before it came. So, until WINDOW_S after the last newcomer,
+tenants in excess get only so many tokens that a step takes about as long as a newcomer's first step does, as
+learned from earlier steps; and the next step is formed SUBMIT_MARGIN_S before the running one is expected to
+end. In that time prompts, whoever's, make no step longer than MAX_PASSES of decodes: a newcomer waits for the
+end of the running step, and longer ones would hardly compute more.
 
 At all times the prompts of a tenant that was served more may lengthen a step for which others' decodes wait
-by at most what the decodes take, or BESIDE_S: a tenant of few long prompts has few rows, and is never in
-excess.
+by at most what the decodes take, or BESIDE_S.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import ceil, log2
 
@@ -23,15 +24,17 @@ from .fair_accounts import Account
 
 WINDOW_S = 10.0  # how long the next newcomer of a tenant is expected
 SUBMIT_MARGIN_S = 0.002  # covers a poll's rounding (1 ms), scheduling and the way to the worker
-EXCESS = 2.0  # the least ratio of rows over weight between a tenant in excess and the newcomer's
+EXCESS = 2.0  # the least ratio of shares between a tenant in excess and the newcomer's
+PROMPT_TOKENS_A_ROW = 64  # of a prompt in a step, which weigh as much as a row: most of a step is many rows
 MAX_TURNS = 8  # limited steps until each decode of tenants in excess had its turn; twice that beside prompts
 # How long a step may take, in first steps of newcomers. Where a step's fixed cost dominates, a smaller factor
 # would be within its noise, and would cut the tokens to a fraction for nothing.
 STRETCH = 1.25
 NUM_SEEN = 8  # the last steps of a size, from which the next one's time is estimated
+MAX_PASSES = 10.0  # of decodes, as which a step with prompts may take: a tenth goes to the weights
 BESIDE_S = 0.005  # for a tenant's prompts, however short steps are without them
 _MIN_BESIDE = 16  # prompt tokens, whatever they take
-_MAX_CHANGE = 2.0  # bounds the change of the limit that one step suggests,
+_MAX_CHANGE = 2.0  # bounds the change that one step suggests,
 _SMOOTHING = 0.25  # of which this part is made
 
 
@@ -44,6 +47,7 @@ class PacedStep:
     limited: frozenset[Account] = frozenset()  # the tenants in excess
     limited_budget: int = 0  # tokens left for their prompts
     num_limited_tokens: int = 0  # their tokens in the step
+    prompt_budget: int | None = None  # tokens left for all prompts; None: as many as fit
     decoding: frozenset[Account] = frozenset()  # the tenants whose decodes wait for the step
     least_decoding: float = 0.0  # their least counter
     num_prompt_tokens: dict[Account, int] = field(default_factory=dict)
@@ -56,24 +60,30 @@ class StepPacer:
         self._clock = clock
         self._ended_at = clock()  # when the last result came
         self._newcomer: Account | None = None  # the last newcomer's tenant
+        self._newcomer_tokens = 0  # of its prompt
         self._newcomer_at = 0.0
         self._limit: float | None = None  # of the tokens of tenants in excess in a step
         self._first_steps: deque[float] = deque(maxlen=NUM_SEEN)  # durations of exclusive steps
         self._durations: dict[tuple[int, int], deque[float]] = {}  # by size of step; some 200 at most
         self._pass_s: float | None = None  # a step of decodes only
-        self._token_s: float | None = None  # what a prompt token adds to a step with decodes
+        self._token_s: float | None = None  # what a prompt token adds to a step
 
     # -- who is in excess
 
-    def note_newcomer(self, tenant: Account) -> None:
+    def note_newcomer(self, tenant: Account, num_prompt_tokens: int) -> None:
         """A prompt of this tenant is about to be computed beside tenants in excess."""
-        self._newcomer, self._newcomer_at = tenant, self._clock()
+        self._newcomer, self._newcomer_tokens = tenant, num_prompt_tokens
+        self._newcomer_at = self._clock()
 
-    def find_newcomer(self) -> Account | None:
-        """The tenant of the last newcomer, None if it came more than WINDOW_S ago."""
+    def find_in_excess(self, tenants: Iterable[Account]) -> frozenset[Account] | None:
+        """Those that give way to the last newcomer, None if it came more than WINDOW_S ago."""
         if self._newcomer is not None and self._clock() - self._newcomer_at > WINDOW_S:
             self._newcomer = None
-        return self._newcomer
+        newcomer = self._newcomer
+        if newcomer is None:
+            return None
+        num_tokens = self._newcomer_tokens
+        return frozenset(tenant for tenant in tenants if is_in_excess(tenant, newcomer, num_tokens))
 
     # -- what a step may hold
 
@@ -82,6 +92,12 @@ class StepPacer:
         if self._limit is None:
             return None
         return max(1, round(self._limit), ceil(num_decodes / MAX_TURNS))
+
+    def limit_prompts(self) -> int | None:
+        """The most tokens of prompts in a step that a newcomer may have to wait for; None: any."""
+        if self._token_s is None or self._pass_s is None or self._newcomer is None:
+            return None
+        return max(_MIN_BESIDE, round((MAX_PASSES - 1) * self._pass_s / self._token_s))
 
     def limit_beside(self, most: int) -> int:
         """The most tokens of a tenant's prompts in a step for which others' decodes wait; at most `most`."""
@@ -118,7 +134,7 @@ class StepPacer:
         num_prompt_tokens = step.num_scheduled_tokens - len(step.sampled)
         if num_prompt_tokens <= 0:
             self._pass_s = _smooth(self._pass_s, duration_s)
-        elif self._pass_s is not None and step.policy_data.decoding and duration_s > self._pass_s:
+        elif self._pass_s is not None and duration_s > self._pass_s:
             self._token_s = _smooth(self._token_s, (duration_s - self._pass_s) / num_prompt_tokens)
 
     def _adapt_limit(self, num_tokens: int, change: float) -> None:
@@ -134,12 +150,14 @@ class StepPacer:
         return max(step.policy_data.launched_at, self._ended_at)
 
 
-def is_in_excess(tenant: Account, newcomer: Account) -> bool:
-    """Whether a tenant gives way: its share is EXCESS times as great, and it was served no less.
+def is_in_excess(tenant: Account, newcomer: Account, num_prompt_tokens: int) -> bool:
+    """Whether a tenant gives way to a prompt of so many tokens: its share is EXCESS times as great as the
+    newcomer's with that prompt, and it was served no less.
 
     Without the second condition a tenant of few long prompts would stop the streams of all with more rows.
     """
-    has_more = tenant.share > EXCESS * (newcomer.share + 1 / newcomer.weight)
+    load = 1 + num_prompt_tokens / PROMPT_TOKENS_A_ROW
+    has_more = tenant.share > EXCESS * (newcomer.share + load / newcomer.weight)
     return has_more and tenant.counter >= newcomer.counter
 
 
@@ -149,7 +167,7 @@ def _size_of(step: Step) -> tuple[int, int]:
 
 
 def _smooth(before: float | None, now: float) -> float:
-    return now if before is None else before + _SMOOTHING * (now - before)
+    return now if before is None else before + _SMOOTHING * (min(now, _MAX_CHANGE * before) - before)
 
 
 def _expect(seen: deque[float]) -> float:

@@ -428,7 +428,7 @@ def make_streaming(num_streams: int) -> FakeEngine:
     flood(engine, b"streams", num_streams, 8, 500)
     for _ in range(3):
         engine.turn()
-    flood(engine, b"long", 20, 900, 100)
+    flood(engine, b"long", 20, 500, 100)
     return engine
 
 
@@ -437,13 +437,13 @@ def count_tokens(work: dict[str, int], tenant: str) -> int:
 
 
 def test_a_step_that_leaves_out_others_decodes_has_no_more_prompt_tokens_than_one_with_them() -> None:
-    engine = make_streaming(16)
+    engine = make_streaming(20)
     work = work_of(engine)
     assert count_tokens(work, "streams") == 0
     assert 0 < count_tokens(work, "long") <= engine.config.scheduler.max_prompt_tokens_beside_decodes
 
 
 def test_who_was_served_more_stops_no_streams_though_it_has_fewer_rows() -> None:
-    engine = make_streaming(16)
+    engine = make_streaming(20)
     decodes = [count_tokens(work_of(engine), "streams") for _ in range(20)]
-    assert decodes == [0] + [16] * 19  # once for a newcomer's first step
+    assert decodes == [0] + [20] * 19  # once for a newcomer's first step

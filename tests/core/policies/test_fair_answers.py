@@ -23,7 +23,7 @@ def measure_answers(
     scheduler = SchedulerConfig(
         policy="fair", max_num_seqs=256, max_num_batched_tokens=2048, run_ahead=run_ahead
     )
-    engine = FakeEngine(make_config(max_model_len=128, scheduler=scheduler), 4000, verify=False)
+    engine = FakeEngine(make_config(max_model_len=2048, scheduler=scheduler), 40_000, verify=False)
     num_others = 0
     took_s: list[float] = []
 
@@ -73,10 +73,13 @@ def test_beams_of_another_at_most_double_an_answer(run_ahead: int) -> None:
 
 
 @pytest.mark.parametrize("run_ahead", [1, 2])
-@pytest.mark.parametrize("num_waiting", [1, 4])
-def test_few_long_prompts_of_another_at_most_double_an_answer(run_ahead: int, num_waiting: int) -> None:
+@pytest.mark.parametrize("num_waiting", [1, 4, 30])
+@pytest.mark.parametrize("num_prompt_tokens", [120, 1500])
+def test_few_long_prompts_of_another_at_most_double_an_answer(
+    run_ahead: int, num_waiting: int, num_prompt_tokens: int
+) -> None:
     def make_long(number: int) -> EngineCoreRequest:
-        return make_request(f"long{number}", [number % 997, 2, 3] * 40, max_tokens=2)
+        return make_request(f"long{number}", [number % 997, 2, 3] * (num_prompt_tokens // 3), max_tokens=2)
 
     alone_s, *others_s = measure_answers(run_ahead, make_long, num_waiting)
     assert max(others_s[3:]) <= 2 * alone_s + 0.1 + 24 * BESIDE_S
