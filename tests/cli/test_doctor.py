@@ -19,7 +19,6 @@ from quire.frontend.cli.commands.doctor import Check, Status
 from quire.frontend.models.model_folder import pocket_encoder_folder, pocket_folder
 from quire.frontend.options.engine_args import EngineArgs
 from quire.frontend.options.gpu_cards import Card
-from quire.ipc.daemon.daemon_state import DaemonState
 from quire.ipc.processes.cpu_cores import CpuCore
 from quire.tools.bench import machine
 from tool_template import PLAIN_TEMPLATE, TEMPLATE
@@ -82,20 +81,6 @@ def test_a_run_directory_that_others_may_enter_is_missing(
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         assert doctor.run([]) == 1
     assert "mode 0700" in capsys.readouterr().out
-
-
-def test_daemons_that_one_server_cannot_serve_together_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = {"a": "chat", "b": "vectors", "c": "chat", "gone": None}
-    states = {
-        name: model and DaemonState(name=name, model=model, pid=1, started_at=0.0)
-        for name, model in models.items()
-    }
-    monkeypatch.setattr(doctor, "list_daemons", lambda: list(states))
-    monkeypatch.setattr(doctor, "find_named", str)
-    monkeypatch.setattr(doctor, "read_state", states.get)
-    both, alone = doctor.check_daemons()
-    assert (both.status, both.detail.partition(";")[0]) == (Status.NOTE, "a, c: chat")
-    assert (alone.status, alone.detail) == (Status.OK, "b: vectors")
 
 
 def test_the_required_packages_are_those_of_pyproject() -> None:

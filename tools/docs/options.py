@@ -58,7 +58,7 @@ def _render_parser(parser: Parser) -> Iterator[str]:
             if parser.get_default(item.name) != item.default
         }
         told = ", ".join(
-            f"`--{name.replace('_', '-')}` {'none' if value is None else value}"
+            f"`--{name.replace('_', '-')}` {'none' if value in (None, '') else value}"
             for name, value in changed.items()
         )
         yield f"And all engine options{'; defaults that differ: ' if told else ''}{told}.\n"

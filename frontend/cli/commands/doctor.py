@@ -5,7 +5,6 @@ torch is asked in a child process (`quire.tools.probe`), because a frontend neve
 
 from __future__ import annotations
 
-import argparse
 import functools
 import platform
 import re
@@ -20,8 +19,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from ....ipc.daemon.daemon_state import read_state
-from ....ipc.daemon.run_dir import RunDirectory, find_named, list_daemons
+from ....ipc.daemon.run_dir import RunDirectory
 from ....ipc.errors import EngineStartError, QuireError
 from ....ipc.processes.cgroup import count_processors
 from ....ipc.processes.cpu_cores import describe_engines, describe_ranks, list_cores
@@ -34,6 +32,7 @@ from ...models.model_folder import inspect_model_folder, pocket_encoder_folder, 
 from ...options.engine_args import EngineArgs
 from ...options.gpu_cards import find_card
 from ...text.tokenizer import load_tokenizer
+from ..engine_choice import choose_model
 from ..parser import ExitCode, Parser
 
 MIN_PYTHON = (3, 11)
@@ -70,15 +69,17 @@ class Check(msgspec.Struct, frozen=True, omit_defaults=True):
 def run(argv: Sequence[str]) -> int:
     """Run `quire doctor`."""
     options = _make_parser().parse(argv)
-    parts = _PARTS
-    if options.engines is not None:
-        parts = parts | {"engines": functools.partial(check_engines, options.engines)}
-    sizes = options.tensor_parallel_size, options.pipeline_parallel_size
-    if sizes != (None, None):
-        given = [1 if size is None else size for size in sizes]
-        parts = parts | {"ranks": functools.partial(check_ranks, *given)}
-    if options.model is not None:
-        parts = parts | {"model": functools.partial(check_model, options)}
+    options.model = choose_model(argv, options.model_name, options.model)
+    args = EngineArgs.from_cli_args(options)
+    parts = dict(_PARTS)
+    if args.data_parallel_size != 1:
+        parts["engines"] = functools.partial(check_engines, args.data_parallel_size)
+    if (args.tensor_parallel_size, args.pipeline_parallel_size) != (1, 1):
+        parts["ranks"] = functools.partial(
+            check_ranks, args.tensor_parallel_size, args.pipeline_parallel_size
+        )
+    if args.model:
+        parts["model"] = functools.partial(check_model, args)
     checks = [check for name, part in parts.items() for check in _run_part(name, part)]
     is_well = all(check.status is not Status.MISSING for check in checks)
     tasks = next((check.tasks for check in checks if check.tasks), ("generate",))
@@ -200,19 +201,6 @@ def check_run_directory() -> Iterator[Check]:
         directory.remove()
 
 
-def check_daemons() -> Iterator[Check]:
-    """The daemons that run, and which of them one server cannot serve together."""
-    daemons_of: dict[str, list[str]] = {}
-    for name in list_daemons():
-        if (state := read_state(find_named(name))) is not None:
-            daemons_of.setdefault(state.model, []).append(name)
-    for model, names in daemons_of.items():
-        shown = f"{', '.join(names)}: {model}"
-        if len(names) > 1:
-            shown += "; one `quire serve` with --attach takes one of them (see --served-model-name)"
-        yield Check("daemons", Status.NOTE if len(names) > 1 else Status.OK, shown)
-
-
 def check_ranks(stage_size: int, num_stages: int) -> Iterator[Check]:
     """Which GPU or cores each rank of `num_stages` stages, of `stage_size` ranks each, would compute on."""
     # It says what is allowed.
@@ -236,14 +224,10 @@ def _check_gpu_ranks(gpus: Sequence[Mapping[str, Any]], num_ranks: int) -> Check
     return Check("ranks", Status.OK, ", ".join(parts))
 
 
-def check_model(options: argparse.Namespace) -> Iterator[Check]:
-    """A model's folder: whether it can be served, and how its thoughts and tool calls would be read."""
-    names = ("model", "quantization", "tool_call_parser", "reasoning_parser")
-    given = {name: getattr(options, name) for name in names}
-    sizes = ("tensor_parallel_size", "pipeline_parallel_size")
-    given |= {name: getattr(options, name) or 1 for name in sizes}
-    config = EngineArgs(**given).create_engine_config().model
-    spec, num_stages = config.spec, given["pipeline_parallel_size"]
+def check_model(args: EngineArgs) -> Iterator[Check]:
+    """A model's folder: whether it can be served so, and how its thoughts and tool calls would be read."""
+    config, stage_size = args.create_engine_config().model, args.tensor_parallel_size
+    spec, num_stages = config.spec, args.pipeline_parallel_size
     place = ", ".join(config.weight_files) if config.gguf_tensors else config.model
     weights = f" ({config.weights_name} weights)" if config.weights_name else ""
     yield Check("model", Status.OK, f"{spec.architecture}, {config.dtype}{weights}, in {place}", spec.tasks)
@@ -252,9 +236,9 @@ def check_model(options: argparse.Namespace) -> Iterator[Check]:
         shown = ", ".join(f"{count} {name}" for name, count in counts.most_common())
         yield Check("gguf", Status.OK, f"{shown}; its other files are in {config.model}")
     yield Check("weights", Status.OK, describe_sizes(config))
-    yield from _check_card(config, given["tensor_parallel_size"])
+    yield from _check_card(config, stage_size)
     if num_stages > 1:
-        yield Check("stages", Status.OK, describe_stages(spec, num_stages, given["tensor_parallel_size"]))
+        yield Check("stages", Status.OK, describe_stages(spec, num_stages, stage_size))
     if spec.pooling is not None:
         yield Check("vectors", Status.OK, describe_vectors(spec.pooling, config))
     if not spec.has_logits:
@@ -312,7 +296,6 @@ _PARTS: dict[str, Callable[[], Iterator[Check]]] = {
     "ray": check_ray,
     "pocket models": check_pocket_models,
     "run directory": check_run_directory,
-    "daemons": check_daemons,
 }
 
 
@@ -333,30 +316,11 @@ def _format_report(checks: list[Check], tasks: Sequence[str], is_well: bool) -> 
 
 
 def _make_parser() -> Parser:
-    parser = Parser(
-        "quire doctor", "Check this machine: versions, devices, what is missing.", arguments=" [MODEL]"
-    )
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="a model to look at, too: a folder, a .gguf file, a hub name or pocket",
-    )
-    parser.add_argument("--quantization", metavar="NAME", help="as `quire serve` takes it, for MODEL")
+    text = "Check this machine: versions, devices, what is missing; and an engine with these options."
+    parser = Parser("quire doctor", text, arguments=" [MODEL]")
+    text = "as --model: a model to look at, too; default: none"
+    parser.add_argument("model_name", nargs="?", metavar="MODEL", help=text)
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
-    parser.add_argument("--engines", type=int, metavar="N", help="say what each of N engines would run on")
-    parser.add_argument(
-        "--tensor-parallel-size",
-        type=int,
-        metavar="N",
-        help="which GPUs or cores N ranks would have, and whether MODEL can be cut for them",
-    )
-    parser.add_argument(
-        "--pipeline-parallel-size",
-        type=int,
-        metavar="N",
-        help="likewise of N stages, each of so many ranks, and which layers of MODEL each would have",
-    )
-    for name in ("--tool-call-parser", "--reasoning-parser"):
-        parser.add_argument(name, metavar="NAME", help="as `quire serve` takes it, for MODEL")
+    EngineArgs.add_cli_args(parser)
+    parser.set_defaults(model="")
     return parser
