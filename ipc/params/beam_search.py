@@ -5,13 +5,13 @@ Scores, and when a search ends, are those of transformers' `generate(num_beams=.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from ..errors import SamplingParamsError
-from .param_fields import MAX_INT, make_plain
+from .param_fields import MAX_INT, make_plain, read_fields
 from .sampling_params import MAX_N
 
 # Beyond these a length to this power leaves float32.
@@ -46,47 +46,29 @@ class BeamSearchParams(msgspec.Struct, forbid_unknown_fields=True):
     transformers. Raises SamplingParamsError (a ValueError) on construction.
     """
 
-    beam_width: int
-    max_tokens: int
+    beam_width: BeamWidth
+    max_tokens: Annotated[int, Meta(ge=1, le=MAX_INT)]
     ignore_eos: bool = False
-    temperature: float = 0.0
-    length_penalty: float = 1.0
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 0.0
+    length_penalty: LengthPenalty = 1.0
     include_stop_str_in_output: bool = False
-    early_stopping: bool | str = False
+    early_stopping: EarlyStopping = False
 
     def __post_init__(self) -> None:
         self.verify()
 
     def verify(self) -> None:
         """Check every field; called again when a search begins, since fields can be assigned."""
-        for name in self.__struct_fields__:
-            setattr(self, name, make_plain(getattr(self, name)))
-        self.beam_width = _check_int("beam_width", self.beam_width, MAX_N)
-        self.max_tokens = _check_int("max_tokens", self.max_tokens, MAX_INT)
-        self.temperature = _check_float("temperature", self.temperature, 0.0, 2.0)
-        self.length_penalty = _check_float(
-            "length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY
-        )
-        for name in ("ignore_eos", "include_stop_str_in_output"):
-            if not isinstance(getattr(self, name), bool):
-                raise SamplingParamsError(name, getattr(self, name), "True or False")
-        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            raise SamplingParamsError("early_stopping", self.early_stopping, "True, False or 'never'")
+        for name, field in _FIELDS.items():
+            setattr(self, name, field.check(make_plain(getattr(self, name))))
+        stopping = self.early_stopping = make_plain(self.early_stopping)
+        if not isinstance(stopping, bool) and stopping != "never":
+            raise SamplingParamsError("early_stopping", stopping, "True, False or 'never'")
 
     def to_search(self) -> BeamSearch:
         """What the core is told."""
-        stopping: EarlyStopping = "never" if self.early_stopping == "never" else self.early_stopping is True
-        return BeamSearch(self.beam_width, self.length_penalty, stopping)
+        return BeamSearch(self.beam_width, self.length_penalty, self.early_stopping)
 
 
-def _check_int(name: str, value: Any, most: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise SamplingParamsError(name, value, f"an integer from 1 to {most}")
-    return value
-
-
-def _check_float(name: str, value: Any, low: float, high: float) -> float:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high:  # NaN is neither
-        raise SamplingParamsError(name, value, f"a number from {low:g} to {high:g}")
-    return float(value)
+_FIELDS = read_fields(BeamSearchParams, SamplingParamsError)
+del _FIELDS["early_stopping"]  # of more than one type

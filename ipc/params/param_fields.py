@@ -1,15 +1,17 @@
-"""Parameters as they are declared: type, range and text of each field once, as msgspec reads them.
+"""Fields as they are declared: type, range and text of each once, as msgspec reads them.
 
-Checks, HTTP schemas and CLI options are made of the declaration. Knows no parameter.
+Checks, HTTP schemas and CLI options are made of the declaration. Knows no parameter, and no option of the
+engine, which are such fields too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from types import NoneType
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
+import msgspec
 from msgspec import Meta
+from msgspec.structs import FieldInfo
 
 from ..errors import InputError
 
@@ -23,53 +25,35 @@ def bounds(low: float, high: float, text: str) -> Meta:
     return Meta(ge=low, le=high, description=text)
 
 
-class ParamField(NamedTuple):
+class ParamField(msgspec.Struct, frozen=True):
     """A field of parameters as it is declared."""
 
-    name: str
+    name: str  # as users know it
     hint: Any  # its type without None, as msgspec reads it
-    kind: Any  # int, float, bool, str, or what is neither scalar nor text
+    kind: Any  # int, float, bool, str, a Literal, or what is none of these
     is_optional: bool  # None is allowed
-    meta: Any  # msgspec's Meta: range and text; extra["allowed"]: other words for the range
+    meta: Any  # msgspec's Meta: range and text; its extra: see `get`
     error: type[InputError]  # what a bad value raises
 
-    def describe_allowed(self, value: Any) -> str:
-        """What a scalar or text may be instead of `value`."""
-        meta = self.meta
-        if meta.extra is not None:
-            return meta.extra["allowed"]
-        if self.kind is bool:
-            return "True or False"
-        if self.kind is str:
-            return f"a text of {meta.min_length or 0} to {meta.max_length} characters"
-        if self.kind is int:
-            return f"an integer from {meta.ge} to {meta.le}"
-        if meta.gt is not None and value == meta.gt:
-            return f"a number above {meta.gt:g} and up to {meta.le:g}"
-        low = meta.gt if meta.ge is None else meta.ge
-        return f"a number from {low:g} to {meta.le:g}"
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The values that are allowed; () where these are not so few."""
+        return get_args(self.kind) if get_origin(self.kind) is Literal else self.get("choices", ())
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """More that is declared. allowed: other words for the range; zero: what 0 stands for, below `low`."""
+        return (self.meta.extra or {}).get(key, default)
 
     def check(self, value: Any) -> Any:
-        """The scalar or text; as a float where the field is one, which not every integer can become.
+        """The scalar, text or choice; as a float where the field is one, which not every integer can become.
 
         Raises `error`.
         """
         if value is None and self.is_optional:
             return None
-        kind: Callable[[Any], Any] = self.kind
-        meta = self.meta
-        if isinstance(value, bool) or kind is bool:
-            is_allowed = isinstance(value, bool) and kind is bool
-        elif kind is str:
-            is_allowed = isinstance(value, str) and (meta.min_length or 0) <= len(value) <= meta.max_length
-        elif isinstance(value, (int, float) if kind is float else int):
-            is_above = value >= meta.ge if meta.gt is None else value > meta.gt
-            is_allowed = is_above and value <= meta.le  # NaN is neither
-        else:
-            is_allowed = False
-        if not is_allowed:
+        if not self._is_allowed(value):
             raise self.error(self.name, value, self.describe_allowed(value))
-        return kind(value)
+        return float(value) if self.kind is float else value
 
     def check_truncation(self, value: Any) -> int | None:
         """As `check`, for a number of tokens to which a prompt is cut: -1, or at least 1."""
@@ -77,24 +61,57 @@ class ParamField(NamedTuple):
             raise self.error(self.name, value, f"-1, or an integer from 1 to {self.meta.le}")
         return value
 
-    def check_choice(self, choices: Sequence[str], value: Any) -> str:
-        """The one of `choices` that the value is. Raises `error`."""
-        if not isinstance(value, str) or value not in choices:
-            raise self.error(self.name, value, f"one of {', '.join(map(repr, choices))}")
-        return value
+    def describe_allowed(self, value: Any) -> str:
+        """What a scalar, text or choice may be instead of `value`."""
+        meta = self.meta
+        if (allowed := self.get("allowed")) is not None:
+            return allowed
+        if self.choices:
+            return f"one of {', '.join(map(repr, self.choices))}"
+        if self.kind is bool:
+            return "True or False"
+        if self.kind is str:
+            return f"a text of {meta.min_length or 0} to {meta.max_length} characters"
+        if self.kind is int:
+            return f"an integer from {self._low} to {meta.le}"
+        if meta.gt is not None and value == meta.gt:
+            return f"a number above {meta.gt:g} and up to {meta.le:g}"
+        return f"a number from {self._low:g} to {meta.le:g}"
+
+    @property
+    def _low(self) -> Any:
+        return self.get("low", self.meta.gt if self.meta.ge is None else self.meta.ge)
+
+    def _is_allowed(self, value: Any) -> bool:
+        kind, meta = self.kind, self.meta
+        if choices := self.choices:
+            return type(value) is type(choices[0]) and value in choices
+        if kind is str:
+            return isinstance(value, str) and (meta.min_length or 0) <= len(value) <= meta.max_length
+        if kind is bool or isinstance(value, bool):
+            return kind is bool and isinstance(value, bool)
+        if not isinstance(value, (int, float) if kind is float else int):
+            return False
+        is_above = value >= self._low if meta.gt is None else value > meta.gt
+        return (is_above and value <= meta.le) or (value == 0 and self.get("zero") is not None)  # no NaN
 
 
-def read_fields(params: type, error: type[InputError]) -> dict[str, ParamField]:
-    """The fields of a class of parameters, by name; `error` is what a bad value raises."""
-    hints = get_type_hints(params, include_extras=True)
-    return {name: _read_field(name, hint, error) for name, hint in hints.items()}
+def read_fields(
+    params: type[msgspec.Struct], error: type[InputError], prefix: str = ""
+) -> dict[str, ParamField]:
+    """The fields of a class, by name. A bad value raises `error`, which names the field behind `prefix`."""
+    return {
+        field.name: ParamField(f"{prefix}{field.name}", *read_declaration(field), error)
+        for field in msgspec.structs.fields(params)
+    }
 
 
-def _read_field(name: str, hint: Any, error: type[InputError]) -> ParamField:
-    is_optional = NoneType in get_args(hint)
-    inner = get_args(hint)[0] if is_optional else hint
-    kind, meta = get_args(inner) or (inner, Meta())
-    return ParamField(name, inner, kind, is_optional, meta, error)
+def read_declaration(field: FieldInfo) -> tuple[Any, Any, bool, Any]:
+    """hint, kind, is_optional and meta of a ParamField."""
+    is_optional = NoneType in get_args(field.type)
+    hint = get_args(field.type)[0] if is_optional else field.type
+    metas = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Meta)]
+    return hint, hint.__origin__ if metas else hint, is_optional, metas[0] if metas else Meta()
 
 
 def make_plain(value: Any) -> Any:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -119,22 +118,8 @@ def describe_bad_dimensions(
 
 POOLING_FIELDS = read_fields(PoolingParams, PoolingParamsError)
 
-
-_TASKS = get_args(PoolingTask)
-
-
-def _check_task(value: Any) -> Any:
-    return None if value is None else POOLING_FIELDS["task"].check_choice(_TASKS, value)
-
-
-# Fields whose check is more than a type and a range.
-_SPECIAL_CHECKS = {
-    "task": _check_task,
-    "truncate_prompt_tokens": POOLING_FIELDS["truncate_prompt_tokens"].check_truncation,
-    "truncation_side": partial(POOLING_FIELDS["truncation_side"].check_choice, get_args(TruncationSide)),
-}
 # (field, default, its check): a value that is the default itself needs none.
 _CHECKS = [
-    (name, default, _SPECIAL_CHECKS.get(name) or POOLING_FIELDS[name].check)
-    for name, default in zip(PoolingParams.__struct_fields__, PoolingParams.__struct_defaults__, strict=True)
+    (name, default, field.check_truncation if name == "truncate_prompt_tokens" else field.check)
+    for (name, field), default in zip(POOLING_FIELDS.items(), PoolingParams.__struct_defaults__, strict=True)
 ]

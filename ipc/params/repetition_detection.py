@@ -8,8 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import SamplingParamsError
+from .param_fields import read_fields
 
-_FIELD = "repetition_detection"
+_NAME = "repetition_detection"
 MAX_PATTERN_SIZE = 64  # the core looks at so many tokens for each new one
 MAX_REPEATED_TOKENS = 4096  # which it looks at again when a request comes back
 
@@ -26,13 +27,18 @@ class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, forbi
 
     def verify(self) -> None:
         """Raise SamplingParamsError for what is out of range."""
-        _check_int("max_pattern_size", self.max_pattern_size, 1, MAX_PATTERN_SIZE)
-        _check_int("min_count", self.min_count, 2, MAX_REPEATED_TOKENS)
-        _check_int("min_pattern_size", self.min_pattern_size, 1, self.max_pattern_size)
+        for name, field in _FIELDS.items():
+            field.check(getattr(self, name))
+        if self.min_pattern_size > (most := self.max_pattern_size):
+            field = _FIELDS["min_pattern_size"].name
+            raise SamplingParamsError(field, self.min_pattern_size, f"an integer from 1 to {most}")
         num_tokens = self.max_pattern_size * self.min_count
         if num_tokens > MAX_REPEATED_TOKENS:
             allowed = f"at most {MAX_REPEATED_TOKENS} tokens, max_pattern_size times min_count"
-            raise SamplingParamsError(_FIELD, f"{num_tokens} tokens", allowed)
+            raise SamplingParamsError(_NAME, f"{num_tokens} tokens", allowed)
+
+
+_FIELDS = read_fields(RepetitionDetectionParams, SamplingParamsError, f"{_NAME}.")
 
 
 def check_repetition_detection(value: Any) -> RepetitionDetectionParams | None:
@@ -49,10 +55,5 @@ def _convert(value: Any) -> RepetitionDetectionParams:
     fields = cast(dict[Any, Any], value) if isinstance(value, dict) else {None: None}
     if not {"max_pattern_size", "min_count"} <= fields.keys() <= set(names):
         allowed = f"a RepetitionDetectionParams with {', '.join(names)}, or a dict of these"
-        raise SamplingParamsError(_FIELD, value, allowed)
+        raise SamplingParamsError(_NAME, value, allowed)
     return RepetitionDetectionParams(**cast(dict[str, Any], fields))
-
-
-def _check_int(name: str, value: Any, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise SamplingParamsError(f"{_FIELD}.{name}", value, f"an integer from {low} to {high}")

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Sized
 from enum import IntEnum
 from functools import partial
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -383,13 +383,10 @@ _SPECIAL_CHECKS: dict[str, Callable[[Any], Any]] = {
     "repetition_detection": check_repetition_detection,
     "extra_args": _check_extra_args,
     "truncate_prompt_tokens": SAMPLING_FIELDS["truncate_prompt_tokens"].check_truncation,
-    "truncation_side": partial(SAMPLING_FIELDS["truncation_side"].check_choice, get_args(TruncationSide)),
     "structured_outputs": _check_structured,
 }
 # (field, default, its check): a value that is the default itself needs none.
 _CHECKS = [
     (name, default, _SPECIAL_CHECKS.get(name) or SAMPLING_FIELDS[name].check)
-    for name, default in zip(
-        SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True
-    )
+    for name, default in zip(SAMPLING_FIELDS, SamplingParams.__struct_defaults__, strict=True)
 ]
