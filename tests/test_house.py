@@ -412,9 +412,9 @@ def test_every_module_of_ours_that_a_test_imports_is_there() -> None:
 # Lines of Python in a folder: what it may have once the house is as docs/architecture.md draws it, with the
 # capabilities to come, and what it may have until then. The second number only falls.
 LINES = {
-    "the spine": (22_000, 26_250),
+    "the spine": (22_000, 26_200),
     "frontend": (30_000, 38_650),
-    "frontend/cli": (3400, 4850),
+    "frontend/cli": (3400, 4800),
     "frontend/client": (2200, 2950),
     "frontend/formats": (3900, 4350),
     "frontend/grpc": (800, 0),
@@ -425,11 +425,11 @@ LINES = {
     "frontend/requests": (2700, 0),
     "frontend/text": (1100, 1350),
     "core": (8000, 11_050),
-    "ipc": (6000, 8700),
+    "ipc": (6000, 8650),
     "worker": (10_500, 0),
     "kernels": (5500, 0),
     "tools": (15_000, 23_400),
-    "tests": (50_000, 72_200),
+    "tests": (50_000, 72_150),
 }
 _SLACK = 200  # by which a number that only falls may be above what is there
 # What everybody must read: faces, client, protocol, core and runner, without the wings among them.
