@@ -35,7 +35,7 @@ def draw(snapshot: EngineSnapshot, width: int = 80, height: int = 24, view: View
 
 def draw_look(look: Look, width: int = 80, height: int = 24, view: View | None = None) -> str:
     console = Console(file=io.StringIO(), width=width, height=height, color_system=None)
-    console.print(render(look, [0.0, 750.0, 1501.0], width, height, view))
+    console.print(render(look, width, height, view))
     file = console.file
     assert isinstance(file, io.StringIO)
     return file.getvalue()

@@ -8,7 +8,6 @@ import sys
 import termios
 import time
 import tty
-from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -28,9 +27,11 @@ from ..top.view import ENGINES_ORDER, SORT_NAMES, Action, Look, Looker, View
 
 PERIOD_S = 0.5
 _PIPED_SIZE = (100, 40)  # columns and lines where there is no terminal to ask
-_SEQUENCE = re.compile(rb"\x1b(?:\[|O)([0-9;]*)([A-Za-z~])|\x1b|[\x20-\x7e\t]|[^\x00]")
-_NAMES = {b"A": "up", b"B": "down", b"H": "home", b"F": "end"}
-_TILDES = {b"1": "home", b"4": "end", b"5": "pgup", b"6": "pgdn", b"7": "home", b"8": "end"}
+_KEY = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]|[^\x00]", re.DOTALL)
+_NAMES = {
+    **{b"\x1b[A": "up", b"\x1bOA": "up", b"\x1b[B": "down", b"\x1bOB": "down"},
+    **{b"\x1b[5~": "pgup", b"\x1b[6~": "pgdn", b"\x1b": "esc"},
+}
 
 
 def run(argv: Sequence[str]) -> int:
@@ -79,9 +80,7 @@ def _print_frame(looks: Sequence[Look], sort: str) -> None:
     # Printing ends with a line break, and the prompt needs a line too.
     height = (console.height - 1) // len(looks)
     for look in looks:
-        history = [look.snapshot.generation_tokens_per_s]
-        view = None if sort == ENGINES_ORDER else View(sort)
-        console.print(render(look, history, console.width, height, view))
+        console.print(render(look, console.width, height, None if sort == ENGINES_ORDER else View(sort)))
 
 
 class Screen:
@@ -90,7 +89,6 @@ class Screen:
     def __init__(self, lookers: Sequence[Looker], sort: str) -> None:
         self._lookers = lookers
         self._views = [View(sort) for _ in lookers]
-        self._histories = [deque[float](maxlen=1000) for _ in lookers]
         self._looks: list[Look | str] = ["" for _ in lookers]  # what each showed last, or why it does not
         self._focus = 0  # the engine that keys are for
 
@@ -111,14 +109,11 @@ class Screen:
     def _look(self) -> None:
         for number, looker in enumerate(self._lookers):
             try:
-                look = looker.look()
+                self._looks[number] = looker.look()
             except QuireError as error:
                 if len(self._lookers) == 1:
                     raise
                 self._looks[number] = str(error)
-                continue
-            self._looks[number] = look
-            self._histories[number].append(look.snapshot.generation_tokens_per_s)
 
     def _press(self, key: str) -> bool:
         """Whether it is a key to leave."""
@@ -134,13 +129,12 @@ class Screen:
 
     def _render(self, width: int, height: int) -> RenderableType:
         height //= len(self._lookers)
-        parts = zip(self._looks, self._histories, self._views, strict=True)
         return Group(
             *(
                 Text(look, "bold", no_wrap=True, overflow="ellipsis")
                 if isinstance(look, str)
-                else render(look, history, width, height, view)
-                for look, history, view in parts
+                else render(look, width, height, view)
+                for look, view in zip(self._looks, self._views, strict=True)
             )
         )
 
@@ -168,15 +162,5 @@ def read_keys(timeout_s: float) -> list[str] | None:
 
 def decode_keys(data: bytes) -> list[str]:
     """Sequences that have no name are left out."""
-    keys: list[str] = []
-    for found in _SEQUENCE.finditer(data):
-        number, end = found.groups()
-        if end == b"~":
-            keys.append(_TILDES.get(number, ""))
-        elif end is not None:
-            keys.append(_NAMES.get(end, ""))
-        elif found[0] == b"\x1b":
-            keys.append("esc")
-        else:
-            keys.append(found[0].decode("latin-1"))
-    return [key for key in keys if key]
+    keys = (found[0] for found in _KEY.finditer(data))
+    return [_NAMES.get(key, "") if key[:1] == b"\x1b" else key.decode("latin-1") for key in keys]

@@ -17,7 +17,7 @@ from ....ipc.protocol.engine_views import EngineMetrics, EngineSnapshot, Histogr
 from ....ipc.protocol.messages import EngineFacts
 from ...llm_engine import LLMEngine
 
-# What rows can be sorted by; the first of a descending one is the largest.
+# What rows can be sorted by; of numbers the largest come first.
 SORTS: dict[str, Callable[[RequestView], Any]] = {
     "request": lambda view: view.request_id,
     "state": lambda view: view.state,
@@ -28,7 +28,6 @@ SORTS: dict[str, Callable[[RequestView], Any]] = {
 }
 ENGINES_ORDER = "engine"  # running ones, then in the order in which they will run
 SORT_NAMES = (ENGINES_ORDER, *SORTS)
-_LINE_KEYS = {"up": -1, "k": -1, "down": 1, "j": 1}
 
 
 class Mode(Enum):
@@ -52,7 +51,6 @@ class View:
     """Of one engine."""
 
     sort: str = ENGINES_ORDER
-    is_reversed: bool = False
     selected: str | None = None  # its request_id
     asked: str = ""  # the request that is to be cancelled if the answer is yes
     mode: Mode = Mode.LIST
@@ -64,13 +62,12 @@ class View:
     @property
     def is_plain(self) -> bool:
         """Whether nobody has asked for more than the first requests of both kinds."""
-        return self.sort == ENGINES_ORDER and not self.is_reversed and self.selected is None
+        return self.sort == ENGINES_ORDER and self.selected is None
 
     def order(self, requests: Sequence[RequestView]) -> list[RequestView]:
         """All rows, sorted."""
         key = SORTS.get(self.sort)
-        ordered = list(requests) if key is None else sorted(requests, key=key)
-        return ordered[::-1] if self.is_reversed else ordered
+        return list(requests) if key is None else sorted(requests, key=key)
 
     def place_rows(self, rows: Sequence[RequestView], num_rows: int) -> int:
         """The number of the first row to show, so that the selected one is among `num_rows`."""
@@ -105,24 +102,21 @@ class View:
                 return Action.NEXT_ENGINE
             case "h" | "?":
                 self.mode = Mode.HELP
-            case "s" | "S":
-                step = 1 if key == "s" else -1
-                self.sort = SORT_NAMES[(SORT_NAMES.index(self.sort) + step) % len(SORT_NAMES)]
+            case "s":
+                self.sort = SORT_NAMES[(SORT_NAMES.index(self.sort) + 1) % len(SORT_NAMES)]
                 self.message = f"sorted by {self.sort}"
-            case "r":
-                self.is_reversed = not self.is_reversed
             case "esc":
                 self.selected, self._offset = None, 0
             case "c":
                 self._ask_to_cancel(rows)
-            case "up" | "down" | "k" | "j":
-                self._move(rows, _LINE_KEYS[key])
-            case "pgup" | "pgdn" | " ":
-                self._move(rows, -self.page_size if key == "pgup" else self.page_size)
-            case "home" | "g":
-                self._move(rows, -len(rows))
-            case "end" | "G":
-                self._move(rows, len(rows))
+            case "up" | "k":
+                self._move(rows, -1)
+            case "down" | "j":
+                self._move(rows, 1)
+            case "pgup":
+                self._move(rows, -self.page_size)
+            case "pgdn":
+                self._move(rows, self.page_size)
             case _:
                 self.message = "h: help"
         return None
@@ -138,7 +132,7 @@ class View:
         if not rows:
             return
         if self.selected is None:
-            self._place = len(rows) - 1 if step >= len(rows) else 0
+            self._place = 0
         else:
             self._follow(rows)
             self._place = max(0, min(len(rows) - 1, self._place + step))
