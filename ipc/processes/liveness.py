@@ -1,31 +1,20 @@
 """Whether a process that exists also makes progress: when to ping it, when to give it up. Time is passed in.
 
-LivenessMonitor judges silence and Deadline overdue answers; both only decide. ChildWatch acts on a process.
+A ChildWatch acts on one process: on its silence, and by its Deadline on answers that are overdue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import Enum, auto
 from typing import Protocol
 
 from .due import find_earliest
 
-
-class Verdict(Enum):
-    """What to do with a silent process."""
-
-    WAIT = auto()
-    ASK = auto()  # send it a PING
-    DUMP = auto()  # have it write its threads' stacks
-    KILL = auto()
-
-
-# Seconds of silence. A stopped process has to be gone within 2 s. One that computes may only be late, as 256
-# prompts of 100,000 tokens keep a core busy for seconds: it is looked at every LOOK_INTERVAL_S.
+# Seconds of silence after which it is sent a PING, has to write its stacks, and is killed. A stopped process
+# has to be gone within 2 s. One that computes may only be late, as 256 prompts of 100,000 tokens keep a core
+# busy for seconds: it is looked at every LOOK_INTERVAL_S.
 ASK_AFTER_S, DUMP_AFTER_S, KILL_AFTER_S, KILL_BUSY_AFTER_S = 0.7, 1.6, 1.8, 10.0
 LOOK_INTERVAL_S = 0.25
-_STAGES = ((ASK_AFTER_S, Verdict.ASK), (DUMP_AFTER_S, Verdict.DUMP), (KILL_AFTER_S, Verdict.KILL))
+_STAGES = (ASK_AFTER_S, DUMP_AFTER_S, KILL_AFTER_S)
 _LATE_S = 0.5  # a watcher that is this late was not running itself, and may have missed an answer
 
 STOPPED_LOOK_INTERVAL_S = 0.5
@@ -34,167 +23,6 @@ LISTEN_TIMEOUT_S = 15.0  # for a core that was started; on an idle machine it ta
 # The part of the time without a processor that is forgiven. Not all: a system call may never return.
 _STARVED_SHARE = 0.95
 DUMP_GRACE_S = 0.2  # for a process to write its stacks before it is killed; 40 threads take 10 ms
-
-
-class StarvedTime:
-    """How long a process was ready to run and got no processor since `begin`, sampled by `look`.
-
-    On a machine with more work than processors everything is late: at a load of 20 a core took over 15 s for
-    its imports. Time in which it computes is not forgiven, so one that computes for ever is still found.
-    """
-
-    def __init__(self, read_cpu_time_s: Callable[[], float]) -> None:
-        self._read_cpu_time_s = read_cpu_time_s
-        self._looked_at = self._cpu_time_s = self._total_s = 0.0
-
-    def begin(self, now: float) -> None:
-        """Count from now on."""
-        self._looked_at, self._cpu_time_s, self._total_s = now, self._read_cpu_time_s(), 0.0
-
-    def look(self, now: float, is_computing: bool) -> float:
-        """Seconds since `begin`. The process is taken to have been `is_computing` since the last look."""
-        elapsed_s, self._looked_at = now - self._looked_at, now
-        cpu_time_s, before_s = self._read_cpu_time_s(), self._cpu_time_s
-        self._cpu_time_s = cpu_time_s
-        if is_computing:
-            starved_s = elapsed_s - (cpu_time_s - before_s)
-            self._total_s += min(max(starved_s, 0.0), _STARVED_SHARE * elapsed_s)
-        return self._total_s
-
-
-class LivenessMonitor:
-    """Judges the silence of one process, from `start` to `stop`. `is_busy` says whether it computes now.
-
-    ZeroMQ's heartbeats would not do: only the core sends them (sockets.py says why), and they go on while its
-    main thread hangs.
-    """
-
-    def __init__(self, is_busy: Callable[[], bool], read_cpu_time_s: Callable[[], float]) -> None:
-        self._is_busy = is_busy
-        self._starved = StarvedTime(read_cpu_time_s)
-        self._heard_at: float | None = None
-        self._stage = 0
-        self._look_at = 0.0  # the next look at a busy process, in the last stage
-        self._was_busy = False  # at the last look
-
-    @property
-    def silence_due_at(self) -> float | None:
-        """When `check` is due, None while nothing is watched. Monotonic clock, as all times."""
-        if self._heard_at is None:
-            return None
-        return max(self._look_at, self._heard_at + _STAGES[self._stage][0])
-
-    def start(self, now: float) -> None:
-        """Begin to watch: the process answers from now on."""
-        self._heard_at = now
-        self._stage = 0
-        self._look_at = 0.0
-        self._was_busy = False
-
-    def stop(self) -> None:
-        """End the watch: it is gone, or its answers are not read for a while."""
-        self._heard_at = None
-
-    def note_heard(self, now: float) -> None:
-        """A message of any kind has come from it."""
-        if self._heard_at is not None:
-            self.start(now)
-
-    def check(self, now: float) -> Verdict:
-        """What to do now. Each verdict comes once in a silence; KILL ends the watch."""
-        due_at = self.silence_due_at
-        if due_at is None or now < due_at:
-            return Verdict.WAIT
-        if now - due_at > _LATE_S:  # begin anew: it may have answered meanwhile
-            self.start(now - ASK_AFTER_S)
-        verdict = _STAGES[self._stage][1]
-        if verdict is not Verdict.KILL:
-            self._stage += 1
-            return verdict
-        if self._may_be_late(now):
-            self._look_at = now + LOOK_INTERVAL_S
-            return Verdict.WAIT
-        self.stop()
-        return Verdict.KILL
-
-    def _may_be_late(self, now: float) -> bool:
-        """Whether it is busy, or was at the last look, so that its answer may be on its way."""
-        assert self._heard_at is not None
-        if not self._look_at:
-            self._starved.begin(now)
-        is_busy, was_busy = self._is_busy(), self._was_busy
-        self._was_busy = is_busy
-        silent_s = now - self._heard_at - self._starved.look(now, is_busy)
-        return silent_s < KILL_BUSY_AFTER_S and (is_busy or was_busy)
-
-
-class Deadline:
-    """The time by which a process has to answer, and the reason that is given if it does not.
-
-    Meanwhile the process is looked at: one that a signal has stopped is given up sooner.
-    """
-
-    def __init__(
-        self,
-        is_stopped: Callable[[], bool],
-        begin_starved: Callable[[float], Callable[[float], float]] = lambda _now: lambda _at: 0.0,
-    ) -> None:
-        """`begin_starved(now)` returns a clock of the time that it got no processor since then."""
-        self._is_stopped = is_stopped
-        self._begin_starved = begin_starved
-        self._find_starved_s: Callable[[float], float] = lambda _now: 0.0
-        self.due_at: float | None = None  # None: no answer is due
-        self._limit_at = 0.0  # `due_at` without forgiven time
-        self._otherwise = ""
-        self._look_at = 0.0
-        self._num_looks_stopped = 0
-
-    @property
-    def next_check_at(self) -> float | None:
-        """When `find_overdue` is due, None while no answer is."""
-        due_at, look_at = self.due_at, self._look_at
-        return look_at if due_at is not None and look_at < due_at else due_at
-
-    def set(
-        self,
-        now: float,
-        limit_s: float,
-        otherwise: str,
-        *,
-        forgives_starved: bool = False,
-    ) -> None:
-        """Replace the deadline: an answer is due within `limit_s`, or `otherwise` is the reason.
-
-        `forgives_starved`: time in which it is ready to run and gets no processor does not count.
-        """
-        self.due_at = self._limit_at = now + limit_s
-        self._find_starved_s = self._begin_starved(now) if forgives_starved else lambda _now: 0.0
-        self._otherwise = otherwise
-        self._look_at = now + STOPPED_LOOK_INTERVAL_S
-        self._num_looks_stopped = 0
-
-    def clear(self) -> None:
-        """The answer has come, or is not needed any more."""
-        self.due_at = None
-
-    def find_overdue(self, now: float) -> str | None:
-        """Why the process is to be given up, returned once; None if it is not."""
-        if self.due_at is None:
-            return None
-        was_due = now >= self.due_at
-        self.due_at = self._limit_at + self._find_starved_s(now)
-        if was_due and now < self.due_at:
-            self.due_at = max(self.due_at, now + STOPPED_LOOK_INTERVAL_S)
-        if now >= self.due_at:
-            self.due_at = None
-            return self._otherwise
-        if now >= self._look_at:
-            self._look_at = now + STOPPED_LOOK_INTERVAL_S
-            self._num_looks_stopped = self._num_looks_stopped + 1 if self._is_stopped() else 0
-            if self._num_looks_stopped == MAX_LOOKS_STOPPED:
-                self.due_at = None
-                return "it is stopped"
-        return None
 
 
 class Watched(Protocol):
@@ -210,19 +38,102 @@ class Watched(Protocol):
     def kill(self, because: str) -> None: ...
 
 
-class ChildWatch(LivenessMonitor):
-    """Watches one process from its start to its end; without progress it writes its stacks and is killed.
+class StarvedTime:
+    """How long a process was ready to run and got no processor since this was made, sampled by `look`.
 
-    It is given up when an answer is overdue (`deadline`), when it does not answer a PING (between `start` and
-    `stop`), or when its owner says so (`give_up`).
+    On a machine with more work than processors everything is late: at a load of 20 a core took over 15 s for
+    its imports. Time in which it computes is not forgiven, so one that computes for ever is still found.
+    """
+
+    def __init__(self, process: Watched, now: float) -> None:
+        self._process = process
+        self._looked_at, self._cpu_time_s, self._total_s = now, process.cpu_time_s, 0.0
+
+    def look(self, now: float, is_computing: bool) -> float:
+        """Seconds so far. The process is taken to have been `is_computing` since the last look."""
+        elapsed_s, self._looked_at = now - self._looked_at, now
+        before_s, self._cpu_time_s = self._cpu_time_s, self._process.cpu_time_s
+        if is_computing:
+            starved_s = elapsed_s - (self._cpu_time_s - before_s)
+            self._total_s += min(max(starved_s, 0.0), _STARVED_SHARE * elapsed_s)
+        return self._total_s
+
+
+class Deadline:
+    """The time by which a process has to answer, and the reason that is given if it does not.
+
+    Meanwhile the process is looked at: one that a signal has stopped is given up sooner.
     """
 
     def __init__(self, process: Watched) -> None:
-        super().__init__(lambda: process.is_computing, lambda: process.cpu_time_s)
         self._process = process
-        self.deadline = Deadline(lambda: process.is_stopped, self._begin_starved)
+        self._starved: StarvedTime | None = None  # what does not count
+        self.due_at: float | None = None  # None: no answer is due
+        self._limit_at = 0.0  # `due_at` without forgiven time
+        self._otherwise = ""
+        self._look_at = 0.0
+        self._num_looks_stopped = 0
+
+    @property
+    def next_check_at(self) -> float | None:
+        """When `find_overdue` is due, None while no answer is."""
+        due_at, look_at = self.due_at, self._look_at
+        return look_at if due_at is not None and look_at < due_at else due_at
+
+    def set(self, now: float, limit_s: float, otherwise: str, *, forgives_starved: bool = False) -> None:
+        """Replace the deadline: an answer is due within `limit_s`, or `otherwise` is the reason.
+
+        `forgives_starved`: time in which it is ready to run and gets no processor does not count.
+        """
+        self.due_at = self._limit_at = now + limit_s
+        self._starved = StarvedTime(self._process, now) if forgives_starved else None
+        self._otherwise = otherwise
+        self._look_at = now + STOPPED_LOOK_INTERVAL_S
+        self._num_looks_stopped = 0
+
+    def clear(self) -> None:
+        """The answer has come, or is not needed any more."""
+        self.due_at = None
+
+    def find_overdue(self, now: float) -> str | None:
+        """Why the process is to be given up, returned once; None if it is not."""
+        if self.due_at is None:
+            return None
+        was_due = now >= self.due_at
+        if self._starved is not None:
+            self.due_at = self._limit_at + self._starved.look(now, self._process.is_computing)
+        if was_due and now < self.due_at:
+            self.due_at = max(self.due_at, now + STOPPED_LOOK_INTERVAL_S)
+        if now >= self.due_at:
+            self.due_at = None
+            return self._otherwise
+        if now >= self._look_at:
+            self._look_at = now + STOPPED_LOOK_INTERVAL_S
+            self._num_looks_stopped = self._num_looks_stopped + 1 if self._process.is_stopped else 0
+            if self._num_looks_stopped == MAX_LOOKS_STOPPED:
+                self.due_at = None
+                return "it is stopped"
+        return None
+
+
+class ChildWatch:
+    """Watches one process from its start to its end; without progress it writes its stacks and is killed.
+
+    It is given up when an answer is overdue (`deadline`), when it does not answer a PING (between `start` and
+    `stop`), or when its owner says so (`give_up`). ZeroMQ's heartbeats would not do: only the core sends them
+    (sockets.py says why), and they go on while its main thread hangs.
+    """
+
+    def __init__(self, process: Watched) -> None:
+        self._process = process
+        self.deadline = Deadline(process)
         self.kill_reason: str | None = None  # why it was given up
         self._kill_at: float | None = None  # when it will be killed for that; None once it was
+        self._heard_at: float | None = None  # None: its silence is not watched
+        self._stage = 0  # of `_STAGES`, the next one of this silence
+        self._look_at = 0.0  # the next look at a busy process, in the last stage
+        self._was_busy = False  # at the last look
+        self._starved: StarvedTime | None = None  # since the first look
 
     @property
     def next_check_at(self) -> float | None:
@@ -230,18 +141,34 @@ class ChildWatch(LivenessMonitor):
         if self.kill_reason is not None:
             return self._kill_at
         owed_at = self.deadline.next_check_at
-        return owed_at if self._heard_at is None else find_earliest(self.silence_due_at, owed_at)
+        return owed_at if self._heard_at is None else find_earliest(self._silence_due_at, owed_at)
+
+    @property
+    def _silence_due_at(self) -> float | None:
+        if self._heard_at is None:
+            return None
+        return max(self._look_at, self._heard_at + _STAGES[self._stage])
+
+    def start(self, now: float) -> None:
+        """Begin to watch its silence: it answers from now on."""
+        self._heard_at = now
+        self._stage = 0
+        self._look_at = 0.0
+        self._was_busy = False
+
+    def stop(self) -> None:
+        """Watch its silence no more: it is gone, or its answers are not read for a while."""
+        self._heard_at = None
+
+    def note_heard(self, now: float) -> None:
+        """A message of any kind has come from it."""
+        if self._heard_at is not None:
+            self.start(now)
 
     def expect_listening(self, now: float) -> None:
         """It was started, and has to listen soon; time in which it gets no processor does not count."""
         otherwise = f"it did not listen within {LISTEN_TIMEOUT_S:g} s"
         self.deadline.set(now, LISTEN_TIMEOUT_S, otherwise, forgives_starved=True)
-
-    def _begin_starved(self, now: float) -> Callable[[float], float]:
-        process = self._process
-        starved = StarvedTime(lambda: process.cpu_time_s)
-        starved.begin(now)
-        return lambda at: starved.look(at, process.is_computing)
 
     def note_listening(self) -> None:
         """It listens."""
@@ -260,18 +187,38 @@ class ChildWatch(LivenessMonitor):
         check_at = self.next_check_at
         if check_at is None or now < check_at:
             return False
-        self.check_deadline(now)
-        verdict = self.check(now)
-        if verdict is Verdict.DUMP:
-            self._process.dump_stacks()
-        elif verdict is Verdict.KILL:
-            self._process.kill("it did not answer")
-        return verdict is Verdict.ASK
-
-    def check_deadline(self, now: float) -> None:
-        """As `look`, for an owner that cannot send a PING at the moment."""
         if (overdue := self.deadline.find_overdue(now)) is not None:
             self.give_up(overdue, now)
         if self.kill_reason is not None and self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self._process.kill(self.kill_reason)
+        return self._check_silence(now)
+
+    def _check_silence(self, now: float) -> bool:
+        """Go a stage further if it is time, each once in a silence. Returns whether to send a PING."""
+        due_at = self._silence_due_at
+        if due_at is None or now < due_at:
+            return False
+        if now - due_at > _LATE_S:  # begin anew: it may have answered meanwhile
+            self.start(now - ASK_AFTER_S)
+        stage = self._stage
+        if stage < len(_STAGES) - 1:
+            self._stage += 1
+            if stage > 0:
+                self._process.dump_stacks()
+        elif self._may_be_late(now):
+            self._look_at = now + LOOK_INTERVAL_S
+        else:
+            self.stop()
+            self._process.kill("it did not answer")
+        return stage == 0
+
+    def _may_be_late(self, now: float) -> bool:
+        """Whether it is busy, or was at the last look, so that its answer may be on its way."""
+        assert self._heard_at is not None
+        if self._starved is None or not self._look_at:
+            self._starved = StarvedTime(self._process, now)
+        is_busy, was_busy = self._process.is_computing, self._was_busy
+        self._was_busy = is_busy
+        silent_s = now - self._heard_at - self._starved.look(now, is_busy)
+        return silent_s < KILL_BUSY_AFTER_S and (is_busy or was_busy)

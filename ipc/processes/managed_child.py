@@ -123,7 +123,7 @@ class CoreChild(ManagedChild[ChildProcess]):
         )
         self.address = self._args.client_address
         self.is_watched = config.watches_core  # False for debuggers
-        super().__init__(self._start_core, config.recovery.make_core_losses(self._args.journal_path))
+        super().__init__(self._start_core, config.recovery.make_core_budget(self._args.journal_path))
 
     def start(self) -> ChildWatch:
         """As ManagedChild.start. A core that is watched has to listen soon."""

@@ -19,7 +19,7 @@ from ..errors import ConfigError
 from ..files.file_identity import NotedFiles
 from ..processes.fault_hooks import keep_lasting, parse_fault_hooks
 from ..processes.log_lines import LogFormat
-from ..processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, CoreLosses, RestartBudget
+from ..processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
 from .gguf_tensor import GgufTensor, describe_types
 from .model_spec import Dtype, ModelSpec
 from .options import check_options, fraction, option, seconds, size
@@ -277,9 +277,9 @@ class RecoveryConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def __post_init__(self) -> None:
         check_options(self)
 
-    def make_core_losses(self, journal_path: str) -> CoreLosses:
+    def make_core_budget(self, journal_path: str) -> RestartBudget:
         """The budget for the core's losses, for its owner."""
-        return CoreLosses(journal_path, self.max_core_restarts, self.restart_window_s)
+        return RestartBudget(self.max_core_restarts, self.restart_window_s, journal_path)
 
     def make_worker_budget(self) -> RestartBudget:
         """The budget for the worker's losses, for the core."""

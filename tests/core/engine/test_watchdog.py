@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import zmq
 from blocking_client import BlockingClient, make_client
+from child_fakes import FakeProcess
 from daemons import Daemon, wait_for_end, wait_until
 from fakes import expected_output, make_config, make_request
 from quire.core.workers.executor import ExecutorEvent, ProcessExecutor, WorkerLost
@@ -59,7 +60,7 @@ def answer(step_id: int) -> ModelRunnerOutput:
 
 
 def watch_steps(step_timeout_s: float) -> tuple[StepWatch, Deadline]:
-    deadline = Deadline(lambda: False)
+    deadline = Deadline(FakeProcess())
     return StepWatch([deadline], step_timeout_s), deadline
 
 
