@@ -1,4 +1,6 @@
-"""Listener: keeps the core's client socket reachable, and the core from running out of file descriptors.
+"""ClientListener: a socket for clients, whose connections a thread watches; Listener: that of this machine's.
+
+A Listener keeps the socket reachable, and the core from running out of file descriptors.
 
 If the socket's file is removed, the address is bound again; libzmq keeps the old listener's connections.
 libzmq ends its process when it gets no descriptor for a new connection (ipc_listener.cpp, accept: it does not
@@ -22,6 +24,7 @@ import logging
 import os
 import resource
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +33,7 @@ import zmq
 from ...ipc.daemon.private_folder import make_socket_folder
 from ...ipc.errors import QuireError
 from ...ipc.protocol.sockets import NOBLOCK, receive_event, send_to
-from .origin import ClientListener, is_remote
+from .origin import is_remote
 
 _log = logging.getLogger(__name__)
 
@@ -40,33 +43,67 @@ _RECHECK_MS = 100  # between looks whether there are descriptors again
 # hidden.
 _RESERVED_FRACTION = 0.7
 _REOPEN_FRACTION = 0.75
-_MAX_EVENTS = 64  # taken before the next look at descriptors
+_MAX_EVENTS = 64  # taken before the next look at descriptors or keys
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 _MONITOR_ADDRESS = "inproc://clients"
 _STOP_TIMEOUT_S = 1.0
 
 
-class Listener(ClientListener):
-    """A bound ROUTER's address, watched by a thread until `stop`.
+class ClientListener(ABC):
+    """A bound ROUTER for clients, watched by a thread until `stop`.
 
-    `restore` belongs into every turn, and is cheap.
+    `lost_fd` is readable when a client's connection has ended.
     """
 
-    def __init__(self, router: zmq.Socket[bytes], address: str) -> None:
+    def __init__(self, router: zmq.Socket[bytes]) -> None:
+        """Begin to watch. The queue of events is as short as libzmq allows."""
         self.router = router
+        self.lost_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        router.monitor(_MONITOR_ADDRESS, _EVENTS)
+        monitor = router.context.socket(zmq.PAIR)
+        monitor.setsockopt(zmq.RCVHWM, 1)
+        monitor.connect(_MONITOR_ADDRESS)
+        self._thread = threading.Thread(target=self._watch, args=(monitor,), name="listener", daemon=True)
+        self._thread.start()
+
+    @abstractmethod
+    def receive(self) -> Iterator[tuple[bytes, list[bytes]]]:
+        """The messages that have arrived: (client, frames). A ROUTER reads from its clients in turn."""
+
+    @abstractmethod
+    def send(self, identity: bytes, frames: tuple[bytes]) -> None:
+        """As `send_to`, to an identity of `receive`."""
+
+    def has_lost_one(self) -> bool:
+        """True if a client's connection has ended since the last call."""
+        try:
+            return os.eventfd_read(self.lost_fd) > 0
+        except BlockingIOError:
+            return False
+
+    def stop(self) -> None:
+        """Stop watching; before the socket's context ends."""
+        call_unlocked("zmq_socket_monitor", self.router, None, 0)
+        self._thread.join(_STOP_TIMEOUT_S)
+        if not self._thread.is_alive():
+            os.close(self.lost_fd)
+
+    @abstractmethod
+    def _watch(self, monitor: zmq.Socket[bytes]) -> None:
+        """The thread, until the monitor is stopped."""
+
+
+class Listener(ClientListener):
+    """The core's socket for clients of this machine. `restore` belongs into every turn, and is cheap."""
+
+    def __init__(self, router: zmq.Socket[bytes], address: str) -> None:
         self._address = address
         self._path = Path(address.removeprefix("ipc://"))
         self._hidden_path = self._path.with_name(f".{self._path.name}")
         self._restore_at = 0.0
         self._is_hidden = False  # for lack of descriptors
         self._name_lock = threading.Lock()  # guards the file's name and `_is_hidden`
-        self.lost_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._thread = threading.Thread(target=self._watch, args=(_open_monitor(router),), daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        call_unlocked("zmq_socket_monitor", self.router, None, 0)
-        self._thread.join(_STOP_TIMEOUT_S)
+        super().__init__(router)
 
     def receive(self) -> Iterator[tuple[bytes, list[bytes]]]:
         with contextlib.suppress(zmq.Again):
@@ -104,12 +141,11 @@ class Listener(ClientListener):
     # The thread.
 
     def _watch(self, monitor: zmq.Socket[bytes]) -> None:
-        """Run until the monitor is stopped. Descriptors before events, of which more may come at any time."""
         with monitor:
             while True:
                 monitor.poll(_RECHECK_MS if self._is_hidden else None)
-                self._hide_or_show()
-                events = _take_events(monitor)
+                self._hide_or_show()  # before events, of which more may come at any time
+                events = {event for event, _ in take_events(monitor)}
                 if zmq.EVENT_DISCONNECTED in events:
                     os.eventfd_write(self.lost_fd, 1)
                 if zmq.EVENT_MONITOR_STOPPED in events:
@@ -146,20 +182,12 @@ def _load_libzmq() -> ctypes.CDLL:
     return ctypes.CDLL(importlib.import_module("zmq.backend.cython._zmq").__file__, use_errno=True)
 
 
-def _open_monitor(router: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """The socket that reports connections. Its queue is as short as libzmq allows."""
-    router.monitor(_MONITOR_ADDRESS, _EVENTS)
-    monitor = router.context.socket(zmq.PAIR)
-    monitor.setsockopt(zmq.RCVHWM, 1)
-    monitor.connect(_MONITOR_ADDRESS)
-    return monitor
-
-
-def _take_events(monitor: zmq.Socket[bytes]) -> set[int]:
-    events: set[int] = set()
+def take_events(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
+    """Events that have come, and the descriptor of each; so many at most that other work goes on."""
+    events: list[tuple[int, int]] = []
     with contextlib.suppress(zmq.Again):
         for _ in range(_MAX_EVENTS):
-            events.add(receive_event(monitor)[0])
+            events.append(receive_event(monitor))
     return events
 
 

@@ -7,12 +7,9 @@ may do goes by signals and files, and cannot come over a socket.
 
 from __future__ import annotations
 
-import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
-import zmq
 
 from ...ipc.network.keys import KEY_LENGTH
 from ...ipc.params.request_options import MAX_CACHE_SALT_LENGTH
@@ -112,29 +109,3 @@ class Origin:
 
     def note_lost(self, request_ids: Iterable[str]) -> None:
         """The client is gone, with these requests."""
-
-
-class ClientListener(ABC):
-    """A bound socket for clients. `lost_fd` is readable when a client's connection has ended."""
-
-    router: zmq.Socket[bytes]
-    lost_fd: int
-
-    @abstractmethod
-    def receive(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        """The messages that have arrived: (client, frames). A ROUTER reads from its clients in turn."""
-
-    @abstractmethod
-    def send(self, identity: bytes, frames: tuple[bytes]) -> None:
-        """As `send_to`, to an identity of `receive`."""
-
-    def has_lost_one(self) -> bool:
-        """True if a client's connection has ended since the last call."""
-        try:
-            return os.eventfd_read(self.lost_fd) > 0
-        except BlockingIOError:
-            return False
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Stop taking clients; before the socket's context ends."""

@@ -40,8 +40,8 @@ from ...ipc.protocol.messages import EngineCoreOutputs, EngineDead
 from ...ipc.protocol.request_price import find_max_frame_bytes
 from ...ipc.protocol.sockets import bind_router
 from ..clients.client_registry import ClientRegistry, GroupRoster
-from ..clients.listener import Listener
-from ..clients.origin import ClientListener, is_remote
+from ..clients.listener import ClientListener, Listener
+from ..clients.origin import is_remote
 from ..stats.engine_facts import StartupClock
 from ..workers.executor import make_executor
 from .engine_loop import EngineEnd, EngineLoop

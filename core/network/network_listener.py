@@ -16,12 +16,12 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import zmq
 from zmq.utils import z85
 
-from ...ipc.network.keys import ClientGrant, KeyRing, ServerKeys
+from ...ipc.network.keys import ClientGrant, ServerKeys
 from ...ipc.processes.cgroup import find_free_memory
 from ...ipc.processes.heap import trim_heap
 from ...ipc.protocol.codec import MAX_BODY_BYTES
@@ -30,11 +30,10 @@ from ...ipc.protocol.sockets import (
     NOBLOCK,
     bind_network_router,
     has_message,
-    receive_event,
     send_to,
 )
-from ..clients.listener import call_unlocked
-from ..clients.origin import ClientListener, to_remote_identity, to_socket_identity
+from ..clients.listener import ClientListener, take_events
+from ..clients.origin import to_remote_identity, to_socket_identity
 
 _log = logging.getLogger(__name__)
 
@@ -49,11 +48,7 @@ _RECEIVED, _RECEIVED_AT = struct.Struct("=Q"), 128  # tcpi_bytes_received of str
 _FRAME_BYTES = 2 + 33  # of a frame beside its contents: its head, and CURVE's (RFC 26)
 _LONG_HEAD_BYTES, _LONGEST_SHORT = 7, 255 - 33
 _LOOK_INTERVAL_S = 0.05  # libzmq reads 1 GB/s at most
-_MAX_EVENTS = 64  # taken before keys are looked at again
-_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
-_MONITOR_ADDRESS = "inproc://network-clients"
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
-_STOP_TIMEOUT_S = 1.0
 _LOG_INTERVAL_S = 10.0  # between log lines on clients that are not let in
 
 
@@ -64,18 +59,18 @@ class NetworkListener(ClientListener):
         self,
         listening_fd: int,
         keys: ServerKeys,
-        make_key_ring: Callable[[], KeyRing],
+        find_grant: Callable[[bytes], ClientGrant | None],
         *,
         max_frame_bytes: int = MAX_BODY_BYTES,
         heartbeat_timeout_ms: int | None = HEARTBEAT_TIMEOUT_MS,
         linger_ms: int = 0,
         max_unread_bytes: int | None = None,
     ) -> None:
-        """Each thread that asks who is let in has a KeyRing of its own. `linger_ms`: what was said last gets
-        so long to leave at `stop`. `max_unread_bytes`: when more waits in all, whoever has sent most of it is
-        cut off; only for who lets `receive` run until nothing is left, as long as it has time.
+        """`find_grant(key)`, for any thread: None of a client that is not let in. `linger_ms`: what was said
+        last gets so long to leave at `stop`. `max_unread_bytes`: when more waits in all, whoever has sent
+        most of it is cut off; only for who lets `receive` run until nothing is left, as long as it has time.
         """
-        self._clients = make_key_ring()  # for the thread that calls `receive`
+        self._find_grant = find_grant
         self._linger_ms = linger_ms
         self._port = socket.socket(fileno=os.dup(listening_fd))
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -83,29 +78,20 @@ class NetworkListener(ClientListener):
         self._limits = ConnectionLimits(min(MAX_CONNECTIONS, most), MAX_WAITING)
         self._unread = UnreadBytes(max_unread_bytes)
         self._is_behind = False  # the last `receive` has left something
-        self._look_at = 0.0  # monotonic
+        self._look_at = self._log_at = 0.0  # monotonic
         self._copies: dict[int, socket.socket] = {}  # of connections, which libzmq may close at any time
         self._limits_lock = threading.Lock()  # of these, too
-        self.lost_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        zap = self._context.socket(zmq.REP)
-        zap.bind(_ZAP_ADDRESS)
-        # libzmq closes what it was given.
-        self.router = bind_network_router(
+        self._zap = self._context.socket(zmq.REP)
+        self._zap.bind(_ZAP_ADDRESS)
+        router = bind_network_router(
             self._context,
-            os.dup(listening_fd),
+            os.dup(listening_fd),  # libzmq closes what it is given
             keys,
             heartbeat_timeout_ms=heartbeat_timeout_ms,
             max_frame_bytes=max_frame_bytes,
         )
-        self.router.monitor(_MONITOR_ADDRESS, _EVENTS)
-        monitor = self._context.socket(zmq.PAIR)
-        monitor.connect(_MONITOR_ADDRESS)
-        checker = _KeyChecker(
-            zap, monitor, make_key_ring(), self._unread.cut_off, self._on_accepted, self._on_ended
-        )
-        self._thread = threading.Thread(target=checker.run, name="network listener", daemon=True)
-        self._thread.start()
+        super().__init__(router)
 
     def receive(self) -> Iterator[tuple[bytes, list[bytes]]]:
         if self._is_behind:
@@ -142,18 +128,11 @@ class NetworkListener(ClientListener):
         send_to(self.router, to_socket_identity(identity), frames)
 
     def stop(self) -> None:
-        call_unlocked("zmq_socket_monitor", self.router, None, 0)
-        self._thread.join(_STOP_TIMEOUT_S)
+        super().stop()
         self._context.destroy(linger=self._linger_ms)
         self._port.close()
         for copy in self._copies.values():
             copy.close()
-        if not self._thread.is_alive():
-            os.close(self.lost_fd)
-
-    def find_grant(self, key: bytes) -> ClientGrant:
-        """The operator's grant to a client with this key."""
-        return self._clients.find_grant(key) or ClientGrant()
 
     @property
     def port(self) -> int:
@@ -163,7 +142,7 @@ class NetworkListener(ClientListener):
     def _knows(self, frame: zmq.Frame, key: bytes) -> bool:
         """Whether the sender's key is still let in; if not, its connection is cut."""
         fd = int(frame.get(zmq.SRCFD))
-        if self._clients.find_grant(key) is None:
+        if self._find_grant(key) is None:
             self._cut(fd)
             return False
         with self._limits_lock:
@@ -178,7 +157,39 @@ class NetworkListener(ClientListener):
         with self._limits_lock, contextlib.suppress(KeyError, OSError):
             self._copies[fd].shutdown(socket.SHUT_RDWR)
 
-    # The thread.
+    # The thread, which answers which keys are let in, and reads which connections come and go.
+
+    def _watch(self, monitor: zmq.Socket[bytes]) -> None:
+        poller = zmq.Poller()
+        with self._zap, monitor:
+            for watched in (self._zap, monitor):
+                poller.register(watched, zmq.POLLIN)
+            while True:
+                poller.poll()
+                while has_message(self._zap):
+                    self._zap.send_multipart(self._judge(self._zap.recv_multipart()))
+                for event, fd in take_events(monitor):
+                    match event:
+                        case zmq.EVENT_ACCEPTED:
+                            self._on_accepted(fd)
+                        case zmq.EVENT_DISCONNECTED:
+                            self._on_ended(fd)
+                        case _:
+                            return
+
+    def _judge(self, request: list[bytes]) -> list[bytes]:
+        """The answer to one caller (RFC 27): 200 with its key as the user's name, 400, or 300: try again."""
+        _, request_id, _, address, _, mechanism, *credentials = request
+        key = z85.encode(credentials[0]) if mechanism == b"CURVE" and credentials else b""
+        if self._find_grant(key) is not None:
+            if key in self._unread.cut_off:
+                return [b"1.0", request_id, b"300", b"too much is unread", b"", b""]
+            return [b"1.0", request_id, b"200", b"OK", key, b""]
+        now = time.monotonic()
+        if now >= self._log_at:
+            self._log_at = now + _LOG_INTERVAL_S
+            _log.warning("a client with an unknown key was not let in, from %s", address.decode())
+        return [b"1.0", request_id, b"400", b"unknown key", b"", b""]
 
     def _on_accepted(self, fd: int) -> None:
         with self._limits_lock:
@@ -200,68 +211,6 @@ class NetworkListener(ClientListener):
             is_client = self._limits.end(fd)
         if is_client:
             os.eventfd_write(self.lost_fd, 1)
-
-
-class _KeyChecker:
-    """The listener's thread: answers which keys are let in, and reads which connections come and go."""
-
-    def __init__(
-        self,
-        zap: zmq.Socket[bytes],
-        monitor: zmq.Socket[bytes],
-        clients: KeyRing,
-        cut_off: Container[bytes],
-        on_accepted: Callable[[int], None],
-        on_ended: Callable[[int], None],
-    ) -> None:
-        self._zap = zap
-        self._monitor = monitor
-        self._clients = clients
-        self._cut_off = cut_off
-        self._on_accepted = on_accepted
-        self._on_ended = on_ended
-        self._log_at = 0.0
-
-    def run(self) -> None:
-        """Until the monitor is stopped."""
-        poller = zmq.Poller()
-        poller.register(self._zap, zmq.POLLIN)
-        poller.register(self._monitor, zmq.POLLIN)
-        with self._zap, self._monitor:
-            while True:
-                poller.poll()
-                while has_message(self._zap):
-                    self._zap.send_multipart(self._judge(self._zap.recv_multipart()))
-                if not self._take_events():
-                    return
-
-    def _judge(self, request: list[bytes]) -> list[bytes]:
-        """The answer to one caller (RFC 27): 200 with its key as the user's name, 400, or 300: try again."""
-        _, request_id, _, address, _, mechanism, *credentials = request
-        key = z85.encode(credentials[0]) if mechanism == b"CURVE" and credentials else b""
-        if self._clients.find_grant(key) is not None:
-            if key in self._cut_off:
-                return [b"1.0", request_id, b"300", b"too much is unread", b"", b""]
-            return [b"1.0", request_id, b"200", b"OK", key, b""]
-        now = time.monotonic()
-        if now >= self._log_at:
-            self._log_at = now + _LOG_INTERVAL_S
-            _log.warning("a client with an unknown key was not let in, from %s", address.decode())
-        return [b"1.0", request_id, b"400", b"unknown key", b"", b""]
-
-    def _take_events(self) -> bool:
-        """False once there will be none."""
-        with contextlib.suppress(zmq.Again):
-            for _ in range(_MAX_EVENTS):
-                event, value = receive_event(self._monitor)
-                match event:
-                    case zmq.EVENT_ACCEPTED:
-                        self._on_accepted(value)
-                    case zmq.EVENT_DISCONNECTED:
-                        self._on_ended(value)
-                    case _:
-                        return False
-        return True
 
 
 def find_max_unread_bytes() -> int:
@@ -372,52 +321,32 @@ class ConnectionLimits:
         self._max_connections = max_connections
         self._max_waiting = max_waiting
         self._waiting: dict[int, str] = {}  # descriptor -> address, the oldest first
-        self._per_address: Counter[str] = Counter()
         self.clients: dict[int, bytes] = {}  # descriptor -> key, the oldest first
-        self._per_key: Counter[bytes] = Counter()
 
     def accept(self, fd: int, address: str) -> int | None:
         """A connection was accepted. Returns the one that is to be cut, None if there is room."""
         self.end(fd)
         self._waiting[fd] = address
-        self._per_address[address] += 1
-        room = min(self._max_waiting, self._max_connections - len(self.clients))
-        return self._take_oldest() if len(self._waiting) > room else None
+        if len(self._waiting) <= min(self._max_waiting, self._max_connections - len(self.clients)):
+            return None
+        ((crowd, _),) = Counter(self._waiting.values()).most_common(1)
+        excess = next(fd for fd, address in self._waiting.items() if address == crowd)
+        del self._waiting[excess]
+        return excess
 
     def note_client(self, fd: int, key: bytes = b"") -> int | None:
         """A client's message has come over it. Returns the one to cut for it, None if there is room."""
-        if fd not in self._waiting:
+        if self._waiting.pop(fd, None) is None:
             return None
-        self._forget_waiting(fd)
         self.clients[fd] = key
-        self._per_key[key] += 1
         if len(self.clients) < self._max_connections:
             return None
-        ((most, _),) = self._per_key.most_common(1)
-        excess = next(fd for fd, key in reversed(self.clients.items()) if key == most)
-        self.end(excess)
+        ((greedy, _),) = Counter(self.clients.values()).most_common(1)
+        excess = next(fd for fd, key in reversed(self.clients.items()) if key == greedy)
+        del self.clients[excess]
         return excess
 
     def end(self, fd: int) -> bool:
         """A connection has ended; returns whether it was a client's."""
-        if fd in self._waiting:
-            self._forget_waiting(fd)
-        if fd not in self.clients:
-            return False
-        key = self.clients.pop(fd)
-        self._per_key[key] -= 1
-        if not self._per_key[key]:
-            del self._per_key[key]
-        return True
-
-    def _take_oldest(self) -> int:
-        ((address, _),) = self._per_address.most_common(1)
-        fd = next(fd for fd, its_address in self._waiting.items() if its_address == address)
-        self._forget_waiting(fd)
-        return fd
-
-    def _forget_waiting(self, fd: int) -> None:
-        address = self._waiting.pop(fd)
-        self._per_address[address] -= 1
-        if not self._per_address[address]:
-            del self._per_address[address]
+        self._waiting.pop(fd, None)
+        return self.clients.pop(fd, None) is not None

@@ -58,8 +58,8 @@ _LINGER_MS = 200
 class RemoteClients:
     """What an engine's remote clients share. ClientRegistry calls `find_origin`."""
 
-    def __init__(self, find_grant: Callable[[bytes], ClientGrant], memory: RequestMemory) -> None:
-        """find_grant: the operator's grant to a client with this key."""
+    def __init__(self, find_grant: Callable[[bytes], ClientGrant | None], memory: RequestMemory) -> None:
+        """find_grant: the operator's grant to a client with this key; None: it is not let in any more."""
         self.find_grant = find_grant
         self.memory = memory
         self.files: ServedFiles | None = None  # of the model
@@ -81,18 +81,18 @@ def open_network(
     args: NetworkArgs, journal_path: str, max_frame_bytes: int
 ) -> tuple[NetworkListener, RemoteClients]:
     """Listen for the clients that the file in the daemon's folder names."""
-    folder = Path(args.keys)
+    find_grant = AuthorizedClients(Path(args.keys)).find_grant
     listener = NetworkListener(
         args.listening_fd,
         args.server,
-        lambda: AuthorizedClients(folder),
+        find_grant,
         max_frame_bytes=max_frame_bytes,
         linger_ms=_LINGER_MS,
         max_unread_bytes=find_max_unread_bytes(),
     )
     _log.info("clients of other machines come to port %d", listener.port)
     memory = RequestMemory(f"{journal_path}.live" if journal_path else "")
-    return listener, RemoteClients(listener.find_grant, memory)
+    return listener, RemoteClients(find_grant, memory)
 
 
 class RemoteOrigin(Origin):
@@ -177,7 +177,7 @@ class RemoteOrigin(Origin):
     @property
     def _grant(self) -> ClientGrant:
         """Asked anew each time: the operator may have changed it."""
-        return self._clients.find_grant(find_key(self._identity))
+        return self._clients.find_grant(find_key(self._identity)) or ClientGrant()
 
 
 _FOLDERS = re.compile(r"""(?<=['"])/[^'"\n]*/|(?<![\w:/.])~?/(?:[^\s'",:;()/]+/)+""")

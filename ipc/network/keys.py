@@ -14,9 +14,10 @@ import math
 import os
 import re
 import stat
+import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import zmq
@@ -113,25 +114,6 @@ def read_client_keys(folder: Path) -> ClientKeys:
     return ClientKeys(zmq.curve_public(secret), secret, server)
 
 
-class KeyRing(Protocol):
-    """The clients that are let in."""
-
-    def find_grant(self, key: bytes) -> ClientGrant | None:
-        """The grant to the client with this public key; None: it is not let in."""
-        ...
-
-
-class OneClient:
-    """A KeyRing of one client, and no file."""
-
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-
-    def find_grant(self, key: bytes) -> ClientGrant | None:
-        """The default grant, if it is this client's key."""
-        return ClientGrant() if key == self._key else None
-
-
 def make_key_pairs() -> tuple[ServerKeys, ClientKeys]:
     """A server's keys and its only client's, for who starts both. Raises ConfigError without CURVE."""
     _check_curve()
@@ -140,23 +122,25 @@ def make_key_pairs() -> tuple[ServerKeys, ClientKeys]:
 
 
 class AuthorizedClients:
-    """The clients in a daemon's file, which is read again when it has changed. For one thread."""
+    """The clients in a daemon's file, which is read again when it has changed. For any thread."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / CLIENTS
         self._grants: dict[bytes, ClientGrant] = {}
         self._version: object = None
+        self._lock = threading.Lock()
 
     def find_grant(self, key: bytes) -> ClientGrant | None:
         """The grant to the client with this public key of 40 characters; None: it is not let in.
 
         No client is let in while the file is missing or cannot be used.
         """
-        try:
-            self.check()
-        except ConfigError:
-            self._grants, self._version = {}, None
-        return self._grants.get(key)
+        with self._lock:
+            try:
+                self.check()
+            except ConfigError:
+                self._grants, self._version = {}, None
+            return self._grants.get(key)
 
     def check(self) -> None:
         """Read the file if it has changed. Raises ConfigError for a bad one, or one that others can write."""

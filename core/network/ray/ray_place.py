@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import zmq
 
-from ....ipc.network.keys import ClientKeys, OneClient, make_key_pairs
+from ....ipc.network.keys import ClientGrant, ClientKeys, make_key_pairs
 from ....ipc.network.tcp_address import open_everywhere, read_place
 from ....ipc.processes.child_args import WORKER_MODULE
 from ....ipc.processes.process import ChildProcess, ProcessHandle
@@ -37,11 +37,11 @@ class RayPlace(WorkerPlace):
     def open(self) -> None:
         self.close()
         server, self._keys = make_key_pairs()
-        ring = OneClient(self._keys.public)
+        find_grant = {self._keys.public: ClientGrant()}.get
         with open_everywhere() as listener:  # which of this machine's addresses nodes reach, Ray knows
             self._port = read_place(listener).port
             self._network = NetworkListener(
-                listener.fileno(), server, lambda: ring, heartbeat_timeout_ms=self._heartbeat_timeout_ms
+                listener.fileno(), server, find_grant, heartbeat_timeout_ms=self._heartbeat_timeout_ms
             )
 
     def close(self) -> None:

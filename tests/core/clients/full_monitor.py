@@ -29,8 +29,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_OPEN_FILES, hard))
     sys.setswitchinterval(1000.0)  # a thread gets the interpreter when another one gives it away only
     may_read = threading.Event()
-    take = module._take_events
-    module._take_events = lambda monitor: take(monitor) if may_read.wait() else set()
+    take = module.take_events
+    module.take_events = lambda monitor: take(monitor) if may_read.wait() else []
 
     class Router(zmq.Socket[bytes]):
         """Lets the reader go just before libzmq is called."""

@@ -325,7 +325,7 @@ def bounded(keys: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NetworkList
     server = read_server_keys(keys)
     with socket.create_server(("127.0.0.1", 0)) as port:
         listener = NetworkListener(
-            port.fileno(), server, lambda: AuthorizedClients(keys), max_unread_bytes=1 << 20
+            port.fileno(), server, AuthorizedClients(keys).find_grant, max_unread_bytes=1 << 20
         )
         yield listener
         listener.stop()
