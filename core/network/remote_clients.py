@@ -136,7 +136,7 @@ class RemoteOrigin(Origin):
 
     def adapt_result(self, method: UtilityMethod, result: UtilityResult, /) -> UtilityResult:
         """Without others' requests; a digest was made without them."""
-        if UTILITIES[method].network is not Reach.OWN:
+        if UTILITIES[method].find(Standing.NETWORK) is not Reach.OWN:
             return result
         owns = make_owner_test(self.scope)
         values: dict[str, Any] = {}

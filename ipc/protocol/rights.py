@@ -7,30 +7,21 @@ call, route or field works for no one until it has its row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import NamedTuple
 
 import msgspec
 
 from .messages import (
     AbortRequests,
-    EngineCoreOutputs,
     EngineCoreRequest,
     EngineCoreRequests,
-    EngineDead,
     EngineRoster,
     FrontendCounts,
     Goodbye,
     Hello,
-    LeaseCheck,
-    ProtocolNotice,
-    Refusal,
-    StartupProgress,
     UtilityCall,
     UtilityMethod,
-    UtilityResult,
-    Welcome,
-    WorkerStatus,
 )
 
 
@@ -62,83 +53,49 @@ class Belief(Enum):
     CORE = "by the core"  # the core puts in, or bounds it by, what it knows itself
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRight:
-    """Of a message to the engine, or a utility call."""
-
-    local: Reach
-    network: Reach
-    owner: Reach = Reach.NONE
-
-    def find(self, standing: Standing) -> Reach:
-        """What this kind of client reaches by it."""
-        match standing:
-            case Standing.OWNER:
-                return max(self.owner, self.local)  # it is of this machine and user
-            case Standing.LOCAL:
-                return self.local
-            case Standing.NETWORK:
-                return self.network
-            case _:
-                return Reach.NONE
-
-
-@dataclass(frozen=True, slots=True)
-class ServerRight:
-    """Of a route of HTTP, or a method of gRPC. Callers without a key are known by their address."""
-
-    key: Reach
-    keyless: Reach
-    stranger: Reach = Reach.NONE
+class Right(dict[Standing, Reach]):
+    """What callers reach by a message, a call, a route or a method. Who is not named reaches nothing."""
 
     def find(self, standing: Standing) -> Reach:
         """What this kind of caller reaches by it."""
-        match standing:
-            case Standing.KEY:
-                return self.key
-            case Standing.KEYLESS:
-                return self.keyless
-            case Standing.STRANGER:
-                return self.stranger
-            case _:
-                return Reach.NONE
+        return self.get(standing, Reach.NONE)
 
 
-@dataclass(frozen=True, slots=True)
-class OptionRight:
+class OptionRight(NamedTuple):
     """Of a field of RequestOptions. is_callers: a body of HTTP or gRPC may say it, else the server does."""
 
     network: Belief
     is_callers: bool = False
 
 
-_NOBODY = EngineRight(Reach.NONE, Reach.NONE)
-_OWN_REQUESTS = EngineRight(Reach.ALL, Reach.OWN)
-_FACTS = EngineRight(Reach.COUNTS, Reach.COUNTS)
-_LOCAL_ONLY = EngineRight(Reach.ALL, Reach.NONE)
+def _make_engine_right(local: Reach, network: Reach) -> Right:
+    """Of a message to the engine, or a utility call. Its owner is of this machine and user."""
+    return Right({Standing.OWNER: local, Standing.LOCAL: local, Standing.NETWORK: network})
 
-MESSAGES: dict[type[msgspec.Struct], EngineRight] = {
+
+def _make_server_right(caller: Reach, stranger: Reach = Reach.NONE) -> Right:
+    """Of a route of HTTP, or a method of gRPC. Callers without a key are known by their address."""
+    return Right({Standing.KEY: caller, Standing.KEYLESS: caller, Standing.STRANGER: stranger})
+
+
+_OWN = _make_engine_right(Reach.OWN, Reach.OWN)
+_OWN_REQUESTS = _make_engine_right(Reach.ALL, Reach.OWN)
+_FACTS = _make_engine_right(Reach.COUNTS, Reach.COUNTS)
+_LOCAL_ONLY = _make_engine_right(Reach.ALL, Reach.NONE)
+
+# What the engine takes; its own words it takes from nobody.
+MESSAGES: dict[type[msgspec.Struct], Right] = {
     Hello: _FACTS,
-    Goodbye: EngineRight(Reach.OWN, Reach.OWN),
-    EngineCoreRequest: EngineRight(Reach.OWN, Reach.OWN),
-    EngineCoreRequests: EngineRight(Reach.OWN, Reach.OWN),
+    Goodbye: _OWN,
+    EngineCoreRequest: _OWN,
+    EngineCoreRequests: _OWN,
     AbortRequests: _OWN_REQUESTS,  # by names; ids are the sender's own for everybody
     FrontendCounts: _FACTS,  # of a client of the network as much as it was served
     UtilityCall: _OWN_REQUESTS,  # and as the method says
-    EngineRoster: EngineRight(Reach.NONE, Reach.NONE, owner=Reach.ALL),
-    # The engine's own words, which it takes from nobody.
-    Welcome: _NOBODY,
-    Refusal: _NOBODY,
-    StartupProgress: _NOBODY,
-    EngineCoreOutputs: _NOBODY,
-    UtilityResult: _NOBODY,
-    EngineDead: _NOBODY,
-    ProtocolNotice: _NOBODY,
-    LeaseCheck: _NOBODY,
-    WorkerStatus: _NOBODY,
+    EngineRoster: Right({Standing.OWNER: Reach.ALL}),
 }
 
-UTILITIES: dict[UtilityMethod, EngineRight] = {
+UTILITIES: dict[UtilityMethod, Right] = {
     UtilityMethod.PING: _FACTS,
     UtilityMethod.STATS: _OWN_REQUESTS,  # counts, and the id of a request that stalls
     UtilityMethod.METRICS: _OWN_REQUESTS,  # likewise
@@ -189,64 +146,45 @@ REQUEST_OPTIONS: dict[str, OptionRight] = {
 }
 CALLER_OPTIONS = [name for name, right in REQUEST_OPTIONS.items() if right.is_callers]
 
-_ASK = ServerRight(Reach.OWN, Reach.OWN)
-_OPEN = ServerRight(Reach.OWN, Reach.OWN, Reach.COUNTS)
-_TOLD = ServerRight(Reach.COUNTS, Reach.COUNTS)
+_ASK = _make_server_right(Reach.OWN)
+_OPEN = _make_server_right(Reach.OWN, Reach.COUNTS)
+_TOLD = _make_server_right(Reach.COUNTS)
 
-ROUTES: dict[str, ServerRight] = {
+ROUTES: dict[str, Right] = dict.fromkeys(
     # Whether the server is up; /health names a request that gets no token to its own caller.
-    "/live": _OPEN,
-    "/ready": _OPEN,
-    "/health": _OPEN,
-    "/ping": _TOLD,
+    ("/live", "/ready", "/health"),
+    _OPEN,
+)
+ROUTES |= dict.fromkeys(
     # What it is.
-    "/": _TOLD,
-    "/docs": _TOLD,
-    "/openapi.json": _TOLD,
-    "/version": _TOLD,
-    "/v1/models": _TOLD,
-    "/v1/models/{model:path}": _TOLD,
-    "/info": _TOLD,
-    "/server_info": _TOLD,
-    "/tokenizer_info": _TOLD,
-    "/load": _TOLD,
-    "/metrics": _TOLD,
-    # Live views.
-    "/stats": _ASK,
-    "/stats/stream": _ASK,
-    # Requests.
-    "/v1/completions": _ASK,
-    "/v1/chat/completions": _ASK,
-    "/v1/responses": _ASK,
-    "/v1/messages": _ASK,
-    "/v1/messages/count_tokens": _ASK,
-    "/v1/embeddings": _ASK,
-    "/v2/embed": _ASK,
-    "/embed": _ASK,
-    "/similarity": _ASK,
-    "/rerank": _ASK,
-    "/v1/rerank": _ASK,
-    "/v2/rerank": _ASK,
-    "/score": _ASK,
-    "/v1/score": _ASK,
-    "/classify": _ASK,
-    "/pooling": _ASK,
-    "/tokenize": _ASK,
-    "/detokenize": _ASK,
-    "/invocations": _ASK,
-    # Requests that were asked for before.
-    "/abort_requests": _ASK,
-    "/v1/responses/{response_id}": _ASK,
-    "/v1/responses/{response_id}/cancel": _ASK,
-    "/v1/responses/{response_id}/input_items": _ASK,
-}
+    (
+        *("/ping", "/", "/docs", "/openapi.json", "/version", "/v1/models", "/v1/models/{model:path}"),
+        *("/info", "/server_info", "/tokenizer_info", "/load", "/metrics"),
+    ),
+    _TOLD,
+)
+ROUTES |= dict.fromkeys(
+    (
+        # Live views.
+        *("/stats", "/stats/stream"),
+        # Requests.
+        *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/invocations"),
+        *("/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize"),
+        *("/v1/embeddings", "/v2/embed", "/embed", "/similarity", "/classify", "/pooling"),
+        *("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"),
+        # Requests that were asked for before.
+        *("/abort_requests", "/v1/responses/{response_id}"),
+        *("/v1/responses/{response_id}/cancel", "/v1/responses/{response_id}/input_items"),
+    ),
+    _ASK,
+)
 
-METHODS: dict[str, ServerRight] = {
+METHODS: dict[str, Right] = {
     "/quire.grpc.engine.QuireEngine/Generate": _ASK,
     "/quire.grpc.engine.QuireEngine/GenerateStream": _ASK,
     "/quire.grpc.engine.QuireEngine/Abort": _ASK,
     "/quire.grpc.engine.QuireEngine/ListModels": _TOLD,
-    "/grpc.health.v1.Health/Check": ServerRight(Reach.COUNTS, Reach.COUNTS, Reach.COUNTS),
+    "/grpc.health.v1.Health/Check": _make_server_right(Reach.COUNTS, Reach.COUNTS),
     "/grpc.health.v1.Health/Watch": _TOLD,
 }
 

@@ -147,7 +147,7 @@ def test_an_option_without_a_row_is_taken_from_no_network_client(monkeypatch: py
 
 
 def test_every_message_call_and_field_has_its_row() -> None:
-    assert set(MESSAGES) == set(MESSAGE_TYPES.values())
+    assert set(MESSAGES) == {one for kind, one in MESSAGE_TYPES.items() if kind < b"\x11"} | {EngineRoster}
     assert set(UTILITIES) == set(UtilityMethod)
     assert list(HELLO_FIELDS) == list(Hello.__struct_fields__)
     assert list(REQUEST_FIELDS) == list(EngineCoreRequest.__struct_fields__)
@@ -159,10 +159,10 @@ def test_every_message_call_and_field_has_its_row() -> None:
 
 
 @pytest.mark.parametrize("standing", CLIENTS)
-@pytest.mark.parametrize("kind", MESSAGES)
+@pytest.mark.parametrize("kind", MESSAGE_TYPES.values())
 def test_a_message_is_taken_from_whom_its_row_names(kind: type[msgspec.Struct], standing: Standing) -> None:
     core = Core()
-    if MESSAGES[kind].find(standing) is Reach.NONE:
+    if kind not in MESSAGES or MESSAGES[kind].find(standing) is Reach.NONE:
         with pytest.raises(ProtocolError, match=f"{kind.__name__} is (taken from|not for)"):
             core.registry.take(CLIENTS[standing], make_message(kind))
     else:

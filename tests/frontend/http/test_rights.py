@@ -17,7 +17,7 @@ from quire.frontend.http.observe.live import Shown
 from quire.frontend.http.options import ServerOptions
 from quire.frontend.http.serving import Serving
 from quire.ipc.protocol.engine_views import StalledRequest
-from quire.ipc.protocol.rights import METHODS, ROUTES, Reach
+from quire.ipc.protocol.rights import METHODS, ROUTES, Reach, Standing
 from top_fakes import make_request, make_snapshot
 
 KEYED = ServerOptions(
@@ -87,7 +87,7 @@ def test_a_route_shows_nobody_what_is_not_its_own(method: str, path: str) -> Non
     async def keyed(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         show_requests(llm)
         status, text = await ask(client, method, path)
-        assert (status == 401) == (ROUTES[path].stranger is Reach.NONE) or status == 0
+        assert (status == 401) == (ROUTES[path].find(Standing.STRANGER) is Reach.NONE) or status == 0
         assert "secret" not in text
         _, text = await ask(client, method, path, **ONE)
         assert text.count("secret of") == (path == "/stats")
