@@ -17,7 +17,8 @@ from blocking_client import BlockingClient, attach_client
 from daemon_client import make_requests
 from daemons import wait_until
 from fakes import expected_output, make_config
-from quire.ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest
+from quire.ipc.protocol.engine_views import EngineSnapshot, SchedulerStats
+from quire.ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest, UtilityMethod
 from quire.ipc.spec.config import EngineConfig
 
 TIMEOUT_S = 20.0
@@ -63,6 +64,47 @@ def assert_undisturbed(requests: list[EngineCoreRequest], outputs: Outputs) -> N
         tokens, reason = expected_output(request, PACED.model.max_model_len)
         assert merged == tokens
         assert [output.finish_reason for output in own if output.finish_reason is not None] == [reason]
+
+
+def collect_some(client: BlockingClient, num_outputs: int = 1, outputs: Outputs | None = None) -> Outputs:
+    """So many more outputs, so that what comes then comes in the middle."""
+    outputs = {} if outputs is None else outputs
+    num_outputs += sum(map(len, outputs.values()))
+    while sum(map(len, outputs.values())) < num_outputs:
+        batch = client.get_outputs(timeout_s=TIMEOUT_S)
+        assert batch, "no output came"
+        for output in batch:
+            outputs.setdefault(output.request_id, []).append(output)
+    return outputs
+
+
+def finish(client: BlockingClient, requests: list[EngineCoreRequest], outputs: Outputs | None = None) -> None:
+    """Wait for requests that were added, and see that nothing has disturbed them."""
+    assert_undisturbed(requests, collect(client, {request.request_id for request in requests}, outputs))
+
+
+def ask(client: BlockingClient, prefix: str, count: int = 4, max_tokens: int = 20) -> None:
+    """Add requests, and `finish` them."""
+    requests = make_requests(prefix, count, max_tokens)
+    client.add_requests(requests)
+    finish(client, requests)
+
+
+def look(client: BlockingClient, engine: int | None = None) -> EngineSnapshot:
+    snapshot = client.call_utility(UtilityMethod.SNAPSHOT, engine=engine).snapshot
+    assert snapshot is not None
+    return snapshot
+
+
+def read_stats(client: BlockingClient, engine: int | None = None) -> SchedulerStats:
+    stats = client.call_utility(UtilityMethod.STATS, engine=engine).stats
+    assert stats is not None
+    return stats
+
+
+def is_idle(client: BlockingClient, engine: int | None = None) -> bool:
+    stats = read_stats(client, engine)
+    return (stats.num_running, stats.num_waiting, stats.kv_blocks_used, stats.held_bytes) == (0, 0, 0, 0)
 
 
 class Load(threading.Thread):

@@ -13,10 +13,9 @@ import msgspec
 import psutil
 import pytest
 from blocking_client import BlockingClient, attach_client
-from daemon_loads import TIMEOUT_S, Script, make_named_config, under_load, wait_for_tokens
+from daemon_loads import PACED, TIMEOUT_S, Script, is_idle, look, under_load, wait_for_tokens
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
 from quire.frontend.daemon import drain_engine, find_log, resume_engine
-from quire.ipc.protocol.engine_views import EngineSnapshot
 from quire.ipc.protocol.messages import UtilityMethod
 
 MAX_DRAIN_S = 5.0  # a client that is stopped is let go within 2
@@ -26,7 +25,7 @@ COUNT, MAX_TOKENS = 8, 400
 @pytest.fixture(scope="module")
 def client() -> Iterator[BlockingClient]:
     """Of two engines in a daemon called pair; it only looks."""
-    config = msgspec.structs.replace(make_named_config("paced"), log_level="INFO").for_engine(0, 2)
+    config = msgspec.structs.replace(PACED, log_level="INFO").for_engine(0, 2)
     with (
         runtime_folders(),
         fake_modules(),
@@ -57,19 +56,8 @@ def nothing_left(client: BlockingClient) -> Iterator[None]:
     assert wait_until(lambda: [core.num_fds() for core in cores] == num_fds, 3.0)
 
 
-def look(client: BlockingClient, index: int) -> EngineSnapshot:
-    snapshot = client.call_utility(UtilityMethod.SNAPSHOT, engine=index).snapshot
-    assert snapshot is not None
-    return snapshot
-
-
 def find_clients(client: BlockingClient, index: int) -> set[int]:
     return {one.pid for one in look(client, index).clients}
-
-
-def is_idle(client: BlockingClient, index: int) -> bool:
-    stats = look(client, index).stats
-    return (stats.num_running, stats.num_waiting, stats.kv_blocks_used, stats.held_bytes) == (0, 0, 0, 0)
 
 
 def count_requests(client: BlockingClient, index: int, prefix: str) -> int:
@@ -103,9 +91,7 @@ def test_a_frontend_that_is_killed_with_half_of_its_move_said_leaves_nothing(
     client: BlockingClient, num_sends: int
 ) -> None:
     """Of its move two messages tell: the other engine gets the requests, and this one drops them."""
-    with (
-        Script("pair", "victim", COUNT, MAX_TOKENS, str(num_sends)) as victim,
-    ):
+    with Script("pair", "victim", COUNT, MAX_TOKENS, str(num_sends)) as victim:
         victim.wait_until_busy()
         with under_load("pair", COUNT, MAX_TOKENS) as loads:
             wait_for_tokens(loads, 50)
@@ -138,9 +124,7 @@ def test_a_frontend_may_be_killed_at_any_moment_of_a_drain(client: BlockingClien
 def test_a_stopped_frontend_that_is_killed_does_not_keep_an_engine_from_being_drained(
     client: BlockingClient,
 ) -> None:
-    with (
-        Script("pair", "victim", COUNT, MAX_TOKENS) as victim,
-    ):
+    with Script("pair", "victim", COUNT, MAX_TOKENS) as victim:
         victim.wait_until_busy()
         with under_load("pair", COUNT, MAX_TOKENS) as loads:
             wait_for_tokens(loads, 50)

@@ -15,20 +15,18 @@ import psutil
 import pytest
 import zmq
 from blocking_client import BlockingClient, attach_client
-from daemon_client import make_requests
-from daemon_loads import Script
+from daemon_loads import PACED, Outputs, Script, ask, assert_undisturbed, finish, is_idle, look, read_stats
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
-from fakes import expected_output, make_config, make_request
+from fakes import make_request
 from quire.core.clients.clients import MAX_REPLIES
 from quire.frontend.daemon import find_log
 from quire.ipc.daemon.run_dir import find_named
 from quire.ipc.params.sampling_params import SamplingParams
 from quire.ipc.protocol.codec import MAX_BODY_BYTES, make_client_codec
-from quire.ipc.protocol.engine_views import SchedulerStats
 from quire.ipc.protocol.messages import (
     PROTOCOL_VERSION,
+    EngineCoreOutput,
     EngineCoreOutputs,
-    EngineCoreRequest,
     FinishReason,
     Hello,
     LeaseCheck,
@@ -41,17 +39,12 @@ from quire.ipc.protocol.messages import (
 from quire.ipc.protocol.sockets import connect_dealer
 from quire.ipc.protocol.token_lists import TokenLists
 
-MAX_MODEL_LEN = 512
 CODEC = make_client_codec()
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    config = make_config(max_model_len=MAX_MODEL_LEN, block_size=64)
-    config = msgspec.structs.replace(
-        config, model=msgspec.structs.replace(config.model, served_model_name="paced")
-    )
-    with runtime_folders(), fake_modules(), Daemon("leases", config) as daemon:
+    with runtime_folders(), fake_modules(), Daemon("leases", PACED) as daemon:
         yield daemon
 
 
@@ -108,37 +101,8 @@ class Stranger:
         self._context.destroy(linger=0)
 
 
-def read_stats(client: BlockingClient) -> SchedulerStats:
-    stats = client.call_utility(UtilityMethod.STATS).stats
-    assert stats is not None
-    return stats
-
-
 def read_client_pids(client: BlockingClient) -> set[int]:
-    snapshot = client.call_utility(UtilityMethod.SNAPSHOT).snapshot
-    assert snapshot is not None
-    return {view.pid for view in snapshot.clients}
-
-
-def is_idle(client: BlockingClient) -> bool:
-    stats = read_stats(client)
-    return (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
-
-
-def run_requests(client: BlockingClient, requests: list[EngineCoreRequest]) -> None:
-    """Add them, wait for them, and see that nothing has disturbed them."""
-    for request in requests:
-        client.add_request(request)
-    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
-    num_live = len(requests)
-    while num_live:
-        batch = client.get_outputs(timeout_s=10.0)
-        assert batch, "no output within 10 s"
-        for output in batch:
-            assert output.start == len(tokens[output.request_id])
-            tokens[output.request_id] += output.new_token_ids
-            num_live -= output.finish_reason is not None
-    assert tokens == {r.request_id: expected_output(r, MAX_MODEL_LEN)[0] for r in requests}
+    return {view.pid for view in look(client).clients}
 
 
 # Dead and stopped clients.
@@ -153,7 +117,7 @@ def test_a_killed_clients_requests_are_gone(daemon: Daemon, client: BlockingClie
         assert wait_until(lambda: victim.process.pid not in read_client_pids(client), 10.0)
         other.assert_undisturbed()
     assert is_idle(client)
-    run_requests(client, make_requests("again", 4, 20))
+    ask(client, "again", 4, 20)
 
 
 def test_a_stopped_client_is_let_go_and_ends_with_the_right_tokens_when_it_goes_on(
@@ -176,23 +140,14 @@ def test_a_client_that_does_not_read_is_owed_little_and_loses_nothing(
     core = psutil.Process(daemon.core_pid)
     requests = [make_request(f"slow-{i}", [5, i // 900, i % 900], max_tokens=40) for i in range(1000)]
     with contextlib.closing(attach_client(daemon.name, "slow")) as slow:
-        run_requests(slow, make_requests("warm", 64, 40))
+        ask(slow, "warm", 64, 40)
         before = core.memory_info().rss
-        for request in requests:
-            slow.add_request(request)
-        run_requests(client, make_requests("fast", 8, 100))
+        slow.add_requests(requests)
+        ask(client, "fast", 8, 100)
         assert wait_until(lambda: is_idle(client), 20.0)  # all are done, and none of it has been read
-        views = client.call_utility(UtilityMethod.SNAPSHOT).snapshot.clients
-        assert next(view.num_unsent for view in views if view.kind == "slow") <= 1000
+        assert next(view.num_unsent for view in look(client).clients if view.kind == "slow") <= 1000
         assert core.memory_info().rss - before < 32e6
-        tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
-        num_live = 1000
-        while num_live:
-            for output in slow.get_outputs(timeout_s=5.0):
-                assert output.start == len(tokens[output.request_id])
-                tokens[output.request_id] += output.new_token_ids
-                num_live -= output.finish_reason is not None
-    assert tokens == {r.request_id: expected_output(r, MAX_MODEL_LEN)[0] for r in requests}
+        finish(slow, requests)
 
 
 def test_what_a_client_asks_and_never_reads_is_bounded(daemon: Daemon, client: BlockingClient) -> None:
@@ -202,13 +157,11 @@ def test_what_a_client_asks_and_never_reads_is_bounded(daemon: Daemon, client: B
         with contextlib.suppress(TimeoutError):  # nothing more goes through
             for _ in range(10000):
                 send_raw(raw, b"\xee" + b"x" * 200)
-        run_requests(client, make_requests("fast", 4, 50))
+        ask(client, "fast", 4, 50)
         seen: list[int] = []
 
         def has_all_it_may() -> bool:
-            snapshot = client.call_utility(UtilityMethod.SNAPSHOT).snapshot
-            assert snapshot is not None
-            seen.extend(view.num_unsent for view in snapshot.clients if view.kind == "mute")
+            seen.extend(view.num_unsent for view in look(client).clients if view.kind == "mute")
             return seen[-1] == MAX_REPLIES
 
         assert wait_until(has_all_it_may, 10.0), seen
@@ -225,7 +178,7 @@ def test_a_flood_whose_sender_leaves_does_not_end_the_core(daemon: Daemon, clien
         for _ in range(4000):
             rude.send(b"\xee" + b"x" * 64)
             rude.send_multipart(question)
-        run_requests(client, make_requests("fast", 4, 50))
+        ask(client, "fast", 4, 50)
     began = time.monotonic()
     assert wait_until(lambda: time.monotonic() - began > 0.6, 2.0)
 
@@ -251,16 +204,12 @@ def test_a_second_hello_drops_what_was_asked_for_before_it(daemon: Daemon) -> No
         assert (message.number, message.epoch) == (2, first.epoch)
         request = make_request("before", [1], output=[7, 8], max_tokens=5)  # the same id is free again
         stranger.send(*CODEC.encode(request))
-        tokens: list[int] = []
-        while True:
+        outputs: Outputs = {"before": [EngineCoreOutput("before", 0, [7, 8])]}
+        while outputs["before"][-1].finish_reason is None:
             message = stranger.receive()
             assert isinstance(message, EngineCoreOutputs)
-            for output in message.outputs:
-                assert output.start == 2 + len(tokens)
-                tokens += output.new_token_ids
-            if message.outputs[-1].finish_reason == FinishReason.LENGTH:
-                break
-        assert [7, 8, *tokens] == expected_output(request, MAX_MODEL_LEN)[0]
+            outputs["before"] += message.outputs
+        assert_undisturbed([request], outputs)
 
 
 def test_a_second_hello_of_a_wrong_version_is_refused(daemon: Daemon) -> None:
@@ -298,7 +247,7 @@ def test_junk_frames_cost_their_sender_a_notice(daemon: Daemon, client: Blocking
             assert isinstance(stranger.ask(*frames), ProtocolNotice), frames
         stranger.hello()
         assert isinstance(stranger.ask(b"\x14\x91\x90"), ProtocolNotice)
-    run_requests(client, make_requests("fine", 4, 20))
+    ask(client, "fine", 4, 20)
 
 
 def test_requests_that_no_frontend_would_send_end_with_an_error(
@@ -313,7 +262,7 @@ def test_requests_that_no_frontend_would_send_end_with_an_error(
             replace(honest, prompt_token_ids=b""),
             replace(honest, prompt_token_ids=b"\xff" * 8),
             replace(honest, output_token_ids=b"\xff\xff\xff\x7f"),
-            replace(honest, output_token_ids=b"\x00" * 4 * MAX_MODEL_LEN),
+            replace(honest, output_token_ids=b"\x00" * 4 * PACED.model.max_model_len),
             replace(honest, eos_token_ids=[-1]),
             replace(honest, token_lists=TokenLists(bad_word_lengths=bytes(4))),
             replace(honest, token_lists=TokenLists(bad_words=bytes(8), bad_word_lengths=b"\1\0\0\0")),
@@ -327,7 +276,7 @@ def test_requests_that_no_frontend_would_send_end_with_an_error(
             message = stranger.ask(*CODEC.encode(request))
             assert isinstance(message, EngineCoreOutputs), message
             assert message.outputs[-1].finish_reason == FinishReason.ERROR
-    run_requests(client, make_requests("fine", 4, 20))
+    ask(client, "fine", 4, 20)
 
 
 def test_a_live_id_of_another_client_is_refused_and_its_owner_undisturbed(daemon: Daemon) -> None:
@@ -393,7 +342,7 @@ def test_a_frame_over_the_limit_ends_its_connection_before_it_is_read(
         raw.sendall(b"\x02" + struct.pack(">Q", size) + b"x" * 1000)
         assert is_closed_by_peer(raw)
     assert psutil.Process(daemon.core_pid).memory_info().rss - before < 16e6
-    run_requests(client, make_requests("fine", 2, 20))
+    ask(client, "fine", 2, 20)
 
 
 def test_half_a_handshake_and_half_a_message_disturb_nobody(daemon: Daemon, client: BlockingClient) -> None:
@@ -404,13 +353,13 @@ def test_half_a_handshake_and_half_a_message_disturb_nobody(daemon: Daemon, clie
         else:
             shake_hands(raw)
             raw.sendall(b"\x00\x40" + b"\x01" + b"ab")
-    run_requests(client, make_requests("fine", 4, 30))
+    ask(client, "fine", 4, 30)
     for raw in raws:
         raw.close()
     with connect_raw(daemon) as raw:
         raw.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(range(256)) * 40)
         assert is_closed_by_peer(raw)
-    run_requests(client, make_requests("also", 4, 30))
+    ask(client, "also", 4, 30)
 
 
 def test_a_client_whose_frame_is_not_read_goes_on(daemon: Daemon) -> None:
@@ -418,8 +367,4 @@ def test_a_client_whose_frame_is_not_read_goes_on(daemon: Daemon) -> None:
         client.in_loop(client.client._links.first.socket.send, (b"\x02junk",))
         request = make_request("after", [1, 2, 3], max_tokens=5)
         client.add_request(request)
-        tokens: dict[int, int] = {}
-        while len(tokens) < len(expected_output(request, MAX_MODEL_LEN)[0]):
-            for output in client.get_outputs(timeout_s=5.0):
-                tokens |= dict(enumerate(output.new_token_ids, output.start))
-        assert list(tokens.values()) == expected_output(request, MAX_MODEL_LEN)[0]
+        finish(client, [request])

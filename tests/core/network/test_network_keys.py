@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 from blocking_client import BlockingClient, attach_client
-from daemon_loads import PACED, TIMEOUT_S, Outputs, assert_undisturbed, collect, make_requests
+from daemon_loads import PACED, TIMEOUT_S, ask, collect_some, finish, make_requests
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
 from quire.frontend.client.remote_daemon import RemoteDaemon
 from quire.frontend.daemon import restart_engine
@@ -48,12 +48,6 @@ def attach(daemon: Daemon, keys: Path) -> contextlib.closing[BlockingClient]:
     return contextlib.closing(attach_client(RemoteDaemon(daemon.listen, str(keys)), "test", TIMEOUT_S))
 
 
-def ask(client: BlockingClient, prefix: str, count: int = 2, max_tokens: int = 20) -> None:
-    requests = make_requests(prefix, count, max_tokens)
-    client.add_requests(requests)
-    assert_undisturbed(requests, collect(client, {one.request_id for one in requests}))
-
-
 def replace(keys: Path) -> None:
     public, secret = zmq.curve_keypair()
     (keys / SERVER_SECRET).write_bytes(secret)
@@ -76,15 +70,12 @@ def test_other_files_cost_nobody_a_token_though_the_core_is_killed_then(
     with attach(daemon, copy) as client:
         requests = make_requests("runs", 4, 300)
         client.add_requests(requests)
-        outputs: Outputs = {}
-        while not outputs:
-            for output in client.get_outputs(timeout_s=TIMEOUT_S):
-                outputs.setdefault(output.request_id, []).append(output)
+        outputs = collect_some(client)
         change(keys)
         with attach(daemon, copy) as late:
             ask(late, "late")
         os.kill(daemon.core_pid, signal.SIGKILL)
-        assert_undisturbed(requests, collect(client, {one.request_id for one in requests}, outputs))
+        finish(client, requests, outputs)
         with attach(daemon, copy) as later:
             ask(later, "after")
 

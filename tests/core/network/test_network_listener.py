@@ -14,8 +14,8 @@ import msgspec
 import pytest
 import zmq
 from blocking_client import BlockingClient, attach_client
+from daemon_loads import PACED, Outputs, ask, collect, collect_some, finish, make_requests, read_stats
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
-from fakes import expected_output, make_config, make_request
 from quire.core.network import network_listener
 from quire.core.network.network_listener import NetworkListener, open_copy
 from quire.core.network.remote_clients import open_network
@@ -37,7 +37,6 @@ from quire.ipc.processes.child_args import NetworkArgs
 from quire.ipc.protocol.codec import make_client_codec
 from quire.ipc.protocol.messages import (
     PROTOCOL_VERSION,
-    EngineCoreRequest,
     Hello,
     Refusal,
     UtilityCall,
@@ -48,11 +47,8 @@ from quire.ipc.protocol.messages import (
 from quire.ipc.protocol.sockets import connect_dealer
 from tcp_proxy import TcpProxy
 
-MAX_MODEL_LEN = 512
 CODEC = make_client_codec()
 GREETING = b"\xff" + 8 * b"\0" + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + 32 * b"\0"
-_FAST = make_config(max_model_len=MAX_MODEL_LEN, block_size=64)
-CONFIG = msgspec.structs.replace(_FAST, model=msgspec.structs.replace(_FAST.model, served_model_name="paced"))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +67,7 @@ def fakes() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def daemon(keys: Path) -> Iterator[Daemon]:
-    with Daemon("net", CONFIG, listen="tcp://127.0.0.1:0", keys=str(keys)) as daemon:
+    with Daemon("net", PACED, listen="tcp://127.0.0.1:0", keys=str(keys)) as daemon:
         yield daemon
 
 
@@ -98,38 +94,6 @@ def attach(address: str, keys: Path) -> Generator[BlockingClient]:
     client = attach_client(RemoteDaemon(address, str(keys)), "test", timeout_s=20.0)
     with contextlib.closing(client):
         yield client
-
-
-def make_requests(prefix: str, count: int = 4, max_tokens: int = 200) -> list[EngineCoreRequest]:
-    return [
-        make_request(f"{prefix}-{i}", [ord(prefix[0]), i, 3], max_tokens=max_tokens) for i in range(count)
-    ]
-
-
-class Load:
-    """Requests of a client, and the tokens that have come of them, each once."""
-
-    def __init__(self, client: BlockingClient, requests: list[EngineCoreRequest]) -> None:
-        self._client = client
-        self._requests = requests
-        self._tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
-        self._num_live = len(requests)
-        client.add_requests(requests)
-
-    def receive(self) -> None:
-        batch = self._client.get_outputs(timeout_s=10.0)
-        assert batch, "no output within 10 s"
-        for output in batch:
-            known = self._tokens[output.request_id]
-            assert output.start <= len(known)
-            known += output.new_token_ids[len(known) - output.start :]
-            self._num_live -= output.finish_reason is not None
-
-    def finish(self) -> None:
-        while self._num_live:
-            self.receive()
-        expected = {one.request_id: expected_output(one, MAX_MODEL_LEN)[0] for one in self._requests}
-        assert self._tokens == expected
 
 
 def is_closed(raw: socket.socket) -> bool:
@@ -165,9 +129,8 @@ class Stranger:
 
 def test_clients_of_both_kinds_get_the_same_tokens(daemon: Daemon, neighbour: BlockingClient) -> None:
     with contextlib.closing(attach_client(daemon.name, "test")) as local:
-        loads = [Load(neighbour, make_requests("far")), Load(local, make_requests("near"))]
-        for load in loads:
-            load.finish()
+        for client, prefix in ((neighbour, "far"), (local, "near")):
+            ask(client, prefix, max_tokens=200)
     assert neighbour.facts.model == "remote"  # no path of that machine
 
 
@@ -197,7 +160,7 @@ def test_a_port_of_something_else_is_told_so(keys: Path) -> None:
 
 def test_a_port_that_is_taken_is_told_at_once(daemon: Daemon, keys: Path) -> None:
     with pytest.raises(ConfigError, match=r"listen='tcp://127.0.0.1:\d+': an address .* free port"):
-        Daemon("second", CONFIG, listen=daemon.listen, keys=str(keys))
+        Daemon("second", PACED, listen=daemon.listen, keys=str(keys))
 
 
 def test_a_client_that_is_added_comes_in_and_one_that_is_removed_is_cut(
@@ -207,10 +170,10 @@ def test_a_client_that_is_added_comes_in_and_one_that_is_removed_is_cut(
     before = clients.read_bytes()
     add_client(keys, tmp_path / "guest")
     with attach(daemon.listen, tmp_path / "guest") as guest:
-        Load(guest, make_requests("guest", 1, 5)).finish()
+        ask(guest, "guest")
         clients.write_bytes(before)
         with pytest.raises(EngineDeadError, match="does not know this client"):
-            Load(guest, make_requests("again", 1, 5)).finish()
+            ask(guest, "again")
 
 
 def test_a_remote_client_is_no_supervisor_and_resets_nothing(daemon: Daemon, keys: Path) -> None:
@@ -229,12 +192,14 @@ def test_a_remote_client_is_no_supervisor_and_resets_nothing(daemon: Daemon, key
 
 def test_a_connection_that_is_cut_loses_no_token(proxy: TcpProxy, keys: Path) -> None:
     with attach(f"tcp://127.0.0.1:{proxy.port}", keys) as client:
-        load = Load(client, make_requests("cut", max_tokens=300))
+        requests = make_requests("cut", 4, 300)
+        client.add_requests(requests)
+        outputs: Outputs = {}
         for num_before in (1, 2, 3):
             proxy.cut()
             while proxy.num_accepted == num_before:
-                load.receive()
-        load.finish()
+                collect_some(client, outputs=outputs)
+        finish(client, requests, outputs)
 
 
 def test_a_connection_that_falls_silent_is_noticed_on_both_sides(
@@ -248,38 +213,35 @@ def test_a_connection_that_falls_silent_is_noticed_on_both_sides(
         contextlib.closing(attach_client(daemon.name, "test")) as local,
     ):
         slow.sendall(GREETING[:11])
-        load = Load(client, make_requests("silent", max_tokens=500))
-        load.receive()
+        requests = make_requests("silent", 4, 480)
+        client.add_requests(requests)
+        outputs = collect_some(client)
         proxy.strand()
-        load.finish()
-
-        def has_forgotten() -> bool:
-            stats = local.call_utility(UtilityMethod.STATS).stats
-            return stats is not None and stats.num_clients == 3  # with the supervisor
-
-        assert wait_until(has_forgotten, 10.0)
+        finish(client, requests, outputs)
+        assert wait_until(lambda: read_stats(local).num_clients == 3, 10.0), "with the supervisor"
         assert is_closed(slow)
 
 
 def test_clients_outlive_a_core_that_is_killed(daemon: Daemon, keys: Path) -> None:
     num_restarts = daemon.num_restarts
     with attach(daemon.listen, keys) as client:
-        load = Load(client, make_requests("core"))
-        load.receive()
+        requests = make_requests("core", 4)
+        client.add_requests(requests)
+        outputs = collect_some(client)
         os.kill(daemon.core_pid, signal.SIGKILL)
-        load.finish()
+        finish(client, requests, outputs)
     assert daemon.num_restarts > num_restarts
 
 
 def test_a_supervisor_that_is_killed_ends_its_clients(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake_watch, "REFUSED_TIMEOUT_S", 0.2)
-    with Daemon("short", CONFIG, listen="tcp://127.0.0.1:0", keys=str(keys)) as daemon:
+    with Daemon("short", PACED, listen="tcp://127.0.0.1:0", keys=str(keys)) as daemon:
         address = daemon.listen
         with attach(address, keys) as client:
-            load = Load(client, make_requests("dies"))
+            client.add_requests(make_requests("dies", 4))
             os.kill(daemon.pid, signal.SIGKILL)
             with pytest.raises(EngineDeadError, match="has no daemon: connection refused"):
-                load.finish()
+                collect(client, {"dies-0"})
         with pytest.raises(EngineStartError, match="has no daemon"):
             attach(address, keys).__enter__()
 
@@ -288,18 +250,18 @@ def test_a_group_has_ports_in_a_row_and_any_of_them_leads_to_all(
     keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handshake_watch, "REFUSED_TIMEOUT_S", 0.2)
-    parallel = msgspec.structs.replace(CONFIG.parallel, data_parallel_size=2)
-    config = msgspec.structs.replace(CONFIG, parallel=parallel)
+    parallel = msgspec.structs.replace(PACED.parallel, data_parallel_size=2)
+    config = msgspec.structs.replace(PACED, parallel=parallel)
     with Daemon("group", config, listen="tcp://127.0.0.1:0", keys=str(keys)) as daemon:
         second = str(parse_tcp_address("attach", daemon.listen).shift(1))
         with attach(second, keys) as client:
             assert wait_until(lambda: client.get_outputs(timeout_s=0.05) or len(client.engines) == 2, 5.0)
             assert sorted(client.engines) == [0, 1]
-            load = Load(client, make_requests("group", 8))
-            load.receive()
+            requests = make_requests("group", 8)
+            client.add_requests(requests)
+            outputs = collect_some(client)
             os.kill(client.engines[1].pids["core"], signal.SIGKILL)
-            load.finish()
-
+            finish(client, requests, outputs)
         with pytest.raises(EngineDeadError, match="has no daemon"):
             asyncio.run(asyncio.wait_for(outlive(daemon, RemoteDaemon(second, str(keys))), 30.0))
 
@@ -375,7 +337,6 @@ def test_a_number_that_is_something_elses_by_now_is_no_connection(keys: Path) ->
 
 def test_junk_harms_nobody(daemon: Daemon, port: int, neighbour: BlockingClient) -> None:
     core_pid = daemon.core_pid
-    load = Load(neighbour, make_requests("junk"))
     with contextlib.ExitStack() as stack:
         hello = b"\x04\xc6\x05HELLO\x01\x00" + 192 * b"\x01"
         huge = b"\x06" + (1 << 40).to_bytes(8, "big")
@@ -383,7 +344,7 @@ def test_junk_harms_nobody(daemon: Daemon, port: int, neighbour: BlockingClient)
             raw = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             raw.sendall(junk)
             assert is_closed(raw)
-        load.finish()
+        ask(neighbour, "junk")
     assert daemon.core_pid == core_pid
 
 
@@ -391,11 +352,12 @@ def test_a_crowd_of_silent_connections_cuts_itself(
     daemon: Daemon, port: int, keys: Path, neighbour: BlockingClient
 ) -> None:
     core_pid = daemon.core_pid
-    load = Load(neighbour, make_requests("crowd"))
+    requests = make_requests("crowd", 4)
+    neighbour.add_requests(requests)
     with contextlib.ExitStack() as stack:
         crowd = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(500)]
         with attach(daemon.listen, keys) as newcomer:  # also while they are there
-            Load(newcomer, make_requests("new", 1, 5)).finish()
+            ask(newcomer, "new")
         assert is_closed(crowd[0])
-        load.finish()
+        finish(neighbour, requests)
     assert daemon.core_pid == core_pid

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 from blocking_client import BlockingClient, make_client
-from daemon_loads import TIMEOUT_S, Outputs, assert_undisturbed, collect
+from daemon_loads import TIMEOUT_S, Outputs, assert_undisturbed, collect, collect_some, finish, read_stats
 from fakes import make_config, make_request
 from quire.core.engine.engine_process import name_engine
 from quire.frontend.client.async_engine_core_client import AsyncMPClient, make_async_client
@@ -53,19 +53,9 @@ def make_requests(prefix: str, count: int, max_tokens: int = 100) -> list[Engine
     return [make_request(f"{prefix}-{i}", [i + 1, 2, 3], max_tokens=max_tokens) for i in range(count)]
 
 
-def collect_some(client: BlockingClient, num_outputs: int) -> Outputs:
-    """The first outputs, so that what comes then comes in the middle."""
-    outputs: Outputs = {}
-    while sum(map(len, outputs.values())) < num_outputs:
-        for output in client.get_outputs(timeout_s=TIMEOUT_S):
-            outputs.setdefault(output.request_id, []).append(output)
-    return outputs
-
-
 def count_generated(client: BlockingClient) -> dict[int, int]:
     """Engine -> tokens that it has generated since it started."""
-    found = {index: client.call_utility(UtilityMethod.STATS, engine=index).stats for index in client.engines}
-    return {index: stats.generation_tokens_total for index, stats in found.items() if stats is not None}
+    return {index: read_stats(client, index).generation_tokens_total for index in client.engines}
 
 
 def kill_core(client: BlockingClient, index: int) -> None:
@@ -75,7 +65,7 @@ def kill_core(client: BlockingClient, index: int) -> None:
 def test_requests_are_shared_and_end_with_their_tokens(client: BlockingClient) -> None:
     requests = make_requests("r", 40, max_tokens=20)
     client.add_requests(requests)
-    assert_undisturbed(requests, collect(client, {request.request_id for request in requests}))
+    finish(client, requests)
     assert count_generated(client) == {0: 400, 1: 400}
     client.add_request(make_request("long", [1, 2], max_tokens=400))
     client.abort_requests(["long"])
@@ -87,14 +77,14 @@ def test_a_killed_engines_requests_go_on_in_the_other_and_it_is_used_again(clien
     client.add_requests(requests)
     outputs = collect_some(client, 200)
     kill_core(client, 1)
-    assert_undisturbed(requests, collect(client, {request.request_id for request in requests}, outputs))
+    finish(client, requests, outputs)
     deadline = time.monotonic() + TIMEOUT_S
     while len(client.engines) < 2:
         assert time.monotonic() < deadline
         client.get_outputs(timeout_s=0.1)
     more = make_requests("more", 20, max_tokens=10)
     client.add_requests(more)
-    assert_undisturbed(more, collect(client, {request.request_id for request in more}))
+    finish(client, more)
     assert count_generated(client)[1] == 100
 
 
@@ -132,7 +122,7 @@ def test_an_engine_that_is_lost_for_good_leaves_the_others_until_the_last() -> N
         client.add_requests(requests)
         outputs = collect_some(client, 100)
         kill_core(client, 0)
-        assert_undisturbed(requests, collect(client, {request.request_id for request in requests}, outputs))
+        finish(client, requests, outputs)
         assert list(client.engines) == [1]
         client.add_request(make_request("last", [1], max_tokens=300))
         kill_core(client, 1)

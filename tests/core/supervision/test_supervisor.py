@@ -17,15 +17,19 @@ import msgspec
 import psutil
 import pytest
 import zmq
-from blocking_client import BlockingClient, attach_client
+from blocking_client import attach_client
 from daemon_loads import (
     PACED,
     TIMEOUT_S,
     Load,
+    ask,
     assert_undisturbed,
     collect,
+    finish,
+    is_idle,
     make_named_config,
     make_requests,
+    read_stats,
     under_load,
     wait_for_tokens,
 )
@@ -45,16 +49,9 @@ from quire.ipc.daemon.run_dir import find_daemon, find_named, list_daemons
 from quire.ipc.errors import DaemonError, EngineDeadError
 from quire.ipc.processes.restarts import MAX_LOSSES
 from quire.ipc.protocol.client_protocol import GOODBYE
-from quire.ipc.protocol.engine_views import SchedulerStats
 from quire.ipc.protocol.messages import UtilityMethod
 
 pytestmark = pytest.mark.usefixtures("runtime")
-
-
-def read_stats(client: BlockingClient) -> SchedulerStats:
-    stats = client.call_utility(UtilityMethod.STATS).stats
-    assert stats is not None
-    return stats
 
 
 # The core is lost.
@@ -66,8 +63,7 @@ def test_a_killed_core_costs_64_streams_no_token(daemon: Daemon) -> None:
         os.kill(daemon.core_pid, signal.SIGKILL)
     assert daemon.num_restarts == 1
     with contextlib.closing(attach_client(daemon.name, "test")) as client:
-        stats = read_stats(client)
-        assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
+        assert is_idle(client)
         assert client.call_utility(UtilityMethod.CHECK_INTEGRITY).error is None
 
 
@@ -98,8 +94,7 @@ def test_a_request_added_while_there_is_no_core_waits_for_it(daemon: Daemon) -> 
         os.kill(daemon.core_pid, signal.SIGKILL)
         wait_for_end(client.facts.pids["core"])
         requests = make_requests("late", 5, 20)
-        for request in requests:
-            client.add_request(request)
+        client.add_requests(requests)
         client.abort_requests(["late-4"])
         outputs = collect(client, {request.request_id for request in requests})
         assert_undisturbed(requests[:4], outputs)
@@ -337,10 +332,7 @@ def test_a_daemon_whose_directory_is_deleted_goes_on_and_is_found_again(daemon: 
     assert (daemon.num_restarts, find_daemon(daemon.name)) == (0, daemon.pid)
     assert wait_until(lambda: (find_named(daemon.name) / "core.sock").exists(), TIMEOUT_S)
     with contextlib.closing(attach_client(daemon.name, "test")) as client:
-        requests = make_requests("later", 2, 20)
-        for request in requests:
-            client.add_request(request)
-        assert_undisturbed(requests, collect(client, {request.request_id for request in requests}))
+        ask(client, "later")
     assert list_daemons() == [daemon.name]
     restart_engine(daemon.name, TIMEOUT_S)
     pid = daemon.core_pid
@@ -383,10 +375,7 @@ def test_a_core_short_of_descriptors_lets_nobody_in_rather_than_abort(daemon: Da
                 least = num_before + len(connections)
                 assert wait_until(lambda least=least: core.num_fds() >= least or not path.exists(), 5.0)
         assert len(connections) < 110
-        requests = make_requests("still", 2, 20)
-        for request in requests:
-            client.add_request(request)
-        assert_undisturbed(requests, collect(client, {request.request_id for request in requests}))
+        ask(client, "still")
         stack.close()
         attach_client(daemon.name, "test").close()  # waits until it is let in
     assert (daemon.core_pid, daemon.num_restarts) == (pid, 0)
@@ -403,13 +392,12 @@ def test_a_flood_of_connections_during_a_slow_turn_does_not_end_the_core() -> No
         limit = psutil.Process(pid).num_fds() + 400
         psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE, (limit, limit))
         requests = make_requests("flooded", 2, 20)
-        for request in requests:
-            client.add_request(request)
+        client.add_requests(requests)
         num_connected, path = 0, str(find_named("slow") / "core.sock")
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
             while num_connected < 2 * limit:  # each as soon as there is room for it in the socket's queue
                 stack.enter_context(socket.socket(socket.AF_UNIX)).connect(path)
                 num_connected += 1
         assert num_connected < limit
-        assert_undisturbed(requests, collect(client, {request.request_id for request in requests}))
+        finish(client, requests)
         assert (daemon.core_pid, daemon.num_restarts) == (pid, 0)
