@@ -7,11 +7,12 @@ everything else is paid by whoever looks (`EngineCore.snapshot` and `EngineCore.
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, get_args
+
+import msgspec
 
 from ...ipc.protocol.engine_views import EngineMetrics, Histogram, SchedulerStats
 from ...ipc.protocol.messages import FinishReason
@@ -125,24 +126,6 @@ class RateWindow:
         )
 
 
-class HistogramCounts:
-    """A histogram that grows; `to_message` is what it has become."""
-
-    def __init__(self, bounds: Iterable[float]) -> None:
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count `value`; a value that equals a bound lies below it."""
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
-
-    def to_message(self) -> Histogram:
-        """A copy for the wire."""
-        return Histogram(bounds=self._bounds, counts=self._counts.copy(), sum=self._sum)
-
-
 class Observations:
     """The engine's histograms and the ends of its requests; names and meaning are vLLM's.
 
@@ -152,7 +135,7 @@ class Observations:
 
     def __init__(self, max_model_len: int) -> None:
         lengths = list(_one_two_five(max_model_len))
-        bounds: dict[str, Iterable[float]] = {
+        bounds: dict[str, Sequence[float]] = {
             "time_to_first_token_seconds": _FIRST_TOKEN_BOUNDS,
             "inter_token_latency_seconds": _INTER_TOKEN_BOUNDS,
             "e2e_request_latency_seconds": _LATENCY_BOUNDS,
@@ -167,7 +150,10 @@ class Observations:
             "request_params_n": _NUM_SEQUENCES_BOUNDS,
             "iteration_tokens_total": _STEP_TOKEN_BOUNDS,
         }
-        self._histograms = {name: HistogramCounts(values) for name, values in bounds.items()}
+        self._histograms = {
+            name: Histogram(bounds=tuple(values), counts=[0] * (len(values) + 1))
+            for name, values in bounds.items()
+        }
         self._finished = dict.fromkeys(FinishReason, 0)
         self.tool_parse_errors_total = self.reasoning_tokens_total = 0  # as frontends say
         self._finished_by_kind: dict[str, int] = dict.fromkeys(get_args(RequestKind), 0)
@@ -218,7 +204,10 @@ class Observations:
         """A copy for the wire, beside `stats`; every finish reason and every kind is present."""
         return EngineMetrics(
             stats=stats,
-            histograms={name: histogram.to_message() for name, histogram in self._histograms.items()},
+            histograms={
+                name: msgspec.structs.replace(histogram, counts=histogram.counts.copy())
+                for name, histogram in self._histograms.items()
+            },
             finished_total={str(reason): count for reason, count in self._finished.items()},
             finished_by_kind_total=self._finished_by_kind.copy(),
             tool_parse_errors_total=self.tool_parse_errors_total,

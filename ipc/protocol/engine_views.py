@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 
 import msgspec
@@ -144,12 +145,17 @@ def hide_others(snapshot: EngineSnapshot, owns: Owns) -> EngineSnapshot:
     )
 
 
-class Histogram(msgspec.Struct, frozen=True, kw_only=True):
+class Histogram(msgspec.Struct, kw_only=True):
     """`counts[i]` observations were at most `bounds[i]` and above the bound before; the last has no bound."""
 
     bounds: tuple[float, ...]
     counts: list[int]
-    sum: float
+    sum: float = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
 
 
 class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):

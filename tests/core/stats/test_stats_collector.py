@@ -14,7 +14,6 @@ from quire.core.stats.stats_collector import (
     MIN_WAITING_VIEWS,
     AttachedClient,
     CoreProcessInfo,
-    _name_clients,
 )
 from quire.ipc.params.beam_search import BeamSearch
 from quire.ipc.protocol.engine_views import EngineSnapshot
@@ -48,6 +47,9 @@ def test_a_request_is_shown_with_what_it_has_and_what_it_may_get():
     assert (view.request_id, view.client, view.state, view.waits_for) == ("a", "llm-40", "running", "")
     assert (view.num_prompt_tokens, view.num_output_tokens, view.max_total_tokens) == (12, 1, 32)
     assert (view.num_blocks, view.age_s) == (2, 2.5)  # a turn of the fake takes 1 s
+    engine.lose_worker()
+    (view,) = look(engine).requests
+    assert (view.state, view.num_preemptions) == ("preempted", 1)
     engine.run()
     assert look(engine).requests == []
 
@@ -86,15 +88,6 @@ def test_a_request_that_lacks_blocks_says_how_many():
     assert "blocks" in waiting.waits_for
 
 
-def test_a_preempted_request_is_shown_as_such():
-    engine = make_engine()
-    engine.add(make_request("a", [1, 2], max_tokens=9))
-    engine.turn()
-    engine.lose_worker()
-    (view,) = look(engine).requests
-    assert (view.state, view.num_preemptions) == ("preempted", 1)
-
-
 def test_requests_that_wait_for_the_end_of_a_search_are_counted_and_shown_as_such():
     engine = make_engine()
     for number in range(4):
@@ -128,6 +121,9 @@ def test_clients_are_shown_with_their_own_requests_and_tokens():
     engine.add(make_request("b", [1, 2], max_tokens=5, arrival_time=2.0), b"second")
     engine.turn()
     first, second, idle = look(engine, b"first", b"second", b"idle").clients
+    one_process = dict.fromkeys((b"first", b"second"), AttachedClient("llm", 7, 1.0, 0, 0.0))
+    names = [one.name for one in engine.core.snapshot(CoreProcessInfo("", 0.0, one_process)).clients]
+    assert names == ["llm-7", "llm-7.2"]
     assert (first.num_running, first.num_waiting, first.tokens_served_total) == (1, 0, 1)
     assert (second.num_running, second.num_waiting, second.tokens_served_total) == (0, 1, 0)
     assert (idle.name, idle.num_running, idle.num_waiting, idle.connected_s) == ("llm-42", 0, 0, 3.0)
@@ -137,27 +133,13 @@ def test_clients_are_shown_with_their_own_requests_and_tokens():
     assert look(engine, b"first").stats.num_clients == 1
 
 
-def test_clients_of_one_process_have_names_of_their_own():
-    client = AttachedClient("llm", 7, 1.0, 0, 0.0)
-    assert list(_name_clients({b"x": client, b"y": client}).values()) == ["llm-7", "llm-7.2"]
-
-
-def test_the_block_map_tells_used_cached_and_empty_blocks_apart():
-    pool = BlockPool(4)
-    used, cached, both, _ = pool.take(4)
-    pool.register(cached, b"c")
-    pool.register(both, b"b")
-    pool.release([cached, 3])
-    cells, length = pool.map_cells(512)
-    assert length == 1
-    shares = {block: tuple(cells[2 * block : 2 * block + 2]) for block in range(4)}
-    assert shares == {used: (255, 0), cached: (0, 255), both: (255, 255), 3: (0, 0)}
-
-
-@pytest.mark.parametrize("num_blocks", [1, 511, 512, 513, 10_007])
-def test_the_block_map_covers_every_block_in_a_bounded_number_of_cells(num_blocks: int):
+@pytest.mark.parametrize("num_blocks", [4, 511, 512, 513, 10_007])
+def test_the_block_map_tells_of_every_block_in_a_bounded_number_of_cells(num_blocks: int):
     pool = BlockPool(num_blocks)
-    pool.take(num_blocks // 2)
+    taken = pool.take(num_blocks)
+    for block in taken[1:3]:
+        pool.register(block, b"%d" % block)
+    pool.release(taken[num_blocks // 2 :])
     cells, length = pool.map_cells(MAX_BLOCK_CELLS)
     num_cells = len(cells) // 2
     assert num_cells <= MAX_BLOCK_CELLS
@@ -165,6 +147,10 @@ def test_the_block_map_covers_every_block_in_a_bounded_number_of_cells(num_block
     sizes = [min(length, num_blocks - length * cell) for cell in range(num_cells)]
     num_used = sum(size * cells[2 * cell] / 255 for cell, size in enumerate(sizes))
     assert num_used == pytest.approx(num_blocks // 2, abs=max(sizes) / 255 * num_cells)
+    if length == 1:
+        shares = [tuple(cells[2 * block : 2 * block + 2]) for block in (taken[0], *taken[1:3], taken[-1])]
+        is_used = 255 * (num_blocks > 4)
+        assert shares == [(255, 0), (255, 255), (is_used, 255), (0, 0)]
 
 
 def test_snapshot_and_metrics_are_answers_to_utility_calls_and_count_who_is_attached():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 from fakes import make_logprobs, make_request
+from hypothesis import given
+from hypothesis import strategies as st
 from quire.ipc.params.pooling_params import PoolingParams
 from quire.ipc.protocol.messages import (
     SUSPECT_ATTEMPTS,
@@ -23,87 +25,126 @@ def ledger() -> RequestLedger:
     return RequestLedger()
 
 
-def outputs_in(ledger: RequestLedger) -> dict[str, list[int]]:
-    """Request id -> the tokens with which it would be added again."""
-    requests = [message for message in ledger.resume(NOW) if isinstance(message, EngineCoreRequest)]
-    return {request.request_id: decode_token_ids(request.output_token_ids) for request in requests}
+def resume(
+    ledger: RequestLedger, now: float = NOW, *, is_other_engine: bool = False
+) -> list[EngineCoreRequest]:
+    """The requests that an engine must be sent."""
+    messages = ledger.resume(now, is_other_engine)
+    return [message for message in messages if isinstance(message, EngineCoreRequest)]
 
 
-def prompt_positions(outputs: list[EngineCoreOutput]) -> list[int]:
-    """The prompt positions that were delivered; a fake's logprob at a position is minus the position."""
-    blocks = [output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None]
-    return [-int(value) for block in blocks for value in memoryview(block.logprobs).cast("f")]
+# What is delivered, whatever happens on the way.
+
+NUM_POSITIONS, TOKENS, VECTORS = 4, list(range(50, 80)), bytes(range(120))
 
 
-def test_a_request_is_resumed_with_the_tokens_it_has_received(ledger: RequestLedger) -> None:
-    ledger.add(make_request("a", [1, 2], max_tokens=9), NOW)
-    ledger.add(make_request("b", [3], output=[7, 8]), NOW)
-    ledger.take([EngineCoreOutput("a", 0, [4]), EngineCoreOutput("a", 1, [5, 6])])
-    ledger.take([EngineCoreOutput("b", 2, [9])])
-    assert outputs_in(ledger) == {"a": [4, 5, 6], "b": [7, 8, 9]}
-    resumed = ledger.resume(NOW)[0]
-    assert isinstance(resumed, EngineCoreRequest)
-    assert decode_token_ids(resumed.prompt_token_ids) == [1, 2]
-    assert resumed.sampling_params.max_tokens == 9
+class Engine:
+    """Says what a request makes, from where it is resumed, in pieces."""
+
+    def __init__(self, ledger: RequestLedger, *, is_other_engine: bool = False) -> None:
+        (request,) = resume(ledger, is_other_engine=is_other_engine)
+        self._pools = request.pooling_params is not None
+        self._num_positions = self._num_bytes = 0
+        self._num_tokens = len(decode_token_ids(request.output_token_ids))
+
+    def say(self, count: int) -> EngineCoreOutput | None:
+        """So many more positions of the prompt, then tokens, or vectors; None when all is said."""
+        if self._pools:
+            start, self._num_bytes = self._num_bytes, min(len(VECTORS), self._num_bytes + 4 * count)
+            end = FinishReason.STOP if self._num_bytes == len(VECTORS) else None
+            data = VECTORS[start : self._num_bytes]
+            return EngineCoreOutput("r", 0, [], end, pooled=data, pooled_start=start) if data else None
+        if (first := self._num_positions + 1) <= NUM_POSITIONS:
+            self._num_positions = min(NUM_POSITIONS, self._num_positions + count)
+            block = make_logprobs(list(range(first, self._num_positions + 1)), first)
+            return EngineCoreOutput("r", self._num_tokens, [], prompt_logprobs=block)
+        start, self._num_tokens = self._num_tokens, min(len(TOKENS), self._num_tokens + count)
+        end = FinishReason.LENGTH if self._num_tokens == len(TOKENS) else None
+        tokens = TOKENS[start : self._num_tokens]
+        return EngineCoreOutput("r", start, tokens, end) if tokens else None
 
 
-def test_engines_that_are_lost_in_a_row_without_a_token_in_between_are_counted(ledger: RequestLedger) -> None:
-    ledger.add(make_request("stuck", [1]), NOW)
-    ledger.add(make_request("moving", [1]), NOW)
-    ledger.add(make_request("unsent", [1]), NOW, is_sent=False)
+class Reader:
+    """Merges what is delivered by position, as whoever reads does. Positions and vectors come once."""
 
-    def attempts() -> list[int]:
-        return [
-            one.num_attempts
-            for one in ledger.resume(NOW, is_other_engine=True)
-            if isinstance(one, EngineCoreRequest)
-        ]
+    def __init__(self) -> None:
+        self.positions: list[int] = []
+        self.tokens: list[int] = []
+        self.vectors = b""
 
-    assert attempts() == [1, 1, 0]
-    ledger.take([EngineCoreOutput("moving", 0, [4])])
-    assert attempts() == [2, 1, 1]
-    assert [one.num_attempts for one in ledger.resume(NOW) if isinstance(one, EngineCoreRequest)] == [2, 1, 1]
-    assert attempts() == [3, 2, 2]
-
-
-def test_requests_are_resumed_in_the_order_of_their_arrival(ledger: RequestLedger) -> None:
-    for name in ("z", "a", "m"):
-        ledger.add(make_request(name, [1]), NOW)
-    ledger.take([EngineCoreOutput("m", 0, [4])])
-    assert list(outputs_in(ledger)) == ["z", "a", "m"]
+    def read(self, outputs: list[EngineCoreOutput]) -> None:
+        for output in outputs:
+            if output.prompt_logprobs is not None:
+                self.positions += [-int(one) for one in memoryview(output.prompt_logprobs.logprobs).cast("f")]
+            assert output.start <= len(self.tokens)
+            self.tokens[output.start :] = output.new_token_ids or self.tokens[output.start :]
+            assert output.pooled is None or output.pooled_start == len(self.vectors)
+            self.vectors += output.pooled or b""
 
 
-def test_an_overlap_is_entered_once_and_delivered_for_the_reader_to_merge(ledger: RequestLedger) -> None:
-    ledger.add(make_request("a", [1]), NOW)
-    ledger.take([EngineCoreOutput("a", 0, [4, 5, 6])])
-    again = EngineCoreOutput("a", 1, [5, 6, 7])
-    assert ledger.take([again]) == [again]
-    ledger.take([EngineCoreOutput("a", 0, [4])])
-    assert outputs_in(ledger) == {"a": [4, 5, 6, 7]}
+EVENTS = ["say", "say", "say", "hear", "hear", "hear", "hear again", "miss", "lose", "restart"]
 
 
-def test_an_output_beyond_a_gap_is_dropped_and_its_request_is_kept(ledger: RequestLedger) -> None:
-    ledger.add(make_request("a", [1]), NOW)
-    ledger.take([EngineCoreOutput("a", 0, [4])])
-    assert ledger.take([EngineCoreOutput("a", 3, [9], FinishReason.LENGTH)]) == []
-    assert outputs_in(ledger) == {"a": [4]}
-    assert ledger.take([EngineCoreOutput("a", 1, [5])]) == [EngineCoreOutput("a", 1, [5])]
+@given(
+    events=st.lists(st.sampled_from(EVENTS), min_size=40, max_size=80),
+    counts=st.lists(st.integers(1, 5), min_size=1),
+    pools=st.booleans(),
+)
+def test_what_is_lost_repeated_or_said_again_is_delivered_once(
+    events: list[str], counts: list[int], pools: bool
+) -> None:
+    ledger, reader = RequestLedger(), Reader()
+    pooling = PoolingParams(task="token_embed") if pools else None
+    ledger.add(make_request("r", list(range(9)), prompt_logprobs=0, pooling_params=pooling), NOW)
+    engine, said, heard = Engine(ledger), list[EngineCoreOutput](), list[EngineCoreOutput]()
+    for number, event in enumerate([*events, *(["lose", *["say", "hear"] * 40])]):
+        if len(ledger) == 0:
+            break
+        match event:
+            case "say":
+                if (output := engine.say(counts[number % len(counts)])) is not None:
+                    said.append(output)
+            case "hear" if said:
+                heard.append(said.pop(0))
+                reader.read(ledger.take(heard[-1:]))
+            case "hear again" if heard and heard[-1].prompt_logprobs is None:  # of an earlier connection
+                reader.read(ledger.take(heard[-1:]))
+            case "miss" if said and said[0].prompt_logprobs is None:  # a connection has ended unnoticed
+                said.pop(0)
+            case "lose" | "restart":
+                engine, said, heard = Engine(ledger, is_other_engine=event == "restart"), [], []
+            case _:
+                pass
+    assert len(ledger) == 0, "it has ended"
+    if pools:
+        assert reader.vectors == VECTORS
+    else:
+        assert (reader.positions, reader.tokens) == (list(range(1, NUM_POSITIONS + 1)), TOKENS)
+    assert ledger.take([*heard, EngineCoreOutput("never", 0, [1])]) == []
 
 
-def test_outputs_of_finished_and_unknown_requests_are_dropped(ledger: RequestLedger) -> None:
-    ledger.add(make_request("a", [1]), NOW)
-    last = EngineCoreOutput("a", 0, [4], FinishReason.LENGTH)
-    assert ledger.take([last, EngineCoreOutput("never", 0, [1])]) == [last]
-    assert ledger.take([last, EngineCoreOutput("a", 1, [5])]) == []
-    assert len(ledger) == 0
-    assert ledger.resume(NOW) == []
+# What an engine is sent.
 
 
-def test_a_removed_request_is_not_resumed(ledger: RequestLedger) -> None:
-    ledger.add(make_request("a", [1]), NOW)
-    ledger.remove("a")
-    ledger.remove("never")
-    assert ledger.resume(NOW) == []
+def test_requests_are_resumed_whole_in_the_order_of_their_arrival(ledger: RequestLedger) -> None:
+    ledger.add(make_request("z", [1, 2], max_tokens=9), NOW)
+    ledger.add(make_request("a", [3], output=[7, 8]), NOW)
+    ledger.add(make_request("gone", [1]), NOW)
+    ledger.add(make_request("away", [1], timeout_s=10.0), NOW + 2.0, is_sent=False)
+    ledger.take([EngineCoreOutput("a", 2, [9]), EngineCoreOutput("z", 0, [4])])
+    for name in ("gone", "never"):
+        ledger.remove(name)
+    again = resume(ledger, NOW + 9.0)
+    assert [one.request_id for one in again] == ["z", "a", "away"]
+    assert [decode_token_ids(one.output_token_ids) for one in again] == [[4], [7, 8, 9], []]
+    assert [one.is_resumed for one in again] == [True, True, False]
+    assert [one.age_s for one in again] == [9.0, 9.0, 7.0]
+    assert [one.options.timeout_s for one in again] == [None, None, pytest.approx(3.0)]
+    assert (decode_token_ids(again[0].prompt_token_ids), again[0].sampling_params.max_tokens) == ([1, 2], 9)
+    *_, late = resume(ledger, NOW + 13.0)
+    assert late.is_resumed
+    assert late.options.timeout_s is not None
+    assert 0.0 < late.options.timeout_s < 0.01  # 0 is not allowed on the wire, and none would be for ever
 
 
 def test_what_was_aborted_while_away_is_added_and_aborted_again(ledger: RequestLedger) -> None:
@@ -111,90 +152,27 @@ def test_what_was_aborted_while_away_is_added_and_aborted_again(ledger: RequestL
         ledger.add(make_request(name, [1]), NOW)
     ledger.abort(["b", "c", "never"])
     ledger.take([EngineCoreOutput("c", 0, [], FinishReason.ABORT)])
-    *requests, abort = ledger.resume(NOW)
-    assert [request.request_id for request in requests if isinstance(request, EngineCoreRequest)] == [
-        "a",
-        "b",
-    ]
-    assert abort == AbortRequests(["b"])
-    assert ledger.resume(NOW)[-1] == abort  # for as long as its last output has not come
+    for _ in range(2):  # for as long as its last output has not come
+        *requests, abort = ledger.resume(NOW)
+        assert [one.request_id for one in requests if isinstance(one, EngineCoreRequest)] == ["a", "b"]
+        assert abort == AbortRequests(["b"])
 
 
-def test_a_timeout_runs_on_while_there_is_no_engine(ledger: RequestLedger) -> None:
-    ledger.add(make_request("a", [1], timeout_s=10.0), NOW)
-    ledger.add(make_request("b", [1], timeout_s=10.0), NOW + 2.0)
-    ledger.add(make_request("c", [1]), NOW + 2.0)
+def test_engines_that_are_lost_in_a_row_without_a_token_in_between_are_counted(ledger: RequestLedger) -> None:
+    for name in ("stuck", "moving", "unsent"):
+        ledger.add(make_request(name, [1]), NOW, is_sent=name != "unsent")
 
-    def timeouts(now: float) -> dict[str, float | None]:
-        return {
-            m.request_id: m.options.timeout_s for m in ledger.resume(now) if isinstance(m, EngineCoreRequest)
-        }
+    def attempts(*, is_other_engine: bool = True) -> list[int]:
+        return [one.num_attempts for one in resume(ledger, is_other_engine=is_other_engine)]
 
-    assert timeouts(NOW + 9.0) == {"a": pytest.approx(1.0), "b": pytest.approx(3.0), "c": None}
-    late = timeouts(NOW + 11.0)
-    assert late["b"] == pytest.approx(1.0)
-    assert late["a"] is not None
-    assert 0.0 < late["a"] < 0.01  # a time-out of 0 is not allowed on the wire, and none would be for ever
+    assert attempts() == [1, 1, 0]
+    ledger.take([EngineCoreOutput("moving", 0, [4])])
+    assert attempts() == [2, 1, 1]
+    assert attempts(is_other_engine=False) == [2, 1, 1]
+    assert attempts() == [3, 2, 2]
 
 
-def test_a_request_that_is_added_again_says_its_age(ledger: RequestLedger) -> None:
-    ledger.add(make_request("a", [1]), NOW)
-    ages = [one.age_s for one in ledger.resume(NOW + 9.0) if isinstance(one, EngineCoreRequest)]
-    assert ages == [9.0]
-
-
-def test_prompt_logprobs_that_a_resumed_engine_says_again_are_cut_off(ledger: RequestLedger) -> None:
-    ledger.add(make_request("a", list(range(9)), prompt_logprobs=0), NOW)
-
-    def say(first: int, last: int, tokens: list[int] | None = None) -> EngineCoreOutput:
-        block = make_logprobs(list(range(first, last + 1)), first)
-        return EngineCoreOutput("a", 0, tokens or [], prompt_logprobs=block)
-
-    delivered = ledger.take([say(1, 3)])
-    ledger.resume(NOW)
-    delivered += ledger.take([say(1, 2)])  # all of it known
-    ledger.resume(NOW)  # and lost again
-    delivered += ledger.take([say(1, 5), say(6, 8, [4])])
-    ledger.resume(NOW)
-    delivered += ledger.take([say(1, 8), EngineCoreOutput("a", 1, [5])])
-    assert prompt_positions(delivered) == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert [output.new_token_ids for output in delivered if output.new_token_ids] == [[4], [5]]
-
-
-def test_what_an_engine_was_sent_before_is_resumed_as_such(ledger: RequestLedger) -> None:
-    ledger.add(make_request("sent", [1]), NOW)
-    ledger.add(make_request("away", [1]), NOW, is_sent=False)
-
-    def marks() -> dict[str, bool]:
-        return {m.request_id: m.is_resumed for m in ledger.resume(NOW) if isinstance(m, EngineCoreRequest)}
-
-    assert marks() == {"sent": True, "away": False}
-    assert marks() == {"sent": True, "away": True}
-
-
-def say_vectors(start: int, data: bytes) -> EngineCoreOutput:
-    return EngineCoreOutput("a", 0, [], pooled=data, pooled_start=start)
-
-
-def make_token_wise_ledger() -> RequestLedger:
-    ledger = RequestLedger()
-    ledger.add(make_request("a", [1, 2, 3], pooling_params=PoolingParams(task="token_embed")), NOW)
-    return ledger
-
-
-def test_vectors_that_an_engine_says_again_after_a_loss_are_delivered_once() -> None:
-    ledger = make_token_wise_ledger()
-    assert [one.pooled for one in ledger.take([say_vectors(0, b"1111")])] == [b"1111"]
-    ledger.resume(NOW, is_other_engine=True)
-    again = [say_vectors(0, b"11112222"), say_vectors(8, b"3333")]
-    assert ledger.take(again) == [say_vectors(4, b"2222"), say_vectors(8, b"3333")]
-
-
-def test_vectors_that_come_twice_or_after_a_gap_are_not_delivered() -> None:
-    ledger = make_token_wise_ledger()
-    first, second, third = say_vectors(0, b"1111"), say_vectors(4, b"2222"), say_vectors(8, b"3333")
-    said = [third, first, first, third, second, first, third]
-    assert b"".join(one.pooled or b"" for one in ledger.take(said)) == b"111122223333"
+# From one ledger to another.
 
 
 def test_what_is_given_up_goes_on_in_another_ledger_with_its_tokens(ledger: RequestLedger) -> None:
@@ -217,8 +195,7 @@ def test_what_no_engine_has_is_adopted_without_a_word_and_not_counted_as_lost(le
     ledger.add(make_request("a", [1]), NOW, is_sent=False)
     other = RequestLedger()
     assert other.adopt(ledger.release(is_lost=True), NOW, is_open=False) == []
-    (request,) = other.resume(NOW, is_other_engine=True)
-    assert isinstance(request, EngineCoreRequest)
+    (request,) = resume(other, is_other_engine=True)
     assert (request.num_attempts, request.is_resumed) == (0, False)
 
 
@@ -231,6 +208,5 @@ def test_a_request_moves_after_one_lost_engine_and_stays_after_two(ledger: Reque
     other.take([EngineCoreOutput("moving", 0, [4])])
     assert [one.request.request_id for one in other.release(is_lost=True, with_suspects=False)] == ["moving"]
     assert other.ids == ["stuck"]
-    (resumed,) = other.resume(NOW, is_other_engine=True)
-    assert isinstance(resumed, EngineCoreRequest)
+    (resumed,) = resume(other, is_other_engine=True)
     assert resumed.num_attempts == SUSPECT_ATTEMPTS
