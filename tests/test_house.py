@@ -412,7 +412,7 @@ def test_every_module_of_ours_that_a_test_imports_is_there() -> None:
 # Lines of Python in a folder: what it may have once the house is as docs/architecture.md draws it, with the
 # capabilities to come, and what it may have until then. The second number only falls.
 LINES = {
-    "the spine": (22_000, 26_200),
+    "the spine": (22_000, 26_050),
     "frontend": (30_000, 38_550),
     "frontend/cli": (3400, 4750),
     "frontend/client": (2200, 2950),
@@ -424,8 +424,8 @@ LINES = {
     "frontend/options": (900, 0),
     "frontend/requests": (2700, 0),
     "frontend/text": (1100, 1350),
-    "core": (8000, 11_050),
-    "ipc": (6000, 8650),
+    "core": (8000, 11_000),
+    "ipc": (6000, 8500),
     "worker": (10_500, 0),
     "kernels": (5500, 0),
     "tools": (15_000, 23_400),
