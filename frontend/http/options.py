@@ -6,19 +6,15 @@ import resource
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
 
-from ...ipc.params.param_fields import MAX_INT
 from ...ipc.processes.log_lines import LogFormat
-from ...ipc.processes.restarts import MAX_LOSSES
+from ...ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
 from ...ipc.protocol.engine_views import DEFAULT_METRICS_PREFIX
+from ...ipc.spec.options import check_options, option, seconds
 from .limits import Limits
 
 UnknownFields = Literal["refuse", "ignore"]
 HTTP_CLIENT_KIND = "http"  # what an HTTP process is called where the engine's clients are listed
-DEFAULT_HOST = "127.0.0.1"
-DEFAULT_PORT = 8000
-DEFAULT_STALL_S = 30.0
 _MAX_GRPC_CONNECTIONS = 1024  # of a process; a client needs one, however many calls it makes
 
 
@@ -51,7 +47,7 @@ class TlsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of one HTTP process; what is not said here is as `quire serve` says of its options.
+    """Options of one HTTP process; those with a text are options of `quire serve`, which makes the others.
 
     api_key_hashes: hex sha256 of each key that is let in; empty lets everyone in. server_id: names all of a
     server's processes, where callers have no key. accepts_when_ready: leave
@@ -61,29 +57,68 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     `unlogged_paths`.
     """
 
-    host: str = DEFAULT_HOST
-    port: int = DEFAULT_PORT
+    host: Annotated[str, option("address to listen on")] = "127.0.0.1"
+    port: Annotated[int, option("port; 0: any free one", 0, 65535)] = 8000
+    uds: Annotated[str, option("listen on this Unix socket, in place of host and port")] | None = None
     api_key_hashes: tuple[str, ...] = ()
-    max_waiting: int = 2048
-    drain_timeout_s: float = 30.0
-    max_http_restarts: Annotated[int, Meta(ge=0, le=MAX_INT)] = MAX_LOSSES
+    max_waiting: Annotated[int, option("sequences that may wait, then 429", 0)] = 2048
+    drain_timeout_s: Annotated[
+        float, seconds("seconds that running requests get at the end", 0, name="drain_timeout")
+    ] = 30.0
+    stall_s: Annotated[
+        float,
+        seconds(
+            "/health fails when a request gets no token for so long while the device is free; 0: never", 0
+        ),
+    ] = 30.0
+    max_http_restarts: Annotated[
+        int,
+        option(
+            f"lost HTTP processes of several that are replaced in {LOSS_WINDOW_S:g} s; "
+            "one more ends the server",
+            0,
+        ),
+    ] = MAX_LOSSES
     accepts_when_ready: bool = False
-    otlp_traces_endpoint: str | None = None
-    stall_s: Annotated[float, Meta(ge=0.0, le=86400.0)] = DEFAULT_STALL_S
+    unknown_fields: Annotated[
+        UnknownFields, option("of requests: refuse says which; ignore leaves them out, as vLLM does")
+    ] = "refuse"
+    enable_force_include_usage: Annotated[
+        bool, option("tell the usage so far in each chunk of each stream")
+    ] = False
+    enable_tokenizer_info_endpoint: Annotated[
+        bool, option("answer /tokenizer_info: the tokenizer's settings and the chat template")
+    ] = False
+    otlp_traces_endpoint: (
+        Annotated[str, option("send a span a request to this OpenTelemetry collector, a URL")] | None
+    ) = None
     limits: Limits = Limits()
     grpc_address: str | None = None
-    uds: str | None = None
-    root_path: str = ""
+    root_path: Annotated[
+        str,
+        option(
+            "what a proxy puts before every path, such as /llm; it is taken away where it comes",
+            group="network",
+        ),
+    ] = ""
     allowed_hosts: tuple[str, ...] = ()
     cors: CorsOptions | None = None
     tls: TlsOptions | None = None
-    enable_request_id_headers: bool = False
+    enable_request_id_headers: Annotated[
+        bool,
+        option("every answer has the X-Request-Id of its request, or a new one", group="network"),
+    ] = False
     has_access_log: bool = False
     unlogged_paths: tuple[str, ...] = ()
     log_level: str = "WARNING"
     log_format: LogFormat = "text"
-    enable_force_include_usage: bool = False
-    unknown_fields: UnknownFields = "refuse"
-    enable_tokenizer_info_endpoint: bool = False
-    metrics_prefix: str = DEFAULT_METRICS_PREFIX  # of the engine's series
+    metrics_prefix: Annotated[
+        str,
+        option(
+            "what names of the engine's metrics begin with; vllm: for dashboards that you have", group="log"
+        ),
+    ] = DEFAULT_METRICS_PREFIX
     server_id: str = ""
+
+    def __post_init__(self) -> None:
+        check_options(self)

@@ -236,7 +236,9 @@ class EngineArgs(metaclass=DropsOffValues):
                 group = parser.add_argument_group(f"{name} options")
             for item in fields(EngineArgs):
                 if item.metadata["group"] == name:
-                    _add_option(group, item.name, item.default, dict(item.metadata), str(item.type))
+                    words = item.metadata
+                    kind, choices, alias = str(item.type), words["choices"], words["alias"]
+                    add_option(group, item.name, kind, item.default, words["help"], choices, alias)
         return parser
 
     @classmethod
@@ -379,23 +381,30 @@ def _check_names(values: dict[str, Any]) -> None:
             raise ConfigError(name, value, f"no such engine argument{did_you_mean(name, known)}")
 
 
-def _add_option(group: Any, name: str, default: Any, metadata: dict[str, Any], type_name: str) -> None:
+def add_option(
+    group: Any,
+    name: str,
+    kind: str,
+    default: Any,
+    text: str,
+    choices: Sequence[Any] | None = None,
+    alias: str = "",
+) -> None:
+    """Add an option to a parser or a group. kind: its annotation; text: '' of one that is not shown."""
     import argparse
 
-    options: dict[str, Any] = {"dest": name, "default": default}
-    options["help"] = metadata["help"] or argparse.SUPPRESS
-    if type_name.startswith("bool"):
+    options: dict[str, Any] = {"dest": name, "default": default, "help": text or argparse.SUPPRESS}
+    if kind.startswith("bool"):
         options["action"] = argparse.BooleanOptionalAction
-    elif type_name.startswith("str | Sequence"):
+    elif kind.startswith("str | Sequence"):
         options |= {"action": "extend", "nargs": "+", "metavar": name.rsplit("_", 1)[-1].upper()}
-    elif type_name.startswith("Sequence"):
+    elif kind.startswith("Sequence"):
         options |= {"action": "append", "metavar": "MODULE:CLASS"}  # one each: a prompt or model may follow
-    elif metadata["choices"]:
-        options["choices"] = metadata["choices"]
-    elif type_name.startswith(("int", "float")) and "str" not in type_name:
-        options["type"] = float if type_name.startswith("float") else int
+    elif choices:
+        options["choices"] = choices
+    elif kind.startswith(("int", "float")) and "str" not in kind:
+        options["type"] = float if kind.startswith("float") else int
         options["metavar"] = "N"
     else:
         options["metavar"] = name.rsplit("_", 1)[-1].upper()
-    aliases = [metadata["alias"]] if metadata["alias"] else []
-    group.add_argument(f"--{name.replace('_', '-')}", *aliases, **options)
+    group.add_argument(f"--{name.replace('_', '-')}", *([alias] if alias else []), **options)

@@ -36,12 +36,10 @@ def size(text: str, low: int = 1) -> Meta:
     return option(text, low, MAX_SIZE_BYTES, is_size=True)
 
 
-def seconds(text: str, low: float, zero: str | None = None) -> Meta:
-    """At least so many; `zero`: what 0 stands for."""
-    allowed = f"seconds from {low:g} to {MAX_SECONDS:g}"
-    if zero is None:
-        return option(text, low, MAX_SECONDS, allowed=allowed)
-    return option(text, low, MAX_SECONDS, zero=zero, allowed=f"{allowed}, or 0 for {zero}")
+def seconds(text: str, low: float, **more: Any) -> Meta:
+    """At least so many; more: as of `option`."""
+    zero = f", or 0 for {more['zero']}" if "zero" in more else ""
+    return option(text, low, MAX_SECONDS, allowed=f"seconds from {low:g} to {MAX_SECONDS:g}{zero}", **more)
 
 
 def fraction(text: str) -> Meta:
