@@ -9,20 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from openai_fakes import AsgiClient, FakeLLM, OpenApp, make_app
+from openai_fakes import AsgiClient, FakeLLM, OpenApp, OpenApps, make_app
 from quire.frontend.http.serving import Serving
-
-
-class OpenApps(Protocol):
-    """Opens another app, as `make_app`."""
-
-    def __call__(self, **how: Any) -> OpenApp: ...
 
 
 @pytest.fixture

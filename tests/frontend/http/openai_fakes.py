@@ -10,7 +10,7 @@ from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 from frontend_fakes import make_facts, make_stats
 from quire.frontend.formats.output_format import OutputFormat
@@ -448,6 +448,12 @@ def make_app(options: ServerOptions | None = None, template: str | None = None, 
     serving.open()
     client = AsgiClient(ApiKeyMiddleware(create_app(models), options.api_key_hashes, options.server_id))
     return OpenApp(llm, client, serving)
+
+
+class OpenApps(Protocol):
+    """Opens another app, as `make_app`."""
+
+    def __call__(self, **how: Any) -> OpenApp: ...
 
 
 def run_with_app(

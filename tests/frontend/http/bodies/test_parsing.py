@@ -8,14 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from openai_fakes import CHAT, AsgiClient, FakeLLM, run_with_app
+from openai_fakes import CHAT, AsgiClient
 from quire.frontend.http.bodies.parsing import check_json_cost, parse_body
 from quire.frontend.http.bodies.responses import ResponsesRequest
 from quire.frontend.http.bodies.schema import DetokenizeRequest, TokenizeRequest
 from quire.frontend.http.dialects.chat import ChatCompletionRequest
 from quire.frontend.http.dialects.completions import CompletionRequest
 from quire.frontend.http.errors import ApiError
-from quire.frontend.http.serving import Serving
 
 LONG = "n" * 200_000
 REQUESTS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
@@ -52,34 +51,31 @@ DEEP = b"[" * 980 + b"]" * 980
         ("/detokenize", {"tokens": LONG}, 400),
     ],
 )
-def test_what_is_wrong_is_said_in_few_words(path: str, body: Any, status: int) -> None:
-    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        answer = await client.post(path, body)
-        assert answer.status == status, answer.body[:300]
-        assert len(answer.body) < 1000
-        assert answer.error["message"]
-
-    run_with_app(scenario)
+async def test_what_is_wrong_is_said_in_few_words(
+    client: AsgiClient, path: str, body: Any, status: int
+) -> None:
+    answer = await client.post(path, body)
+    assert answer.status == status, answer.body[:300]
+    assert len(answer.body) < 1000
+    assert answer.error["message"]
 
 
 @pytest.mark.parametrize("character", ["n", "\0", '"', "\U0001f600"])
 @pytest.mark.parametrize("path", REQUESTS)
-def test_no_name_and_no_value_is_repeated_at_length(path: str, character: str) -> None:
+async def test_no_name_and_no_value_is_repeated_at_length(
+    client: AsgiClient, path: str, character: str
+) -> None:
     kind, least = REQUESTS[path]
     values = list(place_everywhere(character * 3000))
-
-    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        answer = await client.post(path, {**least, character * 3000: 1})
-        assert answer.error["code"] == "unknown_field"
-        assert len(answer.body) < 1000
-        for name in kind.__struct_fields__:
-            for value in values:
-                answer = await client.post(path, {**least, name: value})
-                assert answer.status < 500, answer.body
-                if answer.status >= 400:
-                    assert len(answer.body) < 1000, (name, str(value)[:80], answer.body)
-
-    run_with_app(scenario)
+    answer = await client.post(path, {**least, character * 3000: 1})
+    assert answer.error["code"] == "unknown_field"
+    assert len(answer.body) < 1000
+    for name in kind.__struct_fields__:
+        for value in values:
+            answer = await client.post(path, {**least, name: value})
+            assert answer.status < 500, answer.body
+            if answer.status >= 400:
+                assert len(answer.body) < 1000, (name, str(value)[:80], answer.body)
 
 
 def place_everywhere(text: str) -> Iterator[Any]:
@@ -91,29 +87,21 @@ def place_everywhere(text: str) -> Iterator[Any]:
     yield [{"role": "user", "content": "x", "name": {text: text}}]
 
 
-def test_a_name_of_a_path_and_a_header_are_not_repeated_at_length() -> None:
-    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        for path in (f"/v1/models/{LONG}", f"/{LONG}"):
-            answer = await client.get(path)
-            assert (answer.status, len(answer.body) < 1000) == (404, True)
-        answer = await client.post(CHAT, {}, content_type=LONG)
-        assert (answer.status, len(answer.body) < 1000) == (415, True)
-
-    run_with_app(scenario)
+async def test_a_name_of_a_path_and_a_header_are_not_repeated_at_length(client: AsgiClient) -> None:
+    for path in (f"/v1/models/{LONG}", f"/{LONG}"):
+        answer = await client.get(path)
+        assert (answer.status, len(answer.body) < 1000) == (404, True)
+    answer = await client.post(CHAT, {}, content_type=LONG)
+    assert (answer.status, len(answer.body) < 1000) == (415, True)
 
 
 @pytest.mark.parametrize("field", ["image_url", "input_audio", "file"])
-def test_what_is_no_text_in_a_part_with_a_text_is_named(field: str) -> None:
-    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        part = {"type": "text", "text": "x", field: {"url": "u"}}
-        answer = await client.post(CHAT, {"messages": [{"role": "user", "content": [part]}]})
-        assert answer.status == 400
-        assert answer.error["param"] == f"messages[0].content[0].{field}"
-        assert (
-            answer.error["message"] == f"{answer.error['param']}={{'url': 'u'}}: none: only text is supported"
-        )
-
-    run_with_app(scenario)
+async def test_what_is_no_text_in_a_part_with_a_text_is_named(client: AsgiClient, field: str) -> None:
+    part = {"type": "text", "text": "x", field: {"url": "u"}}
+    answer = await client.post(CHAT, {"messages": [{"role": "user", "content": [part]}]})
+    assert answer.status == 400
+    assert answer.error["param"] == f"messages[0].content[0].{field}"
+    assert answer.error["message"] == f"{answer.error['param']}={{'url': 'u'}}: none: only text is supported"
 
 
 @pytest.mark.parametrize(
@@ -136,16 +124,11 @@ def test_a_number_that_nothing_can_hold_is_shown_as_it_was_written(
     assert str(caught.value).startswith(shown)
 
 
-def test_no_depth_of_lists_is_an_internal_error() -> None:
-    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        for depth in range(850, 1000, 2):  # what decodes, and what can be shown, ends somewhere there
-            for field in ("messages", "unknown", "temperature"):
-                answer = await client.post(
-                    CHAT, b'{"%b":%b%b}' % (field.encode(), b"[" * depth, b"]" * depth)
-                )
-                assert answer.status == 400, (depth, answer.body[:300])
-
-    run_with_app(scenario)
+async def test_no_depth_of_lists_is_an_internal_error(client: AsgiClient) -> None:
+    for depth in range(850, 1000, 2):  # what decodes, and what can be shown, ends somewhere there
+        for field in ("messages", "unknown", "temperature"):
+            answer = await client.post(CHAT, b'{"%b":%b%b}' % (field.encode(), b"[" * depth, b"]" * depth))
+            assert answer.status == 400, (depth, answer.body[:300])
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from grammar_judge import accepts
-from openai_fakes import AsgiClient, FakeLLM, run_with_app
+from openai_fakes import AsgiClient, FakeLLM
 from quire.frontend.formats.schemas import compiler
-from quire.frontend.http.serving import Serving
 
 CHAT, COMPLETION, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 LEAST: dict[str, dict[str, Any]] = {
@@ -67,131 +66,20 @@ TAG = {
     ],
     ids=str,
 )
-def test_a_format_becomes_the_grammar_of_the_request(path: str, fields: dict[str, Any], yes: str, no: str):
-    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        answer = await client.post(path, {**LEAST[path], **fields})
-        assert answer.status == 200, answer.body
-        (call,) = llm.calls
-        assert [accepts(call.grammar, text) for text in (yes, no)] == [True, False]
-
-    run_with_app(scenario)
-
-
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        (CHAT, {}),
-        (CHAT, {"response_format": {"type": "text"}}),
-        (CHAT, {"response_format": None, "structured_outputs": None}),
-        (RESPONSES, {"text": {"format": {"type": "text"}}}),
-        (RESPONSES, {"text": {}}),
-    ],
-    ids=str,
-)
-def test_a_request_for_any_text_has_no_grammar(path: str, fields: dict[str, Any]):
-    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        assert (await client.post(path, {**LEAST[path], **fields})).status == 200
-        assert llm.calls[0].grammar == ""
-
-    run_with_app(scenario)
+async def test_a_format_becomes_the_grammar_of_the_request(
+    llm: FakeLLM, client: AsgiClient, path: str, fields: dict[str, Any], yes: str, no: str
+) -> None:
+    answer = await client.post(path, {**LEAST[path], **fields})
+    assert answer.status == 200, answer.body
+    (call,) = llm.calls
+    assert [accepts(call.grammar, text) for text in (yes, no)] == [True, False]
 
 
-IN_SCHEMA = "response_format.json_schema.schema"
-UNNAMED = {"type": "json_schema", "json_schema": {"schema": STRICT}}
-NESTED = {**STRICT, "properties": {"a": OPEN}}
-
-
-@pytest.mark.parametrize(
-    ("path", "fields", "param", "said"),
-    [
-        (
-            CHAT,
-            schema_format({"properties": {"x": {"not": {}}}}),
-            f"{IN_SCHEMA}.properties.x.not",
-            "honoured",
-        ),
-        (CHAT, schema_format({"minimun": 1}), f"{IN_SCHEMA}.minimun", "did you mean 'minimum'"),
-        (CHAT, schema_format({"pattern": "(?=a)"}), IN_SCHEMA, "look-around"),
-        (CHAT, schema_format({}), IN_SCHEMA, "not empty"),
-        (CHAT, schema_format(OPEN, strict=True), f"{IN_SCHEMA}.additionalProperties", "false with strict"),
-        (CHAT, schema_format(STRICT | {"required": []}, strict=True), f"{IN_SCHEMA}.required", "also 'a'"),
-        (CHAT, schema_format({"type": "array"}, strict=True), f"{IN_SCHEMA}.type", "'object'"),
-        (
-            CHAT,
-            schema_format(NESTED, strict=True),
-            f"{IN_SCHEMA}.properties.a.additionalProperties",
-            "strict",
-        ),
-        (CHAT, schema_format(STRICT, name="a b"), "response_format.json_schema.name", "regex"),
-        (CHAT, {"response_format": UNNAMED}, "response_format.json_schema.name", "required"),
-        (CHAT, schema_format(STRICT, strictt=True), "response_format.json_schema.strictt", "no such field"),
-        (
-            CHAT,
-            {"response_format": TAG | {"triggers": ["x"]}},
-            "response_format.structures[0].begin",
-            "triggers",
-        ),
-        (CHAT, {"structured_outputs": {}}, "structured_outputs", "exactly one of"),
-        (CHAT, {"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed group"),
-        (CHAT, {"structured_outputs": {"regex": 3}}, "structured_outputs.regex", "expected"),
-        (CHAT, {"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp", "no such field"),
-        (CHAT, schema_format(OPEN) | {"structured_outputs": {"regex": "a"}}, "structured_outputs", "beside"),
-        (COMPLETION, {"structured_outputs": {"regex": "a" * 300_000}}, "structured_outputs.regex", "262144"),
-        (
-            COMPLETION,
-            {"structured_outputs": {"regex": "a" * 2_000_000}},
-            "structured_outputs.regex",
-            "1048576",
-        ),
-        (RESPONSES, text_format({"if": {}}), "text.format.schema.if", "honoured"),
-        (RESPONSES, text_format(OPEN, strict=True), "text.format.schema.additionalProperties", "strict"),
-    ],
-    ids=lambda value: str(value)[:60],
-)
-def test_a_format_that_cannot_be_followed_is_refused_at_its_place(
-    path: str, fields: dict[str, Any], param: str, said: str
-):
-    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        answer = await client.post(path, {**LEAST[path], **fields})
-        assert answer.status == 400, answer.body
-        assert answer.error["param"] == param, answer.body
-        assert said in answer.error["message"]
-        assert llm.calls == []
-
-    run_with_app(scenario)
-
-
-def test_a_response_repeats_its_format():
-    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        answer = await client.post(RESPONSES, LEAST[RESPONSES] | text_format(STRICT, strict=True))
-        given = text_format(STRICT, strict=True)["text"]["format"]
-        assert json.loads(answer.body)["text"]["format"].items() >= given.items()
-        answer = await client.post(RESPONSES, LEAST[RESPONSES])
-        assert json.loads(answer.body)["text"] == {"format": {"type": "text"}}
-
-    run_with_app(scenario)
-
-
-def test_a_format_that_was_taken_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch):
-    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        body = {**LEAST[CHAT], **schema_format(STRICT)}
-        assert (await client.post(CHAT, body)).status == 200
-        monkeypatch.setattr(compiler, "make_grammar_text", None)
-        assert (await client.post(CHAT, body)).status == 200
-        assert llm.calls[0].grammar == llm.calls[1].grammar
-
-    run_with_app(scenario)
-
-
-def test_the_schema_of_the_api_has_the_formats():
-    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        answer = await client.get("/openapi.json")
-        schemas = json.loads(answer.body)["components"]["schemas"]
-        assert {
-            "JsonSchemaFormat",
-            "JsonSchema",
-            "StructuredOutputsFields",
-            "ResponsesText",
-        } <= schemas.keys()
-
-    run_with_app(scenario)
+async def test_a_format_that_was_taken_is_not_compiled_again(
+    llm: FakeLLM, client: AsgiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {**LEAST[CHAT], **schema_format(STRICT)}
+    assert (await client.post(CHAT, body)).status == 200
+    monkeypatch.setattr(compiler, "make_grammar_text", None)
+    assert (await client.post(CHAT, body)).status == 200
+    assert llm.calls[0].grammar == llm.calls[1].grammar

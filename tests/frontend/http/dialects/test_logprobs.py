@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from openai_fakes import AsgiClient, FakeLLM, run_with_app
+from openai_fakes import AsgiClient
 from quire.frontend.http.dialects.completions import CompletionRequest, LogprobsOfChoices
 from quire.frontend.http.dialects.logprobs import (
     make_beside,
@@ -19,7 +19,6 @@ from quire.frontend.http.dialects.logprobs import (
     make_completion_logprobs,
     make_prompt_logprobs,
 )
-from quire.frontend.http.serving import Serving
 from quire.frontend.logprobs import Logprob, LogprobsList, LogprobsTable
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.text.detokenizer import Detokenizer
@@ -151,36 +150,12 @@ def test_a_whole_vocabulary_is_made_apart_from_the_event_loop_at_a_single_positi
     assert asyncio.run(make_beside(output, threading.get_ident)) == threading.get_ident()
 
 
-def test_logprobs_of_ids_need_no_other_field():
-    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        asked = {"logprob_token_ids": [8], "max_tokens": 2}
-        chat = {"messages": [{"role": "user", "content": "hi"}]}
-        answer = await client.post("/v1/completions", {"prompt": "hi"} | asked)
-        assert answer.json["choices"][0]["logprobs"]["top_logprobs"] == [{"b": -9999.0}]
-        answer = await client.post("/v1/chat/completions", chat | asked)
-        (entry,) = answer.json["choices"][0]["logprobs"]["content"]
-        assert [top["token"] for top in entry["top_logprobs"]] == ["b"]
-        answer = await client.post("/v1/chat/completions", chat | asked | {"stream": True})
-        assert answer.events[1]["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-        assert [call.params.logprob_token_ids for call in llm.calls] == [[8]] * 3
-        answer = await client.post("/v1/chat/completions", chat | {"logprobs": True, "top_logprobs": -1})
-        assert answer.status == 400
-        assert (
-            answer.error["message"]
-            == "top_logprobs=-1: at most max_logprobs=5 (an engine argument; -1: no bound)"
-        )
-
-    run_with_app(scenario)
-
-
-def test_the_echo_of_a_long_prompt_with_logprobs_takes_time_as_it_is_long():
-    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        num_tokens = 100_000  # the sums of all beginnings would take a minute
-        body = {"prompt": [7] * num_tokens, "echo": True, "logprobs": 0, "max_tokens": 1, "n": 2}
-        answer = await client.post("/v1/completions", body)
-        for choice in answer.json["choices"]:
-            offsets = choice["logprobs"]["text_offset"]
-            assert offsets[1] == len(choice["logprobs"]["tokens"][0])
-            assert [b - a for a, b in itertools.pairwise(offsets)][1:-1] == [1] * 99_998
-
-    run_with_app(scenario, max_model_len=200_000)
+@pytest.mark.app(max_model_len=200_000)
+async def test_the_echo_of_a_long_prompt_with_logprobs_takes_time_as_it_is_long(client: AsgiClient) -> None:
+    num_tokens = 100_000  # the sums of all beginnings would take a minute
+    body = {"prompt": [7] * num_tokens, "echo": True, "logprobs": 0, "max_tokens": 1, "n": 2}
+    answer = await client.post("/v1/completions", body)
+    for choice in answer.json["choices"]:
+        offsets = choice["logprobs"]["text_offset"]
+        assert offsets[1] == len(choice["logprobs"]["tokens"][0])
+        assert [b - a for a, b in itertools.pairwise(offsets)][1:-1] == [1] * 99_998

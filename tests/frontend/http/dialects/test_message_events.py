@@ -19,23 +19,7 @@ from quire.frontend.events import (
     ToolCallStart,
 )
 from quire.frontend.http.bodies import messages as body
-from quire.frontend.http.dialects.messages import BlockWriter, collect_blocks, encode_events
-
-TURN: list[OutputEvent] = [
-    ReasoningDelta("I "),
-    ReasoningDelta("add."),
-    TextDelta("\n"),
-    TextDelta("Let me"),
-    TextDelta(" see.\n"),
-    ToolCallStart(0, "call_1", "calculator"),
-    ToolCallDelta(0, '{"expression": '),
-    ToolCallDelta(0, '"1 + 1"}'),
-    ToolCallEnd(0),
-    TextDelta("\n"),
-    ToolCallStart(1, "call_2", "now"),
-    ToolCallEnd(1),
-    TextDelta("\n"),
-]
+from quire.frontend.http.dialects.messages import BlockWriter, collect_blocks
 
 
 def write(turn: list[OutputEvent], shows_thinking: bool = True) -> list[body.MessageEvent]:
@@ -45,47 +29,6 @@ def write(turn: list[OutputEvent], shows_thinking: bool = True) -> list[body.Mes
 
 def as_json(value: Any) -> Any:
     return json.loads(msgspec.json.encode(value))
-
-
-def judge_events(events: list[Any]) -> list[Any]:
-    """The events as the types of Anthropic's client, which take nothing that is not in their form."""
-    anthropic = pytest.importorskip("anthropic", reason="the judge: pip install -e '.[test]'")
-    pydantic = pytest.importorskip("pydantic")
-    adapter = pydantic.TypeAdapter(anthropic.types.RawMessageStreamEvent)
-    return [adapter.validate_python(event, strict=True) for event in events]
-
-
-def test_a_turn_with_everything_becomes_blocks_of_which_one_is_open_at_a_time() -> None:
-    events = as_json(write(TURN))
-    told = [(event["type"].removeprefix("content_block_"), event["index"]) for event in events]
-    of_thoughts = [("start", 0), *[("delta", 0)] * 3, ("stop", 0)]
-    of_text = [("start", 1), *[("delta", 1)] * 2, ("stop", 1)]
-    of_calls = [("start", 2), *[("delta", 2)] * 2, ("stop", 2), ("start", 3), ("stop", 3)]
-    assert told == of_thoughts + of_text + of_calls
-    assert [event["delta"]["type"] for event in events if "delta" in event] == [
-        "thinking_delta",
-        "thinking_delta",
-        "signature_delta",
-        *["text_delta"] * 2,
-        *["input_json_delta"] * 2,
-    ]
-    judge_events(events)
-
-
-def test_the_blocks_of_a_whole_answer_are_those_of_its_stream() -> None:
-    assert as_json(collect_blocks(write(TURN))) == [
-        {"type": "thinking", "thinking": "I add.", "signature": "quire"},
-        {"type": "text", "text": "\nLet me see.\n", "citations": None},
-        {"type": "tool_use", "id": "call_1", "name": "calculator", "input": {"expression": "1 + 1"}},
-        {"type": "tool_use", "id": "call_2", "name": "now", "input": {}},
-    ]
-
-
-def test_white_space_is_told_where_it_is_all_of_the_answer() -> None:
-    assert as_json(collect_blocks(write([TextDelta(" "), TextDelta("\n")]))) == [
-        {"type": "text", "text": " \n", "citations": None}
-    ]
-    assert write([]) == []
 
 
 @pytest.mark.parametrize(
@@ -144,11 +87,6 @@ def test_a_streamed_input_is_the_whole_one_however_it_is_cut(data: st.DataObject
         assert told == text
 
 
-def test_omitted_thoughts_leave_a_block_with_a_signature() -> None:
-    events = as_json(write(TURN[:2], shows_thinking=False))
-    assert [event.get("delta", {}).get("type") for event in events] == [None, "signature_delta", None]
-
-
 PIECES = st.one_of(
     st.builds(TextDelta, st.text("a \n", max_size=3)),
     st.builds(ReasoningDelta, st.text("b \n", max_size=3)),
@@ -173,9 +111,3 @@ def test_nothing_is_lost_but_white_space_beside_other_blocks(pieces: list[Any]) 
     assert "".join(told.split()) == "".join(whole.content.split())
     assert "".join(block.get("thinking", "") for block in blocks) == whole.reasoning
     assert sum(block["type"] == "tool_use" for block in blocks) == pieces.count("call")
-
-
-def test_an_event_is_named_as_its_data() -> None:
-    assert encode_events([body.MessageStop(), body.Ping()]) == (
-        b'event: message_stop\ndata: {"type":"message_stop"}\n\nevent: ping\ndata: {"type":"ping"}\n\n'
-    )

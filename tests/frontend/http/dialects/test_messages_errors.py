@@ -7,13 +7,12 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
-from openai_fakes import AsgiClient, FakeLLM, run_with_app
+from openai_fakes import AsgiClient, FakeLLM
 from quire.frontend.http.connections.auth import hash_key
 from quire.frontend.http.connections.hosts import LocalHostMiddleware
 from quire.frontend.http.errors import ApiError, encode_answer
 from quire.frontend.http.options import ServerOptions
 from quire.frontend.http.server import Server
-from quire.frontend.http.serving import Serving
 from server_fakes import Peer, run_with_server
 
 KEYS = ServerOptions(api_key_hashes=(hash_key("one"), hash_key("two")))
@@ -56,34 +55,29 @@ def test_each_status_has_anthropics_type_below_its_path_only(status: int, kind: 
         assert "request-id" not in headers
 
 
-def test_a_key_may_come_as_x_api_key_and_its_lack_is_told_in_the_paths_form() -> None:
-    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        for headers in ({}, {"x_api_key": "three"}, {"x_api_key": ""}, {"authorization": "Bearer three"}):
-            answer = await client.post(PATH, {}, **headers)
-            assert answer.status == 401
-            check_error(answer.headers, answer.json, "authentication_error")
-        known: list[dict[str, str]] = [
-            {"x_api_key": "two"},
-            {"x_api_key": "two", "authorization": "Bearer three"},
-            {"x_api_key": "three", "authorization": "Bearer two"},
-        ]
-        for headers in known:
-            assert (await client.get("/v1/models", **headers)).status == 200
-
-    run_with_app(scenario, KEYS)
+@pytest.mark.app(options=KEYS)
+async def test_a_key_may_come_as_x_api_key_and_its_lack_is_told_in_the_paths_form(client: AsgiClient) -> None:
+    for headers in ({}, {"x_api_key": "three"}, {"x_api_key": ""}, {"authorization": "Bearer three"}):
+        answer = await client.post(PATH, {}, **headers)
+        assert answer.status == 401
+        check_error(answer.headers, answer.json, "authentication_error")
+    known: list[dict[str, str]] = [
+        {"x_api_key": "two"},
+        {"x_api_key": "two", "authorization": "Bearer three"},
+        {"x_api_key": "three", "authorization": "Bearer two"},
+    ]
+    for headers in known:
+        assert (await client.get("/v1/models", **headers)).status == 200
 
 
-def test_a_foreign_host_and_an_unknown_route_are_told_in_the_paths_form() -> None:
-    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        answer = await client.post(f"{PATH}/batches", {})
-        assert answer.status == 404
-        check_error(answer.headers, answer.json, "not_found_error")
-        client.app = LocalHostMiddleware(client.app)
-        answer = await client.post(PATH, {}, host="example.com")
-        assert answer.status == 403
-        check_error(answer.headers, answer.json, "permission_error")
-
-    run_with_app(scenario)
+async def test_a_foreign_host_and_an_unknown_route_are_told_in_the_paths_form(client: AsgiClient) -> None:
+    answer = await client.post(f"{PATH}/batches", {})
+    assert answer.status == 404
+    check_error(answer.headers, answer.json, "not_found_error")
+    client.app = LocalHostMiddleware(client.app)
+    answer = await client.post(PATH, {}, host="example.com")
+    assert answer.status == 403
+    check_error(answer.headers, answer.json, "permission_error")
 
 
 @pytest.mark.parametrize(
