@@ -63,9 +63,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_total_header_bytes: Annotated[
         int, count("bytes of the headers of all requests that a process has", "429")
     ] = 16 * 1024 * 1024
-    max_pipelined: Annotated[
-        int, count("requests of a connection that wait for an answer behind another", "429")
-    ] = 64
     max_body_bytes: Annotated[
         int, count("bytes of a request's body, with the lines between its chunks", "413")
     ] = 8 * 1024 * 1024

@@ -27,7 +27,7 @@ from .app import create_app
 from .connections.admission import Admission
 from .connections.auth import ApiKeys
 from .connections.connection import Connection
-from .connections.hosts import AllowedHosts
+from .connections.hosts import find_allowed_hosts
 from .connections.layers import wrap_routes
 from .connections.listen import BACKLOG
 from .engines.attachments import Attachments, OnlyEngine
@@ -182,16 +182,14 @@ class Server:
             app = self._tracing.wrap(app, self._models.parts)
         if self._access_log is not None:
             app = log_access(app, self._access_log, self._models.parts)
-        keys = ApiKeys(options.api_key_hashes, options.server_id)
-        hosts = AllowedHosts(options.allowed_hosts) if options.allowed_hosts else None
         admission = Admission(
             options.limits,
-            keys,
+            ApiKeys(options.api_key_hashes, options.server_id),
             routes.body_paths,
             self.connections,
             self._models.parts.run,
             options.root_path,
-            hosts,
+            find_allowed_hosts(options),
             self._access_log,
         )
         return lambda: Connection(app, admission)
@@ -229,7 +227,7 @@ class Server:
     async def _close_connections(self) -> None:
         """Let what has been answered reach its reader; cut off what still runs."""
         for connection in list(self.connections):
-            if connection.exchanges:
+            if connection.exchange is not None:
                 connection.close_now()
             else:
                 connection.transport.close()

@@ -11,47 +11,43 @@ import ipaddress
 from collections.abc import Iterable
 from http import HTTPStatus
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from ....ipc.errors import shorten
-from ..errors import ApiError, make_error_response
+from ..errors import ApiError
 from ..headers import find_header
-from .listen import LOCAL_NAME
+from ..options import ServerOptions
+from .listen import LOCAL_NAME, is_loopback
 
 _KNOWN_HOSTS = 8  # Host headers, of at most max_header_bytes, that are remembered
 
 
 class AllowedHosts:
-    """Names that requests may be for. Asked when a request's headers are complete, before its body comes."""
+    """Whom requests may be for. Asked when a request's headers are complete, before its body comes."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """A name that begins with '*.' stands for all below it, '*' for any."""
+        """A name that begins with '*.' stands for all below it, '*' for any. None: this machine's."""
         self._names = frozenset(name.lower() for name in names)
 
     def check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """ApiError 403 for a request to another host, or to none."""
-        if "*" in self._names:
-            return
-        host = _read_host(headers)
-        name = _name_of(host)
-        wider = [f"*{name[place:]}" for place, letter in enumerate(name) if letter == "."]
-        if self._names.isdisjoint((name, *wider)):
-            raise _refuse(host, "a name that this server answers to (--allowed-hosts)")
-
-
-class LocalHostMiddleware:
-    """Answers 403 to requests for a host that is neither localhost nor an IP address."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        host = _read_host(scope.get("headers", ()))
-        if scope["type"] == "http" and not is_local_name(host):
+        """ApiError 403 for a request to another host."""
+        host = find_header(headers, b"host").decode("latin-1")
+        if not self._names:
+            is_allowed = is_local_name(host)
             allowed = "localhost or an IP address; a server with an API key takes any name"
-            await make_error_response(_refuse(host, allowed), scope["path"])(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+        else:
+            name = _name_of(host)
+            wider = [f"*{name[place:]}" for place, letter in enumerate(name) if letter == "."]
+            is_allowed = not self._names.isdisjoint((name, *wider, "*"))
+            allowed = "a name that this server answers to (--allowed-hosts)"
+        if not is_allowed:
+            raise ApiError(HTTPStatus.FORBIDDEN, f"host={shorten(host)}: {allowed}", code="host_not_allowed")
+
+
+def find_allowed_hosts(options: ServerOptions) -> AllowedHosts | None:
+    """None for a server that any name may lead to: one with keys, or on no address of this machine's own."""
+    is_for_browsers_here = options.uds is None and is_loopback(options.host)
+    if options.allowed_hosts or (is_for_browsers_here and not options.api_key_hashes):
+        return AllowedHosts(options.allowed_hosts)
+    return None
 
 
 @functools.lru_cache(_KNOWN_HOSTS)
@@ -67,16 +63,8 @@ def is_local_name(host: str) -> bool:
     return True
 
 
-def _read_host(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    return find_header(headers, b"host").decode("latin-1")
-
-
 def _name_of(host: str) -> str:
     """Without the port."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].lower().rstrip(".")
-
-
-def _refuse(host: str, allowed: str) -> ApiError:
-    return ApiError(HTTPStatus.FORBIDDEN, f"host={shorten(host)}: {allowed}", code="host_not_allowed")

@@ -12,8 +12,6 @@ from ..headers import find_header
 from ..options import CorsOptions, ServerOptions
 from ..stream import ID_HEADERS, REQUEST_ID_HEADER
 from .auth import ApiKeyMiddleware
-from .hosts import LocalHostMiddleware
-from .listen import is_loopback
 
 # X-Request-Id in every answer: what the caller calls its request, or a name that is made here.
 
@@ -43,9 +41,6 @@ class RequestIdMiddleware:
 def wrap_routes(routes: ASGIApp, options: ServerOptions) -> ASGIApp:
     """The app that connections call."""
     app: ASGIApp = ApiKeyMiddleware(routes, options.api_key_hashes, options.server_id)
-    is_for_browsers_here = options.uds is None and is_loopback(options.host)
-    if is_for_browsers_here and not (options.api_key_hashes or options.allowed_hosts):
-        app = LocalHostMiddleware(app)
     if options.cors is not None:  # outside of the keys: a browser's question before the request has none
         app = _allow_origins(app, options.cors)
     return RequestIdMiddleware(app) if options.enable_request_id_headers else app

@@ -212,11 +212,9 @@ def test_junk_behind_a_request_is_bounded_and_costs_its_answer_nothing() -> None
         await llm.wait_for_calls(1)
         connection: Any = next(iter(server.connections))
         sending = asyncio.create_task(peer.say(b"junk\r\n\r\n" * 2**22))
-        while connection._num_dropped_bytes < 2**20:
+        while not connection.is_reading_paused:
             assert await (await peer.make_neighbour()).ask_live()
-        assert connection.is_reading_paused
-        assert connection._num_dropped_bytes < 2**21
-        assert connection._admission.headers.num_bytes < 1000
+        assert connection._admission.headers.num_bytes < 2**19  # two reads, of which one is behind the bound
         llm.gate.set()
         assert b"[DONE]" in await read_stream(peer)
         assert (await peer.read_answer())[0] == 400
@@ -225,9 +223,9 @@ def test_junk_behind_a_request_is_bounded_and_costs_its_answer_nothing() -> None
     run_with_server(scenario, api_keys=("one",))
 
 
-@pytest.mark.parametrize("behind", [b"junk\r\n\r\n", b"GET /vers"])
+@pytest.mark.parametrize("behind", [b"junk\r\n\r\n", b"GET /vers", post(GENERATE, STREAM)])
 def test_a_client_that_leaves_with_something_behind_its_request_frees_it(behind: bytes) -> None:
-    async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
+    async def scenario(llm: FakeLLM, peer: Peer, server: Server) -> None:
         llm.gate.clear()
         leaver = await peer.make_neighbour()
         await leaver.say(post(GENERATE, STREAM))
@@ -236,6 +234,8 @@ def test_a_client_that_leaves_with_something_behind_its_request_frees_it(behind:
         assert await peer.ask_live()
         leaver.writer.transport.abort()
         await llm.wait_for_calls(1, num_ended=1)
+        (connection,) = server.connections
+        assert connection._admission.headers.num_bytes == 0
 
     run_with_server(scenario, api_keys=("one",))
 
@@ -263,25 +263,25 @@ def test_bytes_behind_a_request_that_do_not_fit_are_refused_behind_its_answer() 
         llm.gate.clear()
         await peer.say(post(GENERATE, WHOLE))
         await llm.wait_for_calls(1)
-        await peer.say(post("/tokenize", b" " * 15_000 + TOKENIZE) * 3)
+        await peer.say(post("/tokenize", b" " * 15_000 + TOKENIZE))
         assert await (await peer.make_neighbour()).ask_live()
         llm.gate.set()
         assert (await peer.read_answer())[0] == 200
         status, _, body = await peer.read_answer()
-        assert (status, "max_total_body_bytes" in body) == (429, True)
+        assert (status, "max_total_header_bytes" in body) == (429, True)
         assert await peer.read_all() == b""
 
-    run_with_server(scenario, api_keys=("one",), **change(max_total_body_bytes=20_000))
+    run_with_server(scenario, api_keys=("one",), **change(max_total_header_bytes=10_000))
 
 
 def test_the_rest_of_a_head_that_is_not_read_behind_others_is_not_late() -> None:
-    async def scenario(llm: FakeLLM, peer: Peer, server: Server) -> None:
+    async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
         llm.gate.clear()
         await peer.say(post(GENERATE, WHOLE) * 2 + b"GET /version HTTP/1.1\r\n")
         await llm.wait_for_calls(1)
-        connection: Any = next(iter(server.connections))
-        assert len(connection.exchanges) > 1
-        assert connection._deadline is None
+        silent = await peer.make_neighbour()
+        await silent.say(b"GET /version HTTP/1.1\r\n")
+        assert (await silent.read_answer())[0] == 408
         llm.gate.set()
         for _ in range(2):
             assert (await peer.read_answer())[0] == 200
@@ -293,27 +293,13 @@ def test_the_rest_of_a_head_that_is_not_read_behind_others_is_not_late() -> None
 @pytest.mark.parametrize(
     ("target", "host", "status"),
     [
-        ("/version", "localhost", 200),
-        ("/version", "[::1]:8000", 200),
         ("http://localhost/version?a", "evil.test", 200),
         ("http://evil.test/version", "localhost", 403),
-        ("HTTP://localhost", "localhost", 200),
-        ("http://localhost?a", "localhost", 200),
-        ("http://a@localhost/version", "localhost", 400),
-        ("http:///version", "localhost", 400),
-        ("ftp://localhost/version", "localhost", 400),
-        ("*", "localhost", 400),
-        ("version", "localhost", 400),
-        ("/version", "local host", 400),
-        ("/version", "localhost/", 400),
-        ("/version", "localhost, evil.test", 400),
-        ("/version", "user@localhost", 400),
-        ("/version", "localhost:80a", 400),
-        ("/version", "[::1", 400),
-        ("/version", "l\u00f6calhost", 400),
+        ("/version", "evil.test", 403),
+        ("/live", "evil.test", 200),  # as any stranger may ask
     ],
 )
-def test_a_request_says_whom_it_is_for(target: str, host: str, status: int) -> None:
+def test_a_targets_host_goes_before_the_header(target: str, host: str, status: int) -> None:
     async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
         await peer.say(f"GET {target} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
         assert (await peer.read_answer())[0] == status

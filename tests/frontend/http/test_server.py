@@ -21,42 +21,6 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 STREAM = CHAT | {"stream": True}
 
 
-@pytest.mark.parametrize(
-    ("request_bytes", "status", "code"),
-    [
-        (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 200 + b"\r\n", 431, "too_many_headers"),
-        (b"GET / HTTP/1.1\r\nx: " + b"y" * 100_000 + b"\r\n\r\n", 431, "headers_too_large"),
-        (b"GET /" + b"y" * 100_000 + b" HTTP/1.1\r\n\r\n", 431, "headers_too_large"),
-        (b"GET / HTTP/1.1\r\nx: " + b"y" * 700_000, 431, "headers_too_large"),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01", 400, "invalid_http"),
-        (b"GET / HTTP/9.9\r\n\r\n", 400, "invalid_http"),
-        (b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: x\r\n\r\n", 400, "invalid_http"),
-        (
-            b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: 999999999\r\n\r\n",
-            413,
-            "body_too_large",
-        ),
-        (
-            b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-            + b"400\r\n%b\r\n" % (b"x" * 1024) * 20,
-            413,
-            "body_too_large",
-        ),
-    ],
-)
-def test_what_exceeds_a_cap_is_answered_with_its_status_and_the_connection_ends(
-    request_bytes: bytes, status: int, code: str
-) -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        peer.writer.write(request_bytes)
-        seen, head, body = await peer.read_answer()
-        assert (seen, json.loads(body)["error"]["code"]) == (status, code)
-        assert "connection: close" in head.lower()
-        assert await peer.read_all() == b""
-
-    run_with_server(scenario, max_body_bytes=10_000)
-
-
 _UNFINISHED_BODY = (
     b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     b"content-length: 9\r\n\r\n{"
@@ -118,10 +82,10 @@ def test_a_connection_carries_request_after_request_also_pipelined() -> None:
 def test_a_page_that_makes_its_own_name_lead_here_is_refused() -> None:
     async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
         for host, status in (
-            ("evil.example", 403),
             ("localhost:8000", 200),
             ("127.0.0.1", 200),
             ("[::1]", 200),
+            ("evil.example", 403),
         ):
             await peer.say(f"GET /version HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
             assert (await peer.read_answer())[0] == status, host

@@ -26,7 +26,7 @@ class FakeConnection:
     def is_closing(self) -> bool:
         return False
 
-    def resume_reading(self) -> None:
+    def continue_reading(self) -> None:
         pass
 
     def note_answered(self) -> None:
@@ -35,8 +35,8 @@ class FakeConnection:
     def close_after_answer(self) -> None:
         self.calls.append("close")
 
-    def refuse(self, error: ApiError, waits: bool = True) -> None:
-        self.calls.append((int(error.status), waits))
+    def refuse(self, error: ApiError) -> None:
+        self.calls.append(int(error.status))
 
 
 def answer(
@@ -59,8 +59,7 @@ def answer(
             expects_continue=expects_continue,
             stores_body=True,
         )
-        exchange.body, exchange.is_whole = bytearray(b"{}"), True
-        exchange.has_changed.set()
+        exchange.take_body(b"{}", is_whole=True)
         await exchange.run(app)
         return connection.calls
 
@@ -107,10 +106,10 @@ def test_a_client_of_1_0_gets_an_answer_without_a_length_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("messages", "end"),
     [
-        ([], (500, False)),
-        ([start((b"x", b"a\r\ny: b"))], (500, False)),
-        ([start((b"content-length", b"3")), body(b"abcd")], (500, False)),
-        ([start((b"content-length", b"3")), body(b"ab")], (500, False)),
+        ([], 500),
+        ([start((b"x", b"a\r\ny: b"))], 500),
+        ([start((b"content-length", b"3")), body(b"abcd")], 500),
+        ([start((b"content-length", b"3")), body(b"ab")], 500),
         ([start((b"content-length", b"3")), body(b"ab", True), body(b"cd")], "close"),
         ([start(), body(b"ab", True)], "close"),
     ],

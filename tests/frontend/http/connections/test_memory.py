@@ -1,76 +1,90 @@
-"""What large requests took goes back to the kernel."""
+"""What large requests took goes back to the kernel, and large uploads take turns."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from openai_fakes import FakeLLM
 from quire.frontend.http.connections import admission
-from quire.frontend.http.connections.admission import LARGE_BYTES, MemoryTrimmer
-from quire.frontend.http.connections.connection import Connection
+from quire.frontend.http.connections.admission import LARGE_BYTES
 from quire.frontend.http.server import Server
 from server_fakes import Peer, run_with_server
 
-
-def test_large_requests_have_the_heap_trimmed_once_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> int:
-        num_trims, has_trimmed = 0, asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def trim() -> None:
-            nonlocal num_trims
-            num_trims += 1
-            loop.call_soon_threadsafe(has_trimmed.set)
-
-        monkeypatch.setattr(admission, "_DELAY_S", 0.05)
-        monkeypatch.setattr(admission, "trim_heap", trim)
-        trimmer = MemoryTrimmer()
-        trimmer.note_ended(LARGE_BYTES - 1)
-        for _ in range(2):  # the second is after the first round
-            trimmer.note_ended(LARGE_BYTES)
-            trimmer.note_ended(LARGE_BYTES)
-            await has_trimmed.wait()
-            has_trimmed.clear()
-        return num_trims
-
-    assert asyncio.run(scenario()) == 2
+HEAD = (
+    "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    "content-length: {}\r\n\r\n"
+)
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-def test_the_end_of_a_large_body_is_noted_whether_it_was_answered_or_cut(
+def test_large_bodies_have_the_heap_trimmed_whether_they_were_answered_or_cut(
     is_whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noted: list[int] = []
-    has_noted = asyncio.Event()
-
-    def note(_: MemoryTrimmer, size_bytes: int) -> None:
-        if size_bytes:
-            noted.append(size_bytes)
-            has_noted.set()
-
-    monkeypatch.setattr(MemoryTrimmer, "note_ended", note)
     body = b'{"prompt":"' + b"a" * LARGE_BYTES + b'"}'
-    has_all_but_the_end = asyncio.Event()
-    on_body = Connection.on_body
+    trims: list[None] = []  # one: none for small requests
 
-    def look(self: Connection, part: bytes) -> None:
-        on_body(self, part)
-        if self.exchanges[0].num_body_bytes >= len(body) - 1:
-            has_all_but_the_end.set()
+    async def scenario(_llm: FakeLLM, peer: Peer, server: Server) -> None:
+        loop, has_trimmed = asyncio.get_running_loop(), asyncio.Event()
 
-    monkeypatch.setattr(Connection, "on_body", look)
+        def trim() -> None:
+            trims.append(None)
+            loop.call_soon_threadsafe(has_trimmed.set)
 
-    async def scenario(_llm: FakeLLM, peer: Peer, _: Server) -> None:
-        head = f"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
-        await peer.say(f"{head}content-type: application/json\r\n\r\n".encode() + body[:-1])
-        await has_all_but_the_end.wait()
+        monkeypatch.setattr(admission, "trim_heap", trim)
+        assert await peer.ask_live()  # which is none of a large one
+        one = await peer.make_neighbour()
+        await one.say(HEAD.format(len(body)).encode() + body[:-1])
         if is_whole:
-            await peer.say(body[-1:])
-            await peer.read_answer()
+            await one.say(body[-1:])
+            await one.read_answer()
         else:
-            peer.writer.close()
-        await has_noted.wait()
+            connections: Any = server.connections
+            while not any(c.exchange and c.exchange.num_body_bytes == len(body) - 1 for c in connections):
+                assert await peer.ask_live()
+            one.writer.transport.abort()
+        await has_trimmed.wait()
+
+    monkeypatch.setattr(admission, "_TRIM_DELAY_S", 0.0)
+    run_with_server(scenario)
+    assert len(trims) == 1
+
+
+def test_a_connection_that_sends_much_leaves_others_their_turn() -> None:
+    async def scenario(_llm: FakeLLM, peer: Peer, server: Server) -> None:
+        upload = await peer.make_neighbour()
+        size = 2**22
+        turns: list[bool] = []
+        await upload.say(HEAD.format(size).encode())
+        assert await peer.ask_live()
+        address = upload.writer.get_extra_info("sockname")
+        (connection,) = (one for one in server.connections if one.client == address)
+        receive = connection.data_received
+
+        def note(data: bytes) -> None:
+            receive(data)
+            if len(data) >= 2**16:
+                turns.append(connection.is_reading_paused)
+
+        connection.data_received = note  # type: ignore[method-assign]
+        await upload.say(b" " * size)
+        assert (await upload.read_answer())[0] == 400
+        assert turns
+        assert all(turns)
 
     run_with_server(scenario)
-    assert max(noted) == len(body) - (0 if is_whole else 1)
+
+
+def test_a_client_that_sent_much_and_leaves_is_noticed_while_it_is_answered() -> None:
+    async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
+        llm.gate.clear()
+        body = f'{{"prompt":"a","stream":true{" " * 2**20}}}'
+        head = HEAD.format(len(body)).replace("/tokenize", "/v1/completions")
+        await peer.say(f"{head}{body}".encode())
+        await llm.wait_for_calls(1)
+        peer.leave()
+        await llm.wait_for_calls(1, 1)
+        assert not llm.gate.is_set()  # it ended because the client was seen to leave
+
+    run_with_server(scenario)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from quire.frontend.http.caller import name_address
 from quire.frontend.http.connections.admission import ByteShares, ConnectionTable
+from quire.frontend.http.errors import ApiError
 
 
 def test_unproven_connections_go_first_then_idle_ones_and_busy_ones_never() -> None:
@@ -66,21 +69,37 @@ def test_the_table_never_holds_more_than_it_may_and_forgets_what_left(
     assert not any(table._idle)
 
 
+@dataclass(eq=False)
+class Holder:
+    """A connection that gives way by letting go of all that it holds."""
+
+    client_name: str
+    shares: ByteShares
+    is_ending: bool = False
+    error: str = ""
+
+    def give_way(self, error: ApiError) -> None:
+        self.error, self.is_ending = str(error), True
+        self.shares.hold(self, 0)
+
+    def close_now(self) -> None:
+        raise AssertionError("it may answer")
+
+
 def test_past_the_bound_the_client_that_holds_most_gives_way() -> None:
-    shares: ByteShares[str] = ByteShares(100)
-    assert not shares.hold("a1", "a", 40)
-    assert not shares.hold("b1", "b", 30)
-    assert not shares.hold("a2", "a", 30)
-    assert shares.hold("b1", "b", 35)
-    assert shares.find_victim("b1", "b") == "a2"  # the youngest of the largest
-    shares.release("a2")
-    assert shares.hold("a3", "a", 30)
-    assert shares.find_victim("a3", "a") == "a3"  # who asks, when it is the largest's
-    shares.release("a3")
-    assert (shares.num_bytes, shares.count_of("a")) == (75, 40)
-    assert not shares.hold("a1", "a", 0)
-    shares.release("b1")
-    assert (shares.num_bytes, shares.count_of("a")) == (0, 0)
+    shares = ByteShares("bodies", "max_x", 100)
+    a1, b1, a2, a3 = (Holder(name, shares) for name in "abaa")
+    for holder, num_bytes in ((a1, 40), (b1, 30), (a2, 30), (b1, 35)):
+        shares.hold(holder, num_bytes)
+    shares.make_room(b1)
+    assert [one.is_ending for one in (a1, b1, a2)] == [False, False, True]  # the youngest of the largest
+    assert a2.error == "bodies: 105 bytes under way, 70 of them yours, at most 100 (max_x)"
+    shares.hold(a3, 30)
+    shares.make_room(a3)
+    assert (a3.is_ending, a1.is_ending) == (True, False)  # who asks, when it is the largest's
+    shares.hold(a1, 0)
+    shares.hold(b1, 0)
+    assert shares.num_bytes == 0
 
 
 @pytest.mark.parametrize(
