@@ -17,14 +17,13 @@ import msgspec
 
 from ....ipc.errors import SamplingParamsError, did_you_mean
 from ....ipc.params.param_fields import make_plain
+from ..offered_tools import resolve
 from . import keywords
 from .strict_schema import check_strict, list_schemas
 
 # oneOf of references, as discriminated unions are written -> anyOf, where no value can be of two
 # branches. llguidance takes a oneOf whose branches say in place that they exclude each other, and follows
 # no reference to find out.
-
-_MAX_HOPS = 8  # from reference to reference; they may form a circle
 
 
 class _Facts(NamedTuple):
@@ -42,70 +41,48 @@ def replace_exclusive_one_of(root: dict[str, Any]) -> None:
     schemas = [schema for _, schema in list_schemas("", root)]
     if any("/oneOf/" in schema.get("$ref", "") for schema in schemas):
         return  # what refers to a branch would refer to nothing
-    reader = _Reader(root)
+    known: dict[str, _Facts] = {}  # what is referred to is read once
+
+    def read(branch: Any) -> _Facts:
+        if not _is_reference(branch):
+            return _read_facts(branch, root)
+        if branch["$ref"] not in known:
+            known[branch["$ref"]] = _read_facts(resolve(branch, root), root)
+        return known[branch["$ref"]]
+
     for schema in schemas:
         branches = schema.get("oneOf", [])
         has_references = any(isinstance(branch, dict) and "$ref" in branch for branch in branches)
-        if has_references and "anyOf" not in schema and _are_exclusive(map(reader.read, branches)):
+        if has_references and "anyOf" not in schema and _are_exclusive(map(read, branches)):
             schema["anyOf"] = schema.pop("oneOf")
 
 
-class _Reader:
-    """Reads schemas of one root, each that is referred to once."""
+def _read_facts(schema: Any, root: dict[str, Any]) -> _Facts:
+    if not isinstance(schema, dict):
+        return _Facts(keywords.TYPES, {})
+    schema = cast(dict[str, Any], schema)
+    types = schema.get("type", keywords.TYPES)
+    properties = schema.get("properties", {})
+    listed = {name: _list_values(properties.get(name), root) for name in schema.get("required", [])}
+    values = {name: values for name, values in listed.items() if values}
+    # An integer is a number.
+    listed_types = [types] if isinstance(types, str) else types
+    return _Facts(tuple({"number" if name == "integer" else name for name in listed_types}), values)
 
-    def __init__(self, root: dict[str, Any]) -> None:
-        self._root = root
-        self._known: dict[str, _Facts] = {}
 
-    def read(self, schema: Any) -> _Facts:
-        """What is said where a chain of mere references leads."""
-        if not isinstance(schema, dict) or list(cast(dict[str, Any], schema)) != ["$ref"]:
-            return self._read_here(schema)
-        pointer = cast(str, schema["$ref"])
-        if pointer not in self._known:
-            self._known[pointer] = self._read_here(self._resolve(schema))
-        return self._known[pointer]
+def _list_values(schema: Any, root: dict[str, Any]) -> frozenset[Any]:
+    """The values that a property can have; empty if it can have others than texts and integers."""
+    schema = resolve(schema, root) if _is_reference(schema) else schema
+    if not isinstance(schema, dict):
+        return frozenset()
+    schema = cast(dict[str, Any], schema)
+    values = [schema["const"]] if "const" in schema else schema.get("enum", [])
+    return frozenset(values) if all(type(value) in (str, int) for value in values) else frozenset()
 
-    def _read_here(self, schema: Any) -> _Facts:
-        if not isinstance(schema, dict):
-            return _Facts(keywords.TYPES, {})
-        schema = cast(dict[str, Any], schema)
-        types = schema.get("type", keywords.TYPES)
-        properties = schema.get("properties", {})
-        listed = {name: self._list_values(properties.get(name)) for name in schema.get("required", [])}
-        values = {name: values for name, values in listed.items() if values}
-        # An integer is a number.
-        listed_types = [types] if isinstance(types, str) else types
-        return _Facts(tuple({"number" if name == "integer" else name for name in listed_types}), values)
 
-    def _list_values(self, schema: Any) -> frozenset[Any]:
-        """The values that a property can have; empty if it can have others than texts and integers."""
-        schema = self._resolve(schema)
-        if not isinstance(schema, dict):
-            return frozenset()
-        schema = cast(dict[str, Any], schema)
-        values = [schema["const"]] if "const" in schema else schema.get("enum", [])
-        return frozenset(values) if all(type(value) in (str, int) for value in values) else frozenset()
-
-    def _resolve(self, schema: Any) -> Any:
-        for _ in range(_MAX_HOPS):
-            if not isinstance(schema, dict) or list(cast(dict[str, Any], schema)) != ["$ref"]:
-                break
-            schema = self._find(cast(str, schema["$ref"]))
-        return schema
-
-    def _find(self, pointer: str) -> Any:
-        """The schema of a pointer, which there is; nothing is said of one with percent signs."""
-        if "%" in pointer:
-            return {}
-        target: Any = self._root
-        for part in pointer.split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(target, list):
-                target = cast(list[Any], target)[int(name)]
-            else:
-                target = target[name]
-        return target
+def _is_reference(schema: Any) -> bool:
+    """Whether it says nothing but where another is."""
+    return isinstance(schema, dict) and list(cast(dict[str, Any], schema)) == ["$ref"]
 
 
 def _are_exclusive(branches: Iterable[_Facts]) -> bool:
