@@ -2,46 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 import pytest
 from fakes import make_config
 from quire.ipc.errors import ConfigError, EngineStartError, ModelError, did_you_mean, raise_remote
-from quire.ipc.spec.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from quire.ipc.spec.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    ParallelConfig,
+    RecoveryConfig,
+    SchedulerConfig,
+)
+from quire.ipc.spec.options import Option, read_options
+
+PARTS = (ModelConfig, ParallelConfig, CacheConfig, SchedulerConfig, RecoveryConfig, EngineConfig)
+OPTIONS = [option for part in PARTS for option in read_options(part) if option.type is not str]
+
+
+def list_refused(option: Option) -> Iterator[object]:
+    """What a declared number or switch may not be: of another type, or beyond its range."""
+    yield from ("7", [1], {}, *(() if option.is_optional else (None,)))
+    if option.type is bool:
+        yield from (1, 0.0)
+        return
+    yield from (True, float("nan"), float("inf"), 10**400, -3)
+    if option.choices:
+        yield from (each + 1 for each in option.choices)
+        return
+    low = option.get("low", option.meta.gt if option.meta.ge is None else option.meta.ge)
+    yield option.meta.le * 2 + 1
+    yield from [low / 2] if option.type is float and low > 0 else []
+    yield from [low - 1, low + 0.5] if option.type is int else []
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_what_an_option_does_not_allow_is_refused_by_its_name_with_its_range(option: Option) -> None:
+    option.check(option.default)
+    for value in list_refused(option):
+        with pytest.raises(ConfigError, match=f"^{option.name}=") as caught:
+            option.check(value)
+        assert str(caught.value).endswith(f": {option.describe_allowed(value)}")
+
+
+@pytest.mark.parametrize("part", PARTS[1:5])
+def test_a_part_of_a_config_checks_what_it_declares(part: type[msgspec.Struct]) -> None:
+    for option in read_options(part):
+        with pytest.raises(ConfigError, match=f"^{option.name}="):
+            part(**{option.field: "tpu" if option.type is str else "7"})
 
 
 @pytest.mark.parametrize(
-    ("part", "field", "value"),
+    ("part", "name", "value", "allowed"),
     [
-        (CacheConfig, "block_size", 12),
-        (CacheConfig, "num_gpu_blocks_override", 0),
-        (CacheConfig, "kv_cache_memory_bytes", -1),
-        (CacheConfig, "gpu_memory_utilization", 1.5),
-        (SchedulerConfig, "max_num_batched_tokens", 0),
-        (SchedulerConfig, "max_num_seqs", 0),
-        (SchedulerConfig, "run_ahead", 3),
-        (ParallelConfig, "device", "tpu"),
-        (ParallelConfig, "executor_backend", "external"),
-        (ParallelConfig, "tensor_parallel_size", 65),
-        (ParallelConfig, "pipeline_parallel_size", 0),
-        (ParallelConfig, "data_parallel_size", 65),
-        (ParallelConfig, "num_threads", 0),
-        (CacheConfig, "num_gpu_blocks_override", 2**31),
-        (CacheConfig, "kv_cache_memory_bytes", 2**63),
-        (SchedulerConfig, "max_num_batched_tokens", 2**31),
-        (SchedulerConfig, "long_prefill_token_threshold", 2**31),
-        (SchedulerConfig, "max_num_seqs", 10**400),
+        (EngineConfig, "ready_timeout_s", 0.5, "seconds from 1 to 86400"),
+        (EngineConfig, "step_timeout_s", -1.0, "seconds from 0.1 to 86400, or 0 for none"),
+        (EngineConfig, "exact", "always", "True, False or None"),
+        (CacheConfig, "gpu_memory_utilization", 1.5, "a number above 0 and up to 1"),
+        (CacheConfig, "kv_cache_memory_bytes", 0, f"an integer from 1 to {2**63 - 1}"),
+        (CacheConfig, "block_size", 13, "one of 8, 16, 32, 64, 128"),
+        (SchedulerConfig, "run_ahead", 3, "an integer from 1 to 2"),
+        (SchedulerConfig, "scheduling_policy", "random", "one of fcfs, priority, fair"),
+        (ModelConfig, "enforce_eager", 1, "True or False"),
+        (ModelConfig, "max_logprobs", -2, "an integer from -1 to 2147483647"),
     ],
 )
-def test_a_bad_value_is_refused_by_name(part: type[msgspec.Struct], field: str, value: object) -> None:
+def test_what_is_allowed_is_said_as_users_write_it(
+    part: type[msgspec.Struct], name: str, value: object, allowed: str
+) -> None:
+    option = next(option for option in read_options(part) if option.name == name)
     with pytest.raises(ConfigError) as caught:
-        part(**{field: value})
-    assert caught.value.field == field
-
-
-@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 0, -1, 0.5, 86401, 10**400, "60", True])
-def test_a_ready_timeout_is_a_wait_that_a_poll_can_make(seconds: object) -> None:
-    with pytest.raises(ConfigError, match=r"^ready_timeout_s=.*: seconds from 1 to 86400$"):
-        msgspec.structs.replace(make_config(), ready_timeout_s=seconds)
+        option.check(value)
+    assert str(caught.value) == f"{name}={value!r}: {allowed}"
 
 
 def test_without_chunked_prefill_a_step_must_hold_the_longest_prompt() -> None:
