@@ -23,7 +23,7 @@ from quire.frontend.formats.known_formats import FORMATS
 from quire.frontend.formats.output_format import OutputFormat
 from quire.frontend.llm_engine import LLMEngine
 from quire.frontend.models.model_folder import pocket_folder
-from quire.frontend.requests.input_processor import PreparedParams
+from quire.frontend.requests.input_processor import PreparedParams, PreparedSearch
 from quire.frontend.requests.vectors.processor import PoolingProcessor
 from quire.frontend.requests.vectors.state import PoolingInput
 from quire.frontend.text.tokenizer import load_tokenizer
@@ -305,7 +305,7 @@ def embedded_by_token(i: int) -> tuple[dict[str, Any], PoolingParams]:
 def searched(i: int) -> tuple[str, PreparedParams]:
     width = 2 + i % 3
     sampling = SamplingParams(n=width, temperature=0.0, max_tokens=8 + i % 4)
-    return make_prompt(i), PreparedParams("", b"", sampling, 0.0, beam_search=BeamSearch(width, 1.0, "never"))
+    return make_prompt(i), PreparedSearch("", b"", sampling, 0.0, beam_search=BeamSearch(width, 1.0, "never"))
 
 
 @kind

@@ -10,7 +10,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 
 from ...ipc.errors import ProtocolError
 from ...ipc.processes.due import find_earliest
@@ -106,7 +105,6 @@ class EngineCore:
         self._ids_of: dict[bytes, set[str]] = {}  # client -> ids of its live requests, at least one
         self._outputs = EngineOutputs(self.counters, self._observations, self._scheduler)
         self._num_arrivals = 0
-        self._num_searches = 0  # live beam searches
         self._num_deaths_alone = num_deaths_alone or {}
         self.request_log = ThrottledLog(monotonic)
         self.recorder: StepRecorder | None = None  # while somebody profiles this core
@@ -165,7 +163,6 @@ class EngineCore:
             answer_bytes,
         )
         self._requests[live.request_id] = live
-        self._num_searches += live.group is not None
         for name in live.options.names:
             self._named.setdefault(name, set()).add(live)
         self._ids_of.setdefault(client, set()).add(live.request_id)
@@ -280,10 +277,7 @@ class EngineCore:
             self._outputs.accept_prompt_logprobs(step, logprobs)
         if output.bad_rows or output.failed_rows:
             self._fail_rows(step, output.bad_rows, output.failed_rows)
-        token_ids = output.token_ids
-        if self._num_searches:
-            step, token_ids = self._accept_beams(step, token_ids, logprobs, began)
-        finished = self._outputs.accept_tokens(step, token_ids, logprobs, began)
+        finished = self._outputs.accept_tokens(step, output.token_ids, logprobs, began)
         if step.pooled or output.pooled:
             finished += self._outputs.accept_pooled(step, output.pooled, began)
         self._forget(finished)
@@ -342,8 +336,7 @@ class EngineCore:
         """The problems with blocks, rows and requests. Walks all of them."""
         scheduler = self._scheduler
         live = [*scheduler.running, *scheduler.waiting, *scheduler.policy.parked]
-        holders = [holder for request in live for holder in request.holders]
-        problems = self._manager.check(holders) + scheduler.check()
+        problems = self._manager.check(live) + scheduler.check()
         if {id(request) for request in live} != {id(request) for request in self._requests.values()}:
             problems.append(f"{len(live)} requests run or wait, {len(self._requests)} are live")
         ended = [request.request_id for request in live if request.finish_reason is not None]
@@ -356,26 +349,13 @@ class EngineCore:
 
     # -- parts of the above
 
-    def _accept_beams(
-        self, step: Step, token_ids: list[int], logprobs: Mapping[int, RowLogprobs], now: float
-    ) -> tuple[Step, list[int]]:
-        """Take the results of beams, and end searches that are over. Returns the step's other results."""
-        done, num_tokens = self._scheduler.beams.accept(step, logprobs)
-        self._outputs.note_beams(step, num_tokens, now)
-        for request in done:
-            self._outputs.add_beams(request)
-        self._forget(done)
-        others = [place for place, request in enumerate(step.sampled) if request.group is None]
-        sampled, rows = [step.sampled[i] for i in others], [step.sampled_rows[i] for i in others]
-        return replace(step, sampled=sampled, sampled_rows=rows), [token_ids[i] for i in others]
-
     def _fail_rows(self, step: Step, bad_rows: list[int], failures: list[RowFailure]) -> None:
         """End requests whose logits or vector are not finite, and those that exceed a limit of the worker."""
         rows = zip(step.rows, step.requests, strict=True)
         pooled = drop_finished(request for row, request in rows if row in bad_rows and request.pooling_params)
         bad = list(_find_live(step, bad_rows))
-        for holder in (holder for request in bad + pooled for holder in request.holders):
-            self._manager.forget_contents(holder)  # its K and V may be bad, too
+        for request in bad + pooled:
+            self._manager.forget_contents(request)  # their K and V may be bad: nobody finds them again
         self._finish(bad, FinishReason.ERROR, BAD_LOGITS, ErrorCode.BAD_LOGITS)
         self._finish(pooled, FinishReason.ERROR, BAD_VECTOR, ErrorCode.BAD_VECTOR)
         by_row = {failure.row: failure for failure in failures}
@@ -404,7 +384,7 @@ class EngineCore:
             request.finish_reason = reason
             output = EngineCoreOutput(
                 request.request_id,
-                0 if request.group is not None else request.num_output_tokens,
+                request.num_output_tokens,
                 [],
                 reason,
                 request.stop_reason,
@@ -424,7 +404,6 @@ class EngineCore:
         for request in finished:
             self._stats_collector.note_end(request)
             del self._requests[request.request_id]
-            self._num_searches -= request.group is not None
             for name in set(request.options.names):
                 self._named[name].remove(request)
                 if not self._named[name]:

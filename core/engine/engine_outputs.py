@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from ...ipc.protocol.messages import EngineCoreOutput, FinishReason, drop_positions
 from ...ipc.protocol.step import RowLogprobs, RowPooled
-from ..scheduling.request import Request, drop_finished
+from ..scheduling.request import Request
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.step import Step
 from ..stats.stats import EngineCounters, Observations
@@ -119,33 +119,6 @@ class EngineOutputs:
                 ),
             )
         return finished
-
-    def note_beams(self, step: Step, num_tokens: int, now: float) -> None:
-        """`num_tokens` tokens of beams of this step were accepted."""
-        self._counters.generation_tokens += num_tokens
-        for request in drop_finished(step.sampled):
-            if request.group is None or not request.num_output_tokens:
-                continue
-            if request.first_token_time is None:
-                request.first_token_time = now
-                self._observations.observe_first_token(request, now)
-            request.last_token_time = now
-
-    def add_beams(self, request: Request) -> None:
-        """File the result of a beam search that is over."""
-        assert request.group is not None
-        beams = request.group.search.to_hypotheses()
-        request.finish_reason = beams[0].finish_reason
-        output = EngineCoreOutput(
-            request.request_id,
-            0,
-            [],
-            request.finish_reason,
-            num_cached_tokens=request.num_cached_tokens,
-            times=request.to_times(),
-            beams=beams,
-        )
-        self.add(request.client, output)
 
     def accept_prompt_logprobs(self, step: Step, logprobs: Mapping[int, RowLogprobs]) -> None:
         """File a step's prompt logprobs, but for positions that were delivered before a preemption."""

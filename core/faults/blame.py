@@ -336,10 +336,5 @@ def _find_suspicion(request: Request) -> tuple[bool, bool, float]:
 
 
 def _count_known(request: Request) -> float:
-    """The tokens that a request has got.
-
-    A beam search begins anew with every core: getting as far as before does not clear it of a core's death.
-    """
-    if request.group is not None and request.num_attempts >= SUSPECT_ATTEMPTS:
-        return math.inf
+    """Tokens beyond which a request under test is cleared."""
     return request.num_output_tokens

@@ -75,11 +75,14 @@ class BlockPool:
                     free.move_to_end(block_id, last=False)
 
     def register(self, block_id: int, block_hash: bytes) -> bool:
-        """Make a held block findable. False if another block has this content already, which stays."""
+        """Make a held block findable, by this name alone. False if another block already has this content:
+        the first stays.
+        """
         assert self._ref_counts[block_id] > 0
-        assert self._hashes[block_id] is None
         if block_hash in self._index:
             return False
+        if (old := self._hashes[block_id]) is not None:
+            del self._index[old]
         self._index[block_hash] = block_id
         self._hashes[block_id] = block_hash
         return True

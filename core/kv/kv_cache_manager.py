@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Container, Iterable
+from functools import lru_cache
 
 from ...ipc.protocol.token_ids import TOKEN_SIZE_BYTES
 from ...ipc.spec.model_spec import ModelSpec, has_dynamic_rope
@@ -35,22 +36,41 @@ class BlockHasher:
         self._key = os.urandom(SEED_SIZE_BYTES) if seed is None else seed[: hashlib.blake2b.MAX_KEY_SIZE]
         self._has_dynamic_rope = has_dynamic_rope(spec)
         self._original_length = spec.max_position_embeddings
+        self._hash_prompt = lru_cache(maxsize=32)(self._hash)
 
     def extend(self, request: Request) -> list[bytes]:
         """Extend `request.block_hashes` to all full blocks of its known tokens, and return it."""
         hashes = request.block_hashes
-        num_missing = request.num_tokens // self._block_size - len(hashes)
-        if num_missing <= 0:
+        num_full = request.num_tokens // self._block_size
+        if num_full <= len(hashes):
             return hashes
+        if request.is_continued and not hashes:  # others come with the same prompt
+            size_bytes = len(request.prompt_token_ids) // self._block_size_bytes * self._block_size_bytes
+            hashes += self._hash_prompt(self._root_of(request), request.prompt_token_ids[:size_bytes])
         parent = hashes[-1] if hashes else self._root_of(request)
         start = len(hashes) * self._block_size
-        packed = request.packed_tokens(start, start + num_missing * self._block_size)
+        hashes += self._hash(parent, request.packed_tokens(start, num_full * self._block_size))
+        return hashes
+
+    def _hash(self, parent: bytes, packed: bytes) -> list[bytes]:
+        """The names of full blocks that follow `parent`."""
+        hashes: list[bytes] = []
         step, key, blake2b = self._block_size_bytes, self._key, hashlib.blake2b
         for offset in range(0, len(packed), step):
             data = parent + packed[offset : offset + step]
             parent = blake2b(data, digest_size=HASH_SIZE_BYTES, key=key).digest()
             hashes.append(parent)
         return hashes
+
+    def name_tail(self, request: Request, num_tokens: int) -> bytes | None:
+        """The name of the block that its first `num_tokens` tokens fill in part; None if there is none."""
+        num_full, num_rest = divmod(num_tokens, self._block_size)
+        if not num_rest:
+            return None
+        hashes = self.extend(request)
+        parent = hashes[num_full - 1] if num_full else self._root_of(request)
+        data = parent + request.packed_tokens(num_full * self._block_size, num_tokens)
+        return hashlib.blake2b(data, digest_size=HASH_SIZE_BYTES, key=self._key).digest()
 
     def _root_of(self, request: Request) -> bytes:
         """The parent of a request's first block: what K and V depend on beside the tokens before them."""
@@ -114,6 +134,18 @@ class KVCacheManager:
             hits.append(block_id)
         return hits
 
+    def find_tail(self, request: Request, hits: list[int]) -> int | None:
+        """The block after `hits` with all that is left of a request but its last token, if one has it.
+
+        Looked for by requests that `is_continued` says, and left by them (`index_tail`).
+        """
+        if not request.is_continued or self._hasher is None or not self.reads_cache(request):
+            return None
+        if len(hits) < self._max_hits(request):
+            return None
+        name = self._hasher.name_tail(request, request.num_tokens - 1)
+        return None if name is None else self.pool.find(name)
+
     def hash_prompt(self, request: Request) -> list[bytes]:
         """The hashes of its full blocks, by which other requests find them; none if it reads no cache."""
         return self._hasher.extend(request) if self._hasher is not None and self.reads_cache(request) else []
@@ -133,46 +165,25 @@ class KVCacheManager:
         is_held_once = self.pool.is_held_once
         return sum(is_held_once(block_id) for block_id in request.block_ids if block_id not in wanted)
 
-    def allocate(self, request: Request, hits: list[int], reserve: int) -> bool:
-        """Give an admitted request the blocks of all its known tokens, of which `hits` are the first.
+    def allocate(self, request: Request, hits: list[int], reserve: int, tail: int | None = None) -> bool:
+        """Give an admitted request the blocks of all its known tokens, those of its prefix hit first.
 
-        False, with nothing changed, if that would leave fewer than `reserve` blocks free.
+        tail: as `find_tail` says. If nobody holds it the request has it from now on, else a block into which
+        it is to be copied. False, with nothing changed, if fewer than `reserve` blocks would be left free.
         """
-        if self.count_taken(request, hits) + reserve > self.pool.num_free:
+        shared = hits if tail is None or not self.pool.is_free(tail) else [*hits, tail]
+        if self.count_taken(request, shared) + reserve > self.pool.num_free:
             return False
-        for block_id in hits:  # first: taking a block could evict a hit
+        for block_id in shared:  # first: taking a block could evict a hit
             self.pool.acquire(block_id)
-        num_new = self.count_blocks(request.num_tokens) - len(hits)
-        request.block_ids = hits + self.pool.take(num_new)
-        request.num_computed_tokens = len(hits) * self.block_size
+        num_new = self.count_blocks(request.num_tokens) - len(shared)
+        request.block_ids = shared + self.pool.take(num_new)
+        request.num_computed_tokens = len(hits) * self.block_size if tail is None else request.num_tokens - 1
         request.num_indexed_blocks = len(hits)
         if self._hasher is not None:
-            request.next_index_at = (len(hits) + 1) * self.block_size
+            # A tail keeps its name for others that look for it in this step, also when this one fills it.
+            request.next_index_at = (len(hits) + 1) * self.block_size if tail is None else NEVER
         return True
-
-    def fork(self, parent: Request, child: Request) -> int | None:
-        """Give a child the full blocks of computed tokens that its parent has. The parent's block after them,
-        whose contents the child's own is to begin with; None if there is none.
-        """
-        num_full, rest = divmod(parent.num_computed_tokens, self.block_size)
-        child.block_ids = parent.block_ids[:num_full]
-        for block_id in child.block_ids:
-            self.pool.acquire(block_id)
-        child.block_hashes = parent.block_hashes[:num_full]
-        child.num_indexed_blocks = num_full  # the parent tells the index of those
-        if self._hasher is not None:
-            child.next_index_at = (num_full + 1) * self.block_size
-        return parent.block_ids[num_full] if rest else None
-
-    def count_missing(self, request: Request) -> int:
-        """How many blocks a running request lacks for its known tokens."""
-        return self.count_blocks(request.num_tokens) - len(request.block_ids)
-
-    def extend(self, request: Request) -> list[int]:
-        """Give a running request the blocks that it lacks, and return them. They must be free."""
-        block_ids = self.pool.take(self.count_missing(request))
-        request.block_ids += block_ids
-        return block_ids
 
     def grow(self, request: Request) -> int | None:
         """Give a request that has filled its last block one more; None if none is free."""
@@ -199,6 +210,15 @@ class KVCacheManager:
                 indexed.append(request.block_ids[i])
         request.num_indexed_blocks = num_full
         request.next_index_at = (num_full + 1) * self.block_size
+
+    def index_tail(self, request: Request) -> None:
+        """Make findable all that a request which ends well leaves, also what does not fill its last block."""
+        if self._hasher is None or request.pooling_params is not None:
+            return
+        num_computed = request.num_computed_tokens = request.num_tokens - 1  # its last token need not be
+        self.index_full_blocks(request, [])
+        if (name := self._hasher.name_tail(request, num_computed)) is not None:
+            self.pool.register(request.block_ids[num_computed // self.block_size], name)
 
     def free(self, request: Request) -> None:
         """Release all blocks, the last one first: a prefix is then evicted from its end, the least useful."""

@@ -115,9 +115,7 @@ class FairPolicy(Policy[FairQueue]):
         were in the step before come first in a step.
         """
         paced: PacedStep = step.policy_data
-        searches = [request for request in self.batch.requests if request.group]
-        num_beams = sum(search.num_rows for search in searches if account_of(search) in paced.limited)
-        limit = self._pacer.limit_tokens(len(decodes) + num_beams)
+        limit = self._pacer.limit_tokens(len(decodes))
         if limit is None:
             limit = step.token_budget
         num_decodes = limit - self._count_prompt_tokens(paced.limited, limit // 2)
@@ -219,7 +217,7 @@ class FairPolicy(Policy[FairQueue]):
     def note_enter(self, step: Step, request: Request) -> None:
         """Count its rows and blocks, and that it overtook the requests that were passed over."""
         record = record_of(request)
-        record.account.num_rows += request.num_rows
+        record.account.num_rows += 1
         record.account.num_blocks += request.num_blocks
         self._holders[record.account] = None
         for passed in self.waiting.list_set_aside():
@@ -245,18 +243,12 @@ class FairPolicy(Policy[FairQueue]):
             paced.prompt_budget -= num_tokens
         self._note_limited(step, record.account, num_tokens)
 
-    def note_block(self, request: Request, count: int = 1) -> None:
+    def note_block(self, request: Request) -> None:
         """Count it."""
-        request.policy_data.account.num_blocks += count  # 16 of 256 decodes a step need one: no calls
-
-    def note_beams(self, request: Request, num_tokens: int, step: Step | None = None) -> None:
-        """Charge every beam's tokens."""
-        account_of(request).charge(num_tokens)
-        if step is not None:
-            self._note_limited(step, account_of(request), num_tokens)
+        request.policy_data.account.num_blocks += 1  # 16 of 256 decodes a step need one: no calls
 
     def _note_limited(self, step: Step, account: Account, num_tokens: int) -> None:
-        """Take a prompt's or beams' tokens from the budget of tenants in excess, if this is one."""
+        """Take a prompt's tokens from the budget of tenants in excess, if this is one."""
         paced: PacedStep = step.policy_data
         if account in paced.limited:
             paced.limited_budget = max(0, paced.limited_budget - num_tokens)
@@ -301,7 +293,7 @@ class FairPolicy(Policy[FairQueue]):
     def note_release(self, request: Request) -> None:
         """Subtract its rows and blocks."""
         account = account_of(request)
-        account.num_rows -= request.num_rows
+        account.num_rows -= 1
         account.num_blocks -= request.num_blocks
         self._prefilling.pop(request, None)
         if account.num_rows == 0:
@@ -334,7 +326,7 @@ class FairPolicy(Policy[FairQueue]):
         problems = super().check() + self._accounts.check([*running, *self.waiting, *self.parked])
         rows: Counter[Account] = Counter()
         for request in running:
-            rows[account_of(request)] += request.num_rows
+            rows[account_of(request)] += 1
         if rows.keys() != self._holders.keys() or any(account.num_rows != rows[account] for account in rows):
             problems.append("the tenants' rows are not those of the running requests")
         for account in rows:

@@ -61,12 +61,12 @@ class Holdings:
             if not requests:
                 continue
             last = requests[-1]
-            if self.share(account, -last.num_rows, -last.num_blocks) >= floor:
+            if self.share(account, -1, -last.num_blocks) >= floor:
                 best = share, last
         if best is None:
             return None
         request = self._list_requests(account_of(best[1])).pop()
-        self.give(account_of(request), -request.num_rows, -request.num_blocks)
+        self.give(account_of(request), -1, -request.num_blocks)
         return request
 
     def _list_requests(self, account: Account) -> list[Request]:
@@ -90,11 +90,11 @@ class PlannedAdmissions:
     def add(self, request: Request, num_blocks: int, num_tokens: int) -> None:
         """Add a request that takes `num_blocks` blocks, and `num_tokens` tokens in this step."""
         self.requests.append(request)
-        self.num_rows += request.num_rows
+        self.num_rows += 1
         self.num_blocks += num_blocks
         self.num_tokens += num_tokens
         account = account_of(request)
-        self.holdings.give(account, request.num_rows, num_blocks)
+        self.holdings.give(account, 1, num_blocks)
         self._charged.setdefault(account, (account.counter, account.is_served))
         account.charge(num_tokens)
 
@@ -178,7 +178,7 @@ class FairPreemption:
         None if there are not enough, or its tenant would then have more than others keep.
         """
         batch, account, num_planned = self._batch, account_of(head), planned.num_rows
-        lacking_rows = num_planned + head.num_rows - len(batch.free_rows)
+        lacking_rows = num_planned + 1 - len(batch.free_rows)
         lacking_blocks = (
             planned.num_blocks
             + num_blocks
@@ -186,16 +186,16 @@ class FairPreemption:
             + num_planned
             - batch.manager.pool.num_free
         )
-        floor = planned.holdings.share(account, head.num_rows, num_blocks)
+        floor = planned.holdings.share(account, 1, num_blocks)
         victims: list[Request] = []
         while lacking_rows > 0 or lacking_blocks > 0:
             victim = planned.holdings.take_excess(floor, account.counter)
             if victim is None:
                 return None
             victims.append(victim)
-            lacking_rows -= victim.num_rows
+            lacking_rows -= 1
             # Its part of the reserved blocks comes free as well.
-            lacking_blocks -= victim.num_rows + batch.manager.count_freed(victim, hits)
+            lacking_blocks -= 1 + batch.manager.count_freed(victim, hits)
         return victims
 
     def _count_first_tokens(self, head: Request, hits: list[int], num_planned: int) -> int:

@@ -145,7 +145,7 @@ class Policy(Generic[QueueT]):
                 return
 
     def limit_chunk(self, step: Step, request: Request, num_tokens: int) -> int:
-        """How many of the `num_tokens` tokens of a prompt or a beam, for which there is room, to compute."""
+        """How many of the `num_tokens` tokens of a prompt, which fit, may be in this step."""
         del step, request
         return num_tokens
 
@@ -157,11 +157,8 @@ class Policy(Generic[QueueT]):
     def note_chunk(self, step: Step, request: Request, num_tokens: int) -> None:
         """`num_tokens` tokens of a prompt were put into the step; `num_computed_tokens` counts them."""
 
-    def note_block(self, request: Request, count: int = 1) -> None:
-        """A running request got `count` more blocks; a negative count: gave some back."""
-
-    def note_beams(self, request: Request, num_tokens: int, step: Step | None = None) -> None:
-        """`num_tokens` tokens of its beams were put into the step; without a step: were computed in vain."""
+    def note_block(self, request: Request) -> None:
+        """A running request was given one more block."""
 
     def note_work(self, request: Request, num_tokens: float) -> None:
         """Its rows' own work in a step took as long as `num_tokens` tokens of that step."""
@@ -195,9 +192,8 @@ class Policy(Generic[QueueT]):
         batch = self.batch
         if head.num_placeholders:
             return "preempted, and a token of it is still on its way"
-        if batch.lacks_rows(head):
-            lacks = f"needs {head.num_rows} rows" if head.num_rows > 1 else "no free row"
-            return f"{lacks} ({len(batch.requests)} running, max_num_seqs={batch.config.max_num_seqs})"
+        if not batch.free_rows:
+            return f"no free row ({len(batch.requests)} running, max_num_seqs={batch.config.max_num_seqs})"
         hits = batch.manager.find_prefix(head)
         if batch.lacks_blocks(head, hits):
             num_needed, num_kept = batch.manager.count_taken(head, hits), batch.num_reserved_blocks

@@ -33,8 +33,8 @@ class PriorityPolicy(FcfsPolicy):
         worse = [request for request in batch.requests if request.rank > urgent.rank]
         # At best all their blocks come free; if even that is too little, let them run.
         num_blocks = sum(request.num_blocks for request in worse)
-        num_staying = batch.num_used_rows - sum(request.num_rows for request in worse)
+        num_staying = batch.num_used_rows - len(worse)
         if manager.count_taken(urgent, hits) + num_staying > manager.pool.num_free + num_blocks:
             return
-        while worse and (batch.lacks_rows(urgent) or batch.lacks_blocks(urgent, hits)):
+        while worse and (not batch.free_rows or batch.lacks_blocks(urgent, hits)):
             yield worse.pop()

@@ -33,7 +33,6 @@ def find_refusal(request: EngineCoreRequest, config: EngineConfig, num_blocks: i
         or _find_bad_token("output_token_ids", request.output_token_ids, vocab_size)
         or _find_bad_parameter(request, vocab_size)
         or find_bad_pooling(request, config.model.spec, config.scheduler.enable_chunked_prefill)
-        or _find_bad_search(request, config)
         or find_bad_logprobs(request, config)
         or _find_lack_of_blocks(request, config, num_blocks)
     )
@@ -109,24 +108,6 @@ def _find_bad_counts(lists: TokenLists) -> str | None:
     return None
 
 
-def _find_bad_search(request: EngineCoreRequest, config: EngineConfig) -> str | None:
-    """What a beam search needs to run, and what does not go with it."""
-    search, params = request.beam_search, request.sampling_params
-    if search is None:
-        return None
-    max_num_seqs, vocab_size = config.scheduler.max_num_seqs, config.model.spec.vocab_size
-    num_candidates = search.count_candidates(len(request.eos_token_ids))
-    if search.width > max_num_seqs:
-        return f"beam_search: a width of {search.width}, and there are max_num_seqs={max_num_seqs} rows"
-    if num_candidates > vocab_size:
-        return f"beam_search: a width of {search.width} needs {num_candidates} tokens, {vocab_size} are there"
-    if params.logprobs != num_candidates:
-        return f"beam_search: logprobs={params.logprobs}, and {num_candidates} are looked at"
-    if request.output_token_ids or request.grammar or params.prompt_logprobs is not None:
-        return "beam_search: neither output_token_ids nor a grammar nor prompt_logprobs"
-    return None
-
-
 def _find_bad_length(request: EngineCoreRequest, max_model_len: int) -> str | None:
     num_prompt = count_token_ids(request.prompt_token_ids)
     num_output = count_token_ids(request.output_token_ids)
@@ -160,9 +141,6 @@ def _find_lack_of_blocks(request: EngineCoreRequest, config: EngineConfig, num_b
         longest = num_prompt + 1
     block_size = config.cache.block_size
     num_needed = -(-(longest - 1) // block_size)  # the last generated token's K and V are not computed
-    if request.beam_search is not None:  # beams share the full blocks of the prompt at least
-        num_shared = num_prompt // block_size
-        num_needed = num_shared + request.beam_search.width * (num_needed - num_shared)
     if num_needed <= num_blocks or not config.block_size_bytes:
         return None
     return (

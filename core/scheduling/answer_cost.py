@@ -83,8 +83,8 @@ def find_bad_pooling(request: EngineCoreRequest, spec: ModelSpec, can_split: boo
         return None if spec.has_logits else f"it generates nothing; its tasks: {', '.join(spec.tasks)}"
     if pooling is None or params.task not in pooling.tasks:
         return f"task: {params.task!r}, and the model's are {', '.join(spec.tasks)}"
-    if request.output_token_ids or request.grammar or request.beam_search is not None:
-        return "pooling_params: neither output_token_ids nor a grammar nor a beam search"
+    if request.output_token_ids or request.grammar:
+        return "pooling_params: neither output_token_ids nor a grammar"
     start, num_prompt = request.type_start, count_token_ids(request.prompt_token_ids)
     if start is not None and not (start <= num_prompt and spec.embedding.num_types > 1):
         allowed = f"0..{num_prompt}, the prompt's length" if spec.embedding.num_types > 1 else "no types"

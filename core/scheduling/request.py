@@ -23,7 +23,6 @@ from ...ipc.protocol.request_price import find_held_bytes
 from ...ipc.protocol.step import NewRequestData
 from ...ipc.protocol.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
 from ...ipc.protocol.token_lists import NO_LISTS, TokenLists
-from .beam_search import BeamSearchState, Candidates
 from .repetition import RepetitionDetector
 from .tenant import Tenant
 
@@ -44,40 +43,6 @@ class RequestStatus(Enum):
     FINISHED = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Fork:
-    """How a beam's row comes to be, until a step says so to the worker."""
-
-    source_row: int
-    num_tokens: int  # that it takes over: computed ones
-    copied_block: int | None  # whose contents the first block of its own begins with
-
-
-@dataclass(slots=True, eq=False)
-class BeamGroup:
-    """What a request of a beam search has beside what every request has.
-
-    The request computes its prompt like any other. Its result makes the first beams: from then on each beam
-    is a Request of its own with a row and blocks, which no queue and no policy knows, and the request itself
-    has no blocks. When it is preempted it forgets its beams, and waits with the output that all have in
-    common.
-    """
-
-    search: BeamSearchState
-    free_rows: list[int] = field(default_factory=list[int])  # those of its rows that no beam has
-    used_rows: list[int] = field(
-        default_factory=list[int]
-    )  # beside the request's own, as the worker knows them
-    beams: list[Request] = field(default_factory=list["Request"])  # as search.running; none yet: empty
-    forks: dict[int, Fork] = field(default_factory=dict[int, Fork])  # of rows that no step was told of
-    results: dict[int, Candidates] = field(default_factory=dict[int, Candidates])  # by row
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that it has while it runs."""
-        return self.search.search.width
-
-
 @dataclass(slots=True, eq=False)
 class Request:
     """One live request. Fields in the second half change as it runs."""
@@ -88,8 +53,8 @@ class Request:
     sampling_params: SamplingParams
     prompt_token_ids: bytes
     num_prompt_tokens: int
-    # Prompt + output at the longest; with `group` those known and the one to come, with `pooling_params` the
-    # prompt: the scheduler then never takes its last token for one that is decoded.
+    # Prompt + output at the longest; with `pooling_params` the prompt: the scheduler then never takes its
+    # last token for one that is decoded.
     max_total_tokens: int
     eos_token_ids: list[int]
     stop_token_ids: frozenset[int]  # end-of-sequence tokens included
@@ -121,8 +86,8 @@ class Request:
     num_prompt_logprobs: int = 0  # prompt positions whose logprobs were delivered
     num_preemptions: int = 0
     policy_data: Any = None  # what the scheduling policy notes of it; nobody else's business
-    group: BeamGroup | None = None  # of a beam search
     purpose: Purpose = ""  # as in the message
+    is_continued: bool = False  # likewise
     pooling_params: PoolingParams | None = None  # likewise: it ends with its prompt
     type_start: int | None = None  # likewise
     num_sequences: int = 1  # likewise
@@ -162,10 +127,6 @@ class Request:
         options = message.options
         timeout_s, queue_timeout_s = options.timeout_s, None if output else options.queue_timeout_s
         max_total = max_model_len if max_tokens is None else min(num_prompt + max_tokens, max_model_len)
-        group = None
-        if message.beam_search is not None:
-            state = BeamSearchState(message.beam_search, message.eos_token_ids, max_total - num_prompt)
-            group, max_total = BeamGroup(state), num_prompt + 1
         if message.pooling_params is not None:
             max_total = num_prompt
         return cls(
@@ -191,8 +152,8 @@ class Request:
             output_token_ids=output,
             num_tokens=num_prompt + len(output),
             repetition=_make_detector(params, output),
-            group=group,
             purpose=message.purpose,
+            is_continued=message.is_continued,
             pooling_params=message.pooling_params,
             num_sequences=message.num_sequences,
             type_start=message.type_start,
@@ -201,14 +162,12 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Generated tokens whose values are known; of a beam search those of its longest beams."""
-        return len(self.output_token_ids) if self.group is None else self.group.search.num_rounds
+        """Generated tokens whose values are known."""
+        return len(self.output_token_ids)
 
     @property
     def kind(self) -> RequestKind:
         """What it is counted as."""
-        if self.group is not None:
-            return "beam_search"
         if self.pooling_params is not None:
             return "pooling"
         return self.purpose or ("grammar" if self.grammar else "plain")
@@ -219,20 +178,9 @@ class Request:
         return self.pooling_params is not None and self.pooling_params.is_token_wise
 
     @property
-    def num_rows(self) -> int:
-        """Rows that it has while it runs."""
-        return 1 if self.group is None else self.group.num_rows
-
-    @property
     def num_blocks(self) -> int:
-        """Blocks that it holds; one that several of its beams share counts for each."""
-        held = len(self.block_ids)
-        return held if self.group is None else held + sum(len(beam.block_ids) for beam in self.group.beams)
-
-    @property
-    def holders(self) -> list[Request]:
-        """The parts of it that may hold blocks: itself, and its beams."""
-        return [self] if self.group is None else [self, *self.group.beams]
+        """Blocks that it holds, those included that others hold as well."""
+        return len(self.block_ids)
 
     @property
     def arrival_time(self) -> float:
@@ -256,11 +204,6 @@ class Request:
         if end > num_prompt:
             packed += self.output_token_ids[max(start - num_prompt, 0) : end - num_prompt].tobytes()
         return packed
-
-    def set_output(self, token_ids: array[int]) -> None:
-        """Have this output, whose tokens are known."""
-        self.output_token_ids = token_ids
-        self.num_tokens = self.num_prompt_tokens + len(token_ids)
 
     def find_finish(self) -> FinishReason | None:
         """Why the request ends with the output it has, None if it goes on.

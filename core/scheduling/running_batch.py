@@ -11,7 +11,7 @@ from collections import deque
 from ...ipc.errors import ProtocolError
 from ...ipc.spec.config import SchedulerConfig
 from ..kv.kv_cache_manager import KVCacheManager
-from .request import BeamGroup, Request, RequestStatus
+from .request import Request, RequestStatus
 from .step import Step
 
 
@@ -42,14 +42,6 @@ class RunningBatch:
         """
         return self.num_used_rows if self.manager.has_kv else 0
 
-    def lacks_rows(self, request: Request) -> bool:
-        """Whether too few rows are free for a waiting request.
-
-        A beam search that is alone also gets withheld ones: its beams need not be in one step.
-        """
-        num_free = len(self.free_rows) + (0 if self.requests else len(self._withheld_rows))
-        return request.num_rows > num_free
-
     @property
     def has_free_row(self) -> bool:
         """No more rows than a step has tokens: decodes that were left out come back all at once."""
@@ -57,7 +49,7 @@ class RunningBatch:
 
     def lacks_room(self, request: Request) -> bool:
         """Whether a waiting request could not be admitted now, for want of a row or of blocks."""
-        return self.lacks_rows(request) or self.lacks_blocks(request, self.manager.find_prefix(request))
+        return not self.free_rows or self.lacks_blocks(request, self.manager.find_prefix(request))
 
     def lacks_blocks(self, request: Request, hits: list[int]) -> bool:
         """Whether too few blocks are free for a waiting request whose longest known prefix is `hits`."""
@@ -65,11 +57,9 @@ class RunningBatch:
         return manager.count_taken(request, hits) + self.num_reserved_blocks > manager.pool.num_free
 
     def enter(self, request: Request) -> None:
-        """Let a request run that has been given blocks; there are rows."""
+        """Let a request run that has been given blocks; there is a row."""
         request.status = RequestStatus.RUNNING
         request.row = self.free_rows.pop()
-        if request.group is not None:
-            request.group.free_rows = [self._take_row() for _ in range(request.num_rows - 1)]
         request.tenant.num_rows += 1
         insort(self.requests, request, key=lambda running: running.order)
 
@@ -78,35 +68,9 @@ class RunningBatch:
         assert request.row is not None
         request.tenant.num_rows -= 1
         self.manager.free(request)
-        if request.group is None:
-            self.free_rows.append(request.row)
-        else:
-            self._release_beams(request, request.group, request.row)
+        self.free_rows.append(request.row)
         self._freed_rows.append(request.row)
         request.row = None
-
-    def _release_beams(self, request: Request, group: BeamGroup, row: int) -> None:
-        """Leave of a search what it needs to go on later: the beams' outputs, and what they share."""
-        rows = {row, *group.free_rows}
-        for beam in group.beams:
-            self.manager.free(beam)
-            assert beam.row is not None
-            rows.add(beam.row)
-        for one in sorted(rows):
-            self._give_row(one)
-        self._freed_rows += group.used_rows
-        group.used_rows, group.free_rows = [], []
-        group.beams, group.forks, group.results = [], {}, {}
-        request.set_output(group.search.find_common_prefix())
-        request.max_total_tokens = request.num_tokens + 1
-
-    def _take_row(self) -> int:
-        return (self.free_rows or self._withheld_rows).pop()
-
-    def _give_row(self, row: int) -> None:
-        """The row of a beam search is unused again."""
-        is_withheld = len(self._withheld_rows) < self.config.max_num_seqs - self.max_step_rows
-        (self._withheld_rows if is_withheld else self.free_rows).append(row)
 
     def is_oldest(self, step_id: int) -> bool:
         """True if it is the oldest step in flight, False if it is one that was forgotten.
@@ -142,11 +106,7 @@ class RunningBatch:
     def check(self) -> list[str]:
         """What is wrong with rows, order and states; empty if nothing is."""
         problems: list[str] = []
-        rows = [request.row for request in self.requests if request.group is None]
-        for group_of in self.requests:
-            if group_of.group is not None:
-                own = [beam.row for beam in group_of.group.beams] or [group_of.row]
-                rows += own + group_of.group.free_rows
+        rows = [request.row for request in self.requests]
         if sorted(self.free_rows + self._withheld_rows + [row for row in rows if row is not None]) != list(
             range(self.config.max_num_seqs)
         ):

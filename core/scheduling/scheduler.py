@@ -17,13 +17,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
+from ...ipc.protocol.messages import FinishReason
 from ...ipc.protocol.step import ModelRunnerOutput, SchedulerOutput
 from ...ipc.spec.config import SchedulerConfig
 from ..kv.kv_cache_manager import KVCacheManager
 from ..policies import POLICIES
 from ..stats.stats import EngineCounters
 from .answer_cost import MAX_STEP_ANSWER_BYTES, find_token_price, may_run_beside
-from .beams import BeamScheduler
 from .request import Request, RequestStatus
 from .request_queue import WaitingRequests
 from .running_batch import RunningBatch
@@ -54,7 +54,6 @@ class Scheduler:
         self.batch = RunningBatch(config, manager)
         self.policy = POLICIES[config.policy](self.batch, monotonic)
         self.in_flight = self.batch.in_flight
-        self.beams = BeamScheduler(self.batch, self.policy, self._size_chunk, self._preempt)
         self._turns = WorkTurns(self.batch)
         self._next_step_id = 0
         self._lacks_work = False  # when a step was last to be formed
@@ -77,6 +76,8 @@ class Scheduler:
         num_stopped = 0
         for request in requests:
             if request.status is RequestStatus.RUNNING:
+                if request.is_continued and request.finish_reason in (FinishReason.LENGTH, FinishReason.STOP):
+                    self._manager.index_tail(request)
                 self._release(request)
                 num_stopped += 1
             else:
@@ -142,13 +143,10 @@ class Scheduler:
         step = Step(self._next_step_id, budget, budget)
         for victim in self.policy.choose_victims():
             self._preempt(victim)
-        self.beams.allocate()
         decodes = self._turns.limit(step, self.policy.choose_decodes(step))
         num_stages = self._config.num_stages
         turn = decodes if num_stages == 1 else take_turn(decodes, self.in_flight, num_stages, budget)
         prefills = self._schedule_decodes(step, turn)
-        if prefills:
-            prefills = self.beams.schedule(step, prefills)
         if step.rows:
             step.long_prefill_budget = min(step.long_prefill_budget, self._long_threshold)
         for request in self.policy.choose_prompts(step, prefills):
@@ -219,20 +217,22 @@ class Scheduler:
         """Let a waiting request in, if tokens and blocks suffice; there is a free row."""
         if request.num_placeholders:
             return  # preempted, and steps in flight still sample tokens for it
-        if request.group is not None and self.batch.lacks_rows(request):
-            return
         if step.new_requests and step.new_bytes + request.held_bytes - request.answer_bytes > MAX_NEW_BYTES:
             return
         if not may_run_beside(request, self.running):
             return
         hits = self._manager.find_prefix(request)
-        num_missing = request.num_tokens - len(hits) * self._manager.block_size
+        tail = self._manager.find_tail(request, hits)
+        num_missing = 1 if tail is not None else request.num_tokens - len(hits) * self._manager.block_size
         num_tokens = self._size_beginning(step, request, num_missing)
-        if num_missing == 1 and num_tokens == 0 and hits:  # its last token has to wait: compute others again
+        if num_missing == 1 and num_tokens == 0 and hits and tail is None:
+            # Its last token has to wait: compute others again.
             hits = hits[:-1]
             num_tokens = self._size_beginning(step, request, 1 + self._manager.block_size)
-        if num_tokens == 0 or not self._manager.allocate(request, hits, self.batch.num_reserved_blocks):
+        if num_tokens == 0 or not self._manager.allocate(request, hits, self.batch.num_reserved_blocks, tail):
             return
+        if tail is not None and (block_id := request.block_ids[len(hits)]) != tail:
+            step.block_copies.append((tail, block_id))
         self.policy.remove(request)
         self._enter(step, request)
         self._add_chunk(step, request, num_tokens)
@@ -335,7 +335,6 @@ class Scheduler:
             self.batch.take_freed_rows(),
             step.new_block_ids,
             step.sampled_rows if len(step.sampled_rows) < len(step.rows) else None,
-            step.forks,
             step.block_copies,
             step.pooled_rows,
         )

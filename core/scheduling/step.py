@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...ipc.protocol.step import NewRequestData, RowFork
+from ...ipc.protocol.step import NewRequestData
 from .request import Request
 
 
@@ -26,7 +26,6 @@ class Step:
     new_requests: list[NewRequestData] = field(default_factory=list)
     new_bytes: int = 0  # the price of those
     new_block_ids: list[tuple[int, list[int]]] = field(default_factory=list)
-    forks: list[RowFork] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     indexed_blocks: list[int] = field(default_factory=list)  # findable, though only this step fills them
     # row -> the first token that is computed of the prompt, of requests that are answered by position:

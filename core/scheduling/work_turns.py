@@ -63,7 +63,7 @@ class WorkTurns:
 
     def __init__(self, batch: RunningBatch) -> None:
         self._batch = batch
-        self._dear: dict[Request, None] = {}  # running; beams are none
+        self._dear: dict[Request, None] = {}  # running
         self._compiled: KeptGrammars[GrammarWork] = KeptGrammars()  # by the worker
         self._extra_us = MAX_ROW_WORK_US  # of a request with extra_args that is new
         self._credits: dict[TenantName, Credit] = {}  # all others have BURST_US; debts outlive their requests
@@ -75,7 +75,7 @@ class WorkTurns:
 
     def enter(self, request: Request) -> None:
         """A request has a row from now on."""
-        if request.group is None and self._find_price(request) >= MIN_ROW_WORK_US:
+        if self._find_price(request) >= MIN_ROW_WORK_US:
             self._dear[request] = None
 
     def leave(self, request: Request) -> None:
@@ -144,7 +144,7 @@ class WorkTurns:
         Beside others one dear request of a step may, if its tenant had credit before the turns of this step.
         """
         price_us = self._find_price(request)
-        if price_us < MIN_ROW_WORK_US or request.group is not None or request.pooling_params is not None:
+        if price_us < MIN_ROW_WORK_US or request.pooling_params is not None:
             return True
         prices, tenant = step.work_prices, request.tenant
         if sum(prices.values()) >= self._find_step_budget_us(self._has_others):
@@ -156,7 +156,7 @@ class WorkTurns:
 
     def begin(self, step: Step, request: Request) -> None:
         """A request has its first token in this step."""
-        if request.group is None and (price_us := self._find_price(request)) >= MIN_ROW_WORK_US:
+        if (price_us := self._find_price(request)) >= MIN_ROW_WORK_US:
             step.has_begun_dear = True
             self._charge(step, request, price_us)
         if request.grammar:
@@ -284,8 +284,6 @@ class WorkTurns:
     def _note_row(self, request: Request, work_us: int, price_us: int) -> None:
         """One row took so long, and was reckoned to take `price_us`."""
         request.total_work_us += work_us
-        if request.group is not None:
-            return  # which takes no turns, and is only charged
         tenant = request.tenant
         self._change_credit(tenant, price_us - work_us)
         tenant.work_clock_us += (work_us - price_us) / tenant.weight

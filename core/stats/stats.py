@@ -179,11 +179,13 @@ class Observations:
         assert request.finish_reason is not None
         self._finished[request.finish_reason] += 1
         self._finished_by_kind[request.kind] += 1
+        if request.is_continued:
+            return  # it is a part of what its user waits for
         observed: dict[str, float] = {
             "request_prompt_tokens": request.num_prompt_tokens,
             "request_generation_tokens": request.num_output_tokens,
         }
-        if request.pooling_params is None and request.group is None:
+        if request.pooling_params is None:
             observed["request_max_num_generation_tokens"] = request.num_output_tokens
             observed["request_params_max_tokens"] = request.max_total_tokens - request.num_prompt_tokens
         if request.num_sequences:

@@ -78,7 +78,8 @@ class StatsCollector:
         """A live request has its finish_reason."""
         self.observations.observe_finish(request)
         ended = self._tokens_of_ended
-        ended[request.client] = ended.get(request.client, 0) + request.num_output_tokens
+        num_tokens = 1 if request.is_continued else request.num_output_tokens  # others have counted the rest
+        ended[request.client] = ended.get(request.client, 0) + num_tokens
 
     def forget_client(self, client: bytes) -> None:
         """A client is gone."""
@@ -196,8 +197,6 @@ class StatsCollector:
 
 
 def _describe_kind(request: Request) -> str:
-    if request.group is not None:
-        return f"beams {request.num_rows}"
     return "" if request.kind == "plain" else request.kind
 
 

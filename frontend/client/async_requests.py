@@ -255,8 +255,11 @@ class AsyncRequests:
             while True:
                 outputs = await self._client.get_outputs()
                 for start in range(0, len(outputs), _SLICE):
-                    if ids := self._outputs.process_outputs(outputs[start : start + _SLICE]):
-                        self._client.abort_requests(ids)
+                    followup = self._outputs.process_outputs(outputs[start : start + _SLICE])
+                    if followup.ids_to_abort:
+                        self._client.abort_requests(followup.ids_to_abort)
+                    if followup.requests:
+                        self._client.add_requests(followup.requests)
                     if start + _SLICE < len(outputs):
                         await asyncio.sleep(0)
                 self._on_news()

@@ -26,6 +26,7 @@ from ...ipc.protocol.token_lists import (
     pack_token_lists,
 )
 from ..text.tokenizer import Tokenizer
+from .beams import BeamSearchState, begin_search
 from .prompts import (
     ParsedPrompt,
     Prompt,
@@ -72,6 +73,7 @@ class EngineInput(msgspec.Struct, frozen=True):
     """A request, ready to be sent: one EngineCoreRequest a sequence.
 
     `params` are the user's, cloned. `hides_cumulative_logprob`: logprobs only serve to choose the best.
+    `beam_search`: what becomes of the answer to the one sequence, which begins it.
     """
 
     request_id: str
@@ -81,11 +83,18 @@ class EngineInput(msgspec.Struct, frozen=True):
     arrival_time: float
     sequences: list[EngineCoreRequest]
     hides_cumulative_logprob: bool = False
+    beam_search: BeamSearchState | None = None
 
 
 PreparedParams = EngineCoreRequest
 """A request that still lacks its prompt, id and time: SamplingParams, checked and cloned, with what of them
-takes a tokenizer. Of a beam search sampling_params.n is its width. Requests take copies."""
+takes a tokenizer. Requests take copies."""
+
+
+class PreparedSearch(PreparedParams, array_like=True, frozen=True, gc=False, kw_only=True):
+    """Those of a beam search, whose width sampling_params.n is. No engine sees it: `begin_search`."""
+
+    beam_search: BeamSearch
 
 
 class InputProcessor:
@@ -228,7 +237,7 @@ class InputProcessor:
         if num_candidates > size:
             allowed = f"fewer: {num_candidates} tokens would be looked at, and the vocabulary has {size}"
             raise SamplingParamsError(width_name, search.width, allowed)
-        return msgspec.structs.replace(self.prepare_params(params), beam_search=search)
+        return PreparedSearch(**msgspec.structs.asdict(self.prepare_params(params)), beam_search=search)
 
     def prepare_each(self, params: Sequence[SamplingParams | PreparedParams]) -> list[PreparedParams]:
         """`prepare_params` of each; one that is there many times is checked once."""
@@ -265,18 +274,13 @@ class InputProcessor:
             eos_token_ids=[] if own.ignore_eos and not prepared.grammar else list(self._facts.eos_token_ids),
             options=prompt.salt(options),
         )
-        searches = prepared.beam_search is not None
-        return EngineInput(
-            request_id,
-            prompt.text,
-            prompt.token_ids,
-            own,
-            arrived,
-            [_make_search(template)]
-            if searches
-            else _make_sequences(template, seed, hides, self._facts.vocab_size),
-            hides,
-        )
+        search = None
+        if isinstance(template, PreparedSearch):
+            search, first = begin_search(template, template.beam_search, self._facts.max_model_len)
+            sequences = [first]
+        else:
+            sequences = _make_sequences(template, seed, hides, self._facts.vocab_size)
+        return EngineInput(request_id, prompt.text, prompt.token_ids, own, arrived, sequences, hides, search)
 
     def _check_params(self, params: SamplingParams) -> None:
         """What SamplingParams cannot check on its own: the vocabulary, the engine's caps, the tokenizer."""
@@ -338,16 +342,6 @@ def check_has_end(facts: EngineFacts, wanted: StructuredOutputsParams | None) ->
 def list_bad_word_texts(words: Sequence[str]) -> list[str]:
     """What is encoded of bad words: two texts a word, at a text's beginning and after a space."""
     return [text for word in words for text in (word.lstrip() or word, " " + word.lstrip())]
-
-
-def _make_search(template: EngineCoreRequest) -> EngineCoreRequest:
-    """The one request of a beam search: beams are ranked by the model's own logprobs."""
-    assert template.beam_search is not None
-    own = copy.copy(template.sampling_params)
-    own.n, own.seed, own.temperature = 1, 0, 0.0
-    own.logprobs = template.beam_search.count_candidates(len(template.eos_token_ids))
-    drop_packed(own)
-    return msgspec.structs.replace(template, sampling_params=own)
 
 
 def _make_sequences(

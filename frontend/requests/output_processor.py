@@ -10,16 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...ipc.errors import InputError
 from ...ipc.params.sampling_params import RequestOutputKind
-from ...ipc.protocol.messages import BeamHypothesis, EngineCoreOutput, FinishReason
+from ...ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
 from ..logprobs import LogprobsList, LogprobsTable, TokenText
 from ..outputs import CompletionOutput, RequestMetrics, RequestOutput, merge_metrics
 from ..text.detokenizer import Detokenizer
 from ..text.tokenizer import Tokenizer
-from .beam_search import make_beam_completions
+from .beam_search import SearchState
 from .input_processor import EngineInput
 from .vectors.state import PoolingInput, PoolingState
 
@@ -27,6 +27,13 @@ Sink = Callable[[Any], None]  # takes the outputs that its request has, of one k
 
 _REPEATS = "repetition_detected"  # vLLM's stop_reason
 _REASON_TEXTS = {reason: str(reason) for reason in FinishReason}
+
+
+class Followup(NamedTuple):
+    """What the engine shall end and begin after outputs were processed."""
+
+    ids_to_abort: list[str]
+    requests: list[EngineCoreRequest]
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +62,6 @@ class RequestState:
     text_of: TokenText | None = None
     detokenizer: Detokenizer | None = None
     is_deferred: bool = field(init=False)
-    beams: list[BeamHypothesis] | None = None  # what a beam search has found
 
     def __post_init__(self, tokenizer: Tokenizer | None) -> None:
         request, params = self.request, self.request.params
@@ -174,7 +180,6 @@ class RequestState:
     def _finish(self, output: EngineCoreOutput, finish: FinishReason) -> None:
         self.finish_reason = _REASON_TEXTS[finish]
         self.stop_reason = _REPEATS if finish is FinishReason.REPETITION else output.stop_reason
-        self.beams = output.beams
         self.error = output.error
         self.error_code = None if output.error_code is None else str(output.error_code)
         self.metrics.num_generation_tokens = len(self.token_ids)
@@ -275,9 +280,11 @@ class RequestGroup:
 class OutputProcessor:
     """All live requests of a frontend."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """monotonic: the clock of searches' timeouts."""
         self._tokenizer = tokenizer
-        self._states: dict[str, RequestState | PoolingState] = {}  # by the engine's id
+        self._monotonic = monotonic
+        self._states: dict[str, RequestState | PoolingState | SearchState] = {}  # by the engine's id
         self._engine_ids: dict[str, list[str]] = {}  # the user's id -> the engine's, live ones
 
     @property
@@ -302,6 +309,9 @@ class OutputProcessor:
             self._states[request.engine_id] = PoolingState(request, sink)
             self._engine_ids[request_id] = [request.engine_id]
             return
+        if request.beam_search is not None:
+            self._follow(SearchState(request, self._tokenizer, sink, self._monotonic))
+            return
         group = RequestGroup(request) if len(request.sequences) > 1 else None
         for index, sequence in enumerate(request.sequences):
             state = RequestState(request, index, group, self._tokenizer, sink)
@@ -311,7 +321,7 @@ class OutputProcessor:
         self._engine_ids[request_id] = [sequence.request_id for sequence in request.sequences]
 
     def find_engine_ids(self, request_ids: Iterable[str]) -> list[str]:
-        """The engine's ids of these requests' live sequences; unknown and finished ones are left out."""
+        """The engine's ids of what is live of these requests; unknown and finished ones are left out."""
         return [one for request_id in request_ids for one in self._engine_ids.get(request_id, ())]
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
@@ -331,9 +341,9 @@ class OutputProcessor:
                 state.group.end()
         return engine_ids
 
-    def process_outputs(self, outputs: Sequence[EngineCoreOutput]) -> list[str]:
-        """Merge what the engine sent and deliver what that makes; returns what the engine shall end."""
-        ids_to_abort: list[str] = []
+    def process_outputs(self, outputs: Sequence[EngineCoreOutput]) -> Followup:
+        """Merge what the engine sent and deliver what that makes."""
+        followup = Followup([], [])
         now = time.time()
         groups: dict[int, RequestState] = {}  # one state of each group that changed, by the group's identity
         states = self._states
@@ -341,15 +351,17 @@ class OutputProcessor:
             state = states.get(output.request_id)
             if state is None:
                 continue  # aborted here, and the engine did not know yet
-            if isinstance(state, PoolingState):
-                if (pooled := state.take(output)) is not None:
+            if not isinstance(state, RequestState):
+                if isinstance(state, SearchState):
+                    self._take_candidates(state, output, followup)
+                elif (pooled := state.take(output)) is not None:
                     state.sink(pooled)
                     self._remove(output.request_id, state)
                 continue
             state.take(output, now)
             if state.finish_reason is not None:
                 if output.finish_reason is None:  # it ended here: a stop string, or a gap
-                    ids_to_abort.append(output.request_id)
+                    followup.ids_to_abort.append(output.request_id)
                 self._remove(output.request_id, state)
             elif state.kind == RequestOutputKind.FINAL_ONLY:
                 continue
@@ -359,20 +371,32 @@ class OutputProcessor:
             elif (completion := state.make_completion()) is not None:
                 is_finished = state.finish_reason is not None
                 metrics = state.metrics if is_finished else None
-                completions = [completion]
-                if state.beams is not None:
-                    completions = make_beam_completions(state.request, state.beams, self._tokenizer)
-                    state.metrics.num_generation_tokens = sum(len(one.token_ids) for one in completions)
-                state.sink(_make_output(state, completions, is_finished, metrics, state))
+                state.sink(_make_output(state, [completion], is_finished, metrics, state))
         for state in groups.values():
             assert state.group is not None
             if (made := state.group.make_output()) is not None:
                 state.sink(made)
             if state.group.num_live == 0:
                 state.group.end()
-        return ids_to_abort
+        return followup
 
-    def _remove(self, engine_id: str, state: RequestState | PoolingState) -> None:
+    def _follow(self, state: SearchState) -> None:
+        """Wait for the answers to a search's requests."""
+        for sequence in state.requests:
+            self._states[sequence.request_id] = state
+        self._engine_ids[state.request.request_id] = [one.request_id for one in state.requests]
+
+    def _take_candidates(self, state: SearchState, output: EngineCoreOutput, followup: Followup) -> None:
+        before, result = state.requests, state.take(output)
+        self._remove(output.request_id, state)
+        if result is not None:
+            followup.ids_to_abort.extend(self.forget_requests([result.request_id]))
+            state.sink(result)
+        elif state.requests is not before:
+            self._follow(state)
+            followup.requests.extend(state.requests)
+
+    def _remove(self, engine_id: str, state: RequestState | PoolingState | SearchState) -> None:
         del self._states[engine_id]
         request_id = state.request.request_id
         live = self._engine_ids[request_id]

@@ -65,7 +65,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int = 0  # of its prompt, found when it began
     prefix_miss: str = ""  # no such prefix, evicted, other salt, not looked up; empty: all was found
     work_s: float = 0.0  # of the worker, that its row took for itself
-    kind: str = ""  # its purpose, "grammar", "pooling", or "beams" and their number; empty: none of these
+    kind: str = ""  # its purpose, "grammar" or "pooling"; empty: none of these
     owner: str = ""  # the tenant that its client has named; not shown to who owns some requests only
 
 

@@ -1,4 +1,4 @@
-"""The protocol between frontends and the engine core (version 4).
+"""The protocol between frontends and the engine core (version 5).
 
 A message is one ZeroMQ frame: a byte that names its type (`MESSAGE_TYPES`), then a msgpack body. The engine
 binds one ROUTER; every frontend is a DEALER with a random identity. Each field has a cap; a frame that does
@@ -17,7 +17,6 @@ from msgspec import Meta
 
 from ..files.file_identity import NotedFiles
 from ..network.served_files import ServedFiles
-from ..params.beam_search import BeamSearch
 from ..params.pooling_params import PoolingParams
 from ..params.request_options import (
     MAX_REQUEST_ID_LENGTH,
@@ -34,7 +33,7 @@ from .fair_share import MAX_CLIENT_WEIGHT
 from .prefix_digest import EngineDigest
 from .token_lists import TokenLists
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 SUSPECT_ATTEMPTS = 2  # lost engine cores in a row after which a request runs alone
 MAX_GRAMMAR_LENGTH = 256 * 1024  # characters
@@ -54,7 +53,7 @@ PackedTokenIds = Annotated[bytes, Meta(max_length=MAX_PROMPT_BYTES)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_LENGTH)]
 Grammar = Annotated[str, Meta(max_length=MAX_GRAMMAR_LENGTH)]
 ExtraArgs = Annotated[str, Meta(max_length=MAX_EXTRA_ARGS_BYTES)]
-Purpose = Literal["", "tools", "thinking"]
+Purpose = Literal["", "tools", "thinking", "beam_search"]
 Weight = Annotated[float, Meta(gt=0.0, le=MAX_CLIENT_WEIGHT)]
 
 
@@ -245,7 +244,6 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     num_attempts: Annotated[int, Meta(ge=0)] = 0  # engines lost with it in a row, without a token in between
     grammar: Grammar = ""  # that its output follows, as llguidance reads it; empty: none
     extra_args: ExtraArgs = ""  # SamplingParams.extra_args as JSON, for logits processors; empty: none
-    beam_search: BeamSearch | None = None  # with logprobs=count_candidates(eos), and no output before its end
     purpose: Purpose = ""  # what people see it counted as, where the engine itself cannot tell
     pooling_params: PoolingParams | None = None  # nothing is generated; sampling_params are read by nobody
     type_start: Annotated[int, Meta(ge=0)] | None = None  # tokens from here on are of type 1; None: none are
@@ -254,6 +252,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     num_sequences: Annotated[int, Meta(ge=0, le=MAX_N)] = (
         1  # of the request whose first this is; 0: a further one
     )
+    is_continued: bool = False  # others go on from its tokens: its last block, too, can be found afterwards
 
 
 class EngineCoreRequests(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -358,15 +357,6 @@ class RequestTimes(msgspec.Struct, array_like=True, frozen=True, gc=False):
     num_preemptions: int
 
 
-class BeamHypothesis(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A sequence that a beam search has found; width of `logprobs`, which has its tokens, is 1."""
-
-    logprobs: LogprobsBlock
-    cumulative_logprob: float
-    score: float
-    finish_reason: FinishReason
-
-
 class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """New tokens of one request, and its end if finish_reason is set."""
 
@@ -381,7 +371,6 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     num_cached_tokens: int | None = None  # set once, with the first token
     times: RequestTimes | None = None
     error_code: ErrorCode | None = None
-    beams: list[BeamHypothesis] | None = None  # with the end of a beam search, the best first
     pooled: bytes | None = None  # float32, as RowPooled.data; of token-wise tasks in parts, in order
     pooled_start: int = 0  # at which byte of the whole answer those begin: as `start`, of tokens
 

@@ -35,9 +35,8 @@ def find_max_frame_bytes(max_model_len: int) -> int:
 
 def find_held_bytes(request: EngineCoreRequest) -> int:
     """What a core holds for this sequence as it comes; what it generates is bounded by the KV cache."""
-    num_rows = 1 if request.beam_search is None else request.beam_search.width
     return (
-        num_rows * _REQUEST_BYTES
+        _REQUEST_BYTES
         + len(request.prompt_token_ids)
         + len(request.output_token_ids)
         + request.token_lists.size_bytes

@@ -128,12 +128,12 @@ REQUEST_FIELDS: dict[str, Belief] = {
     "num_attempts": Belief.CORE,  # at most the cores that are known to have ended with it live
     "grammar": Belief.TAKEN,
     "extra_args": Belief.TAKEN,
-    "beam_search": Belief.TAKEN,
     "purpose": Belief.TAKEN,
     "pooling_params": Belief.TAKEN,
     "type_start": Belief.TAKEN,
     "age_s": Belief.CORE,  # none: as arrival_time
     "num_sequences": Belief.TAKEN,  # for counts
+    "is_continued": Belief.TAKEN,
 }
 
 REQUEST_OPTIONS: dict[str, OptionRight] = {

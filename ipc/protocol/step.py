@@ -40,25 +40,11 @@ class NewRequestData(msgspec.Struct, array_like=True, frozen=True, gc=False):
     type_start: int | None = None  # likewise
 
 
-class RowFork(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A row that becomes a copy of `source_row` as far as `num_tokens` tokens, which are computed, and
-    `num_blocks` blocks of its table; `token_ids` and `block_ids` follow them. Both may be the same row.
-    """
-
-    row: int
-    source_row: int
-    num_tokens: int
-    token_ids: bytes
-    num_blocks: int
-    block_ids: list[int]
-
-
 class SchedulerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One step: which rows compute how many tokens. Answered by ModelRunnerOutput or StepFailed.
 
     Order of effects in the worker: free `freed_rows`, then enter `new_requests`, then append
-    `new_block_ids`, then make `forks` and `block_copies`, then compute. No fork changes what another one
-    takes from its source: a source is forked from itself at most, past those tokens.
+    `new_block_ids`, then make `block_copies`, then compute.
     `rows` are distinct; `num_tokens[i]` >= 1 tokens of `rows[i]` are computed, from its computed count on.
     `sampled_rows`, in the order of `rows`, are those that then have all of prompt and output computed (the
     worker's own samples of earlier steps too); each samples one token, which is appended to its output. Only
@@ -72,7 +58,6 @@ class SchedulerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     freed_rows: list[int] = []
     new_block_ids: list[tuple[int, list[int]]] = []  # (row, ids appended to its table)
     sampled_rows: list[int] | None = None  # None: all of `rows`
-    forks: list[RowFork] = []
     block_copies: list[tuple[int, int]] = []  # (source, destination), K and V of all layers
     pooled_rows: list[int] = []  # whose prompt is complete with this step, and which answer with a vector
 

@@ -7,26 +7,26 @@ compares. Its tokens are a hash of (prompt, position), so a lost, doubled or mis
 
 from __future__ import annotations
 
+import copy
 import itertools
 import zlib
 from array import array
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from ...core.scheduling.beam_search import BeamSearchState, read_candidates
-from ...ipc.params.beam_search import BeamSearch
+from ...frontend.requests.beams import Hypothesis, read_candidates
+from ...frontend.requests.input_processor import EngineInput
 from ...ipc.params.pooling_params import PoolingParams
 from ...ipc.params.request_options import OPTION_FIELDS, RequestOptions
 from ...ipc.params.sampling_params import SamplingParams
-from ...ipc.protocol.messages import BeamHypothesis, EngineCoreRequest, FinishReason, LogprobsBlock, Purpose
+from ...ipc.protocol.messages import EngineCoreRequest, FinishReason, LogprobsBlock, Purpose
 from ...ipc.protocol.step import (
     MIN_ROW_WORK_US,
     ModelRunnerOutput,
     NewRequestData,
     RowFailure,
-    RowFork,
     RowLogprobs,
     RowPooled,
     RowWork,
@@ -96,7 +96,6 @@ def make_request(
     arrival_time: float = 0.0,
     eos_token_ids: list[int] | None = None,
     grammar: str = "",
-    beam_search: BeamSearch | None = None,
     purpose: Purpose = "",
     pooling_params: PoolingParams | None = None,
     **params: Any,
@@ -104,8 +103,6 @@ def make_request(
     """A request as a frontend sends it; `params` are fields of RequestOptions and SamplingParams."""
     options = RequestOptions(**{name: params.pop(name) for name in OPTION_FIELDS if name in params})
     sampling = SamplingParams(**{"temperature": 0.0, **params})
-    if beam_search is not None:
-        sampling.logprobs = beam_search.count_candidates(len(eos_token_ids or []))
     lists = pack_token_lists(sampling, (), VOCAB_SIZE)
     drop_packed(sampling)
     return EngineCoreRequest(
@@ -118,7 +115,6 @@ def make_request(
         options=options,
         token_lists=lists,
         grammar=grammar,
-        beam_search=beam_search,
         purpose=purpose,
         pooling_params=pooling_params,
     )
@@ -257,24 +253,8 @@ class FakeWorker:
             assert block_ids, "an empty list of new blocks says nothing"
             self.rows[row].block_ids.extend(block_ids)
             self._check_blocks(self.rows[row])
-        for fork in step.forks:
-            self._fork(fork)
         for source, destination in step.block_copies:
             self._copy_block(source, destination)
-
-    def _fork(self, fork: RowFork) -> None:
-        source, count = self.rows[fork.source_row], fork.num_tokens
-        assert count <= source.num_computed, "a fork takes over what is computed"
-        tokens = source.tokens[:count]
-        tokens.frombytes(fork.token_ids)
-        assert len(tokens) > count, "a fork has something to compute"
-        self.rows[fork.row] = replace(
-            source,
-            tokens=tokens,
-            digests=source.digests[: count + 1],
-            block_ids=source.block_ids[: fork.num_blocks] + fork.block_ids,
-            num_computed=count,
-        )
 
     def _copy_block(self, source: int, destination: int) -> None:
         size = self.config.cache.block_size
@@ -377,7 +357,7 @@ class FakeWorker:
                 state.tokens.append(token_id)
                 if state.params.logprobs is not None:
                     sample = make_logprobs([token_id], position)
-                    if state.params.logprobs > 1:  # as a beam search asks for
+                    if state.params.logprobs > 1:
                         sample = make_candidates(state.tokens[:-1], state.params.logprobs)
             if sample is not None or prompt is not None:
                 logprobs.append(RowLogprobs(row, sample, prompt))
@@ -422,7 +402,7 @@ def make_logprobs(token_ids: list[int], first_position: int) -> LogprobsBlock:
 
 
 def make_candidates(tokens: array[int], count: int) -> LogprobsBlock:
-    """The likeliest tokens after these, for beam search: `count` of them after an entry 0."""
+    """The likeliest tokens after these: `count` of them after an entry 0."""
     seed = zlib.crc32(tokens)
     first, step = seed % VOCAB_SIZE, 1 + seed % (VOCAB_SIZE - 1)  # the vocabulary's size is prime
     ids = [(first + i * step) % VOCAB_SIZE for i in range(count)]
@@ -437,17 +417,19 @@ def make_candidates(tokens: array[int], count: int) -> LogprobsBlock:
     )
 
 
-def expected_beams(request: EngineCoreRequest, max_model_len: int) -> list[BeamHypothesis]:
+def find_user_id(request_id: str) -> str:
+    """Whose request it is that a beam search has made; a user's id has no underscore here."""
+    return request_id.rpartition("_")[2]
+
+
+def expected_beams(request: EngineInput) -> list[Hypothesis]:
     """What an undisturbed beam search finds on every FakeWorker."""
     assert request.beam_search is not None
-    prompt, params = array("i", request.prompt_token_ids), request.sampling_params
-    room = max_model_len - len(prompt)
-    limit = room if params.max_tokens is None else min(params.max_tokens, room)
-    state = BeamSearchState(request.beam_search, request.eos_token_ids, limit)
+    state, prompt = copy.deepcopy(request.beam_search), array("i", request.prompt_token_ids)
     while not state.is_done:
-        blocks = [make_candidates(prompt + beam.token_ids, params.logprobs or 0) for beam in state.running]
+        blocks = [make_candidates(prompt + beam.token_ids, state.num_candidates) for beam in state.running]
         state.advance([read_candidates(block) for block in blocks])
-    return state.to_hypotheses()
+    return state.finished
 
 
 class FakeExecutor:

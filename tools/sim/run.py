@@ -18,6 +18,7 @@ from ...core.clients.client_registry import GroupRoster
 from ...core.faults.blame import FAILURES_ALONE
 from ...core.faults.failures import ATTEMPTS_AT_FLOOR
 from ...frontend.outputs import RequestOutput
+from ...frontend.requests.beams import Hypothesis, begin_search
 from ...frontend.requests.input_processor import EngineInput
 from ...frontend.requests.vectors.outputs import PoolingOutput, PoolingRequestOutput
 from ...frontend.requests.vectors.state import PoolingInput
@@ -33,7 +34,6 @@ from ...ipc.params.beam_search import BeamSearch
 from ...ipc.params.pooling_params import PoolingParams
 from ...ipc.params.sampling_params import RequestOutputKind
 from ...ipc.protocol.messages import EngineCoreRequest
-from ...ipc.protocol.token_ids import decode_token_ids
 from .fake_vectors import expected_pooled
 from .fake_worker import VOCAB_SIZE, expected_beams, expected_output, make_request
 from .network import FIRST_MOMENT, Network, Timeline
@@ -62,6 +62,7 @@ class _Life:
     client: SimClient
     request: EngineCoreRequest
     added_at: float
+    expected: list[Hypothesis] = field(default_factory=list[Hypothesis])  # of a beam search
     tokens: list[int] = field(default_factory=list[int])
     final: RequestOutput | Pooled | None = None
     ended_at: float = 0.0
@@ -286,16 +287,19 @@ class _Run:
                 stop_token_ids=list(range(VOCAB_SIZE - plan.num_stops, VOCAB_SIZE)),
                 output_kind=RequestOutputKind.DELTA,
                 eos_token_ids=[] if plan.beam_width is None else list(range(plan.num_stops)),
-                beam_search=None if plan.beam_width is None else BeamSearch(plan.beam_width),
                 pooling_params=None if plan.pooling is None else PoolingParams(task=plan.pooling),
             )
             self._lives[plan.name] = _Life(plan, client, request, self._timeline.now)
             self.outcome.num_requests += 1
             if plan.pooling is not None:
                 return PoolingInput(plan.name, list(plan.prompt), [request])
-            return EngineInput(
-                plan.name, None, list(plan.prompt), request.sampling_params, self._timeline.now, [request]
-            )
+            search, first = None, request
+            if plan.beam_width is not None:
+                search, first = begin_search(request, BeamSearch(plan.beam_width), MAX_MODEL_LEN)
+            params, prompt, now = request.sampling_params, list(plan.prompt), self._timeline.now
+            made = EngineInput(plan.name, None, prompt, params, now, [first], beam_search=search)
+            self._lives[plan.name].expected = [] if search is None else expected_beams(made)
+            return made
 
         client.add(make, self._take_output)
 
@@ -335,16 +339,17 @@ class _Run:
             return
         problems = core.check_integrity()
         _require(not problems, f"integrity: {problems}")
-        _require(core.num_unfinished <= len(self._lives), f"{core.num_unfinished} requests live in the core")
+        num_owed = sum(life.plan.beam_width or 1 for life in self._lives.values())
+        _require(core.num_unfinished <= num_owed, f"{core.num_unfinished} requests live in the core")
         stall = core.stats().stall
         _require(stall is None, f"it gets no token though the device is free: {stall}")
         for client in sim.registry.clients.values():
             num_unsent = client.outbox.num_unsent
-            _require(num_unsent <= len(self._lives) + _MAX_REPLIES, f"{num_unsent} wait for one client")
+            _require(num_unsent <= num_owed + _MAX_REPLIES, f"{num_unsent} wait for one client")
         for client in self._clients:
             _require(
-                client.num_resumable == client.num_unfinished,
-                f"a ledger has {client.num_resumable} requests, its user waits for {client.num_unfinished}",
+                client.num_resumable == client.num_owed,
+                f"a ledger has {client.num_resumable} requests, its user waits for {client.num_owed}",
             )
             client.check()
 
@@ -402,7 +407,7 @@ class _Run:
                 is_right = (life.tokens, reason) == (expected[0], str(expected[1]))
                 num_tokens = len(life.tokens)
                 if plan.beam_width is not None:
-                    is_right = _has_expected_beams(life.request, final)
+                    is_right = _has_beams(final, life.expected)
                     num_tokens = max(len(one.token_ids) for one in final.outputs)
                 hangs_late = plan.poison == "hang" and plan.poison_from > 0  # counted anew in each row
                 is_right = is_right and (plan.poison is None or num_tokens <= plan.poison_from or hangs_late)
@@ -415,8 +420,6 @@ class _Run:
                 is_right = plan.poison == "memory" or self._num_shortages >= ATTEMPTS_AT_FLOOR
             case "bad_logits" | "bad_vector":
                 is_right = plan.poison == "logits" and (end == "bad_vector") == (plan.pooling is not None)
-            case "refused":
-                is_right = plan.beam_width is not None  # too wide, or with too few blocks
             case "bad_grammar":
                 is_right = plan.poison == "grammar"
             case "overloaded":
@@ -453,9 +456,6 @@ def _require(holds: bool, problem: str) -> None:
         raise Violation(problem)
 
 
-def _has_expected_beams(request: EngineCoreRequest, final: RequestOutput) -> bool:
-    found = [(one.token_ids, one.beam_score, one.finish_reason) for one in final.outputs]
-    return found == [
-        (decode_token_ids(one.logprobs.token_ids), one.score, str(one.finish_reason))
-        for one in expected_beams(request, MAX_MODEL_LEN)
-    ]
+def _has_beams(final: RequestOutput, expected: list[Hypothesis]) -> bool:
+    beams = [(one.token_ids, one.beam_score, one.finish_reason) for one in final.outputs]
+    return beams == [(one.beam.token_ids.tolist(), one.score, str(one.finish_reason)) for one in expected]

@@ -16,6 +16,7 @@ from ...frontend.requests.input_processor import EngineInput
 from ...frontend.requests.output_processor import OutputProcessor, Sink
 from ...frontend.requests.vectors.state import PoolingInput
 from ...ipc.errors import QuireError
+from .fake_worker import find_user_id
 from .network import Timeline
 from .sim_link import SimEngine, SimLink, Violation
 
@@ -40,8 +41,9 @@ class SimClient:
         self._kind = kind
         self._timeline = timeline
         self._rng = rng
-        self._processor = OutputProcessor(None)
+        self._processor = OutputProcessor(None, lambda: timeline.now)
         self._before_attach: list[Callable[[], None]] = []
+        self._ended: set[str] = set()  # what the engine has yet to end for nobody
         self._is_attached = False
         self._links = EngineLinks(
             engines, lambda engine: SimLink(self, identity, cast(SimEngine, engine), timeline, rng), 0
@@ -54,8 +56,13 @@ class SimClient:
 
     @property
     def num_resumable(self) -> int:
-        """Requests in the ledgers."""
-        return sum(len(link.protocol.ledger) for link in self._links)
+        """Requests in the ledgers whose answers somebody waits for."""
+        return sum(name not in self._ended for link in self._links for name in link.protocol.ledger.ids)
+
+    @property
+    def num_owed(self) -> int:
+        """Requests that an engine has yet to end: of a search those of its beams."""
+        return len(self._processor.find_engine_ids(self._processor.request_ids))
 
     def check(self) -> None:
         """Raise Violation if a request is in two ledgers, or where the router does not know it."""
@@ -88,8 +95,8 @@ class SimClient:
         """Abort a request; nothing happens if it has ended."""
 
         def abort_now() -> None:
-            ids = self._processor.find_engine_ids([name])
-            if ids:
+            if ids := self._processor.abort_requests([name]):
+                self._ended.update(ids)
                 self._links.target.abort_requests(ids)
                 self._send_waiting()
 
@@ -158,8 +165,15 @@ class SimClient:
             outputs = self._links.take(link, frames, self._timeline.now)
         except QuireError as error:
             raise Violation(f"the client's user gets a {type(error).__name__}: {error}") from None
-        if ids := self._processor.process_outputs(outputs):
-            raise Violation(f"{ids} came with a gap")
+        followup = self._processor.process_outputs(outputs)
+        if gaps := [name for name in followup.ids_to_abort if find_user_id(name) == name]:
+            raise Violation(f"{gaps} came with a gap")
+        if followup.ids_to_abort:
+            self._ended.update(followup.ids_to_abort)
+            self._links.target.abort_requests(followup.ids_to_abort)
+        if followup.requests:
+            self._links.target.add_requests(followup.requests, self._timeline.now)
+        self._send_waiting()
         if self._links.are_ready:
             self._links.form_group()
             self._is_attached = True

@@ -13,7 +13,7 @@ from ...core.workers.executor import Executor, ExecutorEvent, WorkerLost
 from ...ipc.protocol.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerFailed, WorkerReady
 from ...ipc.protocol.token_ids import count_token_ids
 from ...ipc.spec.config import EngineConfig
-from .fake_worker import FakeExecutor, FakeWorker
+from .fake_worker import FakeExecutor, FakeWorker, find_user_id
 from .network import Timeline
 from .scenario import FaultKind, Scenario, SimRequest
 
@@ -71,7 +71,7 @@ class PoisonedWorker(FakeWorker):
             return _run_short(step, f"{num_tokens} tokens are too many")
         for number in step.rows:
             row = self.rows[number]
-            request = self.poisons.get(row.request_id)
+            request = self.poisons.get(find_user_id(row.request_id))
             num_output = len(row.tokens) - row.num_prompt_tokens
             if request is None:
                 continue

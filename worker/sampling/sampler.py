@@ -63,12 +63,6 @@ class SamplingColumns:
         # Frontends set every seed; a request without one still has to be the same when it is repeated.
         self.seeds[row] = (params.seed or 0) & _SEED_MASK
 
-    def copy(self, row: int, source: int) -> None:
-        """Copy the columns of `source` to `row`."""
-        for name in SamplingColumns.__slots__:
-            column = getattr(self, name)
-            column[row] = column[source]
-
     def take(self, rows: Int64s) -> dict[str, Any]:
         """The columns of `rows` by name, copied."""
         return {name: getattr(self, name)[rows] for name in SamplingColumns.__slots__}

@@ -38,12 +38,6 @@ class BlockTables:
             self.ids[row, :num_blocks] = np.arange(first, first + num_blocks)
             first += num_blocks
 
-    def fork(self, row: int, source: int, num_shared: int, block_ids: list[int]) -> None:
-        """Give `row` the first `num_shared` blocks of `source`, and `block_ids` after them."""
-        self.ids[row, :num_shared] = self.ids[source, :num_shared]
-        self._counts[row] = num_shared
-        self.append(row, block_ids)
-
     def gather(self, rows: NDArray[np.int64], max_seq_len: int) -> NDArray[np.int32]:
         """int32 [R, W] tables of `rows`, as wide as `max_seq_len` tokens need."""
         width = -(-max_seq_len // self.block_size)

@@ -258,9 +258,6 @@ class GPUModelRunner:
             self._tables.assign(request.row, request.block_ids)
         for row, block_ids in step.new_block_ids:
             self._tables.append(row, block_ids)
-        for fork in step.forks:
-            self._rows.fork(fork)
-            self._tables.fork(fork.row, fork.source_row, fork.num_blocks, fork.block_ids)
         if step.block_copies:
             copy_blocks(self._kv_caches, step.block_copies)
 

@@ -89,7 +89,6 @@ class EarlierStageRunner(GPUModelRunner):
     def launch(self, step: SchedulerOutput) -> LaunchedStep:
         """Compute the step's hidden states and pass them on; rows advance as if it were sampled."""
         started = time.perf_counter()
-        self._take_tokens(np.array([fork.source_row for fork in step.forks], dtype=np.int64))
         self._apply_changes(replace(step, new_requests=[drop_sampling(one) for one in step.new_requests]))
         row_ids, num_tokens = np.array(step.rows, dtype=np.int64), np.array(step.num_tokens, dtype=np.int64)
         if self._is_first:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...ipc.params.pooling_params import PoolingParams
 from ...ipc.params.sampling_params import count_alternatives
-from ...ipc.protocol.step import NewRequestData, RowFork
+from ...ipc.protocol.step import NewRequestData
 from ...ipc.protocol.token_ids import count_token_ids
 from ..sampling.grammars import Grammars
 from ..sampling.logit_edit import EditedRow, LogitEdit, RowStart
@@ -110,27 +110,6 @@ class RequestRows:
         self.pooling[row] = params
         if request.type_start is not None:
             self.type_starts[row] = request.type_start
-
-    def fork(self, fork: RowFork) -> None:
-        """Make a row a copy of another one's beginning, with other tokens after it.
-
-        The source has no edits, and neither has the row.
-        """
-        row, source, count = fork.row, fork.source_row, fork.num_tokens
-        tail = np.frombuffer(fork.token_ids, dtype=np.int32)
-        if row != source:
-            self.free(row)
-            self.token_ids[row, :count] = self.token_ids[source, :count]
-            self.sampling.copy(row, source)
-            for column in (self.num_prompt, self.has_logprobs, self.has_prompt_logprobs, self.is_greedy):
-                column[row] = column[source]
-            for asked in (self.num_logprobs, self.num_prompt_logprobs):
-                asked[row] = asked[source]
-            self.logprob_token_ids[row] = self.logprob_token_ids[source]
-        self.token_ids[row, count : count + len(tail)] = tail
-        self.num_known[row] = count + len(tail)
-        self.num_computed[row] = count
-        self.pending_launch[row] = 0
 
     def free(self, row: int) -> None:
         """Forget the request in `row`; the row may be entered again at once."""

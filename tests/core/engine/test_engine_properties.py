@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import get_args
 
+import msgspec
 import pytest
 from fakes import VOCAB_SIZE, FakeEngine, expected_output, make_config, make_request, token_at
 from hypothesis import settings
@@ -22,11 +23,9 @@ from hypothesis.stateful import (
 )
 from quire.core.scheduling.step import Step
 from quire.core.scheduling.tenant import ClientShare
-from quire.ipc.params.beam_search import BeamSearch
 from quire.ipc.protocol.messages import EngineCoreRequest, ErrorCode, FinishReason
 from quire.ipc.protocol.token_ids import encode_token_ids
 from quire.ipc.spec.config import SchedulerConfig, SchedulingPolicy
-from quire.tools.sim.fake_worker import expected_beams
 
 MAX_MODEL_LEN = 64
 CLIENTS = (b"one", b"two")
@@ -100,7 +99,7 @@ class EngineMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["", "", "a", "b", "c"]),
         timeout_s=st.sampled_from([None, None, 0.5, 9.0]),
         queue_timeout_s=st.sampled_from([None, None, 0.5, 9.0]),
-        width=st.sampled_from([None, None, None, 1, 2, 3]),
+        is_continued=st.booleans(),
     )
     def add(
         self,
@@ -118,10 +117,8 @@ class EngineMachine(RuleBasedStateMachine):
         tenant: str,
         timeout_s: float | None,
         queue_timeout_s: float | None,
-        width: int | None,
+        is_continued: bool,
     ) -> None:
-        if width is not None:
-            num_given, prompt_logprobs = 0, None
         prompt = [5] * shared + own
         packed = encode_token_ids(prompt)
         request = make_request(
@@ -139,8 +136,8 @@ class EngineMachine(RuleBasedStateMachine):
             tenant=tenant,
             timeout_s=timeout_s,
             queue_timeout_s=queue_timeout_s,
-            beam_search=None if width is None else BeamSearch(width),
         )
+        request = msgspec.structs.replace(request, is_continued=is_continued)
         self.requests[request.request_id] = (client, request)
         self.engine.add(request, client)
 
@@ -248,12 +245,6 @@ class EngineMachine(RuleBasedStateMachine):
     def check_end(self, request_id: str, request: EngineCoreRequest) -> None:
         tokens = self.engine.tokens[request_id]
         expected, reason = expected_output(request, MAX_MODEL_LEN)
-        if request.beam_search is not None and (final := self.engine.finals.get(request_id)):
-            assert tokens == []
-            expected = []
-            if final.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-                assert final.beams == expected_beams(request, MAX_MODEL_LEN)
-                return
         if request_id in self.removed:
             assert request_id not in self.engine.finals
             assert len(tokens) == self.removed[request_id]

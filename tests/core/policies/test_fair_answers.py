@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.policies.step_pacer import BESIDE_S
-from quire.ipc.params.beam_search import BeamSearch
 from quire.ipc.protocol.messages import EngineCoreRequest
 from quire.ipc.protocol.step import ModelRunnerOutput
 from quire.ipc.spec.config import SchedulerConfig
@@ -60,15 +59,6 @@ def test_requests_that_come_and_go_within_a_step_at_most_double_anothers_answer(
         return make_request(f"short{number}", [number % 997, 2, 3, 4, 5], max_tokens=1)
 
     alone_s, *others_s = measure_answers(run_ahead, make_short, 300)
-    assert max(others_s[3:]) <= 2 * alone_s + 0.1
-
-
-@pytest.mark.parametrize("run_ahead", [1, 2])
-def test_beams_of_another_at_most_double_an_answer(run_ahead: int) -> None:
-    def make_search(number: int) -> EngineCoreRequest:
-        return make_request(f"search{number}", [number, 2, 3], max_tokens=60, beam_search=BeamSearch(64))
-
-    alone_s, *others_s = measure_answers(run_ahead, make_search, 4)
     assert max(others_s[3:]) <= 2 * alone_s + 0.1
 
 

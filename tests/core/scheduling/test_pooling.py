@@ -199,7 +199,7 @@ def test_a_vector_that_is_not_finite_fails_alone(task: PoolingTask) -> None:
         ),
         (ask("a", 129), "the prompt has 129 tokens, more than max_model_len=128"),
         (ask("a", 3, dimensions=9), "dimensions: 9, allowed: absent or an integer from 1 to 8"),
-        (ask("a", 3, output=[1]), "pooling_params: neither output_token_ids nor a grammar nor a beam search"),
+        (ask("a", 3, output=[1]), "pooling_params: neither output_token_ids nor a grammar"),
         (msgspec.structs.replace(ask("a", 3), type_start=1), "type_start: 1, and there are no types"),
     ],
 )

@@ -7,7 +7,6 @@ import random
 import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.scheduling.tenant import ClientShare
-from quire.ipc.params.beam_search import BeamSearch
 from quire.ipc.protocol.messages import EngineCoreRequest
 from quire.ipc.protocol.step import ModelRunnerOutput
 from quire.ipc.spec.config import SchedulerConfig
@@ -63,17 +62,13 @@ class Load:
 
     def draw_request(self) -> EngineCoreRequest:
         draw, name = self.draw, f"r{len(self.work_us)}"
-        is_search = draw.random() < 0.05
-        grammar = (
-            "" if is_search or draw.random() < 0.4 else draw.choice((*self.grammars, f"start: /{name}/"))
-        )
+        grammar = "" if draw.random() < 0.4 else draw.choice((*self.grammars, f"start: /{name}/"))
         self.work_us[name] = draw.choice(WORK_US if grammar else (0, 0, 0, 3000))
         return make_request(
             name,
             [draw.randint(1, 3) for _ in range(draw.choice((1, 2, 17, 33, 100, 150)))],
             grammar=grammar,
             max_tokens=draw.choice((1, 2, 5, 40)),
-            beam_search=BeamSearch(draw.choice((1, 2))) if is_search else None,
             priority=draw.randint(0, 2),
         )
 

@@ -7,8 +7,6 @@ from itertools import accumulate, pairwise
 import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.stats.stats import WINDOW_S, EngineCounters, RateWindow
-from quire.core.stats.stats_collector import CoreProcessInfo
-from quire.ipc.params.beam_search import BeamSearch
 from quire.ipc.params.pooling_params import PoolingParams
 from quire.ipc.protocol.engine_views import EngineSnapshot, Histogram
 from quire.ipc.protocol.messages import FinishReason
@@ -223,7 +221,7 @@ def test_ends_are_counted_by_what_was_asked_for():
     engine = FakeEngine(make_config(pooling=PoolingSpec()), 64)
     engine.add(make_request("plain", [1], max_tokens=1))
     engine.add(make_request("grammar", [1], max_tokens=1, grammar="start: /a/"))
-    engine.add(make_request("beams", [1], max_tokens=1, beam_search=BeamSearch(2)))
+    engine.add(make_request("beams", [1], max_tokens=1, purpose="beam_search"))
     engine.add(make_request("tools", [1], max_tokens=1, grammar="start: /a/", purpose="tools"))
     engine.add(make_request("vector", [1], pooling_params=PoolingParams(task="embed")))
     engine.run()

@@ -15,7 +15,6 @@ from quire.core.stats.stats_collector import (
     AttachedClient,
     CoreProcessInfo,
 )
-from quire.ipc.params.beam_search import BeamSearch
 from quire.ipc.protocol.engine_views import EngineSnapshot
 from quire.ipc.protocol.messages import UtilityCall, UtilityMethod
 from quire.ipc.spec.config import SchedulerConfig
@@ -58,11 +57,11 @@ def test_what_is_not_plain_is_shown_as_such():
     engine = make_engine()
     engine.add(make_request("plain", [1], max_tokens=9))
     engine.add(make_request("grammar", [1], max_tokens=9, grammar="start: /a/"))
-    engine.add(make_request("beams", [1], max_tokens=9, beam_search=BeamSearch(2)))
+    engine.add(make_request("beams", [1], max_tokens=9, purpose="beam_search"))
     engine.add(make_request("thinking", [1], max_tokens=9, purpose="thinking"))
     engine.add(make_request("tools", [1], max_tokens=9, grammar="start: /a/", purpose="tools"))
     kinds = [view.kind for view in look(engine).requests]
-    assert kinds == ["", "grammar", "beams 2", "thinking", "tools"]
+    assert kinds == ["", "grammar", "beam_search", "thinking", "tools"]
 
 
 def test_the_waiting_are_shown_in_the_order_in_which_they_will_run_and_say_what_for():

@@ -41,7 +41,7 @@ class Bench:
         return EngineCoreOutput(engine_id, start, tokens, finish, **more)
 
     def take(self, *outputs: EngineCoreOutput) -> list[RequestOutput]:
-        self.aborts += self.processor.process_outputs(list(outputs))
+        self.aborts += self.processor.process_outputs(list(outputs)).ids_to_abort
         taken, self.taken = self.taken, []
         return taken
 

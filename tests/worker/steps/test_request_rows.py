@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import psutil
 import pytest
 import torch
 from quire.ipc.params.sampling_params import SamplingParams
-from quire.ipc.protocol.step import NewRequestData, RowFork
+from quire.ipc.protocol.step import NewRequestData
 from quire.ipc.protocol.token_ids import encode_token_ids
 from quire.ipc.protocol.token_lists import TokenLists
 from quire.worker.sampling.logit_edit import EditedRow
@@ -59,22 +58,6 @@ def test_a_row_keeps_nothing_of_the_request_before() -> None:
     assert not rows.has_logprobs[1]
     assert not rows.has_prompt_logprobs[1]
     assert rows.sampling.top_k[1] == 100
-
-
-def test_a_fork_has_all_of_its_source_and_nothing_of_the_row_before() -> None:
-    rows = RequestRows(2, 32, 100)
-    rows.enter(_request(0, [1, 2, 3], [4], SamplingParams(n=1, logprobs=5, temperature=0.0)))
-    demanding = SamplingParams(logprob_token_ids=[7, 9], prompt_logprobs=1, repetition_penalty=1.5, top_k=3)
-    before = _request(1, [8] * 9, params=demanding)
-    rows.enter(msgspec.structs.replace(before, token_lists=TokenLists(logprobs=encode_token_ids([7, 9]))))
-    rows.fork(RowFork(1, 0, 3, encode_token_ids([5, 6]), 0, []))
-    assert rows.history(1).tolist() == [1, 2, 3, 5, 6]
-    columns = {name: value for name, value in vars(rows).items() if isinstance(value, (list, np.ndarray))}
-    own = {"token_ids", "_token_rows", "generation", "num_known"}
-    assert {
-        name for name, value in columns.items() if name not in own and not np.array_equal(value[0], value[1])
-    } == set()
-    assert (rows.sampling.take(np.array([0]))["top_k"] == rows.sampling.take(np.array([1]))["top_k"]).all()
 
 
 def test_tokens_that_come_late_are_not_given_to_the_rows_next_request() -> None:

@@ -1,11 +1,12 @@
 """BeamSearchState: which continuations survive a round of beam search, and when a search is over. Pure.
 
-It knows tokens and logprobs; not requests, rows or blocks. Scores are float32, in the order of operations of
-transformers' `generate(num_beams=...)`, so that ties and close scores fall as they do there.
+It knows tokens and logprobs, and the request with which a search begins. Scores are float32, in the order of
+operations of transformers' `generate(num_beams=...)`, so that ties and close scores fall as they do there.
 """
 
 from __future__ import annotations
 
+import copy
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,9 @@ from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 from ...ipc.params.beam_search import BeamSearch
-from ...ipc.protocol.messages import BeamHypothesis, FinishReason, LogprobsBlock
+from ...ipc.protocol.messages import EngineCoreRequest, FinishReason, LogprobsBlock
+from ...ipc.protocol.token_ids import count_token_ids
+from ...ipc.protocol.token_lists import NO_LISTS, drop_packed
 
 
 class Candidates(NamedTuple):
@@ -23,9 +26,9 @@ class Candidates(NamedTuple):
     logprobs: array[float]
 
 
-def read_candidates(found: LogprobsBlock) -> Candidates:
-    """The likeliest tokens at one position, without entry 0: what was sampled there is nobody's business."""
-    return Candidates(array("i", found.token_ids)[1:], array("f", found.logprobs)[1:])
+def read_candidates(block: LogprobsBlock) -> Candidates:
+    """The likeliest tokens at one position, without entry 0, the token that was sampled there."""
+    return Candidates(array("i", block.token_ids)[1:], array("f", block.logprobs)[1:])
 
 
 @dataclass(slots=True, eq=False)
@@ -67,54 +70,22 @@ class BeamSearchState:
         self.is_done = False
         self._eos_token_ids = frozenset(eos_token_ids)
         self._max_tokens = max_tokens
-        self._num_kept = search.count_candidates(len(eos_token_ids))
+        self.num_candidates = search.count_candidates(len(eos_token_ids))
 
-    def advance(self, candidates: Sequence[Candidates]) -> list[int]:
-        """Take the likeliest next tokens of each running beam, best first: `search.count_candidates` of them.
-
-        `running` is then made of those that survive; returns which former beam each of them continues.
-        """
+    def advance(self, candidates: Sequence[Candidates]) -> None:
+        """Take the `num_candidates` likeliest next tokens of each running beam; those that survive run on."""
         self.num_rounds += 1
         is_last = self.num_rounds >= self._max_tokens
         best = self._find_best(candidates)
         width = self.search.width
-        for one in best[:width]:
-            if one.token_id in self._eos_token_ids:
-                self._finish(one, FinishReason.STOP)
+        for continuation in best[:width]:
+            if continuation.token_id in self._eos_token_ids:
+                self._finish(continuation, FinishReason.STOP)
             elif is_last:
-                self._finish(one, FinishReason.LENGTH)
+                self._finish(continuation, FinishReason.LENGTH)
         survivors = [one for one in best if one.token_id not in self._eos_token_ids][:width]
-        parents = [one.parent for one in survivors]
-        self.running = [self._extend(one) for one in survivors]
+        self.running = [self._extend(survivor) for survivor in survivors]
         self.is_done = is_last or self._is_settled()
-        return parents
-
-    def to_hypotheses(self) -> list[BeamHypothesis]:
-        """What has ended, best first, for the client."""
-        return [
-            BeamHypothesis(
-                LogprobsBlock(
-                    len(one.beam.token_ids),
-                    1,
-                    one.beam.token_ids.tobytes(),
-                    one.beam.logprobs.tobytes(),
-                    one.beam.ranks.tobytes(),
-                ),
-                one.beam.cumulative_logprob,
-                one.score,
-                one.finish_reason,
-            )
-            for one in self.finished
-        ]
-
-    def find_common_prefix(self) -> array[int]:
-        """The tokens with which the output of every running beam begins."""
-        first = self.running[0].token_ids
-        length = len(first)
-        for beam in self.running[1:]:
-            own = beam.token_ids
-            length = next((i for i in range(min(length, len(own))) if own[i] != first[i]), length)
-        return first[:length]
 
     def _find_best(self, candidates: Sequence[Candidates]) -> list[_Continuation]:
         """The best continuations of all beams; equal ones by beam, then by token id.
@@ -128,13 +99,13 @@ class BeamSearchState:
         ]
         heap = [(-next(of_beam), parent, 0) for parent, of_beam in enumerate(sums)]
         heapify(heap)
-        found: list[_Continuation] = []
+        best: list[_Continuation] = []
         while heap:
             negative, parent, place = heap[0]
-            if len(found) >= self._num_kept and -negative < found[-1].cumulative_logprob:
+            if len(best) >= self.num_candidates and -negative < best[-1].cumulative_logprob:
                 break  # equal ones were all read, which may be in another order
             own = candidates[parent]
-            found.append(
+            best.append(
                 _Continuation(-negative, parent, place + 1, own.token_ids[place], own.logprobs[place])
             )
             following = next(sums[parent], None)
@@ -142,8 +113,8 @@ class BeamSearchState:
                 heappop(heap)
             else:
                 heapreplace(heap, (-following, parent, place + 1))
-        found.sort(key=lambda one: (-one.cumulative_logprob, one.parent, one.token_id))
-        return found[: self._num_kept]
+        best.sort(key=lambda one: (-one.cumulative_logprob, one.parent, one.token_id))
+        return best[: self.num_candidates]
 
     def _extend(self, one: _Continuation) -> Beam:
         parent = self.running[one.parent]
@@ -175,6 +146,24 @@ class BeamSearchState:
             self.running[0].cumulative_logprob, self._max_tokens if is_patient else self.num_rounds
         )
         return best <= self.finished[-1].score
+
+
+def begin_search(
+    request: EngineCoreRequest, search: BeamSearch, max_model_len: int
+) -> tuple[BeamSearchState, EngineCoreRequest]:
+    """A search that ends as `request` would, and the request of its first round."""
+    params = copy.copy(request.sampling_params)
+    room = max_model_len - count_token_ids(request.prompt_token_ids)
+    max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+    state = BeamSearchState(search, request.eos_token_ids, max_tokens)
+    # Beams are ranked by the model's own logprobs. An end of sequence ends a beam, which the search sees.
+    params.n, params.seed, params.temperature, params.max_tokens = 1, 0, 0.0, 1
+    params.logprobs = state.num_candidates
+    drop_packed(params)
+    fields = {name: getattr(request, name) for name in EngineCoreRequest.__struct_fields__}
+    fields |= {"sampling_params": params, "eos_token_ids": [], "token_lists": NO_LISTS}
+    fields |= {"purpose": "beam_search", "num_sequences": search.width, "is_continued": True}
+    return state, EngineCoreRequest(**fields)
 
 
 def _add_float32(total: float, logprobs: array[float]) -> Iterator[float]:
