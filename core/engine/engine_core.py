@@ -49,6 +49,35 @@ BAD_VECTOR = "the vector is not finite"
 # The sampler cannot tell the two cases apart: both leave a row without a token to choose.
 BAD_LOGITS = "the logits are not finite, or allowed_token_ids, bad_words and min_tokens leave no token"
 
+_MAX_NAMED_ABORTS = 1024  # that are kept for requests on their way
+
+
+class NamedAborts:
+    """Names that were aborted lately, for requests that had begun before and were not here at that moment: a
+    beam search between two rounds, or a request that moves between engines.
+    """
+
+    def __init__(self) -> None:
+        self._aborts: dict[str, tuple[float, Owns | None]] = {}  # name -> when, and whose requests; oldest first
+
+    def note(self, names: Iterable[str], owns: Owns | None, now: float) -> None:
+        """These were aborted; `owns` as for `EngineCore.abort_requests`."""
+        for name in names:
+            self._aborts.pop(name, None)
+            self._aborts[name] = now, owns
+        while len(self._aborts) > _MAX_NAMED_ABORTS:
+            del self._aborts[next(iter(self._aborts))]
+
+    def cover(self, request: Request) -> bool:
+        """Whether a request that has come with tokens was among those that were aborted."""
+        aborts = [self._aborts.get(name) for name in (request.request_id, *request.options.names)]
+        return any(
+            abort is not None
+            and request.arrival_time <= abort[0]
+            and (abort[1] is None or abort[1](request.options.tenant))
+            for abort in aborts
+        )
+
 
 class EngineCore:
     """The engine as a state machine; one thread calls it.
@@ -102,6 +131,7 @@ class EngineCore:
         self._requests: dict[str, Request] = {}  # the live ones by id
         self.digests = Digests(self._manager, self._requests)
         self._named: dict[str, set[Request]] = {}  # live requests by their users' names, which may be shared
+        self._named_aborts = NamedAborts()
         self._ids_of: dict[bytes, set[str]] = {}  # client -> ids of its live requests, at least one
         self._outputs = EngineOutputs(self.counters, self._observations, self._scheduler)
         self._num_arrivals = 0
@@ -174,6 +204,8 @@ class EngineCore:
         reason = live.find_finish()  # the tokens that it brings may already end it
         if reason is not None:
             self._finish([live], reason)
+        elif live.output_token_ids and self._named_aborts.cover(live):
+            self._finish([live], FinishReason.ABORT)
         elif self._num_deaths_alone.get(live.request_id, 0) >= FAILURES_ALONE:
             error = f"{FAILURES_ALONE} engine cores died while it ran alone"
             self.failures.convict(live, ErrorCode.POISON_REQUEST, "core death", error)
@@ -184,6 +216,7 @@ class EngineCore:
     ) -> None:
         """End this client's requests of these `request_ids` with ABORT; and, whichever client they are of,
         those that `names` names, or whose id it has, if their owner passes `owns` (None: every owner does).
+        A named one that is on its way here, with tokens that it has got before, ends when it comes.
 
         What is not live is ignored. Each request's answer goes to its own client.
         """
@@ -192,6 +225,7 @@ class EngineCore:
         named |= {self._requests[name] for name in names if name in self._requests}
         aborted = {request for request in named if owns is None or owns(request.options.tenant)}
         aborted |= {self._requests[request_id] for request_id in by_id}
+        self._named_aborts.note(names, owns, self._clock())
         self._finish(list(aborted), FinishReason.ABORT)
 
     def remove_client(self, client: bytes) -> list[str]:

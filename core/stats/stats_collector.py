@@ -141,7 +141,7 @@ class StatsCollector:
 
     def _view_request(self, request: Request, names: Mapping[bytes, str], now: float) -> RequestView:
         return RequestView(
-            request_id=request.request_id,
+            request_id=_find_shown_id(request),
             client=names.get(request.client, ""),
             state=request.status.name.lower(),
             waits_for=self._why_waiting(request),
@@ -194,6 +194,12 @@ class StatsCollector:
             )
             for identity, client in clients.items()
         ]
+
+
+def _find_shown_id(request: Request) -> str:
+    """Of a beam search one for all rounds."""
+    names = request.options.names
+    return names[-1] if request.is_continued and names else request.request_id
 
 
 def _describe_kind(request: Request) -> str:

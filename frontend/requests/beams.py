@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
+import msgspec
+
 from ...ipc.params.beam_search import BeamSearch
 from ...ipc.protocol.messages import EngineCoreRequest, FinishReason, LogprobsBlock
 from ...ipc.protocol.token_ids import count_token_ids
@@ -163,6 +165,9 @@ def begin_search(
     fields = {name: getattr(request, name) for name in EngineCoreRequest.__struct_fields__}
     fields |= {"sampling_params": params, "eos_token_ids": [], "token_lists": NO_LISTS}
     fields |= {"purpose": "beam_search", "num_sequences": search.width, "is_continued": True}
+    # By this name the search is shown, and can be aborted, in every round.
+    names = [*request.options.names, request.request_id]
+    fields["options"] = msgspec.structs.replace(request.options, names=names)
     return state, EngineCoreRequest(**fields)
 
 

@@ -19,7 +19,7 @@ from .param_fields import make_plain, read_fields
 MAX_CACHE_SALT_LENGTH = 128
 MAX_TENANT_LENGTH = 128
 MAX_REQUEST_ID_LENGTH = 256
-MAX_NAMES = 2
+MAX_NAMES = 3  # two of an HTTP request, and that of a beam search
 MAX_TIMEOUT_S = 86400.0 * 7
 
 RequestName = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_LENGTH)]

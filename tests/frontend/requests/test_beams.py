@@ -272,3 +272,23 @@ def test_the_time_of_a_search_is_that_of_all_its_rounds():
     final = client.finals["beam 0"]
     assert final.outputs[0].finish_reason == "abort"
     assert client.engine.clock.now - began <= 8
+
+
+@pytest.mark.parametrize("name", ["beam 0", "mine"])  # the id that live views show, and one of the user's
+@pytest.mark.parametrize("num_turns", range(4))
+def test_a_search_ends_by_name_also_between_two_rounds(num_turns: int, name: str):
+    client = SearchingClient(max_num_seqs=4)
+    client.add(make_search(names=["mine"]))
+    client.add(make_search(1))
+    for _ in range(num_turns):
+        client.turn()
+    client.engine.turn()  # the engine may have none of it now
+    client.engine.core.abort_requests(b"another client", [], [name])
+    client.engine.deliver()
+    client.run()
+    assert client.finals["beam 0"].outputs[0].finish_reason == "abort"
+    client.check(make_search(1))
+    later = make_search(2, names=["mine"], arrival_time=client.engine.clock.now + 1)
+    client.add(later)
+    client.run()
+    client.check(later)
