@@ -58,7 +58,7 @@ class NamedAborts:
     """
 
     def __init__(self) -> None:
-        self._aborts: dict[str, tuple[float, Owns | None]] = {}  # name -> when, and whose requests; oldest first
+        self._aborts: dict[str, tuple[float, Owns | None]] = {}  # name -> when and whose; oldest first
 
     def note(self, names: Iterable[str], owns: Owns | None, now: float) -> None:
         """These were aborted; `owns` as for `EngineCore.abort_requests`."""

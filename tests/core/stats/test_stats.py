@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.stats.stats import WINDOW_S, EngineCounters, RateWindow
+from quire.core.stats.stats_collector import CoreProcessInfo
 from quire.ipc.params.pooling_params import PoolingParams
 from quire.ipc.protocol.engine_views import EngineSnapshot, Histogram
 from quire.ipc.protocol.messages import FinishReason
