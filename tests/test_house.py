@@ -413,7 +413,7 @@ def test_every_module_of_ours_that_a_test_imports_is_there() -> None:
 # capabilities to come, and what it may have until then. The second number only falls.
 LINES = {
     "the spine": (22_000, 25_800),
-    "frontend": (30_000, 38_800),
+    "frontend": (30_000, 38_750),
     "frontend/cli": (3400, 4700),
     "frontend/client": (2200, 2950),
     "frontend/formats": (3900, 4350),
