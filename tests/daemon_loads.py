@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import daemon_client
 import msgspec
@@ -17,9 +18,11 @@ from blocking_client import BlockingClient, attach_client
 from daemon_client import make_requests
 from daemons import wait_until
 from fakes import expected_output, make_config
+from quire.ipc.daemon.daemon_state import EngineState, read_state
+from quire.ipc.daemon.run_dir import find_named
 from quire.ipc.protocol.engine_views import EngineSnapshot, SchedulerStats
 from quire.ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest, UtilityMethod
-from quire.ipc.spec.config import EngineConfig
+from quire.ipc.spec.config import EngineConfig, RecoveryConfig
 
 TIMEOUT_S = 20.0
 
@@ -35,6 +38,36 @@ def make_named_config(name: str, model: str = "fake") -> EngineConfig:
 
 
 PACED = make_named_config("paced")
+
+
+def make_group_config(num_engines: int, name: str = "paced", max_core_restarts: int = 5) -> EngineConfig:
+    recovery = RecoveryConfig(max_core_restarts=max_core_restarts)
+    config = msgspec.structs.replace(make_named_config(name), recovery=recovery, log_level="INFO")
+    return config.for_engine(0, num_engines)
+
+
+def read_engines(name: str) -> dict[int, EngineState]:
+    """A daemon's engines by number."""
+    state = read_state(find_named(name))
+    return {} if state is None else {engine.index: engine for engine in state.engines}
+
+
+def wait_for_engines(
+    name: str, is_so: Callable[[dict[int, EngineState]], object] | None = None
+) -> dict[int, EngineState]:
+    """Until they are as they should be, which is ready."""
+    is_so = is_so or (lambda engines: all(engine.state == "ready" for engine in engines.values()))
+    assert wait_until(lambda: is_so(read_engines(name)), TIMEOUT_S), read_engines(name)
+    return read_engines(name)
+
+
+def strike(name: str, *indexes: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Kill or stop these engines' cores, all at once."""
+    engines = read_engines(name)
+    for pid in [engines[index].pid for index in indexes]:
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def collect(client: BlockingClient, ids: set[str], outputs: Outputs | None = None) -> Outputs:

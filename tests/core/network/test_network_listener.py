@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -20,7 +19,6 @@ from quire.core.network import network_listener
 from quire.core.network.network_listener import NetworkListener, open_copy
 from quire.core.network.remote_clients import open_network
 from quire.frontend.client import handshake_watch
-from quire.frontend.client.async_engine_core_client import attach_async_client
 from quire.frontend.client.remote_daemon import RemoteDaemon, RemoteEngine
 from quire.ipc.errors import ConfigError, EngineDeadError, EngineStartError
 from quire.ipc.network.keys import (
@@ -262,19 +260,6 @@ def test_a_group_has_ports_in_a_row_and_any_of_them_leads_to_all(
             outputs = collect_some(client)
             os.kill(client.engines[1].pids["core"], signal.SIGKILL)
             finish(client, requests, outputs)
-        with pytest.raises(EngineDeadError, match="has no daemon"):
-            asyncio.run(asyncio.wait_for(outlive(daemon, RemoteDaemon(second, str(keys))), 30.0))
-
-
-async def outlive(daemon: Daemon, remote: RemoteDaemon) -> None:
-    """A client of an event loop, as long as there is a daemon, which is killed."""
-    client = await attach_async_client(remote, "test")
-    try:
-        os.kill(daemon.pid, signal.SIGKILL)
-        while True:
-            await client.get_outputs()
-    finally:
-        client.close()
 
 
 # Strangers.

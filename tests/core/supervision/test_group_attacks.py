@@ -3,69 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import daemon_loads
-import msgspec
 import pytest
-from daemon_loads import TIMEOUT_S, make_named_config, under_load, wait_for_tokens
-from daemons import Daemon, fake_modules, runtime_folders, wait_until
+from daemon_loads import (
+    TIMEOUT_S,
+    make_group_config,
+    read_engines,
+    strike,
+    under_load,
+    wait_for_engines,
+    wait_for_tokens,
+)
+from daemons import Daemon, wait_until
 from quire.frontend.daemon import add_engine, drain_engine, remove_engine, restart_engine, resume_engine
-from quire.ipc.daemon.daemon_state import EngineState, read_state
-from quire.ipc.daemon.run_dir import find_named
 from quire.ipc.errors import DaemonError
-from quire.ipc.spec.config import EngineConfig, RecoveryConfig
 
 MAX_TOKENS = 400
 
 
-@pytest.fixture(scope="module", autouse=True)
-def runtime() -> Iterator[Path]:
-    with runtime_folders() as folder, fake_modules():
-        yield folder
-
-
-def make_group_config(num_engines: int) -> EngineConfig:
-    recovery = RecoveryConfig(max_core_restarts=100)
-    config = msgspec.structs.replace(make_named_config("paced"), recovery=recovery)
-    return config.for_engine(0, num_engines)
+pytestmark = pytest.mark.usefixtures("runtime")
 
 
 @pytest.fixture
 def three() -> Iterator[str]:
-    with Daemon("three", make_group_config(3)) as daemon:
+    with Daemon("three", make_group_config(3, max_core_restarts=100)) as daemon:
         yield daemon.name
-
-
-def read_engines(name: str) -> dict[int, EngineState]:
-    state = read_state(find_named(name))
-    return {} if state is None else {engine.index: engine for engine in state.engines}
-
-
-def strike(name: str, *indexes: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Kill or stop these engines' cores, all at once."""
-    engines = read_engines(name)
-    for pid in [engines[index].pid for index in indexes]:
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-
-def wait_until_all_serve(name: str) -> dict[int, EngineState]:
-    engines: dict[int, EngineState] = {}
-
-    def do_they() -> bool:
-        nonlocal engines
-        engines = read_engines(name)
-        return all(engine.state == "ready" for engine in engines.values())
-
-    assert wait_until(do_they, TIMEOUT_S), engines
-    return engines
 
 
 @pytest.mark.parametrize(("lost", "number"), [((0, 2), signal.SIGSTOP), ((0, 1, 2), signal.SIGKILL)])
@@ -75,7 +42,7 @@ def test_engines_that_are_lost_together_cost_no_token(
     with under_load(three, 16, MAX_TOKENS) as loads:
         wait_for_tokens(loads, 50)
         strike(three, *lost, number=number)
-    assert [engine.num_restarts for engine in wait_until_all_serve(three).values()] == [
+    assert [engine.num_restarts for engine in wait_for_engines(three).values()] == [
         int(index in lost) for index in range(3)
     ]
 
@@ -89,7 +56,7 @@ def test_an_engine_is_drained_and_removed_while_it_is_away(three: str) -> None:
         strike(three, 1)
         assert wait_until(lambda: read_engines(three)[1].num_restarts == 2, TIMEOUT_S)
         remove_engine(three, 1, TIMEOUT_S)
-    assert list(wait_until_all_serve(three)) == [0, 2]
+    assert list(wait_for_engines(three)) == [0, 2]
 
 
 def test_an_engine_is_added_in_a_failover_and_takes_what_all_others_had(three: str) -> None:
@@ -99,7 +66,7 @@ def test_an_engine_is_added_in_a_failover_and_takes_what_all_others_had(three: s
         assert add_engine(three, TIMEOUT_S) == 3
         for index in range(3):
             remove_engine(three, index, TIMEOUT_S)
-    assert list(wait_until_all_serve(three)) == [3]
+    assert list(wait_for_engines(three)) == [3]
 
 
 def test_the_only_engine_that_serves_is_lost_while_the_others_drain(three: str) -> None:

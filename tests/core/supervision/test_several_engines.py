@@ -12,10 +12,9 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 from blocking_client import BlockingClient, make_client
-from daemon_loads import TIMEOUT_S, Outputs, assert_undisturbed, collect, collect_some, finish, read_stats
+from daemon_loads import TIMEOUT_S, assert_undisturbed, collect, collect_some, finish, read_stats
 from fakes import make_config, make_request
 from quire.core.engine.engine_process import name_engine
-from quire.frontend.client.async_engine_core_client import AsyncMPClient, make_async_client
 from quire.ipc.errors import EngineDeadError, ModelError
 from quire.ipc.processes.child_args import CoreArgs
 from quire.ipc.processes.process import wait_readable
@@ -147,56 +146,6 @@ def test_closing_ends_them_all(client: BlockingClient) -> None:
     for fd in fds:
         assert wait_readable(fd, TIMEOUT_S)
         os.close(fd)
-
-
-async def collect_in_loop(
-    client: AsyncMPClient, requests: list[EngineCoreRequest], victim: int | None
-) -> Outputs:
-    """As `collect`; the core of `victim` is killed once a request of each has some tokens."""
-    outputs: Outputs = {}
-    num_ended = 0
-    async with asyncio.timeout(TIMEOUT_S):
-        while num_ended < len(requests):
-            for output in await client.get_outputs():
-                outputs.setdefault(output.request_id, []).append(output)
-                num_ended += output.finish_reason is not None
-            if victim is not None and len(outputs) == len(requests):
-                os.kill(client.engines[victim].pids["core"], signal.SIGKILL)
-                victim = None
-    assert victim is None
-    return outputs
-
-
-@pytest.mark.parametrize("count", [40, 1])
-def test_an_event_loops_client_loses_nothing_either(count: int) -> None:
-    async def run() -> None:
-        client = await make_async_client(make_pair())
-        try:
-            client.add_requests(requests)
-            assert_undisturbed(requests, await collect_in_loop(client, requests, 0))
-            reader = asyncio.create_task(client.get_outputs())
-            stats = (await client.call_utility(UtilityMethod.STATS, engine=1)).stats
-            reader.cancel()
-            assert stats is not None
-            num_own = sum(request.sampling_params.max_tokens or 0 for request in requests[1::2])
-            assert stats.generation_tokens_total > num_own  # and what was left of the others
-            index, facts = next(iter(client.engines.items()))
-            core = facts.pids["core"]
-            os.kill(core, signal.SIGSTOP)
-            reader = asyncio.create_task(client.get_outputs())
-            calls = [
-                asyncio.create_task(client.call_utility(UtilityMethod.STATS, one)) for one in (index, None)
-            ]
-            await asyncio.sleep(0)  # they are made
-            os.kill(core, signal.SIGKILL)
-            lost, other = await asyncio.gather(*calls)
-            reader.cancel()
-            assert (lost.error, other.error) == (LOST_CALL, None)
-        finally:
-            client.close()
-
-    requests = make_requests("r", count, max_tokens=120)  # the first at the first engine, and so on
-    asyncio.run(run())
 
 
 def test_the_lines_of_the_log_begin_with_the_number_of_an_engine_beside_others() -> None:

@@ -12,8 +12,16 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 import zmq
-from daemon_loads import TIMEOUT_S, make_named_config, under_load, wait_for_tokens
-from daemons import Daemon, wait_for_end, wait_until
+from daemon_loads import (
+    TIMEOUT_S,
+    make_group_config,
+    read_engines,
+    strike,
+    under_load,
+    wait_for_engines,
+    wait_for_tokens,
+)
+from daemons import Daemon, wait_for_end
 from fakes import make_request
 from quire.frontend.daemon import (
     add_engine,
@@ -25,7 +33,7 @@ from quire.frontend.daemon import (
     start_daemon,
 )
 from quire.ipc.daemon.daemon_control import CONTROL_SOCKET_NAME
-from quire.ipc.daemon.daemon_state import EngineState, read_state
+from quire.ipc.daemon.daemon_state import read_state
 from quire.ipc.daemon.run_dir import find_named
 from quire.ipc.errors import DaemonError, ModelError
 from quire.ipc.protocol.codec import make_client_codec
@@ -38,17 +46,10 @@ from quire.ipc.protocol.messages import (
     Welcome,
 )
 from quire.ipc.protocol.sockets import connect_dealer, make_ipc_address
-from quire.ipc.spec.config import EngineConfig, RecoveryConfig
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
 CODEC = make_client_codec()
-
-
-def make_group_config(num_engines: int, name: str = "paced", max_core_restarts: int = 5) -> EngineConfig:
-    recovery = RecoveryConfig(max_core_restarts=max_core_restarts)
-    config = msgspec.structs.replace(make_named_config(name), recovery=recovery, log_level="INFO")
-    return config.for_engine(0, num_engines)
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +57,6 @@ def pair() -> Iterator[str]:
     """Two engines for all tests that leave two behind."""
     with Daemon("pair", make_group_config(2)) as daemon:
         yield daemon.name
-
-
-def read_engines(name: str) -> dict[int, EngineState]:
-    state = read_state(find_named(name))
-    return {} if state is None else {engine.index: engine for engine in state.engines}
-
-
-def wait_for(name: str, is_so: Callable[[dict[int, EngineState]], object]) -> dict[int, EngineState]:
-    assert wait_until(lambda: is_so(read_engines(name)), TIMEOUT_S), read_engines(name)
-    return read_engines(name)
 
 
 class Listener:
@@ -121,16 +112,14 @@ class Listener:
 
 
 def test_clients_are_told_of_a_loss_and_of_the_return_and_the_other_core_stays(pair: str) -> None:
-    before = wait_for(pair, lambda engines: all(one.state == "ready" for one in engines.values()))
+    before = wait_for_engines(pair)
     assert [one.socket for one in before.values()] == ["core.sock", "core1.sock"]
     with Listener(pair, "core.sock") as listener:
         listener.wait_for_roster([(0, False, False), (1, False, False)])
-        pid = before[1].pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        strike(pair, 1)
         listener.wait_for_roster([(0, False, False), (1, False, True)])
         listener.wait_for_roster([(0, False, False), (1, False, False)])
-    after = wait_for(pair, lambda engines: engines[1].state == "ready")
+    after = wait_for_engines(pair, lambda engines: engines[1].state == "ready")
     assert after[0].pid == before[0].pid
     assert after[1].num_restarts == before[1].num_restarts + 1
     assert "was killed by SIGKILL" in after[1].last_loss
@@ -161,11 +150,9 @@ def test_streams_go_on_elsewhere_when_their_engine_is_killed_or_drained(pair: st
         drain_engine(pair, 1, TIMEOUT_S)
         assert all(load.is_alive() for load in loads), "it was drained though its streams had not ended"
         resume_engine(pair, 1, TIMEOUT_S)
-        pid = before[0].pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        wait_for(pair, lambda engines: engines[0].num_restarts > before[0].num_restarts)
-    wait_for(pair, lambda engines: engines[0].state == "ready")
+        strike(pair, 0)
+        wait_for_engines(pair, lambda engines: engines[0].num_restarts > before[0].num_restarts)
+    wait_for_engines(pair, lambda engines: engines[0].state == "ready")
     assert read_engines(pair)[1].num_restarts == before[1].num_restarts
 
 
@@ -230,10 +217,8 @@ def test_streams_of_an_only_engine_go_on_at_one_that_takes_its_place(
 
 def test_an_engine_that_is_lost_for_good_leaves_the_others_and_a_restart_brings_it_back() -> None:
     with Daemon("few", make_group_config(2, max_core_restarts=0)) as daemon:
-        first = read_engines("few")[0].pid
-        assert first is not None
-        os.kill(first, signal.SIGKILL)
-        engines = wait_for("few", lambda engines: engines[0].state == "lost")
+        strike("few", 0)
+        engines = wait_for_engines("few", lambda engines: engines[0].state == "lost")
         assert "was killed by SIGKILL, once in 60 s" in engines[0].last_loss
         state = read_state(find_named("few"))
         assert state is not None
@@ -248,9 +233,7 @@ def test_an_engine_that_is_lost_for_good_leaves_the_others_and_a_restart_brings_
             listener.wait_for_roster([(1, False, False)])
             restart_engine("few", TIMEOUT_S, index=0)
             listener.wait_for_roster([(0, False, False), (1, False, False)])
-        for pid in [one.pid for one in read_engines("few").values()]:
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
+        strike("few", 0, 1)
         os.waitpid(daemon.pid, 0)
         assert not find_named("few").exists()
         assert "has failed" in find_log("few").read_text().splitlines()[-1]
