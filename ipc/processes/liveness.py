@@ -17,8 +17,8 @@ LOOK_INTERVAL_S = 0.25
 _STAGES = (ASK_AFTER_S, DUMP_AFTER_S, KILL_AFTER_S)
 _LATE_S = 0.5  # a watcher that is this late was not running itself, and may have missed an answer
 
-STOPPED_LOOK_INTERVAL_S = 0.5
-MAX_LOOKS_STOPPED = 3  # in a row: given up within 2 s, but not if it is stopped and continued within one
+_STOPPED_LOOK_INTERVAL_S = 0.5
+_MAX_LOOKS_STOPPED = 3  # in a row: given up within 2 s, but not if it is stopped and continued within one
 LISTEN_TIMEOUT_S = 15.0  # for a core that was started; on an idle machine it takes 0.3 s
 # The part of the time without a processor that is forgiven. Not all: a system call may never return.
 _STARVED_SHARE = 0.95
@@ -88,7 +88,7 @@ class Deadline:
         self.due_at = self._limit_at = now + limit_s
         self._starved = StarvedTime(self._process, now) if forgives_starved else None
         self._otherwise = otherwise
-        self._look_at = now + STOPPED_LOOK_INTERVAL_S
+        self._look_at = now + _STOPPED_LOOK_INTERVAL_S
         self._num_looks_stopped = 0
 
     def clear(self) -> None:
@@ -103,14 +103,14 @@ class Deadline:
         if self._starved is not None:
             self.due_at = self._limit_at + self._starved.look(now, self._process.is_computing)
         if was_due and now < self.due_at:
-            self.due_at = max(self.due_at, now + STOPPED_LOOK_INTERVAL_S)
+            self.due_at = max(self.due_at, now + _STOPPED_LOOK_INTERVAL_S)
         if now >= self.due_at:
             self.due_at = None
             return self._otherwise
         if now >= self._look_at:
-            self._look_at = now + STOPPED_LOOK_INTERVAL_S
+            self._look_at = now + _STOPPED_LOOK_INTERVAL_S
             self._num_looks_stopped = self._num_looks_stopped + 1 if self._process.is_stopped else 0
-            if self._num_looks_stopped == MAX_LOOKS_STOPPED:
+            if self._num_looks_stopped == _MAX_LOOKS_STOPPED:
                 self.due_at = None
                 return "it is stopped"
         return None

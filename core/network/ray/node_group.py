@@ -6,6 +6,7 @@ they connect to their core themselves.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
@@ -20,7 +21,7 @@ from ....ipc.files.file_samples import hash_samples
 from ....ipc.network.keys import ClientKeys
 from ....ipc.network.tcp_address import parse_tcp_address
 from ....ipc.processes.child_args import WorkerArgs
-from ....ipc.processes.liveness import MAX_LOOKS_STOPPED, STOPPED_LOOK_INTERVAL_S
+from ....ipc.processes.due import until_ms
 from ....ipc.processes.own_sources import OwnSources
 from ....ipc.processes.process import EXIT_PARENT_LOST, ChildProcess, ProcessHandle
 from ....ipc.spec.config import EngineConfig
@@ -86,9 +87,11 @@ class NodeGroup:
             lambda rank, fd: _start_rank(args, rank, fd),
             parallel.pipeline_parallel_size,
         )
-        group.start()
+        for deadline in group.start():
+            if args.config.step_timeout_s:  # else one that a signal has stopped may stay so
+                deadline.set(time.monotonic(), math.inf, "")
         self._processes = group.processes
-        exit_code = _wait_for_end(self._processes, is_watched=args.config.step_timeout_s > 0)
+        exit_code = _wait_for_end(group)
         return msgspec.msgpack.encode(NodeEnd(exit_code=exit_code, reason=group.stop(0.0)))
 
     def dump_stacks(self) -> None:
@@ -146,27 +149,20 @@ def _start_rank(args: NodeArgs, rank: int, fd: int | None) -> ProcessHandle:
     return ChildProcess.start(args.module, roles[rank], payload, make_worker_env(), pass_fds=pass_fds)
 
 
-def _wait_for_end(processes: list[ProcessHandle], *, is_watched: bool) -> int:
-    """The exit code of the first that ends. One that a signal has stopped is ended, if they are watched."""
-    num_stopped, poller = 0, select.poll()
+def _wait_for_end(group: WorkerGroup) -> int:
+    """The exit code of the first rank that ends."""
+    poller = select.poll()
     parent_fd = os.pidfd_open(os.getppid())
-    for fd in (parent_fd, *(process.pid_fd for process in processes)):
+    for fd in (parent_fd, *(process.pid_fd for process in group.processes)):
         poller.register(fd, select.POLLIN)
-    look_at = time.monotonic() + STOPPED_LOOK_INTERVAL_S
-    while True:
-        ready = dict(poller.poll(1000 * max(0.0, look_at - time.monotonic())))
+    while not group.has_ended:
+        check_at = group.next_check_at
+        ready = dict(poller.poll(None if check_at is None else until_ms(check_at)))
         if parent_fd in ready:
             os._exit(EXIT_PARENT_LOST)  # Ray would leave by itself, but not while a thread is in here
-        codes = [code for process in processes if (code := process.exit_code) is not None]
-        if codes:
-            os.close(parent_fd)
-            return codes[0]
-        if time.monotonic() >= look_at:
-            look_at = time.monotonic() + STOPPED_LOOK_INTERVAL_S
-            num_stopped = num_stopped + 1 if any(process.is_stopped for process in processes) else 0
-            if is_watched and num_stopped == MAX_LOOKS_STOPPED:
-                for process in processes:
-                    process.kill("it is stopped")
+        group.look(time.monotonic())
+    os.close(parent_fd)
+    return next(code for process in group.processes if (code := process.exit_code) is not None)
 
 
 def compute_source_digest() -> str:
