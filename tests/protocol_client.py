@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 from fakes import make_config
 from quire.core.stats.engine_facts import StartupClock, make_engine_facts
@@ -23,6 +25,15 @@ GARBLED = [b"\x14junk"]
 NOW = 100.0
 
 
+def unframe(messages: Iterable[msgspec.Struct]) -> list[msgspec.Struct]:
+    """With each request of a frame by itself."""
+    return [
+        one
+        for message in messages
+        for one in (message.requests if isinstance(message, EngineCoreRequests) else [message])
+    ]
+
+
 class Client:
     """A protocol whose frames are messages; `sent` empties its outbox, as a driver does. Requests that share
     a frame are several messages there.
@@ -35,11 +46,7 @@ class Client:
     def sent(self) -> list[msgspec.Struct]:
         messages = [CODEC.decode(frames) for frames in self.protocol.outbox]
         self.protocol.outbox.clear()
-        return [
-            one
-            for message in messages
-            for one in (message.requests if isinstance(message, EngineCoreRequests) else [message])
-        ]
+        return unframe(messages)
 
     def hear(self, message: msgspec.Struct, now: float = NOW) -> list[EngineCoreOutput]:
         return self.protocol.frames_received(list(CODEC.encode(message)), now)

@@ -21,7 +21,6 @@ from ...ipc.protocol.messages import (
     UtilityMethod,
 )
 from ...ipc.protocol.request_ledger import LedgerEntry
-from ...ipc.protocol.request_price import frame_resumed
 from .engine_router import EngineRouter
 
 # While requests come: so long at most, shorter with few engines. Several frontends know of each other's
@@ -228,7 +227,7 @@ class EngineGroup:
             batches.setdefault(self.router.place(entry.request, entry.refused_by), []).append(entry)
         for index, batch in batches.items():
             protocol = self._members[index].protocol
-            for message in frame_resumed(protocol.ledger.adopt(batch, now, protocol.is_open)):
+            for message in protocol.ledger.adopt(batch, now, protocol.is_open):
                 protocol.send(message)
 
     def _find_places(self, request_ids: Iterable[str]) -> dict[int, list[str]]:

@@ -50,7 +50,7 @@ from .messages import (
     make_aborts,
 )
 from .request_ledger import RequestLedger
-from .request_price import frame_requests, frame_resumed
+from .request_price import frame_requests
 
 # Notices that come sooner are of what was sent before the last Hello.
 REGREET_AFTER_S = 1.0
@@ -332,7 +332,7 @@ class ClientProtocol:
         self.refusal = None
         if self._watch is not None:
             self._watch.start(now)
-        for message in [*frame_resumed(self.ledger.resume(now, is_other_engine)), *self._calls.values()]:
+        for message in [*self.ledger.resume(now, is_other_engine), *self._calls.values()]:
             self.send(message)
 
     def _take_last_words(self, refusal: Refusal, now: float, *, is_final: bool) -> None:

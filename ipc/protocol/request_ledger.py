@@ -17,11 +17,15 @@ from .messages import (
     AbortRequests,
     EngineCoreOutput,
     EngineCoreRequest,
+    EngineCoreRequests,
     ErrorCode,
     FinishReason,
     drop_positions,
     make_aborts,
 )
+from .request_price import frame_requests
+
+Resumed = EngineCoreRequest | EngineCoreRequests | AbortRequests
 
 _LEAST_TIMEOUT_S = 1e-3  # what is left of a time-out that passed while there was no engine
 
@@ -125,7 +129,7 @@ class RequestLedger:
             kept.append(output)
         return kept
 
-    def resume(self, now: float, is_other_engine: bool = False) -> list[EngineCoreRequest | AbortRequests]:
+    def resume(self, now: float, is_other_engine: bool = False) -> list[Resumed]:
         """What an engine that knows none of these requests must be sent, in order of their arrival.
 
         `is_other_engine`: it is in the place of one that was lost, perhaps through one of them.
@@ -160,9 +164,7 @@ class RequestLedger:
         """The engine has lost its worker, perhaps through one of these."""
         _note_losses(self._entries.values())
 
-    def adopt(
-        self, entries: list[LedgerEntry], now: float, is_open: bool
-    ) -> list[EngineCoreRequest | AbortRequests]:
+    def adopt(self, entries: list[LedgerEntry], now: float, is_open: bool) -> list[Resumed]:
         """Enter what another ledger has given up; what the engine must be sent if it `is_open`."""
         for entry in entries:
             entry.is_here = False
@@ -179,14 +181,15 @@ def _note_losses(entries: Iterable[LedgerEntry]) -> None:
         entry.note_loss()
 
 
-def _resume(entries: Collection[LedgerEntry], now: float) -> list[EngineCoreRequest | AbortRequests]:
+def _resume(entries: Collection[LedgerEntry], now: float) -> list[Resumed]:
     """The messages that add these, and end those among them that are to end."""
-    messages: list[EngineCoreRequest | AbortRequests] = []
+    requests: list[EngineCoreRequest] = []
     for entry in entries:
         entry.num_repeated = 0
-        messages.append(_resumed(entry, now))
+        requests.append(_resumed(entry, now))
         entry.is_sent = entry.is_here = True
-    return messages + make_aborts([entry.request.request_id for entry in entries if entry.is_aborted])
+    aborted = [entry.request.request_id for entry in entries if entry.is_aborted]
+    return [*frame_requests(requests), *make_aborts(aborted)]
 
 
 def _resumed(entry: LedgerEntry, now: float) -> EngineCoreRequest:

@@ -7,14 +7,13 @@ that a client hands over together share frames.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ..params.sampling_params import RequestOutputKind, SamplingParams, count_alternatives
 from .messages import (
     MAX_GRAMMAR_LENGTH,
     MAX_REQUESTS_PER_FRAME,
-    AbortRequests,
     EngineCoreRequest,
     EngineCoreRequests,
 )
@@ -97,15 +96,6 @@ def frame_requests(requests: Iterable[EngineCoreRequest]) -> Iterator[EngineCore
         size_bytes += price
     if batch:
         yield _make_message(batch)
-
-
-def frame_resumed(
-    messages: Sequence[EngineCoreRequest | AbortRequests],
-) -> list[EngineCoreRequest | EngineCoreRequests | AbortRequests]:
-    """What a ledger says to an engine, with its requests, which come first, framed."""
-    requests = [message for message in messages if isinstance(message, EngineCoreRequest)]
-    aborts = [message for message in messages if isinstance(message, AbortRequests)]
-    return [*frame_requests(requests), *aborts]
 
 
 def _make_message(batch: list[EngineCoreRequest]) -> EngineCoreRequest | EngineCoreRequests:

@@ -6,6 +6,7 @@ import pytest
 from fakes import make_logprobs, make_request
 from hypothesis import given
 from hypothesis import strategies as st
+from protocol_client import unframe
 from quire.ipc.params.pooling_params import PoolingParams
 from quire.ipc.protocol.messages import (
     SUSPECT_ATTEMPTS,
@@ -29,7 +30,7 @@ def resume(
     ledger: RequestLedger, now: float = NOW, *, is_other_engine: bool = False
 ) -> list[EngineCoreRequest]:
     """The requests that an engine must be sent."""
-    messages = ledger.resume(now, is_other_engine)
+    messages = unframe(ledger.resume(now, is_other_engine))
     return [message for message in messages if isinstance(message, EngineCoreRequest)]
 
 
@@ -153,9 +154,9 @@ def test_what_was_aborted_while_away_is_added_and_aborted_again(ledger: RequestL
     ledger.abort(["b", "c", "never"])
     ledger.take([EngineCoreOutput("c", 0, [], FinishReason.ABORT)])
     for _ in range(2):  # for as long as its last output has not come
-        *requests, abort = ledger.resume(NOW)
-        assert [one.request_id for one in requests if isinstance(one, EngineCoreRequest)] == ["a", "b"]
+        *_, abort = ledger.resume(NOW)
         assert abort == AbortRequests(["b"])
+        assert [one.request_id for one in resume(ledger)] == ["a", "b"]
 
 
 def test_engines_that_are_lost_in_a_row_without_a_token_in_between_are_counted(ledger: RequestLedger) -> None:
@@ -181,7 +182,7 @@ def test_what_is_given_up_goes_on_in_another_ledger_with_its_tokens(ledger: Requ
     ledger.take([EngineCoreOutput("b", 0, [4, 5])])
     ledger.abort(["c"])
     other = RequestLedger()
-    messages = other.adopt(ledger.release(is_lost=False), NOW + 4.0, is_open=True)
+    messages = unframe(other.adopt(ledger.release(is_lost=False), NOW + 4.0, is_open=True))
     assert (ledger.ids, other.ids) == ([], ["a", "b", "c"])
     requests = [one for one in messages if isinstance(one, EngineCoreRequest)]
     assert [decode_token_ids(one.output_token_ids) for one in requests] == [[], [4, 5], []]
