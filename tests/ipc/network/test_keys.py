@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,11 +55,19 @@ def test_keys_that_are_there_are_not_overwritten(folder: Path) -> None:
     assert (folder / SERVER_SECRET).read_bytes() == before
 
 
-@pytest.mark.parametrize("name", [SERVER_SECRET, CLIENT_SECRET])
-def test_a_secret_that_others_can_read_is_refused(folder: Path, name: str) -> None:
-    (folder / name).chmod(0o640)
-    read = read_server_keys if name == SERVER_SECRET else read_client_keys
-    with pytest.raises(ConfigError, match=f"only its owner can read: chmod 600 .*{name}"):
+@pytest.mark.parametrize(
+    ("name", "mode", "read", "who"),
+    [
+        (SERVER_SECRET, 0o640, read_server_keys, "read"),
+        (CLIENT_SECRET, 0o640, read_client_keys, "read"),
+        (CLIENTS, 0o620, read_server_keys, "write"),
+    ],
+)
+def test_what_others_can_read_or_write_is_refused(
+    folder: Path, name: str, mode: int, read: Callable[[Path], object], who: str
+) -> None:
+    (folder / name).chmod(mode)
+    with pytest.raises(ConfigError, match=f"only its owner can {who}: chmod 600 .*{name}"):
         read(folder)
 
 
@@ -93,19 +102,6 @@ def test_a_grant_that_makes_no_sense_is_refused_and_lets_nobody_in(folder: Path,
     assert AuthorizedClients(folder).find_grant(key) is None
 
 
-def test_a_weight_that_makes_no_sense_adds_nobody(folder: Path, tmp_path: Path) -> None:
-    before = (folder / CLIENTS).read_bytes()
-    with pytest.raises(ConfigError, match="weight=0"):
-        add_client(folder, tmp_path / "none", 0.0)
-    assert (folder / CLIENTS).read_bytes() == before
-
-
-def test_a_list_of_clients_that_others_can_write_is_refused(folder: Path) -> None:
-    (folder / CLIENTS).chmod(0o620)
-    with pytest.raises(ConfigError, match="only its owner can write"):
-        read_server_keys(folder)
-
-
 def test_a_missing_file_is_named(folder: Path) -> None:
     (folder / SERVER_PUBLIC).unlink()
     with pytest.raises(ConfigError, match=r"server\.public.*No such file.*quire keys make"):
@@ -119,23 +115,22 @@ def test_what_is_no_key_is_not_shown(folder: Path) -> None:
     assert "half-of-a-secret" not in str(caught.value)
 
 
-def test_the_list_is_read_again_when_it_changes(folder: Path, tmp_path: Path) -> None:
-    clients = AuthorizedClients(folder)
+def test_the_list_is_read_again_when_it_changes_also_after_a_line_without_an_end(
+    folder: Path, tmp_path: Path
+) -> None:
+    clients, first = AuthorizedClients(folder), read_client_keys(folder).public
+    assert clients.find_grant(first) == ClientGrant("client")
+    (folder / CLIENTS).write_bytes((folder / CLIENTS).read_bytes().rstrip())
     add_client(folder, tmp_path / "laptop")
-    key = (tmp_path / "laptop" / CLIENT_PUBLIC).read_bytes().strip()
-    assert clients.find_grant(key) == ClientGrant("laptop")
-    assert read_client_keys(tmp_path / "laptop").server == read_server_keys(folder).public
+    added = read_client_keys(tmp_path / "laptop")
+    assert added.public == (tmp_path / "laptop" / CLIENT_PUBLIC).read_bytes().strip()
+    assert added.server == read_server_keys(folder).public
+    assert [clients.find_grant(key) for key in (added.public, first)] == [
+        ClientGrant("laptop"),
+        ClientGrant("client"),
+    ]
     (folder / CLIENTS).write_text("# nobody\n")
-    assert clients.find_grant(key) is None
-
-
-def test_a_client_is_let_in_whose_line_comes_after_one_without_an_end(folder: Path, tmp_path: Path) -> None:
-    before = (folder / CLIENTS).read_bytes().rstrip()
-    (folder / CLIENTS).write_bytes(before)
-    add_client(folder, tmp_path / "laptop")
-    key = (tmp_path / "laptop" / CLIENT_PUBLIC).read_bytes().strip()
-    assert AuthorizedClients(folder).find_grant(key) == ClientGrant("laptop")
-    assert AuthorizedClients(folder).find_grant(read_client_keys(folder).public) == ClientGrant("client")
+    assert clients.find_grant(added.public) is None
 
 
 def test_without_its_list_nobody_is_let_in(folder: Path) -> None:
@@ -147,8 +142,11 @@ def test_without_its_list_nobody_is_let_in(folder: Path) -> None:
     assert clients.find_grant(key) == ClientGrant("client")
 
 
-def test_a_folder_of_somebody_elses_things_is_not_made_a_clients(folder: Path, tmp_path: Path) -> None:
+def test_what_makes_no_sense_adds_nobody(folder: Path, tmp_path: Path) -> None:
+    before = (folder / CLIENTS).read_bytes()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(ConfigError, match="a folder that is empty"):
-        add_client(folder, tmp_path / "full")
+    for name, weight, words in (("none", 0.0, "weight=0"), ("full", 1.0, "a folder that is empty")):
+        with pytest.raises(ConfigError, match=words):
+            add_client(folder, tmp_path / name, weight)
+    assert (folder / CLIENTS).read_bytes() == before

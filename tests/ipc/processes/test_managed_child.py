@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from child_fakes import FakeProcess
-from quire.ipc.processes.liveness import LISTEN_TIMEOUT_S
+from quire.ipc.processes.liveness import DUMP_GRACE_S
 from quire.ipc.processes.managed_child import ManagedChild
 from quire.ipc.processes.restarts import RestartBudget
 
@@ -23,6 +23,7 @@ def test_a_lost_process_is_replaced_when_the_budget_says_and_the_next_one_is_wat
     child, started = manage(max_losses=2)
     watch = child.start()
     watch.give_up("it hangs", 100.0)
+    assert child.next_check_at == watch.next_check_at == pytest.approx(100.0 + DUMP_GRACE_S)
     for lost_at, start_at in [(100.2, 100.2), (101.0, 101.1)]:
         assert child.replace(child.stop(0.0), lost_at)
         assert child.next_check_at == child.start_at == pytest.approx(start_at)
@@ -56,14 +57,6 @@ def test_a_process_that_is_lost_too_often_has_no_other_and_the_reason_says_so() 
     assert child.end_reason == "child (pid 7) was killed by SIGKILL, 2 times in 60 s"
     assert child.start_at is None
     assert len(started) == 2
-
-
-def test_the_watch_of_a_process_says_when_it_is_to_be_looked_at() -> None:
-    child, started = manage()
-    child.start().expect_listening(100.0)
-    while (check_at := child.next_check_at) is not None and child.watch is not None:
-        child.watch.look(check_at)
-    assert started[0].done == ["dump", f"kill: it did not listen within {LISTEN_TIMEOUT_S:g} s"]
 
 
 def test_a_start_that_fails_leaves_what_was_known_and_stays_due() -> None:

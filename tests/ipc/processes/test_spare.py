@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import struct
@@ -14,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from daemons import wait_for_end, wait_until
-from quire.ipc.processes.process import EXIT_PARENT_LOST, ChildProcess
+from quire.ipc.processes.process import EXIT_PARENT_LOST, ChildProcess, wait_readable
 from quire.ipc.processes.spare import AdoptedProcess, find_spare_path
 
 GRACE_S = 0.6  # of these spares; the product's, SPARE_GRACE_S, is longer
@@ -53,45 +52,45 @@ def spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spare]:
     spare.child.stop(0.0)
 
 
-def test_who_connects_adopts_it_and_it_ends_with_its_adopter(spare: Spare) -> None:
-    args = bytes(range(256)) * 1000
+def adopt(spare: Spare, args: bytes = b"x") -> AdoptedProcess:
     adopted = AdoptedProcess.adopt(spare.path, "worker", args)
     assert adopted is not None
     assert spare.wait_for_args(len(args)) == args
+    return adopted
+
+
+def lives_on(process: AdoptedProcess) -> bool:
+    """Longer than it would without an adopter."""
+    return not wait_readable(process.pid_fd, GRACE_S + 0.5)
+
+
+def test_who_connects_adopts_it_and_it_ends_with_its_adopter(spare: Spare) -> None:
+    adopted = adopt(spare, bytes(range(256)) * 1000)
     assert (adopted.pid, adopted.exit_code, os.path.exists(spare.path)) == (spare.child.pid, None, False)
     spare.child.close_lifeline()  # its starter no longer counts
-    assert not select.select([adopted.pid_fd], [], [], GRACE_S + 0.5)[0]
-    assert adopted.stop(grace_s=5.0) == EXIT_PARENT_LOST
-    assert adopted.stop(grace_s=5.0) == EXIT_PARENT_LOST
+    assert lives_on(adopted)
+    for _ in range(2):
+        assert adopted.stop(grace_s=5.0) == EXIT_PARENT_LOST
 
 
 def test_a_stopped_one_does_not_outlive_its_adopter(spare: Spare) -> None:
-    adopted = AdoptedProcess.adopt(spare.path, "worker", b"x")
-    assert adopted is not None
-    spare.wait_for_args(1)
+    adopted = adopt(spare)
     process = psutil.Process(adopted.pid)
     process.suspend()
     assert wait_until(lambda: process.status() == psutil.STATUS_STOPPED, 5.0)
     assert adopted.stop(grace_s=10.0) == EXIT_PARENT_LOST
 
 
-def test_a_killed_one_says_how(spare: Spare) -> None:
-    adopted = AdoptedProcess.adopt(spare.path, "worker", b"x")
-    assert adopted is not None
-    spare.wait_for_args(1)
-    os.kill(adopted.pid, signal.SIGKILL)
-    assert select.select([adopted.pid_fd], [], [], 5.0)[0]
+@pytest.mark.parametrize("because", ["", ": it did not answer"])
+def test_a_killed_one_says_how_and_for_what_reason(spare: Spare, because: str) -> None:
+    adopted = adopt(spare)
+    if because:
+        adopted.kill(because.removeprefix(": "))
+    else:
+        os.kill(adopted.pid, signal.SIGKILL)
+    assert wait_readable(adopted.pid_fd, 5.0)
     assert adopted.stop(grace_s=0.0) == -signal.SIGKILL
-    assert adopted.describe_exit() == f"worker (pid {adopted.pid}) was killed by SIGKILL"
-
-
-def test_a_reason_for_killing_it_is_told(spare: Spare) -> None:
-    adopted = AdoptedProcess.adopt(spare.path, "worker", b"x")
-    assert adopted is not None
-    adopted.kill("it did not answer")
-    assert select.select([adopted.pid_fd], [], [], 5.0)[0]
-    assert adopted.describe_exit().endswith("was killed by SIGKILL: it did not answer")
-    adopted.stop(0.0)
+    assert adopted.describe_exit() == f"worker (pid {adopted.pid}) was killed by SIGKILL{because}"
 
 
 def test_nobody_waits_where_there_is_no_spare(tmp_path: Path) -> None:
@@ -110,9 +109,8 @@ def test_one_whose_starter_is_gone_waits_a_moment_for_the_next_and_leaves(spare:
 
 def test_one_whose_starter_is_gone_can_be_adopted_meanwhile(spare: Spare) -> None:
     spare.child.close_lifeline()
-    adopted = AdoptedProcess.adopt(spare.path, "worker", b"x")
-    assert adopted is not None
-    assert not select.select([adopted.pid_fd], [], [], GRACE_S + 0.5)[0]
+    adopted = adopt(spare)
+    assert lives_on(adopted)
     adopted.stop(0.0)
 
 
@@ -120,10 +118,7 @@ def test_half_a_launch_adopts_nobody(spare: Spare) -> None:
     with socket.socket(socket.AF_UNIX) as visitor:
         visitor.connect(spare.path)
         visitor.sendall(struct.pack("<I", 100) + b"half")
-    adopted = AdoptedProcess.adopt(spare.path, "worker", b"whole")
-    assert adopted is not None
-    assert spare.wait_for_args(5) == b"whole"
-    adopted.stop(0.0)
+    adopt(spare, b"whole").stop(0.0)
 
 
 def test_it_waits_beside_the_workers_socket() -> None:

@@ -63,38 +63,27 @@ def test_hello_is_said_on_a_connection_and_nothing_else_before_the_welcome(clien
     assert names(client.sent()) == ["early", "late"]
 
 
-def test_a_welcome_of_an_earlier_number_is_ignored(client: Client) -> None:
+def test_a_welcome_counts_once_and_of_the_last_number_only(client: Client) -> None:
     before = client.connect()
+    client.protocol.add_requests([make_request("a", [1])], NOW)
     client.protocol.connection_lost(NOW)
     client.hear(Welcome(PROTOCOL_VERSION, "first", FACTS, before))
     assert not client.protocol.is_open, "before the next Hello"
-    now = client.connect()
-    client.hear(Welcome(PROTOCOL_VERSION, "first", FACTS, before))
-    assert not client.protocol.is_open, "after it"
-    client.hear(Welcome(PROTOCOL_VERSION, "first", FACTS, now))
-    assert client.protocol.is_open
-
-
-def test_a_second_welcome_changes_nothing(client: Client) -> None:
     number = client.connect()
-    for _ in range(2):
-        client.hear(Welcome(PROTOCOL_VERSION, "first", FACTS, number))
-    client.protocol.add_requests([make_request("a", [1])], NOW)
+    for said, is_open in ((before, False), (number, True), (number, True)):
+        client.hear(Welcome(PROTOCOL_VERSION, "first", FACTS, said))
+        assert client.protocol.is_open == is_open
     assert names(client.sent()) == ["a"]
 
 
-def test_the_phase_of_a_start_is_the_one_that_was_said_last(client: Client) -> None:
+def test_the_phase_of_a_start_is_the_last_and_others_business_may_come_before_the_welcome(
+    client: Client,
+) -> None:
     client.connect()
     assert client.protocol.phase is None
-    for phase in ("start worker", "load weights"):
-        client.hear(StartupProgress(phase))
-    assert client.protocol.phase == "load weights"
-
-
-def test_answers_to_others_business_may_come_before_the_welcome(client: Client) -> None:
-    client.connect()
-    assert client.hear(LeaseCheck()) == []
-    assert client.hear(UtilityResult(0)) == []
+    for message in (StartupProgress("start worker"), LeaseCheck(), StartupProgress("load"), UtilityResult(0)):
+        assert client.hear(message) == []
+    assert client.protocol.phase == "load"
 
 
 @pytest.mark.parametrize("message", [outputs(1), ProtocolNotice("what?")])
@@ -137,16 +126,21 @@ def test_a_weight_that_no_engine_takes_is_refused(weight: float) -> None:
 # Requests, through one engine after the other.
 
 
-def test_unfinished_requests_are_added_again_with_their_tokens(client: Client) -> None:
+@pytest.mark.parametrize("is_told", [True, False])
+def test_unfinished_requests_are_added_again_with_their_tokens(client: Client, is_told: bool) -> None:
     client.attach()
-    for name in ("a", "b"):
+    for name in ("a", "b", "c"):
         client.protocol.add_requests([make_request(name, [1])], NOW)
     client.protocol.abort_requests(["b"])
-    assert names(client.sent()) == ["a", "b", "AbortRequests"]
+    abort = client.protocol.outbox.pop()
+    assert names(client.sent()) == ["a", "b", "c"]
+    client.protocol.outbox.append(abort)
     assert client.hear(outputs(4, 5)) == outputs(4, 5).outputs
-    client.protocol.connection_lost(NOW)
+    if is_told:  # else another connection is made without the end of this one
+        client.protocol.connection_lost(NOW)
+        assert not client.protocol.outbox
     again = client.attach()
-    assert names(again) == ["a", "b", "AbortRequests"]
+    assert names(again) == ["a", "b", "c", "AbortRequests"]
     assert isinstance(again[0], EngineCoreRequest)
     assert (again[0].output_token_ids, again[0].is_resumed) == (b"\4\0\0\0\5\0\0\0", True)
 
@@ -172,21 +166,6 @@ def test_outputs_of_an_earlier_life_of_the_engine_are_dropped(client: Client) ->
     assert client.hear(outputs(6, start=1, epoch="second")) == outputs(6, start=1).outputs
 
 
-def test_what_was_not_sent_when_the_connection_was_lost_is_said_once(client: Client) -> None:
-    client.attach()
-    client.protocol.add_requests([make_request("a", [1])], NOW)
-    client.protocol.connection_lost(NOW)
-    assert not client.protocol.outbox
-    assert names(client.attach()) == ["a"]
-
-
-def test_a_connection_that_is_made_without_the_end_of_the_one_before_begins_anew(client: Client) -> None:
-    client.attach()
-    client.protocol.add_requests([make_request("a", [1])], NOW)
-    client.connect()
-    assert not client.protocol.is_open
-
-
 def test_requests_that_come_together_share_frames_within_bounds(client: Client) -> None:
     client.attach()
     requests = [make_request(f"{index}", [1]) for index in range(MAX_REQUESTS_PER_FRAME + 2)]
@@ -196,12 +175,8 @@ def test_requests_that_come_together_share_frames_within_bounds(client: Client) 
     assert len(full.requests) == MAX_REQUESTS_PER_FRAME
     client.protocol.connection_lost(NOW)
     assert len(client.attach("second")) == len(requests)
-
-
-def test_requests_that_are_large_have_frames_of_their_own(client: Client) -> None:
-    client.attach()
     large = [make_request(name, [1] * (MAX_SHARED_BYTES // 4)) for name in ("a", "b")]
-    client.protocol.add_requests([*large, make_request("c", [1])], NOW)
+    client.protocol.add_requests([*large, make_request("c", [1])], NOW)  # each has a frame
     assert [type(CODEC.decode(frames)) for frames in client.protocol.outbox] == [EngineCoreRequest] * 3
 
 
