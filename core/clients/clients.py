@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ...ipc.protocol.engine_views import ClientView
 from ...ipc.protocol.messages import EngineCoreOutput, EngineCoreOutputs, FrontendCounts, Hello, LogprobsBlock
-from ..stats.stats_collector import AttachedClient
 
 MAX_REPLIES = 1024  # waiting for one client, beside as many in its socket
 MAX_MERGED_BYTES = 16 * 1024 * 1024  # of logprobs and vectors in a message; one step may have more
@@ -133,10 +133,15 @@ class Client:
         self.counted = FrontendCounts(**{name: before[name] + count for name, count in taken.items()})
         return FrontendCounts(**taken)
 
-    def describe(self, now: float) -> AttachedClient:
-        """Its part of a snapshot, at a monotonic time."""
-        connected_s, hello = now - self.connected_at, self.hello
-        return AttachedClient(hello.client_kind, hello.pid, hello.weight, self.outbox.num_unsent, connected_s)
+    def describe(self, now: float) -> ClientView:
+        """Its part of a snapshot, at a monotonic time, without its requests."""
+        return ClientView(
+            kind=self.hello.client_kind,
+            pid=self.hello.pid,
+            weight=self.hello.weight,
+            num_unsent=self.outbox.num_unsent,
+            connected_s=now - self.connected_at,
+        )
 
 
 class LeaseWatch:

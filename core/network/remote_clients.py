@@ -9,8 +9,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +34,12 @@ from ...ipc.protocol.messages import (
     UtilityMethod,
     UtilityResult,
 )
-from ...ipc.protocol.rights import (
-    HELLO_FIELDS,
-    REQUEST_FIELDS,
-    REQUEST_OPTIONS,
-    UTILITIES,
-    Belief,
-    Reach,
-    Standing,
-)
+from ...ipc.protocol.rights import REQUEST_OPTIONS, UTILITIES, Reach, Standing
 from ...ipc.spec.config import ModelConfig
 from ..clients.origin import Origin, find_key, make_owner_test, name_scope, scope_salt
 from ..scheduling.tenant import ClientShare
 from .network_listener import NetworkListener, find_max_unread_bytes
-from .request_memory import PastLife, RequestMemory
+from .request_memory import RequestMemory
 
 _log = logging.getLogger(__name__)
 
@@ -106,11 +97,10 @@ class RemoteOrigin(Origin):
         self._clients = clients
 
     def adapt_hello(self, hello: Hello) -> Hello:
-        """The fields that rights.py does not take from a remote client come from its key's grant."""
+        """With the weight of its key."""
         if hello.client_kind == SUPERVISOR_ROLE:
             raise DaemonError(f"a client of the network may not be the {SUPERVISOR_ROLE}")
-        values = {name: _HELLO_VALUES[name](self._grant) for name in _list_replaced(HELLO_FIELDS)}
-        return msgspec.structs.replace(hello, **values)
+        return msgspec.structs.replace(hello, weight=self._grant.weight)
 
     def find_share(self, hello: Hello) -> ClientShare:
         tenant = None if self._grant.may_name_tenants else self.scope
@@ -128,11 +118,26 @@ class RemoteOrigin(Origin):
         )
 
     def adapt_request(self, request: EngineCoreRequest) -> EngineCoreRequest:
-        """The fields that rights.py does not take from a remote client are the core's own."""
-        past = self._clients.memory.find(self.scope, request.request_id)
-        facts = _RequestFacts(request, self.scope, self._grant, past)
-        values = {name: _REQUEST_VALUES[name](facts) for name in _list_replaced(REQUEST_FIELDS)}
-        return msgspec.structs.replace(request, **values)
+        """The fields that rights.py does not take from a remote client are its key's, or the core's own.
+
+        An option without a row there keeps its default, whatever the client says.
+        """
+        past, grant = self._clients.memory.find(self.scope, request.request_id), self._grant
+        asked = request.options
+        options = RequestOptions(
+            **{name: getattr(asked, name) for name, right in REQUEST_OPTIONS.items() if right.is_taken},
+            priority=max(asked.priority, grant.priority),
+            cache_salt=scope_salt(asked.cache_salt, self.scope),
+            tenant=self.scope + asked.tenant,
+        )
+        return msgspec.structs.replace(
+            request,
+            # With an infinite arrival_time the core takes its own clock, less the age.
+            arrival_time=math.inf if past.arrival is None else past.arrival,
+            age_s=0.0,
+            options=options,
+            num_attempts=min(request.num_attempts, past.num_attempts),
+        )
 
     def adapt_result(self, method: UtilityMethod, result: UtilityResult, /) -> UtilityResult:
         """Without others' requests; a digest was made without them."""
@@ -192,41 +197,3 @@ def _hide_error(output: EngineCoreOutput) -> EngineCoreOutput:
     if output.error is None:
         return output
     return msgspec.structs.replace(output, error=hide_folders(output.error))
-
-
-def _list_replaced(fields: Mapping[str, Belief]) -> list[str]:
-    return [name for name, belief in fields.items() if belief is not Belief.TAKEN]
-
-
-@dataclass(frozen=True, slots=True)
-class _RequestFacts:
-    """A remote client's request, with what the core knows of both."""
-
-    request: EngineCoreRequest
-    scope: str
-    grant: ClientGrant
-    past: PastLife
-
-
-def _adapt_options(facts: _RequestFacts) -> RequestOptions:
-    """A field without a row keeps its default, whatever the client says."""
-    beliefs = {name: right.network for name, right in REQUEST_OPTIONS.items()}
-    values = {name: getattr(facts.request.options, name) for name in beliefs}
-    values |= {name: _OPTION_VALUES[name](facts) for name in _list_replaced(beliefs)}
-    return RequestOptions(**values)
-
-
-# Field that is not taken from a remote client -> what replaces it.
-_HELLO_VALUES: dict[str, Callable[[ClientGrant], Any]] = {"weight": lambda grant: grant.weight}
-_REQUEST_VALUES: dict[str, Callable[[_RequestFacts], Any]] = {
-    # With an infinite arrival_time the core takes its own clock, less the age.
-    "arrival_time": lambda facts: math.inf if facts.past.arrival is None else facts.past.arrival,
-    "age_s": lambda _: 0.0,
-    "options": _adapt_options,
-    "num_attempts": lambda facts: min(facts.request.num_attempts, facts.past.num_attempts),
-}
-_OPTION_VALUES: dict[str, Callable[[_RequestFacts], Any]] = {
-    "priority": lambda facts: max(facts.request.options.priority, facts.grant.priority),
-    "cache_salt": lambda facts: scope_salt(facts.request.options.cache_salt, facts.scope),
-    "tenant": lambda facts: facts.scope + facts.request.options.tenant,
-}

@@ -10,7 +10,6 @@ import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import NamedTuple
 
 import msgspec
 
@@ -34,23 +33,13 @@ MIN_WAITING_VIEWS = 50  # of them, if so many wait
 MAX_BLOCK_CELLS = 512
 
 
-class AttachedClient(NamedTuple):
-    """What the core's process knows of a client; the fields are named as in ClientView."""
-
-    kind: str
-    pid: int
-    weight: float
-    num_unsent: int
-    connected_s: float
-
-
 @dataclass(frozen=True, slots=True)
 class CoreProcessInfo:
-    """What the core's process adds to the answers of utility calls."""
+    """What the core's process adds to the answers of utility calls: of its clients all but their requests."""
 
     epoch: str
     started_at: float  # wall clock
-    clients: Mapping[bytes, AttachedClient] = field(default_factory=dict[bytes, AttachedClient])
+    clients: Mapping[bytes, ClientView] = field(default_factory=dict[bytes, ClientView])
 
 
 class StatsCollector:
@@ -174,7 +163,7 @@ class StatsCollector:
 
     def _view_clients(
         self,
-        clients: Mapping[bytes, AttachedClient],
+        clients: Mapping[bytes, ClientView],
         names: Mapping[bytes, str],
         ids_of: Mapping[bytes, Collection[str]],
     ) -> list[ClientView]:
@@ -185,12 +174,12 @@ class StatsCollector:
             num_running[request.client] += 1
             served[request.client] += request.num_output_tokens
         return [
-            ClientView(
+            msgspec.structs.replace(
+                client,
                 name=names[identity],
                 num_running=num_running[identity],
                 num_waiting=len(ids_of.get(identity, ())) - num_running[identity],
                 tokens_served_total=served[identity],
-                **client._asdict(),
             )
             for identity, client in clients.items()
         ]
@@ -206,7 +195,7 @@ def _describe_kind(request: Request) -> str:
     return "" if request.kind == "plain" else request.kind
 
 
-def _name_clients(clients: Mapping[bytes, AttachedClient]) -> dict[bytes, str]:
+def _name_clients(clients: Mapping[bytes, ClientView]) -> dict[bytes, str]:
     """kind-pid, numbered from the second of the same process on."""
     counts: Counter[str] = Counter()
     names: dict[bytes, str] = {}

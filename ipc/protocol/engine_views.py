@@ -72,13 +72,13 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
 class ClientView(msgspec.Struct, frozen=True, kw_only=True):
     """One attached client as a person sees it."""
 
-    name: str
+    name: str = ""
     kind: str
     pid: int
     weight: float
-    num_running: int
-    num_waiting: int
-    tokens_served_total: int
+    num_running: int = 0
+    num_waiting: int = 0
+    tokens_served_total: int = 0
     num_unsent: int  # outputs that wait for it to read
     connected_s: float
 

@@ -1,8 +1,8 @@
 """Who may say what: the one table that the core, HTTP and gRPC ask. It knows no sockets and no requests.
 
-A row says what each kind of caller reaches by a message, a call, a route or a method, and which fields of
-Hello, EngineCoreRequest and RequestOptions are taken from whom. What is not in it is nobody's: a new message,
-call, route or field works for no one until it has its row.
+A row says what each kind of caller reaches by a message, a call, a route or a method, and from whom a field
+of RequestOptions is taken. What is not in it is nobody's: a new message, call, route or option works for no
+one until it has its row.
 """
 
 from __future__ import annotations
@@ -45,14 +45,6 @@ class Reach(IntEnum):
     ALL = 3
 
 
-class Belief(Enum):
-    """What becomes of a field that a network client has filled in."""
-
-    TAKEN = "taken"  # it decides about the client's own request
-    KEY = "by its key"  # the operator's key file decides, or the key's own name is put in
-    CORE = "by the core"  # the core puts in, or bounds it by, what it knows itself
-
-
 class Right(dict[Standing, Reach]):
     """What callers reach by a message, a call, a route or a method. Who is not named reaches nothing."""
 
@@ -62,10 +54,14 @@ class Right(dict[Standing, Reach]):
 
 
 class OptionRight(NamedTuple):
-    """Of a field of RequestOptions. is_callers: a body of HTTP or gRPC may say it, else the server does."""
+    """Of a field of RequestOptions.
 
-    network: Belief
-    is_callers: bool = False
+    is_taken: a client of the network decides on it, else its key does: the operator's file, or its own name.
+    is_callers: a body of HTTP or gRPC may say it, else the server does.
+    """
+
+    is_taken: bool
+    is_callers: bool
 
 
 def _make_engine_right(local: Reach, network: Reach) -> Right:
@@ -107,42 +103,16 @@ UTILITIES: dict[UtilityMethod, Right] = {
     UtilityMethod.STOP_PROFILE: _LOCAL_ONLY,
 }
 
-# What is believed of a network client; a local user's fields are all taken.
-HELLO_FIELDS: dict[str, Belief] = {
-    "protocol_version": Belief.TAKEN,
-    "client_kind": Belief.TAKEN,  # for people: never the supervisor's, which the core checks
-    "pid": Belief.TAKEN,  # for people
-    "weight": Belief.KEY,
-    "number": Belief.TAKEN,
-}
-REQUEST_FIELDS: dict[str, Belief] = {
-    "request_id": Belief.TAKEN,
-    "prompt_token_ids": Belief.TAKEN,
-    "sampling_params": Belief.TAKEN,
-    "arrival_time": Belief.CORE,  # when it came here, or to the core before
-    "eos_token_ids": Belief.TAKEN,
-    "output_token_ids": Belief.TAKEN,
-    "options": Belief.KEY,  # each as REQUEST_OPTIONS says
-    "token_lists": Belief.TAKEN,
-    "is_resumed": Belief.TAKEN,  # up to twice the bounds of what may wait
-    "num_attempts": Belief.CORE,  # at most the cores that are known to have ended with it live
-    "grammar": Belief.TAKEN,
-    "extra_args": Belief.TAKEN,
-    "purpose": Belief.TAKEN,
-    "pooling_params": Belief.TAKEN,
-    "type_start": Belief.TAKEN,
-    "age_s": Belief.CORE,  # none: as arrival_time
-    "num_sequences": Belief.TAKEN,  # for counts
-    "is_continued": Belief.TAKEN,
-}
-
 REQUEST_OPTIONS: dict[str, OptionRight] = {
-    "priority": OptionRight(Belief.KEY, True),  # after others as it likes, before them only as its key may
-    "cache_salt": OptionRight(Belief.KEY, True),  # keys share no cached blocks: speed tells what is cached
-    "tenant": OptionRight(Belief.KEY),
-    "timeout_s": OptionRight(Belief.TAKEN, True),
-    "queue_timeout_s": OptionRight(Belief.TAKEN, True),
-    "names": OptionRight(Belief.TAKEN),  # of its own key: nobody else's abort finds them
+    # After others as it likes, before them only as its key may.
+    "priority": OptionRight(is_taken=False, is_callers=True),
+    # Keys share no cached blocks: speed tells what is cached.
+    "cache_salt": OptionRight(is_taken=False, is_callers=True),
+    "tenant": OptionRight(is_taken=False, is_callers=False),
+    "timeout_s": OptionRight(is_taken=True, is_callers=True),
+    "queue_timeout_s": OptionRight(is_taken=True, is_callers=True),
+    # Of its own key: nobody else's abort finds them.
+    "names": OptionRight(is_taken=True, is_callers=False),
 }
 CALLER_OPTIONS = [name for name, right in REQUEST_OPTIONS.items() if right.is_callers]
 

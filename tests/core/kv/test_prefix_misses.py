@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fakes import FakeEngine, make_config, make_request
-from quire.core.stats.stats_collector import AttachedClient, CoreProcessInfo
-from quire.ipc.protocol.engine_views import RequestView
+from quire.core.stats.stats_collector import CoreProcessInfo
+from quire.ipc.protocol.engine_views import ClientView, RequestView
 
 PROMPT = list(range(33))  # two blocks of 16, and a token that is computed in any case
 
@@ -20,7 +20,7 @@ def see(engine: FakeEngine, prompt: list[int], client: bytes = b"client", **fiel
     name = f"r{len(engine.tokens)}"
     engine.add(make_request(name, prompt, max_tokens=3, **fields), client)
     engine.turn()
-    attached = {client: AttachedClient("llm", 1, 1.0, num_unsent=0, connected_s=1.0)}
+    attached = {client: ClientView(kind="llm", pid=1, weight=1.0, num_unsent=0, connected_s=1.0)}
     views = engine.core.snapshot(CoreProcessInfo("epoch", 0.0, attached)).requests
     engine.run()
     return next(view for view in views if view.request_id == name)

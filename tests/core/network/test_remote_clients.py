@@ -43,12 +43,9 @@ from quire.ipc.protocol.messages import (
 )
 from quire.ipc.protocol.prefix_digest import hash_prefixes
 from quire.ipc.protocol.rights import (
-    HELLO_FIELDS,
     MESSAGES,
-    REQUEST_FIELDS,
     REQUEST_OPTIONS,
     UTILITIES,
-    Belief,
     Reach,
     Standing,
 )
@@ -149,8 +146,6 @@ def test_an_option_without_a_row_is_taken_from_no_network_client(monkeypatch: py
 def test_every_message_call_and_field_has_its_row() -> None:
     assert set(MESSAGES) == {one for kind, one in MESSAGE_TYPES.items() if kind < b"\x11"} | {EngineRoster}
     assert set(UTILITIES) == set(UtilityMethod)
-    assert list(HELLO_FIELDS) == list(Hello.__struct_fields__)
-    assert list(REQUEST_FIELDS) == list(EngineCoreRequest.__struct_fields__)
     assert (
         list(REQUEST_OPTIONS)
         == list(RequestOptions.__struct_fields__)
@@ -207,10 +202,20 @@ REPLACED: dict[str, tuple[object, Callable[[Request], bool]]] = {
 }
 
 
-def test_what_is_replaced_is_what_the_table_does_not_take() -> None:
-    beliefs = REQUEST_FIELDS | {name: right.network for name, right in REQUEST_OPTIONS.items()}
-    assert {"options", *REPLACED} == {name for name, one in beliefs.items() if one is not Belief.TAKEN}
-    assert [name for name, belief in HELLO_FIELDS.items() if belief is not Belief.TAKEN] == ["weight"]
+# What a client of the network decides about itself and its own requests. Each new field has to be weighed.
+TAKEN = {
+    *("protocol_version", "client_kind", "pid", "number"),  # of Hello: never the supervisor's kind
+    *("request_id", "prompt_token_ids", "sampling_params", "eos_token_ids", "output_token_ids"),
+    *("token_lists", "is_resumed", "grammar", "extra_args", "purpose", "pooling_params"),
+    *("type_start", "num_sequences", "is_continued"),
+    *(name for name, right in REQUEST_OPTIONS.items() if right.is_taken),
+}
+
+
+def test_each_field_is_taken_or_replaced() -> None:
+    said = {*Hello.__struct_fields__, *EngineCoreRequest.__struct_fields__, *RequestOptions.__struct_fields__}
+    assert said == TAKEN | REPLACED.keys() | {"weight", "options"}
+    assert TAKEN.isdisjoint(REPLACED)
 
 
 @pytest.mark.parametrize("name", REPLACED)

@@ -12,10 +12,9 @@ from quire.core.stats.stats_collector import (
     MAX_BLOCK_CELLS,
     MAX_REQUEST_VIEWS,
     MIN_WAITING_VIEWS,
-    AttachedClient,
     CoreProcessInfo,
 )
-from quire.ipc.protocol.engine_views import EngineSnapshot
+from quire.ipc.protocol.engine_views import ClientView, EngineSnapshot
 from quire.ipc.protocol.messages import UtilityCall, UtilityMethod
 from quire.ipc.spec.config import SchedulerConfig
 
@@ -24,11 +23,12 @@ def make_engine(num_blocks: int = 64, max_num_seqs: int = 256, **config: int) ->
     return FakeEngine(make_config(scheduler=SchedulerConfig(max_num_seqs=max_num_seqs), **config), num_blocks)
 
 
-def attach(*identities: bytes, kind: str = "llm") -> dict[bytes, AttachedClient]:
-    return {
-        identity: AttachedClient(kind, 40 + place, 1.0, num_unsent=0, connected_s=3.0)
-        for place, identity in enumerate(identities)
-    }
+def make_client(pid: int) -> ClientView:
+    return ClientView(kind="llm", pid=pid, weight=1.0, num_unsent=0, connected_s=3.0)
+
+
+def attach(*identities: bytes) -> dict[bytes, ClientView]:
+    return {identity: make_client(40 + place) for place, identity in enumerate(identities)}
 
 
 def look(engine: FakeEngine, *clients: bytes) -> EngineSnapshot:
@@ -120,7 +120,7 @@ def test_clients_are_shown_with_their_own_requests_and_tokens():
     engine.add(make_request("b", [1, 2], max_tokens=5, arrival_time=2.0), b"second")
     engine.turn()
     first, second, idle = look(engine, b"first", b"second", b"idle").clients
-    one_process = dict.fromkeys((b"first", b"second"), AttachedClient("llm", 7, 1.0, 0, 0.0))
+    one_process = dict.fromkeys((b"first", b"second"), make_client(7))
     names = [one.name for one in engine.core.snapshot(CoreProcessInfo("", 0.0, one_process)).clients]
     assert names == ["llm-7", "llm-7.2"]
     assert (first.num_running, first.num_waiting, first.tokens_served_total) == (1, 0, 1)
