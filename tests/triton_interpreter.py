@@ -6,6 +6,7 @@ integers in products of matrices and in conversions from integers. That of 3.6 r
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from triton.runtime import interpreter
 
 _convert_float = interpreter._convert_float
+_get_np_dtype = interpreter._get_np_dtype
 _cast = interpreter.InterpreterBuilder.cast_impl
 _create_dot = interpreter.InterpreterBuilder.create_dot
 _HAS_FMA = hasattr(getattr(interpreter, "_interpreter", None), "fma_fp32")
@@ -27,6 +29,32 @@ def make_bfloat16_exact() -> None:
     interpreter.InterpreterBuilder.create_dot = _multiply
     if not _HAS_FMA:
         interpreter.InterpreterBuilder.create_fma = _multiply_and_add
+
+
+def look_up_once() -> None:
+    """Replace two searches of the interpreter that give the same each time; done once, as the above.
+
+    Before a kernel and before each function that it calls, every attribute of `triton.language` is looked at.
+    """
+    names: dict[Any, list[str]] = {}
+    numpy_types: dict[str, Any] = {}
+
+    def patch_builtins(package: Any, builder: Any, *scope: Any) -> None:
+        if package not in names:
+            members = inspect.getmembers(package, tl.core.is_builtin)
+            names[package] = [name for name, _ in members]
+        for name in names[package]:
+            if tl.core.is_builtin(member := getattr(package, name)):
+                interpreter._patch_attr(package, name, member, builder, *scope)
+
+    def find_numpy_type(dtype: Any) -> Any:
+        name = dtype.scalar.name
+        if name not in numpy_types:
+            numpy_types[name] = _get_np_dtype(dtype)
+        return numpy_types[name]
+
+    interpreter._patch_builtin = patch_builtins
+    interpreter._get_np_dtype = find_numpy_type
 
 
 def multiply_in_order(_builder: Any, a: Any, b: Any, total: Any, *_: Any) -> Any:

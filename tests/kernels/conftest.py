@@ -13,9 +13,10 @@ from quire.kernels.linear.linear import Variant, find_variants
 _ATTENTION_VARIANTS = ["amx", "avx512_bf16", "widened"]
 
 if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
-    from triton_interpreter import make_bfloat16_exact
+    from triton_interpreter import look_up_once, make_bfloat16_exact
 
     make_bfloat16_exact()
+    look_up_once()
 
 
 @pytest.fixture(params=list(Variant), ids=lambda variant: variant.name)

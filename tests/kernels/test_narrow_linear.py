@@ -86,10 +86,15 @@ def make_weight(
 
 
 SHAPES = [(1, 1), (65, 300), (96, 128), (33, 513), (256, 384)]
+# Every form in two shapes, every shape with four forms at least.
+FORMS_IN_SHAPES = [
+    pytest.param(form, *SHAPES[(number + more) % len(SHAPES)], id=f"{form} {number} {more}")
+    for number, form in enumerate(FORMS)
+    for more in (0, 2)
+]
 
 
-@pytest.mark.parametrize("form", FORMS, ids=repr)
-@pytest.mark.parametrize(("num_out", "num_in"), SHAPES)
+@pytest.mark.parametrize(("form", "num_out", "num_in"), FORMS_IN_SHAPES)
 def test_a_narrow_layer_has_the_bits_of_a_plain_one(
     library: ctypes.CDLL, variant: Variant, form: Form, num_out: int, num_in: int
 ) -> None:
@@ -106,8 +111,7 @@ def test_a_narrow_layer_has_the_bits_of_a_plain_one(
             assert torch.equal(actual, expected.to(dtype)), (dtype, rows)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=repr)
-@pytest.mark.parametrize(("num_out", "num_in"), SHAPES)
+@pytest.mark.parametrize(("form", "num_out", "num_in"), FORMS_IN_SHAPES)
 def test_pairs_round_no_weight_and_a_row_has_the_same_bits_in_any_company(
     library: ctypes.CDLL, form: Form, num_out: int, num_in: int
 ) -> None:

@@ -80,12 +80,16 @@ print(json.dumps(found))
 _WIDTHS: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 400}
 _GEMMA = Recipe("gemma2", head_size=256, sliding_window=512, tied=True, **_WIDTHS)
 # A recipe, whether its kernels are exact, and what its weights become.
-_STARTS: dict[str, tuple[Recipe, bool, str | None]] = {
+Start = tuple[Recipe, bool, str | None]
+_USUAL: dict[str, Start] = {
     "plain": (Recipe("qwen3", num_heads=8, num_kv_heads=4, head_size=64, **_WIDTHS), False, None),
     "int4": (Recipe(head_size=128, **_WIDTHS), False, "int4"),
+    "gemma2, exact": (_GEMMA, True, None),
+}
+# Of kernels that those above have one by one.
+_OTHERS: dict[str, Start] = {
     "exact": (Recipe(head_size=128, **_WIDTHS), True, None),
     "gemma2": (_GEMMA, False, None),
-    "gemma2, exact": (_GEMMA, True, None),
 }
 
 
@@ -121,28 +125,23 @@ def test_products_and_sums_are_fused_whatever_triton_does_unasked(counted: dict[
     }
 
 
-@pytest.fixture(scope="module")
-def starts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, list[str], list[str]]]:
-    """What _START says of each of _STARTS."""
+@pytest.mark.parametrize("starts", [_USUAL, pytest.param(_OTHERS, marks=pytest.mark.slow)], ids=", ".join)
+def test_a_start_launches_the_variants_that_are_listed_and_no_others(
+    starts: dict[str, Start], tmp_path: Path
+) -> None:
     configs: list[EngineConfig] = []
-    for recipe, is_exact, quantization in _STARTS.values():
-        checkpoint = make_checkpoint(tmp_path_factory.mktemp("start"), recipe)
+    for name, (recipe, is_exact, quantization) in starts.items():
+        checkpoint = make_checkpoint(tmp_path / name, recipe)
         config = msgspec.structs.replace(
             checkpoint.engine_config("bfloat16", max_model_len=4096, quantization=quantization),
             scheduler=SchedulerConfig(max_num_seqs=1024, max_num_batched_tokens=2048),
             exact=is_exact,
         )
         configs.append(config)
-    return dict(zip(_STARTS, run(_START, msgspec.json.encode(configs).decode()), strict=True))
-
-
-@pytest.mark.parametrize("name", list(_STARTS))
-def test_a_start_launches_the_variants_that_are_listed_and_no_others(
-    name: str, starts: dict[str, tuple[int, list[str], list[str]]]
-) -> None:
-    num_started, only_started, only_listed = starts[name]
-    assert (only_started, only_listed) == ([], [])
-    assert num_started >= 20
+    found = run(_START, msgspec.json.encode(configs).decode())
+    for name, (num_started, only_started, only_listed) in zip(starts, found, strict=True):
+        assert (name, only_started, only_listed) == (name, [], [])
+        assert num_started >= 20
 
 
 def test_no_kernel_of_the_table_spills_and_all_fit_their_card() -> None:

@@ -42,12 +42,26 @@ class Step(AttentionStep):
 
 
 LONGER = [*MIXED, (100, 129)]
+WINDOWS = [None, 1, 13, 64, 100]
 # Read in place, several kv heads together; groups of fewer and of more rows than a vector product has.
 IN_PLACE = [(16, 8, 32, 16), (14, 2, 48, 16)]
 
 
-@pytest.mark.parametrize("window", [None, 1, 13, 64, 100])
-@pytest.mark.parametrize("shape", [*SHAPES, *IN_PLACE, (7, 7, 24, 32), (8, 1, 128, 64), (14, 2, 72, 128)])
+def pair(
+    shapes: list[tuple[int, int, int, int]], windows: list[int | None]
+) -> list[tuple[tuple[int, int, int, int], int | None]]:
+    """Every shape with two windows, every window with several shapes."""
+    return [
+        (shape, windows[(number + more) % len(windows)])
+        for number, shape in enumerate(shapes)
+        for more in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "window"),
+    pair([*SHAPES, *IN_PLACE, (7, 7, 24, 32), (8, 1, 128, 64), (14, 2, 72, 128)], WINDOWS),
+)
 def test_a_mixed_step_equals_the_reference(
     library: ctypes.CDLL, shape: tuple[int, int, int, int], window: int | None
 ) -> None:
@@ -69,8 +83,10 @@ def test_a_soft_cap_bends_scores_before_the_softmax(
     assert (actual - step.compute(library, window)).abs().max() > atol
 
 
-@pytest.mark.parametrize("window", [None, 13, 100])
-@pytest.mark.parametrize("shape", [*SHAPES, *IN_PLACE, (4, 2, 32, 8), (8, 1, 64, 16), (20, 2, 96, 32)])
+@pytest.mark.parametrize(
+    ("shape", "window"),
+    pair([*SHAPES, *IN_PLACE, (4, 2, 32, 8), (8, 1, 64, 16), (20, 2, 96, 32)], WINDOWS[::2]),
+)
 def test_bfloat16_equals_the_reference(
     library: ctypes.CDLL, shape: tuple[int, int, int, int], window: int | None, attention_variant: str
 ) -> None:
