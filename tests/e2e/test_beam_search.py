@@ -30,7 +30,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma2"])
+@pytest.fixture(scope="module", params=["llama", pytest.param("gemma2", marks=pytest.mark.slow)])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return make_checkpoint(tmp_path_factory.mktemp("beams") / request.param, RECIPES[request.param])
 

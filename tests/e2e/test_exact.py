@@ -40,13 +40,12 @@ Model = tuple[str, str]  # folder and dtype
 DTYPES = {
     POCKET: "bfloat16",
     "gemma2": "bfloat16",
-    "mixtral": "float32",
     "olmo2": "bfloat16",
     "qwen3-moe": "float32",
 }
 QUANTIZATIONS = {"olmo2": "int4", "qwen3-moe": "int8"}  # of weights, while they are read
 GGUF = "gguf"  # blocks of mixed types
-SLOW = (GGUF, "phi3-partial")  # whose layers are those of others, with other weights and angles
+SLOW = (GGUF, "phi3-partial", "mixtral")  # whose layers are those of others, with other weights and angles
 MODELS = [
     pytest.param((name, dtype), marks=[] if dtype == usual else [pytest.mark.slow], id=f"{name}-{dtype}")
     for name, usual in DTYPES.items()
@@ -101,16 +100,11 @@ def alone(model: Model, asks: list[Ask]) -> dict[str, Answer]:
         return answer_alone(llm, asks)
 
 
-def test_neighbours_change_no_bit(model: Model, asks: list[Ask], alone: dict[str, Answer]) -> None:
-    assert len(asks) > NUM_NEIGHBOURS
-    with make_llm(model, enable_prefix_caching=False) as llm:
-        assert answer(llm, asks) == alone
-
-
-def test_prefix_hits_and_chunks_change_no_bit(
+def test_neighbours_and_prefix_hits_change_no_bit(
     model: Model, asks: list[Ask], alone: dict[str, Answer]
 ) -> None:
-    with make_llm(model, max_num_batched_tokens=48) as llm:
+    assert len(asks) > NUM_NEIGHBOURS
+    with make_llm(model) as llm:
         assert answer(llm, asks) == alone
         stats = llm.stats()
         assert answer(llm, asks) == alone  # prompts are found but for their last part
@@ -129,8 +123,15 @@ def test_no_size_of_chunks_changes_a_bit(
         assert answer_alone(llm, asks[-4:]) == {ask.name: alone[ask.name] for ask in asks[-4:]}
 
 
-def test_preemptions_change_no_bit(model: Model, asks: list[Ask], alone: dict[str, Answer]) -> None:
-    pool = {"num_gpu_blocks_override": 24, "block_size": 8, "max_model_len": 128}
+def test_chunks_and_preemptions_change_no_bit(
+    model: Model, asks: list[Ask], alone: dict[str, Answer]
+) -> None:
+    pool = {
+        "num_gpu_blocks_override": 24,
+        "block_size": 8,
+        "max_model_len": 128,
+        "max_num_batched_tokens": 48,
+    }
     with make_llm(model, **pool) as llm:
         assert answer(llm, asks) == alone
         assert llm.stats().num_preemptions_total > 8

@@ -73,7 +73,8 @@ def whole() -> dict[str, Answer]:
         return answer(llm, choose(list_asks()))
 
 
-@pytest.mark.parametrize("cut", CUTS[:2])
+# Of stages by themselves: test_rank_faults.py has both, test_stage_models.py the bits.
+@pytest.mark.parametrize("cut", [CUTS[0], pytest.param(STAGES, id="stages", marks=pytest.mark.slow)])
 def test_ranks_give_the_tokens_of_one_alone_and_in_a_crowd(
     whole: dict[str, Answer], cut: dict[str, int]
 ) -> None:

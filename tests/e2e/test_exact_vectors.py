@@ -110,7 +110,7 @@ def alone(model: Model, asks: list[Ask]) -> dict[str, Answer]:
         return answer_alone(llm, asks)
 
 
-@pytest.mark.parametrize("num_tokens", [256, 4096])
+@pytest.mark.parametrize("num_tokens", [256, pytest.param(4096, marks=pytest.mark.slow)])
 def test_neighbours_change_no_bit(
     model: Model, asks: list[Ask], alone: dict[str, Answer], num_tokens: int
 ) -> None:

@@ -37,9 +37,9 @@ ENGINES: dict[str, dict[str, Any]] = {
     "small blocks": {"block_size": 8, "max_num_batched_tokens": 32},
 }
 # How steps are cut does not depend on the family, but for its operations on rows: every way meets the
-# plainest family and those with windows, caps and experts; the others meet the ways that differ most.
-EVERY_WAY = ("llama", "gemma2", "qwen3-moe")
-MAIN_WAYS = ("chunks of 7", "whole prompts", "a pool that forces preemption")
+# plainest family and the one with windows and caps; the others meet the ways that differ most.
+EVERY_WAY = ("llama", "gemma2")
+MAIN_WAYS = ("chunks of 7", "a pool that forces preemption")
 PAIRS = [
     pytest.param(family, way, marks=[] if family in EVERY_WAY or way in MAIN_WAYS else [pytest.mark.slow])
     for way in ENGINES

@@ -189,6 +189,7 @@ def test_a_killed_worker_costs_no_token(llm: LLM) -> None:
     assert [tokens[request_id] for request_id in ids] == expected
 
 
+@pytest.mark.slow  # beside test_exact.py's, and test_engine_process.py's of what is left
 def test_a_killed_core_is_replaced_and_leaves_nothing(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
     undisturbed = llm.generate("Once", params, use_tqdm=False)[0].outputs[0].token_ids
@@ -215,8 +216,10 @@ SCRIPTS = {
         "llm.generate(['a'] * 200, SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)"
     ),
 }
-# Of these the worker is real too; the others have a core with a fake one, which takes a fifth of the time.
-REAL_WAYS = ("ends", "dies")
+# Of this one the worker is real too; the others have a core with a fake one, which takes a fifth of the time.
+REAL_WAYS = ("dies",)
+# Whose means another one has: the others close an engine, leave it to the interpreter's end, or are cut off.
+SLOW_WAYS = ("ends", "raises", "hard exit")
 PRELUDE = """
 import os, threading, psutil
 from quire import LLM, SamplingParams
@@ -227,7 +230,9 @@ def use(llm):
 """
 
 
-@pytest.mark.parametrize("way", SCRIPTS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.slow] if way in SLOW_WAYS else []) for way in SCRIPTS]
+)
 def test_however_a_script_ends_its_children_are_gone_within_two_seconds(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ from quire.ipc.files.file_identity import find_digest, stamp_file
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 PARAMS = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True, detokenize=False)
 PROMPT = "Once upon a time"
+NUM_STEPS = 401  # of a request with PARAMS, alone
 PACKAGE = Path(__file__).parents[2]
 WORKER, LOOP = "worker/worker.py", "core/engine/engine_loop.py"
 
@@ -67,6 +68,11 @@ def put_the_same(file: Path) -> None:
     file.with_suffix(".new").replace(file)
 
 
+def slow_down(first: int) -> str:
+    """Hooks of half a minute's delay from this step on: what is done before finds the request unfinished."""
+    return ",".join(f"worker.execute:slow@{step}" for step in range(first, first + 100))
+
+
 def find_child(module: str, pid: int | None = None) -> psutil.Process:
     for process in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):  # one that another test has left is not reaped yet
@@ -99,7 +105,7 @@ def run(
     ("module", "replace"),
     [
         ("quire.worker", write_others_in_place),
-        ("quire.core", put_others),
+        pytest.param("quire.core", put_others, marks=pytest.mark.slow),
         pytest.param("quire.worker", put_others, marks=pytest.mark.slow),
         pytest.param("quire.core", write_others_in_place, marks=pytest.mark.slow),
         pytest.param("quire.worker", Path.unlink, marks=pytest.mark.slow),
@@ -109,7 +115,8 @@ def run(
 def test_weights_that_were_replaced_are_refused_by_name_and_no_token_is_theirs(
     folder: Path, module: str, replace: Callable[[Path], None]
 ) -> None:
-    engine = LLMEngine.from_engine_args(EngineArgs(model=str(folder), log_level="ERROR"))
+    hooks = slow_down(NUM_STEPS + 40)
+    engine = LLMEngine.from_engine_args(EngineArgs(model=str(folder), log_level="ERROR", fault_hooks=hooks))
     tokens: list[int] = []
 
     def attack() -> None:
@@ -220,12 +227,12 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "module", "how", "words"),
     [
         (WORKER, "quire.worker", "change", "EngineDeadError .*worker.py=.*has changed"),
-        (LOOP, "quire.core", "relink", "EngineDeadError .*engine_loop.py=.*has changed"),
         (LOOP, "quire.core", "relink the same", "finished 400"),
-        (WORKER, "quire.worker", "same", "finished 400"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)  # each a case of test_own_sources.py, too
             for case in (
+                (LOOP, "quire.core", "relink", "EngineDeadError .*engine_loop.py=.*has changed"),
+                (WORKER, "quire.worker", "same", "finished 400"),
                 (LOOP, "quire.core", "change", "EngineDeadError .*engine_loop.py=.*has changed"),
                 ("worker/threads.py", "quire.worker", "remove", "EngineDeadError .*threads.py=.*was removed"),
                 (
@@ -320,7 +327,8 @@ def test_the_code_of_a_logits_processor_is_one_of_the_files(
     monkeypatch.chdir(tmp_path)
     module = tmp_path / "same_logits.py"
     module.write_text(PROCESSOR)
-    args = EngineArgs(logits_processors=["same_logits:Same"], log_level="ERROR")
+    hooks = slow_down(40)
+    args = EngineArgs(logits_processors=["same_logits:Same"], log_level="ERROR", fault_hooks=hooks)
     engine = LLMEngine.from_engine_args(args)
 
     def attack() -> None:

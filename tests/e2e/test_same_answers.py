@@ -201,7 +201,7 @@ def check_response(answer: dict[str, Any], events: list[Any]) -> None:
 @pytest.mark.parametrize("api", PATHS)
 def test_a_streamed_answer_adds_up_to_the_whole_one(served: Served, api: str) -> None:
     num_answers = 0
-    for seed in range(25):
+    for seed in range(12):
         body = draw_body(random.Random(seed), api)
         options = {"stream_options": {"include_usage": True}} if api in ("completions", "chat") else {}
         whole = served.ask(PATHS[api], body)
@@ -219,4 +219,4 @@ def test_a_streamed_answer_adds_up_to_the_whole_one(served: Served, api: str) ->
         else:
             told, joined = tell_choices(whole.json), join_choices(events)
             assert drop_empty(drop_varying(joined)) == drop_empty(drop_varying(told)), body
-    assert num_answers > 5
+    assert num_answers > 3

@@ -50,7 +50,7 @@ def run(count: int, **engine_args: object) -> tuple[list[RequestOutput], int, st
         return outputs, llm.stats().num_preemptions_total, llm.llm_engine.check_integrity()
 
 
-@pytest.mark.parametrize("count", [100, FULL])
+@pytest.mark.parametrize("count", [60, FULL])
 def test_requests_in_a_tiny_pool_equal_those_in_a_large_one(count: int) -> None:
     large, num_preemptions, problems = run(count, max_num_seqs=256)
     assert num_preemptions == 0

@@ -1,4 +1,4 @@
-"""`quire stress --hostile` for real: a short run of a few attacks; the long ones are slow tests."""
+"""`quire stress --hostile` for real. Its attacks are tests of their own too, in tests/frontend/http and elsewhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import pytest
 from quire.frontend.cli.entry import run_command
 from quire.tools.stress.hostile.report import format_hostile
 from quire.tools.stress.hostile.run import NUM_STREAMS, HostileOptions, play_hostile
+
+pytestmark = pytest.mark.slow
 
 ATTACKS = (
     *("slow-heads", "endless-trailer", "strangers-bodies", "upgrade", "unknown-field", "junk", "junk-behind"),
@@ -28,13 +30,11 @@ def test_a_few_attacks_cost_ordinary_streams_nothing() -> None:
     assert {record.end for record in result.records} == {"finished"}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_attack_in_a_minute_breaks_no_invariant() -> None:
     assert run_command(["stress", "--hostile", "--duration", "60"]) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_five_minutes_of_attacks_break_no_invariant() -> None:
     assert run_command(["stress", "--hostile"]) == 0

@@ -44,7 +44,7 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         yield llm
 
 
-@pytest.mark.parametrize("count", [64, LOAD])
+@pytest.mark.parametrize("count", [32, LOAD])
 def test_what_ends_by_itself_satisfies_its_schema(llm: LLM, count: int) -> None:
     cases = random.Random(count).sample(FOLLOWED, min(count, len(FOLLOWED)))
     asked = [cases[number % len(cases)] for number in range(count)]

@@ -47,8 +47,8 @@ from quire.tools.sim.shrink import find_violation, shrink
 from quire.tools.sim.sim_link import SimLink, Violation
 from quire.tools.sim.simulate import describe_failure, simulate
 
-NUM_SEEDS = 300
-NUM_GROUP_SEEDS = 120
+NUM_SEEDS = 100
+NUM_GROUP_SEEDS = 30
 
 
 def test_many_seeds_hold(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +93,7 @@ def test_every_fault_is_drawn() -> None:
     ],
 )
 def test_without_accidents_exactly_the_culprit_fails(poison: PoisonKind, end: str) -> None:
-    for seed in range(30):
+    for seed in range(8):
         scenario = draw_scenario(seed)
         harmless = [
             replace(one, poison=None, abort_at=None, timeout_s=None, queue_timeout_s=None)
@@ -111,7 +111,7 @@ def test_without_accidents_exactly_the_culprit_fails(poison: PoisonKind, end: st
 def test_of_several_engines_the_culprit_fails_and_no_more_cores_are_lost_than_of_one(
     poison: PoisonKind,
 ) -> None:
-    for seed in range(20):
+    for seed in range(5):
         scenario = draw_group_scenario(seed)
         harmless = [
             replace(one, poison=None, abort_at=None, timeout_s=None, queue_timeout_s=None)
@@ -132,7 +132,7 @@ def test_several_that_hang_late_or_at_once_are_drawn_and_end() -> None:
     hangs: Counter[int] = Counter()
     num_late = 0
     ends: Counter[str] = Counter()
-    for seed in range(200):
+    for seed in range(100):
         scenario = draw_scenario(seed)
         culprits = [one for one in scenario.requests if one.poison == "hang"]
         if culprits:
@@ -144,7 +144,7 @@ def test_several_that_hang_late_or_at_once_are_drawn_and_end() -> None:
 
 
 def test_a_seed_replays_in_another_process_with_other_hashes() -> None:
-    seeds = range(30)
+    seeds = range(8)
     script = (
         "from quire.tools.sim.run import run_scenario\n"
         "from quire.tools.sim.scenario import draw_scenario\n"
@@ -405,14 +405,14 @@ GROUP_BREAKS = [
     (break_wait_of_a_drain, 30),
     (break_hello_of_a_drain, 950),
     (break_care_for_the_start, 0),
-    (break_removal_of_one_that_starts, 0),
+    (break_removal_of_one_that_starts, 19),
     (break_move_after_a_loss, 3),
     (break_place_of_the_moved, 0),
 ]
 
 # Each with the seed at which to begin: where it was found before, so that the hundreds before need not run.
 BREAKS = [
-    (break_journal, 25),
+    (break_journal, 60),
     (break_wait_of_search, 178),
     (break_second_try, 1),
     (break_reset_of_rows, 1),
@@ -428,7 +428,7 @@ BREAKS = [
     (break_merge_by_position, 0),
     (break_block_free, 0),
     (break_progress, 0),
-    (break_turns, 600),
+    (break_turns, 602),
 ]
 
 
