@@ -1,4 +1,4 @@
-"""`quire stress --hostile` for real. Its attacks are tests of their own too, in tests/frontend/http and elsewhere."""
+"""`quire stress --hostile` for real. Its attacks are tests of their own too, as in tests/frontend/http."""
 
 from __future__ import annotations
 
