@@ -13,10 +13,9 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_client import make_client
-from openai_fakes import FakeLLM
 from quire.frontend.http.options import TlsOptions
 from quire.frontend.http.server import Server
-from server_fakes import Peer, run_with_server
+from server_fakes import OpenServer
 
 pb, stubs = make_client()
 PEM = str(Path(__file__).parents[2] / "localhost.pem")
@@ -45,34 +44,27 @@ def connect(server: Server, ca: str = PEM, client: str | None = None) -> grpc.ai
     return grpc.aio.secure_channel(f"localhost:{find_port(server)}", credentials)
 
 
-def run(scenario: Any, **tls: Any) -> None:
-    async def with_server(_llm: FakeLLM, _peer: Peer, server: Server) -> None:
-        await scenario(server)
-
-    options = {"grpc_address": "127.0.0.1:0", "tls": TlsOptions(**{"certfile": PEM} | tls)}
-    run_with_server(with_server, options=options)
+def with_tls(**options: Any) -> dict[str, Any]:
+    """Options of a server."""
+    return {"grpc_address": "127.0.0.1:0", "tls": TlsOptions(**{"certfile": PEM} | options)}
 
 
-def test_beside_a_certificate_grpc_answers_over_tls_only() -> None:
-    async def scenario(server: Server) -> None:
-        assert await generate(connect(server)) == "word word word "
-        plain = grpc.aio.insecure_channel(f"127.0.0.1:{find_port(server)}")
-        assert await generate(plain) == "UNAVAILABLE"
-
-    run(scenario)
+@pytest.mark.server(options=with_tls())
+async def test_beside_a_certificate_grpc_answers_over_tls_only(server: Server) -> None:
+    assert await generate(connect(server)) == "word word word "
+    plain = grpc.aio.insecure_channel(f"127.0.0.1:{find_port(server)}")
+    assert await generate(plain) == "UNAVAILABLE"
 
 
-def test_clients_need_a_certificate_of_the_authority_where_http_needs_one() -> None:
-    async def scenario(server: Server) -> None:
-        assert await generate(connect(server)) == "UNAVAILABLE"
-        assert await generate(connect(server, client=PEM)) == "word word word "
-
-    run(scenario, ca_certs=PEM, cert_reqs=ssl.CERT_REQUIRED)
+@pytest.mark.server(options=with_tls(ca_certs=PEM, cert_reqs=ssl.CERT_REQUIRED))
+async def test_clients_need_a_certificate_of_the_authority_where_http_needs_one(server: Server) -> None:
+    assert await generate(connect(server)) == "UNAVAILABLE"
+    assert await generate(connect(server, client=PEM)) == "word word word "
 
 
 @pytest.mark.parametrize("refreshes", [True, False])
-def test_a_certificate_that_is_replaced_is_shown_to_connections_that_begin_then(
-    tmp_path: Path, refreshes: bool
+async def test_a_certificate_that_is_replaced_is_shown_to_connections_that_begin_then(
+    tmp_path: Path, refreshes: bool, open_server: OpenServer
 ) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("no openssl")
@@ -80,18 +72,15 @@ def test_a_certificate_that_is_replaced_is_shown_to_connections_that_begin_then(
     used.write_text(Path(PEM).read_text())
     make_certificate(new)
     half.write_text(new.read_text()[:300])
-
-    async def scenario(server: Server) -> None:
-        before = shown(server)
-        half.replace(used)
-        assert shown(server) == before  # of half a file the old one goes on
-        used.unlink()
-        assert shown(server) == before
-        shutil.copy(new, used)
-        assert (shown(server) == before) is not refreshes
-        assert await generate(connect(server, str(new) if refreshes else PEM)) == "word word word "
-
-    run(scenario, certfile=str(used), refreshes=refreshes)
+    server = (await open_server(options=with_tls(certfile=str(used), refreshes=refreshes))).server
+    before = shown(server)
+    half.replace(used)
+    assert shown(server) == before  # of half a file the old one goes on
+    used.unlink()
+    assert shown(server) == before
+    shutil.copy(new, used)
+    assert (shown(server) == before) is not refreshes
+    assert await generate(connect(server, str(new) if refreshes else PEM)) == "word word word "
 
 
 def shown(server: Server) -> str:

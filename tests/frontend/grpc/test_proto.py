@@ -10,6 +10,7 @@ from grpc_tools import protoc
 from quire.frontend.grpc import quire_engine_pb2 as pb
 from quire.frontend.http.dialects.completions import CompletionRequest
 from quire.ipc.params.sampling_params import SAMPLING_FIELDS
+from quire.ipc.protocol.rights import CALLER_OPTIONS
 
 # What follows from the call itself, as over HTTP it follows from the route.
 NOT_REQUESTED = {"detokenize", "output_kind", "extra_args"}
@@ -32,7 +33,8 @@ def test_it_has_every_sampling_field_by_its_name() -> None:
     assert names - BEAM_SEARCH == SAMPLING_FIELDS.keys() - NOT_REQUESTED
 
 
-def test_every_other_field_is_one_of_a_completions_request() -> None:
+def test_it_has_every_option_of_a_caller_and_nothing_that_a_completions_request_has_not() -> None:
     names = {field.name for field in pb.GenerateRequest.DESCRIPTOR.fields}
+    assert set(CALLER_OPTIONS) <= names
     own = {"request_id", "text", "tokenized", "sampling_params"}
     assert names - own <= set(CompletionRequest.__struct_fields__)

@@ -1,7 +1,8 @@
-"""Lets the tests beside it import their helpers, and opens apps over scripted engines for them.
+"""Lets the tests beside it import their helpers, and opens apps and servers over scripted engines for them.
 
 A test asks for `llm`, `client` and `serving`, those of one app; it and its module say with the mark `app` how
-the app is made, as `make_app` takes it: `@pytest.mark.app(template=TEMPLATE, max_model_len=2000)`.
+the app is made, as `make_app` takes it: `@pytest.mark.app(template=TEMPLATE, max_model_len=2000)`. One that
+asks for `peer` and `server` has a server on a socket; the mark `server` says how, as `start_server` takes it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from openai_fakes import AsgiClient, FakeLLM, OpenApp, OpenApps, make_app
 from quire.frontend.http.serving import Serving
+from server_fakes import open_server, peer, read_marks, running, server  # noqa: F401
 
 
 @pytest.fixture
@@ -36,15 +38,14 @@ def open_app() -> Iterator[OpenApps]:
 @pytest.fixture
 def app(open_app: OpenApps, request: pytest.FixtureRequest) -> OpenApp:
     """The app of this test."""
-    how: dict[str, Any] = {}
-    for mark in request.node.iter_markers("app"):  # the nearest first
-        how = mark.kwargs | how
-    return open_app(**how)
+    return open_app(**read_marks(request, "app"))
 
 
 @pytest.fixture
-def llm(app: OpenApp) -> FakeLLM:
-    return app.llm
+def llm(request: pytest.FixtureRequest) -> FakeLLM:
+    """The engine of this test's server, or of its app."""
+    has_server = "peer" in request.fixturenames or "server" in request.fixturenames
+    return request.getfixturevalue("running" if has_server else "app").llm
 
 
 @pytest.fixture

@@ -7,10 +7,11 @@ import json
 import os
 import signal
 import socket
-import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import pytest
 from openai_fakes import FakeLLM, InlineText
 from quire.frontend.http.connections.auth import hash_key
 from quire.frontend.http.limits import Limits
@@ -94,11 +95,35 @@ def watch_drain(server: Server) -> asyncio.Event:
     return draining
 
 
-Scenario = Callable[[FakeLLM, Peer, Server], Awaitable[None]]
+@dataclass
+class RunningServer:
+    """A server, its engine, and a client that has connected to it."""
+
+    llm: FakeLLM
+    peer: Peer
+    server: Server
+    serving: asyncio.Task[int]
+
+    async def stop(self) -> None:
+        """End it with SIGTERM. Then no request is left."""
+        try:
+            async with asyncio.timeout(30):
+                if not self.serving.done():
+                    os.kill(os.getpid(), signal.SIGTERM)
+                assert await self.serving == 0
+        finally:
+            self.peer.leave()
+        assert self.llm.num_shutdowns == 1
+        assert len(self.llm.ended) == len(self.llm.calls)
 
 
-def run_with_server(
-    scenario: Scenario,
+class OpenServer(Protocol):
+    """Starts another server, as `start_server`; it ends with the test."""
+
+    async def __call__(self, **how: Any) -> RunningServer: ...
+
+
+async def start_server(
     *,
     drain_timeout_s: float = 5.0,
     pieces: int = 3,
@@ -107,42 +132,63 @@ def run_with_server(
     options: dict[str, Any] | None = None,
     listener: socket.socket | None = None,
     **limits: Any,
-) -> float:
-    """Run a scenario beside a server, then end it with SIGTERM; returns how long the end took.
+) -> RunningServer:
+    """options: more of ServerOptions'. listener: where it listens, in place of a port of its own."""
+    llm = FakeLLM(tuple("word " for _ in range(pieces)))
+    listening_socket = listener or socket.create_server(("127.0.0.1", 0))
+    server_options = ServerOptions(
+        drain_timeout_s=drain_timeout_s,
+        max_waiting=max_waiting,
+        api_key_hashes=tuple(hash_key(key) for key in api_keys),
+        limits=Limits(**limits),
+        **(options or {}),
+    )
+    server = Server(llm, server_options)  # type: ignore[arg-type]
+    server.connections = WatchedSet()
+    server._models.only._text = InlineText(llm.tokenizer)  # type: ignore[assignment]
+    ready = asyncio.Event()
+    serving = asyncio.create_task(server.serve(listening_socket, lambda _: ready.set()))
+    address = listening_socket.getsockname()
+    peer = Peer(address[1] if isinstance(address, tuple) else address)
+    async with asyncio.timeout(30):
+        await ready.wait()
+        await peer.connect()
+    return RunningServer(llm, peer, server, serving)
 
-    options: more of ServerOptions'. listener: where it listens, in place of a port of its own.
-    """
 
-    async def main() -> float:
-        llm = FakeLLM(tuple("word " for _ in range(pieces)))
-        listening_socket = listener or socket.create_server(("127.0.0.1", 0))
-        server_options = ServerOptions(
-            drain_timeout_s=drain_timeout_s,
-            max_waiting=max_waiting,
-            api_key_hashes=tuple(hash_key(key) for key in api_keys),
-            limits=Limits(**limits),
-            **(options or {}),
-        )
-        server = Server(llm, server_options)  # type: ignore[arg-type]
-        server.connections = WatchedSet()
-        server._models.only._text = InlineText(llm.tokenizer)  # type: ignore[assignment]
-        ready = asyncio.Event()
-        serving = asyncio.create_task(server.serve(listening_socket, lambda _: ready.set()))
-        address = listening_socket.getsockname()
-        peer = Peer(address[1] if isinstance(address, tuple) else address)
-        async with asyncio.timeout(30):
-            await ready.wait()
-            await peer.connect()
-            try:
-                await scenario(llm, peer, server)
-                began = time.monotonic()
-                if not serving.done():
-                    os.kill(os.getpid(), signal.SIGTERM)
-                assert await serving == 0
-            finally:
-                peer.leave()
-        assert llm.num_shutdowns == 1
-        assert len(llm.ended) == len(llm.calls)
-        return time.monotonic() - began
+@pytest.fixture
+def open_server(runner: asyncio.Runner) -> Iterator[OpenServer]:
+    """Starts servers in the event loop of the test."""
+    servers: list[RunningServer] = []
 
-    return asyncio.run(main())
+    async def open_another(**how: Any) -> RunningServer:
+        servers.append(await start_server(**how))
+        return servers[-1]
+
+    yield open_another
+    for running in servers:
+        runner.run(running.stop())
+
+
+@pytest.fixture
+def running(runner: asyncio.Runner, open_server: OpenServer, request: pytest.FixtureRequest) -> RunningServer:
+    """The server of this test."""
+    return runner.run(open_server(**read_marks(request, "server")))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def peer(running: RunningServer) -> Peer:
+    return running.peer
+
+
+@pytest.fixture
+def server(running: RunningServer) -> Server:
+    return running.server
+
+
+def read_marks(request: pytest.FixtureRequest, name: str) -> dict[str, Any]:
+    """What the marks of a test and its module say together, the nearest first."""
+    how: dict[str, Any] = {}
+    for mark in request.node.iter_markers(name):
+        how = mark.kwargs | how
+    return how

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import ssl
 from pathlib import Path
@@ -13,7 +14,7 @@ from openai_fakes import FakeLLM
 from quire.frontend.http.connections.listen import listen_at_path
 from quire.frontend.http.options import TlsOptions
 from quire.frontend.http.server import Server
-from server_fakes import Peer, run_with_server
+from server_fakes import OpenServer, Peer
 
 PEM = str(Path(__file__).parents[2] / "localhost.pem")
 HOST = "host: localhost\r\n"
@@ -137,10 +138,19 @@ async def converse(peer: Peer, sequence: Sequence, probe: Peer, has_said: asynci
 
 @pytest.mark.parametrize("are_held", [False, True])
 @pytest.mark.parametrize("kind", ["tcp", "unix", "tls"])
-def test_any_sequence_cut_anywhere_is_answered_in_order(kind: str, are_held: bool, tmp_path: Path) -> None:
+async def test_any_sequence_cut_anywhere_is_answered_in_order(
+    kind: str, are_held: bool, tmp_path: Path, open_server: OpenServer
+) -> None:
     """are_held: nothing is generated before all has been said."""
+    options: dict[str, Any] = {"tls": TlsOptions(certfile=PEM)} if kind == "tls" else {}
+    with contextlib.ExitStack() as stack:
+        listener = None
+        if kind == "unix":
+            path = options["uds"] = str(tmp_path / "s")
+            listener = stack.enter_context(listen_at_path(path))
+        running = await open_server(api_keys=("one",), listener=listener, options=options, **LIMITS)
+        llm, peer = running.llm, running.peer
 
-    async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
         async def connect() -> Peer:
             neighbour = await peer.make_neighbour()
             return await encrypt(neighbour) if kind == "tls" else neighbour
@@ -159,14 +169,7 @@ def test_any_sequence_cut_anywhere_is_answered_in_order(kind: str, are_held: boo
         for seed, (sequence, data) in enumerate(zip(sequences, await asyncio.gather(*talks), strict=True)):
             seen = [status for status, _ in split_answers(data)]
             assert seen == sequence.statuses, (seed, sequence.pieces)
-
-    options: dict[str, Any] = {"tls": TlsOptions(certfile=PEM)} if kind == "tls" else {}
-    if kind == "unix":
-        path = str(tmp_path / "s")
-        with listen_at_path(path) as listener:
-            run_with_server(scenario, api_keys=("one",), listener=listener, options={"uds": path}, **LIMITS)
-    else:
-        run_with_server(scenario, api_keys=("one",), options=options, **LIMITS)
+        await running.stop()
 
 
 def change(**limits: Any) -> dict[str, Any]:
@@ -178,116 +181,114 @@ async def read_stream(peer: Peer) -> bytes:
     return await peer.reader.readuntil(b"\r\n0\r\n\r\n")
 
 
+@pytest.mark.server(api_keys=("one",), **change(max_header_s=0.2))
 @pytest.mark.parametrize("last", [said for said, status in LAST if status >= 400], ids=repr)
-def test_what_comes_while_a_stream_runs_leaves_it_whole_and_is_answered_after_it(last: bytes) -> None:
-    async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        llm.gate.clear()
-        await peer.say(post(GENERATE, STREAM))
-        head = await peer.reader.readuntil(b"\n\n")
-        await peer.say(last)
-        assert await (await peer.make_neighbour()).ask_live()
-        llm.gate.set()
-        assert b" 200 " in head
-        assert b"[DONE]" in await read_stream(peer)
-        assert (await peer.read_answer())[0] >= 400
-        assert await peer.read_all() == b""
+async def test_what_comes_while_a_stream_runs_leaves_it_whole_and_is_answered_after_it(
+    llm: FakeLLM, peer: Peer, last: bytes
+) -> None:
+    llm.gate.clear()
+    await peer.say(post(GENERATE, STREAM))
+    head = await peer.reader.readuntil(b"\n\n")
+    await peer.say(last)
+    assert await (await peer.make_neighbour()).ask_live()
+    llm.gate.set()
+    assert b" 200 " in head
+    assert b"[DONE]" in await read_stream(peer)
+    assert (await peer.read_answer())[0] >= 400
+    assert await peer.read_all() == b""
 
-    run_with_server(scenario, api_keys=("one",), **change(max_header_s=0.2))
 
-
+@pytest.mark.server(api_keys=("one",), **LIMITS)
 @pytest.mark.parametrize(("version", "first"), [("1.0", b"HTTP/1.1 200"), ("1.1", b"HTTP/1.1 100")])
-def test_only_a_client_that_knows_it_is_told_to_continue(version: str, first: bytes) -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        headers = f"{FRAMED}expect: 100-continue\r\ncontent-length: {len(TOKENIZE)}\r\n"
-        await peer.say(f"POST /tokenize HTTP/{version}\r\n{headers}\r\n".encode() + TOKENIZE)
-        assert (await peer.reader.readline()).startswith(first)
-
-    run_with_server(scenario, api_keys=("one",), **LIMITS)
-
-
-def test_junk_behind_a_request_is_bounded_and_costs_its_answer_nothing() -> None:
-    async def scenario(llm: FakeLLM, peer: Peer, server: Server) -> None:
-        llm.gate.clear()
-        await peer.say(post(GENERATE, STREAM))
-        await llm.wait_for_calls(1)
-        connection: Any = next(iter(server.connections))
-        sending = asyncio.create_task(peer.say(b"junk\r\n\r\n" * 2**22))
-        while not connection.is_reading_paused:
-            assert await (await peer.make_neighbour()).ask_live()
-        assert connection._admission.headers.num_bytes < 2**19  # two reads, of which one is behind the bound
-        llm.gate.set()
-        assert b"[DONE]" in await read_stream(peer)
-        assert (await peer.read_answer())[0] == 400
-        sending.cancel()
-
-    run_with_server(scenario, api_keys=("one",))
+async def test_only_a_client_that_knows_it_is_told_to_continue(
+    peer: Peer, version: str, first: bytes
+) -> None:
+    headers = f"{FRAMED}expect: 100-continue\r\ncontent-length: {len(TOKENIZE)}\r\n"
+    await peer.say(f"POST /tokenize HTTP/{version}\r\n{headers}\r\n".encode() + TOKENIZE)
+    assert (await peer.reader.readline()).startswith(first)
 
 
-@pytest.mark.parametrize("behind", [b"junk\r\n\r\n", b"GET /vers", post(GENERATE, STREAM)])
-def test_a_client_that_leaves_with_something_behind_its_request_frees_it(behind: bytes) -> None:
-    async def scenario(llm: FakeLLM, peer: Peer, server: Server) -> None:
-        llm.gate.clear()
-        leaver = await peer.make_neighbour()
-        await leaver.say(post(GENERATE, STREAM))
-        await llm.wait_for_calls(1)
-        await leaver.say(behind)
-        assert await peer.ask_live()
-        leaver.writer.transport.abort()
-        await llm.wait_for_calls(1, num_ended=1)
-        (connection,) = server.connections
-        assert connection._admission.headers.num_bytes == 0
-
-    run_with_server(scenario, api_keys=("one",))
-
-
-def test_a_slow_reader_gets_all_of_the_answers_before_a_refusal() -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, server: Server) -> None:
-        slow = await peer.make_neighbour(receive_buffer=4096)
-        slow.writer.transport.pause_reading()
-        num_asked = 60
-        await slow.say(make("GET /openapi.json") * num_asked + b"junk\r\n\r\n")
-        other = await peer.make_neighbour()
-        await other.say(b"junk\r\n\r\n")
-        assert (await other.read_answer())[0] == 400
-        connections: Any = server.connections
-        while len(connections) > 2:  # the other does not leave, and is cut off a second later
-            assert await peer.ask_live()
-        slow.writer.transport.resume_reading()
-        assert [status for status, _ in split_answers(await slow.read_all())] == [200] * num_asked + [400]
-
-    run_with_server(scenario, api_keys=("one",))
-
-
-def test_bytes_behind_a_request_that_do_not_fit_are_refused_behind_its_answer() -> None:
-    async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        llm.gate.clear()
-        await peer.say(post(GENERATE, WHOLE))
-        await llm.wait_for_calls(1)
-        await peer.say(post("/tokenize", b" " * 15_000 + TOKENIZE))
+@pytest.mark.server(api_keys=("one",))
+async def test_junk_behind_a_request_is_bounded_and_costs_its_answer_nothing(
+    llm: FakeLLM, peer: Peer, server: Server
+) -> None:
+    llm.gate.clear()
+    await peer.say(post(GENERATE, STREAM))
+    await llm.wait_for_calls(1)
+    connection: Any = next(iter(server.connections))
+    sending = asyncio.create_task(peer.say(b"junk\r\n\r\n" * 2**22))
+    while not connection.is_reading_paused:
         assert await (await peer.make_neighbour()).ask_live()
-        llm.gate.set()
+    assert connection._admission.headers.num_bytes < 2**19  # two reads, of which one is behind the bound
+    llm.gate.set()
+    assert b"[DONE]" in await read_stream(peer)
+    assert (await peer.read_answer())[0] == 400
+    sending.cancel()
+
+
+@pytest.mark.server(api_keys=("one",))
+@pytest.mark.parametrize("behind", [b"junk\r\n\r\n", b"GET /vers", post(GENERATE, STREAM)])
+async def test_a_client_that_leaves_with_something_behind_its_request_frees_it(
+    llm: FakeLLM, peer: Peer, server: Server, behind: bytes
+) -> None:
+    llm.gate.clear()
+    leaver = await peer.make_neighbour()
+    await leaver.say(post(GENERATE, STREAM))
+    await llm.wait_for_calls(1)
+    await leaver.say(behind)
+    assert await peer.ask_live()
+    leaver.writer.transport.abort()
+    await llm.wait_for_calls(1, num_ended=1)
+    (connection,) = server.connections
+    assert connection._admission.headers.num_bytes == 0
+
+
+@pytest.mark.server(api_keys=("one",))
+async def test_a_slow_reader_gets_all_of_the_answers_before_a_refusal(peer: Peer, server: Server) -> None:
+    slow = await peer.make_neighbour(receive_buffer=4096)
+    slow.writer.transport.pause_reading()
+    num_asked = 60
+    await slow.say(make("GET /openapi.json") * num_asked + b"junk\r\n\r\n")
+    other = await peer.make_neighbour()
+    await other.say(b"junk\r\n\r\n")
+    assert (await other.read_answer())[0] == 400
+    connections: Any = server.connections
+    while len(connections) > 2:  # the other does not leave, and is cut off a second later
+        assert await peer.ask_live()
+    slow.writer.transport.resume_reading()
+    assert [status for status, _ in split_answers(await slow.read_all())] == [200] * num_asked + [400]
+
+
+@pytest.mark.server(api_keys=("one",), **change(max_total_header_bytes=10_000))
+async def test_bytes_behind_a_request_that_do_not_fit_are_refused_behind_its_answer(
+    llm: FakeLLM, peer: Peer
+) -> None:
+    llm.gate.clear()
+    await peer.say(post(GENERATE, WHOLE))
+    await llm.wait_for_calls(1)
+    await peer.say(post("/tokenize", b" " * 15_000 + TOKENIZE))
+    assert await (await peer.make_neighbour()).ask_live()
+    llm.gate.set()
+    assert (await peer.read_answer())[0] == 200
+    status, _, body = await peer.read_answer()
+    assert (status, "max_total_header_bytes" in body) == (429, True)
+    assert await peer.read_all() == b""
+
+
+@pytest.mark.server(**change(max_header_s=0.1))
+async def test_the_rest_of_a_head_that_is_not_read_behind_others_is_not_late(
+    llm: FakeLLM, peer: Peer
+) -> None:
+    llm.gate.clear()
+    await peer.say(post(GENERATE, WHOLE) * 2 + b"GET /version HTTP/1.1\r\n")
+    await llm.wait_for_calls(1)
+    silent = await peer.make_neighbour()
+    await silent.say(b"GET /version HTTP/1.1\r\n")
+    assert (await silent.read_answer())[0] == 408
+    llm.gate.set()
+    for _ in range(2):
         assert (await peer.read_answer())[0] == 200
-        status, _, body = await peer.read_answer()
-        assert (status, "max_total_header_bytes" in body) == (429, True)
-        assert await peer.read_all() == b""
-
-    run_with_server(scenario, api_keys=("one",), **change(max_total_header_bytes=10_000))
-
-
-def test_the_rest_of_a_head_that_is_not_read_behind_others_is_not_late() -> None:
-    async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        llm.gate.clear()
-        await peer.say(post(GENERATE, WHOLE) * 2 + b"GET /version HTTP/1.1\r\n")
-        await llm.wait_for_calls(1)
-        silent = await peer.make_neighbour()
-        await silent.say(b"GET /version HTTP/1.1\r\n")
-        assert (await silent.read_answer())[0] == 408
-        llm.gate.set()
-        for _ in range(2):
-            assert (await peer.read_answer())[0] == 200
-        assert (await peer.read_answer())[0] == 408
-
-    run_with_server(scenario, **change(max_header_s=0.1))
+    assert (await peer.read_answer())[0] == 408
 
 
 @pytest.mark.parametrize(
@@ -299,29 +300,24 @@ def test_the_rest_of_a_head_that_is_not_read_behind_others_is_not_late() -> None
         ("/live", "evil.test", 200),  # as any stranger may ask
     ],
 )
-def test_a_targets_host_goes_before_the_header(target: str, host: str, status: int) -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        await peer.say(f"GET {target} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
-        assert (await peer.read_answer())[0] == status
-
-    run_with_server(scenario)
+async def test_a_targets_host_goes_before_the_header(peer: Peer, target: str, host: str, status: int) -> None:
+    await peer.say(f"GET {target} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
+    assert (await peer.read_answer())[0] == status
 
 
-def test_a_request_that_began_before_the_last_answer_is_not_cut_off_as_idle() -> None:
-    async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        live = f"GET /live HTTP/1.1\r\n{HOST}\r\n".encode()
-        asked = (
-            f"POST {GENERATE} HTTP/1.1\r\n{HOST}{JSON}content-length: {len(WHOLE)}\r\n\r\n".encode() + WHOLE
-        )
-        await peer.say(live + asked[:30])
-        assert (await peer.read_answer())[0] == 200
-        llm.gate.clear()
-        await peer.say(asked[30:])
-        await llm.wait_for_calls(1)
-        later = await peer.make_neighbour()
-        assert await later.ask_live()
-        assert await later.read_all() == b""  # it was idle for longer than is waited
-        llm.gate.set()
-        assert (await peer.read_answer())[0] == 200
-
-    run_with_server(scenario, max_keep_alive_s=0.3)
+@pytest.mark.server(max_keep_alive_s=0.3)
+async def test_a_request_that_began_before_the_last_answer_is_not_cut_off_as_idle(
+    llm: FakeLLM, peer: Peer
+) -> None:
+    live = f"GET /live HTTP/1.1\r\n{HOST}\r\n".encode()
+    asked = f"POST {GENERATE} HTTP/1.1\r\n{HOST}{JSON}content-length: {len(WHOLE)}\r\n\r\n".encode() + WHOLE
+    await peer.say(live + asked[:30])
+    assert (await peer.read_answer())[0] == 200
+    llm.gate.clear()
+    await peer.say(asked[30:])
+    await llm.wait_for_calls(1)
+    later = await peer.make_neighbour()
+    assert await later.ask_live()
+    assert await later.read_all() == b""  # it was idle for longer than is waited
+    llm.gate.set()
+    assert (await peer.read_answer())[0] == 200

@@ -6,13 +6,14 @@ import asyncio
 import gc
 import json
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from openai_fakes import FakeLLM
 from quire.frontend.http.connections.connection import Connection
 from quire.frontend.http.server import Server
-from server_fakes import Peer, run_with_server
+from server_fakes import Peer
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 KEY = "authorization: Bearer one\r\n"
@@ -51,6 +52,7 @@ async def flood(peer: Peer, data: bytes, max_bytes: int = 2**26) -> int:
     return sent
 
 
+@pytest.mark.server(max_body_bytes=100_000)
 @pytest.mark.parametrize(
     ("begun", "more", "status", "code"),
     [
@@ -60,19 +62,19 @@ async def flood(peer: Peer, data: bytes, max_bytes: int = 2**26) -> int:
         (b"GET /live HTTP/1.1\r\nx: ", b"y" * 2**16, 431, "headers_too_large"),
     ],
 )
-def test_what_has_no_end_is_refused_long_before(begun: bytes, more: bytes, status: int, code: str) -> None:
-    async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        await peer.say(begun)
-        taken = await flood(peer, more)
-        seen, head, body = await peer.read_answer()
-        assert (seen, json.loads(body)["error"]["code"]) == (status, code)
-        assert "connection: close" in head
-        assert taken < 2**23  # what is on its way in the kernel, rather than all of it
-        assert not llm.calls
+async def test_what_has_no_end_is_refused_long_before(
+    llm: FakeLLM, peer: Peer, begun: bytes, more: bytes, status: int, code: str
+) -> None:
+    await peer.say(begun)
+    taken = await flood(peer, more)
+    seen, head, body = await peer.read_answer()
+    assert (seen, json.loads(body)["error"]["code"]) == (status, code)
+    assert "connection: close" in head
+    assert taken < 2**23  # what is on its way in the kernel, rather than all of it
+    assert not llm.calls
 
-    run_with_server(scenario, max_body_bytes=100_000)
 
-
+@pytest.mark.server(api_keys=("one",))
 @pytest.mark.parametrize(
     ("key", "request_line", "status"),
     [
@@ -87,44 +89,36 @@ def test_what_has_no_end_is_refused_long_before(begun: bytes, more: bytes, statu
     ],
 )
 @pytest.mark.parametrize("framing", ["content-length: 8000000\r\n", "transfer-encoding: chunked\r\n"])
-def test_what_is_answered_before_its_body_has_come_stores_none_of_it(
-    key: str, request_line: str, status: int, framing: str
+async def test_what_is_answered_before_its_body_has_come_stores_none_of_it(
+    peer: Peer, server: Server, key: str, request_line: str, status: int, framing: str
 ) -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, server: Server) -> None:
-        piece = b"10000\r\n" + b"x" * 2**16 + b"\r\n" if "chunked" in framing else b"x" * 2**16
-        await peer.say(f"{request_line} HTTP/1.1\r\nhost: localhost\r\n{key}{framing}\r\n".encode() + piece)
-        connection = find_connection(server, peer)
-        seen, head, _ = await peer.read_answer()
-        assert seen == status
-        assert "connection: close" in head
-        assert connection is not None
-        assert connection._admission.bodies.num_bytes == 0
-        assert await peer.read_all() == b""
-
-    run_with_server(scenario, api_keys=("one",))
+    piece = b"10000\r\n" + b"x" * 2**16 + b"\r\n" if "chunked" in framing else b"x" * 2**16
+    await peer.say(f"{request_line} HTTP/1.1\r\nhost: localhost\r\n{key}{framing}\r\n".encode() + piece)
+    connection = find_connection(server, peer)
+    seen, head, _ = await peer.read_answer()
+    assert seen == status
+    assert "connection: close" in head
+    assert connection is not None
+    assert connection._admission.bodies.num_bytes == 0
+    assert await peer.read_all() == b""
 
 
-def test_a_trailer_is_no_header() -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        body = b"%x\r\n%b\r\n" % (len(TOKENIZE), TOKENIZE)
-        await peer.say(CHUNKED + body + b"0\r\n" + KEY.encode() + b"\r\n")
-        assert (await peer.read_answer())[0] == 401
-
-    run_with_server(scenario, api_keys=("one",))
+@pytest.mark.server(api_keys=("one",))
+async def test_a_trailer_is_no_header(peer: Peer) -> None:
+    body = b"%x\r\n%b\r\n" % (len(TOKENIZE), TOKENIZE)
+    await peer.say(CHUNKED + body + b"0\r\n" + KEY.encode() + b"\r\n")
+    assert (await peer.read_answer())[0] == 401
 
 
-def test_a_body_behind_the_wish_for_another_protocol_is_read_as_a_body() -> None:
+async def test_a_body_behind_the_wish_for_another_protocol_is_read_as_a_body(peer: Peer) -> None:
     """What `curl --http2 -d` sends; the second one's body is a request for who takes it for one."""
 
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        wish = HEAD + b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMA\r\n"
-        for body, status in ((TOKENIZE, 200), (b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n", 400)):
-            await peer.say(wish + b"content-length: %d\r\n\r\n" % len(body))
-            await peer.say((await (await peer.make_neighbour()).ask_live()) and body)
-            assert (await peer.read_answer())[0] == status
-        assert await peer.ask_live()
-
-    run_with_server(scenario)
+    wish = HEAD + b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMA\r\n"
+    for body, status in ((TOKENIZE, 200), (b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n", 400)):
+        await peer.say(wish + b"content-length: %d\r\n\r\n" % len(body))
+        await peer.say((await (await peer.make_neighbour()).ask_live()) and body)
+        assert (await peer.read_answer())[0] == status
+    assert await peer.ask_live()
 
 
 @pytest.mark.parametrize(
@@ -138,96 +132,94 @@ def test_a_body_behind_the_wish_for_another_protocol_is_read_as_a_body() -> None
         (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 200 + b"\r\n", 431),
     ],
 )
-def test_a_request_of_two_meanings_or_none_is_answered_once_and_the_connection_ends(
-    request_bytes: bytes, status: int
+async def test_a_request_of_two_meanings_or_none_is_answered_once_and_the_connection_ends(
+    peer: Peer, request_bytes: bytes, status: int
 ) -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        await peer.say(request_bytes + b"GET /live HTTP/1.1\r\n\r\n")
-        seen, head, _ = await peer.read_answer()
-        assert seen == status
-        assert "connection: close" in head
-        assert await peer.read_all() == b""
-
-    run_with_server(scenario)
+    await peer.say(request_bytes + b"GET /live HTTP/1.1\r\n\r\n")
+    seen, head, _ = await peer.read_answer()
+    assert seen == status
+    assert "connection: close" in head
+    assert await peer.read_all() == b""
 
 
-def test_what_follows_a_connections_last_request_is_not_answered() -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        last = b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
-        await peer.say(last + b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert (await peer.read_answer())[0] == 200
-        assert await peer.read_all() == b""
-
-    run_with_server(scenario)
+async def test_what_follows_a_connections_last_request_is_not_answered(peer: Peer) -> None:
+    last = b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    await peer.say(last + b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    assert (await peer.read_answer())[0] == 200
+    assert await peer.read_all() == b""
 
 
-def test_answers_to_requests_in_a_row_that_nobody_reads_do_not_keep_their_connection() -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, server: Server) -> None:
-        slow = await peer.make_neighbour(receive_buffer=4096)
-        slow.writer.transport.pause_reading()
-        for _ in range(20):  # past what the kernel takes for a reader that does not read
-            await slow.say(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 50)
-        await server.connections.emptied.wait()  # type: ignore[attr-defined]
-
-    run_with_server(scenario, write_timeout_s=0.3, max_keep_alive_s=0.3, max_header_s=60.0)
-
-
-def test_a_body_that_did_not_come_whole_is_let_go_with_its_connection() -> None:
-    """Not when the collector comes by, which it hardly does in a process that has nothing to do."""
-
-    async def scenario(_llm: FakeLLM, peer: Peer, server: Server) -> None:
-        gc.disable()
-        await peer.say(HEAD + KEY.encode() + b"content-length: 90000\r\n\r\n" + b" " * 80_000)
-        connection = find_connection(server, peer)
-        assert connection is not None
-        while connection._admission.bodies.num_bytes < 80_000:
-            await asyncio.sleep(0)
-        request = weakref.ref(connection.exchange)  # type: ignore[arg-type]
-        peer.writer.transport.abort()
-        await server.connections.emptied.wait()  # type: ignore[attr-defined]
-        assert request() is None
-
-    try:
-        run_with_server(scenario, api_keys=("one",))
-    finally:
-        gc.enable()
+@pytest.mark.server(write_timeout_s=0.3, max_keep_alive_s=0.3, max_header_s=60.0)
+async def test_answers_to_requests_in_a_row_that_nobody_reads_do_not_keep_their_connection(
+    peer: Peer, server: Server
+) -> None:
+    slow = await peer.make_neighbour(receive_buffer=4096)
+    slow.writer.transport.pause_reading()
+    for _ in range(20):  # past what the kernel takes for a reader that does not read
+        await slow.say(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 50)
+    await server.connections.emptied.wait()  # type: ignore[attr-defined]
 
 
-def test_bodies_of_one_key_that_fill_the_room_do_not_cost_another_its_request() -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, server: Server) -> None:
-        greedy = [await peer.make_neighbour() for _ in range(6)]
-        for one in greedy:
-            await one.say(HEAD + KEY.encode() + b"content-length: 90000\r\n\r\n" + b" " * 80_000)
-        small = await peer.make_neighbour()
-        await small.say(HEAD + OTHER_KEY.encode() + b"content-length: 60000\r\n\r\n" + b" " * 59_000)
-        answers = asyncio.as_completed([one.read_answer() for one in greedy])
-        refused = [await next(answers) for _ in range(4)]  # 6 * 80,000 + 59,000 do not fit 200,000
-        assert {status for status, _, _ in refused} == {429}
-        assert all("max_total_body_bytes" in body and "retry-after: 1" in head for _, head, body in refused)
-        await small.say(TOKENIZE.rjust(1000))
-        assert (await small.read_answer())[0] == 200
-        for one in greedy:  # two are left, and one of them may finish
-            one.writer.write(TOKENIZE.rjust(10_000))
-        rest = [await answer for answer in answers]
-        assert {status for status, _, _ in rest} == {200}
-        assert find_any(server)._admission.bodies.num_bytes == 0
-
-    run_with_server(scenario, api_keys=("one", "two"), max_body_bytes=90_000, max_total_body_bytes=230_000)
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What a test lets go of is to go by itself, not when the collector comes by."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
-def test_an_idle_connection_keeps_nothing_of_what_was_answered() -> None:
-    async def scenario(llm: FakeLLM, peer: Peer, server: Server) -> None:
-        llm.gate.clear()
-        await peer.post("/v1/chat/completions", CHAT, KEY + f"x: {'y' * 60_000}\r\n")
-        await llm.wait_for_calls(1)
-        connection = find_any(server)
-        assert connection._admission.headers.num_bytes > 60_000
-        llm.gate.set()
-        assert (await peer.read_answer())[0] == 200
-        assert connection._admission.headers.num_bytes == 0
-        assert connection.exchange is None
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.server(api_keys=("one",))
+async def test_a_body_that_did_not_come_whole_is_let_go_with_its_connection(
+    peer: Peer, server: Server
+) -> None:
+    await peer.say(HEAD + KEY.encode() + b"content-length: 90000\r\n\r\n" + b" " * 80_000)
+    connection = find_connection(server, peer)
+    assert connection is not None
+    while connection._admission.bodies.num_bytes < 80_000:
+        await asyncio.sleep(0)
+    assert connection.exchange is not None
+    request = weakref.ref(connection.exchange)
+    peer.writer.transport.abort()
+    await server.connections.emptied.wait()  # type: ignore[attr-defined]
+    assert request() is None
 
-    run_with_server(scenario, api_keys=("one",))
+
+@pytest.mark.server(api_keys=("one", "two"), max_body_bytes=90_000, max_total_body_bytes=230_000)
+async def test_bodies_of_one_key_that_fill_the_room_do_not_cost_another_its_request(
+    peer: Peer, server: Server
+) -> None:
+    greedy = [await peer.make_neighbour() for _ in range(6)]
+    for one in greedy:
+        await one.say(HEAD + KEY.encode() + b"content-length: 90000\r\n\r\n" + b" " * 80_000)
+    small = await peer.make_neighbour()
+    await small.say(HEAD + OTHER_KEY.encode() + b"content-length: 60000\r\n\r\n" + b" " * 59_000)
+    answers = asyncio.as_completed([one.read_answer() for one in greedy])
+    refused = [await next(answers) for _ in range(4)]  # 6 * 80,000 + 59,000 do not fit 200,000
+    assert {status for status, _, _ in refused} == {429}
+    assert all("max_total_body_bytes" in body and "retry-after: 1" in head for _, head, body in refused)
+    await small.say(TOKENIZE.rjust(1000))
+    assert (await small.read_answer())[0] == 200
+    for one in greedy:  # two are left, and one of them may finish
+        one.writer.write(TOKENIZE.rjust(10_000))
+    rest = [await answer for answer in answers]
+    assert {status for status, _, _ in rest} == {200}
+    assert find_any(server)._admission.bodies.num_bytes == 0
+
+
+@pytest.mark.server(api_keys=("one",))
+async def test_an_idle_connection_keeps_nothing_of_what_was_answered(
+    llm: FakeLLM, peer: Peer, server: Server
+) -> None:
+    llm.gate.clear()
+    await peer.post("/v1/chat/completions", CHAT, KEY + f"x: {'y' * 60_000}\r\n")
+    await llm.wait_for_calls(1)
+    connection = find_any(server)
+    assert connection._admission.headers.num_bytes > 60_000
+    llm.gate.set()
+    assert (await peer.read_answer())[0] == 200
+    assert connection._admission.headers.num_bytes == 0
+    assert connection.exchange is None
 
 
 def find_any(server: Server) -> Connection:
@@ -235,52 +227,48 @@ def find_any(server: Server) -> Connection:
     return next(iter(connections))
 
 
-def test_heads_without_a_key_are_bounded_together_and_those_with_one_get_through() -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, server: Server) -> None:
-        slow = [await peer.make_neighbour() for _ in range(40)]
-        for one in slow:
-            await one.say(b"GET /live HTTP/1.1\r\nx: " + b"y" * 30_000)
-        refused = await asyncio.wait_for(slow[-1].read_answer(), 10)
-        assert (refused[0], "max_total_header_bytes" in refused[2]) == (429, True)
-        assert find_any(server)._admission.headers.num_bytes <= 400_000
-        await peer.post("/v1/chat/completions", CHAT, KEY)
-        assert (await peer.read_answer())[0] == 200
+@pytest.mark.server(api_keys=("one",), max_total_header_bytes=400_000)
+async def test_heads_without_a_key_are_bounded_together_and_those_with_one_get_through(
+    peer: Peer, server: Server
+) -> None:
+    slow = [await peer.make_neighbour() for _ in range(40)]
+    for one in slow:
+        await one.say(b"GET /live HTTP/1.1\r\nx: " + b"y" * 30_000)
+    refused = await asyncio.wait_for(slow[-1].read_answer(), 10)
+    assert (refused[0], "max_total_header_bytes" in refused[2]) == (429, True)
+    assert find_any(server)._admission.headers.num_bytes <= 400_000
+    await peer.post("/v1/chat/completions", CHAT, KEY)
+    assert (await peer.read_answer())[0] == 200
 
-    run_with_server(scenario, api_keys=("one",), max_total_header_bytes=400_000)
 
-
+@pytest.mark.server(api_keys=("one",), max_connections=10)
 @pytest.mark.parametrize(
     "says", [b"", b"GET /live HTTP/1.1\r\nx: y\r\n", b"GET /live HTTP/1.1\r\nhost: a\r\n\r\n", CHUNKED]
 )
-def test_connections_without_a_key_leave_room_for_one_that_has_it(says: bytes) -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        await peer.post("/v1/chat/completions", CHAT, KEY)
-        assert (await peer.read_answer())[0] == 200
-        for _ in range(30):
-            (await peer.make_neighbour()).writer.write(says)
+async def test_connections_without_a_key_leave_room_for_one_that_has_it(peer: Peer, says: bytes) -> None:
+    await peer.post("/v1/chat/completions", CHAT, KEY)
+    assert (await peer.read_answer())[0] == 200
+    for _ in range(30):
+        (await peer.make_neighbour()).writer.write(says)
+    late = await peer.make_neighbour()
+    await late.post("/v1/chat/completions", CHAT, KEY)
+    assert (await late.read_answer())[0] == 200
+    await peer.post("/v1/chat/completions", CHAT, KEY)  # its idle connection was not the one to go
+    assert (await peer.read_answer())[0] == 200
+
+
+@pytest.mark.server(api_keys=("one", "two"), max_connections=10)
+async def test_idle_connections_of_one_key_leave_room_for_another_key(peer: Peer) -> None:
+    await peer.post("/v1/chat/completions", CHAT, OTHER_KEY)
+    assert (await peer.read_answer())[0] == 200
+    idle = [await peer.make_neighbour() for _ in range(9)]
+    for one in idle:
+        await one.post("/v1/chat/completions", CHAT, KEY)
+        assert (await one.read_answer())[0] == 200
+    for longest_idle in idle[:4]:
         late = await peer.make_neighbour()
-        await late.post("/v1/chat/completions", CHAT, KEY)
+        assert await longest_idle.read_all() == b""
+        await late.post("/v1/chat/completions", CHAT, OTHER_KEY)
         assert (await late.read_answer())[0] == 200
-        await peer.post("/v1/chat/completions", CHAT, KEY)  # its idle connection was not the one to go
-        assert (await peer.read_answer())[0] == 200
-
-    run_with_server(scenario, api_keys=("one",), max_connections=10)
-
-
-def test_idle_connections_of_one_key_leave_room_for_another_key() -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        await peer.post("/v1/chat/completions", CHAT, OTHER_KEY)
-        assert (await peer.read_answer())[0] == 200
-        idle = [await peer.make_neighbour() for _ in range(9)]
-        for one in idle:
-            await one.post("/v1/chat/completions", CHAT, KEY)
-            assert (await one.read_answer())[0] == 200
-        for longest_idle in idle[:4]:
-            late = await peer.make_neighbour()
-            assert await longest_idle.read_all() == b""
-            await late.post("/v1/chat/completions", CHAT, OTHER_KEY)
-            assert (await late.read_answer())[0] == 200
-        await peer.post("/v1/chat/completions", CHAT, OTHER_KEY)
-        assert (await peer.read_answer())[0] == 200
-
-    run_with_server(scenario, api_keys=("one", "two"), max_connections=10)
+    await peer.post("/v1/chat/completions", CHAT, OTHER_KEY)
+    assert (await peer.read_answer())[0] == 200

@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 
 import pytest
-from openai_fakes import FakeLLM
 from quire.frontend.http.connections.auth import ApiKeys, hash_key
-from quire.frontend.http.server import Server
-from server_fakes import Peer, run_with_server
+from server_fakes import Peer
 
 KEYS = ApiKeys([hash_key("one"), hash_key("two")])
 PASSWORD = b"Basic " + base64.b64encode(b"me:one")
@@ -48,13 +46,11 @@ def test_what_is_no_key_lets_nobody_in(headers: list[tuple[bytes, bytes]]) -> No
     assert KEYS.identify(headers) is None
 
 
-def test_a_server_answers_who_sends_its_key_as_azure_does() -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        await peer.post("/v1/completions", {"prompt": "a"}, "api-key: one\r\n")
-        assert (await peer.read_answer())[0] == 200
-        await peer.post("/v1/completions", {"prompt": "a"}, "api-key: no\r\n")
-        status, _, text = await peer.read_answer()
-        assert status == 401
-        assert "'api-key: KEY'" in text
-
-    run_with_server(scenario, api_keys=("one",))
+@pytest.mark.server(api_keys=("one",))
+async def test_a_server_answers_who_sends_its_key_as_azure_does(peer: Peer) -> None:
+    await peer.post("/v1/completions", {"prompt": "a"}, "api-key: one\r\n")
+    assert (await peer.read_answer())[0] == 200
+    await peer.post("/v1/completions", {"prompt": "a"}, "api-key: no\r\n")
+    status, _, text = await peer.read_answer()
+    assert status == 401
+    assert "'api-key: KEY'" in text

@@ -10,7 +10,7 @@ from openai_fakes import FakeLLM
 from quire.frontend.http.connections import admission
 from quire.frontend.http.connections.admission import LARGE_BYTES
 from quire.frontend.http.server import Server
-from server_fakes import Peer, run_with_server
+from server_fakes import Peer
 
 HEAD = (
     "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -19,72 +19,64 @@ HEAD = (
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-def test_large_bodies_have_the_heap_trimmed_whether_they_were_answered_or_cut(
-    is_whole: bool, monkeypatch: pytest.MonkeyPatch
+async def test_large_bodies_have_the_heap_trimmed_whether_they_were_answered_or_cut(
+    is_whole: bool, peer: Peer, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body = b'{"prompt":"' + b"a" * LARGE_BYTES + b'"}'
-    trims: list[None] = []  # one: none for small requests
+    loop, has_trimmed = asyncio.get_running_loop(), asyncio.Event()
+    trims: list[None] = []
 
-    async def scenario(_llm: FakeLLM, peer: Peer, server: Server) -> None:
-        loop, has_trimmed = asyncio.get_running_loop(), asyncio.Event()
-
-        def trim() -> None:
-            trims.append(None)
-            loop.call_soon_threadsafe(has_trimmed.set)
-
-        monkeypatch.setattr(admission, "trim_heap", trim)
-        assert await peer.ask_live()  # which is none of a large one
-        one = await peer.make_neighbour()
-        await one.say(HEAD.format(len(body)).encode() + body[:-1])
-        if is_whole:
-            await one.say(body[-1:])
-            await one.read_answer()
-        else:
-            connections: Any = server.connections
-            while not any(c.exchange and c.exchange.num_body_bytes == len(body) - 1 for c in connections):
-                assert await peer.ask_live()
-            one.writer.transport.abort()
-        await has_trimmed.wait()
+    def trim() -> None:
+        trims.append(None)
+        loop.call_soon_threadsafe(has_trimmed.set)
 
     monkeypatch.setattr(admission, "_TRIM_DELAY_S", 0.0)
-    run_with_server(scenario)
+    monkeypatch.setattr(admission, "trim_heap", trim)
+    body = b'{"prompt":"' + b"a" * LARGE_BYTES + b'"}'
+    assert await peer.ask_live()  # which is none of a large one
+    one = await peer.make_neighbour()
+    await one.say(HEAD.format(len(body)).encode() + body[:-1])
+    if is_whole:
+        await one.say(body[-1:])
+        await one.read_answer()
+    else:
+        connections: Any = server.connections
+        while not any(c.exchange and c.exchange.num_body_bytes == len(body) - 1 for c in connections):
+            assert await peer.ask_live()
+        one.writer.transport.abort()
+    await has_trimmed.wait()
     assert len(trims) == 1
 
 
-def test_a_connection_that_sends_much_leaves_others_their_turn() -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, server: Server) -> None:
-        upload = await peer.make_neighbour()
-        size = 2**22
-        turns: list[bool] = []
-        await upload.say(HEAD.format(size).encode())
-        assert await peer.ask_live()
-        address = upload.writer.get_extra_info("sockname")
-        (connection,) = (one for one in server.connections if one.client == address)
-        receive = connection.data_received
+async def test_a_connection_that_sends_much_leaves_others_their_turn(peer: Peer, server: Server) -> None:
+    upload = await peer.make_neighbour()
+    size = 2**22
+    turns: list[bool] = []
+    await upload.say(HEAD.format(size).encode())
+    assert await peer.ask_live()
+    address = upload.writer.get_extra_info("sockname")
+    (connection,) = (one for one in server.connections if one.client == address)
+    receive = connection.data_received
 
-        def note(data: bytes) -> None:
-            receive(data)
-            if len(data) >= 2**16:
-                turns.append(connection.is_reading_paused)
+    def note(data: bytes) -> None:
+        receive(data)
+        if len(data) >= 2**16:
+            turns.append(connection.is_reading_paused)
 
-        connection.data_received = note  # type: ignore[method-assign]
-        await upload.say(b" " * size)
-        assert (await upload.read_answer())[0] == 400
-        assert turns
-        assert all(turns)
-
-    run_with_server(scenario)
+    connection.data_received = note  # type: ignore[method-assign]
+    await upload.say(b" " * size)
+    assert (await upload.read_answer())[0] == 400
+    assert turns
+    assert all(turns)
 
 
-def test_a_client_that_sent_much_and_leaves_is_noticed_while_it_is_answered() -> None:
-    async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        llm.gate.clear()
-        body = f'{{"prompt":"a","stream":true{" " * 2**20}}}'
-        head = HEAD.format(len(body)).replace("/tokenize", "/v1/completions")
-        await peer.say(f"{head}{body}".encode())
-        await llm.wait_for_calls(1)
-        peer.leave()
-        await llm.wait_for_calls(1, 1)
-        assert not llm.gate.is_set()  # it ended because the client was seen to leave
-
-    run_with_server(scenario)
+async def test_a_client_that_sent_much_and_leaves_is_noticed_while_it_is_answered(
+    llm: FakeLLM, peer: Peer
+) -> None:
+    llm.gate.clear()
+    body = f'{{"prompt":"a","stream":true{" " * 2**20}}}'
+    head = HEAD.format(len(body)).replace("/tokenize", "/v1/completions")
+    await peer.say(f"{head}{body}".encode())
+    await llm.wait_for_calls(1)
+    peer.leave()
+    await llm.wait_for_calls(1, 1)
+    assert not llm.gate.is_set()  # it ended because the client was seen to leave

@@ -10,13 +10,12 @@ import ssl
 from pathlib import Path
 
 import pytest
-from openai_fakes import FakeLLM
 from quire.frontend.http.connections import tls
 from quire.frontend.http.connections.tls import make_tls_context
 from quire.frontend.http.options import TlsOptions
 from quire.frontend.http.server import Server
 from quire.ipc.errors import ConfigError
-from server_fakes import Peer, run_with_server
+from server_fakes import OpenServer, Peer, RunningServer
 
 PEM = str(Path(__file__).parents[3] / "localhost.pem")
 TLS = {"tls": TlsOptions(certfile=PEM)}
@@ -29,107 +28,94 @@ async def encrypt(peer: Peer) -> None:
     await peer.writer.start_tls(context, server_hostname="localhost")
 
 
-def test_requests_and_streams_are_answered_over_tls() -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        await encrypt(peer)
-        for _ in range(2):  # on one connection
-            await peer.post("/v1/completions", {"prompt": "a"})
-            status, _, body = await peer.read_answer()
-            assert (status, json.loads(body)["choices"][0]["text"]) == (200, "word word word ")
-        await peer.post("/v1/completions", {"prompt": "a", "stream": True}, "connection: close\r\n")
-        assert (await peer.read_all()).count(b"data: ") >= 4
-
-    run_with_server(scenario, options=TLS)
+@pytest.mark.server(options=TLS)
+async def test_requests_and_streams_are_answered_over_tls(peer: Peer) -> None:
+    await encrypt(peer)
+    for _ in range(2):  # on one connection
+        await peer.post("/v1/completions", {"prompt": "a"})
+        status, _, body = await peer.read_answer()
+        assert (status, json.loads(body)["choices"][0]["text"]) == (200, "word word word ")
+    await peer.post("/v1/completions", {"prompt": "a", "stream": True}, "connection: close\r\n")
+    assert (await peer.read_all()).count(b"data: ") >= 4
 
 
-def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered() -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        arrives, leaves = ssl.MemoryBIO(), ssl.MemoryBIO()
-        context = ssl.create_default_context(cafile=PEM)
-        client = context.wrap_bio(arrives, leaves, server_hostname="localhost")
-        while True:
-            try:
-                client.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                await peer.say(leaves.read())
-                arrives.write(await peer.reader.read(2**16))
-        client.write(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        await peer.say(leaves.read())  # the client's last word of the handshake and its request
-        answer = b""
-        while b'"live"' not in answer:
-            try:
-                answer += client.read(2**16)
-            except ssl.SSLWantReadError:
-                arrives.write(await peer.reader.read(2**16))
-
-    run_with_server(scenario, options=TLS)
+@pytest.mark.server(options=TLS)
+async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(peer: Peer) -> None:
+    arrives, leaves = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.create_default_context(cafile=PEM)
+    client = context.wrap_bio(arrives, leaves, server_hostname="localhost")
+    while True:
+        try:
+            client.do_handshake()
+            break
+        except ssl.SSLWantReadError:
+            await peer.say(leaves.read())
+            arrives.write(await peer.reader.read(2**16))
+    client.write(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    await peer.say(leaves.read())  # the client's last word of the handshake and its request
+    answer = b""
+    while b'"live"' not in answer:
+        try:
+            answer += client.read(2**16)
+        except ssl.SSLWantReadError:
+            arrives.write(await peer.reader.read(2**16))
 
 
-def test_a_handshake_that_does_not_end_is_cut_off() -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, server: Server) -> None:
-        await peer.say(HELLO)
-        assert await peer.read_all() == b""
-        assert not server.connections
-
-    run_with_server(scenario, options=TLS, max_header_s=0.2)
+@pytest.mark.server(options=TLS, max_header_s=0.2)
+async def test_a_handshake_that_does_not_end_is_cut_off(peer: Peer, server: Server) -> None:
+    await peer.say(HELLO)
+    assert await peer.read_all() == b""
+    assert not server.connections
 
 
-def test_handshakes_that_are_held_open_have_places_as_connections_do() -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        held = [await peer.make_neighbour() for _ in range(6)]
-        for one in held:
-            await one.say(HELLO)
-        late = await peer.make_neighbour()
-        await encrypt(late)
-        assert await late.ask_live()  # the oldest have given their places
-        assert [await one.read_all() for one in held[:3]] == [b""] * 3
-        assert not held[-1].reader.at_eof()
-
-    run_with_server(scenario, options=TLS, max_connections=4, max_header_s=20.0)
+@pytest.mark.server(options=TLS, max_connections=4, max_header_s=20.0)
+async def test_handshakes_that_are_held_open_have_places_as_connections_do(peer: Peer) -> None:
+    held = [await peer.make_neighbour() for _ in range(6)]
+    for one in held:
+        await one.say(HELLO)
+    late = await peer.make_neighbour()
+    await encrypt(late)
+    assert await late.ask_live()  # the oldest have given their places
+    assert [await one.read_all() for one in held[:3]] == [b""] * 3
+    assert not held[-1].reader.at_eof()
 
 
+@pytest.mark.server(options=TLS)
 @pytest.mark.parametrize(
     "said", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 100, b"\x16\x03\x01\xff\xff" + b"x" * 2**17]
 )
-def test_what_is_no_tls_ends_its_own_connection_only(said: bytes) -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        other = await peer.make_neighbour()
-        await encrypt(other)
-        peer.writer.write(said)
-        with contextlib.suppress(ConnectionError):
-            assert b"HTTP" not in await peer.read_all()
-        assert await other.ask_live()
-
-    run_with_server(scenario, options=TLS)
+async def test_what_is_no_tls_ends_its_own_connection_only(peer: Peer, said: bytes) -> None:
+    other = await peer.make_neighbour()
+    await encrypt(other)
+    peer.writer.write(said)
+    with contextlib.suppress(ConnectionError):
+        assert b"HTTP" not in await peer.read_all()
+    assert await other.ask_live()
 
 
-def test_a_client_without_the_certificate_that_is_wanted_is_not_let_in() -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        context = ssl.create_default_context(cafile=PEM)
-        try:
-            await peer.writer.start_tls(context, server_hostname="localhost")
-            await peer.say(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            assert await peer.read_all() == b""
-        except (ssl.SSLError, ConnectionError):
-            pass
-        known = await peer.make_neighbour()
-        context.load_cert_chain(PEM)
-        await known.writer.start_tls(context, server_hostname="localhost")
-        assert await known.ask_live()
-
-    tls = TlsOptions(certfile=PEM, ca_certs=PEM, cert_reqs=ssl.CERT_REQUIRED)
-    run_with_server(scenario, options={"tls": tls})
+@pytest.mark.server(options={"tls": TlsOptions(certfile=PEM, ca_certs=PEM, cert_reqs=ssl.CERT_REQUIRED)})
+async def test_a_client_without_the_certificate_that_is_wanted_is_not_let_in(peer: Peer) -> None:
+    context = ssl.create_default_context(cafile=PEM)
+    try:
+        await peer.writer.start_tls(context, server_hostname="localhost")
+        await peer.say(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert await peer.read_all() == b""
+    except (ssl.SSLError, ConnectionError):
+        pass
+    known = await peer.make_neighbour()
+    context.load_cert_chain(PEM)
+    await known.writer.start_tls(context, server_hostname="localhost")
+    assert await known.ask_live()
 
 
-def test_a_drain_ends_with_handshakes_held_open() -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        await peer.say(HELLO)
-        other = await peer.make_neighbour()
-        await encrypt(other)
-        assert await other.ask_live()
-
-    assert run_with_server(scenario, options=TLS, max_header_s=30.0) < 5
+@pytest.mark.server(options=TLS, max_header_s=3600.0)
+async def test_a_drain_ends_with_handshakes_held_open(running: RunningServer) -> None:
+    peer = running.peer
+    await peer.say(HELLO)
+    other = await peer.make_neighbour()
+    await encrypt(other)
+    assert await other.ask_live()
+    await running.stop()
 
 
 @pytest.mark.parametrize(
@@ -171,22 +157,16 @@ def test_a_certificate_that_is_replaced_is_used_by_connections_that_begin_then(
     assert "a file that can be read (No such file or directory)" in caplog.text
 
 
-def test_the_files_are_looked_at_while_the_server_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_files_are_looked_at_while_the_server_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_server: OpenServer
 ) -> None:
     file = tmp_path / "server.pem"
     file.write_text(Path(PEM).read_text())
     monkeypatch.setattr(tls, "REFRESH_S", 0.01)
-    made: list[TlsOptions] = []
+    is_made_again = asyncio.Event()
     make = tls.make_tls_context
-    monkeypatch.setattr(tls, "make_tls_context", lambda options: made.append(options) or make(options))
-
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        assert len(made) == 1
-        os.utime(file, (1, 1))
-        async with asyncio.timeout(20.0):
-            while len(made) < 2:
-                await asyncio.sleep(0.01)
-        await encrypt(await peer.make_neighbour())
-
-    run_with_server(scenario, options={"tls": TlsOptions(certfile=str(file), refreshes=True)})
+    peer = (await open_server(options={"tls": TlsOptions(certfile=str(file), refreshes=True)})).peer
+    monkeypatch.setattr(tls, "make_tls_context", lambda options: is_made_again.set() or make(options))
+    os.utime(file, (1, 1))
+    await is_made_again.wait()
+    await encrypt(await peer.make_neighbour())

@@ -11,8 +11,7 @@ from openai_fakes import AsgiClient, FakeLLM
 from quire.frontend.http.connections.auth import hash_key
 from quire.frontend.http.errors import ApiError, encode_answer
 from quire.frontend.http.options import ServerOptions
-from quire.frontend.http.server import Server
-from server_fakes import Peer, run_with_server
+from server_fakes import Peer
 
 KEYS = ServerOptions(api_key_hashes=(hash_key("one"), hash_key("two")))
 PATH = "/v1/messages"
@@ -75,6 +74,7 @@ async def test_an_unknown_route_is_told_in_the_paths_form(client: AsgiClient) ->
     check_error(answer.headers, answer.json, "not_found_error")
 
 
+@pytest.mark.server(max_body_bytes=100_000, api_keys=("one",), options={"allowed_hosts": ("localhost",)})
 @pytest.mark.parametrize(
     ("more", "kind"),
     [
@@ -83,14 +83,11 @@ async def test_an_unknown_route_is_told_in_the_paths_form(client: AsgiClient) ->
         ("host: example.com\r\n", "permission_error"),
     ],
 )
-def test_what_the_connection_refuses_is_told_in_the_paths_form(more: str, kind: str) -> None:
-    async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        head = f"POST {PATH}?beta=true HTTP/1.1\r\nx-api-key: one\r\n{more}\r\n"
-        await peer.say(head.encode())
-        _, head, body = await peer.read_answer()
-        headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if line)
-        check_error(headers, json.loads(body), kind)
-        assert not llm.calls
-
-    hosts = {"allowed_hosts": ("localhost",)}
-    run_with_server(scenario, max_body_bytes=100_000, api_keys=("one",), options=hosts)
+async def test_what_the_connection_refuses_is_told_in_the_paths_form(
+    more: str, kind: str, llm: FakeLLM, peer: Peer
+) -> None:
+    await peer.say(f"POST {PATH}?beta=true HTTP/1.1\r\nx-api-key: one\r\n{more}\r\n".encode())
+    _, head, body = await peer.read_answer()
+    headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if line)
+    check_error(headers, json.loads(body), kind)
+    assert not llm.calls

@@ -8,34 +8,33 @@ import threading
 from typing import Any
 
 import pytest
-from openai_fakes import FakeLLM
 from quire.frontend.http.observe.access_log import AccessLog, AccessRecord
-from quire.frontend.http.server import Server
-from server_fakes import Peer, Scenario, run_with_server
+from server_fakes import OpenServer, RunningServer
 
 KEY = "authorization: Bearer one\r\n"
 SECRET = "a text that nobody logs"
+LOGGED: dict[str, Any] = {"has_access_log": True, "log_format": "json", "log_level": "INFO"}
+HOW: dict[str, Any] = {"api_keys": ("one",), "options": LOGGED, "max_body_bytes": 2000}
+pytestmark = pytest.mark.server(**HOW)
 
 
-def run_logged(scenario: Scenario, capfd: pytest.CaptureFixture[str], **options: Any) -> list[dict[str, Any]]:
-    """The lines of a scenario's requests."""
-    given = {"has_access_log": True, "log_format": "json", "log_level": "INFO"} | options
-    run_with_server(scenario, api_keys=("one",), options=given, max_body_bytes=2000)
+async def read_lines(running: RunningServer, capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """Of all requests, once the server has ended."""
+    await running.stop()
     return [json.loads(line) for line in capfd.readouterr().err.splitlines()]
 
 
-def test_a_line_says_who_asked_for_what_and_how_it_went(capfd: pytest.CaptureFixture[str]) -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        await peer.post("/v1/completions", {"prompt": SECRET}, KEY)
-        status, _, body = await peer.read_answer()
-        assert status == 200
-        ids.append(json.loads(body)["id"])
-        await peer.post("/v1/completions", {"prompt": SECRET, "stream": True}, KEY + "connection: close\r\n")
-        await peer.read_all()
-
-    ids: list[str] = []
-    whole, stream = run_logged(scenario, capfd)
-    assert whole["id"] == ids[0]
+async def test_a_line_says_who_asked_for_what_and_how_it_went(
+    running: RunningServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    peer = running.peer
+    await peer.post("/v1/completions", {"prompt": SECRET}, KEY)
+    status, _, body = await peer.read_answer()
+    assert status == 200
+    await peer.post("/v1/completions", {"prompt": SECRET, "stream": True}, KEY + "connection: close\r\n")
+    await peer.read_all()
+    whole, stream = await read_lines(running, capfd)
+    assert whole["id"] == json.loads(body)["id"]
     for line in (whole, stream):
         assert (line["method"], line["path"], line["status"]) == ("POST", "/v1/completions", 200)
         assert line["prompt_tokens"] > 0
@@ -45,71 +44,72 @@ def test_a_line_says_who_asked_for_what_and_how_it_went(capfd: pytest.CaptureFix
         assert SECRET not in str(line)
 
 
-def test_a_refusal_says_its_cause_without_the_text(capfd: pytest.CaptureFixture[str]) -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        for path, body, key in (
-            ("/v1/completions", {"prompt": SECRET, "temperature": 9}, KEY),
-            ("/v1/completions", {"prompt": [SECRET, {}]}, KEY),
-            ("/v1/completions", {"prompt": SECRET}, ""),
-            ("/v1/completion", {"prompt": SECRET}, KEY),
-        ):
-            one = await peer.make_neighbour()
-            await one.post(path, body, key)
-            await one.read_answer()
-        await peer.post("/v1/completions", {"prompt": SECRET * 1000}, KEY)
-        assert (await peer.read_answer())[0] == 413
-
-    lines = run_logged(scenario, capfd)
-    assert [line["status"] for line in lines] == [400, 400, 401, 404, 413]
-    assert [line["level"] for line in lines] == ["WARNING"] * 5
-    causes = [line["cause"] for line in lines]
-    assert causes[0].startswith("temperature: expected `float` <= 2.0")
-    assert causes[1].startswith("prompt")
-    assert "API key" in causes[2]
-    assert causes[3] == "Not Found"
-    assert "max_body_bytes" in causes[4]
+async def test_a_refusal_says_its_cause_without_the_text(
+    running: RunningServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # What is said, and the status and the beginning of the cause that are logged.
+    refused: list[tuple[str, object, str, int, str]] = [
+        (
+            "/v1/completions",
+            {"prompt": SECRET, "temperature": 9},
+            KEY,
+            400,
+            "temperature: expected `float` <= 2",
+        ),
+        ("/v1/completions", {"prompt": [SECRET, {}]}, KEY, 400, "prompt"),
+        ("/v1/completions", {"prompt": SECRET}, "", 401, "authorization: an API key"),
+        ("/v1/completion", {"prompt": SECRET}, KEY, 404, "Not Found"),
+        ("/v1/completions", {"prompt": SECRET * 1000}, KEY, 413, "body="),
+    ]
+    for path, body, key, _, _ in refused:
+        one = await running.peer.make_neighbour()
+        await one.post(path, body, key)
+        await one.read_answer()
+    await running.peer.say(b"\x00no http\r\n\r\n")  # what never becomes a request has a line too
+    await running.peer.read_answer()
+    lines = await read_lines(running, capfd)
+    assert [line["path"] for line in lines] == [path for path, *_ in refused] + ["-"]
+    assert {line["level"] for line in lines} == {"WARNING"}
+    for line, (*_, status, cause) in zip(lines, [*refused, (400, "request: valid HTTP/1.1")], strict=True):
+        assert line["status"] == status
+        assert line["cause"].startswith(cause)
     assert SECRET not in str(lines)
 
 
-def test_what_never_becomes_a_request_has_a_line_too(capfd: pytest.CaptureFixture[str]) -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        await peer.say(b"\x00no http\r\n\r\n")
-        assert (await peer.read_answer())[0] == 400
-
-    (line,) = run_logged(scenario, capfd)
-    assert (line["method"], line["status"]) == ("-", 400)
-    assert line["cause"].startswith("request: valid HTTP/1.1")
-
-
-def test_a_request_whose_client_leaves_is_a_499(capfd: pytest.CaptureFixture[str]) -> None:
-    async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        llm.gate.clear()
-        gone = await peer.make_neighbour()
-        await gone.post("/v1/completions", {"prompt": "a"}, KEY)
-        await llm.started.wait()
-        gone.leave()
-        await llm.wait_for_calls(1, 1)
-
-    (line,) = run_logged(scenario, capfd)
+async def test_a_request_whose_client_leaves_is_a_499(
+    running: RunningServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    running.llm.gate.clear()
+    gone = await running.peer.make_neighbour()
+    await gone.post("/v1/completions", {"prompt": "a"}, KEY)
+    await running.llm.started.wait()
+    gone.leave()
+    await running.llm.wait_for_calls(1, 1)
+    (line,) = await read_lines(running, capfd)
     assert line["status"] == 499
 
 
-def test_a_level_above_info_leaves_refusals_only(capfd: pytest.CaptureFixture[str]) -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        assert await peer.ask_live()
-        await peer.say(b"GET /live/x HTTP/1.1\r\nhost: localhost\r\n" + KEY.encode() + b"\r\n")
-        assert (await peer.read_answer())[0] == 404
-        await peer.say(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert (await peer.read_answer())[0] == 401
-
-    def list_paths(**options: Any) -> list[str]:
-        return [line["path"] for line in run_logged(scenario, capfd, **options)]
-
-    assert list_paths() == ["/live", "/live/x", "/v1/models"]
-    assert list_paths(unlogged_paths=("/live", "/v1/models")) == ["/live/x", "/v1/models"]
-    assert list_paths(log_level="WARNING") == ["/live/x", "/v1/models"]
-    assert list_paths(log_level="ERROR") == []
-    assert list_paths(has_access_log=False) == []
+@pytest.mark.parametrize(
+    ("options", "paths"),
+    [
+        ({}, ["/live", "/live/x", "/v1/models"]),
+        ({"unlogged_paths": ("/live", "/v1/models")}, ["/live/x", "/v1/models"]),
+        ({"log_level": "WARNING"}, ["/live/x", "/v1/models"]),
+        ({"log_level": "ERROR"}, []),
+        ({"has_access_log": False}, []),
+    ],
+)
+async def test_what_is_logged_is_the_operators_to_say(
+    options: dict[str, Any], paths: list[str], open_server: OpenServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    running = await open_server(**HOW | {"options": LOGGED | options})
+    peer = running.peer
+    assert await peer.ask_live()
+    await peer.say(b"GET /live/x HTTP/1.1\r\nhost: localhost\r\n" + KEY.encode() + b"\r\n")
+    assert (await peer.read_answer())[0] == 404
+    await peer.say(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    assert (await peer.read_answer())[0] == 401
+    assert [line["path"] for line in await read_lines(running, capfd)] == paths
 
 
 def make_record(path: str = "/v1/x", status: int = 200) -> AccessRecord:
