@@ -17,11 +17,8 @@ from ..ipc.params.pooling_params import PoolingParams, PoolingTask
 from ..ipc.params.request_options import NO_OPTIONS, RequestKeywords, RequestOptions, read_options
 from ..ipc.params.sampling_params import SamplingParams
 from ..ipc.protocol.messages import EngineFacts, FrontendCounts, UtilityMethod, UtilityResult
-from .client.async_engine_core_client import AsyncMPClient, attach_async_client
 from .client.async_requests import AsyncRequests, OutputCollector, OwnerLoop
-from .client.remote_daemon import Attachment, check_unattached, choose_attachment
 from .client.utility_calls import UtilityCalls
-from .engine_start import load_served_tokenizer, read_served_sampling, start_engine
 from .options.engine_args import EngineArgs
 from .outputs import RequestOutput
 from .requests.beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
@@ -29,7 +26,9 @@ from .requests.input_processor import InputProcessor, PreparedParams
 from .requests.prompts import Prompt
 from .text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what reaches engines, with its sockets and processes, is loaded when one is wanted
+    from .client.async_engine_core_client import AsyncMPClient
+    from .client.remote_daemon import Attachment
     from .formats.output_format import OutputFormat
     from .requests.vectors.outputs import PoolingOutput, PoolingRequestOutput
     from .requests.vectors.processor import PoolingPrompt
@@ -64,6 +63,8 @@ class AsyncLLM(UtilityCalls):
         another machine. client_kind: what people who look at the daemon see;
         client_weight: this client's share there under the fair policy.
         """
+        from .client.remote_daemon import check_unattached, choose_attachment
+
         if attach is not None and engine_args is not None:
             raise ConfigError(
                 "attach", attach, "given without engine arguments: the daemon's engine has its own"
@@ -93,6 +94,8 @@ class AsyncLLM(UtilityCalls):
 
         Raises EngineStartError, or EngineDeadError after `shutdown`.
         """
+        from .engine_start import start_engine
+
         self._check_open()
         # A loop that runs the engine, or may still, keeps it.
         if self._client is None and not self._loop.is_alive:
@@ -285,6 +288,8 @@ class AsyncLLM(UtilityCalls):
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses when it is given none."""
+        from .engine_start import read_served_sampling
+
         return SamplingParams(**read_served_sampling(self.facts))
 
     def shutdown(self) -> None:
@@ -341,6 +346,9 @@ class AsyncLLM(UtilityCalls):
 async def _attach(
     daemon: Attachment, client_kind: str, weight: float, on_phase: Callable[[str], None] | None
 ) -> tuple[AsyncMPClient, Tokenizer | None]:
+    from .client.async_engine_core_client import attach_async_client
+    from .engine_start import load_served_tokenizer
+
     client = await attach_async_client(daemon, client_kind, weight, on_phase)
     try:
         return client, await asyncio.to_thread(load_served_tokenizer, client.facts)

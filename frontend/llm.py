@@ -17,7 +17,6 @@ from ..ipc.params.pooling_params import PoolingParams, PoolingTask
 from ..ipc.params.request_options import read_priorities
 from ..ipc.params.sampling_params import RequestOutputKind, SamplingParams
 from ..ipc.protocol.engine_views import DEFAULT_METRICS_PREFIX, SchedulerStats
-from .client.remote_daemon import Attachment, check_unattached, choose_attachment
 from .llm_engine import LLMEngine
 from .models.model_files import POCKET
 from .observe.trace_file import read_profile_folder
@@ -31,6 +30,7 @@ from .requests.vectors.tasks import check_task
 from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from .client.remote_daemon import Attachment
     from .observe.metric_values import Metric
     from .requests.vectors.outputs import (
         ClassificationRequestOutput,
@@ -84,6 +84,8 @@ class LLM:
         ConfigError or ModelError (ValueErrors), EngineStartError, or DaemonError when no daemon of that name
         runs.
         """
+        from .client.remote_daemon import check_unattached, choose_attachment
+
         self._profile_folder = read_profile_folder(profiler_config)
         if attach is not None:
             tokenizer = args.pop("tokenizer", None)

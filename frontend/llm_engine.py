@@ -8,25 +8,25 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from ..ipc.errors import EngineDeadError, InputError, QuireError
 from ..ipc.params.request_options import RequestKeywords, read_options
 from ..ipc.params.sampling_params import RequestOutputKind, SamplingParams
 from ..ipc.protocol.messages import EngineFacts
-from .client.async_engine_core_client import attach_async_client
 from .client.async_requests import AsyncRequests, Collector, OwnerLoop
-from .client.engine_core_client import EngineCoreClient
 from .client.loop_thread import CLOSED, Gate, LoopThread
-from .client.remote_daemon import Attachment
 from .client.utility_calls import UtilityCalls
-from .engine_start import load_served_tokenizer, read_served_sampling, start_engine_here
 from .options.engine_args import EngineArgs
 from .outputs import RequestOutput
 from .requests.input_processor import EngineInput, InputProcessor
 from .requests.prompts import Prompt
 from .requests.vectors.state import PoolingInput
 from .text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # what reaches engines, with its sockets and processes, is loaded when one is wanted
+    from .client.engine_core_client import EngineCoreClient
+    from .client.remote_daemon import Attachment
 
 _ADDED_AT_ONCE = 64  # requests: about a millisecond for which other threads wait
 
@@ -80,6 +80,8 @@ class LLMEngine:
 
         `on_phase` is told each start-up phase as it begins. Raises ConfigError, ModelError, EngineStartError.
         """
+        from .engine_start import start_engine_here
+
         config = engine_args.create_engine_config()
         with _starting() as loop:
             client, tokenizer = loop.run(lambda: start_engine_here(config, on_phase))
@@ -100,6 +102,9 @@ class LLMEngine:
         `daemon`: its name, or what `choose_attachment` says of one on another machine. has_tokenizer: False
         if it is only looked at.
         """
+        from .client.async_engine_core_client import attach_async_client
+        from .engine_start import load_served_tokenizer
+
         with _starting() as loop:
             client = loop.run(lambda: attach_async_client(daemon, client_kind, weight, on_phase))
             try:
@@ -241,6 +246,8 @@ class LLMEngine:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What is used when a caller of LLM gives none: generation_config.json's values, if it has any."""
+        from .engine_start import read_served_sampling
+
         return SamplingParams(**read_served_sampling(self.facts))
 
     def close(self) -> None:

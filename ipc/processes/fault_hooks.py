@@ -19,7 +19,6 @@ from enum import Enum
 import msgspec
 
 from ..errors import ConfigError
-from .process import EXIT_CRASHED
 
 SLOW_S = 0.3  # how long `slow` takes
 
@@ -128,6 +127,8 @@ def _do(hook: Hook) -> bool:
         case Action.SEGFAULT:
             signal.raise_signal(signal.SIGSEGV)
         case Action.EXIT:
+            from .process import EXIT_CRASHED
+
             os._exit(EXIT_CRASHED)
         case Action.SLOW:
             time.sleep(SLOW_S)
