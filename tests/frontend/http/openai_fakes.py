@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import json
 from array import array
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -410,9 +410,6 @@ class AsgiClient:
         return answer
 
 
-Scenario = Callable[[FakeLLM, AsgiClient, Serving], Awaitable[None]]
-
-
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -454,17 +451,3 @@ class OpenApps(Protocol):
     """Opens another app, as `make_app`."""
 
     def __call__(self, **how: Any) -> OpenApp: ...
-
-
-def run_with_app(
-    scenario: Scenario, options: ServerOptions | None = None, template: str | None = None, **facts: Any
-) -> None:
-    """Run a scenario with an open app. Tests that are written anew ask for fixtures (conftest.py) instead."""
-
-    async def main() -> None:
-        app = make_app(options, template, **facts)
-        async with asyncio.timeout(20):
-            await scenario(app.llm, app.client, app.serving)
-        app.check_ended()
-
-    asyncio.run(main())

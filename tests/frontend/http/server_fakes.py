@@ -131,10 +131,12 @@ async def start_server(
     api_keys: tuple[str, ...] = (),
     options: dict[str, Any] | None = None,
     listener: socket.socket | None = None,
+    llm: FakeLLM | None = None,
+    has_text_processes: bool = False,
     **limits: Any,
 ) -> RunningServer:
     """options: more of ServerOptions'. listener: where it listens, in place of a port of its own."""
-    llm = FakeLLM(tuple("word " for _ in range(pieces)))
+    llm = llm or FakeLLM(tuple("word " for _ in range(pieces)))
     listening_socket = listener or socket.create_server(("127.0.0.1", 0))
     server_options = ServerOptions(
         drain_timeout_s=drain_timeout_s,
@@ -145,7 +147,8 @@ async def start_server(
     )
     server = Server(llm, server_options)  # type: ignore[arg-type]
     server.connections = WatchedSet()
-    server._models.only._text = InlineText(llm.tokenizer)  # type: ignore[assignment]
+    if not has_text_processes:
+        server._models.only._text = InlineText(llm.tokenizer)  # type: ignore[assignment]
     ready = asyncio.Event()
     serving = asyncio.create_task(server.serve(listening_socket, lambda _: ready.set()))
     address = listening_socket.getsockname()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
-from openai_fakes import CHAT, AsgiClient, FakeLLM, chat, make_stats, run_with_app
+from openai_fakes import CHAT, AsgiClient, FakeLLM, chat, make_stats
 from quire.frontend.http.app import create_app
 from quire.frontend.http.bodies.openapi import Routes
 from quire.frontend.http.caller import Caller
@@ -15,7 +15,6 @@ from quire.frontend.http.connections.auth import hash_key
 from quire.frontend.http.engines.served_models import ServedModels
 from quire.frontend.http.observe.live import Shown
 from quire.frontend.http.options import ServerOptions
-from quire.frontend.http.serving import Serving
 from quire.ipc.protocol.engine_views import StalledRequest
 from quire.ipc.protocol.rights import METHODS, ROUTES, Reach, Standing
 from top_fakes import make_request, make_snapshot
@@ -82,39 +81,41 @@ async def ask(client: AsgiClient, method: str, path: str, **headers: str) -> tup
     return answer.status, answer.body.decode(errors="replace")
 
 
+@pytest.mark.app(options=KEYED)
 @pytest.mark.parametrize(("method", "path"), list_routes())
-def test_a_route_shows_nobody_what_is_not_its_own(method: str, path: str) -> None:
-    async def keyed(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        show_requests(llm)
-        status, text = await ask(client, method, path)
-        assert (status == 401) == (ROUTES[path].find(Standing.STRANGER) is Reach.NONE) or status == 0
-        assert "secret" not in text
-        _, text = await ask(client, method, path, **ONE)
+async def test_a_route_shows_no_key_what_is_not_its_own(
+    method: str, path: str, llm: FakeLLM, client: AsgiClient
+) -> None:
+    show_requests(llm)
+    status, text = await ask(client, method, path)
+    assert (status == 401) == (ROUTES[path].find(Standing.STRANGER) is Reach.NONE) or status == 0
+    assert "secret" not in text
+    _, text = await ask(client, method, path, **ONE)
+    assert text.count("secret of") == (path == "/stats")
+    assert (f"secret of {TENANTS['one']}" in text) == (path == "/stats")
+
+
+@pytest.mark.app(options=KEYLESS)
+@pytest.mark.parametrize(("method", "path"), list_routes())
+async def test_a_route_shows_no_address_what_is_not_its_own(
+    method: str, path: str, llm: FakeLLM, client: AsgiClient
+) -> None:
+    show_requests(llm)
+    for address, name in (("127.0.0.1", "local"), ("::1", "local"), ("", "local"), ("10.0.0.9", "far")):
+        _, text = await ask(client.at(address), method, path, x_forwarded_for="10.0.0.10")
         assert text.count("secret of") == (path == "/stats")
-        assert (f"secret of {TENANTS['one']}" in text) == (path == "/stats")
-
-    async def keyless(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        show_requests(llm)
-        for address, name in (("127.0.0.1", "local"), ("::1", "local"), ("", "local"), ("10.0.0.9", "far")):
-            _, text = await ask(client.at(address), method, path, x_forwarded_for="10.0.0.10")
-            assert text.count("secret of") == (path == "/stats")
-            assert (f"secret of {TENANTS[name]}" in text) == (path == "/stats")
-
-    run_with_app(keyed, KEYED)
-    run_with_app(keyless, KEYLESS)
+        assert (f"secret of {TENANTS[name]}" in text) == (path == "/stats")
 
 
-def test_live_views_count_what_they_do_not_show() -> None:
-    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        show_requests(llm)
-        shown = (await client.get("/stats", **ONE)).json
-        [request] = shown["requests"]
-        assert (request["request_id"], request["owner"]) == (f"secret of {TENANTS['one']}", "")
-        assert shown["num_hidden_requests"] == 3 + len(TENANTS) + len(OTHERS) - 1
-        assert shown["stats"]["num_running"] == len(TENANTS) + len(OTHERS)
-        assert {client["name"] for client in shown["clients"]} <= {request["client"]}
-
-    run_with_app(scenario, KEYED)
+@pytest.mark.app(options=KEYED)
+async def test_live_views_count_what_they_do_not_show(llm: FakeLLM, client: AsgiClient) -> None:
+    show_requests(llm)
+    shown = (await client.get("/stats", **ONE)).json
+    [request] = shown["requests"]
+    assert (request["request_id"], request["owner"]) == (f"secret of {TENANTS['one']}", "")
+    assert shown["num_hidden_requests"] == 3 + len(TENANTS) + len(OTHERS) - 1
+    assert shown["stats"]["num_running"] == len(TENANTS) + len(OTHERS)
+    assert {client["name"] for client in shown["clients"]} <= {request["client"]}
 
 
 def test_a_stream_of_live_views_shows_each_viewer_its_own() -> None:
@@ -127,59 +128,54 @@ def test_a_stream_of_live_views_shows_each_viewer_its_own() -> None:
         assert f"secret of {caller.tenant}".encode() in events[0]
 
 
-def test_aborts_end_what_the_caller_may_see_and_no_more() -> None:
-    async def keyed(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        for key in (ONE, TWO):
-            await client.post("/abort_requests", {"request_ids": ["r"]}, **key)
-        assert llm.named_aborts == [(["r"], TENANTS["one"]), (["r"], TENANTS["two"])]
-
-    async def keyless(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        for address in ("127.0.0.1", "::1", "10.0.0.9"):
-            await client.at(address).post(
-                "/abort_requests", {"request_ids": ["r"]}, x_forwarded_for="1.1.1.1"
-            )
-        assert [tenant for _, tenant in llm.named_aborts] == ["here/local", "here/local", "here/10.0.0.9"]
-
-    run_with_app(keyed, KEYED)
-    run_with_app(keyless, KEYLESS)
+@pytest.mark.app(options=KEYED)
+async def test_aborts_end_what_the_key_may_see_and_no_more(llm: FakeLLM, client: AsgiClient) -> None:
+    for key in (ONE, TWO):
+        await client.post("/abort_requests", {"request_ids": ["r"]}, **key)
+    assert llm.named_aborts == [(["r"], TENANTS["one"]), (["r"], TENANTS["two"])]
 
 
-def test_a_stall_names_its_request_to_its_own_caller_only() -> None:
-    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        stall = StalledRequest("mine", "queued", 9.0, TENANTS["one"])
-        llm.answered_stats = replace(make_stats(), stall=stall)
-        told = [(await client.get("/health", **key)).json for key in (ONE, TWO, {})]
-        assert [one.get("request_id", "") for one in told] == ["mine", "", ""]
-        assert {one["status"] for one in told} == {"stalled"}
-
-    run_with_app(scenario, KEYED)
+@pytest.mark.app(options=KEYLESS)
+async def test_aborts_end_what_the_address_may_see_and_no_more(llm: FakeLLM, client: AsgiClient) -> None:
+    for address in ("127.0.0.1", "::1", "10.0.0.9"):
+        await client.at(address).post("/abort_requests", {"request_ids": ["r"]}, x_forwarded_for="1.1.1.1")
+    assert [tenant for _, tenant in llm.named_aborts] == ["here/local", "here/local", "here/10.0.0.9"]
 
 
-def test_a_keyless_callers_responses_are_its_own_by_address_and_the_404_is_that_of_none() -> None:
-    async def scenario(_: FakeLLM, client: AsgiClient, __: Serving) -> None:
-        made = (await client.post("/v1/responses", {"input": "Hi"})).json
-        missing = made["id"][:5] + 32 * "0" + made["id"][-2:]
-        far = client.at("10.0.0.9")
-        for method, tail in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
-            answers = [
-                await far.call(method, f"/v1/responses/{one}{tail}", b"", {}) for one in (made["id"], missing)
-            ]
-            assert [one.status for one in answers] == [404, 404]
-            theirs, none = (one.body.decode() for one in answers)
-            assert theirs.replace(made["id"], "ID") == none.replace(missing, "ID")
-        assert (await client.at("::1").get(f"/v1/responses/{made['id']}")).json == made
-
-    run_with_app(scenario, KEYLESS)
+@pytest.mark.app(options=KEYED)
+async def test_a_stall_names_its_request_to_its_own_caller_only(llm: FakeLLM, client: AsgiClient) -> None:
+    stall = StalledRequest("mine", "queued", 9.0, TENANTS["one"])
+    llm.answered_stats = replace(make_stats(), stall=stall)
+    told = [(await client.get("/health", **key)).json for key in (ONE, TWO, {})]
+    assert [one.get("request_id", "") for one in told] == ["mine", "", ""]
+    assert {one["status"] for one in told} == {"stalled"}
 
 
-def test_what_a_body_says_of_shares_is_refused_and_never_passed_on() -> None:
-    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
-        for field in ("tenant", "weight", "num_attempts", "is_resumed", "age_s", "arrival_time", "names"):
-            assert (await client.post(CHAT, chat(**{field: 5}), **ONE)).status == 400, field
-        await client.post(CHAT, chat(), **ONE)
-        assert llm.calls[-1].options.tenant == TENANTS["one"]
+@pytest.mark.app(options=KEYLESS)
+async def test_a_keyless_callers_responses_are_its_own_by_address_and_the_404_is_that_of_none(
+    client: AsgiClient,
+) -> None:
+    made = (await client.post("/v1/responses", {"input": "Hi"})).json
+    missing = made["id"][:5] + 32 * "0" + made["id"][-2:]
+    far = client.at("10.0.0.9")
+    for method, tail in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
+        answers = [
+            await far.call(method, f"/v1/responses/{one}{tail}", b"", {}) for one in (made["id"], missing)
+        ]
+        assert [one.status for one in answers] == [404, 404]
+        theirs, none = (one.body.decode() for one in answers)
+        assert theirs.replace(made["id"], "ID") == none.replace(missing, "ID")
+    assert (await client.at("::1").get(f"/v1/responses/{made['id']}")).json == made
 
-    run_with_app(scenario, KEYED)
+
+@pytest.mark.app(options=KEYED)
+async def test_what_a_body_says_of_shares_is_refused_and_never_passed_on(
+    llm: FakeLLM, client: AsgiClient
+) -> None:
+    for field in ("tenant", "weight", "num_attempts", "is_resumed", "age_s", "arrival_time", "names"):
+        assert (await client.post(CHAT, chat(**{field: 5}), **ONE)).status == 400, field
+    await client.post(CHAT, chat(), **ONE)
+    assert llm.calls[-1].options.tenant == TENANTS["one"]
 
 
 def test_callers_share_cached_prefixes_with_none_but_themselves() -> None:

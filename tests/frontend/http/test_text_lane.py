@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
 from quire.frontend.http.text_process.jobs import FrameReader, Ready, Text, encode_body, make_frame
@@ -128,145 +128,115 @@ class Lane:
         return tasks
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(20):
-            await scenario()
-
-    asyncio.run(main())
-
-
-def test_jobs_wait_for_the_process_and_are_sent_in_turns():
-    async def scenario() -> None:
-        lane = Lane()
-        tasks = await lane.ask(b"a1", b"a2", b"a3", b"b1")
-        assert lane.process.sent == []
-        lane.process.ready()
-        assert lane.process.sent == [b"a1", b"b1"]
-        lane.process.answer("A1")
-        lane.process.answer("B1")
-        assert lane.process.sent == [b"a1", b"b1", b"a2", b"a3"]
-        assert [await tasks[0], await tasks[3]] == [Text("A1"), Text("B1")]
-        lane.lane.close()
-        for task in tasks[1:3]:
-            with pytest.raises(TextUnavailableError, match="about to end"):
-                await task
-        assert lane.process.is_closed
-
-    run(scenario)
+async def test_jobs_wait_for_the_process_and_are_sent_in_turns():
+    lane = Lane()
+    tasks = await lane.ask(b"a1", b"a2", b"a3", b"b1")
+    assert lane.process.sent == []
+    lane.process.ready()
+    assert lane.process.sent == [b"a1", b"b1"]
+    lane.process.answer("A1")
+    lane.process.answer("B1")
+    assert lane.process.sent == [b"a1", b"b1", b"a2", b"a3"]
+    assert [await tasks[0], await tasks[3]] == [Text("A1"), Text("B1")]
+    lane.lane.close()
+    for task in tasks[1:3]:
+        with pytest.raises(TextUnavailableError, match="about to end"):
+            await task
+    assert lane.process.is_closed
 
 
 @pytest.mark.parametrize(
     ("flag", "by"),
     [("was_out_of_time", EndedBy.TIME), ("was_out_of_memory", EndedBy.MEMORY), ("pid", EndedBy.LOSS)],
 )
-def test_the_job_that_ends_the_process_fails_alone(flag: str, by: EndedBy):
-    async def scenario() -> None:
-        lane = Lane()
-        tasks = await lane.ask(b"a1", b"b1", b"c1")
-        lane.process.ready()
-        setattr(lane.process, flag, True)
-        lane.process.end()
-        with pytest.raises(JobEndedError) as caught:
-            await tasks[0]
-        assert caught.value.by == by
-        assert len(lane.processes) == 2
-        lane.process.ready()
-        assert lane.process.sent == [b"b1", b"c1"]
-        lane.process.answer("B1")
-        lane.process.answer("C1")
-        assert [await task for task in tasks[1:]] == [Text("B1"), Text("C1")]
-
-    run(scenario)
+async def test_the_job_that_ends_the_process_fails_alone(flag: str, by: EndedBy):
+    lane = Lane()
+    tasks = await lane.ask(b"a1", b"b1", b"c1")
+    lane.process.ready()
+    setattr(lane.process, flag, True)
+    lane.process.end()
+    with pytest.raises(JobEndedError) as caught:
+        await tasks[0]
+    assert caught.value.by == by
+    assert len(lane.processes) == 2
+    lane.process.ready()
+    assert lane.process.sent == [b"b1", b"c1"]
+    lane.process.answer("B1")
+    lane.process.answer("C1")
+    assert [await task for task in tasks[1:]] == [Text("B1"), Text("C1")]
 
 
-def test_a_process_that_says_nothing_is_killed_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch):
+async def test_a_process_that_says_nothing_is_killed_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("quire.frontend.http.text_process.lane._WALL_MARGIN_S", 0.0)
-
-    async def scenario() -> None:
-        lane = Lane(limit_s=0.001)
-        (task,) = await lane.ask(b"a1")
-        lane.process.ready()
-        with pytest.raises(JobEndedError) as caught:
-            await task
-        assert caught.value.by == EndedBy.TIME
-        assert lane.processes[0].killed == ["a text was not done after 0.006 s"]
-        assert len(lane.processes) == 2  # the next short job does not wait for a start
-        lane.lane.close()
-
-    run(scenario)
-
-
-def test_a_process_that_does_not_start_is_tried_twice_and_then_told():
-    async def scenario() -> None:
-        lane = Lane()
-        tasks = await lane.ask(b"a1", b"b1")
-        lane.process.end()
-        assert len(lane.processes) == 2
-        lane.process.end()
-        for task in tasks:
-            with pytest.raises(TextUnavailableError, match="was killed"):
-                await task
-        (task,) = await lane.ask(b"a2")
-        lane.process.ready()
-        lane.process.answer("A2")
-        assert await task == Text("A2")
-
-    run(scenario)
-
-
-def test_a_process_that_has_nothing_to_do_is_ended_and_started_for_the_next_job():
-    async def scenario() -> None:
-        lane = Lane(idle_s=0.001)
-        (task,) = await lane.ask(b"a1")
-        lane.process.ready()
-        lane.process.answer("A1")
+    lane = Lane(limit_s=0.001)
+    (task,) = await lane.ask(b"a1")
+    lane.process.ready()
+    with pytest.raises(JobEndedError) as caught:
         await task
-        while lane.lane.pid is not None:
-            await asyncio.sleep(0)
-        assert lane.process.killed == ["it had nothing to do"]
-        (task,) = await lane.ask(b"a2")
-        assert len(lane.processes) == 2
-        lane.process.ready()
-        lane.process.answer("A2")
-        assert await task == Text("A2")
-        lane.lane.close()
-
-    run(scenario)
+    assert caught.value.by == EndedBy.TIME
+    assert lane.processes[0].killed == ["a text was not done after 0.006 s"]
+    assert len(lane.processes) == 2  # the next short job does not wait for a start
+    lane.lane.close()
 
 
-def test_a_job_that_nobody_waits_for_is_not_begun_and_takes_no_room():
-    async def scenario() -> None:
-        lane = Lane(max_sent=1)
-        tasks = await lane.ask(b"a1", b"a" * 90, b"a2")
-        lane.process.ready()
-        tasks[1].cancel()
+async def test_a_process_that_does_not_start_is_tried_twice_and_then_told():
+    lane = Lane()
+    tasks = await lane.ask(b"a1", b"b1")
+    lane.process.end()
+    assert len(lane.processes) == 2
+    lane.process.end()
+    for task in tasks:
+        with pytest.raises(TextUnavailableError, match="was killed"):
+            await task
+    (task,) = await lane.ask(b"a2")
+    lane.process.ready()
+    lane.process.answer("A2")
+    assert await task == Text("A2")
+
+
+async def test_a_process_that_has_nothing_to_do_is_ended_and_started_for_the_next_job():
+    lane = Lane(idle_s=0.001)
+    (task,) = await lane.ask(b"a1")
+    lane.process.ready()
+    lane.process.answer("A1")
+    await task
+    while lane.lane.pid is not None:
         await asyncio.sleep(0)
-        (later,) = await lane.ask(b"a" * 91)
-        lane.process.answer("A1")
-        lane.process.answer("A2")
-        assert lane.process.sent == [b"a1", b"a2", b"a" * 91]
-        lane.process.answer("A3")
-        assert await later == Text("A3")
+    assert lane.process.killed == ["it had nothing to do"]
+    (task,) = await lane.ask(b"a2")
+    assert len(lane.processes) == 2
+    lane.process.ready()
+    lane.process.answer("A2")
+    assert await task == Text("A2")
+    lane.lane.close()
 
-    run(scenario)
+
+async def test_a_job_that_nobody_waits_for_is_not_begun_and_takes_no_room():
+    lane = Lane(max_sent=1)
+    tasks = await lane.ask(b"a1", b"a" * 90, b"a2")
+    lane.process.ready()
+    tasks[1].cancel()
+    await asyncio.sleep(0)
+    (later,) = await lane.ask(b"a" * 91)
+    lane.process.answer("A1")
+    lane.process.answer("A2")
+    assert lane.process.sent == [b"a1", b"a2", b"a" * 91]
+    lane.process.answer("A3")
+    assert await later == Text("A3")
 
 
-def test_a_long_job_is_ended_when_its_client_leaves_and_a_short_one_is_done():
-    async def scenario() -> None:
-        for idle_s, is_ended in ((60.0, True), (None, False)):
-            lane = Lane(idle_s=idle_s)
-            tasks = await lane.ask(b"a1", b"b1")
-            lane.process.ready()
-            tasks[0].cancel()
-            await asyncio.wait(tasks[:1])
-            await asyncio.sleep(0)
-            assert len(lane.processes) == 1 + is_ended
-            lane.process.ready()
-            if not is_ended:
-                lane.process.answer("A1")
-            lane.process.answer("B1")
-            assert await tasks[1] == Text("B1")
-            lane.lane.close()
-
-    run(scenario)
+async def test_a_long_job_is_ended_when_its_client_leaves_and_a_short_one_is_done():
+    for idle_s, is_ended in ((60.0, True), (None, False)):
+        lane = Lane(idle_s=idle_s)
+        tasks = await lane.ask(b"a1", b"b1")
+        lane.process.ready()
+        tasks[0].cancel()
+        await asyncio.wait(tasks[:1])
+        await asyncio.sleep(0)
+        assert len(lane.processes) == 1 + is_ended
+        lane.process.ready()
+        if not is_ended:
+            lane.process.answer("A1")
+        lane.process.answer("B1")
+        assert await tasks[1] == Text("B1")
+        lane.lane.close()

@@ -47,34 +47,28 @@ def test_work_of_a_client_that_has_left_does_not_begin() -> None:
     assert not begun
 
 
-def test_work_ends_where_it_waits_when_the_client_leaves_and_its_task_goes_on() -> None:
-    async def scenario() -> None:
-        client, ended = _Client(), asyncio.Event()
+async def test_work_ends_where_it_waits_when_the_client_leaves_and_its_task_goes_on() -> None:
+    client, ended = _Client(), asyncio.Event()
 
-        async def wait() -> None:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
 
-        asyncio.get_running_loop().call_soon(lambda: client.on_gone and client.on_gone())
-        with pytest.raises(ClientDisconnect):
-            await run_while_connected(client.scope, wait())
-        assert ended.is_set()
-        assert not asyncio.current_task().cancelling()  # type: ignore[union-attr]
-        await asyncio.sleep(0)  # which a cancellation that is left over would end
-
-    asyncio.run(scenario())
+    asyncio.get_running_loop().call_soon(lambda: client.on_gone and client.on_gone())
+    with pytest.raises(ClientDisconnect):
+        await run_while_connected(client.scope, wait())
+    assert ended.is_set()
+    assert not asyncio.current_task().cancelling()  # type: ignore[union-attr]
+    await asyncio.sleep(0)  # which a cancellation that is left over would end
 
 
-def test_a_task_that_somebody_else_cancels_is_cancelled() -> None:
-    async def scenario() -> None:
-        client = _Client()
-        task = asyncio.ensure_future(run_while_connected(client.scope, asyncio.sleep(60)))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert client.on_gone is None
-
-    asyncio.run(scenario())
+async def test_a_task_that_somebody_else_cancels_is_cancelled() -> None:
+    client = _Client()
+    task = asyncio.ensure_future(run_while_connected(client.scope, asyncio.sleep(60)))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert client.on_gone is None

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from quire.frontend.text.detokenizer import Detokenizer
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.params.sampling_params import RequestOutputKind, SamplingParams
@@ -34,18 +32,6 @@ def stream(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
 
 def make(tokenizer: Tokenizer, prompt: str = "", **params: Any) -> Detokenizer:
     return Detokenizer(tokenizer, tokenizer.encode(prompt) if prompt else [], SamplingParams(**params))
-
-
-def test_streamed_text_equals_the_text_decoded_at_once(tokenizer: Tokenizer):
-    prompt, ids = tokenizer.encode("hello world"), tokenizer.encode(" " + TEXT, add_special_tokens=False)
-    params = SamplingParams()
-    expected = tokenizer.decode(prompt + ids, True)[len(tokenizer.decode(prompt, True)) :]
-    pieces = stream(Detokenizer(tokenizer, prompt, params), ids)
-    assert "".join(pieces) == expected
-    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
-    at_once = Detokenizer(tokenizer, prompt, params)
-    at_once.add_all(ids)
-    assert at_once.text == expected
 
 
 def test_a_word_after_the_prompt_keeps_its_space(metaspace: Tokenizer):
@@ -147,23 +133,6 @@ def test_stop_strings_are_not_looked_for_before_min_tokens(byte_level: Tokenizer
     later = make(byte_level, stop="fox", min_tokens=len(byte_level.encode("fox")))
     assert "".join(stream(first, ids)) == ""
     assert "".join(stream(later, ids)) == "fox "
-
-
-@pytest.mark.parametrize("name", ["byte_level", "metaspace"])
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_any_tokens_at_all_give_text_and_never_an_error(name: str, request: Any, data: st.DataObject):
-    tokenizer: Tokenizer = request.getfixturevalue(name)
-    token_ids = st.lists(st.integers(0, len(tokenizer) + 5), max_size=40)
-    prompt, ids = data.draw(token_ids), data.draw(token_ids)
-    skip = data.draw(st.booleans())
-    params = SamplingParams(skip_special_tokens=skip, spaces_between_special_tokens=data.draw(st.booleans()))
-    detokenizer = Detokenizer(tokenizer, prompt, params)
-    pieces = stream(detokenizer, ids)
-    assert "".join(pieces) == detokenizer.text
-    if name == "byte_level" and not prompt:  # bytes are bytes: whatever the grouping, the text is the same
-        whole = tokenizer.decode(ids, skip)
-        assert detokenizer.text.replace("\ufffd", "") == whole.replace("\ufffd", "")
 
 
 def test_byte_tokens_that_turn_out_invalid_do_not_end_the_stream(metaspace: Tokenizer):

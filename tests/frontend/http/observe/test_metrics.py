@@ -56,65 +56,48 @@ def read(metrics: EngineMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]],
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "labels", "value"),
     [
-        ("num_requests_running", 3),
-        ("num_requests_waiting", 4),
-        ("tool_parse_errors_total", 9),
-        ("reasoning_tokens_total", 120),
-        ("kv_cache_usage_perc", 0.25),
-        ("prefix_cache_queries_total", 100),
-        ("prefix_cache_hits_total", 25),
-        ("num_preemptions_total", 5),
-        ("prompt_tokens_total", 700),
-        ("generation_tokens_total", 800),
+        ("num_requests_running", {}, 3),
+        ("num_requests_waiting", {}, 4),
+        ("num_clients", {}, 2),
+        ("kv_blocks", {}, 80),
+        ("kv_cache_usage_perc", {}, 0.25),
+        ("tool_parse_errors_total", {}, 9),
+        ("reasoning_tokens_total", {}, 120),
+        ("prefix_cache_queries_total", {}, 100),
+        ("prefix_cache_hits_total", {}, 25),
+        ("num_preemptions_total", {}, 5),
+        ("prompt_tokens_total", {}, 700),
+        ("generation_tokens_total", {}, 800),
+        ("engine_steps_total", {}, 6),
+        # Ends also of the kinds that never came.
+        ("request_success_total", {"finished_reason": "stop"}, 7),
+        ("request_success_total", {"finished_reason": "error"}, 0),
+        ("requests_by_kind_total", {"kind": "grammar"}, 3),
+        ("prefix_cache_misses_total", {"reason": "no_such_prefix"}, 0),
+        ("prefix_cache_misses_total", {"reason": "evicted"}, 48),
+        ("step_loop_seconds_total", {"part": "schedule"}, 0.5),
+        ("step_loop_seconds_total", {"part": "update"}, 0.25),
+        ("step_loop_seconds_total", {"part": "wait"}, 2.0),
+        # A histogram is cumulative and ends with everything.
+        ("time_to_first_token_seconds_bucket", {"le": "0.5"}, 2),
+        ("time_to_first_token_seconds_bucket", {"le": "1.0"}, 5),
+        ("time_to_first_token_seconds_bucket", {"le": "+Inf"}, 6),
+        ("time_to_first_token_seconds_sum", {}, 7.5),
+        ("time_to_first_token_seconds_count", {}, 6),
+        ("iteration_tokens_total_sum", {}, 45.0),
     ],
 )
-def test_gauges_and_counters_have_vllms_names(name: str, value: float):
-    assert read(make_metrics())[f"quire:{name}", frozenset()] == value
+def test_series_have_vllms_names(name: str, labels: dict[str, str], value: float) -> None:
+    assert read(make_metrics())[f"quire:{name}", frozenset(labels.items())] == value
 
 
-def test_ends_are_counted_by_reason_also_those_that_never_came():
-    found = read(make_metrics())
-    assert found["quire:request_success_total", frozenset({("finished_reason", "stop")})] == 7
-    assert found["quire:request_success_total", frozenset({("finished_reason", "error")})] == 0
-
-
-def test_ends_are_counted_by_what_was_asked_for():
-    found = read(make_metrics())
-    assert found["quire:requests_by_kind_total", frozenset({("kind", "grammar")})] == 3
-
-
-def test_prefix_misses_are_counted_by_reason() -> None:
-    found = read(make_metrics())
-    name = "quire:prefix_cache_misses_total"
-    counts = {
-        reason: found[name, frozenset({("reason", reason)})] for reason in ("no_such_prefix", "evicted")
-    }
-    assert counts == {"no_such_prefix": 0, "evicted": 48}
-
-
-def test_a_histogram_is_cumulative_and_ends_with_everything():
-    found = read(make_metrics())
-    name = "quire:time_to_first_token_seconds"
-    buckets = {le: found[f"{name}_bucket", frozenset({("le", le)})] for le in ("0.5", "1.0", "+Inf")}
-    assert buckets == {"0.5": 2, "1.0": 5, "+Inf": 6}
-    assert (found[f"{name}_sum", frozenset()], found[f"{name}_count", frozenset()]) == (7.5, 6)
-    assert found["quire:iteration_tokens_total_sum", frozenset()] == 45.0
-
-
-def test_the_parts_of_a_step_are_one_family():
-    found = read(make_metrics())
-    parts = {"schedule": 0.5, "update": 0.25, "wait": 2.0}
-    for part, seconds in parts.items():
-        assert found["quire:step_loop_seconds_total", frozenset({("part", part)})] == seconds
-
-
-def test_an_engine_without_blocks_uses_none():
+def test_an_engine_without_blocks_uses_none() -> None:
     assert read(make_metrics(kv_blocks_total=0))["quire:kv_cache_usage_perc", frozenset()] == 0
 
 
-def test_each_engine_of_a_model_has_series_of_its_own_and_a_name_stands_once():
+def test_each_engine_of_a_model_has_series_of_its_own_and_a_name_stands_once() -> None:
     text = format_metrics({"a": {0: make_metrics(), 3: make_metrics(kv_blocks_total=90)}}).decode()
     assert text.count("# TYPE quire:kv_blocks gauge") == 1
     assert 'quire:kv_blocks{engine="0",model_name="a"} 80.0' in text

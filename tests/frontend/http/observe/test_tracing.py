@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from daemons import Daemon, fake_modules, runtime_folders
-from openai_fakes import AsgiClient, FakeLLM, run_with_app
+from openai_fakes import AsgiClient
 from quire.frontend.http.observe.tracing import note_pooled, trace_requests
 from quire.frontend.http.serving import Serving
 from quire.frontend.options.engine_args import EngineArgs
@@ -106,23 +106,22 @@ def test_an_endpoint_that_is_no_url_is_refused_before_anything_starts() -> None:
     assert "otlp_traces_endpoint='collector:4318': an http:// or https:// URL" in done.stderr
 
 
-def test_the_span_of_a_request_for_vectors_has_its_figures() -> None:
+@pytest.mark.app(tasks=("embed", "token_embed"), embedding_size=4)
+async def test_the_span_of_a_request_for_vectors_has_its_figures(
+    client: AsgiClient, serving: Serving
+) -> None:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-
-    async def scenario(_llm: FakeLLM, client: AsgiClient, serving: Serving) -> None:
-        serving._parts.on_pooled.append(note_pooled)
-        client.app = trace_requests(client.app, provider)
-        for path in ("/v1/embeddings", "/pooling", "/embed"):
-            fields = {"inputs" if path == "/embed" else "input": ["One", "Two words"]}
-            assert (await client.post(path, fields)).status == 200
-        await client.post("/tokenize", {"prompt": "One"})
-
-    run_with_app(scenario, tasks=("embed", "token_embed"), embedding_size=4)
+    serving._parts.on_pooled.append(note_pooled)
+    client.app = trace_requests(client.app, provider)
+    for path in ("/v1/embeddings", "/pooling", "/embed"):
+        fields = {"inputs" if path == "/embed" else "input": ["One", "Two words"]}
+        assert (await client.post(path, fields)).status == 200
+    await client.post("/tokenize", {"prompt": "One"})
     spans = exporter.get_finished_spans()
     assert [span.name for span in spans] == ["POST /v1/embeddings", "POST /pooling", "POST /embed"]
     for span in spans:
