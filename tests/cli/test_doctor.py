@@ -41,14 +41,11 @@ def test_this_machine_can_generate() -> None:
         assert by_name["flashinfer"]["detail"].endswith("without a GPU")
 
 
-def test_what_is_missing_is_named_and_the_exit_code_is_1(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_missing_is_named_and_the_exit_code_is_1(capsys: pytest.CaptureFixture[str]) -> None:
     def check_nothing() -> Iterator[Check]:
         yield Check("packages", Status.MISSING, "pip install torch")
 
-    monkeypatch.setattr(doctor, "_PARTS", {"packages": check_nothing})
-    assert doctor.run([]) == 1
+    assert doctor.run([], {"packages": check_nothing}) == 1
     assert capsys.readouterr().out.splitlines() == [
         "missing packages  pip install torch",
         "",
@@ -56,16 +53,11 @@ def test_what_is_missing_is_named_and_the_exit_code_is_1(
     ]
 
 
-def test_a_check_that_raises_is_a_finding_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_check_that_raises_is_a_finding_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     def check_badly() -> Iterator[Check]:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(
-        doctor, "_PARTS", {"run directory": check_badly, "pocket models": doctor.check_pocket_models}
-    )
-    assert doctor.run([]) == 1
+    assert doctor.run([], {"run directory": check_badly, "pocket models": doctor.check_pocket_models}) == 1
     out = capsys.readouterr().out
     assert "missing run directory   no space left on device" in out
     assert "ok      pocket model" in out
@@ -75,11 +67,10 @@ def test_a_check_that_raises_is_a_finding_and_the_others_go_on(
 def test_a_run_directory_that_others_may_enter_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "_PARTS", {"run directory": doctor.check_run_directory})
     with tempfile.TemporaryDirectory(prefix="q", dir="/tmp") as folder:  # pytest's own may be too long
         (Path(folder) / "quire").mkdir(mode=0o755)
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
-        assert doctor.run([]) == 1
+        assert doctor.run([], {"run directory": doctor.check_run_directory}) == 1
     assert "mode 0700" in capsys.readouterr().out
 
 
@@ -94,57 +85,52 @@ def test_the_required_packages_are_those_of_pyproject() -> None:
 def test_a_model_is_looked_at_with_how_its_calls_would_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "_PARTS", {})
     folder = tmp_path / "model"
     shutil.copytree(pocket_folder(), folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    assert doctor.run([str(folder)]) == 0
+    assert doctor.run([str(folder)], {}) == 0
     assert (
         "formats  calls: hermes; thoughts: <think> ... </think> (from the chat template)"
         in capsys.readouterr().out
     )
     (folder / "chat_template.jinja").write_text(PLAIN_TEMPLATE)
-    assert doctor.run([str(folder)]) == 0
+    assert doctor.run([str(folder)], {}) == 0
     assert "note    formats  calls: none; thoughts: none (from" in capsys.readouterr().out
-    assert doctor.run([str(folder), "--tool-call-parser", "llama3_json"]) == 0
+    assert doctor.run([str(folder), "--tool-call-parser", "llama3_json"], {}) == 0
     assert "calls: llama3_json; thoughts: none (as chosen by --tool-call-parser" in capsys.readouterr().out
     monkeypatch.setattr(doctor, "list_cores", lambda: [CpuCore(0, 0), CpuCore(0, 1)])
-    assert doctor.run([str(folder), "--tensor-parallel-size", "64"]) == 1  # no model is cut so often
+    assert doctor.run([str(folder), "--tensor-parallel-size", "64"], {}) == 1  # no model is cut so often
     assert "note    ranks  64 ranks share" in capsys.readouterr().out
-    assert doctor.run(["--tensor-parallel-size", "65"]) == 1
+    assert doctor.run(["--tensor-parallel-size", "65"], {}) == 1
     assert "tensor_parallel_size=65: an integer from 1 to 64" in capsys.readouterr().out
-    assert doctor.run([str(folder), "--pipeline-parallel-size", "2", "--tensor-parallel-size", "2"]) == 0
+    assert doctor.run([str(folder), "--pipeline-parallel-size", "2", "--tensor-parallel-size", "2"], {}) == 0
     shown = capsys.readouterr().out
     assert "4 ranks share 2 cores" in shown
     assert "stage 0: layers 0-2 (ranks 0, 1), stage 1: layers 3-5 (ranks 2, 3)" in shown
-    assert doctor.run([str(folder), "--pipeline-parallel-size", "7"]) == 1
+    assert doctor.run([str(folder), "--pipeline-parallel-size", "7"], {}) == 1
     assert "pipeline_parallel_size=7: at most 6" in capsys.readouterr().out
-    assert doctor.run([str(folder / "none")]) == 1
+    assert doctor.run([str(folder / "none")], {}) == 1
     assert "missing model  model=" in capsys.readouterr().out
 
 
 def test_the_plan_of_several_engines_says_which_cores_each_has(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "_PARTS", {})
     monkeypatch.setattr(doctor, "list_cores", lambda: [CpuCore(0, 0), CpuCore(0, 1)])
-    assert doctor.run(["--engines", "2"]) == 0
+    assert doctor.run(["--engines", "2"], {}) == 0
     assert "ok      engines  2 engines with 1 thread each (cores 0, 1)" in capsys.readouterr().out
-    assert doctor.run(["--engines", "3"]) == 0
+    assert doctor.run(["--engines", "3"], {}) == 0
     assert "note    engines  3 engines with 1 thread each" in capsys.readouterr().out
-    assert doctor.run(["--engines", "65"]) == 1
+    assert doctor.run(["--engines", "65"], {}) == 1
     assert "data_parallel_size=65: an integer from 1 to 64" in capsys.readouterr().out
 
 
-def test_what_weights_take_is_told_before_they_are_read(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(doctor, "_PARTS", {})
-    assert doctor.run(["pocket"]) == 0
+def test_what_weights_take_is_told_before_they_are_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.run(["pocket"], {}) == 0
     said = capsys.readouterr().out
     sizes = "14.9 MB in memory; 5.2 MB with quantization=int8, 3.8 MB with quantization=int4"
     assert re.search(rf"weights +{sizes}\n", said)
-    assert doctor.run(["pocket", "--quantization", "int4"]) == 0
+    assert doctor.run(["pocket", "--quantization", "int4"], {}) == 0
     said = capsys.readouterr().out
     assert "(int4 weights)" in said
     assert re.search(r"weights +3.8 MB in memory\n", said)
@@ -155,12 +141,11 @@ def test_what_weights_take_is_told_before_they_are_read(
 def test_weights_that_do_not_fit_the_gpu_are_noted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "_PARTS", {})
     monkeypatch.setattr(doctor, "find_card", lambda: Card("Tiny GPU", 10_000_000))
-    assert doctor.run(["pocket"]) == 0
+    assert doctor.run(["pocket"], {}) == 0
     said = "13 MB of weights do not fit Tiny GPU with 10 MB: narrower ones, more GPUs, or --device cpu"
     assert f"note    gpu memory  {said}" in capsys.readouterr().out
-    assert doctor.run(["pocket", "--tensor-parallel-size", "2"]) == 0
+    assert doctor.run(["pocket", "--tensor-parallel-size", "2"], {}) == 0
     assert "gpu memory" not in capsys.readouterr().out
 
 
@@ -180,30 +165,27 @@ REPORT: dict[str, Any] = {
 def test_why_a_gpu_or_its_kernels_are_not_used_is_a_line_each(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "_PARTS", {"torch": doctor.check_torch})
+    parts = {"torch": doctor.check_torch}
     monkeypatch.setattr(doctor, "probe", lambda: REPORT | {"gpu_fault": "NVIDIA's driver is too old"})
-    assert doctor.run([]) == 0  # the CPU can
+    assert doctor.run([], parts) == 0  # the CPU can
     assert "note    gpu          models run on the CPU: NVIDIA's driver is too old" in capsys.readouterr().out
     card = {"name": "H100", "capability": "9.0", "memory_bytes": 80 << 30, "free_bytes": 70 << 30}
     triton = {"is_needed": True, "is_usable": False, "detail": "slower torch operations instead: no gcc"}
     monkeypatch.setattr(doctor, "probe", lambda: REPORT | {"gpus": [card], "triton": triton})
-    assert doctor.run([]) == 0
+    assert doctor.run([], parts) == 0
     said = capsys.readouterr().out
     assert "cuda:0: H100, compute capability 9.0, 70.0 GiB free of 80.0 GiB" in said
     assert "note    triton       slower torch operations instead: no gcc" in said
 
 
-def test_of_a_model_that_makes_vectors_it_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(doctor, "_PARTS", {})
+def test_of_a_model_that_makes_vectors_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(pocket_encoder_folder())
-    assert doctor.run([folder]) == 0
+    assert doctor.run([folder], {}) == 0
     said = capsys.readouterr().out
     assert said.splitlines()[-1] == "Quire can embed, token_embed, score here."
     assert "vectors  128 numbers, mean pooling, normalized; texts of up to 256 tokens" in said
     assert "formats" not in said
-    assert doctor.run([folder, "--json"]) == 0
+    assert doctor.run([folder, "--json"], {}) == 0
     report = json.loads(capsys.readouterr().out)
     assert not report["can_generate"]
     assert report["checks"][0]["tasks"] == ["embed", "token_embed", "score"]
@@ -243,7 +225,7 @@ def test_ranks_have_gpus_of_their_own_where_there_are_any(
 ) -> None:
     monkeypatch.setattr(doctor, "probe", lambda: {"gpus": GPUS})
     monkeypatch.setattr(doctor, "list_cores", lambda: [CpuCore(0, 0), CpuCore(0, 1)])
-    monkeypatch.setattr(doctor, "_PARTS", {})
-    code = doctor.run(["--tensor-parallel-size", str(sizes[0]), "--pipeline-parallel-size", str(sizes[1])])
+    words = ["--tensor-parallel-size", str(sizes[0]), "--pipeline-parallel-size", str(sizes[1])]
+    code = doctor.run(words, {})
     assert code == expected.startswith("missing")
     assert expected in capsys.readouterr().out

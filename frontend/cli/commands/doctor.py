@@ -66,12 +66,12 @@ class Check(msgspec.Struct, frozen=True, omit_defaults=True):
     tasks: tuple[str, ...] = ()  # what a model that was looked at does
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run `quire doctor`."""
+def run(argv: Sequence[str], parts: Mapping[str, Callable[[], Iterator[Check]]] | None = None) -> int:
+    """Run `quire doctor`. parts: what is checked of the machine, by name; None: all of PARTS."""
     options = _make_parser().parse(argv)
     options.model = choose_model(argv, options.model_name, options.model)
     args = EngineArgs.from_cli_args(options)
-    parts = dict(_PARTS)
+    parts = dict(PARTS if parts is None else parts)
     if args.data_parallel_size != 1:
         parts["engines"] = functools.partial(check_engines, args.data_parallel_size)
     if (args.tensor_parallel_size, args.pipeline_parallel_size) != (1, 1):
@@ -289,7 +289,7 @@ def describe_stages(spec: ModelSpec, num_stages: int, stage_size: int) -> str:
     return ", ".join(parts)
 
 
-_PARTS: dict[str, Callable[[], Iterator[Check]]] = {
+PARTS: dict[str, Callable[[], Iterator[Check]]] = {
     "system": check_system,
     "packages": check_packages,
     "torch": check_torch,
