@@ -179,7 +179,7 @@ def make_loads(name: str, count: int, max_tokens: int = 200) -> list[Load]:
 
 
 @contextlib.contextmanager
-def under_load(name: str, count: int = 12, max_tokens: int = 300) -> Iterator[list[Load]]:
+def under_load(name: str, count: int = 32, max_tokens: int = 300) -> Iterator[list[Load]]:
     """A sync and an async client with `count` requests each; afterwards all must have ended undisturbed."""
     loads = make_loads(name, count, max_tokens)
     for load in loads:

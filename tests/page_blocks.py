@@ -26,10 +26,6 @@ UNRUNNABLE = {
     ): "a GGUF file of yours, and one of the hub",
     ("docs/http.md", "curl http://127.0.0.1:8001/classify"): "neither model of the package has classes",
     ("docs/performance.md", "P=~/.cache/quire/peers/vllm"): "vLLM's packages, gigabytes of them",
-    (
-        "docs/performance.md",
-        "npm install --prefix ~/.cache/quire/peers/llama.cpp",
-    ): "llama.cpp, a peer's package",
 }
 # What a page's commands need that the page says in words: typed before its first block.
 BEFORE = {

@@ -11,9 +11,10 @@ import time
 import pytest
 from generated import find_tokens
 from quire import LLM, AsyncLLM, BeamSearchParams, SamplingParams
+from quire.frontend.daemon import start_daemon, stop_daemon
 from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.params.sampling_params import RequestOutputKind
-from quire.tools.bench.private_daemon import run_private_daemon
+from quire.tools.stress.site import own_folders
 
 PROMPTS = [f"Once upon a time there were {number} foxes" for number in range(12)]
 PARAMS = SamplingParams(max_tokens=40, temperature=0.8, seed=3, ignore_eos=True)
@@ -108,5 +109,10 @@ def test_streams_go_on_at_once_when_one_of_two_engines_is_killed(is_attached: bo
     if not is_attached:
         asyncio.run(fail_over(AsyncLLM(EngineArgs(max_model_len=256, data_parallel_size=2))))
         return
-    with run_private_daemon("failover", "pocket", max_model_len=256, data_parallel_size=2):
-        asyncio.run(fail_over(AsyncLLM(attach="failover")))
+    config = EngineArgs(max_model_len=256, data_parallel_size=2, scheduling_policy="fair")
+    with own_folders():
+        start_daemon("failover", config.create_engine_config())
+        try:
+            asyncio.run(fail_over(AsyncLLM(attach="failover")))
+        finally:
+            stop_daemon("failover")

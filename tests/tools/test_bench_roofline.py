@@ -11,9 +11,9 @@ from gguf_files import convert_checkpoint, fill_with_blocks
 from msgspec.structs import replace
 from quire.ipc.errors import InputError
 from quire.ipc.spec.model_spec import ExpertsSpec
+from quire.tools.bench.bench_model import load_spec
 from quire.tools.bench.cli import run
 from quire.tools.bench.cost_model import CARDS, StepShape, compute_step_work
-from quire.tools.bench.roofline import load_spec
 
 ONE = StepShape(1, 208)
 

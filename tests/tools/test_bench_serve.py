@@ -8,7 +8,6 @@ import math
 import statistics
 import subprocess
 import sys
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 from mock_openai import Behaviour, MockOpenAI
 from quire.ipc.errors import InputError
-from quire.tools.bench import serve_plot
 from quire.tools.bench.http_stream import Endpoint, HttpClient
 from quire.tools.bench.load import LoadOptions, LoadResult, LoadRun, RequestRecord, draw_offsets
 from quire.tools.bench.prompts import Ask, BodyOptions, LengthRange, encode_body, make_random_asks, read_asks
@@ -210,21 +208,19 @@ def read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-def test_the_command_prints_tables_and_writes_json_and_a_picture(tmp_path: Path) -> None:
-    report, plot = tmp_path / "out.json", tmp_path / "out.png"
-    plot_option = ["--plot", str(plot)] if find_spec("matplotlib") else []
+def test_the_command_prints_tables_and_writes_json(tmp_path: Path) -> None:
+    report = tmp_path / "out.json"
     with MockOpenAI(Behaviour(first_delay_s=0.02, gap_s=0.005, num_tokens=6)) as mock:
         done = run_bench(
             *("--base-url", mock.base_url + "/v1", "--num-prompts", "12", "--max-concurrency", "4"),
             *("--output-len", "2-4", "--goodput", "ttft:5000", "--api-key", "sesame", "--num-warmups", "3"),
-            *("--json", str(report), *plot_option),
+            *("--json", str(report)),
         )
     assert (done.returncode, done.stderr) == (0, "")
     assert "mock, 12 requests, 4 users" in done.stdout
     assert "time to first token (TTFT)" in done.stdout
     assert "closed loop" in done.stdout
     assert "sesame" not in done.stdout + report.read_text()
-    assert not plot_option or plot.read_bytes().startswith(b"\x89PNG")
     figures = read_json(report)
     assert (figures["completed"], figures["failed"], len(figures["ttfts"])) == (12, 0, 12)
     assert figures["request_goodput"] == figures["request_throughput"] > 0
@@ -273,7 +269,6 @@ def test_a_server_that_is_not_there_is_one_line() -> None:
         (["--goodput", "ttft"], "goodput='ttft': NAME:MILLISECONDS"),
         (["--dataset", "/no/such/file"], "dataset='/no/such/file': random, or a file"),
         (["--json", "/no/such/folder/x.json"], "json='/no/such/folder/x.json': a file name in a folder"),
-        (["--plot", "x.txt"], "plot='x.txt': "),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_sent(
@@ -283,10 +278,3 @@ def test_bad_options_are_refused_before_anything_is_sent(
 
     assert run_command(["bench", "serve", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"quire: error: {message}")
-
-
-def test_a_picture_that_cannot_be_drawn_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_plot, "find_spec", lambda _name: None)
-    with pytest.raises(InputError) as caught:
-        serve_plot.check_plot("x.png")
-    assert str(caught.value).endswith(f"{sys.executable} -m pip install 'quire[bench]'")

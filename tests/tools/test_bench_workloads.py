@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from pathlib import Path
-
 import pytest
+from quire.tools.bench.bench_model import load_spec
 from quire.tools.bench.ceilings import MachineRates
-from quire.tools.bench.contest import JobResult
-from quire.tools.bench.floors import ModelSize, compute_floor
-from quire.tools.bench.measurement import QUIRE, Measurement, Measurements
-from quire.tools.bench.model_facts import ModelFacts
-from quire.tools.bench.offline_report import OfflineReport
+from quire.tools.bench.contest import JobResult, Measurement
+from quire.tools.bench.cost_model import StepShape, compute_step_work
+from quire.tools.bench.floors import Floor, compute_floor, compute_prompts_work
+from quire.tools.bench.offline import describe_prefix_reuse, format_processes, format_rates
+from quire.tools.bench.peers import QUIRE
 from quire.tools.bench.table import format_rate, format_table
 from quire.tools.bench.workloads import (
     SHARED_PREFIX_LEN,
@@ -62,52 +60,55 @@ def test_a_sample_is_spread_over_the_workload_and_cuts_only_lengths() -> None:
 
 
 def test_a_floor_is_reading_the_weights_each_step_while_that_takes_longer() -> None:
-    size = ModelSize(num_layer_params=100, num_head_params=20, bytes_per_param=2)
+    spec = load_spec("tiny")
+    work = compute_step_work(spec, "bfloat16", StepShape(1, 10))
     alone = Workload("W", [BenchRequest([1] * 10, 5)])
-    # 240 bytes a step, of 5 steps; the 10 prompt tokens' 2,000 operations of the layers and 40 of the head
-    # take longer than that where operations are slow.
-    reading = compute_floor(alone, size, MachineRates(read_bytes_per_s=240.0, flops_per_s=1e6))
-    assert (reading.num_steps, reading.seconds) == (5, pytest.approx(5.0))
-    computing = compute_floor(alone, size, MachineRates(read_bytes_per_s=1e6, flops_per_s=2040.0))
-    assert computing.seconds == computing.matmul_s == pytest.approx(1.0 + 4 * 240 / 2040)
+    reading = compute_floor(alone, spec, "bfloat16", MachineRates(read_bytes_per_s=1e6, flops_per_s=1e15))
+    assert reading.num_steps == 5
+    assert reading.seconds == pytest.approx(5 * work.weight_bytes / 1e6, rel=0.02)  # and some keys and values
+    computing = compute_floor(alone, spec, "bfloat16", MachineRates(read_bytes_per_s=1e15, flops_per_s=1e6))
+    prompt = compute_step_work(spec, "bfloat16", StepShape(0, 0, 10))
+    assert computing.seconds == pytest.approx((prompt.flops + 4 * work.flops) / 1e6, rel=0.01)
 
 
-def test_a_floor_counts_every_key_that_a_query_sees() -> None:
-    size = ModelSize(0, 0, 2, kv_bytes_per_token=8, attention_flops_per_key=4)
-    alone = Workload("W", [BenchRequest([1] * 3, 3)])
-    floor = compute_floor(alone, size, MachineRates(read_bytes_per_s=1.0, flops_per_s=1.0))
-    assert floor.kv_read_s == 8 * (3 + 4 + 5)
-    assert floor.attention_s == 4 * (1 + 2 + 3 + 4 + 5)
-
-
-def test_a_shared_prefix_counts_once_in_the_floor() -> None:
-    size = ModelSize(100, 0, 2, kv_bytes_per_token=8, attention_flops_per_key=4)
+def test_prompts_share_a_step_and_a_shared_prefix_counts_once() -> None:
+    spec, rates = load_spec("tiny"), MachineRates(read_bytes_per_s=1e15, flops_per_s=1e6)
+    lengths = [SHARED_PREFIX_LEN, 8, 8, 8]
     workload = Workload("W3", [BenchRequest([1] * (SHARED_PREFIX_LEN + 8), 1)] * 3)
-    floor = compute_floor(workload, size, MachineRates(read_bytes_per_s=8.0, flops_per_s=200.0))
-    assert floor.matmul_s == pytest.approx(SHARED_PREFIX_LEN + 3 * 8)
-    assert floor.kv_read_s == pytest.approx(SHARED_PREFIX_LEN + 3 * 8)
-    own_pairs = 3 * (8 * SHARED_PREFIX_LEN + 36)
-    assert floor.attention_s == pytest.approx(
-        (SHARED_PREFIX_LEN * (SHARED_PREFIX_LEN + 1) / 2 + own_pairs) / 50
-    )
+    works = [compute_step_work(spec, "bfloat16", StepShape(0, 0, length)) for length in lengths]
+    found = compute_floor(workload, spec, "bfloat16", rates)
+    assert found.seconds == pytest.approx(sum(work.flops + work.attention_flops for work in works) / 1e6)
+    assert compute_prompts_work(spec, "bfloat16", lengths).weight_bytes == works[0].weight_bytes
 
 
-def test_a_rate_is_a_median_and_a_sample_is_marked() -> None:
+def run_w1(seconds: float, rounds: int = 3) -> Measurement:
+    return Measurement([JobResult(seconds=seconds, num_requests=1, num_output_tokens=128)] * rounds)
+
+
+def format_w1(**by_name: Measurement) -> list[str]:
+    workloads = {"W1": make_workload("W1", VOCAB_SIZE, "")}
+    return format_rates({"W1": by_name}, workloads, {"W1": Floor(128, 128.0)}, 3).splitlines()
+
+
+def test_a_rate_is_a_median_beside_its_floor_and_its_ratio_to_each_peer() -> None:
     results = [JobResult(seconds=s, num_requests=2, num_output_tokens=100) for s in (1.0, 2.0, 10.0)]
-    assert Measurement(results, num_requests_of=2).rate == 50.0
-    assert not Measurement(results, num_requests_of=2).is_sample
-    assert Measurement(results, num_requests_of=3).is_sample
+    assert Measurement(results).rate == 50.0
     assert Measurement().rate is None
+    header, _, row, *_ = format_w1(quire=run_w1(256.0), vllm=run_w1(512.0))
+    assert "quire / vllm" in header
+    # 128 tokens in 256 s; the floor allows 128 in 128 s.
+    assert row.split()[-7:] == ["0.50", "0.25", "2.00x", "1.00", "50%", "1000.000", "2000.000"]
 
 
-def make_report(
-    measurements: Measurements, peers: tuple[str, ...] = (), rates: MachineRates | None = None
-) -> OfflineReport:
-    facts = ModelFacts("m", Path("m"), VOCAB_SIZE, "bf16", 1, ModelSize(1, 1, 2))
-    workloads = {name: make_workload(name, VOCAB_SIZE, "") for name in measurements}
-    by_name = {name: defaultdict(Measurement, found) for name, found in measurements.items()}
-    processes = {QUIRE: (2.0, {"worker": 1_000_000})} | {peer: (30.0, {"process": 1}) for peer in peers}
-    return OfflineReport(facts, workloads, peers, 3, by_name, rates, processes)
+def test_who_fails_or_takes_too_long_is_marked() -> None:
+    *_, row, note, marks, failure = format_w1(
+        quire=Measurement(error="quire: out of memory"), vllm=run_w1(400.0, rounds=1)
+    )[2:]
+    assert row.split()[-7:-4] == ["failed", "0.32'", "-"]
+    assert "medians of 3 rounds" in note
+    assert marks.startswith("' fewer rounds")
+    assert failure == "W1 quire failed: quire: out of memory"
+    assert run_w1(400.0, rounds=1).is_over
 
 
 @pytest.mark.parametrize(
@@ -115,8 +116,7 @@ def make_report(
 )
 def test_a_prefix_that_is_computed_twice_is_told(cached: int, verdict: str) -> None:
     result = JobResult(seconds=1.0, num_requests=16, num_output_tokens=512, num_cached_tokens=cached)
-    measurements = {"W3": {QUIRE: Measurement([result], num_requests_of=16)}}
-    (line,) = make_report(measurements).describe_prefix_reuse()
+    (line,) = describe_prefix_reuse({"W3": {QUIRE: Measurement([result])}})
     assert f"prefix {verdict}" in line
 
 
@@ -130,47 +130,6 @@ def test_rates_have_three_digits(value: float, text: str) -> None:
     assert format_rate(value) == text
 
 
-def run_w1(seconds: float, rounds: int = 3) -> Measurement:
-    return Measurement([JobResult(seconds=seconds, num_requests=1, num_output_tokens=128)] * rounds, 1)
-
-
-def test_a_peer_that_ran_one_slow_round_is_marked() -> None:
-    measurements: Measurements = {"W1": {QUIRE: run_w1(99.0), "transformers-static": run_w1(99.0, rounds=1)}}
-    table = make_report(measurements, ("transformers-static",)).format_rates()
-    assert table.count("1.29") == 2
-    assert table.count("1.29'") == 1
-    assert "1.00x" in table
-    assert "' one round only" in table
-
-
-def test_a_contestant_that_failed_is_told_and_has_no_ratio() -> None:
-    measurements: Measurements = {
-        "W1": {QUIRE: Measurement(error="quire: out of memory"), "vllm": run_w1(1.0)}
-    }
-    table = make_report(measurements, ("vllm",)).format_rates()
-    row = table.splitlines()[2].split()
-    assert row[-3:] == ["failed", "128", "-"]
-    assert "W1 quire failed: quire: out of memory" in table
-
-
-def test_transformers_modes_share_a_column_that_shows_their_best() -> None:
-    by_name = {QUIRE: run_w1(1.0), "vllm": run_w1(2.0)}
-    by_name |= {"transformers-sequential": run_w1(8.0), "transformers-static": run_w1(4.0)}
-    peers = ("vllm", "transformers-sequential", "transformers-static", "transformers-continuous")
-    table = make_report({"W1": by_name}, peers).format_rates()
-    assert table.splitlines()[0].split("  ")[-1].strip() == "quire / transformers"
-    assert table.splitlines()[2].split()[-5:] == ["128", "64.0", "32.0", "2.00x", "4.00x"]
-    assert "the best of its three modes, W1 static" in table
-
-
-def test_a_roofline_shows_what_a_step_took_beside_what_it_must_take() -> None:
-    rates = MachineRates(read_bytes_per_s=4.0, flops_per_s=1e9)  # a step reads 4 bytes: 1 s
-    table = make_report({"W1": {QUIRE: run_w1(256.0)}}, rates=rates).format_roofline()
-    row = table.splitlines()[2].split()
-    assert row[:3] == ["W1", "128.00", "128.00"]
-    assert row[-4:] == ["50%", "128", "1000.000", "2000.000"]
-
-
 def test_ready_times_are_shown_as_multiples_of_quires() -> None:
-    table = make_report({"W1": {QUIRE: run_w1(1.0)}}, ("vllm",)).format_processes()
+    table = format_processes({QUIRE: (2.0, {"worker": 1_000_000}), "vllm": (30.0, {"process": 1})})
     assert table.splitlines()[-1].split() == ["vllm", "process", "30.00", "15.0x", "0"]

@@ -439,7 +439,6 @@ def test_simulated_seeds_are_played_from_the_given_one_on(
         (["--model", "no/such/folder"], "model='no/such/folder'"),
         (["--simulate", "0"], "simulate=0: at least 1 seed"),
         (["--simulate", "9", "--attach", "demo"], "attach='demo': not given with --simulate"),
-        (["--plot", "x.txt"], "plot='x.txt'"),
         (["--attach", "demo", "--engines", "2"], "engines=2: not given with --attach"),
         (["--attach", "demo", "--network"], "network=True: not given with --attach"),
         (["--engines", "0"], "data_parallel_size=0: an integer from 1 to 64"),

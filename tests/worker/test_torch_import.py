@@ -1,4 +1,4 @@
-"""What a worker on a CPU imports, in a process of its own: here it has been imported."""
+"""How a worker imports torch, in a process of its own: here it has been imported."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ from quire.worker.torch_import import import_torch, load_meta_kernels
 import_torch()
 import sys, torch
 from quire.worker import worker
-from quire.worker.models import builder
-builder.RMSNorm(torch.ones(4), 1e-6)(torch.ones(1, 4)), builder.Embedding(torch.ones(1, 4))
-builder.GatedActivation('silu', torch.float32, torch.device('cpu'))
-assert not any(name.partition('.')[0] == 'triton' for name in sys.modules)
 assert "torch._prims" not in sys.modules
 assert (torch.ones(2, 3) @ torch.ones(3, 4)).sum() == 24
 
@@ -26,5 +22,5 @@ with FakeTensorMode():
 """
 
 
-def test_triton_does_not_come_and_meta_kernels_only_when_they_are_wanted() -> None:
+def test_meta_kernels_come_only_when_they_are_wanted() -> None:
     subprocess.run([sys.executable, "-P", "-c", _SCRIPT], check=True, timeout=120)

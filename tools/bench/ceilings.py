@@ -31,6 +31,14 @@ class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
     flops_per_s: float  # of a matrix product in the number format that was asked for
     device: str = "cpu"
 
+    def take_better(self, other: MachineRates) -> MachineRates:
+        """The best of both: a ceiling is what the device can do, and a shared machine cannot always."""
+        return MachineRates(
+            read_bytes_per_s=max(self.read_bytes_per_s, other.read_bytes_per_s),
+            flops_per_s=max(self.flops_per_s, other.flops_per_s),
+            device=self.device,
+        )
+
 
 def measure_rates(device: str, dtype: str, size_bytes: int) -> MachineRates:
     """Measure in a child process, a few seconds. `size_bytes`: what is read again and again.

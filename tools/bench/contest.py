@@ -1,6 +1,6 @@
-"""The tie between the bench and a contestant: a child process that runs workloads and says how long it took.
+"""Contestants side by side: each a child process that runs jobs and says how long it took, in turn.
 
-JSON lines over the child's standard input and output. One process a contestant, so that memory and threads
+JSON lines over a child's standard input and output. One process a contestant, so that memory and threads
 do not interfere; the ones that are not asked block in a read and use no CPU.
 """
 
@@ -10,17 +10,20 @@ import contextlib
 import os
 import queue
 import signal
+import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 import psutil
 
 from ...ipc.errors import QuireError
+from .peers import Launch
 from .workloads import BenchRequest
 
 START_TIMEOUT_S = 900.0
@@ -29,6 +32,7 @@ IDLE_TIMEOUT_S = 5.0
 IDLE_WINDOW_S = 0.1  # the kernel counts a process's time in steps of 0.01 s
 IDLE_SHARE = 0.25  # of a core
 CLOSE_TIMEOUT_S = 20.0  # vLLM's engine takes some seconds to end
+SLOW_ROUND_S = 60.0  # who takes longer for a round gets that one only
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,11 +43,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     requests: list[BenchRequest] = []
     texts: list[str] = []
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Tokens to generate, over all requests."""
-        return sum(request.num_output_tokens for request in self.requests)
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,43 +67,29 @@ class ContestError(QuireError, RuntimeError):
     """A contestant failed; the text says which and why."""
 
 
-class Engine(ABC):
-    """A contestant's inside, in its own process."""
+@dataclass(slots=True)
+class Measurement:
+    """All rounds of one contestant."""
 
-    @abstractmethod
-    def run(self, job: Job) -> JobResult:
-        """Generate everything, ignoring EOS, or embed everything, and time it."""
+    results: list[JobResult] = field(default_factory=list[JobResult])
+    error: str | None = None
 
-    @abstractmethod
-    def measure_rss(self) -> dict[str, int]:
-        """Resident bytes of this process and its children by role."""
+    @property
+    def seconds(self) -> float:
+        """Median of a round; there is one."""
+        return statistics.median(result.seconds for result in self.results)
 
-    @abstractmethod
-    def close(self) -> None:
-        """Free what the process holds. The process ends afterwards."""
+    @property
+    def rate(self) -> float | None:
+        """Median generated tokens per second; None without a result."""
+        if not self.results:
+            return None
+        return statistics.median(r.num_output_tokens / r.seconds for r in self.results)
 
-
-def serve(engine: Engine, started_at: float, reports: int) -> None:
-    """Answer jobs from standard input until it ends. `reports`: file descriptor from `claim_stdout`."""
-    _report(reports, ChildReport(ready_s=time.perf_counter() - started_at, rss_bytes=engine.measure_rss()))
-    try:
-        for line in sys.stdin:
-            job = msgspec.json.decode(line, type=Job)
-            try:
-                result = engine.run(job)
-            except Exception as error:
-                _report(reports, ChildReport(error=f"{type(error).__name__}: {error}"))
-                continue
-            _report(reports, ChildReport(result=result, rss_bytes=engine.measure_rss()))
-    finally:
-        engine.close()
-
-
-def claim_stdout() -> int:
-    """Keep standard output for reports and send whatever libraries print there to standard error."""
-    reports = os.dup(1)
-    os.dup2(2, 1)
-    return reports
+    @property
+    def is_over(self) -> bool:
+        """Whether no further round is worth its time."""
+        return self.error is not None or any(result.seconds > SLOW_ROUND_S for result in self.results)
 
 
 class Contestant:
@@ -146,7 +131,7 @@ class Contestant:
         report = self._take_report(JOB_TIMEOUT_S)
         if report.result is None:
             raise ContestError(f"{self.name}: {report.error}")
-        wait_until_idle(self._process.pid)
+        _wait_until_idle(self._process.pid)
         return report.result
 
     def close(self) -> None:
@@ -180,38 +165,76 @@ class Contestant:
         self._reports.put(b"")
 
     def _describe_end(self) -> str:
-        return describe_end(self.name, self._process.wait(), self._log_path)
+        """Why it ended: the last line that it wrote."""
+        code = self._process.wait()
+        with open(self._log_path, errors="replace") as log:
+            lines = [line.strip() for line in log if line.strip()]
+        return f"{self.name}: ended with code {code}: {lines[-1] if lines else 'no message'}"
 
 
-def wait_until_idle(pid: int) -> None:
+@contextlib.contextmanager
+def open_contestants(launches: Mapping[str, Launch]) -> Generator[list[Contestant]]:
+    """All of them, started one after the other, so that each one's load time is its own."""
+    with tempfile.TemporaryDirectory(prefix="quire-bench-") as logs, contextlib.ExitStack() as stack:
+        contestants: list[Contestant] = []
+        for name, launch in launches.items():
+            say(f"loading {name}")
+            contestant = Contestant(name, launch.command, f"{logs}/{name}.log", launch.environment)
+            stack.callback(contestant.close)
+            contestant.wait_until_ready()
+            contestants.append(contestant)
+        yield contestants
+        say("")
+
+
+def run_rounds(
+    contestants: Sequence[Contestant], num_rounds: int, label: str, make_job: Callable[[int], Job]
+) -> dict[str, Measurement]:
+    """So many rounds after a warm-up (number 0), each of the same job for all, every other one backwards."""
+    measurements = {contestant.name: Measurement() for contestant in contestants}
+    for number in range(num_rounds + 1):
+        job = make_job(number)
+        for contestant in contestants if number % 2 else contestants[::-1]:
+            measurement = measurements[contestant.name]
+            if measurement.is_over:
+                continue
+            say(f"{label} {f'round {number}' if number else 'warm-up'}: {contestant.name}")
+            try:
+                result = contestant.run(job)
+            except ContestError as error:
+                measurement.error = str(error)
+                continue
+            if number:
+                measurement.results.append(result)
+    return measurements
+
+
+def say(text: str) -> None:
+    """Progress on stderr: over itself on a terminal, else a line each."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _wait_until_idle(pid: int) -> None:
     """vLLM's worker spins for a second after a job, which would take a core from who comes next."""
     deadline = time.monotonic() + IDLE_TIMEOUT_S
-    before = sum(measure_cpu_s(pid).values())
+    before = _measure_cpu_s(pid)
     while time.monotonic() < deadline:
         time.sleep(IDLE_WINDOW_S)
-        now = sum(measure_cpu_s(pid).values())
+        now = _measure_cpu_s(pid)
         if now - before < IDLE_SHARE * IDLE_WINDOW_S:
             return
         before = now
 
 
-def measure_cpu_s(pid: int) -> dict[int, float]:
-    """Processor seconds of a process and of each one below it, by process id."""
-    found: dict[int, float] = {}
+def _measure_cpu_s(pid: int) -> float:
+    """Processor seconds of a process and of all below it."""
+    total = 0.0
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
         for process in (root, *root.children(recursive=True)):
             times = process.cpu_times()
-            found[process.pid] = times.user + times.system
-    return found
-
-
-def describe_end(name: str, code: int, log_path: str) -> str:
-    """Why a contestant ended: the last line that it wrote."""
-    with open(log_path, errors="replace") as log:
-        lines = [line.strip() for line in log if line.strip()]
-    return f"{name}: ended with code {code}: {lines[-1] if lines else 'no message'}"
-
-
-def _report(reports: int, report: ChildReport) -> None:
-    os.write(reports, msgspec.json.encode(report) + b"\n")
+            total += times.user + times.system
+    return total

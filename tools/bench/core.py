@@ -17,7 +17,8 @@ from ...ipc.protocol.step import ModelRunnerOutput, SchedulerOutput
 from ...ipc.protocol.token_ids import encode_token_ids
 from ...ipc.spec.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SchedulingPolicy
 from ...ipc.spec.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
-from .machine import describe_machine, format_machine
+from ..options import COUNT, option
+from .machine import print_machine
 from .table import format_table
 
 NUM_RUNNING = 256
@@ -42,6 +43,13 @@ class FakeWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class Options:
+    """schedule() and update() of 256 running requests, with a fake worker."""
+
+    steps: int = option(500, "decode steps to measure (500)", COUNT, metavar="N")
+
+
+@dataclass(frozen=True, slots=True)
 class StepCost:
     """Median and 99th percentile of one step's parts, in milliseconds."""
 
@@ -51,9 +59,10 @@ class StepCost:
     p99_ms: float
 
 
-def run_core(num_steps: int) -> int:
+def run(options: Options) -> int:
     """Measure and print; returns 0."""
-    print(format_machine(describe_machine()) + "\n")
+    print_machine()
+    num_steps = options.steps
     rows: list[list[str]] = []
     for label, cost in {
         f"{NUM_RUNNING} running": measure_step_cost(num_steps, 0),

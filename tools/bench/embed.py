@@ -1,118 +1,97 @@
 """`quire bench embed`: texts to vectors by Quire and its peers, side by side in one run.
 
 Every contestant is a process of its own and gets all texts in one call. A round asks all of them in turn; the
-table shows medians. Loads no torch itself.
+table shows medians. Loads no torch itself. For servers there is `quire bench serve --endpoint embeddings`.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from .ceilings import measure_rates
-from .contest import Contestant, Job
-from .encoder_models import count_tokens, make_encoder_size, make_texts
-from .machine import describe_machine, format_machine
-from .measurement import QUIRE
-from .peers import Launch, check_embed_peers, make_embed_launch
+from ...ipc.spec.model_spec import Dtype
+from ..options import COUNT, option
+from .bench_model import ensure_written, load_spec
+from .ceilings import MEMORY_READ_BYTES, measure_rates
+from .contest import ContestError, Job, Measurement, open_contestants, run_rounds
+from .encoder_models import ENCODERS, count_tokens, make_texts
+from .floors import compute_prompts_work, make_card
+from .machine import print_machine
+from .peers import NONE, QUIRE, SENTENCE_TRANSFORMERS, VLLM, check_peers, choose_peers, make_embed_launch
 from .table import format_megabytes, format_rate, format_table
 
 _NUM_TEXTS = 256
-SHORTEST, LONGEST = 16, 256  # tokens of a text
+_SHORTEST, _LONGEST = 16, 256  # tokens of a text
+_PEERS = (VLLM, SENTENCE_TRANSFORMERS)
+_DTYPES: tuple[Dtype, ...] = ("bfloat16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
-class EmbedOptions:
-    """What `quire bench embed` was asked for."""
+class Options:
+    """256 texts of 16 to 256 tokens in one call, on random encoders."""
 
-    models: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    peers: tuple[str, ...]
-    pythons: Mapping[str, Path]  # of the peers
-    rounds: int
+    model: tuple[str, ...] = option(
+        tuple(ENCODERS), f"of {', '.join(ENCODERS)} (all)", choices=tuple(ENCODERS), metavar="M"
+    )
+    dtype: tuple[Dtype, ...] = option(_DTYPES, f"of {', '.join(_DTYPES)}", choices=_DTYPES, metavar="T")
+    rounds: int = option(5, "measured rounds (5)", COUNT, metavar="N")
+    peer: tuple[str, ...] = option(
+        (), f"{NONE}, or of {', '.join(_PEERS)} ({NONE})", choices=(NONE, *_PEERS), metavar="PEER"
+    )
 
 
-def run_embed(options: EmbedOptions) -> int:
+def run(options: Options) -> int:
     """Measure and print; returns 0. Raises ContestError, and InputError for an unusable peer."""
-    versions = check_embed_peers(options.peers, options.pythons)
-    machine = describe_machine()
-    if versions:
-        machine["peers"] = ", ".join(f"{name} {one}" for name, one in versions.items())
-    print(format_machine(machine) + "\n")
-    header = ["", *(f"{name}, texts/s" for name in (QUIRE, *options.peers))]
-    header += [*(f"quire/{peer}" for peer in options.peers), "of the floor", "ready, s", "RSS MB"]
-    rows = [_measure(model, dtype, options) for model in options.models for dtype in options.dtypes]
+    peers = choose_peers(options.peer, _PEERS)
+    print_machine(check_peers(peers))
+    header = ["", *(f"{name}, texts/s" for name in (QUIRE, *peers))]
+    header += [*(f"quire/{peer}" for peer in peers), "of the floor", "ready, s", "RSS MB"]
+    rows = [
+        _measure(model, dtype, peers, options.rounds) for model in options.model for dtype in options.dtype
+    ]
     print(format_table(header, rows))
     return 0
 
 
-def _measure(model: str, dtype: str, options: EmbedOptions) -> list[str]:
+def _measure(model: str, dtype: Dtype, peers: list[str], num_rounds: int) -> list[str]:
     """The row of a model in a number format."""
-    folder = ensure_folder(model)
-    arguments = json.dumps({"dtype": dtype, "skip_tokenizer_init": False})
-    command = [sys.executable, "-m", f"{__package__}.quire_engine", str(folder), arguments]
-    launches = {QUIRE: Launch(command)}
-    launches |= {
-        peer: make_embed_launch(peer, folder, dtype, options.pythons[peer]) for peer in options.peers
-    }
-    contestants: list[Contestant] = []
-    with tempfile.TemporaryDirectory(prefix="quire-bench-") as logs:
-        try:
-            for name, launch in launches.items():
-                print(f"{model} {dtype}: loading {name}", file=sys.stderr)
-                contestants.append(Contestant(name, launch.command, f"{logs}/{name}.log", launch.environment))
-                contestants[-1].wait_until_ready()
-            seconds = _run_rounds(model, contestants, options.rounds)
-        finally:
-            for contestant in contestants:
-                contestant.close()
-    floor_s = compute_floor_s(model, dtype, _NUM_TEXTS)
-    ours = seconds[QUIRE]
+    folder = ensure_written("encoder_models", model)
+    launches = {name: make_embed_launch(name, folder, dtype) for name in (QUIRE, *peers)}
+
+    def make_job(number: int) -> Job:
+        return Job(texts=make_texts(model, _NUM_TEXTS, _SHORTEST, _LONGEST, f"round {number}"))
+
+    with open_contestants(launches) as contestants:
+        measured = run_rounds(contestants, num_rounds, f"{model} {dtype}", make_job)
+        ready_s, size = contestants[0].ready_s, sum(contestants[0].rss_bytes.values())
+    _check_results(measured)
+    ours = measured[QUIRE]
     return [
         f"{model}, {dtype}",
-        *(format_rate(_NUM_TEXTS / statistics.median(found)) for found in seconds.values()),
-        *(format_ratio(ours, seconds[peer]) for peer in options.peers),
-        f"{floor_s / statistics.median(ours):.0%}",
-        f"{contestants[0].ready_s:.2f}",
-        format_megabytes(sum(contestants[0].rss_bytes.values())),
+        *(format_rate(_NUM_TEXTS / one.seconds) for one in measured.values()),
+        *(_format_ratio(ours, measured[peer]) for peer in peers),
+        f"{_compute_floor_s(str(folder), model, dtype) / ours.seconds:.0%}",
+        f"{ready_s:.2f}",
+        format_megabytes(size),
     ]
 
 
-def ensure_folder(model: str) -> Path:
-    """The encoder's folder, written by a process that loads torch."""
-    command = [sys.executable, "-m", f"{__package__}.encoder_models", model]
-    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return Path(out.strip().splitlines()[-1])
+def _check_results(measured: Mapping[str, Measurement]) -> None:
+    for measurement in measured.values():
+        if measurement.error is not None:
+            raise ContestError(measurement.error)
 
 
-def _run_rounds(model: str, contestants: list[Contestant], num_rounds: int) -> dict[str, list[float]]:
-    """Seconds of every round but the first, which warms up, by contestant."""
-    seconds: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
-    for number in range(1 + num_rounds):
-        texts = make_texts(model, _NUM_TEXTS, SHORTEST, LONGEST, f"round {number}")
-        for contestant in contestants if number % 2 else contestants[::-1]:
-            result = contestant.run(Job(texts=texts))
-            if number:
-                seconds[contestant.name].append(result.seconds)
-    return seconds
+def _compute_floor_s(folder: str, model: str, dtype: Dtype) -> float:
+    """The operations of the texts over the machine's matrix rate."""
+    lengths = [count_tokens(text) for text in make_texts(model, _NUM_TEXTS, _SHORTEST, _LONGEST, "")]
+    work = compute_prompts_work(load_spec(folder), dtype, lengths)
+    rates = measure_rates("cpu", dtype, min(work.weight_bytes, MEMORY_READ_BYTES))
+    return work.find_floor_s(make_card(rates))
 
 
-def compute_floor_s(model: str, dtype: str, num_texts: int) -> float:
-    """The operations of so many texts over the machine's matrix rate."""
-    size = make_encoder_size(model, dtype)
-    lengths = [count_tokens(text) for text in make_texts(model, num_texts, SHORTEST, LONGEST, "")]
-    flops = 2 * size.num_layer_params * sum(lengths)
-    flops += size.attention_flops_per_key * sum(length * length for length in lengths)
-    return flops / measure_rates("cpu", dtype, size.step_bytes).flops_per_s
-
-
-def format_ratio(ours: list[float], theirs: list[float]) -> str:
+def _format_ratio(ours: Measurement, theirs: Measurement) -> str:
     """How many times as fast Quire is, the median over the rounds."""
-    ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
-    return f"{statistics.median(ratios):.2f}"
+    pairs = zip(ours.results, theirs.results, strict=False)
+    return f"{statistics.median(their.seconds / our.seconds for our, their in pairs):.2f}"

@@ -12,7 +12,6 @@ from ...kernels.norm.layer_norm import layer_norm_reference
 from ...worker.attention import make_attention
 from ...worker.layers.linear import make_linear
 from ...worker.layers.norm import LayerNorm
-from .attention_steps import make_cache, make_metadata
 from .kernel_case import Bench, Case
 
 _HIDDEN_SIZE, _INTERMEDIATE_SIZE = 384, 1536
@@ -62,10 +61,10 @@ def _make_linear(
 def _make_attention(bench: Bench, dtype: torch.dtype) -> Case:
     """Torch's column has the prompts as a batch, which these of one length are without padding."""
     spec, lengths = _ATTENTION, [_PROMPT_LEN] * _NUM_PROMPTS
-    metadata = make_metadata(bench, lengths, lengths)
+    metadata = bench.make_step(lengths, lengths)
     backend = make_attention(spec, dtype, bench.device)
     qkv = bench.noise(sum(lengths), spec.qkv_size, dtype=dtype)
-    cache = make_cache(bench, spec, metadata, dtype)
+    cache = bench.make_cache(spec, metadata, dtype)
     heads = qkv.view(_NUM_PROMPTS, _PROMPT_LEN, -1, spec.head_size).transpose(1, 2)
     query, key, value = heads.chunk(3, dim=1)
     return Case(

@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .floors import ModelSize
-
 _FIRST_WORD = 4  # the ids before it are special tokens
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _POOLING = "sentence_transformers.models.Pooling"
@@ -70,23 +68,6 @@ def list_encoder_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     for name in norms:
         shapes |= {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
     return shapes
-
-
-def make_encoder_size(name: str, dtype: str) -> ModelSize:
-    """What a pass reads and multiplies."""
-    config = ENCODERS[name]
-    shapes = list_encoder_shapes(config)
-    num_params = sum(
-        shape[0] * shape[1]
-        for tensor, shape in shapes.items()
-        if tensor.startswith("encoder.") and len(shape) == 2
-    )
-    return ModelSize(
-        num_layer_params=num_params,
-        num_head_params=0,
-        bytes_per_param=4 if dtype == "float32" else 2,
-        attention_flops_per_key=config["num_hidden_layers"] * 4 * config["hidden_size"],
-    )
 
 
 def make_texts(name: str, num_texts: int, low: int, high: int, contents: str) -> list[str]:

@@ -1,94 +1,61 @@
-"""The least time that a workload can take on this machine, and what it consists of. Computes only.
+"""The least time that a workload can take on this machine: the cost model's floors at the rates that it has.
 
-A step takes at least as long as reading what it must (every weight once, the keys and values of its
-requests) and at least as long as its operations. So the floor is optimistic: it has no norms, no sampling,
-no calls, and it lets all requests run at once and a shared prefix be computed and read once.
+A step takes at least as long as reading what it must (every weight once, the keys and values of its requests)
+and at least as long as its operations. So a floor is optimistic: it has no norms, no sampling, no calls, and
+lets all requests run at once and a shared prefix be computed and read once, by itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...ipc.spec.model_spec import Dtype, ModelSpec
 from .ceilings import MachineRates
+from .cost_model import Card, StepShape, StepWork, compute_step_work
 from .workloads import WORKLOADS, Workload
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSize:
-    """What a step reads and multiplies."""
-
-    num_layer_params: int  # used for every token
-    num_head_params: int  # used for every sampled token
-    bytes_per_param: float
-    kv_bytes_per_token: int = 0  # keys and values of one position, over all layers
-    attention_flops_per_key: int = 0  # for a query and one of its keys, over all layers
-
-    @property
-    def step_bytes(self) -> int:
-        """Bytes of weights that a decode step reads."""
-        return round((self.num_layer_params + self.num_head_params) * self.bytes_per_param)
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    num_tokens: int  # that go through the layers
-    num_sampled: int  # of them, through the vocabulary projection
-    num_kv_tokens: int  # positions whose keys and values are read
-    num_query_keys: int  # pairs of a query and a key that it sees
-
-
-@dataclass(slots=True)
 class Floor:
-    """Seconds of a workload's parts. `seconds` is less than their sum: reading and computing overlap."""
+    """Of all steps of a workload."""
 
-    num_steps: int = 0
-    seconds: float = 0.0
-    weights_read_s: float = 0.0
-    matmul_s: float = 0.0
-    kv_read_s: float = 0.0
-    attention_s: float = 0.0
-
-    def add_step(self, rates: MachineRates, step: _Step, size: ModelSize) -> None:
-        """Count one more step."""
-        weights_read_s = size.step_bytes / rates.read_bytes_per_s
-        kv_read_s = step.num_kv_tokens * size.kv_bytes_per_token / rates.read_bytes_per_s
-        params = step.num_tokens * size.num_layer_params + step.num_sampled * size.num_head_params
-        matmul_s = 2 * params / rates.flops_per_s
-        attention_s = step.num_query_keys * size.attention_flops_per_key / rates.flops_per_s
-        self.num_steps += 1
-        self.weights_read_s += weights_read_s
-        self.kv_read_s += kv_read_s
-        self.matmul_s += matmul_s
-        self.attention_s += attention_s
-        self.seconds += max(weights_read_s + kv_read_s, matmul_s + attention_s)
+    num_steps: int
+    seconds: float
 
 
-def compute_floor(workload: Workload, size: ModelSize, rates: MachineRates) -> Floor:
+def make_card(rates: MachineRates) -> Card:
+    """This machine as the cost model knows cards."""
+    return Card(rates.device, rates.read_bytes_per_s / 1e9, rates.flops_per_s / 1e12, 1.0)
+
+
+def compute_floor(workload: Workload, spec: ModelSpec, dtype: Dtype, rates: MachineRates) -> Floor:
     """One step for all prompts, then a step for each token of the longest output."""
-    kind = WORKLOADS.get(workload.name)
-    prefix_len = 0 if kind is None else kind.shared_prefix_len
-    floor = Floor()
-    floor.add_step(rates, _make_prefill(workload, prefix_len), size)
-    for number in range(1, max(request.num_output_tokens for request in workload.requests)):
-        floor.add_step(rates, _make_decode(workload, prefix_len, number), size)
-    return floor
+    kind, card = WORKLOADS.get(workload.name), make_card(rates)
+    prefix = 0 if kind is None else kind.shared_prefix_len
+    lengths = [len(request.prompt_token_ids) - prefix for request in workload.requests]
+    seconds = compute_prompts_work(spec, dtype, [*([prefix] if prefix else []), *lengths]).find_floor_s(card)
+    num_steps = max(request.num_output_tokens for request in workload.requests)
+    for number in range(1, num_steps):  # the prompts' step sampled token 0
+        running = [
+            length + number
+            for length, request in zip(lengths, workload.requests, strict=True)
+            if request.num_output_tokens > number
+        ]
+        keys = (prefix + sum(running)) // len(running)
+        seconds += compute_step_work(spec, dtype, StepShape(len(running), keys)).find_floor_s(card)
+    return Floor(num_steps, seconds)
 
 
-def _make_prefill(workload: Workload, prefix_len: int) -> _Step:
-    own_lens = [len(request.prompt_token_ids) - prefix_len for request in workload.requests]
-    query_keys = _count_causal_pairs(prefix_len)
-    query_keys += sum(own * prefix_len + _count_causal_pairs(own) for own in own_lens)
-    num_tokens = prefix_len + sum(own_lens)
-    return _Step(num_tokens, len(own_lens), num_tokens, query_keys)
-
-
-def _make_decode(workload: Workload, prefix_len: int, number: int) -> _Step:
-    """The step that samples each request's token `number`, counted from 0, which the prefill sampled."""
-    running = [request for request in workload.requests if request.num_output_tokens > number]
-    lens = [len(request.prompt_token_ids) + number for request in running]
-    num_kv_tokens = prefix_len + sum(length - prefix_len for length in lens)
-    return _Step(len(running), len(running), num_kv_tokens, sum(lens))
-
-
-def _count_causal_pairs(length: int) -> int:
-    return length * (length + 1) // 2
+def compute_prompts_work(spec: ModelSpec, dtype: Dtype, lengths: list[int]) -> StepWork:
+    """A step of several prompts, for which weights are read once."""
+    works = {
+        length: compute_step_work(spec, dtype, StepShape(0, 0, length)) for length in sorted(set(lengths))
+    }
+    every = [works[length] for length in lengths]
+    return StepWork(
+        weight_bytes=max(work.weight_bytes for work in every),
+        kv_bytes=sum(work.kv_bytes for work in every),
+        flops=sum(work.flops for work in every),
+        attention_flops=sum(work.attention_flops for work in every),
+        num_launches=0,
+    )

@@ -24,15 +24,23 @@ from ...frontend.outputs import CompletionOutput, RequestOutput
 from ...frontend.requests.input_processor import PreparedParams
 from ...ipc.errors import QuireError
 from ...ipc.params.sampling_params import SamplingParams
-from .machine import describe_machine, format_machine
+from ..options import COUNT, option
+from .machine import print_machine
 from .table import format_table
 
-NUM_STREAMS = 32
 _MODULE = "quire.tools.bench.http"
 _START_TIMEOUT_S = 30.0
 _RUN_TIMEOUT_S = 300.0
 _WORD = " word"
 _MODEL = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Streaming by one HTTP server process, with a fake engine."""
+
+    streams: int = option(32, "streams at the same time (32)", COUNT, metavar="N")
+    chunks: int = option(2000, "chunks of a stream (2000)", COUNT, metavar="N")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +53,18 @@ class ChunkCost:
     rss_mb: float
 
 
-def run_http(num_streams: int, num_chunks: int) -> int:
+def run(options: Options) -> int:
     """Measure and print; returns 0."""
-    print(format_machine(describe_machine()) + "\n")
+    print_machine()
     rows: list[list[str]] = []
     for path in ("/v1/completions", "/v1/chat/completions"):
-        cost = asyncio.run(measure_chunk_cost(path, num_streams, num_chunks))
+        cost = asyncio.run(measure_chunk_cost(path, options.streams, options.chunks))
         figures = (f"{cost.chunks_per_s:,.0f}", f"{cost.server_us:.1f}", f"{cost.client_us:.1f}")
         rows.append([path, *figures, f"{cost.rss_mb:.0f}"])
     print(
         format_table(["stream", "chunks/s", "server CPU us/chunk", "client us/chunk", "server RSS MB"], rows)
     )
-    print(f"{num_streams} streams of {num_chunks} chunks, one server process, fake engine, loopback")
+    print(f"{options.streams} streams of {options.chunks} chunks, one server process, fake engine, loopback")
     return 0
 
 

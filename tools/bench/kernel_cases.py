@@ -24,9 +24,8 @@ from ...worker.layers.embedding import Embedding
 from ...worker.layers.feed_forward import GatedActivation
 from ...worker.layers.norm import RMSNorm
 from ...worker.sampling.sampler import SamplingBatch, sample
-from .attention_steps import copy_cache, make_cache, make_metadata
 from .encoder_cases import make_encoder_cases
-from .kernel_case import QWEN3_600M, TINY, Bench, BenchShape, Case
+from .kernel_case import QWEN3_600M, TINY, Bench, BenchShape, Case, copy_cache
 from .linear_cases import make_linear_cases
 
 _NORM_EPS = 1e-6
@@ -50,14 +49,14 @@ def _make_decode(
     bench: Bench, shape: BenchShape, name: str, batch: int, length: int, dtype: torch.dtype
 ) -> Case:
     spec = shape.attention
-    metadata = make_metadata(bench, [1] * batch, [length] * batch)
+    metadata = bench.make_step([1] * batch, [length] * batch)
     backend = make_attention(spec, dtype, bench.device)
     qkv = bench.noise(batch, spec.qkv_size, dtype=dtype)
     query = qkv[:, : spec.query_size].reshape(batch, spec.num_heads, spec.head_size)
     num_bytes = 2 * batch * length * spec.kv_size * qkv.element_size()
     is_resident = shape is TINY
     count = 1 if is_resident else bench.count_copies(num_bytes)
-    first = make_cache(bench, shape.attention, metadata, dtype)
+    first = bench.make_cache(shape.attention, metadata, dtype)
     caches = [first, *(copy_cache(first) for _ in range(count - 1))]
     starts, lengths = metadata.query_starts_list(), metadata.seq_lens_list()
     return Case(
@@ -80,10 +79,10 @@ def _make_decode(
 def _make_prefill(bench: Bench, shape: BenchShape, length: int, dtype: torch.dtype) -> Case:
     """Torch's column is its dense causal attention: it has no paged form."""
     spec = shape.attention
-    metadata = make_metadata(bench, [length], [length])
+    metadata = bench.make_step([length], [length])
     backend = make_attention(spec, dtype, bench.device)
     qkv = bench.noise(length, spec.qkv_size, dtype=dtype)
-    cache = make_cache(bench, shape.attention, metadata, dtype)
+    cache = bench.make_cache(shape.attention, metadata, dtype)
     heads = qkv.view(1, length, -1, spec.head_size).transpose(1, 2)
     query, key, value = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
     return Case(
@@ -109,10 +108,10 @@ def make_rotate_cases(bench: Bench) -> Iterator[Case]:
 def _make_rotate(bench: Bench, shape: BenchShape, name: str, num_tokens: int) -> Case:
     spec = shape.attention
     dtype = torch.bfloat16
-    metadata = make_metadata(bench, [num_tokens], [num_tokens])
+    metadata = bench.make_step([num_tokens], [num_tokens])
     backend = make_attention(spec, dtype, bench.device)
     qkv = bench.noise(num_tokens, spec.qkv_size, dtype=dtype)
-    cache = make_cache(bench, shape.attention, metadata, dtype)
+    cache = bench.make_cache(shape.attention, metadata, dtype)
     angles = torch.rand(num_tokens, spec.head_size // 2, device=bench.device)
     cos, sin = angles.cos(), angles.sin()
     weight = torch.ones(spec.head_size, dtype=dtype, device=bench.device)

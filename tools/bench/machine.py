@@ -1,4 +1,4 @@
-"""What a measurement was taken on: hardware, versions, commit and command."""
+"""What a measurement was taken on: hardware, versions, commit and command; and where its figures go."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import psutil
 
 from ...ipc.processes.cgroup import count_processors
@@ -35,10 +38,25 @@ def describe_machine() -> dict[str, str]:
     }
 
 
-def format_machine(facts: dict[str, str]) -> str:
-    """The facts, one a line."""
+def print_machine(peers: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Print the facts with the versions of `peers`, and return them."""
+    facts = describe_machine()
+    if peers:
+        facts["peers"] = ", ".join(f"{name} {version}" for name, version in peers.items())
+    print_facts(facts)
+    return facts
+
+
+def print_facts(facts: Mapping[str, str]) -> None:
+    """One a line, and an empty one."""
     width = max(map(len, facts))
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in facts.items())
+    print("\n".join(f"{name:<{width}}  {value}" for name, value in facts.items()) + "\n", flush=True)
+
+
+def write_json(path: str | None, figures: Any) -> None:
+    """Write every figure of a run to a file; None: nobody asked for one."""
+    if path is not None:
+        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=1) + b"\n")
 
 
 def cpu_name() -> str:

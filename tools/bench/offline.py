@@ -1,238 +1,223 @@
 """`quire bench offline`: Quire and its peers on the same workloads, side by side in one run.
 
-Every contestant is a process of its own, loaded one after the other. A round runs one workload on all of
-them in turn; rounds repeat with new contents, and the table shows medians. Loads no torch itself.
+A round runs one workload on all of them in turn; rounds repeat with new contents, and the table
+shows medians. Loads no torch itself.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import subprocess
-import sys
-import tempfile
-from collections import defaultdict
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...ipc.errors import InputError
+from ..options import COUNT, option
+from .bench_model import BenchModel, load_bench_model
 from .ceilings import MEMORY_READ_BYTES, MachineRates, measure_rates
-from .contest import Contestant, ContestError, Job
-from .machine import describe_machine, format_machine
-from .measurement import QUIRE, Measurement, Measurements
-from .model_configs import BENCH_MODELS, DUMMY_MODELS, GGUF_MODELS
-from .model_facts import ModelFacts, quantize_facts, read_gguf_facts, read_model_facts
-from .offline_report import OfflineReport
-from .peers import (
-    LLAMA,
-    TRANSFORMERS_MODES,
-    VLLM,
-    BenchModel,
-    Launch,
-    check_peers,
-    default_peer_python,
-    make_launch,
+from .contest import Job, Measurement, open_contestants, run_rounds, say
+from .cost_model import StepShape, compute_step_work
+from .floors import Floor, compute_floor
+from .machine import print_machine, write_json
+from .model_configs import DUMMY_MODELS
+from .peers import NONE, QUIRE, TRANSFORMERS, VLLM, check_peers, choose_peers, make_launch
+from .table import format_megabytes, format_rate, format_table
+from .workloads import (
+    CPU_WORKLOADS,
+    GPU_WORKLOADS,
+    SHARED_PREFIX_LEN,
+    WORKLOADS,
+    Workload,
+    cut_outputs,
+    make_workload,
 )
-from .workloads import CPU_WORKLOADS, GPU_WORKLOADS, Workload, cut_outputs, make_workload, take_sample
 
-# transformers' `generate` one by one has the same rate for a sample of the requests as for all of them, so
-# it gets a sample of about this many tokens; the other modes need the whole batch and run whole.
-_SEQUENTIAL_TOKENS = {True: 1024, False: 256}  # by whether the model is light
+_PEERS = (VLLM, TRANSFORMERS)
 _LIGHT_PARAMS = 50_000_000
-# A mode of transformers whose round takes longer gets that one round only, and a mark: its rate is far
-# from Quire's anyway.
-_SLOW_ROUND_S = 15.0
 _HEAVY_WARM_UP_TOKENS = 4  # outputs of a heavy model's warm-up: its shapes matter, its length does not
 # A model smaller than this stays in the caches: its floor says little, and stands there only when asked for.
 _MIN_MODEL_SIZE_BYTES = 256 * 2**20
-_TORCH_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+_NOTE = (
+    "medians of {} rounds after a warm-up of the same shapes with other contents; greedy, EOS ignored, "
+    "token ids in and out; each round begins when the other contestants are idle"
+)
+_SPLIT = "workloads (W1 to W4; W1 and W5 for qwen3-0.6b and llama-8b):\n"
+EPILOG = _SPLIT + "".join(f"  {name}  {kind.summary}\n" for name, kind in WORKLOADS.items())
+Measurements = Mapping[str, Mapping[str, Measurement]]  # workload -> contestant -> measurement
 
 
 @dataclass(frozen=True, slots=True)
-class OfflineOptions:
-    """What `quire bench offline` was asked for. No workloads: those that fit the model."""
+class Options:
+    """Quire and its peers on the same workloads in one run, each in a process of its own."""
 
-    model: str = "tiny"
-    workloads: tuple[str, ...] = ()
-    peers: tuple[str, ...] = tuple(TRANSFORMERS_MODES)
-    peer_python: Path = field(default_factory=default_peer_python)
-    rounds: int = 3
-    is_roofline: bool = False
-    json_path: str | None = None
-    engine_args: dict[str, Any] = field(default_factory=dict[str, Any])
+    model: str = option(
+        "tiny",
+        "tiny, small (random weights, made on first use), qwen3-0.6b, llama-8b (no weights), pocket, "
+        "a folder, or a GGUF file",
+    )
+    workload: tuple[str, ...] = option((), "", choices=tuple(WORKLOADS), metavar="W")
+    peer: tuple[str, ...] = option(
+        (TRANSFORMERS,),
+        f"{NONE}, or of {', '.join(_PEERS)} ({TRANSFORMERS}: the faster of its ways to batch)",
+        choices=(NONE, *_PEERS),
+        metavar="PEER",
+    )
+    roofline: bool = option(False, "each workload as a fraction of its floor, also of a model that is small")
+    rounds: int = option(3, "measured rounds (3)", COUNT, metavar="N")
+    json: str | None = option(None, "write every figure to a file too", metavar="FILE")
+    engine_arg: tuple[str, ...] = option((), "EngineArgs fields for Quire", metavar="NAME=VALUE")
 
 
-def run_offline(options: OfflineOptions) -> int:
+def run(options: Options) -> int:
     """Run and print everything; returns 0, or 1 if Quire failed on a workload."""
-    peer_versions = check_peers(options.peers, options.peer_python)
-    facts = load_model_facts(options.model)
-    quantization = options.engine_args.get("quantization")
-    if quantization is not None:
-        facts = quantize_facts(facts, quantization)
-    workloads = {name: make_workload(name, facts.vocab_size, "") for name in _choose_workloads(options)}
-    machine = describe_machine()
-    if peer_versions:
-        machine["peers"] = ", ".join(f"{name} {version}" for name, version in peer_versions.items())
-    print(format_machine(machine))
-    print(
-        f"model     {facts.name}: {facts.num_params / 1e6:,.2f} M parameters, {facts.dtype}, {facts.folder}\n"
-    )
-    launches = _make_launches(options, facts, workloads)
-    rates = _measure_rates_if_useful(options, facts)
-    with tempfile.TemporaryDirectory(prefix="quire-bench-") as logs:
-        contestants = _start_contestants(launches, Path(logs))
-        try:
-            measurements = _run_rounds(options, facts, workloads, contestants)
-        finally:
-            for contestant in contestants:
-                contestant.close()
-    report = OfflineReport(
-        facts=facts,
-        workloads=workloads,
-        peers=options.peers,
-        rounds=options.rounds,
-        measurements=measurements,
-        rates=_take_better(rates, _measure_rates_if_useful(options, facts)),
-        processes={c.name: (c.ready_s, c.rss_bytes) for c in contestants},
-    )
-    print(report.format(is_roofline=options.is_roofline))
-    if options.json_path:
-        Path(options.json_path).write_bytes(report.encode(machine))
+    peers = choose_peers(options.peer, _PEERS)
+    engine_args = dict(_parse_engine_arg(text) for text in options.engine_arg)
+    versions = check_peers(peers)
+    model = load_bench_model(options.model, engine_args.get("quantization"))
+    if model.is_dummy and TRANSFORMERS in peers:
+        raise InputError("peer", TRANSFORMERS, f"{VLLM} or {NONE}: {model.name} has no weights to load")
+    if peers and model.path.is_file():
+        raise InputError("peer", peers[0], f"{NONE}: {model.name} is a GGUF file")
+    names = options.workload or (GPU_WORKLOADS if options.model in DUMMY_MODELS else CPU_WORKLOADS)
+    workloads = {name: make_workload(name, model.spec.vocab_size, "") for name in names}
+    machine = print_machine(versions)
+    num_params = model.spec.num_active_params
+    print(f"{model.name}: {num_params / 1e6:,.2f} M parameters a token, {model.dtype}, {model.path}\n")
+    max_len = max(workload.max_total_len for workload in workloads.values())
+    rates = _measure_rates(model, options.roofline, engine_args)
+    launches = {QUIRE: make_launch(QUIRE, model, max_len, **engine_args)}
+    launches |= {peer: make_launch(peer, model, max_len) for peer in peers}
+    with open_contestants(launches) as contestants:
+        measurements = {
+            name: run_rounds(
+                contestants, options.rounds, name, lambda number, name=name: _make_job(name, model, number)
+            )
+            for name in workloads
+        }
+        processes = {one.name: (one.ready_s, one.rss_bytes) for one in contestants}
+    if rates is not None:
+        rates = rates.take_better(_measure_rates(model, options.roofline, engine_args) or rates)
+    floors = {
+        name: compute_floor(workload, model.spec, model.dtype, rates)
+        for name, workload in workloads.items()
+        if rates is not None
+    }
+    print(format_rates(measurements, workloads, floors, options.rounds))
+    if rates is not None:
+        print(_describe_rates(rates))
+    print("\n".join(["", format_processes(processes), *describe_prefix_reuse(measurements)]))
+    report = {
+        "machine": machine,
+        "model": {"name": model.name, "dtype": model.dtype},
+        "rates": rates,
+        "workloads": {
+            name: {
+                who: {"tokens_per_s": m.rate, "error": m.error, "rounds": m.results}
+                for who, m in by_name.items()
+            }
+            for name, by_name in measurements.items()
+        },
+        "floors": {name: dataclasses.asdict(floor) for name, floor in floors.items()},
+        "processes": processes,
+    }
+    write_json(options.json, report)
     return int(any(by_name[QUIRE].rate is None for by_name in measurements.values()))
 
 
-def load_model_facts(model: str) -> ModelFacts:
-    """Facts of a bench model (written on first use), 'pocket', a folder or a GGUF file. Raises InputError."""
-    if model in BENCH_MODELS or model in DUMMY_MODELS:
-        command = [sys.executable, "-m", "quire.tools.bench.models", model]
-        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        return read_model_facts(model, Path(out.strip().splitlines()[-1]), is_dummy=model in DUMMY_MODELS)
-    if model in GGUF_MODELS:
-        command = [sys.executable, "-m", "quire.tools.bench.gguf_models", model]
-        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        return read_gguf_facts(Path(out.strip().splitlines()[-1]))
-    folder = Path(__file__).parents[1] / "pocket" / "model" if model == "pocket" else Path(model)
-    if folder.suffix == ".gguf" and folder.is_file():
-        return read_gguf_facts(folder.resolve())
-    try:
-        return read_model_facts(folder.name if model != "pocket" else model, folder)
-    except (OSError, ValueError, KeyError) as error:
-        names = ", ".join((*BENCH_MODELS, *DUMMY_MODELS, *GGUF_MODELS))
-        allowed = f"{names}, pocket, a folder with config.json and safetensors, or a GGUF file"
-        raise InputError("model", model, f"{allowed} ({error})") from None
-
-
-def _choose_workloads(options: OfflineOptions) -> tuple[str, ...]:
-    return options.workloads or (GPU_WORKLOADS if options.model in DUMMY_MODELS else CPU_WORKLOADS)
-
-
-def _make_launches(
-    options: OfflineOptions, facts: ModelFacts, workloads: dict[str, Workload]
-) -> dict[str, Launch]:
-    """Contestant -> how it is started. Raises InputError when a peer cannot load the model."""
-    max_model_len = max(workload.max_total_len for workload in workloads.values())
-    model = BenchModel(facts.folder, max_model_len, facts.is_dummy)
-    engine_args: dict[str, Any] = {"max_model_len": max_model_len}
-    if facts.is_dummy:
-        engine_args["load_format"] = "dummy"
-        if any(peer in TRANSFORMERS_MODES for peer in options.peers):
-            raise InputError("peer", "transformers", f"{VLLM} or none: {facts.name} has no weights to load")
-    for peer in options.peers:
-        if facts.is_gguf and peer != LLAMA:
-            raise InputError("peer", peer, f"{LLAMA} or none: {facts.name} is a GGUF file")
-        if peer == LLAMA and not facts.is_gguf:
-            raise InputError("peer", peer, f"with --model FILE.gguf: {facts.name} is none")
-    arguments = json.dumps(engine_args | options.engine_args)
-    module = f"{__package__}.quire_engine"
-    launches = {QUIRE: Launch([sys.executable, "-m", module, str(facts.folder), arguments])}
-    return launches | {peer: make_launch(peer, model, options.peer_python) for peer in options.peers}
-
-
-def _start_contestants(launches: dict[str, Launch], logs: Path) -> list[Contestant]:
-    """One after the other, so that each one's load time is its own."""
-    started: list[Contestant] = []
-    try:
-        for name, launch in launches.items():
-            _say(f"loading {name}")
-            started.append(Contestant(name, launch.command, str(logs / f"{name}.log"), launch.environment))
-            started[-1].wait_until_ready()
-    except BaseException:
-        for contestant in started:
-            contestant.close()
-        raise
-    return started
-
-
-def _run_rounds(
-    options: OfflineOptions, facts: ModelFacts, workloads: dict[str, Workload], contestants: list[Contestant]
-) -> Measurements:
-    measurements: Measurements = defaultdict(lambda: defaultdict(Measurement))
-    is_light = facts.num_params < _LIGHT_PARAMS
-    for name, workload in workloads.items():
-        for round_number in range(options.rounds + 1):  # round 0 warms up
-            is_warm_up = round_number == 0
-            contents = make_workload(name, facts.vocab_size, f"round {round_number}")
-            if is_warm_up and not is_light:
-                contents = cut_outputs(contents, _HEAVY_WARM_UP_TOKENS)
-            for contestant in contestants:
-                _say(f"{name} {'warm-up' if is_warm_up else f'round {round_number}'}: {contestant.name}")
-                measurement = measurements[name][contestant.name]
-                measurement.num_requests_of = len(workload.requests)
-                if contestant.name in TRANSFORMERS_MODES and measurement.last_seconds > _SLOW_ROUND_S:
-                    continue
-                job = _make_job(contestant.name, contents, is_light)
-                _run_job(contestant, job, measurement, is_warm_up)
-    _say("")
-    return measurements
-
-
-def _run_job(contestant: Contestant, job: Job, measurement: Measurement, is_warm_up: bool) -> None:
-    if measurement.error is not None:
-        return
-    try:
-        result = contestant.run(job)
-    except ContestError as error:
-        measurement.error = str(error)
-        return
-    if not is_warm_up:
-        measurement.results.append(result)
-
-
-def _make_job(contestant: str, workload: Workload, is_light: bool) -> Job:
-    """The workload, or the sample of it that this contestant runs."""
-    if contestant == "transformers-sequential":
-        share = _SEQUENTIAL_TOKENS[is_light] / workload.num_output_tokens
-        count = max(1, round(share * len(workload.requests)))
-        workload = take_sample(workload, min(count, len(workload.requests)))
+def _make_job(name: str, model: BenchModel, number: int) -> Job:
+    workload = make_workload(name, model.spec.vocab_size, f"round {number}")
+    if number == 0 and model.spec.num_active_params > _LIGHT_PARAMS:
+        workload = cut_outputs(workload, _HEAVY_WARM_UP_TOKENS)
     return Job(requests=workload.requests)
 
 
-def _measure_rates_if_useful(options: OfflineOptions, facts: ModelFacts) -> MachineRates | None:
+def _measure_rates(
+    model: BenchModel, is_asked_for: bool, engine_args: Mapping[str, Any]
+) -> MachineRates | None:
     """The rates for this model's steps: a block of their size is read, from memory or from a cache."""
-    if facts.size.step_bytes < _MIN_MODEL_SIZE_BYTES and not options.is_roofline:
+    step_bytes = compute_step_work(model.spec, model.dtype, StepShape(1, 1)).weight_bytes
+    if step_bytes < _MIN_MODEL_SIZE_BYTES and not is_asked_for:
         return None
-    _say("measuring read bandwidth and matrix rate")
-    device = str(options.engine_args.get("device", "auto"))
-    size_bytes = min(facts.size.step_bytes, MEMORY_READ_BYTES)
-    rates = measure_rates(device, _TORCH_DTYPES.get(facts.dtype, "bfloat16"), size_bytes)
-    _say("")
+    say("measuring read bandwidth and matrix rate")
+    device = str(engine_args.get("device", "auto"))
+    rates = measure_rates(device, model.dtype, min(step_bytes, MEMORY_READ_BYTES))
+    say("")
     return rates
 
 
-def _take_better(before: MachineRates | None, after: MachineRates | None) -> MachineRates | None:
-    """The best of both: a floor is what the machine can do, and its bandwidth comes and goes."""
-    if before is None or after is None:
-        return None
-    return MachineRates(
-        read_bytes_per_s=max(before.read_bytes_per_s, after.read_bytes_per_s),
-        flops_per_s=max(before.flops_per_s, after.flops_per_s),
-        device=before.device,
+def format_rates(
+    measurements: Measurements, workloads: Mapping[str, Workload], floors: Mapping[str, Floor], rounds: int
+) -> str:
+    """Generated tokens/s with Quire's ratio to each peer and to the floor, and what the marks mean."""
+    peers = [name for name in next(iter(measurements.values())) if name != QUIRE]
+    header = ["generated tokens/s", QUIRE, *peers, *(f"{QUIRE} / {peer}" for peer in peers)]
+    header += ["floor allows", f"{QUIRE} of it", "floor ms a step", "measured"] if floors else []
+    rows: list[list[str]] = []
+    for name, by_name in measurements.items():
+        rate = by_name[QUIRE].rate
+        row = [f"{name} {WORKLOADS[name].summary}", *(_format_rate(one, rounds) for one in by_name.values())]
+        for peer in peers:
+            other = by_name[peer].rate
+            row.append(f"{rate / other:.2f}x" if rate and other else "-")
+        if floors:
+            floor, num_tokens = floors[name], workloads[name].num_output_tokens
+            row.append(format_rate(num_tokens / floor.seconds))
+            row.append(f"{rate * floor.seconds / num_tokens:.0%}" if rate else "-")
+            row.append(f"{floor.seconds / floor.num_steps * 1e3:.3f}")
+            row.append(f"{num_tokens / rate / floor.num_steps * 1e3:.3f}" if rate else "-")
+        rows.append(row)
+    shown = [(name, who, m) for name, by_name in measurements.items() for who, m in by_name.items()]
+    notes = [_NOTE.format(rounds)]
+    if any(0 < len(m.results) < rounds for _, _, m in shown):
+        notes.append("' fewer rounds, because one took so long")
+    notes += [f"{name} {who} failed: {m.error}" for name, who, m in shown if m.error]
+    return "\n".join([format_table(header, rows), *notes])
+
+
+def _format_rate(measurement: Measurement, rounds: int) -> str:
+    if measurement.rate is None:
+        return "failed" if measurement.error else "-"
+    return format_rate(measurement.rate) + ("'" if len(measurement.results) < rounds else "")
+
+
+def _describe_rates(rates: MachineRates) -> str:
+    return (
+        f"floor: weights, keys and values read at {rates.read_bytes_per_s / 1e9:.1f} GB/s, operations at "
+        f"{rates.flops_per_s / 1e9:,.0f} GFLOP/s, both measured on this {rates.device} in this run; what is "
+        "beyond it is kernels below their ceilings, and calls: norms, sampling, scheduling, messages"
     )
 
 
-def _say(text: str) -> None:
-    """Progress on stderr: over itself on a terminal, else a line each."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-    elif text:
-        print(text, file=sys.stderr, flush=True)
+def format_processes(processes: Mapping[str, tuple[float, Mapping[str, int]]]) -> str:
+    """Load time, Quire's advantage in it, and memory of the processes at their largest after a job."""
+    own_ready_s = processes[QUIRE][0]
+    rows = [
+        [who, role, f"{ready_s:.2f}", f"{ready_s / own_ready_s:.1f}x", format_megabytes(size)]
+        for who, (ready_s, rss_bytes) in processes.items()
+        for role, size in rss_bytes.items()
+    ]
+    return format_table(["contestant", "process", "ready after s", f"of {QUIRE}'s", "RSS MB"], rows)
+
+
+def describe_prefix_reuse(measurements: Measurements) -> Sequence[str]:
+    """Whether Quire computed W3's shared prefix once, by the cached tokens that its outputs report."""
+    results = measurements["W3"][QUIRE].results if "W3" in measurements else []
+    if not results:
+        return []
+    expected = (results[0].num_requests - 1) * SHARED_PREFIX_LEN
+    found = [result.num_cached_tokens or 0 for result in results]
+    verdict = "computed once" if min(found) >= expected else "NOT computed once"
+    shown = ", ".join(f"{count:,}" for count in found)
+    return [f"W3 prefix {verdict}: {shown} prompt tokens came from the cache, {expected:,} could"]
+
+
+def _parse_engine_arg(text: str) -> tuple[str, Any]:
+    """'max_num_seqs=8' -> ('max_num_seqs', 8); a value that is no JSON is a text."""
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise InputError("engine_arg", text, "NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value

@@ -2,82 +2,58 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
-from ...frontend.models.families import read_model_spec
-from ...frontend.models.gguf.files import find_gguf_files
-from ...frontend.models.gguf.tensors import make_formats
-from ...frontend.models.model_files import read_json
-from ...frontend.models.model_folder import find_model_folder, inspect_gguf
-from ...frontend.models.quantization import read_weight_formats
-from ...ipc.errors import InputError
-from ...ipc.spec.model_spec import Dtype, ModelSpec
-from ...ipc.spec.weight_format import Quantization, WeightFormats, make_online_formats
+from ...ipc.spec.model_spec import DTYPE_SIZE_BYTES, Dtype
+from ...ipc.spec.weight_format import Quantization
+from ..options import COUNT, INDEX, option
+from .bench_model import load_spec
 from .cost_model import CARDS, Card, StepShape, StepWork, compute_step_work
-from .model_configs import BENCH_MODELS, DUMMY_MODELS
+from .machine import write_json
 from .table import format_table
 
 
 @dataclass(frozen=True, slots=True)
-class RooflineOptions:
-    """See `quire bench roofline --help`."""
+class Options:
+    """What a step costs on a card by its data sheet; no GPU is needed."""
 
-    model: str
-    cards: tuple[str, ...]
-    batches: tuple[int, ...]
-    contexts: tuple[int, ...]
-    prompts: tuple[int, ...]
-    dtype: Dtype
-    quantization: Quantization | None
-    num_ranks: int
-    json_path: str | None
-
-
-def load_spec(model: str, quantization: Quantization | None = None) -> ModelSpec:
-    """Of a bench's model, of a folder's config.json, or of a GGUF file's header; no weights are read.
-
-    Raises InputError for `quantization` of a model that is narrow as it is.
-    """
-    config: dict[str, Any] | None = (BENCH_MODELS | DUMMY_MODELS).get(model)
-    files = find_gguf_files(model) if config is None else ()
-    if files:
-        folder = inspect_gguf(files, with_tokenizer=False)
-        spec = read_model_spec(folder.config)
-        formats = make_formats(folder.gguf_tensors, spec)
-    else:
-        config = config or read_json(find_model_folder(model) / "config.json")
-        spec = read_model_spec(config)
-        formats = read_weight_formats(config, spec)
-    if quantization is not None:
-        if formats != WeightFormats():
-            raise InputError(
-                "quantization", quantization, "None for a model whose weights are narrow already"
-            )
-        formats = make_online_formats(quantization)
-    return replace(spec, weight_formats=formats)
+    card: tuple[str, ...] = option(
+        ("h200",), f"of {', '.join(CARDS)} (h200)", choices=tuple(CARDS), metavar="C"
+    )
+    model: str = option(
+        "qwen3-0.6b", "tiny, small, qwen3-0.6b, llama-8b, a folder, or a GGUF file (%(default)s)"
+    )
+    batch: tuple[int, ...] = option((1, 8, 32, 256), "requests that decode (1 8 32 256)", INDEX, metavar="N")
+    context: tuple[int, ...] = option((208,), "tokens of each (208)", COUNT, metavar="N")
+    prompt_tokens: tuple[int, ...] = option(
+        (0,), "tokens of a prompt in the same step (0)", INDEX, metavar="N"
+    )
+    dtype: Dtype = option(  # noqa: RUF009
+        "bfloat16", "of what is not narrow (bfloat16)", choices=tuple(DTYPE_SIZE_BYTES)
+    )
+    quantization: Quantization | None = option(  # noqa: RUF009
+        None, "int4, int8 or fp8, where config.json names no format", choices=("int4", "int8", "fp8")
+    )
+    tensor_parallel_size: int = option(1, "cards that share the model (1)", metavar="N")
+    json: str | None = option(None, "write every figure to a file too", metavar="FILE")
 
 
-def run_roofline(options: RooflineOptions) -> int:
+def run(options: Options) -> int:
     """Print a row for each card, batch, context and number of prompt tokens."""
     spec = load_spec(options.model, options.quantization)
     rows: list[list[str]] = []
     records: list[dict[str, Any]] = []
-    for name in options.cards:
+    for name in options.card:
         for shape in _list_shapes(options):
-            work = compute_step_work(spec, options.dtype, shape, options.num_ranks)
+            work = compute_step_work(spec, options.dtype, shape, options.tensor_parallel_size)
             rows.append(_format_row(CARDS[name], shape, work))
             records.append({"card": name, **asdict(shape), **asdict(work), **_times(CARDS[name], work)})
     print(
         f"{options.model}, {options.dtype}, by data sheets: floors are certain, the other times estimates\n"
     )
     print(format_table(_HEADER, rows))
-    if options.json_path is not None:
-        Path(options.json_path).write_text(json.dumps(records, indent=1) + "\n")
+    write_json(options.json, records)
     return 0
 
 
@@ -87,12 +63,12 @@ _HEADER = [
 ]
 
 
-def _list_shapes(options: RooflineOptions) -> list[StepShape]:
+def _list_shapes(options: Options) -> list[StepShape]:
     return [
         StepShape(batch, context, prompt)
-        for prompt in options.prompts
-        for context in options.contexts
-        for batch in options.batches
+        for prompt in options.prompt_tokens
+        for context in options.context
+        for batch in options.batch
         if batch or prompt
     ]
 

@@ -9,6 +9,7 @@ import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ import uvloop
 from tqdm import tqdm
 
 from ...ipc.errors import InputError, QuireError
+from ..options import COUNT, INDEX, Check, option
 from .http_stream import AnswerError, AnswerReader, Endpoint, HttpClient
 from .load import LoadOptions, LoadResult, LoadRun, RequestRecord, send_request
-from .machine import describe_machine, format_machine
+from .machine import describe_machine, print_facts, write_json
 from .prompts import (
     PATHS,
     RANDOM,
@@ -32,8 +34,14 @@ from .prompts import (
     make_random_asks,
     read_asks,
 )
-from .serve_metrics import METRICS, LatencySummary, ServeMetrics, compute_metrics, compute_percentile
-from .serve_plot import check_plot, plot_run
+from .serve_metrics import (
+    METRICS,
+    LatencySummary,
+    ServeMetrics,
+    compute_metrics,
+    compute_percentile,
+    parse_goodput,
+)
 from .table import format_rate, format_table
 
 # Above this share of a core, or with timers this late, the client's own waiting shows in the latencies.
@@ -43,28 +51,39 @@ _MODELS_TIMEOUT_S = 30.0
 _MAX_REASONS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """What `quire bench serve` was asked to do."""
+EPILOG = """\
+Lines of --dataset FILE: {"prompt": TEXT} or {"messages": [...]}, and "max_tokens" for its own.
+Exit code: 0 when every request was answered, 1 otherwise."""
+_NOT_NEGATIVE = Check(lambda value: 0 <= value < math.inf, "a number of at least 0")
+_RATE = Check(lambda value: value > 0, "a number above 0, or inf")
+_SECONDS = Check(lambda value: 0 < value < math.inf, "seconds above 0")
 
-    base_url: str
-    model: str | None  # None: the first that the server lists
-    dataset: str  # 'random', or a file of JSON lines
-    input_len: LengthRange  # words, of random prompts
-    output_len: LengthRange  # most tokens
-    num_prompts: int
-    num_warmups: int
-    request_rate: float
-    max_concurrency: int | None
-    goodput_s: dict[str, float]
-    seed: int
-    api_key: str | None
-    endpoint: EndpointKind
-    temperature: float
-    ignore_eos: bool
-    timeout_s: float
-    json_path: str | None
-    plot_path: str | None
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Load on an OpenAI-compatible server, and what its users would see."""
+
+    base_url: str = option("http://127.0.0.1:8000", "the server (%(default)s)", metavar="URL")
+    model: str | None = option(None, "default: the first that the server lists", metavar="ID")
+    endpoint: EndpointKind = option(  # noqa: RUF009
+        "chat", "which API (%(default)s)", choices=tuple(PATHS)
+    )
+    api_key: str | None = option(None, "sent as the bearer token", metavar="KEY")
+    dataset: str = option(RANDOM, "random words, or a file of JSON lines", metavar="D")
+    input_len: str = option("32-128", "words in a random prompt, or a range (%(default)s)", metavar="N")
+    output_len: str = option("64", "most tokens of an answer, or a range (%(default)s)", metavar="N")
+    ignore_eos: bool = option(False, "ask for answers of the full length (not every server can)")
+    temperature: float = option(0.0, "of the answers (%(default)s)", _NOT_NEGATIVE, metavar="T")
+    num_prompts: int = option(100, "requests to measure (%(default)s)", COUNT, metavar="N")
+    num_warmups: int = option(2, "requests before, not measured (%(default)s)", INDEX, metavar="N")
+    request_rate: float = option(math.inf, "open loop: requests/s, or inf", _RATE, metavar="R")
+    max_concurrency: int | None = option(
+        None, "most requests at a time; closed loop if rate inf", COUNT, type=int, metavar="C"
+    )
+    timeout: float = option(600.0, "for one whole answer (%(default)s)", _SECONDS, metavar="S")
+    seed: int = option(0, "of prompts, lengths and times (%(default)s)", metavar="N")
+    goodput: tuple[str, ...] = option((), "limits of ttft, tpot, itl, e2e", metavar="NAME:MS")
+    json: str | None = option(None, "write every figure to a file too", metavar="FILE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,45 +94,47 @@ class ServeRun:
     result: LoadResult
 
 
-def run_serve(options: ServeOptions) -> int:
+def run(options: Options) -> int:
     """Run, print, write; returns 0 when every request was answered and 1 otherwise.
 
     Raises InputError before anything is sent, QuireError when the server cannot be asked at all.
     """
     endpoint = Endpoint.parse(options.base_url, options.api_key)
-    _check_outputs(options)
+    path, limits_s = options.json, parse_goodput(options.goodput)
+    if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
+        raise InputError("json", path, "a file name in a folder that exists")
     warmups, asks = make_asks(options)
     machine = describe_machine()
     if options.api_key is not None:
         machine["command"] = machine["command"].replace(options.api_key, "...")
-    _raise_file_limit()
+    raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        run = runner.run(_ask_server(endpoint, options, warmups, asks))
-    metrics = compute_metrics(run.result, options.goodput_s)
-    print(format_machine(machine) + "\n")
-    print(format_report(options, run, metrics))
-    if options.json_path:
-        Path(options.json_path).write_bytes(encode_report(options, run, metrics, machine))
-    if options.plot_path:
-        plot_run(run.result, f"{run.model}, {describe_load(options)}", options.plot_path)
+        serve_run = runner.run(_ask_server(endpoint, options, warmups, asks))
+    metrics = compute_metrics(serve_run.result, limits_s)
+    print_facts(machine)
+    print(format_report(options, serve_run, metrics))
+    write_json(path, make_report(options, serve_run, metrics) | {"machine": machine})
     return 0 if metrics.failed == 0 else 1
 
 
-def make_asks(options: ServeOptions) -> tuple[list[Ask], list[Ask]]:
+def make_asks(options: Options) -> tuple[list[Ask], list[Ask]]:
     """(warm-ups, measured ones); no measured prompt is a warm-up's, so that it is in no cache by that."""
+    lengths = (
+        LengthRange.parse("input_len", options.input_len),
+        LengthRange.parse("output_len", options.output_len),
+    )
     if options.dataset == RANDOM:
-        lengths = (options.input_len, options.output_len)
         return (
             make_random_asks(options.num_warmups, *lengths, f"warm-up/{options.seed}"),
             make_random_asks(options.num_prompts, *lengths, options.seed),
         )
-    asks = read_asks(options.dataset, options.endpoint, options.output_len, options.seed)
-    warmups = make_random_asks(options.num_warmups, options.input_len, options.output_len, "warm-up")
+    asks = read_asks(options.dataset, options.endpoint, lengths[1], options.seed)
+    warmups = make_random_asks(options.num_warmups, *lengths, "warm-up")
     return warmups, [asks[index % len(asks)] for index in range(options.num_prompts)]
 
 
 async def _ask_server(
-    endpoint: Endpoint, options: ServeOptions, warmups: Sequence[Ask], asks: Sequence[Ask]
+    endpoint: Endpoint, options: Options, warmups: Sequence[Ask], asks: Sequence[Ask]
 ) -> ServeRun:
     client = HttpClient(endpoint)
     try:
@@ -127,12 +148,16 @@ async def _ask_server(
         load = LoadOptions(
             options.request_rate,
             options.max_concurrency,
-            options.timeout_s,
+            options.timeout,
             options.seed,
             wants_vectors=options.endpoint == "embeddings",
         )
-        with _Progress(len(requests)) as progress:
-            return ServeRun(model, await LoadRun(client, requests, load, progress.take).run())
+        is_watched = sys.stderr.isatty()
+        with tqdm(
+            total=len(requests), unit=" requests", disable=not is_watched, mininterval=0.5, leave=False
+        ) as bar:
+            result = await LoadRun(client, requests, load, lambda _: bar.update()).run()
+        return ServeRun(model, result)
     finally:
         await client.close()
 
@@ -158,14 +183,14 @@ async def find_first_model(client: HttpClient) -> str:
     return models[0].id
 
 
-async def _warm_up(client: HttpClient, request: bytes, options: ServeOptions) -> None:
+async def _warm_up(client: HttpClient, request: bytes, options: Options) -> None:
     record, wants_vectors = RequestRecord(due_at=0.0), options.endpoint == "embeddings"
-    failure = await send_request(client, request, record, options.timeout_s, wants_vectors=wants_vectors)
+    failure = await send_request(client, request, record, options.timeout, wants_vectors=wants_vectors)
     if failure is not None:
         raise QuireError(f"the first requests failed, so nothing was measured: {failure}")
 
 
-def format_report(options: ServeOptions, run: ServeRun, metrics: ServeMetrics) -> str:
+def format_report(options: Options, run: ServeRun, metrics: ServeMetrics) -> str:
     """The tables and the notes that say how to read them."""
     unit = "tokens" if metrics.is_counted_by_server else "pieces of text"
     goodput = metrics.request_goodput
@@ -193,7 +218,7 @@ def format_report(options: ServeOptions, run: ServeRun, metrics: ServeMetrics) -
     )
 
 
-def describe_load(options: ServeOptions) -> str:
+def describe_load(options: Options) -> str:
     """One phrase: how many requests, and how they are sent."""
     limit = "" if options.max_concurrency is None else f", at most {options.max_concurrency} at a time"
     if math.isinf(options.request_rate):
@@ -202,7 +227,7 @@ def describe_load(options: ServeOptions) -> str:
     return f"{options.num_prompts} requests, {options.request_rate:g}/s (Poisson){limit}"
 
 
-def _explain(options: ServeOptions, result: LoadResult, metrics: ServeMetrics) -> list[str]:
+def _explain(options: Options, result: LoadResult, metrics: ServeMetrics) -> list[str]:
     if options.max_concurrency is not None and math.isinf(options.request_rate):
         notes = [
             "closed loop: a request is sent when an earlier one is answered, so a slow server is asked less; "
@@ -235,14 +260,12 @@ def _format_latency(name: str, summary: LatencySummary | None) -> list[str]:
     return [heading, *(f"{figure:,.2f}" for figure in figures)]
 
 
-def encode_report(
-    options: ServeOptions, run: ServeRun, metrics: ServeMetrics, machine: dict[str, str]
-) -> bytes:
-    """Everything that was measured, as JSON: the summary flat, then a list a request."""
+def make_report(options: Options, run: ServeRun, metrics: ServeMetrics) -> dict[str, Any]:
+    """Everything that was measured: the summary flat, then a list a request."""
     records, start = run.result.records, run.result.started_at
     is_unlimited = math.isinf(options.request_rate)
-    report: dict[str, Any] = {
-        "date": machine["date"],
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "model_id": run.model,
         "base_url": options.base_url,
         "endpoint": PATHS[options.endpoint],
@@ -250,11 +273,10 @@ def encode_report(
         "request_rate": "inf" if is_unlimited else options.request_rate,
         "max_concurrency": options.max_concurrency,
         "seed": options.seed,
-        "goodput_limits_ms": {name: limit * 1e3 for name, limit in options.goodput_s.items()},
+        "goodput_limits_ms": {name: limit * 1e3 for name, limit in parse_goodput(options.goodput).items()},
         **metrics.to_json(),
         "client_cpu_share": run.result.cpu_s / max(run.result.duration_s, 1e-9),
         "client_lags_ms": [lag * 1e3 for lag in run.result.lags_s],
-        "machine": machine,
         "due_s": [record.due_at - start for record in records],
         "sent_s": [record.sent_at - start for record in records],
         "ended_s": [record.ended_at - start for record in records],
@@ -264,7 +286,6 @@ def encode_report(
         "itls": [[b - a for a, b in pairwise(r.text_times)] for r in records],
         "errors": [record.error for record in records],
     }
-    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
 
 
 class _Model(msgspec.Struct):
@@ -285,35 +306,7 @@ class _WholeBody(AnswerReader):
         self.data += data
 
 
-class _Progress:
-    """A bar on the terminal while the load runs; nothing where nobody watches."""
-
-    def __init__(self, total: int) -> None:
-        self._bar = tqdm(
-            total=total, unit=" requests", disable=not sys.stderr.isatty(), mininterval=0.5, leave=False
-        )
-
-    def take(self, _record: RequestRecord) -> None:
-        """Count an answer."""
-        self._bar.update()
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-
-def _check_outputs(options: ServeOptions) -> None:
-    """Raises InputError where a result could not be written after the run."""
-    if options.plot_path is not None:
-        check_plot(options.plot_path)
-    for field, path in (("json", options.json_path), ("plot", options.plot_path)):
-        if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
-            raise InputError(field, path, "a file name in a folder that exists")
-
-
-def _raise_file_limit() -> None:
+def raise_file_limit() -> None:
     """A connection is a file; 1,024 of them are a usual soft limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):

@@ -7,21 +7,19 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..bench.models import ensure_model
-from ..bench.peers import VLLM, default_peer_python
+from ..bench.bench_model import load_bench_model
+from ..bench.contest import Job, open_contestants
+from ..bench.machine import find_version
+from ..bench.peers import TRANSFORMERS, VLLM, default_peer_python, make_launch
 from ..bench.workloads import BenchRequest, make_workload, take_sample
 from .rows import Row, Say
 
 _WORKLOAD = "W5"
 _TIMEOUT_S = 420.0
 _SAMPLE = 64  # requests of a batch of transformers', whose cache is copied for every token
-_PAD_TOKEN_ID = 0
 
 
 def run_contest(
@@ -68,33 +66,14 @@ def _read_rates(report: dict[str, Any], workload: str) -> dict[str, str]:
     return rates
 
 
-def _run_transformers(model: str, device: str, workload: str, sample: int) -> str:
+def _run_transformers(name: str, device: str, workload: str, sample: int) -> str:
     """One left-padded batch on random weights of the same shape; tokens that were asked for count."""
-    try:
-        import transformers
-    except ImportError:
+    if find_version(TRANSFORMERS) is None:
         return "not installed"
-    config: Any = transformers.AutoConfig.from_pretrained(ensure_model(model))
-    peer: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    peer.to(device).eval()
-    work = take_sample(make_workload(workload, config.vocab_size, "round 1"), sample)
-    _generate(peer, work.requests[:1], device, most=4)
-    seconds = _generate(peer, work.requests, device)
+    model = load_bench_model(name)
+    work = take_sample(make_workload(workload, model.spec.vocab_size, "round 1"), sample)
+    launch = make_launch(TRANSFORMERS, model, work.max_total_len, device=device, ways=["static"])
+    with open_contestants({TRANSFORMERS: launch}) as [peer]:
+        peer.run(Job(requests=[BenchRequest(work.requests[0].prompt_token_ids, 4)]))
+        seconds = peer.run(Job(requests=work.requests)).seconds
     return f"{work.num_output_tokens / seconds:,.0f} tokens/s"
-
-
-def _generate(peer: Any, requests: list[BenchRequest], device: str, most: int | None = None) -> float:
-    longest = max(len(request.prompt_token_ids) for request in requests)
-    pads = [longest - len(request.prompt_token_ids) for request in requests]
-    rows = [[_PAD_TOKEN_ID] * pad + one.prompt_token_ids for pad, one in zip(pads, requests, strict=True)]
-    mask = [[0] * pad + [1] * (longest - pad) for pad in pads]
-    count = most or max(request.num_output_tokens for request in requests)
-    start = time.perf_counter()
-    with torch.inference_mode():
-        output = peer.generate(
-            torch.tensor(rows, device=device), attention_mask=torch.tensor(mask, device=device),
-            max_new_tokens=count, min_new_tokens=count, do_sample=False, eos_token_id=None,
-            pad_token_id=_PAD_TOKEN_ID,
-        )  # fmt: skip
-    output.cpu()  # waits for the device
-    return time.perf_counter() - start

@@ -10,11 +10,8 @@ import time
 from random import Random
 from typing import Any
 
-from ...ipc.spec.model_spec import ModelSpec
+from ..bench.bench_model import BenchModel, load_bench_model
 from ..bench.cost_model import Card, StepShape, compute_step_work
-from ..bench.model_facts import ModelFacts, read_model_facts
-from ..bench.models import ensure_model
-from ..bench.roofline import load_spec
 from ..bench.workloads import WORKLOADS, BenchRequest, make_workload
 from .rows import Row, Say
 from .targets import find_card, judge_step
@@ -36,14 +33,14 @@ def bench_small_engine(
     workload: str = "W5",
 ) -> None:
     """The shape of Qwen3-0.6B: decode at some batches, with graphs and without, and 256 mixed requests."""
-    facts, spec, card = _read_model(model), load_spec(model), find_card(say, device)
-    with _make_llm(facts, device) as llm:
+    bench, card = load_bench_model(model), find_card(say, device)
+    with _make_llm(bench, device) as llm:
         for batch, most in batches:
-            say(_bench_decode(llm, facts, spec, batch, card, most))
-            say(_bench_decode(llm, facts, spec, batch, card, None, is_filtered=True))
-        say(_bench_workload(llm, facts, workload))
-    with _make_llm(facts, device, enforce_eager=True) as llm:
-        row = _bench_decode(llm, facts, spec, 1, card, None)
+            say(_bench_decode(llm, bench, batch, card, most))
+            say(_bench_decode(llm, bench, batch, card, None, is_filtered=True))
+        say(_bench_workload(llm, bench, workload))
+    with _make_llm(bench, device, enforce_eager=True) as llm:
+        row = _bench_decode(llm, bench, 1, card, None)
         say(Row(f"{row.name}, without graphs", row.value))
 
 
@@ -51,38 +48,34 @@ def bench_large_engine(
     say: Say, device: str = "cuda", model: str = "llama-8b", batches: Batches = _LARGE_BATCHES
 ) -> None:
     """The shape of Llama-3.1-8B: decode of one request."""
-    facts, spec, card = _read_model(model), load_spec(model), find_card(say, device)
-    with _make_llm(facts, device) as llm:
+    bench, card = load_bench_model(model), find_card(say, device)
+    with _make_llm(bench, device) as llm:
         for batch, most in batches:
-            say(_bench_decode(llm, facts, spec, batch, card, most))
+            say(_bench_decode(llm, bench, batch, card, most))
 
 
 def bench_attention_backend(
     say: Say, name: str, device: str = "cuda", model: str = "qwen3-0.6b", batches: tuple[int, ...] = (1, 64)
 ) -> None:
     """Decode with another attention than the usual, if that is what computes."""
-    facts, spec, card = _read_model(model), load_spec(model), find_card(say, device)
-    with _make_llm(facts, device, attention_backend=name) as llm:
+    bench, card = load_bench_model(model), find_card(say, device)
+    with _make_llm(bench, device, attention_backend=name) as llm:
         used = llm.llm_engine.facts.attention_backend
         say(Row(f"{name} in an engine", f"attention is {used}'s", "its own", used == name.lower()))
         for batch in batches:
-            row = _bench_decode(llm, facts, spec, batch, card, None)
+            row = _bench_decode(llm, bench, batch, card, None)
             say(Row(f"{row.name}, attention by {used}", row.value))
 
 
-def _read_model(model: str) -> ModelFacts:
-    return read_model_facts(model, ensure_model(model), is_dummy=True)
-
-
-def _make_llm(facts: ModelFacts, device: str, **engine_args: Any) -> Any:
+def _make_llm(bench: BenchModel, device: str, **engine_args: Any) -> Any:
     from ...frontend.llm import LLM
 
     return LLM(
-        model=str(facts.folder),
+        model=str(bench.path),
         load_format="dummy",
         skip_tokenizer_init=True,
         device=device,
-        max_model_len=min(_MAX_MODEL_LEN, load_spec(facts.name).max_position_embeddings),
+        max_model_len=min(_MAX_MODEL_LEN, bench.spec.max_position_embeddings),
         max_num_seqs=256,
         log_level="WARNING",
         **engine_args,
@@ -91,8 +84,7 @@ def _make_llm(facts: ModelFacts, device: str, **engine_args: Any) -> Any:
 
 def _bench_decode(
     llm: Any,
-    facts: ModelFacts,
-    spec: ModelSpec,
+    bench: BenchModel,
     batch: int,
     card: Card,
     most: float | None,
@@ -102,7 +94,7 @@ def _bench_decode(
 
     No two prompts share a block, so that no request's keys are in the cache because of another one's.
     """
-    prompts = [_make_prompt(facts, number) for number in range(batch)]
+    prompts = [_make_prompt(bench, number) for number in range(batch)]
     few = [BenchRequest(prompt, _FEW_TOKENS) for prompt in prompts]
     many = [BenchRequest(prompt, _MANY_TOKENS) for prompt in prompts]
     _run(llm, many, is_filtered)  # compiles, and captures the graph
@@ -110,24 +102,24 @@ def _bench_decode(
     long = min(_run(llm, many, is_filtered) for _ in range(3))
     step_s = (long - short) / (_MANY_TOKENS - _FEW_TOKENS)
     mean_len = _PROMPT_LEN + (_FEW_TOKENS + _MANY_TOKENS) // 2
-    work = compute_step_work(spec, "bfloat16", StepShape(batch, mean_len))
-    name = f"{facts.name} decode, batch {batch}" + (", top-k 20, top-p 0.95" if is_filtered else "")
+    work = compute_step_work(bench.spec, "bfloat16", StepShape(batch, mean_len))
+    name = f"{bench.name} decode, batch {batch}" + (", top-k 20, top-p 0.95" if is_filtered else "")
     return judge_step(f"{name}, step", step_s, work, card, most)
 
 
-def _make_prompt(facts: ModelFacts, number: int) -> list[int]:
+def _make_prompt(bench: BenchModel, number: int) -> list[int]:
     """Token ids that differ from every other prompt's from the first block on."""
     random = Random(number)
-    return [random.randrange(16, facts.vocab_size) for _ in range(_PROMPT_LEN)]
+    return [random.randrange(16, bench.spec.vocab_size) for _ in range(_PROMPT_LEN)]
 
 
-def _bench_workload(llm: Any, facts: ModelFacts, name: str) -> Row:
+def _bench_workload(llm: Any, bench: BenchModel, name: str) -> Row:
     # All requests, whose lengths are those of the measured ones: every size of graph has been replayed.
-    _run(llm, make_workload(name, facts.vocab_size, "warm-up").requests)
-    workload = make_workload(name, facts.vocab_size, "round 1")
+    _run(llm, make_workload(name, bench.spec.vocab_size, "warm-up").requests)
+    workload = make_workload(name, bench.spec.vocab_size, "round 1")
     seconds = _run(llm, workload.requests)
     rate = workload.num_output_tokens / seconds
-    return Row(f"{facts.name}, {WORKLOADS[name].summary}", f"{rate:,.0f} tokens/s out, {seconds:.1f} s")
+    return Row(f"{bench.name}, {WORKLOADS[name].summary}", f"{rate:,.0f} tokens/s out, {seconds:.1f} s")
 
 
 def _run(llm: Any, requests: list[BenchRequest], is_filtered: bool = False) -> float:

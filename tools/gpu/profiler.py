@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ...ipc.protocol.step import SchedulerOutput
+from ..bench.bench_model import load_spec
 from ..bench.cost_model import Card, StepShape, StepWork, compute_step_work
 from ..bench.models import ensure_model
-from ..bench.roofline import load_spec
 from .rows import Row, Say
 from .steps import StepDriver
 from .targets import find_card, judge_step

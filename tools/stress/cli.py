@@ -82,10 +82,6 @@ def _run(options: argparse.Namespace) -> int:
         if has_ray:
             raise InputError("distributed_executor_backend", "ray", "not given with --attach")
         _check_victims_of_others(options, set(names))
-    if options.plot is not None:
-        from ..bench.serve_plot import check_plot
-
-        check_plot(options.plot)
     return run_stress(
         StressOptions(
             attach=options.attach,
@@ -107,7 +103,6 @@ def _run(options: argparse.Namespace) -> int:
             has_ray=has_ray,
             has_ssl=options.ssl,
             json_path=options.json,
-            plot_path=options.plot,
         )
     )
 
@@ -125,7 +120,7 @@ def _check_victims_of_others(options: argparse.Namespace, names: set[str]) -> No
 def _run_hostile(options: argparse.Namespace) -> int:
     """Its daemon and server are its own, since it takes all that they have and deletes their files."""
     ray = "distributed_executor_backend"
-    given = ("attach", "reproduce", "kills", "plot", "warm_spare", *_RANKS, *_WEIGHTS, "network", "ssl", ray)
+    given = ("attach", "reproduce", "kills", "warm_spare", *_RANKS, *_WEIGHTS, "network", "ssl", ray)
     for field in given:
         value = getattr(options, field)
         if value not in (None, False, 1, "mp", "pocket"):
@@ -133,7 +128,8 @@ def _run_hostile(options: argparse.Namespace) -> int:
     from .hostile.attacks import ATTACKS
     from .hostile.run import HostileOptions, run_hostile
 
-    names = ATTACKS if options.attacks is None else _parse_names("attacks", options.attacks, ATTACKS)
+    known = tuple(ATTACKS)
+    names = known if options.attacks is None else _parse_names("attacks", options.attacks, known)
     return run_hostile(
         HostileOptions(
             seed=options.seed,
@@ -218,5 +214,4 @@ def _make_parser() -> Parser:
     text = "no processes: N seeds of the simulator, whose messages are lost, late and doubled"
     add("--simulate", type=int, metavar="N", help=text)
     add("--json", metavar="FILE", help="write every figure to a file too")
-    add("--plot", metavar="FILE", help="write a picture of the run over time")
     return parser

@@ -9,7 +9,8 @@ import random
 import socket
 import struct
 import threading
-from contextlib import ExitStack, suppress
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager, suppress
 from urllib.parse import urlsplit
 
 import msgspec
@@ -18,6 +19,7 @@ import zmq
 from ...frontend.client.remote_daemon import RemoteDaemon
 from ...ipc.daemon.daemon_state import CLIENT_SOCKET_NAME, read_state
 from ...ipc.daemon.run_dir import find_named
+from ...ipc.network.keys import ClientKeys
 from ...ipc.network.tcp_address import parse_tcp_address
 from ...ipc.protocol.sockets import connect_dealer, make_ipc_address
 from ..bench.http_stream import Endpoint
@@ -26,6 +28,7 @@ from .site import Site
 _PERIOD_S = 1.0
 _STORM_SIZE = 12
 _TIMEOUT_S = 2.0
+_TIMEOUT_MS = 2000  # to send one message
 _JUNK_TIMEOUT_MS = 200
 _NUM_FRAMES = 20
 _MAX_JUNK_BYTES = 2000
@@ -115,18 +118,28 @@ def send_junk_to_core(daemon: str, rng: random.Random) -> int:
     state = read_state(directory)
     names = [engine.socket for engine in state.engines] if state is not None else [CLIENT_SOCKET_NAME]
     address = make_ipc_address(str(directory / rng.choice(names)))
+    num_sent = 0
+    with open_dealer(address, timeout_ms=_JUNK_TIMEOUT_MS, linger_ms=_JUNK_TIMEOUT_MS) as dealer:
+        for _ in range(_NUM_FRAMES):
+            with suppress(zmq.Again):  # the core may be dead just now
+                dealer.send_multipart([_draw_junk(rng) for _ in range(rng.randint(1, 3))])
+                num_sent += 1
+    return num_sent
+
+
+@contextmanager
+def open_dealer(
+    address: str, keys: ClientKeys | None = None, *, timeout_ms: int = _TIMEOUT_MS, linger_ms: int = 0
+) -> Generator[zmq.Socket[bytes]]:
+    """A socket to an engine core, that sends for `timeout_ms` at most."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     dealer = context.socket(zmq.DEALER)
-    dealer.sndtimeo = _JUNK_TIMEOUT_MS  # the core may be dead just now
-    connect_dealer(dealer, address)
-    num_sent = 0
-    for _ in range(_NUM_FRAMES):
-        with suppress(zmq.Again):
-            dealer.send_multipart([_draw_junk(rng) for _ in range(rng.randint(1, 3))])
-            num_sent += 1
-    dealer.close(linger=_JUNK_TIMEOUT_MS)
-    context.term()
-    return num_sent
+    dealer.sndtimeo = timeout_ms
+    try:
+        yield connect_dealer(dealer, address, keys=keys)
+    finally:
+        dealer.close(linger=linger_ms)
+        context.term()
 
 
 def _draw_junk(rng: random.Random) -> bytes:

@@ -11,7 +11,7 @@ import msgspec
 
 from ...ipc.errors import InputError
 from ...ipc.spec.config import RecoveryConfig
-from ..bench.machine import describe_machine, format_machine
+from ..bench.machine import print_machine
 from ..bench.table import format_table
 from .asks import (
     CLIENT_KINDS,
@@ -33,7 +33,6 @@ from .checks import count_failed
 from .kills import Kill, KillPace, Method, Role, draw_kills
 from .last_kill import kill_supervisor
 from .measures import find_gaps, find_recoveries
-from .plot import plot_timeline
 from .ray_nodes import open_ray
 from .record import Golden
 from .report import BROKEN_EXIT_CODE, format_broken, format_run, summarize, write_run
@@ -78,13 +77,11 @@ class StressOptions:
     has_ray: bool  # whether its workers are on nodes of a Ray
     has_ssl: bool  # whether its server speaks TLS, with certificates that are replaced
     json_path: str | None
-    plot_path: str | None
 
 
 def run_stress(options: StressOptions) -> int:
     """Run, print and write; 0 when every invariant holds."""
-    facts = describe_machine()
-    print(format_machine(facts) + "\n", flush=True)
+    facts = print_machine()
     arrivals = draw_arrivals(options.seed, options.rate, options.duration_s, _POOL_SIZE, _ODD_SHARE)
     kills = draw_kills(
         options.seed, options.roles, options.methods, options.kill_interval_s, options.duration_s
@@ -152,8 +149,6 @@ def run_stress(options: StressOptions) -> int:
         print("then the supervisor was killed, and another daemon started in its place")
     if options.json_path is not None:
         write_run(result, facts, options.json_path)
-    if options.plot_path is not None:
-        plot_timeline(result, f"quire stress, seed {options.seed}", options.plot_path)
     return BROKEN_EXIT_CODE if result.broken else 0
 
 
@@ -171,7 +166,7 @@ def run_reproduction(num_requests: int, max_tokens: int, seed: int, warm_spare: 
     """Dynamo's table: 8 clients and one death in the middle, once for each kind of process."""
     if num_requests < _USERS:
         raise InputError("reproduce", num_requests, f"at least {_USERS}, a request for each client")
-    print(format_machine(describe_machine()) + "\n", flush=True)
+    print_machine()
     pool = draw_pool(seed, _POOL_SIZE, max_tokens)
     broken: list[str] = []
     rows: list[list[str]] = []

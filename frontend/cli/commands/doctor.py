@@ -39,7 +39,6 @@ MIN_PYTHON = (3, 11)
 LOW_MEMORY_BYTES = 2 * 2**30
 OPTIONAL_PACKAGES = {
     "transformers": "the peer of `quire bench offline`",
-    "matplotlib": "the picture of `quire bench serve --plot`",
     "argcomplete": "`quire completion`",
     "grpcio": "`quire serve --grpc-port`",
     "ray": "distributed_executor_backend=ray",

@@ -273,7 +273,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert (tokens, final.finish_reason) == (expected, reason)
 
 
-EngineMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
+EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
 TestEngineMachine = EngineMachine.TestCase
 
 

@@ -183,7 +183,7 @@ def test_those_who_wait_cost_a_search_nothing(policy: str) -> None:
     assert costs[1] < costs[0] + 200  # to move each of them would be thousands
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     num_requests=st.integers(1, 24),
     poisoned=st.sets(st.integers(0, 23), max_size=4),
@@ -430,7 +430,7 @@ def test_a_newcomer_that_hangs_late_costs_old_neighbours_no_long_tests() -> None
     assert assert_neighbours(hanging, neighbours) < MAX_SILENCE_S + tests_s
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     count=st.integers(1, 20),
     culprits=st.dictionaries(st.integers(0, 19), st.integers(1, 30), max_size=5),

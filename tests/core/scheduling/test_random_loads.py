@@ -93,5 +93,5 @@ class Load:
 
 @pytest.mark.parametrize("first", [0, pytest.param(1000, marks=pytest.mark.slow)])
 def test_random_loads_end_and_no_step_is_missed(first: int) -> None:
-    for seed in range(first, first + (2 if first == 0 else 500)):
+    for seed in range(first, first + (4 if first == 0 else 500)):
         Load(seed).play()

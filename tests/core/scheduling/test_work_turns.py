@@ -85,10 +85,9 @@ class Bench:
         return sum(name.startswith(prefix) for step in self.steps for name in step)
 
 
-@pytest.mark.parametrize(
-    ("policy", "run_ahead", "fields"),
-    [(one, number % 2 + 1, {"grammar": ""} if number < 3 else {}) for number, one in enumerate(POLICIES * 2)],
-)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("run_ahead", [1, 2])
+@pytest.mark.parametrize("fields", [{}, {"grammar": ""}], ids=["grammar", "unannounced"])
 def test_256_rows_with_dear_tokens_cost_a_neighbour_half_as_much_again(
     policy: str, run_ahead: int, fields: dict[str, Any]
 ) -> None:
@@ -160,7 +159,7 @@ def test_nobody_is_left_out_for_long_and_tokens_are_those_of_a_run_alone(policy:
     num_turns = 0
     while bench.engine.core.num_unfinished:
         bench.turn()
-        assert num_turns % 16 or bench.engine.core.check_integrity() == []
+        assert bench.engine.core.check_integrity() == []
         num_turns += 1
         assert num_turns < 20_000
     for request in requests:

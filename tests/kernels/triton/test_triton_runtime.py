@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -24,6 +25,17 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     triton_runtime.find_fault.cache_clear()
     yield
     triton_runtime.find_fault.cache_clear()
+
+
+def test_a_cpu_worker_never_loads_triton() -> None:
+    script = (
+        "import sys, torch\n"
+        "from quire.worker.models import builder\n"
+        "builder.RMSNorm(torch.ones(4), 1e-6)(torch.ones(1, 4)), builder.Embedding(torch.ones(1, 4))\n"
+        "builder.GatedActivation('silu', torch.float32, torch.device('cpu'))\n"
+        "assert not any(name.partition('.')[0] == 'triton' for name in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-P", "-c", script], check=True, timeout=60)
 
 
 @pytest.mark.usefixtures("runtime")

@@ -147,10 +147,10 @@ def without_graphs(model: Decoder, checkpoint: Checkpoint) -> dict[str, list[int
     return run_three(model, checkpoint, None)
 
 
-def make_config(checkpoint: Checkpoint, max_num_batched_tokens: int = 48) -> EngineConfig:
+def make_config(checkpoint: Checkpoint) -> EngineConfig:
     return msgspec.structs.replace(
         checkpoint.engine_config(max_model_len=64),
-        scheduler=SchedulerConfig(max_num_seqs=5, max_num_batched_tokens=max_num_batched_tokens),
+        scheduler=SchedulerConfig(max_num_seqs=5, max_num_batched_tokens=48),
         cache=CacheConfig(block_size=8),
     )
 
@@ -159,7 +159,7 @@ def run_three(model: Decoder, checkpoint: Checkpoint, graphs: Graphs | None) -> 
     """Three requests of different lengths: prompts whole and in chunks, beside decodes that were launched
     ahead of their tokens; then decodes alone.
     """
-    config = make_config(checkpoint, 12)
+    config = make_config(checkpoint)
     driver = Driver(config, num_blocks=7)
     caches = allocate_kv_caches(config, 7, CPU)
     for part in caches:
@@ -191,7 +191,7 @@ def test_tokens_are_the_same_with_graphs_and_without(
 ) -> None:
     graphs = Graphs()
     assert run_three(model, checkpoint, graphs) == without_graphs
-    assert graphs.num_tokens == [12, 5, 4, 2, 1]
+    assert graphs.num_tokens == [48, 32, 5, 4, 2, 1]
     assert graphs.num_replays == 6  # every step: prompts, what is beside them, and decodes
 
 

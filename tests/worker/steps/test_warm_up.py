@@ -90,9 +90,7 @@ def serve(config: EngineConfig) -> tuple[int, list[str], list[str]]:
     return at_start, later, messages
 
 
-@pytest.mark.parametrize(
-    ("dtype", "exact"), [("bfloat16", False), pytest.param("float32", True, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("dtype", "exact"), [("bfloat16", False), ("float32", True)])
 def test_nothing_is_compiled_while_serving(dtype: str, exact: bool, tmp_path: Path) -> None:
     import msgspec
 

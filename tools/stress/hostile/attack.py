@@ -1,32 +1,51 @@
-"""Attack: one way to hurt a server by size, count or slip, and the answers that it may get."""
+"""Attacks: one way each to hurt a server by size, count or slip, and the answers that it may get."""
 
 from __future__ import annotations
 
 import random
-from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from .plan import Target
 
 # What an attacker may be told instead of what it asked for. A 5xx other than "no room now" is a defect.
 REFUSALS = frozenset({"400", "408", "413", "429", "431", "503"})
+UNANSWERED = frozenset({"cut", "open", "not accepted"})  # as `wire` names them
+
+# Plays once, until its turn is over (time.monotonic) at the latest; what it opens it closes. Returns how it
+# was answered.
+Play = Callable[[float], Counter[str]]
 
 
-class Attack(ABC):
-    """Played again and again until its turn is over; what it opens it closes.
-
-    `allowed`: the answers that break nothing. One that is cut off without an answer says so where it may be.
-    """
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """prepare: before the first turn, outside everybody's time. allowed: the answers that break nothing."""
 
     allowed: frozenset[str]
+    prepare: Callable[[Target, random.Random], Play]
 
-    def __init__(self, target: Target, rng: random.Random) -> None:
-        self.target = target
-        self.rng = rng
 
-    def prepare(self) -> None:  # noqa: B027 (most have nothing to make)
-        """Before the first turn, outside everybody's time: what takes long to make."""
+ATTACKS: dict[str, Attack] = {}
 
-    @abstractmethod
-    def play(self, until: float) -> Counter[str]:
-        """Once, by `until` (time.monotonic) at the latest; returns how it was answered."""
+
+def attack(
+    name: str, allowed: Collection[str]
+) -> Callable[[Callable[[Target, random.Random, float], Counter[str]]], None]:
+    """Make an attack of a function that plays it, and needs nothing before."""
+
+    def register(play: Callable[[Target, random.Random, float], Counter[str]]) -> None:
+        ATTACKS[name] = Attack(frozenset(allowed), lambda target, rng: lambda until: play(target, rng, until))
+
+    return register
+
+
+def prepared_attack(
+    name: str, allowed: Collection[str]
+) -> Callable[[Callable[[Target, random.Random], Play]], None]:
+    """Make an attack of a function that makes what takes long, and returns what plays it."""
+
+    def register(prepare: Callable[[Target, random.Random], Play]) -> None:
+        ATTACKS[name] = Attack(frozenset(allowed), prepare)
+
+    return register

@@ -19,8 +19,8 @@ import msgspec
 import zmq
 
 from ....ipc.errors import QuireError
-from .attack import Attack
-from .attacks import make_attack
+from .attack import Play
+from .attacks import ATTACKS
 from .plan import AttackPlan, Played, Turn, TurnReport
 
 _NICENESS = 10  # what it costs to attack must not be what the streams feel
@@ -34,7 +34,7 @@ def _write(line: bytes) -> None:
         sys.stdout.buffer.flush()
 
 
-def _play_turn(attack: Attack, turn: Turn, start: float) -> None:
+def _play_turn(play: Play, turn: Turn, start: float) -> None:
     """From its beginning to its end, round after round."""
     time.sleep(max(0.0, start + turn.begins_s - time.monotonic()))
     began_at, until = time.monotonic(), start + turn.ends_s
@@ -42,7 +42,7 @@ def _play_turn(attack: Attack, turn: Turn, start: float) -> None:
     error = ""
     try:
         while time.monotonic() < until:
-            answers += attack.play(until)
+            answers += play(until)
             time.sleep(min(_PAUSE_S, max(0.0, until - time.monotonic())))
     except (QuireError, OSError, zmq.ZMQError) as failure:
         error = f"{type(failure).__name__}: {failure}"
@@ -60,9 +60,9 @@ def main() -> None:
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     names = dict.fromkeys(turn.attack for turn in plan.turns)
-    attacks = {name: make_attack(name, plan.target, random.Random(f"{name}/{plan.seed}")) for name in names}
-    for attack in attacks.values():
-        attack.prepare()
+    attacks = {
+        name: ATTACKS[name].prepare(plan.target, random.Random(f"{name}/{plan.seed}")) for name in names
+    }
     _write(b"ready")
     if not sys.stdin.buffer.readline():
         return  # whoever started this has gone

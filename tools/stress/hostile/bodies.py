@@ -1,13 +1,12 @@
 """Attacks by requests that a key allows: as large, as many and as dear as their fields let them be.
 
-Each is a body and how many are sent at once; what is answered is counted as `wire` says. A 200 is fine, a
-refusal that names a limit is fine, a connection that ends is not.
+Each is a body, made once, and how many are sent at once; what is answered is counted as `wire` says. A 200 is
+fine, a refusal that names a limit is fine, a connection that ends is not.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +14,11 @@ from typing import Any
 import msgspec
 
 from ....ipc.protocol.messages import MAX_IDS_PER_ABORT
-from .attack import REFUSALS, Attack
+from .attack import REFUSALS, Play, prepared_attack
 from .plan import Target
 from .wire import Exchange, converse, make_request
 
+ALLOWED = REFUSALS | {"200", "401", "404", "open", "not accepted"}
 _TEXT_BYTES = 8_000_000  # fits into the largest body
 _WORDS = "one two three four five six seven eight "
 _COMPLETIONS, _CHAT, _TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
@@ -35,20 +35,6 @@ class Request:
     path: str
     make_bodies: MakeBodies
     count: int = 1
-
-
-class RequestAttack(Attack):
-    """Requests with the attackers' key, whose bodies are made once."""
-
-    allowed = REFUSALS | {"200", "401", "404", "open", "not accepted"}
-
-    def __init__(self, target: Target, rng: random.Random, request: Request) -> None:
-        super().__init__(target, rng)
-        bodies = request.make_bodies(target) * request.count
-        self._requests = [make_request(target, request.path, body) for body in bodies]
-
-    def play(self, until: float) -> Counter[str]:
-        return converse(self.target, [Exchange([data]) for data in self._requests], until)
 
 
 def _json(**fields: Any) -> MakeBodies:
@@ -269,3 +255,15 @@ REQUESTS: dict[str, Request] = {
         _COMPLETIONS, _large(lambda size: {"model": "m" * size, "prompt": "Hi"}, 7_900_000)
     ),
 }
+
+
+def _add_requests(name: str, request: Request) -> None:
+    @prepared_attack(name, ALLOWED)
+    def prepare(target: Target, _rng: random.Random) -> Play:
+        bodies = request.make_bodies(target) * request.count
+        sent = [make_request(target, request.path, body) for body in bodies]
+        return lambda until: converse(target, [Exchange([data]) for data in sent], until)
+
+
+for _name, _request in REQUESTS.items():
+    _add_requests(_name, _request)

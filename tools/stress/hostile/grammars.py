@@ -4,126 +4,118 @@ cache helps. What is answered is counted as `wire` says.
 
 from __future__ import annotations
 
+import random
 import string
-from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
-from .attack import Attack
-from .bodies import RequestAttack
+from .attack import attack
+from .bodies import ALLOWED
+from .plan import Target
 from .wire import Exchange, converse, make_request
 
 _PATH = "/v1/completions"
 _COUNT = 4  # of each kind, at once
+Draw = Callable[[Target, random.Random], Iterator[dict[str, Any]]]
+
+# By attack: fields of StructuredOutputsParams, one of each kind.
+GRAMMARS: dict[str, Draw] = {}
 
 
-class GrammarAttack(Attack):
-    """Requests of which each has a grammar of its own."""
+def _grammar_attack(name: str, **fields: Any) -> Callable[[Draw], Draw]:
+    """Requests with these fields, of which each has a grammar of its own. A callable gets the target."""
 
-    allowed = RequestAttack.allowed
-    fields: dict[str, Any] = {"max_tokens": 8}  # noqa: RUF012 - never written
+    def register(draw: Draw) -> Draw:
+        GRAMMARS[name] = draw
 
-    def play(self, until: float) -> Counter[str]:
-        common = {"model": self.target.model, "prompt": "Hi"} | self.fields
-        bodies = [common | {"structured_outputs": one} for _ in range(_COUNT) for one in self.draw()]
-        requests = [make_request(self.target, _PATH, msgspec.json.encode(body)) for body in bodies]
-        return converse(self.target, [Exchange([request]) for request in requests], until)
+        @attack(name, ALLOWED)
+        def play(target: Target, rng: random.Random, until: float) -> Counter[str]:
+            made = {key: value(target) if callable(value) else value for key, value in fields.items()}
+            common = {"model": target.model, "prompt": "Hi", "max_tokens": 8} | made
+            bodies = [
+                common | {"structured_outputs": one} for _ in range(_COUNT) for one in draw(target, rng)
+            ]
+            requests = [make_request(target, _PATH, msgspec.json.encode(body)) for body in bodies]
+            return converse(target, [Exchange([request]) for request in requests], until)
 
-    @abstractmethod
-    def draw(self) -> Iterator[dict[str, Any]]:
-        """Fields of StructuredOutputsParams, one of each kind."""
+        return draw
 
-    def draw_word(self) -> str:
-        """One that has not been there."""
-        return "".join(self.rng.choices(string.ascii_lowercase, k=12))
-
-    def draw_words(self, count: int) -> list[str]:
-        """So many, fewer in a run of a smaller scale."""
-        return [self.draw_word() for _ in range(self.target.shrink(count))]
+    return register
 
 
-class DearGrammars(GrammarAttack):
-    """About the largest that are let in, and about the slowest to compile."""
-
-    def draw(self) -> Iterator[dict[str, Any]]:
-        properties = {
-            word: {"type": "string", "pattern": f"^{word}|[a-z]*$"} for word in self.draw_words(400)
-        }
-        yield {"json": {"type": "object", "properties": properties}}
-        yield {"json": {"enum": self.draw_words(10_000)}}
-        yield {"choice": self.draw_words(10_000)}
-        yield {"regex": f"({self.draw_word()}|[a-z]{{1,{self.rng.randint(500, 2000)}}}x)*"}
-        yield {"regex": "|".join(self.draw_words(5000))}
-        words = self.draw_words(3000)
-        rules = [f'r{place}: "{word}" | r{place + 1}' for place, word in enumerate(words)]
-        yield {"grammar": "\n".join(["start: r0", *rules, f'r{len(words)}: "a"'])}
+def _draw_word(rng: random.Random) -> str:
+    """One that has not been there."""
+    return "".join(rng.choices(string.ascii_lowercase, k=12))
 
 
-class BadGrammars(GrammarAttack):
-    """What is huge, deep, recursive or broken: a compiler's worst cases, of which most are refused."""
-
-    def draw(self) -> Iterator[dict[str, Any]]:
-        depth, word = self.target.shrink(100_000), self.draw_word()
-        yield {"json": '{"items":' * depth + f'{{"const":"{word}"}}' + "}" * depth}
-        yield {
-            "json": {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"const": word}]}}}
-        }
-        yield {"json": {"type": "string", "pattern": f"({word}|(a?){{1000}}){{1000}}"}}
-        yield {"regex": f"{word}((((a*)*)*)*b){{1,100000}}"}
-        yield {"regex": f"{word}" + "(" * depth}
-        yield {"grammar": f'start: start start | "{word}" | '}
-        yield {"grammar": f'start: a\na: b\nb: "{word}" {"(" * depth}'}
-        yield {"grammar": "".join(self.rng.choices(string.printable, k=self.target.shrink(200_000)))}
-        yield {"structural_tag": {"triggers": [word] * self.target.shrink(10_000), "structures": []}}
+def _draw_words(target: Target, rng: random.Random, count: int) -> list[str]:
+    """So many, fewer in a run of a smaller scale."""
+    return [_draw_word(rng) for _ in range(target.shrink(count))]
 
 
-class HeavyMasks(GrammarAttack):
-    """Many rows whose next tokens take long to find, to their end."""
-
-    fields = {"prompt": ["Go on"] * 4, "n": 32, "max_tokens": 300}  # noqa: RUF012 - never written
-
-    def draw(self) -> Iterator[dict[str, Any]]:
-        words = self.draw_words(500)
-        yield {"regex": f"([a-z ,.]*({'|'.join(words)})?)*"}
-        yield {"json": {"type": "array", "items": {"enum": [*words, *map(str, range(100))]}, "minItems": 100}}
-
-
-def _make_ambiguous(start: str, names: list[str]) -> str:
+def _make_ambiguous(start: str, names: list[str]) -> dict[str, Any]:
     """A grammar of which a mask takes as the third power of its alternatives: of 250 50 s, if it may."""
     rules = [f"start: {start}", "z: " + "|".join(f"{name} z?" for name in names)]
-    return "\n".join([*rules, *(f"{name}: /[a-z ]/" for name in names)])
+    return {"grammar": "\n".join([*rules, *(f"{name}: /[a-z ]/" for name in names)])}
 
 
-class ExplodingMasks(GrammarAttack):
+@_grammar_attack("dear-grammars")
+def _draw_dear(target: Target, rng: random.Random) -> Iterator[dict[str, Any]]:
+    """About the largest that are let in, and about the slowest to compile."""
+    words = _draw_words(target, rng, 400)
+    properties = {word: {"type": "string", "pattern": f"^{word}|[a-z]*$"} for word in words}
+    yield {"json": {"type": "object", "properties": properties}}
+    yield {"json": {"enum": _draw_words(target, rng, 10_000)}}
+    yield {"choice": _draw_words(target, rng, 10_000)}
+    yield {"regex": f"({_draw_word(rng)}|[a-z]{{1,{rng.randint(500, 2000)}}}x)*"}
+    yield {"regex": "|".join(_draw_words(target, rng, 5000))}
+    words = _draw_words(target, rng, 3000)
+    rules = [f'r{place}: "{word}" | r{place + 1}' for place, word in enumerate(words)]
+    yield {"grammar": "\n".join(["start: r0", *rules, f'r{len(words)}: "a"'])}
+
+
+@_grammar_attack("bad-grammars")
+def _draw_bad(target: Target, rng: random.Random) -> Iterator[dict[str, Any]]:
+    """What is huge, deep, recursive or broken: a compiler's worst cases, of which most are refused."""
+    depth, word = target.shrink(100_000), _draw_word(rng)
+    yield {"json": '{"items":' * depth + f'{{"const":"{word}"}}' + "}" * depth}
+    yield {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"const": word}]}}}}
+    yield {"json": {"type": "string", "pattern": f"({word}|(a?){{1000}}){{1000}}"}}
+    yield {"regex": f"{word}((((a*)*)*)*b){{1,100000}}"}
+    yield {"regex": f"{word}" + "(" * depth}
+    yield {"grammar": f'start: start start | "{word}" | '}
+    yield {"grammar": f'start: a\na: b\nb: "{word}" {"(" * depth}'}
+    yield {"grammar": "".join(rng.choices(string.printable, k=target.shrink(200_000)))}
+    yield {"structural_tag": {"triggers": [word] * target.shrink(10_000), "structures": []}}
+
+
+@_grammar_attack("heavy-masks", prompt=["Go on"] * 4, n=32, max_tokens=300)
+def _draw_heavy(target: Target, rng: random.Random) -> Iterator[dict[str, Any]]:
+    """Many rows whose next tokens take long to find, to their end."""
+    words = _draw_words(target, rng, 500)
+    yield {"regex": f"([a-z ,.]*({'|'.join(words)})?)*"}
+    yield {"json": {"type": "array", "items": {"enum": [*words, *map(str, range(100))]}, "minItems": 100}}
+
+
+@_grammar_attack("exploding-masks", max_tokens=16)
+def _draw_exploding(target: Target, rng: random.Random) -> Iterator[dict[str, Any]]:
     """Grammars that compile in a moment and of which one mask takes for ever: the first, or a later one."""
-
-    fields = {"max_tokens": 16}  # noqa: RUF012 - never written
-
-    def draw(self) -> Iterator[dict[str, Any]]:
-        for count in (60, 250, 800):
-            yield {"grammar": _make_ambiguous("z+", self.draw_words(count))}
-            yield {"grammar": _make_ambiguous("/[0-9]{3}#/ z+", self.draw_words(count))}
+    for count in (60, 250, 800):
+        yield _make_ambiguous("z+", _draw_words(target, rng, count))
+        yield _make_ambiguous("/[0-9]{3}#/ z+", _draw_words(target, rng, count))
 
 
-class AmbiguousRows(GrammarAttack):
+@_grammar_attack("ambiguous-rows", prompt=["Go on"] * 4, n=lambda target: target.shrink(32), max_tokens=64)
+def _draw_ambiguous(_target: Target, rng: random.Random) -> Iterator[dict[str, Any]]:
     """Many rows with a small grammar each of whose masks takes as long as it may."""
-
-    def play(self, until: float) -> Counter[str]:
-        self.fields = {"prompt": ["Go on"] * 4, "n": self.target.shrink(32), "max_tokens": 64}
-        return super().play(until)
-
-    def draw(self) -> Iterator[dict[str, Any]]:
-        yield {"grammar": _make_ambiguous("z+", [self.draw_word() for _ in range(12)])}
+    yield _make_ambiguous("z+", [_draw_word(rng) for _ in range(12)])
 
 
-class FailingRows(GrammarAttack):
+@_grammar_attack("failing-rows", max_tokens=16)
+def _draw_failing(target: Target, rng: random.Random) -> Iterator[dict[str, Any]]:
     """Small requests of which all that are in a step fail in it."""
-
-    fields = {"max_tokens": 16}  # noqa: RUF012 - never written
-
-    def draw(self) -> Iterator[dict[str, Any]]:
-        for _ in range(self.target.shrink(19)):
-            yield {"grammar": _make_ambiguous("/[0-9]{2}#/ z+", self.draw_words(250))}
+    for _ in range(target.shrink(19)):
+        yield _make_ambiguous("/[0-9]{2}#/ z+", _draw_words(target, rng, 250))

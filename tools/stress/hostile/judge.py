@@ -13,7 +13,7 @@ import msgspec
 from ..kills import SITE_ROLES
 from ..record import Record
 from ..samples import Sample
-from .attacks import find_allowed
+from .attacks import ATTACKS
 from .plan import TurnReport
 
 LATENCY_FACTOR = 2.0  # the fair policy's bound: the attackers' key has half of the engine
@@ -219,7 +219,7 @@ def check_answers(reports: Sequence[TurnReport]) -> list[str]:
     """Answers that no attack may get, and attacks that could not be played."""
     broken = [f"{one.attack} could not be played: {one.error}" for one in reports if one.error]
     for attack, answers in sum_answers(reports).items():
-        allowed = find_allowed(attack)
+        allowed = ATTACKS[attack].allowed
         broken += [
             f"{attack} was answered '{answer}' {count} times, allowed: {', '.join(sorted(allowed))}"
             for answer, count in sorted(answers.items())

@@ -11,10 +11,10 @@ import http.client
 import itertools
 import json
 import os
+import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,10 @@ from ....ipc.protocol.messages import (
     UtilityResult,
     Welcome,
 )
-from ....ipc.protocol.sockets import connect_dealer
 from ....ipc.protocol.token_ids import encode_token_ids
-from .attack import REFUSALS, Attack
+from ..noise import open_dealer
+from .attack import REFUSALS, attack
+from .plan import Target
 
 _POLL_MS = 20
 _NUM_UNANSWERED = 64  # of its own requests
@@ -58,21 +59,15 @@ _CALLS = (
 )
 
 
-class NetworkClient(Attack):
+@attack("network-client", {"answered", "refused", "unanswered", "told"})
+def _lie_over_the_network(target: Target, rng: random.Random, until: float) -> Counter[str]:
     """A client with a key of its own that lies: weight, a tenant a request, attempts, age, aborts."""
-
-    allowed = frozenset({"answered", "refused", "unanswered", "told"})
-
-    def play(self, until: float) -> Counter[str]:
-        if not self.target.network_address:
-            return Counter(unanswered=1)
-        with self._open_dealer() as dealer:
-            return self._lie(dealer, until)
-
-    def _lie(self, dealer: zmq.Socket[bytes], until: float) -> Counter[str]:
-        codec, answers, own, seen = make_client_codec(), Counter[str](), set[str](), set[str]()
+    if not target.network_address:
+        return Counter(unanswered=1)
+    codec, answers, own, seen = make_client_codec(), Counter[str](), set[str](), set[str]()
+    numbers, has_begun = itertools.count(1), False
+    with open_dealer(target.network_address, read_client_keys(Path(target.network_keys))) as dealer:
         dealer.send_multipart(codec.encode(Hello(PROTOCOL_VERSION, "liar", os.getpid(), MAX_CLIENT_WEIGHT)))
-        numbers, has_begun = itertools.count(1), False
         while time.monotonic() < until:
             if has_begun:
                 number = next(numbers)
@@ -83,7 +78,7 @@ class NetworkClient(Attack):
                     EngineRoster([]),
                 ]
                 if len(own) < _NUM_UNANSWERED:
-                    said.append(self._make_request(own))
+                    said.append(_make_lie(target, rng, own))
                 with contextlib.suppress(zmq.Again):
                     for message in said:
                         dealer.send_multipart(codec.encode(message), zmq.NOBLOCK)
@@ -91,95 +86,77 @@ class NetworkClient(Attack):
                 with contextlib.suppress(ProtocolError):
                     message = codec.decode(dealer.recv_multipart())
                     has_begun = has_begun or isinstance(message, Welcome)
-                    answers += self._read(message, own, seen)
-        answers["unanswered"] = len(own)
-        return answers
-
-    def _make_request(self, own: set[str]) -> EngineCoreRequest:
-        request_id = f"liar-{secrets.token_hex(8)}"
-        own.add(request_id)
-        prompt = [self.rng.randrange(1, 200) for _ in range(self.target.shrink(64))]
-        return EngineCoreRequest(
-            request_id=request_id,
-            prompt_token_ids=encode_token_ids(prompt),
-            sampling_params=SamplingParams(max_tokens=_MAX_TOKENS, seed=1, ignore_eos=True),
-            arrival_time=0.0,
-            options=RequestOptions(priority=-(2**31), tenant=request_id, names=list(_GUESSES[:2])),
-            is_resumed=True,
-            num_attempts=5,
-        )
-
-    def _read(self, message: object, own: set[str], seen: set[str]) -> Counter[str]:
-        match message:
-            case EngineCoreOutputs(outputs=outputs):
-                ended = {one.request_id for one in outputs if one.finish_reason is not None}
-                own -= ended
-                return Counter(answered=len(ended))
-            case UtilityResult(snapshot=snapshot) if snapshot is not None:
-                others = {
-                    one.request_id for one in snapshot.requests if not one.request_id.startswith("liar-")
-                }
-                seen |= others
-                return Counter(seen=len(others)) if others else Counter(told=1)
-            case UtilityResult(error=None) if message.stats is None and message.digest is None:
-                return Counter(changed=1)
-            case UtilityResult():
-                return Counter(told=1) if message.error is None else Counter(refused=1)
-            case ProtocolNotice():
-                return Counter(refused=1)
-            case _:
-                return Counter()
-
-    @contextlib.contextmanager
-    def _open_dealer(self) -> Generator[zmq.Socket[bytes]]:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        keys = read_client_keys(Path(self.target.network_keys))
-        dealer = context.socket(zmq.DEALER)
-        dealer.sndtimeo = int(1000 * _TIMEOUT_S)
-        try:
-            yield connect_dealer(dealer, self.target.network_address, keys=keys)
-        finally:
-            dealer.close(linger=0)
-            context.term()
+                    answers += _count_answer(message, own, seen)
+    answers["unanswered"] = len(own)
+    return answers
 
 
-class KeylessNeighbour(Attack):
+def _make_lie(target: Target, rng: random.Random, own: set[str]) -> EngineCoreRequest:
+    request_id = f"liar-{secrets.token_hex(8)}"
+    own.add(request_id)
+    prompt = [rng.randrange(1, 200) for _ in range(target.shrink(64))]
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=encode_token_ids(prompt),
+        sampling_params=SamplingParams(max_tokens=_MAX_TOKENS, seed=1, ignore_eos=True),
+        arrival_time=0.0,
+        options=RequestOptions(priority=-(2**31), tenant=request_id, names=list(_GUESSES[:2])),
+        is_resumed=True,
+        num_attempts=5,
+    )
+
+
+def _count_answer(message: object, own: set[str], seen: set[str]) -> Counter[str]:
+    match message:
+        case EngineCoreOutputs(outputs=outputs):
+            ended = {one.request_id for one in outputs if one.finish_reason is not None}
+            own -= ended
+            return Counter(answered=len(ended))
+        case UtilityResult(snapshot=snapshot) if snapshot is not None:
+            others = {one.request_id for one in snapshot.requests if not one.request_id.startswith("liar-")}
+            seen |= others
+            return Counter(seen=len(others)) if others else Counter(told=1)
+        case UtilityResult(error=None) if message.stats is None and message.digest is None:
+            return Counter(changed=1)
+        case UtilityResult():
+            return Counter(told=1) if message.error is None else Counter(refused=1)
+        case ProtocolNotice():
+            return Counter(refused=1)
+        case _:
+            return Counter()
+
+
+@attack("keyless-neighbour", REFUSALS | {"200", "404"})
+def _look_for_others(target: Target, _rng: random.Random, until: float) -> Counter[str]:
     """A caller of a server without keys, over the same daemon, who looks for others' requests to end them."""
+    answers, seen = Counter[str](), set(_GUESSES)
+    while target.keyless_port and time.monotonic() < until:
+        address = (target.host, target.keyless_port)
+        with contextlib.closing(http.client.HTTPConnection(*address, timeout=_TIMEOUT_S)) as connection:
+            status, told = _ask(connection, "GET", "/stats")
+            answers[status] += 1
+            others = {one["request_id"] for one in told.get("requests", ())}
+            answers["seen"] += len(others)
+            seen |= others
+            abort = {"request_ids": sorted(seen)[:64]}
+            answers[_ask(connection, "POST", "/abort_requests", abort)[0]] += 1
+            for name in sorted(seen)[:4]:
+                answers[_ask(connection, "GET", f"/v1/responses/{name}")[0]] += 1
+            status, told = _ask(connection, "GET", "/health")
+            answers[status] += 1
+            answers["seen"] += bool(told.get("request_id"))
+    return +answers
 
-    allowed = REFUSALS | {"200", "404"}
 
-    def play(self, until: float) -> Counter[str]:
-        answers: Counter[str] = Counter()
-        if not self.target.keyless_port:
-            return answers
-        seen = set(_GUESSES)
-        while time.monotonic() < until:
-            with contextlib.closing(
-                http.client.HTTPConnection(self.target.host, self.target.keyless_port, timeout=_TIMEOUT_S)
-            ) as connection:
-                status, told = self._ask(connection, "GET", "/stats")
-                answers[status] += 1
-                others = {one["request_id"] for one in told.get("requests", ())}
-                answers["seen"] += len(others)
-                seen |= others
-                abort = {"request_ids": sorted(seen)[:64]}
-                answers[self._ask(connection, "POST", "/abort_requests", abort)[0]] += 1
-                for name in sorted(seen)[:4]:
-                    answers[self._ask(connection, "GET", f"/v1/responses/{name}")[0]] += 1
-                status, told = self._ask(connection, "GET", "/health")
-                answers[status] += 1
-                answers["seen"] += bool(told.get("request_id"))
-        return +answers
-
-    def _ask(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: object = None
-    ) -> tuple[str, dict[str, Any]]:
-        data = None if body is None else json.dumps(body)
-        headers = {"content-type": "application/json", "x-forwarded-for": "127.0.0.1"}
-        connection.request(method, path, data, headers)
-        answer = connection.getresponse()
-        text = answer.read()
-        with contextlib.suppress(ValueError):
-            told = json.loads(text)
-            return str(answer.status), told if isinstance(told, dict) else {}
-        return str(answer.status), {}
+def _ask(
+    connection: http.client.HTTPConnection, method: str, path: str, body: object = None
+) -> tuple[str, dict[str, Any]]:
+    data = None if body is None else json.dumps(body)
+    headers = {"content-type": "application/json", "x-forwarded-for": "127.0.0.1"}
+    connection.request(method, path, data, headers)
+    answer = connection.getresponse()
+    text = answer.read()
+    with contextlib.suppress(ValueError):
+        told = json.loads(text)
+        return str(answer.status), told if isinstance(told, dict) else {}
+    return str(answer.status), {}

@@ -19,7 +19,7 @@ from ....ipc.daemon.daemon_state import read_state
 from ....ipc.daemon.run_dir import find_named
 from ....ipc.errors import QuireError
 from ....ipc.network.keys import add_client, make_keys
-from ...bench.machine import describe_machine, format_machine
+from ...bench.machine import print_machine
 from ..asks import Ask, ClientPlan, draw_pool, list_all
 from ..checks import check_records
 from ..client_process import ClientProcess
@@ -80,8 +80,7 @@ class HostileOptions:
 
 def run_hostile(options: HostileOptions) -> int:
     """Run, print and write; 0 when every invariant holds, else 1."""
-    facts = describe_machine()
-    print(format_machine(facts) + "\n", flush=True)
+    facts = print_machine()
     result = play_hostile(options)
     print(format_hostile(result, options.margin_s))
     if options.json_path is not None:
