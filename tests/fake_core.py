@@ -26,7 +26,7 @@ from quire.core.workers.executor import Executor, ExecutorEvent, WorkerLost
 from quire.ipc.daemon.daemon_state import SUPERVISOR_ROLE
 from quire.ipc.processes import liveness
 from quire.ipc.protocol.messages import PROTOCOL_VERSION
-from quire.ipc.protocol.step import LedgerEntry, SchedulerOutput, WorkerFailed, WorkerProgress, WorkerReady
+from quire.ipc.protocol.step import SchedulerOutput, WorkerFailed, WorkerProgress, WorkerReady
 from quire.ipc.spec.config import EngineConfig
 
 NUM_BLOCKS = 256
@@ -84,7 +84,7 @@ class FakeProcessExecutor(Executor):
         self._is_dead = False
         self._worker.lose()
         self._tell(WorkerProgress("load fake weights", 1.0))
-        self._tell(WorkerReady(self._num_blocks, "fake", [LedgerEntry("weights", 1)]))
+        self._tell(WorkerReady(self._num_blocks, "fake", [("weights", 1)]))
         self._num_blocks = self._num_blocks_later
 
     def submit(self, step: SchedulerOutput) -> None:

@@ -12,13 +12,12 @@ import time
 
 import msgspec
 import zmq
-from quire.ipc.processes.child_args import GroupArgs, WorkerArgs
+from quire.ipc.processes.child_args import WorkerArgs
 from quire.ipc.processes.fault_hooks import make_fault_hooks
 from quire.ipc.processes.process import Lifeline, enable_stack_dumps
 from quire.ipc.protocol.codec import make_step_codec
 from quire.ipc.protocol.sockets import connect_dealer
 from quire.ipc.protocol.step import (
-    LedgerEntry,
     ModelRunnerOutput,
     ResetRows,
     SchedulerOutput,
@@ -33,9 +32,9 @@ _POLL_S = 0.001
 class Stamps:
     """How many steps each rank has done, where the core looks for it."""
 
-    def __init__(self, args: GroupArgs, rank: int) -> None:
-        self._fd = os.open(args.path, os.O_RDWR)
-        self._rank, self._size = rank, args.size
+    def __init__(self, args: WorkerArgs) -> None:
+        self._fd = os.open(args.group_path, os.O_RDWR)
+        self._rank, self._size = args.rank, args.config.parallel.num_ranks
 
     def reach(self, count: int) -> None:
         """This rank is as far; returns when all are."""
@@ -53,9 +52,8 @@ def main() -> None:
     lifeline.watch(grace_s=0.0)
     enable_stack_dumps()
     args = msgspec.msgpack.decode(lifeline.args, type=WorkerArgs)
-    assert args.group is not None
     faults = make_fault_hooks(args.config.fault_hooks, "worker", args.rank)
-    stamps, codec = Stamps(args.group, args.rank), make_step_codec()
+    stamps, codec = Stamps(args), make_step_codec()
     identity = b"worker-%d" % args.rank
     socket = connect_dealer(zmq.Context().socket(zmq.DEALER), args.address, identity, keys=args.keys)
     socket.send_multipart(codec.encode(WorkerProgress(f"start rank {args.rank}", time.time())))
@@ -63,7 +61,7 @@ def main() -> None:
         faults.reach("worker.start")
     is_odd = args.config.model.served_model_name == "odd"
     weights_id = f"weights-{args.rank if is_odd else 0}"
-    ledger = [LedgerEntry("weights", 10)]
+    ledger = [("weights", 10)]
     socket.send_multipart(
         codec.encode(WorkerReady(NUM_BLOCKS - args.rank, "fake", ledger, weights_id=weights_id))
     )

@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from quire.ipc.processes.child_args import GroupArgs
 from quire.ipc.spec.config import EngineConfig
 from quire.kernels.group.device_group import DeviceGroup
 
@@ -33,10 +32,10 @@ def make_group(path: str, rank: int, size: int, *, sums_in_order: bool = False) 
     return group
 
 
-def join_group(args: GroupArgs, rank: int, config: EngineConfig, device: torch.device) -> DeviceGroup:
+def join_group(path: str, rank: int, config: EngineConfig, device: torch.device) -> DeviceGroup:
     """In the place of a worker's own."""
     assert device.type == "cpu"
-    return make_group(args.path, rank, args.size, sums_in_order=config.wants_exact)
+    return make_group(path, rank, config.parallel.num_ranks, sums_in_order=config.wants_exact)
 
 
 def run_core() -> None:

@@ -57,8 +57,7 @@ def poison_steps() -> None:
         hangs_again = any(harm[row] == HANGS_AGAIN and num_steps[row] >= _HANGS_AT for row in step.rows)
         if NEVER_ENDS in firsts or hangs_again:
             signal.pause()
-        group = self._group_args
-        is_other = group is not None and self._rank != group.speaker
+        is_other = self._rank != self._config.parallel.speaker
         if RAISES in firsts or (RAISES_IN_OTHERS in firsts and is_other):
             raise RuntimeError("a poisonous prompt")
         return launch(self, step)

@@ -19,7 +19,6 @@ import torch
 from ..ipc.errors import ConfigError
 from ..ipc.processes.cgroup import find_free_memory
 from ..ipc.processes.process_limits import find_free_address_space
-from ..ipc.protocol.step import LedgerEntry
 from ..ipc.spec.config import EngineConfig
 from ..ipc.spec.linear_shapes import count_model_bytes
 from ..ipc.spec.model_spec import DTYPE_SIZE_BYTES, LayerSpec
@@ -50,7 +49,7 @@ class MemoryPlan:
     """How many blocks the device holds, and where its memory goes."""
 
     num_blocks: int
-    ledger: list[LedgerEntry]
+    ledger: list[tuple[str, int]]  # (name, bytes)
 
 
 def check_max_model_len(config: EngineConfig, device: torch.device) -> None:
@@ -112,10 +111,10 @@ def plan_memory(
     free_bytes = _free_share(device, num_ranks) - activation_bytes - reserve_bytes
     num_blocks = _count_blocks(config, device, free_bytes)
     ledger = [
-        LedgerEntry("weights", weight_bytes),
-        LedgerEntry("activations", activation_bytes),
-        LedgerEntry("KV cache", num_blocks * config.block_size_bytes),
-        LedgerEntry("reserve", reserve_bytes),
+        ("weights", weight_bytes),
+        ("activations", activation_bytes),
+        ("KV cache", num_blocks * config.block_size_bytes),
+        ("reserve", reserve_bytes),
     ]
     return MemoryPlan(num_blocks, ledger)
 

@@ -12,7 +12,6 @@ import torch
 
 from ..ipc.errors import ConfigError
 from ..ipc.files.file_samples import add_samples
-from ..ipc.processes.child_args import GroupArgs
 from ..ipc.processes.cpu_cores import describe_ranks, divide_cores, list_cores
 from ..ipc.spec.config import EngineConfig, ParallelConfig
 from ..ipc.spec.model_spec import DTYPE_SIZE_BYTES
@@ -40,27 +39,25 @@ def check_num_ranks(parallel: ParallelConfig, device: torch.device) -> None:
         raise ConfigError("tensor_parallel_size", parallel.tensor_parallel_size, text)
 
 
-def join_group(args: GroupArgs, rank: int, config: EngineConfig, device: torch.device) -> SharedGroup:
-    """Join the other ranks, before `take_cores`. Returns when all have joined.
+def join_group(path: str, rank: int, config: EngineConfig, device: torch.device) -> SharedGroup:
+    """Join the other ranks by the file that they share, before `take_cores`. Returns when all have joined.
 
     Raises ConfigError without native kernels, or if the ranks' devices are of several kinds.
     """
     if native.load_library() is None:
         raise ConfigError(*config.parallel.why_ranks, "1 without the native CPU kernels")
-    has_own_cores = divide_cores(list_cores(), args.size) is not None
-    spin_us = SPIN_US if has_own_cores else 0
+    size, num_stages = config.parallel.num_ranks, config.parallel.pipeline_parallel_size
+    spin_us = 0 if divide_cores(list_cores(), size) is None else SPIN_US
     if device.type == "cpu":
         ring_bytes = find_ring_bytes(config)
-        group = SharedGroup(
-            args.path, rank, args.size, spin_us=spin_us, num_stages=args.num_stages, ring_bytes=ring_bytes
-        )
+        group = SharedGroup(path, rank, size, spin_us=spin_us, num_stages=num_stages, ring_bytes=ring_bytes)
         check_devices(group, config, device)
         return group
-    group = DeviceGroup(args.path, rank, args.size, device, spin_us, sums_in_order=config.wants_exact)
+    group = DeviceGroup(path, rank, size, device, spin_us, sums_in_order=config.wants_exact)
     check_devices(group, config, device)
     group.connect()
     if rank == 0 and not config.model.enforce_eager:
-        _log.warning("steps run without CUDA graphs: tensor_parallel_size=%d", args.size)
+        _log.warning("steps run without CUDA graphs: tensor_parallel_size=%d", size)
     return group
 
 

@@ -15,7 +15,6 @@ import torch
 
 from ..ipc.errors import ConfigError
 from ..ipc.files.file_identity import check_loaded
-from ..ipc.processes.child_args import GroupArgs
 from ..ipc.processes.cpu_cores import find_engine_cores, list_cores
 from ..ipc.protocol.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerReady
 from ..ipc.spec.config import EngineConfig, ParallelConfig
@@ -45,12 +44,12 @@ class Worker:
         config: EngineConfig,
         on_phase: Callable[[str], None],
         rank: int = 0,
-        group: GroupArgs | None = None,
+        group_path: str = "",
     ) -> None:
-        """`rank` in `group`, whose ranks share the model; None: this worker has the whole model."""
+        """`group_path`: the file of the ranks that share the model; '': this worker has all of it."""
         self._config = config
         self._on_phase = on_phase
-        self._rank, self._group_args = rank, group
+        self._rank, self._group_path = rank, group_path
         self._group: SharedGroup | None = None
         self._has_stages = config.parallel.pipeline_parallel_size > 1
         self._runner: GPUModelRunner | None = None
@@ -121,15 +120,16 @@ class Worker:
             _take_engine_share(parallel)
         torch.set_grad_enabled(False)
         num_threads = parallel.num_threads
-        if self._group_args is not None:
-            num_threads = self._meet_group(self._group_args, device)
+        if self._group_path:
+            num_threads = self._meet_group(device)
         native.set_num_threads(num_threads or count_cores())
         return device, num_threads
 
-    def _meet_group(self, args: GroupArgs, device: torch.device) -> int:
+    def _meet_group(self, device: torch.device) -> int:
         """Join the other ranks and bind to this one's cores. Returns its number of threads."""
-        self._group = join_group(args, self._rank, self._config, device)
-        return self._config.parallel.num_threads or take_cores(self._rank, args.size)
+        self._group = join_group(self._group_path, self._rank, self._config, device)
+        parallel = self._config.parallel
+        return parallel.num_threads or take_cores(self._rank, parallel.num_ranks)
 
     @property
     def is_async(self) -> bool:

@@ -70,7 +70,7 @@ class WorkerProcess:
                 from .worker import Worker
 
             args = self._args
-            self._worker = Worker(args.config, self._note_phase, args.rank, args.group)
+            self._worker = Worker(args.config, self._note_phase, args.rank, args.group_path)
             ready = self._worker.start()
         except (QuireError, OSError, RuntimeError, MemoryError) as error:
             self._send(WorkerFailed(describe_shortage(error), type(error).__name__, traceback.format_exc()))

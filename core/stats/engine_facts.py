@@ -71,7 +71,7 @@ def make_engine_facts(
         pids=pids,
         started_at=startup.started_at,
         startup=startup.measure(),
-        ledger=[(entry.name, entry.size_bytes) for entry in ready.ledger],
+        ledger=ready.ledger,
         batch_variance_reason=ready.batch_variance_reason,
         attention_backend=ready.attention_backend,
         recovery=config.recovery,

@@ -126,10 +126,7 @@ class ProcessExecutor(Executor):
         self._num_starts = 0
         self._roles = name_roles(config.parallel.num_ranks)
         self._rank_of = {f"worker-{rank}".encode(): rank for rank in range(len(self._roles))}
-        num_stages = config.parallel.pipeline_parallel_size
-        self._workers = WorkerGroup(
-            len(self._roles), self._start_process, num_stages, is_elsewhere=place.is_elsewhere
-        )
+        self._workers = WorkerGroup(config.parallel, self._start_process, is_elsewhere=place.is_elsewhere)
         self._step_times = StepTimes()
         self._is_searching = False
         self._steps = StepWatch([], 0.0)  # replaced with each worker

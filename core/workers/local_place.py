@@ -17,7 +17,7 @@ from ...ipc.processes.spare import WarmSpare, find_spare_path
 from ...ipc.protocol.sockets import NOBLOCK, WORKER_HEARTBEAT_TIMEOUT_MS, bind_router, has_message, send_to
 from ...ipc.spec.config import EngineConfig
 from .place import WorkerPlace
-from .worker_group import make_group_args, name_roles
+from .worker_group import name_roles
 
 _LIFE_BYTES = 3
 # Threads that wait for each other sleep instead of spinning: beside one busy process a step of two spinning
@@ -64,14 +64,13 @@ class LocalPlace(WorkerPlace):
 
     def start(self, rank: int, fd: int | None, config: EngineConfig) -> ProcessHandle:
         """Adopt the waiting spare, which an earlier core may have started, or start a new process."""
-        group = make_group_args(config, fd)
-        args = msgspec.msgpack.encode(
-            WorkerArgs(address=self._worker_address, rank=rank, config=config, group=group)
-        )
-        role, pass_fds = self._roles[rank], () if fd is None else (fd,)
         check_own_sources()
-        spare = self._spare.adopt(role, args) if self._has_spare else None
-        return spare or ChildProcess.start(WORKER_MODULE, role, args, make_worker_env(), pass_fds=pass_fds)
+        args = WorkerArgs(address=self._worker_address, rank=rank, config=config)
+        if self._has_spare:
+            spare = self._spare.adopt(self._roles[rank], msgspec.msgpack.encode(args))
+            if spare is not None:
+                return spare
+        return start_rank(WORKER_MODULE, self._roles[rank], args, fd)
 
     @property
     def sockets(self) -> Sequence[zmq.Socket[bytes] | int]:
@@ -108,6 +107,16 @@ class LocalPlace(WorkerPlace):
 
     def _start_spare(self, path: str) -> ChildProcess:
         return ChildProcess.start(WORKER_MODULE, SPARE_ROLE, path.encode(), make_worker_env())
+
+
+def start_rank(module: str, role: str, args: WorkerArgs, fd: int | None) -> ChildProcess:
+    """Start a worker's process; `fd` is the file that ranks share, None if there is none."""
+    if fd is not None:
+        args = msgspec.structs.replace(args, group_path=f"/proc/self/fd/{fd}")
+    pass_fds = () if fd is None else (fd,)
+    return ChildProcess.start(
+        module, role, msgspec.msgpack.encode(args), make_worker_env(), pass_fds=pass_fds
+    )
 
 
 def make_worker_env() -> dict[str, str]:

@@ -15,20 +15,18 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ...ipc.processes.child_args import GroupArgs
 from ...ipc.processes.due import find_earliest
 from ...ipc.processes.liveness import Deadline
 from ...ipc.processes.managed_child import ManagedChild
 from ...ipc.processes.process import ProcessHandle
 from ...ipc.protocol.step import (
-    LedgerEntry,
     ModelRunnerOutput,
     StepFailed,
     WorkerFailed,
     WorkerProgress,
     WorkerReady,
 )
-from ...ipc.spec.config import EngineConfig
+from ...ipc.spec.config import ParallelConfig
 
 _TEST_FACTOR = 10.0  # how much longer than others a step may take while Blame looks for a culprit
 _MIN_TEST_S = 3.0
@@ -147,15 +145,13 @@ class WorkerGroup:
 
     def __init__(
         self,
-        size: int,
+        parallel: ParallelConfig,
         start_rank: Callable[[int, int | None], ProcessHandle],
-        num_stages: int = 1,
         *,
         is_elsewhere: bool = False,
     ) -> None:
-        """Each of the pipeline's `num_stages` has equally many ranks; the first stage's come first."""
-        self._size, self._stage_size = size, size // num_stages
-        num_processes = 1 if is_elsewhere else size
+        self._parallel = parallel
+        num_processes = 1 if is_elsewhere else parallel.num_ranks
         self._fd: int | None = None
         self._ranks: list[ManagedChild[ProcessHandle]] = [
             ManagedChild(lambda rank=rank: start_rank(rank, self._fd)) for rank in range(num_processes)
@@ -229,19 +225,20 @@ class WorkerGroup:
         match event:
             case WorkerReady():
                 self._ready[rank] = event
-                return _join_ready(self._ready) if len(self._ready) == self._size else None
+                return _join_ready(self._ready) if len(self._ready) == self._parallel.num_ranks else None
             case WorkerFailed():
                 return event
             case _:
-                return event if rank == self._size - self._stage_size else None
+                return event if rank == self._parallel.speaker else None
 
     def _find_late_rank(self) -> int | None:
         """The rank for which all others wait, None if that is not known."""
         if self._fd is None:
             return None
-        raw = [os.pread(self._fd, _MEMBER.size, _MEMBER_DISTANCE * (1 + rank)) for rank in range(self._size)]
+        fd, ranks = self._fd, range(self._parallel.num_ranks)
+        raw = [os.pread(fd, _MEMBER.size, _MEMBER_DISTANCE * (1 + rank)) for rank in ranks]
         is_whole = all(len(member) == _MEMBER.size for member in raw)
-        return find_late_rank(raw, self._stage_size) if is_whole else None
+        return find_late_rank(raw, self._parallel.tensor_parallel_size) if is_whole else None
 
 
 def find_late_rank(members: Sequence[bytes], stage_size: int) -> int | None:
@@ -272,19 +269,9 @@ def _join_ready(ready: dict[int, WorkerReady]) -> WorkerReady | WorkerFailed:
     parts = zip(*(answer.ledger for answer in answers), strict=True)
     return msgspec.structs.replace(
         first,
-        ledger=[LedgerEntry(part[0].name, sum(entry.size_bytes for entry in part)) for part in parts],
+        ledger=[(part[0][0], sum(size_bytes for _, size_bytes in part)) for part in parts],
         num_gpu_blocks=min(answer.num_gpu_blocks for answer in answers),
         batch_variance_reason=next(filter(None, (answer.batch_variance_reason for answer in answers)), ""),
-    )
-
-
-def make_group_args(config: EngineConfig, fd: int | None) -> GroupArgs | None:
-    """The arguments for each rank of the group that shares the file `fd`; None for a worker alone."""
-    if fd is None:
-        return None
-    parallel = config.parallel
-    return GroupArgs(
-        size=parallel.num_ranks, path=f"/proc/self/fd/{fd}", num_stages=parallel.pipeline_parallel_size
     )
 
 

@@ -36,32 +36,20 @@ class CoreArgs(msgspec.Struct, frozen=True, kw_only=True):
     network: NetworkArgs | None = None  # None: only this machine's clients come
 
 
-class GroupArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranks that share a model: how many, and the file through which they share memory.
-
-    The file has no name in any folder: `path` leads to a descriptor that the worker was started with.
-    """
-
-    size: int
-    path: str
-    num_stages: int = 1  # of a pipeline, each with equally many ranks, in their order
-
-    @property
-    def speaker(self) -> int:
-        """The rank that answers for all: the first of the last stage."""
-        return self.size - self.size // self.num_stages
-
-
 class WorkerArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker: where the core listens, who it is, what to load."""
+    """A worker: where the core listens, who it is, what to load.
+
+    `group_path` leads to a descriptor that it was started with: of the file, without a name in any folder,
+    through which the ranks of `config.parallel` share memory. Empty: it has the whole model.
+    """
 
     address: str
     rank: int
     config: EngineConfig
-    group: GroupArgs | None = None  # None: the worker has the whole model
+    group_path: str = ""
     keys: ClientKeys | None = None  # of an address on another machine
 
     @property
     def speaks(self) -> bool:
         """Whether the core hears of steps from this worker."""
-        return self.group is None or self.rank == self.group.speaker
+        return self.rank == self.config.parallel.speaker

@@ -135,19 +135,12 @@ class WorkerProgress(msgspec.Struct, array_like=True, frozen=True):
     at: float
 
 
-class LedgerEntry(msgspec.Struct, array_like=True, frozen=True):
-    """One row of the memory ledger."""
-
-    name: str
-    size_bytes: int
-
-
 class WorkerReady(msgspec.Struct, array_like=True, frozen=True):
     """The worker can execute steps."""
 
     num_gpu_blocks: int
     device: str
-    ledger: list[LedgerEntry]
+    ledger: list[tuple[str, int]]  # (name, bytes) of the device's memory
     batch_variance_reason: str = ""  # why a request's bits may depend on its neighbours; '': they do not
     weights_id: str = ""  # of one rank of several: what it has loaded; all must have the same
     attention_backend: str = ""  # what computes attention: 'triton', 'flashinfer', 'native' or 'torch'

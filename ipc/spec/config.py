@@ -239,6 +239,11 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def speaker(self) -> int:
+        """The rank that answers for all: the first of the last stage."""
+        return self.num_ranks - self.tensor_parallel_size
+
+    @property
     def why_ranks(self) -> tuple[str, int]:
         """The field that asks for several ranks, and its value; for an error."""
         if self.tensor_parallel_size > 1:

@@ -11,7 +11,6 @@ from checkpoints import RECIPES, make_checkpoint
 from gloo import join_group
 from msgspec.structs import replace
 from quire.ipc.params.sampling_params import SamplingParams
-from quire.ipc.processes.child_args import GroupArgs
 from quire.ipc.protocol.step import NewRequestData, SchedulerOutput
 from quire.ipc.protocol.token_ids import encode_token_ids
 from quire.ipc.protocol.token_lists import TokenLists
@@ -65,7 +64,7 @@ def test_ranks_give_the_tokens_of_one_and_go_on_after_one_has_failed(
     expected = [generate(alone, temperature) for temperature in (0.0, 1.0)]
 
     def act(rank: int, path: str) -> list[list[int]]:
-        worker = Worker(with_ranks(config, 2), ignore, rank, GroupArgs(size=2, path=path))
+        worker = Worker(with_ranks(config, 2), ignore, rank, path)
         worker.start()
         results = [generate(worker, 0.0)]
         if rank == 1:

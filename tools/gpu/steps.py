@@ -32,7 +32,7 @@ class StepDriver:
         self._worker = Worker(self._config, lambda _phase: None)
         ready = self._worker.start()
         self._num_blocks = ready.num_gpu_blocks
-        self.ledger_bytes = sum(entry.size_bytes for entry in ready.ledger)
+        self.ledger_bytes = sum(size for _, size in ready.ledger)
         self._max_ahead = 1 if self._worker.is_async else 0
         self._next_block = self._next_step = 0
         self._taken: set[int] = set()

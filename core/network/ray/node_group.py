@@ -23,10 +23,10 @@ from ....ipc.network.tcp_address import parse_tcp_address
 from ....ipc.processes.child_args import WorkerArgs
 from ....ipc.processes.due import until_ms
 from ....ipc.processes.own_sources import OwnSources
-from ....ipc.processes.process import EXIT_PARENT_LOST, ChildProcess, ProcessHandle
+from ....ipc.processes.process import EXIT_PARENT_LOST, ProcessHandle
 from ....ipc.spec.config import EngineConfig
-from ...workers.local_place import make_worker_env
-from ...workers.worker_group import WorkerGroup, make_group_args, name_roles
+from ...workers.local_place import start_rank
+from ...workers.worker_group import WorkerGroup, name_roles
 
 _SHOWN = 12  # characters of a hash
 _REACH_TIMEOUT_S = 5.0
@@ -41,6 +41,10 @@ class NodeArgs(msgspec.Struct, frozen=True, kw_only=True):
     module: str  # of a worker's process
     sources: str  # compute_source_digest of the core's machine
     weights: dict[str, str]  # name in the model's folder -> hash_samples there
+
+    def make(self, rank: int) -> WorkerArgs:
+        """The arguments of a rank."""
+        return WorkerArgs(address=self.address, rank=rank, config=self.config, keys=self.keys)
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,11 +85,9 @@ class NodeGroup:
         This process leaves hard if its parent, Ray's, is gone, and the ranks with it.
         """
         args = _note_own_files(msgspec.msgpack.decode(self._args, type=NodeArgs))
-        parallel = args.config.parallel
+        roles = name_roles(args.config.parallel.num_ranks)
         group = WorkerGroup(
-            parallel.num_ranks,
-            lambda rank, fd: _start_rank(args, rank, fd),
-            parallel.pipeline_parallel_size,
+            args.config.parallel, lambda rank, fd: start_rank(args.module, roles[rank], args.make(rank), fd)
         )
         for deadline in group.start():
             if args.config.step_timeout_s:  # else one that a signal has stopped may stay so
@@ -137,16 +139,6 @@ def _note_own_files(args: NodeArgs) -> NodeArgs:
     noted = NotedFiles(weights=note_files(model.model, model.weight_files))
     model = msgspec.structs.replace(model, noted=noted)
     return msgspec.structs.replace(args, config=msgspec.structs.replace(args.config, model=model))
-
-
-def _start_rank(args: NodeArgs, rank: int, fd: int | None) -> ProcessHandle:
-    roles = name_roles(args.config.parallel.num_ranks)
-    group = make_group_args(args.config, fd)
-    payload = msgspec.msgpack.encode(
-        WorkerArgs(address=args.address, rank=rank, config=args.config, group=group, keys=args.keys)
-    )
-    pass_fds = () if fd is None else (fd,)
-    return ChildProcess.start(args.module, roles[rank], payload, make_worker_env(), pass_fds=pass_fds)
 
 
 def _wait_for_end(group: WorkerGroup) -> int:

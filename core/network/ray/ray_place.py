@@ -28,8 +28,7 @@ class RayPlace(WorkerPlace):
 
     def __init__(self, config: EngineConfig) -> None:
         self._heartbeat_timeout_ms = NODE_HEARTBEAT_TIMEOUT_MS if config.step_timeout_s else None
-        parallel = config.parallel
-        self._speaker = f"worker-{parallel.num_ranks - parallel.tensor_parallel_size}".encode()
+        self._speaker = f"worker-{config.parallel.speaker}".encode()
         self._network: NetworkListener | None = None
         self._port = 0
         self._keys: ClientKeys | None = None

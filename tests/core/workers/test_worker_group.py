@@ -14,7 +14,6 @@ from daemons import fake_modules, runtime_folders, wait_for_end
 from quire.core.workers import local_place
 from quire.core.workers.worker_group import find_late_rank
 from quire.ipc.protocol.step import (
-    LedgerEntry,
     ModelRunnerOutput,
     WorkerFailed,
     WorkerProgress,
@@ -54,7 +53,7 @@ def test_all_ranks_must_be_ready_and_compute_but_only_rank_0_is_heard(start: Cal
     ready = ranks.follow(WorkerReady)
     assert isinstance(ready, WorkerReady)
     assert ready.num_gpu_blocks == 100 - (SIZE - 1), "as many as the least that a rank has"
-    assert ready.ledger == [LedgerEntry("weights", 10 * SIZE)]
+    assert ready.ledger == [("weights", 10 * SIZE)]
     assert [event.phase for event in ranks.seen if isinstance(event, WorkerProgress)] == ["start rank 0"]
     assert list(ranks.executor.pids) == ["worker-0", "worker-1", "worker-2"]
     for step_id in range(3):
