@@ -33,7 +33,7 @@ from ...ipc.protocol.step import (
 from ...ipc.spec.config import EngineConfig
 from .local_place import LocalPlace
 from .place import WorkerPlace
-from .worker_group import StepTimes, StepWatch, WorkerEvent, WorkerGroup, name_roles
+from .worker_group import StepWatch, WorkerEvent, WorkerGroup, name_roles
 
 _log = logging.getLogger(__name__)
 
@@ -127,9 +127,8 @@ class ProcessExecutor(Executor):
         self._roles = name_roles(config.parallel.num_ranks)
         self._rank_of = {f"worker-{rank}".encode(): rank for rank in range(len(self._roles))}
         self._workers = WorkerGroup(config.parallel, self._start_process, is_elsewhere=place.is_elsewhere)
-        self._step_times = StepTimes()
         self._is_searching = False
-        self._steps = StepWatch([], 0.0)  # replaced with each worker
+        self._steps = StepWatch(config.step_timeout_s)
         self._is_muted = False  # further messages of the worker are ignored
         self._is_overdue = False  # because its step took too long
         self._is_leaving = False  # its start has failed: its connection ends before its process
@@ -142,8 +141,7 @@ class ProcessExecutor(Executor):
         self._place.open()
         for socket in self._place.sockets:
             self._poller.register(socket, zmq.POLLIN)
-        self._steps = StepWatch(self._workers.start(), self._config.step_timeout_s, self._step_times)
-        self._steps.begin_start(self._config.ready_timeout_s, time.monotonic())
+        self._steps.begin_start(self._workers.start(), self._config.ready_timeout_s, time.monotonic())
         self._is_muted = self._is_overdue = self._is_leaving = False
         for process in self._workers.processes:
             self._poller.register(process.pid_fd, zmq.POLLIN)

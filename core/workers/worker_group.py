@@ -32,23 +32,6 @@ _TEST_FACTOR = 10.0  # how much longer than others a step may take while Blame l
 _MIN_TEST_S = 3.0
 
 
-@dataclass(slots=True)
-class StepTimes:
-    """The longest times that an engine's steps have taken, with all of its workers."""
-
-    step_s: float = 0.0
-    token_s: float = 0.0  # a step's time over its tokens
-
-    def note(self, num_tokens: int, took_s: float) -> None:
-        """A step of `num_tokens` tokens was answered."""
-        self.step_s = max(self.step_s, took_s)
-        self.token_s = max(self.token_s, took_s / max(1, num_tokens))
-
-    def find_test_limit(self, num_tokens: int) -> float:
-        """Seconds that no good step of `num_tokens` tokens takes."""
-        return max(_MIN_TEST_S, _TEST_FACTOR * (self.step_s + num_tokens * self.token_s))
-
-
 @dataclass(frozen=True, slots=True)
 class _OwedStep:
     step_id: int
@@ -64,18 +47,19 @@ class StepWatch:
     others did, where that is less than `step_timeout_s`. Pure: time is passed in.
     """
 
-    def __init__(
-        self, deadlines: Sequence[Deadline], step_timeout_s: float, times: StepTimes | None = None
-    ) -> None:
-        """`step_timeout_s` 0 sets no deadline. `times`: where the engine's steps are noted."""
-        self._deadlines = deadlines
+    def __init__(self, step_timeout_s: float) -> None:
+        """`step_timeout_s` 0 sets no deadline."""
         self._step_timeout_s = step_timeout_s
-        self._times = times or StepTimes()
+        self._deadlines: Sequence[Deadline] = ()
         self._steps: deque[_OwedStep] = deque()
         self._expected_since = self._limit_s = 0.0  # for the oldest step
+        # The longest times that steps have taken, with all workers; of a token: a step's over its tokens.
+        self._longest_step_s = self._longest_token_s = 0.0
 
-    def begin_start(self, ready_timeout_s: float, now: float) -> None:
-        """The worker was started, and is to become ready."""
+    def begin_start(self, deadlines: Sequence[Deadline], ready_timeout_s: float, now: float) -> None:
+        """Another worker was started, whose ranks have these deadlines, and is to become ready."""
+        self._deadlines = deadlines
+        self._steps.clear()
         if self._step_timeout_s:
             self._set(now, ready_timeout_s, f"it was not ready within {ready_timeout_s:g} s")
 
@@ -99,7 +83,9 @@ class StepWatch:
         match event:
             case ModelRunnerOutput() | StepFailed():
                 if self._steps and event.step_id == self._steps[0].step_id:
-                    self._times.note(self._steps.popleft().num_tokens, now - self._expected_since)
+                    took_s, num_tokens = now - self._expected_since, self._steps.popleft().num_tokens
+                    self._longest_step_s = max(self._longest_step_s, took_s)
+                    self._longest_token_s = max(self._longest_token_s, took_s / max(1, num_tokens))
                     self._expect_step(now)
             case WorkerReady() | WorkerFailed():
                 self._clear()
@@ -114,8 +100,12 @@ class StepWatch:
             return
         step, allowed = self._steps[0], f"step_timeout_s={self._step_timeout_s:g}"
         self._limit_s = self._step_timeout_s
-        if step.is_test and (limit_s := self._times.find_test_limit(step.num_tokens)) < self._limit_s:
-            self._limit_s, allowed = limit_s, f"{limit_s:.3g} s, over {_TEST_FACTOR:g} times what others take"
+        if step.is_test:
+            others_s = self._longest_step_s + step.num_tokens * self._longest_token_s
+            limit_s = max(_MIN_TEST_S, _TEST_FACTOR * others_s)
+            if limit_s < self._limit_s:
+                allowed = f"{limit_s:.3g} s, over {_TEST_FACTOR:g} times what others take"
+                self._limit_s = limit_s
         overdue = f"step {step.step_id} took longer than {allowed}"
         self._set(now, self._limit_s, overdue, forgives_starved=step.is_test)
 

@@ -47,16 +47,13 @@ class OwnSources:
     def check(self) -> None:
         """Raise FilesChangedError for the first file that was changed, added or removed, or a version."""
         stamps = dict(_iterate_stamps(self._root))
-        for name in sorted(stamps.keys() | self._stamps.keys()):
-            if stamps.get(name) == self._stamps.get(name):
-                continue
-            if name not in stamps:
-                raise self._make_changed_error(name, "was removed")
-            if name not in self._stamps:
-                raise self._make_changed_error(name, "was added")
-            if _hash(self._root, name) != self._sums[name]:
-                raise self._make_changed_error(name, "has changed")
-        self._stamps = stamps  # files may have been written again with the same content
+        if stamps != self._stamps:
+            sums = {name: _hash(self._root, name) for name in stamps}
+            for name in sorted(sums.keys() | self._sums.keys()):
+                if sums.get(name) != self._sums.get(name):
+                    change = "was added" if name not in self._sums else "has changed"
+                    raise self._make_changed_error(name, change if name in sums else "was removed")
+            self._stamps = stamps  # files may have been written again with the same content
         if change := find_other_version(self._versions):
             name, version, before = change
             raise FilesChangedError(name, version, f"{before} when this process started; {_REMEDY}")

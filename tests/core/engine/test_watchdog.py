@@ -61,11 +61,20 @@ def answer(step_id: int) -> ModelRunnerOutput:
 
 def watch_steps(step_timeout_s: float) -> tuple[StepWatch, Deadline]:
     deadline = Deadline(FakeProcess())
-    return StepWatch([deadline], step_timeout_s), deadline
+    steps = StepWatch(step_timeout_s)
+    steps.begin_start([deadline], 60.0, 100.0)
+    return steps, deadline
+
+
+def watch_ready(step_timeout_s: float) -> tuple[StepWatch, Deadline]:
+    """Of a worker that is ready."""
+    steps, deadline = watch_steps(step_timeout_s)
+    steps.note(WorkerReady(1, "cpu", []), 100.0)
+    return steps, deadline
 
 
 def test_a_test_of_suspects_has_ten_times_of_what_steps_have_taken() -> None:
-    steps, deadline = watch_steps(300.0)
+    steps, deadline = watch_ready(300.0)
     steps.add_step(1, 100.0, 10)
     steps.note(ModelRunnerOutput(1, [], []), 101.0)
     steps.add_step(2, 110.0, 20, is_test=True)
@@ -79,7 +88,7 @@ def test_a_test_of_suspects_has_ten_times_of_what_steps_have_taken() -> None:
 
 
 def test_a_steps_time_runs_from_the_answer_before_it() -> None:
-    steps, deadline = watch_steps(5.0)
+    steps, deadline = watch_ready(5.0)
     steps.add_step(1, 100.0)
     steps.add_step(2, 101.0)
     assert deadline.due_at == 105.0
@@ -92,7 +101,7 @@ def test_a_steps_time_runs_from_the_answer_before_it() -> None:
 
 
 def test_forgotten_steps_and_their_late_answers_owe_nothing() -> None:
-    steps, deadline = watch_steps(5.0)
+    steps, deadline = watch_ready(5.0)
     steps.add_step(1, 100.0)
     steps.forget_steps()
     assert deadline.due_at is None
@@ -102,7 +111,7 @@ def test_forgotten_steps_and_their_late_answers_owe_nothing() -> None:
 
 
 def test_answers_put_off_the_look_and_an_idle_worker_is_not_looked_at() -> None:
-    steps, deadline = watch_steps(300.0)
+    steps, deadline = watch_ready(300.0)
     assert deadline.next_check_at is None
     steps.add_step(1, 100.0)
     steps.add_step(2, 100.0)
@@ -114,18 +123,17 @@ def test_answers_put_off_the_look_and_an_idle_worker_is_not_looked_at() -> None:
 
 def test_a_start_has_a_deadline_until_the_worker_is_ready() -> None:
     steps, deadline = watch_steps(5.0)
-    steps.begin_start(60.0, 100.0)
     steps.note(WorkerProgress("load weights", 1.0), 101.0)
     assert deadline.due_at == 160.0
     assert deadline.find_overdue(160.0) == "it was not ready within 60 s"
-    steps.begin_start(60.0, 200.0)
+    steps.begin_start([deadline], 60.0, 200.0)
+    assert deadline.due_at == 260.0
     steps.note(WorkerReady(1, "cpu", []), 201.0)
     assert deadline.due_at is None
 
 
 def test_zero_turns_every_watch_off() -> None:
     steps, deadline = watch_steps(0.0)
-    steps.begin_start(60.0, 100.0)
     steps.add_step(1, 100.0)
     assert deadline.due_at is None
     assert not configure(step_timeout_s=0.0).watches_core
