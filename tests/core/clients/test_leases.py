@@ -38,6 +38,7 @@ from quire.ipc.protocol.messages import (
 )
 from quire.ipc.protocol.sockets import connect_dealer
 from quire.ipc.protocol.token_lists import TokenLists
+from zmtp import GREETING, connect, make_message, shake_hands
 
 CODEC = make_client_codec()
 
@@ -153,10 +154,10 @@ def test_a_client_that_does_not_read_is_owed_little_and_loses_nothing(
 def test_what_a_client_asks_and_never_reads_is_bounded(daemon: Daemon, client: BlockingClient) -> None:
     with connect_raw(daemon) as raw:
         shake_hands(raw)
-        send_raw(raw, *CODEC.encode(Hello(PROTOCOL_VERSION, "mute", os.getpid())))
+        raw.sendall(make_message(*CODEC.encode(Hello(PROTOCOL_VERSION, "mute", os.getpid()))))
         with contextlib.suppress(TimeoutError):  # nothing more goes through
             for _ in range(10000):
-                send_raw(raw, b"\xee" + b"x" * 200)
+                raw.sendall(make_message(b"\xee" + b"x" * 200))
         ask(client, "fast", 4, 50)
         seen: list[int] = []
 
@@ -181,13 +182,6 @@ def test_a_flood_whose_sender_leaves_does_not_end_the_core(daemon: Daemon, clien
         ask(client, "fast", 4, 50)
     began = time.monotonic()
     assert wait_until(lambda: time.monotonic() - began > 0.6, 2.0)
-
-
-def test_an_attach_succeeds_while_others_come_and_go(daemon: Daemon) -> None:
-    for _ in range(60):
-        client = attach_client(daemon.name, "test")
-        assert client.facts.served_model_name == "paced"
-        client.close()
 
 
 # A second Hello.
@@ -290,39 +284,8 @@ def test_a_live_id_of_another_client_is_refused_and_its_owner_undisturbed(daemon
         owner.assert_undisturbed()
 
 
-GREETING = b"\xff" + b"\x00" * 8 + b"\x7f\x03\x00NULL" + b"\x00" * 48  # ZMTP 3.0, 64 bytes
-READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
-
-
 def connect_raw(daemon: Daemon) -> socket.socket:
-    raw = socket.socket(socket.AF_UNIX)
-    raw.settimeout(5.0)
-    raw.connect(str(find_named(daemon.name) / "core.sock"))
-    return raw
-
-
-def shake_hands(raw: socket.socket) -> None:
-    """Become a ZeroMQ peer by hand."""
-    raw.sendall(GREETING)
-    receive_exactly(raw, 64)
-    raw.sendall(bytes([4, len(READY)]) + READY)
-    kind, size = receive_exactly(raw, 2)
-    assert kind == 4
-    receive_exactly(raw, size)
-
-
-def receive_exactly(raw: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = raw.recv(size - len(data))
-        assert part, "the connection was closed"
-        data += part
-    return data
-
-
-def send_raw(raw: socket.socket, body: bytes) -> None:
-    """A short message of one frame."""
-    raw.sendall(bytes([0, len(body)]) + body)
+    return connect(str(find_named(daemon.name) / "core.sock"))
 
 
 def is_closed_by_peer(raw: socket.socket) -> bool:

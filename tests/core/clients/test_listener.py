@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from daemons import runtime_folders
+from daemons import fake_modules, runtime_folders
 from quire.core.clients.listener import Listener
 from quire.core.clients.origin import to_remote_identity
 from quire.ipc.network.keys import KEY_LENGTH
@@ -64,6 +64,6 @@ def test_neither_to_bind_again_nor_to_end_keeps_events_from_the_reader(what: str
 
 
 def test_a_peer_that_leaves_much_unread_and_goes_ends_nobody() -> None:
-    with runtime_folders() as folder:
+    with runtime_folders() as folder, fake_modules():
         script = Path(__file__).with_name("unread_router.py")
         subprocess.run([sys.executable, script, f"ipc://{folder}/core.sock"], check=True, timeout=TIMEOUT_S)
