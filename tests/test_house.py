@@ -414,7 +414,7 @@ def test_every_module_of_ours_that_a_test_imports_is_there() -> None:
 # Lines of Python in a folder: what it may have once the house is as docs/architecture.md draws it, with the
 # capabilities to come, and what it may have until then. The second number only falls.
 LINES = {
-    "the spine": (22_000, 25_800),
+    "the spine": (22_000, 25_750),
     "frontend": (30_000, 38_750),
     "frontend/cli": (3400, 4700),
     "frontend/client": (2200, 2950),
@@ -426,7 +426,7 @@ LINES = {
     "frontend/options": (900, 0),
     "frontend/requests": (2700, 0),
     "frontend/text": (1100, 1350),
-    "core": (8000, 10_450),
+    "core": (8000, 10_400),
     "ipc": (6000, 8450),
     "worker": (10_500, 0),
     "kernels": (5500, 0),
