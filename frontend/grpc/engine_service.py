@@ -29,6 +29,9 @@ _SERVICES = ("", *(service.full_name for service in pb.DESCRIPTOR.services_by_na
 _Response = health_pb2.HealthCheckResponse
 
 
+_CARD_FIELDS = ("id", "created", "max_model_len")
+
+
 class EngineService:
     """Knows the requests under way by their callers' ids, each caller's apart from others'."""
 
@@ -95,9 +98,7 @@ class EngineService:
         models = self._models
         models.check_open()
         cards = [models.make_card(model) for model in models.models]
-        told = [
-            pb.ModelCard(id=card.id, created=card.created, max_model_len=card.max_model_len) for card in cards
-        ]
+        told = [pb.ModelCard(**{name: card[name] for name in _CARD_FIELDS}) for card in cards]
         await call.write(pb.ListModelsResponse(models=told).SerializeToString())
 
 

@@ -15,7 +15,7 @@ from msgspec import UNSET, Raw, UnsetType
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
@@ -23,7 +23,7 @@ from starlette.types import Message as AsgiMessage
 from ...ipc.errors import QuireError, shorten
 from ...ipc.params.request_options import MAX_REQUEST_ID_LENGTH
 from .bodies import schema
-from .bodies.openapi import CONTENT_SECURITY_POLICY, Routes, render_docs
+from .bodies.openapi import Routes
 from .bodies.parsing import parse_body, parse_request
 from .caller import Caller
 from .connections.auth import CALLER_KEY
@@ -65,14 +65,9 @@ def create_app(models: ServedModels, peers: PeerSockets | None = None) -> Direct
     add_live_routes(routes, models, _find_caller)
     add_info_routes(routes, models)
 
-    async def show_docs() -> Response:
-        headers = {"content-security-policy": CONTENT_SECURITY_POLICY}
-        return HTMLResponse(render_docs(routes.document), headers=headers)
-
     async def show_document() -> Response:
         return Response(msgspec.json.encode(routes.document), media_type="application/json")
 
-    routes.add_page("/docs", show_docs)
     routes.add_page("/openapi.json", show_document)
     paths = [(method, route.path) for route in routes.routes for method in route.methods or ()]
     counts = HttpCounts(paths) if peers is None else HttpCounts(paths, peers.counts_fd, peers.place)
@@ -87,7 +82,9 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         error.headers = {"allow": ", ".join(sorted(_find_methods(request)))}
         error.detail = f"method={request.method!r}: {error.headers['allow']} with this path"
     elif isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
-        error.detail = f"path={shorten(request.scope['path'])}: not found: /docs has this server's paths"
+        error.detail = (
+            f"path={shorten(request.scope['path'])}: not found: /openapi.json has this server's paths"
+        )
     return make_error_response(error, request.scope["path"])
 
 
@@ -157,7 +154,8 @@ def _add_post_routes(routes: Routes, models: ServedModels) -> dict[str, Endpoint
         endpoint = endpoints[path] = _make_endpoint(models, parse, handler)
         # For /openapi.json, and for other methods' 405.
         name, text = route.handler.__name__, route.handler.__doc__
-        routes.add(path, endpoint, text, route.answer, name=name, request=route.body, event=route.event)
+        streams = "stream" in route.body.__struct_fields__
+        routes.add(path, endpoint, text, name=name, request=route.body, streams=streams)
     path = "/abort_requests"  # names no model: ids of answers do not tell it
     parse = functools.partial(parse_body, kind=schema.AbortRequest)
     abort = endpoints[path] = _make_endpoint(models, parse, functools.partial(create_abort, models))
@@ -183,9 +181,8 @@ def _add_invocations(
     endpoint = _make_endpoint(models, parse, handle)
     invoked = [ROUTES[path] for path in _INVOKED]
     kinds = functools.reduce(operator.or_, (route.body for route in invoked))
-    answers = functools.reduce(operator.or_, (route.answer for route in invoked))
     text = "Answer a request of another route, as SageMaker's callers ask."
-    routes.add("/invocations", endpoint, text, answers, name="invocations", request=kinds)
+    routes.add("/invocations", endpoint, text, name="invocations", request=kinds, streams=True)
     return endpoint
 
 
@@ -292,18 +289,17 @@ async def create_abort(models: ServedModels, request: schema.AbortRequest, calle
 
 def _add_model_routes(routes: Routes, models: ServedModels) -> None:
     async def get_version() -> Response:
-        return respond(schema.VersionResponse(version("quire")))
+        return respond({"version": version("quire")})
 
     async def list_models() -> Response:
         models.check_open()
         cards = [models.make_card(one, name) for one in models.models for name in one.names]
-        return respond(schema.ModelList(data=cards))
+        return respond({"object": "list", "data": cards})
 
     async def get_model(model: str) -> Response:
         models.check_open()
         return respond(models.make_card(models.find(model), model))
 
-    routes.add("/version", get_version, "Quire's version.", schema.VersionResponse, name="version")
-    routes.add("/v1/models", list_models, "What is served.", schema.ModelList)
-    path = "/v1/models/{model:path}"
-    routes.add(path, get_model, "One model.", schema.ModelCard, more={404: ErrorResponse})
+    routes.add("/version", get_version, "Quire's version.", name="version")
+    routes.add("/v1/models", list_models, "What is served.")
+    routes.add("/v1/models/{model:path}", get_model, "One model.", more={404: ErrorResponse})

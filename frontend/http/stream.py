@@ -33,6 +33,7 @@ _HEADERS = [
 ]
 
 T = TypeVar("T")
+Json = dict[str, Any]  # an object of an answer; what it has is in tests/golden/dialects
 _TellWhenGone = Callable[[Callable[[], None] | None], None]
 
 
@@ -48,19 +49,19 @@ class JsonResponse(Response):
             self.raw_headers += [(header, name) for header in ID_HEADERS]
 
 
-def respond(body: msgspec.Struct, request_id: str | None = None, status: int = 200) -> Response:
+def respond(body: msgspec.Struct | Json, request_id: str | None = None, status: int = 200) -> Response:
     """An answer that is not streamed."""
     return JsonResponse(msgspec.json.encode(body), request_id, status)
 
 
-def encode_event(body: msgspec.Struct) -> bytes:
+def encode_event(body: Json) -> bytes:
     """`data: {...}` and the empty line that ends it."""
     return b"data: %b\n\n" % msgspec.json.encode(body)
 
 
-def encode_named_event(name: str, body: msgspec.Struct) -> bytes:
-    """As `encode_event` with an `event:` line."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(body))
+def encode_named_event(event: Json) -> bytes:
+    """As `encode_event` with an `event:` line, which says its type."""
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
 
 
 class ChunkTemplate:
@@ -69,7 +70,7 @@ class ChunkTemplate:
     head: any chunk of the stream, without choices. before, after: what stands around it in the choice.
     """
 
-    def __init__(self, head: msgspec.Struct, before: bytes, after: bytes) -> None:
+    def __init__(self, head: Json, before: bytes, after: bytes) -> None:
         # The encoded head ends in `"choices":[]}` or `"choices":[],"usage":null}`.
         beginning, end = msgspec.json.encode(head).split(b'"choices":[]')
         self._beginning = b'data: %b"choices":[{"index":%%d,%b' % (beginning.replace(b"%", b"%%"), before)
@@ -77,7 +78,7 @@ class ChunkTemplate:
         self._beginnings: dict[int, bytes] = {}  # by answer
         self._encode = msgspec.json.Encoder().encode
 
-    def make(self, index: int, said: str | msgspec.Struct) -> bytes:
+    def make(self, index: int, said: str | Json) -> bytes:
         """The event of an answer's chunk."""
         beginning = self._beginnings.get(index)
         if beginning is None:

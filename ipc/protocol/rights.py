@@ -128,7 +128,7 @@ ROUTES: dict[str, Right] = dict.fromkeys(
 ROUTES |= dict.fromkeys(
     # What it is.
     (
-        *("/ping", "/", "/docs", "/openapi.json", "/version", "/v1/models", "/v1/models/{model:path}"),
+        *("/ping", "/", "/openapi.json", "/version", "/v1/models", "/v1/models/{model:path}"),
         *("/info", "/server_info", "/tokenizer_info", "/load", "/metrics"),
     ),
     _TOLD,

@@ -85,7 +85,7 @@ def test_the_printed_curl_line_works_as_printed(served: Served) -> None:
 
 def test_the_document_the_docs_the_page_and_metrics_are_there(served: Served) -> None:
     assert served.get("/openapi.json")["openapi"].startswith("3.")
-    for path in ("/docs", "/metrics", "/"):
+    for path in ("/metrics", "/"):
         request = urllib.request.Request(served.url + path, headers={"authorization": "Bearer from-env"})
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             assert answer.status == 200

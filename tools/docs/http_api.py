@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator
 from typing import Any, cast
 
 from ...frontend.http.app import create_app
-from ...frontend.http.bodies.openapi import describe_type
 from ...frontend.http.bodies.schema import SamplingFields, SilentFields
 from ...frontend.http.dialects.table import ROUTES
 from ...frontend.http.engines.served_models import ServedModels, ServerParts
@@ -21,6 +20,7 @@ from .field_texts import FIELD_TEXTS
 
 _RULES = {route.body.__name__: route.refused for route in ROUTES.values() if route.refused}
 _NO_BOUND = f" to {MAX_INT:,}"  # only what an integer can hold
+_TYPE_WORDS = {"string": "text", "array": "list", "boolean": "true or false"}
 _HEAD = ("field", "type", "meaning")
 _SILENT_NAMES = SilentFields.__struct_fields__
 
@@ -53,7 +53,7 @@ def _render_route(
     yield f"{operation['summary']}.\n"
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
     if body and "anyOf" in body:
-        yield f"Takes {describe_type(body)}.\n"
+        yield f"Takes {_describe_type(body)}.\n"
     elif body:
         yield from _render_fields(str(body["$ref"]).rpartition("/")[2], schemas)
     if example := find_example(method, path):
@@ -87,6 +87,28 @@ def _list_fields(
         )
         told = ["required"] if name in required else []
         yield f"`{name}`", _tell_value(schema), "; ".join([*told, *([meaning] if meaning else [])])
+
+
+def _describe_type(field: dict[str, Any]) -> str:
+    """A field's type and range in words: 'integer 1 to 128', 'text or list of text'."""
+    if "anyOf" in field:
+        kinds = [_describe_type(one) for one in field["anyOf"] if one.get("type") != "null"]
+        return " or ".join(dict.fromkeys(kinds))
+    if "$ref" in field:
+        return _name_of(field)
+    kind = str(field.get("type", "anything"))
+    kind = _TYPE_WORDS.get(kind, kind)
+    if kind == "list" and field.get("items"):
+        kind = f"list of {_describe_type(field['items'])}"
+    low = field.get("minimum", field.get("exclusiveMinimum"))
+    high = field.get("maximum", field.get("exclusiveMaximum"))
+    if low is not None:
+        kind += f", {'above' if 'exclusiveMinimum' in field else 'from'} {low:,}"
+    return kind if high is None else f"{kind} to {high:,}"
+
+
+def _name_of(reference: dict[str, Any]) -> str:
+    return str(reference["$ref"]).rpartition("/")[2]
 
 
 def _find_text(schema: dict[str, Any]) -> str:
@@ -135,7 +157,7 @@ def _find_references(schema: Any) -> Iterator[str]:
 
 def _tell_fields(schema: dict[str, Any]) -> str:
     if "properties" not in schema:
-        return ", ".join(f"`{value}`" for value in schema.get("enum", ())) or describe_type(schema)
+        return ", ".join(f"`{value}`" for value in schema.get("enum", ())) or _describe_type(schema)
     required = schema.get("required", ())
     named = ((name, _tell_value(one)) for name, one in schema["properties"].items())
     return "; ".join(f"`{name}`{' (required)' if name in required else ''}: {text}" for name, text in named)
@@ -147,7 +169,7 @@ def _tell_value(schema: dict[str, Any]) -> str:
     texts = [
         ", ".join(f"`{word if isinstance(word, str) else json.dumps(word)}`" for word in one["enum"])
         if "enum" in one
-        else describe_type(one).replace(_NO_BOUND, "")
+        else _describe_type(one).replace(_NO_BOUND, "")
         for one in kinds
     ]
     return " or ".join(texts) or "null"

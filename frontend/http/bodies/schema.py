@@ -8,10 +8,10 @@ a dialect refuses what asks for more (`PostRoute.refused`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from ....ipc.params.beam_search import EarlyStopping, LengthPenalty
 from ....ipc.params.param_fields import MAX_INT
@@ -251,31 +251,6 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     model: str | None = None
 
 
-class PromptTokensDetails(msgspec.Struct):
-    """Prompt tokens that the prefix cache already held."""
-
-    cached_tokens: int
-
-
-class CompletionTokensDetails(msgspec.Struct):
-    """Generated tokens that were thoughts, of the sequences that were returned."""
-
-    reasoning_tokens: int
-
-
-class Usage(msgspec.Struct):
-    """Counts of tokens; completion_tokens are of every sequence that was generated.
-
-    completion_tokens_details: only of a model that thinks.
-    """
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
-
-
 class CompletionLogprobs(msgspec.Struct):
     """Parallel lists, one entry a token. text_offset counts characters of `text`."""
 
@@ -318,60 +293,6 @@ class ChoiceLogprobs(msgspec.Struct):
 
     content: list[TokenLogprob]
     refusal: None = None
-
-
-class ModelCard(msgspec.Struct, kw_only=True):
-    """A served model. tasks: what it can be asked; embedding_size: numbers of a vector, if it embeds.
-
-    formats: of numbers, and of weights where these are narrower, such as 'bfloat16, int4 weights'.
-    root: the folder or GGUF file that it was loaded from. parent, permission: there for vLLM's clients.
-    """
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "quire"
-    root: str
-    parent: None = None
-    max_model_len: int | None  # None while its engine has yet to start
-    permission: list[Any] = []
-    tasks: list[str] | UnsetType = UNSET  # of a model that is here
-    embedding_size: int | UnsetType = UNSET
-    formats: str | UnsetType = UNSET
-
-
-class ModelList(msgspec.Struct, kw_only=True):
-    """Answer of /v1/models."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
-
-
-class TokenizeResponse(msgspec.Struct):
-    """Answer of /tokenize. token_strs: as the vocabulary has them, which is not always text."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None = None
-
-
-class DetokenizeResponse(msgspec.Struct):
-    """Answer of /detokenize."""
-
-    prompt: str
-
-
-class VersionResponse(msgspec.Struct):
-    """Answer of /version."""
-
-    version: str
-
-
-class LoadResponse(msgspec.Struct):
-    """Answer of /load: requests of this process that wait or run."""
-
-    server_load: int
 
 
 class ServerInfo(msgspec.Struct):

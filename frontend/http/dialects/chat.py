@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
-import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 from starlette.responses import Response
 
 from ....ipc.params.param_fields import MAX_INT
@@ -26,121 +24,24 @@ from ..bodies.schema import (
     ChatMessage,
     ChoiceLogprobs,
     NumTokens,
-    PromptLogprobs,
     SamplingFields,
     TokenizeRequest,
     ToolParam,
-    Usage,
 )
 from ..caller import Caller
 from ..errors import FieldError
 from ..limits import MAX_TOP_LOGPROBS
 from ..serving import Serving, make_id
-from ..stream import DONE, ChunkTemplate, encode_event, respond
+from ..stream import Json, respond
 from ..text_process.jobs import Conversation
 from .conversation import parse_outputs, prepare_conversation, read_output
 from .formats import find_format
 from .logprobs import make_beside, make_chat_logprobs, make_prompt_logprobs
 from .route import REFUSED_BY_ALL, PostRoute, Refused, is_off
 from .sampling import first_given, make_params, read_beam_search
-from .usage import UsageCounter, choose_usage, take_last
+from .usage import Chunks, take_last
 
 Outputs = AsyncGenerator[RequestOutput, None]
-
-
-class AnswerFunction(msgspec.Struct, omit_defaults=True):
-    """What is called. arguments: a JSON object's text; in chunks, more of it."""
-
-    name: str | UnsetType = UNSET
-    arguments: str | UnsetType = UNSET
-
-
-class AnswerToolCall(msgspec.Struct):
-    """A call of a tool."""
-
-    id: str
-    function: AnswerFunction
-    type: Literal["function"] = "function"
-
-
-class AnswerMessage(msgspec.Struct, kw_only=True):
-    """The assistant's message. Thoughts have both of the names that clients read."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str | None
-    refusal: None = None
-    reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    tool_calls: list[AnswerToolCall] | UnsetType = UNSET
-
-
-class ChatChoice(msgspec.Struct):
-    """One answer."""
-
-    index: int
-    message: AnswerMessage
-    logprobs: ChoiceLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    token_ids: list[int] | None = None
-    tool_parse_error: bool | UnsetType = UNSET  # true: a call could not be read and stays in the content
-
-
-class ChatCompletion(msgspec.Struct, kw_only=True):
-    """Answer of /v1/chat/completions. prompt_token_ids, token_ids of choices: with return_token_ids."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    prompt_logprobs: PromptLogprobs | None = None
-    prompt_token_ids: list[int] | None = None
-
-
-class DeltaToolCall(msgspec.Struct, kw_only=True):
-    """What is new of a call: first its id and name, then its arguments."""
-
-    index: int
-    id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
-    function: AnswerFunction
-
-
-class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is new of a message."""
-
-    role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    tool_calls: list[DeltaToolCall] | UnsetType = UNSET
-
-
-class ChunkChoice(msgspec.Struct):
-    """What is new of one answer."""
-
-    index: int
-    delta: Delta
-    logprobs: ChoiceLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | UnsetType | None = UNSET
-    token_ids: list[int] | UnsetType = UNSET
-    tool_parse_error: bool | UnsetType = UNSET  # as in a ChatChoice
-
-
-class ChatCompletionChunk(msgspec.Struct, kw_only=True):
-    """A chunk of a streamed chat. prompt_token_ids: in the first, with return_token_ids."""
-
-    id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -195,20 +96,11 @@ async def create_chat_completion(
     )
     request_id = make_id("chatcmpl")
     outputs = serving.generate(request_id, prompt, prepared, caller, request)
+    chunks = ChatChunks(serving, request, request_id, echoed, reader)
     if request.stream:
-        forces_usage = serving.options.enable_force_include_usage
-        chunks = ChunkMaker(
-            request, request_id, serving.model_id, echoed, reader, serving.tokenizer, forces_usage
-        )
         return serving.stream(_stream(serving, outputs, chunks, params.n, reader), request_id)
     parsed = await take_last(parse_outputs(serving, outputs, reader))
-    body = await make_beside(
-        parsed[0],
-        lambda: _make_completion(
-            request, request_id, serving.model_id, parsed, reader, serving.tokenizer, echoed
-        ),
-    )
-    return respond(body, request_id)
+    return respond(await make_beside(parsed[0], lambda: chunks.complete(*parsed)), request_id)
 
 
 def _check(serving: Serving, request: ChatCompletionRequest) -> None:
@@ -236,80 +128,13 @@ def _find_echo(request: ChatCompletionRequest) -> str:
     return last.content if isinstance(last.content, str) else "".join(p.text or "" for p in last.content)
 
 
-def _make_completion(
-    request: ChatCompletionRequest,
-    request_id: str,
-    model: str,
-    parsed: tuple[RequestOutput, Sequence[Sequence[turn.OutputEvent]]],
-    reader: AnswerReader,
-    tokenizer: Tokenizer,
-    echoed: str,
-) -> ChatCompletion:
-    output, events = parsed
-    counter = UsageCounter()
-    counter.add(output)
-    counter.num_reasoning_tokens = reader.num_reasoning_tokens
-    body = ChatCompletion(
-        id=request_id,
-        created=int(time.time()),
-        model=model,
-        choices=[
-            _make_choice(request, one, own, reader, tokenizer, echoed)
-            for one, own in zip(output.outputs, events, strict=True)
-        ],
-        usage=counter.usage(),
-    )
-    if request.return_token_ids:
-        body.prompt_token_ids = output.prompt_token_ids
-    if output.prompt_logprobs is not None:
-        body.prompt_logprobs = make_prompt_logprobs(output.prompt_logprobs)
-    return body
-
-
-def _make_choice(
-    request: ChatCompletionRequest,
-    one: CompletionOutput,
-    events: Sequence[turn.OutputEvent],
-    reader: AnswerReader,
-    tokenizer: Tokenizer,
-    echoed: str,
-) -> ChatChoice:
-    said = turn.AssistantMessage()
-    for event in events:
-        said.add(event)
-    message = AnswerMessage(content=echoed + said.content)
-    if said.reasoning:
-        message.reasoning_content = message.reasoning = said.reasoning
-    if said.tool_calls:
-        message.content = message.content or None
-        message.tool_calls = [
-            AnswerToolCall(call.call_id, AnswerFunction(call.name, call.arguments))
-            for call in said.tool_calls
-        ]
-    choice = ChatChoice(
-        one.index,
-        message,
-        choose_logprobs(request, one, tokenizer),
-        choose_finish_reason(one.finish_reason, has_whole_call(events)),
-        one.stop_reason,
-        one.token_ids if request.return_token_ids else None,
-    )
-    if reader.has_errors(one.index):
-        choice.tool_parse_error = True
-    return choice
-
-
 async def _stream(
-    serving: Serving, outputs: Outputs, chunks: ChunkMaker, n: int, reader: AnswerReader
+    serving: Serving, outputs: Outputs, chunks: ChatChunks, n: int, reader: AnswerReader
 ) -> AsyncGenerator[bytes, None]:
-    counter, is_plain = chunks.counter, reader.is_plain
     is_first = True
     async with aclosing(outputs):
         async for output in outputs:
-            events = None if is_plain else await read_output(serving, output, reader)
-            if counter is not None:
-                counter.add(output)
-                counter.num_reasoning_tokens = reader.num_reasoning_tokens
+            events = None if reader.is_plain else await read_output(serving, output, reader)
             if chunks.has_logprobs:
                 data = await make_beside(output, functools.partial(chunks.make, output, events))
             else:
@@ -362,60 +187,66 @@ def _make_tool(number: int, given: ToolParam) -> Tool:
     return Tool(function.name, function.description, function.parameters, bool(function.strict))
 
 
-class ChunkMaker:
-    """Chunks of one stream."""
+class ChatChunks(Chunks):
+    """The answer to a chat, whole or in the chunks of a stream."""
 
     def __init__(
         self,
+        serving: Serving,
         request: ChatCompletionRequest,
         request_id: str,
-        model: str,
         echoed: str,
         reader: AnswerReader,
-        tokenizer: Tokenizer,
-        forces_usage: bool = False,
     ) -> None:
         """`echoed`: what each answer begins with. `reader`: knows which calls could not be read."""
-        self._echoed = echoed
-        self._request = request
-        self._reader, self._tokenizer = reader, tokenizer
-        self._has_usage, self._always_has_usage = choose_usage(request.stream_options, forces_usage)
-        self._says_more = self._always_has_usage or bool(request.return_token_ids)  # in each chunk
+        kind = "chat.completion.chunk" if request.stream else "chat.completion"
+        is_forced = serving.options.enable_force_include_usage
+        super().__init__(kind, request_id, serving.model_id, request.stream_options, is_forced)
+        self._request, self._echoed = request, echoed
+        self._reader, self._tokenizer = reader, serving.tokenizer
+        self._says_more = self.always_has_usage or bool(request.return_token_ids)  # in each chunk
         self.has_logprobs = wants_logprobs(request)
-        self.counter = UsageCounter() if self._has_usage else None
-        self._head = ChatCompletionChunk(id=request_id, created=int(time.time()), model=model, choices=[])
-        if self._has_usage:
-            self._head.usage = None
         after = b',"logprobs":null,"finish_reason":null'
-        self._texts = ChunkTemplate(self._head, b'"delta":{"content":', b"}" + after)
-        self._deltas = ChunkTemplate(self._head, b'"delta":', after)
+        self._texts = self.make_template(b'"delta":{"content":', b"}" + after)
+        self._deltas = self.make_template(b'"delta":', after)
         self._has_calls: defaultdict[int, bool] = defaultdict(bool)  # by answer
 
     def make_roles(self, n: int, output: RequestOutput) -> bytes:
         """The first chunk of each answer says whose it is; made once."""
         echoed, self._echoed = self._echoed, ""
-        delta = Delta(role="assistant", content=echoed)
-        chunk = self._chunk([ChunkChoice(index, delta) for index in range(n)])
+        delta = {"role": "assistant", "content": echoed}
+        choices = [_make_choice(index, delta=delta) for index in range(n)]
+        more: Json = {}
         if output.prompt_logprobs is not None:
-            chunk.prompt_logprobs = make_prompt_logprobs(output.prompt_logprobs)
+            more["prompt_logprobs"] = make_prompt_logprobs(output.prompt_logprobs)
         if self._request.return_token_ids:
-            chunk.prompt_token_ids = output.prompt_token_ids
-        return encode_event(chunk)
+            more["prompt_token_ids"] = output.prompt_token_ids
+        return self.make_chunk(choices, **more)
 
     def make(self, output: RequestOutput, events: Sequence[Sequence[turn.OutputEvent]] | None) -> bytes:
         """A chunk for each answer that has something new. `events`: of each answer; None: all is text."""
+        if self.has_usage:
+            self._count(output)
         if events is None:
             parts = [self._make_one(one, None) for one in output.outputs]
         else:
             parts = [self._make_one(one, own) for one, own in zip(output.outputs, events, strict=True)]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def make_last(self) -> bytes:
-        """Usage, if it was asked for, and the end."""
-        if not self._has_usage or self.counter is None:
-            return DONE
-        chunk = msgspec.structs.replace(self._head, usage=self.counter.usage())
-        return encode_event(chunk) + DONE
+    def complete(self, output: RequestOutput, events: Sequence[Sequence[turn.OutputEvent]]) -> Json:
+        """The whole answer, of its only output and the events of each choice."""
+        self._count(output)
+        choices = [self._make_whole(one, own) for one, own in zip(output.outputs, events, strict=True)]
+        positions = output.prompt_logprobs
+        return self.make_whole(
+            choices,
+            prompt_logprobs=None if positions is None else make_prompt_logprobs(positions),
+            prompt_token_ids=output.prompt_token_ids if self._request.return_token_ids else None,
+        )
+
+    def _count(self, output: RequestOutput) -> None:
+        self.counter.add(output)
+        self.counter.num_reasoning_tokens = self._reader.num_reasoning_tokens
 
     def _make_one(self, output: CompletionOutput, events: Sequence[turn.OutputEvent] | None) -> bytes:
         """A chunk an event, or one of all the text. The last one says what else there is of this output."""
@@ -425,43 +256,70 @@ class ChunkMaker:
         if events is None and not says_more:
             return self._texts.make(index, output.text) if output.text else b""
         if events is None:
-            deltas = [Delta(content=output.text)] if output.text else []
+            deltas: list[Json] = [{"content": output.text}] if output.text else []
         else:
             deltas = [delta for event in events if (delta := _make_delta(event)) is not None]
             self._has_calls[index] = self._has_calls[index] or has_whole_call(events)
         if not says_more:
             return b"".join([self._deltas.make(index, delta) for delta in deltas])
-        *earlier, last = deltas or [Delta()]
-        choice = ChunkChoice(index, last, logprobs)
+        *earlier, last = deltas or [{}]
+        choice = _make_choice(index, delta=last) | {"logprobs": logprobs}
         if self._request.return_token_ids:
-            choice.token_ids = output.token_ids
+            choice["token_ids"] = output.token_ids
         if finish is not None:
-            choice.finish_reason = choose_finish_reason(finish, self._has_calls[index])
-            choice.stop_reason = output.stop_reason
-            if self._reader.has_errors(index):
-                choice.tool_parse_error = True
-        choices = [*(ChunkChoice(index, delta) for delta in earlier), choice]
-        return b"".join(encode_event(self._chunk([one])) for one in choices)
+            choice |= self._describe_end(output, self._has_calls[index])
+        choices = [*(_make_choice(index, delta=delta) for delta in earlier), choice]
+        return b"".join(self.make_chunk([one]) for one in choices)
 
-    def _chunk(self, choices: list[ChunkChoice]) -> ChatCompletionChunk:
-        chunk = msgspec.structs.replace(self._head, choices=choices)
-        if self._always_has_usage and self.counter is not None:
-            chunk.usage = self.counter.usage()
-        return chunk
+    def _make_whole(self, one: CompletionOutput, events: Sequence[turn.OutputEvent]) -> Json:
+        said = turn.AssistantMessage()
+        for event in events:
+            said.add(event)
+        message: Json = {"role": "assistant", "content": self._echoed + said.content, "refusal": None}
+        if said.reasoning:
+            message |= _tell_thoughts(said.reasoning)
+        if said.tool_calls:
+            message["content"] = message["content"] or None
+            message["tool_calls"] = [
+                _tell_call(call.call_id, call.name, call.arguments) for call in said.tool_calls
+            ]
+        choice = _make_choice(one.index, message=message)
+        choice["logprobs"] = choose_logprobs(self._request, one, self._tokenizer)
+        choice["token_ids"] = one.token_ids if self._request.return_token_ids else None
+        return choice | self._describe_end(one, has_whole_call(events))
+
+    def _describe_end(self, one: CompletionOutput, has_calls: bool) -> Json:
+        reason = choose_finish_reason(one.finish_reason, has_calls)
+        end: Json = {"finish_reason": reason, "stop_reason": one.stop_reason}
+        if self._reader.has_errors(one.index):  # a call could not be read and stays in the content
+            end["tool_parse_error"] = True
+        return end
 
 
-def _make_delta(event: turn.OutputEvent) -> Delta | None:
+def _make_choice(index: int, **said: Json) -> Json:
+    """An answer, or what is new of it."""
+    return {"index": index, **said, "logprobs": None, "finish_reason": None}
+
+
+def _tell_thoughts(text: str) -> Json:
+    """By both of the names that clients read."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _tell_call(call_id: str, name: str, arguments: str) -> Json:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _make_delta(event: turn.OutputEvent) -> Json | None:
     match event:
         case turn.TextDelta(text):
-            return Delta(content=text)
+            return {"content": text}
         case turn.ReasoningDelta(text):
-            return Delta(reasoning_content=text, reasoning=text)
+            return _tell_thoughts(text)
         case turn.ToolCallStart(index, call_id, name):
-            begun = AnswerFunction(name, "")
-            return Delta(tool_calls=[DeltaToolCall(index=index, id=call_id, type="function", function=begun)])
+            return {"tool_calls": [{"index": index, **_tell_call(call_id, name, "")}]}
         case turn.ToolCallDelta(index, arguments):
-            more = AnswerFunction(arguments=arguments)
-            return Delta(tool_calls=[DeltaToolCall(index=index, function=more)])
+            return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
         case turn.ToolCallEnd():
             return None
 
@@ -513,8 +371,6 @@ ROUTES = [
         "/v1/chat/completions",
         ChatCompletionRequest,
         create_chat_completion,
-        ChatCompletion,
-        ChatCompletionChunk,
         task="generate",
         refused=REFUSED,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 from starlette.responses import Response
 
 from ....ipc.params.request_options import Priority
@@ -15,7 +15,6 @@ from ..serving import Serving, make_id
 from ..stream import JsonResponse
 from .route import PostRoute, is_off
 from .vector_question import (
-    CohereMeta,
     Format,
     Inputs,
     Name,
@@ -60,23 +59,6 @@ class CohereEmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     priority: Priority | None = None
     images: Any = None
     inputs: Any = None
-
-
-class CohereEmbeddings(msgspec.Struct, kw_only=True):
-    """Vectors in each form that was asked for."""
-
-    floats: list[list[float]] | UnsetType = msgspec.field(default=UNSET, name="float")
-    base64: list[str] | UnsetType = UNSET
-
-
-class CohereEmbedResponse(msgspec.Struct, kw_only=True):
-    """Answer of /v2/embed."""
-
-    id: str
-    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
-    embeddings: CohereEmbeddings
-    texts: list[str]
-    meta: CohereMeta
 
 
 async def create_cohere_embedding(serving: Serving, request: CohereEmbedRequest, caller: Caller) -> Response:
@@ -129,7 +111,6 @@ ROUTES = [
         "/v2/embed",
         CohereEmbedRequest,
         create_cohere_embedding,
-        CohereEmbedResponse,
         task="embed",
         refused={
             "images": ("none: only text is supported", is_off),

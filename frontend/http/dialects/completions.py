@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from http import HTTPStatus
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
-from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from ....ipc.errors import PromptError
@@ -20,11 +17,11 @@ from ...outputs import CompletionOutput, RequestOutput
 from ...requests.input_processor import PreparedParams
 from ...requests.prompts import find_truncation
 from ...text.tokenizer import Tokenizer
-from ..bodies.schema import CompletionLogprobs, PromptLogprobs, SamplingFields, TokenId, Usage
+from ..bodies.schema import CompletionLogprobs, PromptLogprobs, SamplingFields, TokenId
 from ..caller import Caller
 from ..errors import ApiError, FieldError
 from ..serving import PromptInput, Serving, make_id
-from ..stream import DONE, ChunkTemplate, cancel_and_wait, encode_event, respond
+from ..stream import Json, cancel_and_wait, respond
 from .formats import find_format
 from .logprobs import (
     ALL_SHOWN,
@@ -39,7 +36,7 @@ from .logprobs import (
 from .prompts import decode_prompt, prepare_params, split_prompts, tokenize_prompts
 from .route import REFUSED_BY_ALL, PostRoute, is_off
 from .sampling import first_given, make_params, read_beam_search
-from .usage import UsageCounter, choose_usage, take_last
+from .usage import Chunks, take_last
 
 _MAX_TOKENS = 16  # OpenAI's default; a chat's is what is left of the context
 _MAX_SIZE_A_TURN = 20_000  # token ids or characters that are checked and sent in a turn of the event loop
@@ -138,34 +135,6 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     prompt_embeds: Any = None
 
 
-class CompletionChoice(msgspec.Struct):
-    """A sequence, or what is new of it in a chunk.
-
-    prompt_token_ids, token_ids: with return_token_ids; the first also in a choice's first chunk.
-    """
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    # None in whole answers without them, not there in chunks.
-    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
-    prompt_token_ids: list[int] | UnsetType | None = UNSET
-    token_ids: list[int] | UnsetType | None = UNSET
-
-
-class CompletionResponse(msgspec.Struct, kw_only=True):
-    """Answer of /v1/completions; a chunk of a stream has the same form."""
-
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage | UnsetType | None = UNSET
-
-
 def _make_params(serving: Serving, request: CompletionRequest) -> SamplingParams:
     """max_tokens 0, which OpenAI allows beside echo, generates one token that is not shown."""
     own = {"logprobs": None if request.logprob_token_ids else request.logprobs}
@@ -248,30 +217,27 @@ class _Job:
         echoes = request.echo and prepared.sampling_params.truncate_prompt_tokens is None
         self._echoes = {i: text for i, text in enumerate(prompts) if echoes and isinstance(text, str)}
         self._logprobs = LogprobsOfChoices(request, prepared.sampling_params, serving.llm.tokenizer)
-        self._counter = UsageCounter()
         self._hides_output = request.max_tokens == 0
         is_forced = serving.options.enable_force_include_usage
-        self._has_usage, self._always_has_usage = choose_usage(request.stream_options, is_forced)
-        self._counts_tokens = not request.stream or self._has_usage
-        self._says_more = self._always_has_usage or bool(request.return_token_ids)  # in each chunk
+        model, options = serving.model_id, request.stream_options
+        self._chunks = Chunks("text_completion", make_id("cmpl"), model, options, is_forced)
+        self._counts_tokens = not request.stream or self._chunks.has_usage
+        self._says_more = self._chunks.always_has_usage or bool(request.return_token_ids)  # in each chunk
         self._has_beginning = bool(request.echo) or request.prompt_logprobs is not None
-        self._absent = UNSET if request.stream else None  # what a choice does not have
-        self._head = CompletionResponse(
-            id=make_id("cmpl"), created=int(time.time()), model=serving.model_id, choices=[]
-        )
+        # What a choice does not have is null in whole answers, and not there in chunks.
+        absent = ("prompt_logprobs", "prompt_token_ids", "token_ids")
+        self._absent: Json = {} if request.stream else dict.fromkeys(absent)
         self._begun: set[int] = set()  # choices of which something was sent
-        if self._has_usage:
-            self._head.usage = None
         after = b',"logprobs":null,"finish_reason":null,"stop_reason":null'
-        self._texts = ChunkTemplate(self._head, b'"text":', after)
+        self._texts = self._chunks.make_template(b'"text":', after)
 
     @property
     def id(self) -> str:
-        return self._head.id
+        return self._chunks.id
 
-    async def complete(self) -> CompletionResponse:
+    async def complete(self) -> Json:
         """The whole answer; the first prompt that fails ends the others."""
-        tasks: list[asyncio.Future[list[CompletionChoice]]] = []
+        tasks: list[asyncio.Future[list[Json]]] = []
         try:
             async for place in self._places():
                 tasks.append(asyncio.ensure_future(self._finish_one(place)))
@@ -280,7 +246,7 @@ class _Job:
             await cancel_and_wait(*tasks)
             tasks.clear()  # the error's traceback holds this frame: with its task that would be a cycle
             raise
-        return msgspec.structs.replace(self._head, choices=choices, usage=self._counter.usage())
+        return self._chunks.make_whole(choices)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """SSE bytes of all prompts as they come."""
@@ -299,9 +265,7 @@ class _Job:
                 async for place, output in merged:
                     if data := await self._make_beside(place, output):
                         yield data
-        if self._has_usage:
-            yield encode_event(msgspec.structs.replace(self._head, usage=self._counter.usage()))
-        yield DONE
+        yield self._chunks.make_last()
 
     async def _places(self) -> AsyncGenerator[int, None]:
         """The prompts, as many in a turn of the event loop as it has time to check and send."""
@@ -316,9 +280,9 @@ class _Job:
     async def _outputs(self, place: int) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one prompt; PromptErrors name its place in the list."""
         request = self._request
-        request_id = f"{self._head.id}-{place}"
+        request_id = f"{self.id}-{place}"
         generate = self._serving.generate(
-            request_id, self._take_input(place), self._prepared, self._caller, request, self._head.id
+            request_id, self._take_input(place), self._prepared, self._caller, request, self.id
         )
         try:
             async with aclosing(generate) as outputs:
@@ -326,7 +290,7 @@ class _Job:
                     if self._hides_output:
                         _hide(output)
                     if self._counts_tokens:
-                        self._counter.add(output)
+                        self._chunks.counter.add(output)
                     if request.echo and place not in self._echoes:
                         ids = output.prompt_token_ids
                         self._echoes[place] = await decode_prompt(self._serving, ids, self._caller)
@@ -360,11 +324,11 @@ class _Job:
             for one in generators:
                 await one.aclose()
 
-    async def _finish_one(self, place: int) -> list[CompletionChoice]:
+    async def _finish_one(self, place: int) -> list[Json]:
         whole = await take_last(self._outputs(place))
         return await make_beside(whole, lambda: self._make_choices(place, whole))
 
-    def _make_choices(self, place: int, whole: RequestOutput) -> list[CompletionChoice]:
+    def _make_choices(self, place: int, whole: RequestOutput) -> list[Json]:
         self._note_prompt(place, whole)
         return [self._make_choice(place, one, whole.prompt_token_ids) for one in whole.outputs]
 
@@ -386,12 +350,9 @@ class _Job:
         is_plain = one.finish_reason is None and one.logprobs is None and not self._says_more
         if is_plain and (not self._has_beginning or index in self._begun):
             return self._texts.make(index, one.text) if one.text else b""
-        chunk = msgspec.structs.replace(self._head, choices=[self._make_choice(place, one, prompt)])
-        if self._always_has_usage:
-            chunk.usage = self._counter.usage()
-        return encode_event(chunk)
+        return self._chunks.make_chunk([self._make_choice(place, one, prompt)])
 
-    def _make_choice(self, place: int, one: CompletionOutput, prompt: list[int]) -> CompletionChoice:
+    def _make_choice(self, place: int, one: CompletionOutput, prompt: list[int]) -> Json:
         index = place * self._n + one.index
         is_first = index not in self._begun
         self._begun.add(index)
@@ -405,16 +366,20 @@ class _Job:
             is_first=is_first,
             is_hidden=self._hides_output,
         )
-        absent = self._absent
-        choice = CompletionChoice(
-            index, echoed + one.text, logprobs, one.finish_reason, one.stop_reason, absent, absent, absent
-        )
+        choice: Json = {
+            "index": index,
+            "text": echoed + one.text,
+            "logprobs": logprobs,
+            "finish_reason": one.finish_reason,
+            "stop_reason": one.stop_reason,
+            **self._absent,
+        }
         if is_first and (of_prompt := self._logprobs.of_prompt(place)) is not None:
-            choice.prompt_logprobs = of_prompt
+            choice["prompt_logprobs"] = of_prompt
         if self._request.return_token_ids:
-            choice.token_ids = one.token_ids
+            choice["token_ids"] = one.token_ids
             if is_first:
-                choice.prompt_token_ids = prompt
+                choice["prompt_token_ids"] = prompt
         return choice
 
     def _note_prompt(self, place: int, output: RequestOutput) -> None:
@@ -441,8 +406,6 @@ ROUTES = [
         "/v1/completions",
         CompletionRequest,
         create_completion,
-        CompletionResponse,
-        CompletionResponse,
         task="generate",
         refused=REFUSED,
     )

@@ -14,13 +14,12 @@ from ..bodies.schema import KNOWN_TYPES_OF_CHATS, ChatMessage
 from ..caller import Caller
 from ..errors import FieldError, missing_field
 from ..serving import Serving, make_id
-from ..stream import JsonResponse
+from ..stream import Json, JsonResponse
 from ..text_process.jobs import Conversation
 from .prompts import render_chat
 from .route import PostRoute
 from .vector_question import (
     Inputs,
-    ListResponse,
     Name,
     PoolingFields,
     Positive,
@@ -86,49 +85,6 @@ class ClassifyRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
     """POST /classify."""
 
 
-class Embedding(msgspec.Struct, kw_only=True):
-    """A vector: its numbers, or base64 of them as float32, little-endian."""
-
-    object: Literal["embedding"] = "embedding"
-    index: int
-    embedding: list[float] | str
-
-
-class EmbeddingResponse(ListResponse, kw_only=True):
-    """Answer of /v1/embeddings."""
-
-    data: list[Embedding]
-
-
-class Pooled(msgspec.Struct, kw_only=True):
-    """What was computed of an input: a vector, one for each token, or base64 as in Embedding."""
-
-    object: Literal["pooling"] = "pooling"
-    index: int
-    data: list[float | list[float]] | str
-
-
-class PoolingResponse(ListResponse, kw_only=True):
-    """Answer of /pooling."""
-
-    data: list[Pooled]
-
-
-class Classification(msgspec.Struct, kw_only=True):
-    """The likeliest class of an input. label: None if the model does not name its classes."""
-
-    index: int
-    label: str | None
-    probs: list[float]
-    num_classes: int
-
-
-class ClassifyResponse(ListResponse, kw_only=True):
-    """Answer of /classify."""
-
-    data: list[Classification]
-
-
 async def create_embedding(serving: Serving, request: EmbeddingRequest, caller: Caller) -> Response:
     """Embed texts, token ids or a conversation. Raises InputErrors and ApiErrors."""
     question = await _make_question(serving, caller, request, "embed", "embd")
@@ -165,10 +121,10 @@ async def create_classification(serving: Serving, request: ClassifyRequest, call
     return JsonResponse(await write_beside(found.data, "float", make), question.answer_id)
 
 
-def _classify(index: int, probs: list[float], labels: tuple[str, ...]) -> Classification:
+def _classify(index: int, probs: list[float], labels: tuple[str, ...]) -> Json:
     best = max(range(len(probs)), key=probs.__getitem__)
     label = labels[best] if len(labels) == len(probs) else None
-    return Classification(index=index, label=label, probs=probs, num_classes=len(probs))
+    return {"index": index, "label": label, "probs": probs, "num_classes": len(probs)}
 
 
 async def _make_question(
@@ -225,7 +181,7 @@ def _choose_writer(question: Question, found: Vectors) -> Write:
 
 POOLING_PATH = "/pooling"
 ROUTES = [
-    PostRoute("/v1/embeddings", EmbeddingRequest, create_embedding, EmbeddingResponse, task="embed"),
-    PostRoute("/classify", ClassifyRequest, create_classification, ClassifyResponse, task="classify"),
-    PostRoute(POOLING_PATH, PoolingRequest, create_pooling, PoolingResponse, task=_choose_task),
+    PostRoute("/v1/embeddings", EmbeddingRequest, create_embedding, task="embed"),
+    PostRoute("/classify", ClassifyRequest, create_classification, task="classify"),
+    PostRoute(POOLING_PATH, PoolingRequest, create_pooling, task=_choose_task),
 ]

@@ -11,7 +11,6 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 from starlette.responses import Response
 
 from ....ipc.errors import SamplingParamsError
@@ -22,20 +21,14 @@ from ...formats.answer_reader import AnswerReader
 from ...formats.offered_tools import ToolFields
 from ...outputs import CompletionOutput, RequestOutput
 from ...tools import Tool, ToolChoice
-from ..bodies import messages as body
 from ..bodies.schema import ChatMessage
 from ..caller import Caller
 from ..errors import MESSAGES_PATH, ApiError, FieldError, as_api_error, encode_messages_error
 from ..serving import Serving
-from ..stream import encode_named_event, respond
+from ..stream import Json, encode_named_event, respond
 from ..text_process.jobs import Conversation, GrammarJob, TokenizeJob
-from .conversation import (
-    MessageDraft,
-    ParsedOutputs,
-    check_source,
-    parse_outputs,
-    prepare_conversation,
-)
+from . import messages_body as body
+from .conversation import MessageDraft, ParsedOutputs, check_source, parse_outputs, prepare_conversation
 from .prompts import answer_by_text
 from .route import PostRoute, Refused, is_off
 from .sampling import make_params
@@ -227,7 +220,12 @@ _BUDGET = "thinking.budget_tokens"
 # Clients hand thoughts back with their signature, and may refuse those without one. Nobody checks ours.
 SIGNATURE = "quire"
 _NO_INPUT = msgspec.Raw(b"{}")
-_Events = list[body.MessageEvent]
+# By kind of block: what it begins with, and the kind of its deltas and their field.
+_BLOCKS: dict[str, tuple[Json, str, str]] = {
+    "text": ({"text": "", "citations": None}, "text_delta", "text"),
+    "thinking": ({"thinking": "", "signature": ""}, "thinking_delta", "thinking"),
+    "tool_use": ({"input": _NO_INPUT}, "input_json_delta", "partial_json"),
+}
 
 
 class BlockWriter:
@@ -240,104 +238,92 @@ class BlockWriter:
         self.has_called = False  # a call is complete
         self._shows_thinking = shows_thinking
         self._index = 0  # of the open block, or the next
-        self._open: type[body.Block] | None = None
+        self._open = ""  # the kind of the block that is open
         self._input: ToolInput | None = None  # of the call that is being told
         self._blank = ""  # white space that no block has: before a call nobody wants it
 
-    def take(self, event: turn.OutputEvent) -> _Events:
+    def take(self, event: turn.OutputEvent) -> list[Json]:
         """What is to be said of the turn's next event."""
         match event:
             case turn.TextDelta(text):
                 return self._take_text(text)
             case turn.ReasoningDelta(text):
-                return self._take_thoughts(text)
+                events = [] if self._open == "thinking" else self._begin("thinking")
+                return events + self._tell(text if self._shows_thinking else "")
             case turn.ToolCallStart(_, call_id, name):
-                events = self._begin(body.ToolUseBlock(id=call_id, name=name, input=_NO_INPUT))
+                events = self._begin("tool_use", id=call_id, name=name)
                 self._input = ToolInput()
                 return events
             case turn.ToolCallDelta(_, arguments):
-                return self._take_input(self._input.take(arguments) if self._input else "")
+                return self._tell(self._input.take(arguments) if self._input else "")
             case turn.ToolCallEnd():
                 self.has_called = True
-                events = self._take_input(self._input.end() if self._input else "")
+                events = self._tell(self._input.end() if self._input else "")
                 self._input = None
-                return [*events, *self._stop()]
+                return events + self._stop()
 
-    def end(self) -> _Events:
+    def end(self) -> list[Json]:
         """The turn has ended, in whatever block."""
-        if self._index == 0 and self._open is None and self._blank:
-            block, delta = body.TextBlock(text=""), body.TextDelta(text=self._blank)
-            return [*self._begin(block), self._delta(delta), *self._stop()]
+        if self._index == 0 and not self._open and (blank := self._blank):
+            return self._begin("text") + self._tell(blank) + self._stop()
         return self._stop()
 
-    def _take_text(self, text: str) -> _Events:
-        if self._open is body.TextBlock:
-            return [self._delta(body.TextDelta(text=text))] if text else []
+    def _take_text(self, text: str) -> list[Json]:
+        if self._open == "text":
+            return self._tell(text)
         text = self._blank + text
         if not text.strip():
             self._blank = text
             return []
-        return [*self._begin(body.TextBlock(text="")), self._delta(body.TextDelta(text=text))]
+        return self._begin("text") + self._tell(text)
 
-    def _take_thoughts(self, text: str) -> _Events:
-        events: _Events = []
-        if self._open is not body.ThinkingBlock:
-            events += self._begin(body.ThinkingBlock(thinking="", signature=""))
-        if self._shows_thinking and text:
-            events.append(self._delta(body.ThinkingDelta(thinking=text)))
-        return events
-
-    def _take_input(self, text: str) -> _Events:
-        return [self._delta(body.InputJsonDelta(partial_json=text))] if text else []
-
-    def _begin(self, block: body.Block) -> _Events:
+    def _begin(self, kind: str, **named: str) -> list[Json]:
         events = self._stop()
-        self._open, self._blank = type(block), ""
-        return [*events, body.ContentBlockStart(index=self._index, content_block=block)]
+        self._open, self._blank = kind, ""
+        block = {"type": kind, **named, **_BLOCKS[kind][0]}
+        return [*events, {"type": "content_block_start", "index": self._index, "content_block": block}]
 
-    def _stop(self) -> _Events:
-        if self._open is None:
+    def _stop(self) -> list[Json]:
+        if not self._open:
             return []
-        events: _Events = [body.ContentBlockStop(index=self._index)]
-        if self._open is body.ThinkingBlock:
-            events.insert(0, self._delta(body.SignatureDelta(signature=SIGNATURE)))
+        events: list[Json] = []
         if self._input is not None:  # the call was cut
-            events[:0] = self._take_input(self._input.close())
+            events = self._tell(self._input.close())
             self._input = None
-        self._open = None
+        if self._open == "thinking":
+            events = [self._delta("signature_delta", "signature", SIGNATURE)]
+        events.append({"type": "content_block_stop", "index": self._index})
+        self._open = ""
         self._index += 1
         return events
 
-    def _delta(self, delta: body.Delta) -> body.ContentBlockDelta:
-        return body.ContentBlockDelta(index=self._index, delta=delta)
+    def _tell(self, text: str) -> list[Json]:
+        """More of the open block."""
+        return [self._delta(*_BLOCKS[self._open][1:], text)] if text else []
+
+    def _delta(self, kind: str, field: str, text: str) -> Json:
+        return {"type": "content_block_delta", "index": self._index, "delta": {"type": kind, field: text}}
 
 
-def collect_blocks(events: Iterable[body.MessageEvent]) -> list[body.Block]:
+def collect_blocks(events: Iterable[Json]) -> list[Json]:
     """The blocks of a whole answer: what its events add up to."""
-    blocks: list[body.Block] = []
+    blocks: list[Json] = []
     texts: list[str] = []
     for event in events:
         match event:
-            case body.ContentBlockStart(content_block=block):
+            case {"type": "content_block_start", "content_block": block}:
                 texts = []
-                blocks.append(block)
-            case body.ContentBlockDelta(delta=delta) if not isinstance(delta, body.SignatureDelta):
-                texts += msgspec.structs.astuple(delta)
-            case body.ContentBlockStop():
-                blocks[-1] = _fill(blocks[-1], "".join(texts))
+                blocks.append(dict(block))
+            case {"delta": {"type": "signature_delta", "signature": signature}}:
+                blocks[-1]["signature"] = signature
+            case {"type": "content_block_delta", "delta": {"type": _, **said}}:
+                texts += said.values()
+            case {"type": "content_block_stop"}:
+                text, kind = "".join(texts), blocks[-1]["type"]
+                blocks[-1] |= {"input": _read_input(text)} if kind == "tool_use" else {kind: text}
             case _:
                 pass
     return blocks
-
-
-def _fill(block: body.Block, text: str) -> body.Block:
-    match block:
-        case body.TextBlock():
-            return body.TextBlock(text=text)
-        case body.ThinkingBlock():
-            return body.ThinkingBlock(thinking=text, signature=SIGNATURE)
-        case body.ToolUseBlock():
-            return body.ToolUseBlock(id=block.id, name=block.name, input=_read_input(text))
 
 
 def _read_input(text: str) -> msgspec.Raw:
@@ -347,16 +333,6 @@ def _read_input(text: str) -> msgspec.Raw:
     except (msgspec.MsgspecError, RecursionError):
         return _NO_INPUT
     return msgspec.Raw(text.encode() or b"{}")
-
-
-def encode_events(events: Iterable[body.MessageEvent]) -> bytes:
-    """Server-sent events, each named as its data's type."""
-    return b"".join([encode_named_event(_name_of(event), event) for event in events])
-
-
-def _name_of(event: body.MessageEvent) -> str:
-    tag: Any = type(event).__struct_config__.tag
-    return tag
 
 
 async def create_message(serving: Serving, request: body.MessagesRequest, caller: Caller) -> Response:
@@ -408,9 +384,9 @@ class _Answer:
         self._counter = UsageCounter()
         self._writer = BlockWriter(shows_thinking)
 
-    async def complete(self, outputs: ParsedOutputs) -> body.Message:
+    async def complete(self, outputs: ParsedOutputs) -> Json:
         """The whole message."""
-        told: list[body.MessageEvent] = []
+        told: list[Json] = []
         async with aclosing(outputs):
             async for output, answers in outputs:
                 told += self._take(output, answers[0])
@@ -424,49 +400,51 @@ class _Answer:
                 told = self._take(output, answers[0])
                 if not has_begun:
                     has_begun = True
-                    told = [body.MessageStart(message=self._make_message([])), body.Ping(), *told]
+                    begun = {"type": "message_start", "message": self._make_message([])}
+                    told = [begun, {"type": "ping"}, *told]
                 if told:
-                    yield encode_events(told)
+                    yield b"".join(map(encode_named_event, told))
 
     def encode_failure(self, error: Exception) -> bytes:
         """The event that ends a stream in which something went wrong."""
         return b"event: error\ndata: %b\n\n" % encode_messages_error(as_api_error(error), self.id)
 
-    def _take(self, output: RequestOutput, events: Sequence[turn.OutputEvent]) -> list[body.MessageEvent]:
+    def _take(self, output: RequestOutput, events: Sequence[turn.OutputEvent]) -> list[Json]:
         self._counter.add(output)
         told = [one for event in events for one in self._writer.take(event)]
         if output.finished:
             end = self._make_end(output.outputs[0])
             told += self._writer.end()
-            told += [body.MessageDelta(delta=end, usage=self._make_usage()), body.MessageStop()]
+            told += [{"type": "message_delta", "delta": end, "usage": self._make_usage()}]
+            told += [{"type": "message_stop"}]
         return told
 
-    def _make_message(self, told: list[body.MessageEvent]) -> body.Message:
-        content = collect_blocks(told)
-        message = body.Message(id=self.id, model=self._model, content=content, usage=self._make_usage())
+    def _make_message(self, told: list[Json]) -> Json:
+        message: Json = {"id": self.id, "type": "message", "role": "assistant", "model": self._model}
+        message |= {"content": collect_blocks(told), "stop_reason": None, "stop_sequence": None}
         for event in told:
-            if isinstance(event, body.MessageDelta):
-                end = event.delta
-                message.stop_reason, message.stop_sequence = end.stop_reason, end.stop_sequence
-                message.tool_parse_error = end.tool_parse_error
-        return message
+            if event["type"] == "message_delta":
+                message |= event["delta"]
+        return message | {"usage": self._make_usage()}
 
-    def _make_end(self, one: CompletionOutput) -> body.MessageEnd:
+    def _make_end(self, one: CompletionOutput) -> Json:
         reason, sequence = _choose_stop_reason(one, self._writer.has_called)
-        return body.MessageEnd(reason, sequence, True if self._reader.num_errors else UNSET)
+        end = {"stop_reason": reason, "stop_sequence": sequence}
+        return end | ({"tool_parse_error": True} if self._reader.num_errors else {})
 
-    def _make_usage(self) -> body.MessagesUsage:
+    def _make_usage(self) -> Json:
         usage = self._counter.usage()
-        cached = usage.prompt_tokens_details.cached_tokens
-        return body.MessagesUsage(
-            input_tokens=usage.prompt_tokens - cached,
-            output_tokens=usage.completion_tokens,
-            cache_read_input_tokens=cached,
-            output_tokens_details=body.OutputTokensDetails(self._reader.num_reasoning_tokens or 0),
-        )
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "output_tokens": usage["completion_tokens"],
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens_details": {"thinking_tokens": self._reader.num_reasoning_tokens or 0},
+        }
 
 
-def _choose_stop_reason(one: CompletionOutput, has_called: bool) -> tuple[body.StopReason, str | None]:
+def _choose_stop_reason(one: CompletionOutput, has_called: bool) -> tuple[str, str | None]:
     """Why a turn has ended, and the stop sequence if that was it."""
     match one.finish_reason:
         case "length":
@@ -498,8 +476,6 @@ ROUTES = [
         MESSAGES_PATH,
         body.MessagesRequest,
         create_message,
-        body.Message,
-        body.MessageEvent,
         task="generate",
         refused=_REFUSED,
     ),
@@ -507,7 +483,6 @@ ROUTES = [
         f"{MESSAGES_PATH}/count_tokens",
         body.CountTokensRequest,
         count_message_tokens,
-        body.TokenCount,
         refused=_REFUSED,
     ),
 ]

@@ -5,26 +5,23 @@ As Jina, Cohere and vLLM have it. What TEI has at /rerank is told apart by its f
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 from starlette.responses import Response
 
 from ..caller import Caller
 from ..errors import FieldError, missing_field
 from ..serving import Serving, make_id
-from ..stream import JsonResponse, respond
+from ..stream import Json, JsonResponse, respond
 from .route import PostRoute, Refused, is_off
 from .scores import Pairs, Scores, score
 from .tei import find_truncation
 from .vector_question import (
-    CohereMeta,
     Cuts,
-    Document,
     DocumentText,
     PoolingFields,
-    PoolingUsage,
     Positive,
     TruncationDirection,
     make_meta,
@@ -63,33 +60,6 @@ class AnyRerankRequest(RankFields, kw_only=True, forbid_unknown_fields=True):
     return_text: bool | None = None
     truncate: Cuts | None = None
     truncation_direction: TruncationDirection | None = None
-
-
-class Rank(msgspec.Struct, kw_only=True):
-    """A document by its place in the request."""
-
-    index: int
-    relevance_score: float
-    document: Document | UnsetType = UNSET
-
-
-class RerankResponse(msgspec.Struct, kw_only=True):
-    """Answer of /v1/rerank and /v2/rerank: the best document first."""
-
-    id: str
-    object: Literal["list"] = "list"
-    model: str
-    results: list[Rank]
-    usage: PoolingUsage
-    meta: CohereMeta
-
-
-class TeiRank(msgspec.Struct, kw_only=True):
-    """A text by its place in the request."""
-
-    index: int
-    score: float
-    text: str | UnsetType = UNSET
 
 
 async def create_rerank(serving: Serving, request: RerankRequest, caller: Caller) -> Response:
@@ -132,21 +102,13 @@ async def _rank(
     answer_id = make_id("rerank")
     pairs = _make_pairs(serving, request.query, "documents", documents)
     found = await score(serving, caller, request, pairs, answer_id, cuts_seconds=cuts_documents)
-    results = [
-        Rank(
-            index=place,
-            relevance_score=found.values[place],
-            document=Document(pairs.seconds[place]) if shows_texts else msgspec.UNSET,
-        )
+    results: list[Json] = [
+        {"index": place, "relevance_score": found.values[place]}
+        | ({"document": {"text": pairs.seconds[place]}} if shows_texts else {})
         for place in _order(found)[: request.top_n]
     ]
-    body = RerankResponse(
-        id=answer_id,
-        model=serving.model_id,
-        results=results,
-        usage=make_usage(found.num_tokens),
-        meta=make_meta(found.num_tokens),
-    )
+    body = {"id": answer_id, "object": "list", "model": serving.model_id, "results": results}
+    body |= {"usage": make_usage(found.num_tokens), "meta": make_meta(found.num_tokens)}
     return respond(body, answer_id)
 
 
@@ -159,12 +121,9 @@ async def _rank_texts(
     if request.raw_scores:
         own["use_activation"] = "raw_scores", False
     found = await score(serving, caller, request, pairs, answer_id, cuts_seconds=False, **own)
-    ranks = [
-        TeiRank(
-            index=place,
-            score=found.values[place],
-            text=texts[place] if request.return_text else msgspec.UNSET,
-        )
+    ranks: list[Json] = [
+        {"index": place, "score": found.values[place]}
+        | ({"text": texts[place]} if request.return_text else {})
         for place in _order(found)[: request.top_n]
     ]
     return JsonResponse(msgspec.json.encode(ranks), answer_id)
@@ -185,10 +144,10 @@ _REFUSED: Refused = {
     "relevant_spans": ("none: which part of a document is relevant is not told", is_off),
 }
 ROUTES = [
-    PostRoute(path, kind, handler, answer, task="score", refused=_REFUSED)
-    for path, kind, handler, answer in (
-        ("/rerank", AnyRerankRequest, create_any_rerank, RerankResponse | list[TeiRank]),
-        ("/v1/rerank", RerankRequest, create_rerank, RerankResponse),
-        ("/v2/rerank", RerankRequest, create_cohere_rerank, RerankResponse),
+    PostRoute(path, kind, handler, task="score", refused=_REFUSED)
+    for path, kind, handler in (
+        ("/rerank", AnyRerankRequest, create_any_rerank),
+        ("/v1/rerank", RerankRequest, create_rerank),
+        ("/v2/rerank", RerankRequest, create_cohere_rerank),
     )
 ]

@@ -18,20 +18,16 @@ from starlette.responses import Response
 from ....ipc.params.sampling_params import RequestOutputKind, SamplingParams
 from ...formats.offered_tools import read_tool_choice
 from ...requests.input_processor import PreparedParams
-from ..bodies import responses as body
 from ..caller import Caller
 from ..errors import ApiError, FieldError
 from ..jobs.event_log import EventLog
 from ..jobs.peers import Ask, Found
 from ..jobs.store import Record
 from ..serving import Serving
-from ..stream import respond
+from ..stream import Json, respond
 from ..text_process.jobs import Conversation
-from .conversation import (
-    ParsedOutputs,
-    parse_outputs,
-    prepare_conversation,
-)
+from . import responses_body as body
+from .conversation import ParsedOutputs, parse_outputs, prepare_conversation
 from .formats import read_format
 from .responses_background import Answer, BackgroundAnswer, encode_events, encode_stream_failure
 from .responses_events import ResponseEncoder, find_response_id
@@ -71,19 +67,19 @@ async def create_response(serving: Serving, request: body.ResponsesRequest, call
     serving.check_room(params, caller)
     answer, prompt, prepared = await _prepare(serving, request, caller, params, offer)
     response = answer.response
-    if response.background:  # nobody would read a refusal later
+    if response["background"]:  # nobody would read a refusal later
         serving.check_room(params, caller, num_prompt_tokens=len(prompt))
-    outputs = serving.generate(response.id, prompt, prepared, caller, request)
+    outputs = serving.generate(response["id"], prompt, prepared, caller, request)
     parsed = parse_outputs(serving, outputs, answer.reader)
-    if response.background:
+    if response["background"]:
         return _run_in_background(serving, answer, parsed, bool(request.stream))
     events = answer.run(parsed)
     if request.stream:
-        return serving.stream(encode_events(events), response.id, answer.encode_failure)
+        return serving.stream(encode_events(events), response["id"], answer.encode_failure)
     async with aclosing(events):
         async for _ in events:
             pass
-    return respond(response, response.id)
+    return respond(response, response["id"])
 
 
 def _run_in_background(serving: Serving, answer: Answer, parsed: ParsedOutputs, has_events: bool) -> Response:
@@ -94,8 +90,8 @@ def _run_in_background(serving: Serving, answer: Answer, parsed: ParsedOutputs, 
     background.task = serving.run_beside(background.run(parsed))
     background.task.add_done_callback(background.end)
     if background.log is None:
-        return respond(response, response.id)
-    return serving.stream(background.log.follow(0), response.id, encode_stream_failure)
+        return respond(response, response["id"])
+    return serving.stream(background.log.follow(0), response["id"], encode_stream_failure)
 
 
 async def _prepare(
@@ -109,7 +105,7 @@ async def _prepare(
     conversation = await _run_beside([*past.items, *own], make, own)
     prompt, prepared, reader = await prepare_conversation(serving, caller, params, conversation)
     response = _make_response(serving, request, offer.given)
-    turns = (*past.turns, msgspec.json.encode(own)) if response.store else ()
+    turns = (*past.turns, msgspec.json.encode(own)) if response["store"] else ()
     record = Record(caller.owner, caller.tenant, turns, len(past.items) + len(own))
     num_top = None if params.logprobs is None else request.top_logprobs or 0
     encoder = ResponseEncoder(response, offer.namespaces)
@@ -162,25 +158,28 @@ def _make_conversation(
     )
 
 
-def _make_response(
-    serving: Serving, request: body.ResponsesRequest, tools: list[body.OfferedTool]
-) -> body.ResponsesResponse:
+def _make_response(serving: Serving, request: body.ResponsesRequest, tools: list[body.OfferedTool]) -> Json:
     """What an answer says from its beginning on, which repeats much of the request."""
-    response = body.ResponsesResponse(
-        id=serving.responses.make_id(),
-        created_at=int(time.time()),
-        model=serving.model_id,
-        parallel_tool_calls=request.parallel_tool_calls is not False,
-        store=serving.responses.has_store and request.store is not False,
-        background=bool(request.background),
-        tool_choice=request.tool_choice or "auto",
-        tools=tools,
-        truncation=request.truncation or "disabled",
+    has_format = request.text is not None and request.text.format is not None
+    return {
+        "id": serving.responses.make_id(),
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "model": serving.model_id,
+        "output": [],
+        "usage": None,
+        "error": None,
+        "incomplete_details": None,
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "store": serving.responses.has_store and request.store is not False,
+        "background": bool(request.background),
+        "text": request.text if has_format else {"format": {"type": "text"}},
+        "tool_choice": request.tool_choice or "auto",
+        "tools": tools,
+        "truncation": request.truncation or "disabled",
         **{name: getattr(request, name) for name in _REPEATED_FIELDS},
-    )
-    if request.text is not None and request.text.format is not None:
-        response.text = request.text
-    return response
+    }
 
 
 class Past(NamedTuple):
@@ -266,8 +265,6 @@ ROUTES = [
         "/v1/responses",
         body.ResponsesRequest,
         create_response,
-        body.ResponsesResponse,
-        body.ResponseEvent,
         task="generate",
         refused=REFUSED,
     )

@@ -9,14 +9,13 @@ from contextlib import aclosing
 
 from ...formats.answer_reader import AnswerReader
 from ...outputs import RequestOutput
-from ..bodies import responses as body
 from ..bodies.schema import TokenLogprob
 from ..errors import as_api_error
 from ..jobs.event_log import EventLog
 from ..jobs.registry import GiveUp, ResponseRegistry
 from ..jobs.store import Record
 from ..serving import Serving
-from ..stream import encode_named_event
+from ..stream import Json, encode_named_event
 from .conversation import ParsedOutputs
 from .logprobs import as_json, make_beside, make_chat_logprobs
 from .responses_events import ResponseEncoder
@@ -26,7 +25,7 @@ _COUNT_BYTES = 4096  # by which a log grows until it is counted again
 
 
 async def encode_events(
-    events: AsyncGenerator[list[body.ResponseEvent], None],
+    events: AsyncGenerator[list[Json], None],
 ) -> AsyncGenerator[bytes, None]:
     """As a stream has them."""
     async with aclosing(events):
@@ -35,15 +34,15 @@ async def encode_events(
                 yield _join(some)
 
 
-def _join(events: list[body.ResponseEvent]) -> bytes:
-    return b"".join(encode_named_event(event.type, event) for event in events)
+def _join(events: list[Json]) -> bytes:
+    return b"".join(map(encode_named_event, events))
 
 
 def encode_stream_failure(error: Exception) -> bytes:
     """The end of a stream that cannot go on, while its response does, or is lost with its process."""
     api_error = as_api_error(error)
-    said = body.StreamError(code=api_error.code or "server_error", message=str(api_error))
-    return encode_named_event("error", said)
+    said = {"code": api_error.code or "server_error", "message": str(api_error)}
+    return encode_named_event({"type": "error", **said, "param": None, "sequence_number": 0})
 
 
 class Answer:
@@ -76,7 +75,7 @@ class Answer:
         # From here on the record is counted, and may be dropped.
         self._registry.begin(self.response, record, self._abort, give_up)
 
-    async def run(self, parsed: ParsedOutputs) -> AsyncGenerator[list[body.ResponseEvent], None]:
+    async def run(self, parsed: ParsedOutputs) -> AsyncGenerator[list[Json], None]:
         """The events, those of an output at a time. The response is complete, and kept, when they end."""
         async with aclosing(parsed):
             is_begun = self._record is None  # then its end is also somebody else's
@@ -104,22 +103,22 @@ class Answer:
 
     def end(self) -> None:
         """It runs no more. Idempotent."""
-        self._registry.end(self.response.id, self._owner)
+        self._registry.end(self.response["id"], self._owner)
 
-    def finish(self, finish_reason: str | None) -> list[body.ResponseEvent]:
+    def finish(self, finish_reason: str | None) -> list[Json]:
         """It is complete, or cut off, with what has come; returns its last events."""
         usage = self._counter.usage()
         if self.reader.has_errors(0):
-            self.response.tool_parse_error = True
+            self.response["tool_parse_error"] = True
         told = self.encoder.end(
             finish_reason,
-            body.ResponsesUsage(
-                usage.prompt_tokens,
-                body.InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
-                usage.completion_tokens,
-                body.OutputTokensDetails(self.reader.num_reasoning_tokens or 0),
-                usage.total_tokens,
-            ),
+            {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": self.reader.num_reasoning_tokens or 0},
+                "total_tokens": usage["total_tokens"],
+            },
         )
         self._registry.finish(self.response)
         return told
@@ -150,9 +149,9 @@ class BackgroundAnswer:
         response = self._answer.response
         self._note(self._answer.encoder.queue())
         self._answer.begin(self.log, self._give_up)
-        if response.id not in self._registry.store:
+        if response["id"] not in self._registry.store:
             self._answer.end()
-            raise self._registry.make_no_room(response.id)
+            raise self._registry.make_no_room(response["id"])
 
     async def run(self, parsed: ParsedOutputs) -> None:
         """Until it has ended, however it does; what fails is part of the response."""
@@ -183,10 +182,10 @@ class BackgroundAnswer:
         if self.task is not None:
             self.task.cancel()
 
-    def _note(self, events: list[body.ResponseEvent]) -> None:
+    def _note(self, events: list[Json]) -> None:
         if self.log is None:
             return
         self.log.add(events)
         if self.log.num_bytes - self._counted_bytes >= _COUNT_BYTES:
             self._counted_bytes = self.log.num_bytes
-            self._registry.store.grow(self._answer.response.id)
+            self._registry.store.grow(self._answer.response["id"])

@@ -14,10 +14,10 @@ import msgspec
 
 from ...formats.offered_tools import ToolFields, check_num_tools, join_names
 from ...tools import Tool
-from ..bodies import responses as body
 from ..bodies.parsing import make_struct
 from ..bodies.schema import ChatMessage, TextPart
 from ..errors import FieldError, missing_field
+from . import responses_body as body
 from .conversation import MessageDraft
 
 _TEXT_TYPES = ("input_text", "output_text", "text")

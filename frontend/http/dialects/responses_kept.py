@@ -11,13 +11,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..bodies import responses as body
 from ..bodies.openapi import Routes
 from ..caller import Caller
 from ..engines.served_models import ServedModels
 from ..errors import ApiError, ErrorResponse, FieldError
 from ..jobs.peers import Ask, Found
 from ..stream import EventStream, respond
+from . import responses_body as body
 from .responses_background import encode_stream_failure
 
 _PATH = "/v1/responses/{response_id}"
@@ -44,7 +44,7 @@ def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Requ
         """Forget a response."""
         if (await ask("remove", response_id, http)).status == "running":
             raise _refuse(response_id, "it is in progress: cancel it")
-        return respond(body.DeletedResponse(id=response_id))
+        return respond({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel_response(response_id: str, http: Request) -> Response:
         """End a response that runs: its own answer ends as well, with what it has."""
@@ -63,16 +63,16 @@ def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Requ
         return _send(await asyncio.to_thread(_encode_items, found.items[:-1], page))
 
     more = {400: ErrorResponse, 404: ErrorResponse}
-    routes.add(_PATH, get_response, None, body.ResponsesResponse, event=body.ResponseEvent, more=more)
-    routes.add(_PATH, delete_response, None, body.DeletedResponse, more=more, method="DELETE")
-    routes.add(f"{_PATH}/cancel", cancel_response, None, body.ResponsesResponse, more=more, method="POST")
-    routes.add(f"{_PATH}/input_items", list_input_items, None, body.InputItemList, more=more)
+    routes.add(_PATH, get_response, None, streams=True, more=more)
+    routes.add(_PATH, delete_response, None, more=more, method="DELETE")
+    routes.add(f"{_PATH}/cancel", cancel_response, None, more=more, method="POST")
+    routes.add(f"{_PATH}/input_items", list_input_items, None, more=more)
 
 
 class _Told(msgspec.Struct):
     """Of a response, what it has come to."""
 
-    status: body.ResponseStatus
+    status: str
 
 
 _decode_status = msgspec.json.Decoder(_Told).decode
@@ -127,14 +127,13 @@ def _encode_items(turns: Sequence[bytes], page: _Page) -> bytes:
     for place, item in enumerate(items):
         item.id = item.id or f"item-{place}"
     shown, has_more = page.cut(items)
-    ends = (shown[0].id, shown[-1].id) if shown else (None, None)
-    return msgspec.json.encode(
-        body.InputItemList(data=shown, first_id=ends[0], last_id=ends[1], has_more=has_more)
-    )
+    first_id, last_id = (shown[0].id, shown[-1].id) if shown else (None, None)
+    told = {"object": "list", "data": shown, "first_id": first_id, "last_id": last_id, "has_more": has_more}
+    return msgspec.json.encode(told)
 
 
-def _send(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+def _send(response: bytes) -> Response:
+    return Response(response, media_type="application/json")
 
 
 def _refuse(response_id: str, why: str) -> ApiError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from types import UnionType
 from typing import Any
 
 import msgspec
@@ -30,16 +29,14 @@ REFUSED_BY_ALL: Refused = {
 
 
 class PostRoute(msgspec.Struct, frozen=True):
-    """What answers a POST to `path`. The first sentence of the handler's docstring is shown in /docs.
+    """What answers a POST to `path`. The first sentence of the handler's docstring is shown in docs/http.md.
 
-    body: what it is decoded as. answer, event: types of a whole answer and of a stream's events. task: what
-    the model has to be able to do, or what says so of a request; None: nothing.
+    body: what it is decoded as. task: what the model has to be able to do, or what says so of a request;
+    None: nothing.
     """
 
     path: str
     body: type[msgspec.Struct]
     handler: Callable[[Serving, Any, Caller], Coroutine[Any, Any, Response]]
-    answer: Any
-    event: type[msgspec.Struct] | UnionType | None = None
     task: str | Callable[[EngineFacts, Any], str] | None = None
     refused: Refused = {}

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -25,7 +25,6 @@ from .route import PostRoute
 from .vector_question import (
     DocumentText,
     Inputs,
-    ListResponse,
     PoolingFields,
     Positive,
     Question,
@@ -53,20 +52,6 @@ class ScoreRequest(PoolingFields, kw_only=True, forbid_unknown_fields=True):
     max_tokens_per_doc: Positive | None = None
 
 
-class Score(msgspec.Struct, kw_only=True):
-    """How well a pair goes together."""
-
-    index: int
-    object: Literal["score"] = "score"
-    score: float
-
-
-class ScoreResponse(ListResponse, kw_only=True):
-    """Answer of /score."""
-
-    data: list[Score]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
     """First texts, one for all or as many as there are second ones; and what the request calls each."""
@@ -90,7 +75,10 @@ async def create_score(serving: Serving, request: ScoreRequest, caller: Caller) 
     answer_id = make_id("score")
     pairs = _read_pairs(request, serving.options.limits.max_inputs)
     found = await score(serving, caller, request, pairs, answer_id)
-    items = (_encode(Score(index=index, score=value)) for index, value in enumerate(found.values))
+    items = (
+        _encode({"index": index, "object": "score", "score": value})
+        for index, value in enumerate(found.values)
+    )
     return JsonResponse(write_list(answer_id, serving.model_id, items, found.num_tokens), answer_id)
 
 
@@ -171,7 +159,4 @@ def _compare(firsts: list[bytes], seconds: list[bytes]) -> list[float]:
     return list(map(compute_cosine, first_vectors, map(read_floats, seconds)))
 
 
-ROUTES = [
-    PostRoute(path, ScoreRequest, create_score, ScoreResponse, task="score")
-    for path in ("/score", "/v1/score")
-]
+ROUTES = [PostRoute(path, ScoreRequest, create_score, task="score") for path in ("/score", "/v1/score")]

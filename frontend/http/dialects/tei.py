@@ -15,7 +15,7 @@ from ..caller import Caller
 from ..engines.served_models import ServedModels
 from ..errors import ErrorResponse
 from ..serving import Serving, make_id
-from ..stream import JsonResponse, respond
+from ..stream import Json, JsonResponse, respond
 from .route import PostRoute
 from .scores import compare
 from .vector_question import (
@@ -70,24 +70,6 @@ class SimilarityRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     model: str | None = None
 
 
-class ModelInfo(msgspec.Struct, kw_only=True):
-    """Answer of /info, by TEI's names."""
-
-    model_id: str
-    model_sha: str | None = None
-    model_dtype: str
-    model_type: dict[str, dict[str, Any]]
-    tasks: list[str]
-    max_concurrent_requests: int
-    max_input_length: int
-    max_batch_tokens: int
-    max_batch_requests: int
-    max_client_batch_size: int
-    auto_truncate: bool = False
-    tokenization_workers: int = 2
-    version: str
-
-
 async def create_tei_embedding(serving: Serving, request: TeiEmbedRequest, caller: Caller) -> Response:
     """Embed texts; the answer is the bare list of their vectors."""
     own = find_truncation(request.truncate, request.truncation_direction)
@@ -128,30 +110,27 @@ def add_routes(routes: Routes, models: ServedModels) -> None:
         models.check_open()
         return respond(make_info(models.find(model, "embed").serving))
 
-    routes.add(
-        "/info",
-        show_info,
-        "The model and its limits, as TEI says them.",
-        ModelInfo,
-        more={404: ErrorResponse},
-    )
+    routes.add("/info", show_info, "The model and its limits, as TEI says them.", more={404: ErrorResponse})
 
 
-def make_info(serving: Serving) -> ModelInfo:
-    """What TEI's clients look at before they ask."""
+def make_info(serving: Serving) -> Json:
+    """What TEI's clients look at before they ask, by its names."""
     facts, options = serving.llm.facts, serving.options
-    return ModelInfo(
-        model_id=facts.served_model_name,
-        model_dtype=facts.dtype,
-        model_type=_describe_type(facts.tasks, serving.model_texts.labels),
-        tasks=list(facts.tasks),
-        max_concurrent_requests=serving.max_sequences,
-        max_input_length=facts.max_model_len,
-        max_batch_tokens=facts.max_num_batched_tokens,
-        max_batch_requests=facts.max_num_seqs,
-        max_client_batch_size=options.limits.max_inputs,
-        version=version("quire"),
-    )
+    return {
+        "model_id": facts.served_model_name,
+        "model_sha": None,
+        "model_dtype": facts.dtype,
+        "model_type": _describe_type(facts.tasks, serving.model_texts.labels),
+        "tasks": facts.tasks,
+        "max_concurrent_requests": serving.max_sequences,
+        "max_input_length": facts.max_model_len,
+        "max_batch_tokens": facts.max_num_batched_tokens,
+        "max_batch_requests": facts.max_num_seqs,
+        "max_client_batch_size": options.limits.max_inputs,
+        "auto_truncate": False,
+        "tokenization_workers": 2,
+        "version": version("quire"),
+    }
 
 
 def _describe_type(tasks: Sequence[str], labels: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -164,6 +143,6 @@ def _describe_type(tasks: Sequence[str], labels: Sequence[str]) -> dict[str, dic
 
 
 ROUTES = [
-    PostRoute("/embed", TeiEmbedRequest, create_tei_embedding, list[list[float]], task="embed"),
-    PostRoute("/similarity", SimilarityRequest, create_similarity, list[float], task="embed"),
+    PostRoute("/embed", TeiEmbedRequest, create_tei_embedding, task="embed"),
+    PostRoute("/similarity", SimilarityRequest, create_similarity, task="embed"),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from ..bodies.schema import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from ..bodies.schema import DetokenizeRequest, TokenizeRequest
 from ..caller import Caller
 from ..errors import FieldError, missing_field
 from ..serving import Serving
@@ -42,6 +42,6 @@ def _make_source(serving: Serving, request: TokenizeRequest) -> Conversation | E
 
 
 ROUTES = [
-    PostRoute("/tokenize", TokenizeRequest, create_tokenize, TokenizeResponse, refused=REFUSED_OF_PROMPTS),
-    PostRoute("/detokenize", DetokenizeRequest, create_detokenize, DetokenizeResponse),
+    PostRoute("/tokenize", TokenizeRequest, create_tokenize, refused=REFUSED_OF_PROMPTS),
+    PostRoute("/detokenize", DetokenizeRequest, create_detokenize),
 ]

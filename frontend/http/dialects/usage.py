@@ -1,23 +1,17 @@
-"""Token counts of an answer, collected from the engine's outputs."""
+"""Token counts of an answer, collected from the engine's outputs, and the chunks that tell them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ...outputs import RequestOutput
-from ..bodies.schema import CompletionTokensDetails, PromptTokensDetails, StreamOptions, Usage
+from ..bodies.schema import StreamOptions
+from ..stream import DONE, ChunkTemplate, Json, encode_event
 
 T = TypeVar("T")
-
-
-def choose_usage(options: StreamOptions | None, is_forced: bool) -> tuple[bool, bool]:
-    """Whether a stream ends with its usage, and whether each chunk has it so far. is_forced: both, always."""
-    if is_forced:
-        return True, True
-    at_end = options is not None and bool(options.include_usage)
-    return at_end, at_end and options is not None and bool(options.continuous_usage_stats)
 
 
 async def take_last(outputs: AsyncGenerator[T, None]) -> T:
@@ -51,11 +45,52 @@ class UsageCounter:
             known = self._completion_tokens.get(name, 0)
             self._completion_tokens[name] = known + sum(len(one.token_ids) for one in output.outputs)
 
-    def usage(self) -> Usage:
+    def usage(self) -> Json:
         """The counts so far."""
         prompt, completion = sum(self._prompt_tokens.values()), sum(self._completion_tokens.values())
-        cached = PromptTokensDetails(sum(self._cached_tokens.values()))
-        usage = Usage(prompt, completion, prompt + completion, cached)
+        usage: Json = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,  # of every sequence that was generated
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached_tokens.values())},
+        }
         if self.num_reasoning_tokens is not None:
-            usage.completion_tokens_details = CompletionTokensDetails(self.num_reasoning_tokens)
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning_tokens}
         return usage
+
+
+class Chunks:
+    """An answer that has choices, or the stream of its chunks: what they have beside the choices.
+
+    counter: to be told each output. has_usage: a stream ends with its usage; always_has_usage: each chunk has
+    it so far. is_forced: both, whatever the request says.
+    """
+
+    def __init__(
+        self, kind: str, request_id: str, model: str, options: StreamOptions | None, is_forced: bool
+    ) -> None:
+        self.id = request_id
+        self.counter = UsageCounter()
+        self.has_usage = is_forced or (options is not None and bool(options.include_usage))
+        continuous = options is not None and bool(options.continuous_usage_stats)
+        self.always_has_usage = is_forced or (self.has_usage and continuous)
+        self._head: Json = {"id": request_id, "object": kind, "created": int(time.time()), "model": model}
+        self._empty = self._head | {"choices": []} | ({"usage": None} if self.has_usage else {})
+
+    def make_template(self, before: bytes, after: bytes) -> ChunkTemplate:
+        """Of chunks in which one choice says one thing, as ChunkTemplate has them."""
+        return ChunkTemplate(self._empty, before, after)
+
+    def make_chunk(self, choices: list[Json], **more: Any) -> bytes:
+        """A chunk."""
+        usage = {"usage": self.counter.usage()} if self.always_has_usage else {}
+        return encode_event(self._empty | {"choices": choices} | usage | more)
+
+    def make_last(self) -> bytes:
+        """Usage, if it was asked for, and the end."""
+        usage = encode_event(self._empty | {"usage": self.counter.usage()}) if self.has_usage else b""
+        return usage + DONE
+
+    def make_whole(self, choices: list[Json], **more: Any) -> Json:
+        """The whole answer."""
+        return self._head | {"choices": choices, "usage": self.counter.usage()} | more

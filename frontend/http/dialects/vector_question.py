@@ -28,6 +28,7 @@ from ..bodies.schema import SchedulingFields, TokenId, TruncationSide
 from ..caller import Caller
 from ..errors import ApiError, FieldError
 from ..serving import PromptInput, Serving, Stay
+from ..stream import Json
 from ..text_process.jobs import PoolingJob, TokenIds
 from .prompts import MAX_INLINE_LENGTH
 
@@ -77,42 +78,6 @@ class PoolingFields(SchedulingFields, kw_only=True, forbid_unknown_fields=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_INT)] | None = None
     truncation_side: TruncationSide | None = None
     use_activation: bool | None = None
-
-
-class PoolingUsage(msgspec.Struct):
-    """Counts of tokens; nothing is generated."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class ListResponse(msgspec.Struct, kw_only=True):
-    """What answers with a list have beside it."""
-
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    usage: PoolingUsage
-
-
-class ApiVersion(msgspec.Struct):
-    """Of Cohere's API."""
-
-    version: str
-
-
-class BilledUnits(msgspec.Struct):
-    """Cohere's name of a count of tokens."""
-
-    input_tokens: int
-
-
-class CohereMeta(msgspec.Struct):
-    """Where Cohere's clients look for the usage."""
-
-    api_version: ApiVersion
-    billed_units: BilledUnits
 
 
 def read_floats(data: bytes) -> list[float]:
@@ -407,11 +372,11 @@ def write_list(answer_id: str, model: str, items: Iterable[bytes], num_tokens: i
     )
 
 
-def make_usage(num_tokens: int) -> PoolingUsage:
+def make_usage(num_tokens: int) -> Json:
     """Of a request that generates nothing."""
-    return PoolingUsage(num_tokens, num_tokens)
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
-def make_meta(num_tokens: int) -> CohereMeta:
+def make_meta(num_tokens: int) -> Json:
     """The usage as Cohere's clients look for it."""
-    return CohereMeta(ApiVersion("2"), BilledUnits(num_tokens))
+    return {"api_version": {"version": "2"}, "billed_units": {"input_tokens": num_tokens}}

@@ -6,17 +6,15 @@ from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Self
 
-import msgspec
-
 from ....ipc.errors import shorten
 from ....ipc.protocol.messages import EngineFacts
 from ...async_llm import AsyncLLM
 from ...client.remote_daemon import Attachment
 from ...formats.known_formats import summarize
-from ..bodies.schema import ModelCard
 from ..errors import ApiError, missing_field, unavailable
 from ..options import ServerOptions
 from ..serving import Serving
+from ..stream import Json
 from .daemon_model import DaemonModel
 from .server_parts import ServerParts
 
@@ -169,18 +167,25 @@ class ServedModels:
             code="unsupported_task",
         )
 
-    def make_card(self, model: ServedModel, name: str | None = None) -> ModelCard:
-        """What is told of a model under this name of it; None: its first."""
+    def make_card(self, model: ServedModel, name: str | None = None) -> Json:
+        """What is told of a model under this name of it; None: its first.
+
+        formats: of numbers, and of weights where these are narrower. parent, permission: for vLLM's clients.
+        """
         facts = model.facts
-        return ModelCard(
-            id=name or model.name,
-            created=self.parts.created,
-            root=facts.weight_file or facts.model,
-            max_model_len=facts.max_model_len,
-            tasks=list(facts.tasks),
-            embedding_size=facts.embedding_size or msgspec.UNSET,
-            formats=facts.formats or msgspec.UNSET,
-        )
+        card: Json = {
+            "id": name or model.name,
+            "object": "model",
+            "created": self.parts.created,
+            "owned_by": "quire",
+            "root": facts.weight_file or facts.model,
+            "parent": None,
+            "max_model_len": facts.max_model_len,  # None while its engine has yet to start
+            "permission": [],
+            "tasks": facts.tasks,
+        }
+        more = {"embedding_size": facts.embedding_size, "formats": facts.formats}
+        return card | {field: value for field, value in more.items() if value}
 
     def describe_formats(self) -> str:
         """How thoughts and tool calls are read, of each model that is here and generates."""

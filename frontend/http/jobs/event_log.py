@@ -12,11 +12,7 @@ from bisect import bisect_right
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-from msgspec import UNSET
-
-from ..bodies.responses import ResponseEvent
-from ..stream import encode_named_event
+from ..stream import Json, encode_named_event
 
 _ENTRY_BYTES = 200  # of an entry beside its texts
 _MAX_EVENTS = 256  # of one reading: a millisecond
@@ -26,13 +22,13 @@ _MAX_EVENTS = 256  # of one reading: a millisecond
 class _Pieces:
     """Events that differ in `delta` and their number alone. first: one of them."""
 
-    first: ResponseEvent
+    first: Json
     text: bytearray = field(default_factory=bytearray)
     ends: array[int] = field(default_factory=lambda: array("I"))  # of each piece in `text`
 
-    def add(self, event: ResponseEvent) -> int:
+    def add(self, event: Json) -> int:
         """One more; returns how many bytes it takes."""
-        piece = str(event.delta).encode()
+        piece = str(event["delta"]).encode()
         self.text += piece
         self.ends.append(len(self.text))
         return len(piece) + self.ends.itemsize
@@ -43,9 +39,8 @@ class _Pieces:
         for place in range(begin, end):
             start = self.ends[place - 1] if place else 0
             delta = self.text[start : self.ends[place]].decode()
-            number = self.first.sequence_number + place
-            event = msgspec.structs.replace(self.first, sequence_number=number, delta=delta)
-            events.append(encode_named_event(event.type, event))
+            number = self.first["sequence_number"] + place
+            events.append(encode_named_event(self.first | {"sequence_number": number, "delta": delta}))
         return b"".join(events)
 
 
@@ -60,7 +55,7 @@ class EventLog:
         self._firsts: list[int] = []  # the number of each entry's first event
         self._waiting: set[asyncio.Future[None]] = set()
 
-    def add(self, events: Sequence[ResponseEvent]) -> None:
+    def add(self, events: Sequence[Json]) -> None:
         """The next events; those who wait for them go on."""
         for event in events:
             self._add(event)
@@ -95,10 +90,10 @@ class EventLog:
             else:
                 await self._wait()
 
-    def _add(self, event: ResponseEvent) -> None:
+    def _add(self, event: Json) -> None:
         last = self._entries[-1] if self._entries else None
-        if event.delta is UNSET or event.logprobs:
-            entry = encode_named_event(event.type, event)
+        if "delta" not in event or event.get("logprobs"):
+            entry = encode_named_event(event)
             self._append(entry, len(entry))
         elif isinstance(last, _Pieces) and _is_next(last.first, event):
             self.num_bytes += last.add(event)
@@ -126,10 +121,6 @@ class EventLog:
                 woken.set_result(None)
 
 
-def _is_next(first: ResponseEvent, event: ResponseEvent) -> bool:
+def _is_next(first: Json, event: Json) -> bool:
     """Whether an event is one more piece of the same text."""
-    return (first.type, first.item_id, first.content_index) == (
-        event.type,
-        event.item_id,
-        event.content_index,
-    )
+    return all(first.get(name) == event.get(name) for name in ("type", "item_id", "content_index"))

@@ -12,12 +12,11 @@ from http import HTTPStatus
 from typing import NamedTuple, Protocol
 
 import msgspec
-from msgspec.structs import replace
 
 from ....ipc.errors import shorten
-from ..bodies.responses import ResponsesResponse
 from ..errors import ApiError, FieldError, overloaded
 from ..limits import Limits
+from ..stream import Json
 from .event_log import EventLog
 from .peers import NO_EVENTS, UNKNOWN, Ask, Found, Peers, PeerSockets
 from .store import Record, ResponseStore
@@ -40,14 +39,14 @@ class GiveUp(Protocol):
 
 class _Running(NamedTuple):
     owner: str
-    response: ResponsesResponse
+    response: Json
     abort: AbortRequests
     give_up: GiveUp | None  # of one that runs in the background
 
     @property
     def has_ended(self) -> bool:
         """Its status is final."""
-        return self.response.status not in ("queued", "in_progress")
+        return self.response["status"] not in ("queued", "in_progress")
 
 
 class ResponseRegistry:
@@ -83,7 +82,7 @@ class ResponseRegistry:
 
     def begin(
         self,
-        response: ResponsesResponse,
+        response: Json,
         record: Record,
         abort: AbortRequests,
         give_up: GiveUp | None = None,
@@ -92,11 +91,11 @@ class ResponseRegistry:
 
         give_up: of one that runs in the background.
         """
-        self._running[response.id] = _Running(record.owner, response, abort, give_up)
+        self._running[response["id"]] = _Running(record.owner, response, abort, give_up)
         if give_up is not None:
             self.store.counts.begin_background()
-        if response.store:
-            self.store.add(response.id, record)
+        if response["store"]:
+            self.store.add(response["id"], record)
             if self._expiry is None:
                 self._drop_expired()
 
@@ -108,18 +107,19 @@ class ResponseRegistry:
         )
         return overloaded(message)
 
-    def finish(self, response: ResponsesResponse) -> None:
+    def finish(self, response: Json) -> None:
         """It has all it is going to have."""
-        if response.store:
-            output = msgspec.json.encode(response.output)
-            self.store.finish(response.id, msgspec.json.encode(response), output, len(response.output))
-        self._tell_end(response.id)
+        if response["store"]:
+            output: list[Json] = response["output"]
+            encode = msgspec.json.encode
+            self.store.finish(response["id"], encode(response), encode(output), len(output))
+        self._tell_end(response["id"])
 
     def end(self, response_id: str, owner: str) -> None:
         """It does not run any more; what has not finished is forgotten: its client has left. Idempotent."""
         running = self._running.pop(response_id, None)
         if running is not None and running.give_up is not None:
-            self.store.counts.end_background(running.response.status)
+            self.store.counts.end_background(running.response["status"])
         self._tell_end(response_id)
         if (record := self.store.find(response_id, owner)) is not None and not record.response:
             self.store.remove(response_id, owner)
@@ -208,7 +208,7 @@ class ResponseRegistry:
         if running.has_ended:
             return Found("ended", msgspec.json.encode(running.response))
         # Its own stream is not read: it ends as it has been aborted when that is.
-        return Found("running", msgspec.json.encode(replace(running.response, status="cancelled")))
+        return Found("running", msgspec.json.encode(running.response | {"status": "cancelled"}))
 
     async def _wait_for_end(self, response_id: str, running: _Running) -> None:
         """Not for long."""

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 
-from ..bodies.responses import ResponseStatus
 from .event_log import EventLog
 
 _RECORD_BYTES = 1024  # of a record beside its texts
 # Where a number stands: gauges, a counter, then a counter for each way in which a background response ends.
 STORED, STORED_BYTES, RUNNING, EVICTED = range(4)
-ENDS: tuple[ResponseStatus, ...] = ("completed", "incomplete", "cancelled", "failed")
+ENDS = ("completed", "incomplete", "cancelled", "failed")
 NUM_NUMBERS = EVICTED + 1 + len(ENDS)
 
 
@@ -43,7 +42,7 @@ class ResponseCounts:
         """One more runs in the background."""
         self._numbers[RUNNING] += 1
 
-    def end_background(self, status: ResponseStatus) -> None:
+    def end_background(self, status: str) -> None:
         """One runs no more; a status that is not final: it was refused."""
         self._numbers[RUNNING] -= 1
         if status in ENDS:

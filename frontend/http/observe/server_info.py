@@ -29,7 +29,7 @@ from ....ipc.protocol.engine_views import Owns, SchedulerStats
 from ...models.model_files import read_json
 from ...text.tokenizer import Tokenizer
 from ..bodies.openapi import Routes
-from ..bodies.schema import HealthResponse, LoadResponse, ServerInfo, StatusResponse
+from ..bodies.schema import HealthResponse, ServerInfo, StatusResponse
 from ..caller import Caller
 from ..engines.served_models import WELL, ServedModel, ServedModels, sum_up
 from ..errors import ErrorResponse, FieldError
@@ -127,7 +127,7 @@ def add_info_routes(routes: Routes, models: ServedModels) -> None:
     options = models.parts.options
 
     async def get_load() -> Response:
-        return respond(LoadResponse(sum(len(one.room.request_ids) for one in models.servings)))
+        return respond({"server_load": sum(len(one.room.request_ids) for one in models.servings)})
 
     async def get_server_info(config_format: str = "text") -> Response:
         if config_format not in ("text", "json"):
@@ -152,7 +152,7 @@ def add_info_routes(routes: Routes, models: ServedModels) -> None:
     async def ping() -> Response:
         return respond(StatusResponse(models.status), status=200 if models.status in WELL else 503)
 
-    routes.add("/load", get_load, "How much a server has to do.", LoadResponse)
+    routes.add("/load", get_load, "How much a server has to do.")
     text = "What a server was started with."
     routes.add("/server_info", get_server_info, text, ServerInfo, more={400: ErrorResponse})
     routes.add("/ping", ping, "As /ready, by SageMaker's name.", StatusResponse, more={503: StatusResponse})

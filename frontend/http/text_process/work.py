@@ -15,7 +15,6 @@ from ...requests.prompts import describe_length, require_tokenizer
 from ...requests.vectors.encoder import EncodedText, TextEncoder, TextPair
 from ...text.tokenizer import Tokenizer
 from ..bodies import schema
-from ..bodies.messages import TokenCount
 from ..limits import MAX_TEXT_ANSWER_BYTES, MAX_TEXT_MEMORY_BYTES
 from . import jobs
 
@@ -107,9 +106,11 @@ def _make_compiler(tokenizer: Tokenizer) -> GrammarCompiler:
 def _tokenize(tokenizer: Tokenizer, job: jobs.TokenizeJob) -> jobs.TextAnswer:
     (ids,) = _encode(tokenizer, job.source)
     if job.only_counts:
-        return _make_body(name_of(job), TokenCount(len(ids)))
+        return _make_body(name_of(job), {"input_tokens": len(ids)})
+    # As the vocabulary has them, which is not always text.
     strings = [tokenizer.backend.id_to_token(one) or "" for one in ids] if job.wants_strings else None
-    return _make_body(name_of(job), schema.TokenizeResponse(len(ids), job.max_model_len, ids, strings))
+    told = {"count": len(ids), "max_model_len": job.max_model_len, "tokens": ids, "token_strs": strings}
+    return _make_body(name_of(job), told)
 
 
 def _detokenize(tokenizer: Tokenizer, job: jobs.DetokenizeJob) -> jobs.TextAnswer:
@@ -119,10 +120,10 @@ def _detokenize(tokenizer: Tokenizer, job: jobs.DetokenizeJob) -> jobs.TextAnswe
         what, _, place = str(error).partition(" - at `$")
         field = f"tokens{place.rstrip('`')}"
         return jobs.Refused(f"{field}: {what[:1].lower() + what[1:]}", field)
-    return _make_body("tokens", schema.DetokenizeResponse(tokenizer.decode(ids, skip_special_tokens=False)))
+    return _make_body("tokens", {"prompt": tokenizer.decode(ids, skip_special_tokens=False)})
 
 
-def _make_body(name: str, body: msgspec.Struct) -> jobs.TextAnswer:
+def _make_body(name: str, body: dict[str, Any]) -> jobs.TextAnswer:
     json = msgspec.json.encode(body)
     if len(json) > MAX_TEXT_ANSWER_BYTES:
         return _refuse(name, f"an answer of {len(json)} bytes", f"at most {MAX_TEXT_ANSWER_BYTES}")

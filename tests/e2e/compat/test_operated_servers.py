@@ -140,7 +140,7 @@ def test_a_server_is_reached_at_its_unix_socket_with_its_root_path_or_without(
     for path in ("/llm/v1/models", "/v1/models"):
         answer = ask(at_socket, path)
         assert (answer.status, json.loads(answer.read())["data"][0]["id"]) == (200, "pocket")
-    for path in ("/llm", "/llm/", "/llm/health", "/llm/docs"):
+    for path in ("/llm", "/llm/", "/llm/health", "/llm/openapi.json"):
         answer = ask(at_socket, path)
         assert answer.status == 200
         answer.read()

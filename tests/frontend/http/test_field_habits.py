@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 from openai_fakes import AsgiClient, FakeLLM, OpenApps
-from quire.frontend.http.bodies.responses import ResponsesRequest
 from quire.frontend.http.bodies.schema import SilentFields
 from quire.frontend.http.dialects.chat import ChatCompletionRequest
 from quire.frontend.http.dialects.completions import CompletionRequest
+from quire.frontend.http.dialects.responses_body import ResponsesRequest
 from quire.frontend.http.options import ServerOptions
 from quire.ipc.errors import RequestFailedError
 from tool_template import TEMPLATE

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from openai_fakes import CHAT, AsgiClient
 from quire.frontend.http.bodies.parsing import check_json_cost, parse_body
-from quire.frontend.http.bodies.responses import ResponsesRequest
 from quire.frontend.http.bodies.schema import DetokenizeRequest, TokenizeRequest
 from quire.frontend.http.dialects.chat import ChatCompletionRequest
 from quire.frontend.http.dialects.completions import CompletionRequest
+from quire.frontend.http.dialects.responses_body import ResponsesRequest
 from quire.frontend.http.errors import ApiError
 
 LONG = "n" * 200_000

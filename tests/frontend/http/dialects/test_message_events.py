@@ -18,11 +18,11 @@ from quire.frontend.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from quire.frontend.http.bodies import messages as body
 from quire.frontend.http.dialects.messages import BlockWriter, collect_blocks
+from quire.frontend.http.stream import Json
 
 
-def write(turn: list[OutputEvent], shows_thinking: bool = True) -> list[body.MessageEvent]:
+def write(turn: list[OutputEvent], shows_thinking: bool = True) -> list[Json]:
     writer = BlockWriter(shows_thinking)
     return [event for part in turn for event in writer.take(part)] + writer.end()
 

@@ -9,35 +9,23 @@ from quire.frontend.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from quire.frontend.http.bodies.responses import (
-    InputTokensDetails,
-    OutputTokensDetails,
-    ResponsesResponse,
-    ResponsesUsage,
-)
 from quire.frontend.http.bodies.schema import TokenLogprob
 from quire.frontend.http.dialects.responses_events import ResponseEncoder
-
-USAGE = ResponsesUsage(5, InputTokensDetails(0), 7, OutputTokensDetails(2), 12)
-
-
-def make_encoder() -> ResponseEncoder:
-    return ResponseEncoder(ResponsesResponse(id="resp-0a01", created_at=1, model="pocket"))
 
 
 def test_logprobs_are_those_of_the_text_and_wait_for_it() -> None:
     one, two, three, four, five = (TokenLogprob(token, -0.5, [], []) for token in "abcde")
-    encoder = make_encoder()
+    encoder = ResponseEncoder({"id": "resp-0a01", "output": []})
     encoder.take([ReasoningDelta("hm")], [one])
     encoder.take([ReasoningDelta(".")], [two])
     encoder.take([], [three])  # half a character
     events = encoder.take([TextDelta("\u00e9")], [four])
-    told = [event.logprobs for event in events if event.type == "response.output_text.delta"]
+    told = [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"]
     assert told == [[three, four]]
     encoder.take([ToolCallStart(0, "call_a", "lookup"), ToolCallEnd(0)], [one])
     encoder.take([TextDelta("!")], [two])
     encoder.take([], [five])
-    encoder.end("stop", USAGE)
-    first, _, last = map(msgspec.to_builtins, encoder.response.output[1:])
+    encoder.end("stop", {})
+    first, _, last = map(msgspec.to_builtins, encoder.response["output"][1:])
     assert first["content"][0]["logprobs"] == msgspec.to_builtins([three, four])
     assert last["content"][0]["logprobs"] == msgspec.to_builtins([two, five])

@@ -10,12 +10,6 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 import uvloop
-from quire.frontend.http.bodies.responses import (
-    OutputMessage,
-    OutputText,
-    ResponseEvent,
-    ResponsesResponse,
-)
 from quire.frontend.http.errors import ApiError
 from quire.frontend.http.jobs import peers as peers_module
 from quire.frontend.http.jobs import registry as registry_module
@@ -24,6 +18,7 @@ from quire.frontend.http.jobs.peers import Ask, PeerSockets, listen_for_peers
 from quire.frontend.http.jobs.registry import ResponseRegistry
 from quire.frontend.http.jobs.store import Record
 from quire.frontend.http.limits import Limits
+from quire.frontend.http.stream import Json
 
 aborted: list[str] = []
 
@@ -54,17 +49,17 @@ async def run_group(num_running: int = 2) -> AsyncGenerator[list[ResponseRegistr
             listener.close()
 
 
-def begin(registry: ResponseRegistry, owner: str = "key", store: bool = True) -> ResponsesResponse:
-    response = ResponsesResponse(id=registry.make_id(), created_at=1, model="pocket", store=store)
+def begin(registry: ResponseRegistry, owner: str = "key", store: bool = True) -> Json:
+    response: Json = {"id": registry.make_id(), "status": "in_progress", "store": store, "output": []}
     registry.begin(response, Record(owner, owner, (b"[]",), 0), abort)
     return response
 
 
-def finish(registry: ResponseRegistry, response: ResponsesResponse, owner: str = "key") -> None:
-    response.status = "completed"
-    response.output.append(OutputMessage(id="msg-1", content=[OutputText(text="Hello")]))
+def finish(registry: ResponseRegistry, response: Json, owner: str = "key") -> None:
+    response["status"] = "completed"
+    response["output"].append({"type": "message", "id": "msg-1", "content": []})
     registry.finish(response)
-    registry.end(response.id, owner)
+    registry.end(response["id"], owner)
 
 
 async def expect_unknown(registry: ResponseRegistry, response_id: str, owner: str = "key") -> None:
@@ -77,18 +72,18 @@ def test_a_response_is_found_while_it_runs_and_after_it_has_ended() -> None:
     async def scenario() -> None:
         registry = make_registry()
         response = begin(registry)
-        running = await registry.ask(Ask("find", response.id, "key"))
+        running = await registry.ask(Ask("find", response["id"], "key"))
         assert running.status == "running"
         assert msgspec.json.decode(running.response)["status"] == "in_progress"
-        assert (await registry.ask(Ask("remove", response.id, "key"))).status == "running"
+        assert (await registry.ask(Ask("remove", response["id"], "key"))).status == "running"
         finish(registry, response)
-        ended = await registry.ask(Ask("find", response.id, "key"))
+        ended = await registry.ask(Ask("find", response["id"], "key"))
         assert (ended.status, ended.num_items, len(ended.items)) == ("ended", 1, 2)
-        assert msgspec.json.decode(ended.response, type=ResponsesResponse) == response
-        assert (await registry.ask(Ask("cancel", response.id, "key"))).status == "ended"
-        await expect_unknown(registry, response.id, "other")
-        assert (await registry.ask(Ask("remove", response.id, "key"))).status == "ended"
-        for response_id in (response.id, "", "resp-1", f"{response.id}0", response.id[:-1] + "9"):
+        assert msgspec.json.decode(ended.response) == response
+        assert (await registry.ask(Ask("cancel", response["id"], "key"))).status == "ended"
+        await expect_unknown(registry, response["id"], "other")
+        assert (await registry.ask(Ask("remove", response["id"], "key"))).status == "ended"
+        for response_id in (response["id"], "", "resp-1", f"{response['id']}0", response["id"][:-1] + "9"):
             await expect_unknown(registry, response_id)
         registry.close()
 
@@ -99,9 +94,9 @@ def test_what_is_not_to_be_kept_or_lost_its_client_is_not() -> None:
     async def scenario() -> None:
         registry = make_registry()
         finish(registry, secret := begin(registry, store=False))
-        registry.end((left := begin(registry)).id, "key")
+        registry.end((left := begin(registry))["id"], "key")
         for response in (secret, left):
-            await expect_unknown(registry, response.id)
+            await expect_unknown(registry, response["id"])
         assert registry.store.num_bytes == 0
         registry.close()
 
@@ -132,12 +127,12 @@ def test_only_its_key_cancels_a_response_that_runs(monkeypatch: pytest.MonkeyPat
         registry = make_registry()
         response = begin(registry, store=False)
         with pytest.raises(ApiError):
-            await registry.ask(Ask("cancel", response.id, "other"))
+            await registry.ask(Ask("cancel", response["id"], "other"))
         assert aborted == []
-        found = await registry.ask(Ask("cancel", response.id, "key"))
+        found = await registry.ask(Ask("cancel", response["id"], "key"))
         assert msgspec.json.decode(found.response)["status"] == "cancelled"
-        assert aborted == [response.id]
-        registry.end(response.id, "key")
+        assert aborted == [response["id"]]
+        registry.end(response["id"], "key")
 
     asyncio.run(scenario())
 
@@ -150,14 +145,14 @@ def test_every_process_of_a_group_finds_ends_and_forgets_the_responses_of_the_ot
         async with run_group() as (one, other):
             response = begin(other)
             monkeypatch.setattr(registry_module, "_CANCEL_S", 0.01)  # its end waits for its reader
-            assert (await one.ask(Ask("cancel", response.id, "key"))).status == "running"
-            assert aborted == [response.id]
+            assert (await one.ask(Ask("cancel", response["id"], "key"))).status == "running"
+            assert aborted == [response["id"]]
             finish(other, response)
-            found = await one.ask(Ask("find", response.id, "key"))
-            assert found == await other.ask(Ask("find", response.id, "key"))
-            await expect_unknown(one, response.id, "another key")
-            assert (await one.ask(Ask("remove", response.id, "key"))).status == "ended"
-            await expect_unknown(other, response.id)
+            found = await one.ask(Ask("find", response["id"], "key"))
+            assert found == await other.ask(Ask("find", response["id"], "key"))
+            await expect_unknown(one, response["id"], "another key")
+            assert (await one.ask(Ask("remove", response["id"], "key"))).status == "ended"
+            await expect_unknown(other, response["id"])
 
     runner(scenario())  # type: ignore[operator]
 
@@ -170,30 +165,33 @@ def test_the_events_of_another_process_are_followed_until_they_end_or_it_is_lost
     async def scenario() -> None:
         async with run_group() as (one, other):
             response, log = begin(other), EventLog()
-            record = other.store.find(response.id, "key")
+            record = other.store.find(response["id"], "key")
             assert record is not None
             with pytest.raises(ApiError) as caught:
-                await one.follow(response.id, "key", -1)
+                await one.follow(response["id"], "key", -1)
             assert caught.value.param == "stream"
             record.log = log
             with pytest.raises(ApiError) as caught:
-                await one.follow(response.id, "another key", -1)
+                await one.follow(response["id"], "another key", -1)
             assert caught.value.status == 404
-            log.add([ResponseEvent(type="x", sequence_number=number) for number in range(3)])
-            here, there = await other.follow(response.id, "key", 0), await one.follow(response.id, "key", 0)
+            log.add([{"type": "x", "sequence_number": number} for number in range(3)])
+            here, there = (
+                await other.follow(response["id"], "key", 0),
+                await one.follow(response["id"], "key", 0),
+            )
             following = asyncio.gather(read(here), read(there))
-            leaving = await one.follow(response.id, "key", -1)
+            leaving = await one.follow(response["id"], "key", -1)
             await anext(leaving)
             await leaving.aclose()
             while len(log._waiting) != 2:
                 await asyncio.sleep(0)
-            log.add([ResponseEvent(type="x", sequence_number=3)])
+            log.add([{"type": "x", "sequence_number": 3}])
             log.close()
             assert await following == [3, 3]
             running = EventLog()
-            running.add([ResponseEvent(type="x", sequence_number=0)])
+            running.add([{"type": "x", "sequence_number": 0}])
             record.log = running
-            lost = await one.follow(response.id, "key", -1)
+            lost = await one.follow(response["id"], "key", -1)
             await anext(lost)
             assert other._peers is not None
             for task in asyncio.all_tasks():
@@ -216,10 +214,10 @@ def test_who_follows_with_all_streams_that_there_are_takes_none_from_another(
             ids: dict[str, str] = {}
             for owner in ("greedy", "modest"):
                 response = begin(other, owner)
-                record = other.store.find(response.id, owner)
+                record = other.store.find(response["id"], owner)
                 assert record is not None
-                record.log, ids[owner] = EventLog(), response.id
-                record.log.add([ResponseEvent(type="x", sequence_number=0)])
+                record.log, ids[owner] = EventLog(), response["id"]
+                record.log.add([{"type": "x", "sequence_number": 0}])
             unread = [await one.follow(ids["greedy"], "greedy", -1) for _ in range(4)]
             for events in unread:
                 await events.aclose()
@@ -275,6 +273,6 @@ def test_what_is_no_question_disturbs_nobody() -> None:
                 assert await asyncio.get_running_loop().sock_recv(asking, 1) == b""
                 asking.close()
             response = begin(one)
-            assert (await other.ask(Ask("find", response.id, "key"))).status == "running"
+            assert (await other.ask(Ask("find", response["id"], "key"))).status == "running"
 
     asyncio.run(scenario())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from quire.frontend.http.bodies.responses import ResponseEvent
 from quire.frontend.http.jobs.event_log import EventLog
 from quire.frontend.http.jobs.store import Record, ResponseStore
 
@@ -101,7 +100,7 @@ def test_what_still_runs_gives_way_last_and_is_told_when_it_does() -> None:
     assert record is not None
     record.log = EventLog()
     for number in range(200):
-        record.log.add([ResponseEvent(type="x", sequence_number=number)])
+        record.log.add([{"type": "x", "sequence_number": number}])
     store.grow("runs")
     assert dropped[-1] == "runs"
     store.grow("runs")

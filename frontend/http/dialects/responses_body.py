@@ -1,21 +1,20 @@
-"""Bodies of /v1/responses: request, items of a conversation, answer, and events of a stream."""
+"""Bodies of /v1/responses: the request, and the items of a conversation."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from ...formats.offered_tools import MAX_NAME_LENGTH
+from ..bodies.formats import ResponsesText
+from ..bodies.schema import KNOWN_TYPES_OF_TOOLS, TEXT_TYPES, NumTokens, SharedFields, TextPart
 from ..limits import MAX_TOP_LOGPROBS
-from .formats import ResponsesText, TextFormat
-from .schema import KNOWN_TYPES_OF_TOOLS, TEXT_TYPES, NumTokens, SharedFields, TextPart, TokenLogprob
 
 ItemId = Annotated[str, Meta(max_length=256)]  # answers repeat them
 _ONLY_TEXT = "'input_text': only text is supported"
 Status = Literal["in_progress", "completed", "incomplete"]
-ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class _Item(msgspec.Struct, tag_field="type", kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -137,6 +136,7 @@ class ResponsesRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
     """
 
     CHOICES: ClassVar = {"text.format.type": "text, json_object or json_schema"}
+    CHECKED_LATER: ClassVar = (*get_args(InputItem), FunctionTool, NamespaceTool)
     input: str | list[Annotated[dict[str, Any], _refer(*get_args(InputItem), **_UNTYPED)]]
     instructions: str | None = None
     max_output_tokens: NumTokens | None = None
@@ -157,166 +157,3 @@ class ResponsesRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
     enable_response_messages: bool | None = None
     previous_input_messages: list[Any] | None = None
-
-
-class OutputText(msgspec.Struct, tag_field="type", tag="output_text", kw_only=True):
-    """The text of an answer."""
-
-    text: str = ""
-    annotations: list[Any] = []
-    logprobs: list[TokenLogprob] = []
-
-
-class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text", kw_only=True):
-    """The model's thoughts as it wrote them."""
-
-    text: str = ""
-
-
-OutputPart = OutputText | ReasoningText
-
-
-class OutputMessage(msgspec.Struct, tag_field="type", tag="message", kw_only=True):
-    """Text of an answer."""
-
-    id: str
-    status: Status = "in_progress"
-    role: Literal["assistant"] = "assistant"
-    content: list[OutputText] = []
-
-
-class OutputReasoning(msgspec.Struct, tag_field="type", tag="reasoning", kw_only=True):
-    """Thoughts before an answer."""
-
-    id: str
-    status: Status = "in_progress"
-    summary: list[Any] = []
-    content: list[ReasoningText] = []
-
-
-class OutputFunctionCall(msgspec.Struct, tag_field="type", tag="function_call", kw_only=True):
-    """A call that the client is to run, and to answer by a function_call_output with its call_id."""
-
-    id: str
-    call_id: str
-    name: str
-    namespace: str | UnsetType = UNSET
-    arguments: str = ""
-    status: Status = "in_progress"
-
-
-OutputItem = OutputMessage | OutputReasoning | OutputFunctionCall
-
-
-class InputTokensDetails(msgspec.Struct):
-    """Input tokens that the prefix cache already held."""
-
-    cached_tokens: int
-    cache_write_tokens: int = 0
-
-
-class OutputTokensDetails(msgspec.Struct):
-    """Output tokens that were thoughts."""
-
-    reasoning_tokens: int = 0
-
-
-class ResponsesUsage(msgspec.Struct):
-    """Counts of tokens."""
-
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int
-    output_tokens_details: OutputTokensDetails
-    total_tokens: int
-
-
-class IncompleteDetails(msgspec.Struct):
-    """Why an answer ended early."""
-
-    reason: str
-
-
-class ResponseError(msgspec.Struct):
-    """Why an answer failed."""
-
-    code: str
-    message: str
-
-
-class ResponsesResponse(msgspec.Struct, kw_only=True):
-    """Answer of /v1/responses, and what the events of a stream carry."""
-
-    id: str
-    object: Literal["response"] = "response"
-    created_at: int
-    status: ResponseStatus = "in_progress"
-    model: str
-    output: list[OutputItem] = []
-    usage: ResponsesUsage | None = None
-    error: ResponseError | None = None
-    incomplete_details: IncompleteDetails | None = None
-    instructions: str | None = None
-    max_output_tokens: int | None = None
-    max_tool_calls: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_logprobs: int | None = None
-    metadata: dict[str, str] | None = None
-    parallel_tool_calls: bool = True
-    previous_response_id: str | None = None
-    store: bool = True
-    background: bool = False
-    reasoning: Reasoning | None = None
-    text: ResponsesText = ResponsesText(TextFormat())
-    tool_choice: Any = "auto"
-    tools: list[OfferedTool] = []
-    truncation: str = "disabled"
-    user: str | None = None
-    tool_parse_error: bool | UnsetType = UNSET  # a call could not be read, and is among the text
-
-
-class ResponseEvent(msgspec.Struct, kw_only=True):
-    """An event of a stream; which fields it has depends on its type. sequence_number counts from 0."""
-
-    type: str
-    sequence_number: int
-    response: ResponsesResponse | UnsetType = UNSET
-    item_id: str | UnsetType = UNSET
-    output_index: int | UnsetType = UNSET
-    content_index: int | UnsetType = UNSET
-    item: OutputItem | UnsetType = UNSET
-    part: OutputPart | UnsetType = UNSET
-    delta: str | UnsetType = UNSET
-    text: str | UnsetType = UNSET
-    name: str | UnsetType = UNSET
-    arguments: str | UnsetType = UNSET
-    logprobs: list[TokenLogprob] | UnsetType = UNSET
-
-
-class StreamError(msgspec.Struct, kw_only=True):
-    """The event that ends a stream which cannot go on, though its response may."""
-
-    type: Literal["error"] = "error"
-    code: str
-    message: str
-    param: str | None = None
-    sequence_number: int = 0
-
-
-class DeletedResponse(msgspec.Struct, kw_only=True):
-    """Answer of DELETE."""
-
-    id: str
-    object: Literal["response"] = "response"
-    deleted: Literal[True] = True
-
-
-class InputItemList(msgspec.Struct, kw_only=True):
-    """Answer of /v1/responses/{id}/input_items."""
-
-    object: Literal["list"] = "list"
-    data: list[InputItem]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool = False

@@ -1,6 +1,6 @@
-"""/v1/messages and /v1/messages/count_tokens as Anthropic's clients speak them: requests, answers, events.
+"""Bodies of /v1/messages and /v1/messages/count_tokens as Anthropic's clients send them.
 
-As in schema.py a field that is not here is refused. Of those that are, `dialects/messages.py` refuses
+As in bodies/schema.py a field that is not here is refused. Of those that are, `messages.py` refuses
 what asks for something that Quire does not have; cache_control does not, since prefixes are cached anyway.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from ....ipc.params.param_fields import MAX_INT
 from ....ipc.params.sampling_params import Seed, Stops, TopP
 from ....ipc.protocol.rights import CALLER_OPTIONS
-from .schema import declare
+from ..bodies.schema import declare
 
 CacheControl = dict[str, Any]
 
@@ -231,157 +231,3 @@ class MessagesRequest(_Scheduled, kw_only=True, forbid_unknown_fields=True):
     billing_policy: Any = None
     fallbacks: Any = None
     fallback_credit_token: Any = None
-
-
-class TextBlock(_Tagged, tag="text"):
-    """A text of an answer."""
-
-    text: str
-    citations: None = None
-
-
-class ThinkingBlock(_Tagged, tag="thinking"):
-    """Thoughts before an answer or a call."""
-
-    thinking: str
-    signature: str
-
-
-class ToolUseBlock(_Tagged, tag="tool_use"):
-    """A call. `input`: its arguments as the model wrote them, a JSON object."""
-
-    id: str
-    name: str
-    input: Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "object"})]
-
-
-Block = TextBlock | ThinkingBlock | ToolUseBlock
-
-
-class OutputTokensDetails(msgspec.Struct):
-    """Of the output tokens those of thoughts."""
-
-    thinking_tokens: int
-
-
-class MessagesUsage(msgspec.Struct, kw_only=True):
-    """Counts of tokens. input_tokens: without cache_read ones, which the prefix cache already held."""
-
-    input_tokens: int
-    output_tokens: int
-    cache_read_input_tokens: int
-    cache_creation_input_tokens: int = 0
-    output_tokens_details: OutputTokensDetails
-
-
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "refusal"]
-
-
-class Message(msgspec.Struct, kw_only=True):
-    """Answer of /v1/messages, and what a stream begins with. stop_reason: None until it has ended.
-
-    tool_parse_error: a call could not be read, and is among the text.
-    """
-
-    id: str
-    type: Literal["message"] = "message"
-    role: Literal["assistant"] = "assistant"
-    model: str
-    content: list[Block]
-    stop_reason: StopReason | None = None
-    stop_sequence: str | None = None
-    usage: MessagesUsage
-    tool_parse_error: bool | UnsetType = UNSET
-
-
-class TokenCount(msgspec.Struct):
-    """Answer of /v1/messages/count_tokens."""
-
-    input_tokens: int
-
-
-class TextDelta(_Tagged, tag="text_delta"):
-    """More of a text."""
-
-    text: str
-
-
-class ThinkingDelta(_Tagged, tag="thinking_delta"):
-    """More of thoughts."""
-
-    thinking: str
-
-
-class SignatureDelta(_Tagged, tag="signature_delta"):
-    """The thoughts are complete."""
-
-    signature: str
-
-
-class InputJsonDelta(_Tagged, tag="input_json_delta"):
-    """More of the text of a call's arguments."""
-
-    partial_json: str
-
-
-Delta = TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
-
-
-class MessageStart(_Tagged, tag="message_start"):
-    """A stream begins with it."""
-
-    message: Message
-
-
-class Ping(_Tagged, tag="ping"):
-    """The stream is alive."""
-
-
-class ContentBlockStart(_Tagged, tag="content_block_start"):
-    """The next block begins. index: counts the answer's blocks from 0."""
-
-    index: int
-    content_block: Block
-
-
-class ContentBlockDelta(_Tagged, tag="content_block_delta"):
-    """More of the block."""
-
-    index: int
-    delta: Delta
-
-
-class ContentBlockStop(_Tagged, tag="content_block_stop"):
-    """The block is complete."""
-
-    index: int
-
-
-class MessageEnd(msgspec.Struct):
-    """Why a message has ended. tool_parse_error: as in Message."""
-
-    stop_reason: StopReason
-    stop_sequence: str | None = None
-    tool_parse_error: bool | UnsetType = UNSET
-
-
-class MessageDelta(_Tagged, tag="message_delta"):
-    """The message has ended."""
-
-    delta: MessageEnd
-    usage: MessagesUsage
-
-
-class MessageStop(_Tagged, tag="message_stop"):
-    """A stream ends with it."""
-
-
-MessageEvent = (
-    MessageStart
-    | Ping
-    | ContentBlockStart
-    | ContentBlockDelta
-    | ContentBlockStop
-    | MessageDelta
-    | MessageStop
-)
