@@ -8,7 +8,6 @@ before it calls its handler. How many are received at once is bounded by Receive
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -157,9 +156,8 @@ class CallHandler:
     def _note(self, record: AccessRecord, error: ApiError | None) -> None:
         if self._access_log is None:
             return
-        record.ended = time.monotonic()
         if error is not None:
-            record.status, record.cause = error.status, error.cause
+            record.refuse(error.status, error.cause)
         self._access_log.note(record)
 
     async def _run(

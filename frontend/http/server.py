@@ -35,8 +35,7 @@ from .engines.daemon_model import DaemonModel
 from .engines.served_models import ServedModels
 from .engines.server_parts import ServerParts
 from .jobs.peers import PeerSockets
-from .observe.access_layer import log_access
-from .observe.access_log import PROCESS, make_access_log
+from .observe.access_log import PROCESS, make_access_log, note_output, note_pooled
 from .observe.tracing import Tracing
 from .options import ServerOptions, find_max_grpc_connections
 from .stream import cancel_and_wait
@@ -108,6 +107,9 @@ class Server:
         endpoint = options.otlp_traces_endpoint
         self._tracing = None if endpoint is None else Tracing(endpoint)
         self._access_log = make_access_log(options)
+        if self._access_log is not None:
+            self._models.parts.on_output.append(note_output)
+            self._models.parts.on_pooled.append(note_pooled)
         self._grpc: GrpcServer | None = None
         self._has_died = False  # the engine, while the server ran
 
@@ -180,8 +182,6 @@ class Server:
         app = wrap_routes(routes, options)
         if self._tracing is not None:
             app = self._tracing.wrap(app, self._models.parts)
-        if self._access_log is not None:
-            app = log_access(app, self._access_log, self._models.parts)
         admission = Admission(
             options.limits,
             ApiKeys(options.api_key_hashes, options.server_id),

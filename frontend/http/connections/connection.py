@@ -26,8 +26,8 @@ from starlette.types import ASGIApp, Message, Scope
 from ..bodies.parsing import BODY_EXTENSION
 from ..caller import name_address
 from ..errors import ApiError, as_api_error, encode_answer
-from ..observe.access_layer import note_refusal
-from ..stream import CLOSE_EXTENSION, GONE_EXTENSION
+from ..observe.access_log import CURRENT, KEY_LENGTH, AccessLog, AccessRecord
+from ..stream import CLOSE_EXTENSION, GONE_EXTENSION, REQUEST_ID_HEADER
 from .admission import Admission
 from .auth import CALLER_KEY, OPEN_PATHS
 from .request_parser import RequestHead, RequestParser, check_body_length
@@ -56,6 +56,7 @@ class Exchange:
     keeps_alive: bool  # the connection stays open behind the answer
     expects_continue: bool
     stores_body: bool
+    record: AccessRecord | None = None  # where somebody logs it
     body: bytearray = field(default_factory=bytearray)  # as far as it has come and the app has not taken it
     num_body_bytes: int = 0  # of it, taken or not
     is_whole: bool = False  # the request
@@ -70,6 +71,7 @@ class Exchange:
 
     async def run(self, app: ASGIApp) -> None:
         """Have the app answer."""
+        CURRENT.set(self.record)  # a request has a task, and with it a context, of its own
         try:
             await app(self.scope, self.receive, self.send)
             if not (self.is_answered or self.is_gone):
@@ -121,6 +123,8 @@ class Exchange:
 
     def _begin(self, status: int, fields: Any) -> None:
         self.expects_continue = False
+        if self.record is not None:
+            self.record.status = status
         has_no_body = self.scope["method"] == "HEAD" or status in _NO_BODY
         self._num_bytes_left = 0 if has_no_body else None
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, _make_date(int(time.time()))]
@@ -132,6 +136,8 @@ class Exchange:
                 self._num_bytes_left = int(value)
             elif name == b"connection" and value == b"close":
                 names_close, self.keeps_alive = True, False
+            elif name == REQUEST_ID_HEADER and self.record is not None:
+                self.record.request_id = value.decode("latin-1")
             lines.append(b"%b: %b\r\n" % (name, value))
         if not (self.keeps_alive or names_close):
             lines.append(b"connection: close\r\n")
@@ -177,6 +183,7 @@ class Connection(asyncio.Protocol):
         self._app = app
         self._admission = admission
         self._limits = admission.limits
+        self._access_log = admission.access_log
         self._loop = asyncio.get_running_loop()
         self._scheme = "http"
         self._parser = RequestParser(self._limits)
@@ -286,10 +293,12 @@ class Connection(asyncio.Protocol):
         """Refuse the request that has come, or is coming, and close; for the app its client is gone."""
         scope = None if self.exchange is None else self.exchange.scope
         path = self._parser.target.partition(b"?")[0].decode("latin-1") if scope is None else scope["path"]
-        if self._admission.access_log is not None:
-            client = self.client[0] if self.client else ""
-            log, method = self._admission.access_log, self._parser.method
-            note_refusal(log, scope, method, path or "-", client, error)
+        if self._access_log is not None and self.exchange is None:
+            record = self._make_record(self._parser.method, path or "-")
+            record.refuse(error.status, error.cause)
+            self._access_log.note(record)
+        elif self.exchange is not None and self.exchange.record is not None:
+            self.exchange.record.refuse(error.status, error.cause)
         if self._tell_gone():  # a response is half sent: another one would be read as part of it
             self._close_when_read()
             return
@@ -416,7 +425,21 @@ class Connection(asyncio.Protocol):
             expects_continue=head.expects_continue,
             stores_body=stores_body,
         )
-        admission.run(self.exchange.run(self._app))
+        if self._access_log is not None:
+            record = self.exchange.record = self._make_record(head.method, scope["path"])
+            record.key = caller.key_hash[:KEY_LENGTH] if caller is not None else ""
+            admission.run(self._run_logged(self.exchange, record, self._access_log))
+        else:
+            admission.run(self.exchange.run(self._app))
+
+    async def _run_logged(self, exchange: Exchange, record: AccessRecord, log: AccessLog) -> None:
+        try:
+            await exchange.run(self._app)
+        finally:
+            log.note(record)
+
+    def _make_record(self, method: str, path: str) -> AccessRecord:
+        return AccessRecord(method, path, self.client[0] if self.client else "")
 
     def _make_scope(self, head: RequestHead) -> dict[str, Any]:
         target = remove_root(head.target, self._admission.root_path)

@@ -104,6 +104,8 @@ class RequestParser:
     def take_head(self) -> RequestHead | None:
         """The head of the next request, None as long as it is not whole."""
         data, limits = self._data, self._limits
+        if not data:
+            return None
         if blank := _BLANK_LINES.match(data):
             self._num_blank_bytes += blank.end()
             del data[: blank.end()]

@@ -15,12 +15,18 @@ import time
 from collections.abc import Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
-from starlette.types import Scope
 
 from ....ipc.processes.log_lines import LogFormat, format_time
 from ..options import ServerOptions
+
+if TYPE_CHECKING:
+    from ....ipc.params.pooling_params import PoolingParams
+    from ....ipc.params.sampling_params import SamplingParams
+    from ...outputs import RequestOutput
+    from ...requests.vectors.outputs import PoolingOutput, PoolingRequestOutput
 
 PROCESS = "quire serve"
 _MAX_WAITING = 10_000  # lines that have not been written
@@ -52,13 +58,11 @@ class AccessRecord:
 
     def __post_init__(self) -> None:
         self.path = self.path[:_MAX_PATH_LENGTH]
-        self.ended = self.began
 
-    @classmethod
-    def of(cls, scope: Scope) -> AccessRecord:
-        """A request's that has just come."""
-        client = scope.get("client")
-        return cls(scope["method"], scope["path"], client[0] if client else "")
+    def refuse(self, status: int, cause: str) -> None:
+        """Why it is not answered, unless it has been."""
+        if not self.status:
+            self.status, self.cause = status, cause
 
 
 # Of the request that a task answers; None where nobody wants to know.
@@ -77,6 +81,24 @@ def note_cause(status: int, cause: str) -> None:
     record = CURRENT.get()
     if record is not None:
         record.cause = f"{cause} ({status})" if record.status and record.status != status else cause
+
+
+def note_output(output: RequestOutput, _params: SamplingParams) -> None:
+    """Count a finished output's tokens for the request of this task."""
+    record = CURRENT.get()
+    if record is not None:
+        record.prompt_tokens += len(output.prompt_token_ids)
+        if output.metrics is not None:
+            record.completion_tokens += output.metrics.num_generation_tokens
+
+
+def note_pooled(
+    _request_id: str, _params: PoolingParams, outputs: Sequence[PoolingRequestOutput[PoolingOutput]]
+) -> None:
+    """Count the tokens of a request for vectors."""
+    record = CURRENT.get()
+    if record is not None:
+        record.prompt_tokens += sum(len(one.prompt_token_ids) for one in outputs)
 
 
 class AccessLog:
@@ -104,6 +126,7 @@ class AccessLog:
 
     def note(self, record: AccessRecord) -> None:
         """A request has ended."""
+        record.ended = time.monotonic()
         status = record.status = record.status or _CLIENT_GONE
         if status < self._least_status or (status < 400 and record.path in self._unlogged_paths):
             return
@@ -139,12 +162,13 @@ class AccessLog:
     def _encode_left_out(self) -> bytes:
         number, self._num_left_out = self._num_left_out, 0
         record = AccessRecord("-", "-", "")
-        record.status, record.cause = 500, f"{number} lines of the access log were left out"
+        record.refuse(500, f"{number} lines of the access log were left out")
+        record.ended = record.began
         return self._encode(record)
 
 
 def make_access_log(options: ServerOptions) -> AccessLog | None:
-    """None for a server without one."""
+    """None for a server without one. It is to tell `note_output` and `note_pooled` of what it answers."""
     if not options.has_access_log:
         return None
     return AccessLog(options.log_format, options.log_level, options.unlogged_paths)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from typing import Any
 
@@ -135,7 +136,7 @@ def test_a_line_of_text_is_one_line_whatever_a_caller_writes() -> None:
     refused.request_id, refused.cause = "id\r\nquire serve: forged", "field: a text"
     plain, quoted = read_text(make_record(), refused)
     assert plain.startswith("quire serve: 20")
-    assert plain.endswith("Z GET /v1/x 200 0.0 ms client=::1")
+    assert re.search(r"Z GET /v1/x 200 [0-9.]+ ms client=::1$", plain)
     assert r'"/a b\n\"c\u007f' in quoted
     assert r'id="id\r\nquire serve: forged" client=::1 cause="field: a text"' in quoted
     assert quoted.isprintable()
