@@ -70,6 +70,8 @@ class NamedAborts:
 
     def cover(self, request: Request) -> bool:
         """Whether a request that has come with tokens was among those that were aborted."""
+        if not self._aborts:
+            return False
         aborts = [self._aborts.get(name) for name in (request.request_id, *request.options.names)]
         return any(
             abort is not None
