@@ -7,9 +7,12 @@ import sys
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from quire.core.engine.engine_core import EngineCore
+from quire.core.scheduling.request import Request
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.scheduling.step import Step
 from quire.ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest
 from quire.ipc.protocol.step import ModelRunnerOutput, SchedulerOutput, StepFailed
 from quire.ipc.protocol.token_ids import decode_token_ids
@@ -38,6 +41,7 @@ __all__ = [
     "count_calls_of",
     "expected_output",
     "make_config",
+    "make_engine",
     "make_logprobs",
     "make_request",
     "measure_step_overhead",
@@ -58,6 +62,48 @@ class FakeEngine:
         self.tokens: dict[str, list[int]] = {}
         self.finals: dict[str, EngineCoreOutput] = {}
         self.outputs: list[EngineCoreOutput] = []
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Who decides what the core computes."""
+        return self.core._scheduler  # pyright: ignore[reportPrivateUsage]
+
+    @property
+    def requests(self) -> dict[str, Request]:
+        """The live ones by id, as the core has them."""
+        return self.core._requests  # pyright: ignore[reportPrivateUsage]
+
+    @property
+    def newest_step(self) -> Step:
+        """The step that was formed last, while it is in flight."""
+        return self.scheduler.in_flight[-1]
+
+    def list_running(self, client: bytes | None = None) -> list[str]:
+        """Ids of the running requests, of one client or of all."""
+        running = self.scheduler.running
+        return [request.request_id for request in running if client in (None, request.client)]
+
+    def launch_work(self) -> dict[str, int]:
+        """`launch`; the step's tokens by request."""
+        step = self.launch()
+        if step is None:
+            return {}
+        requests = self.newest_step.requests
+        return {request.request_id: count for request, count in zip(requests, step.num_tokens, strict=True)}
+
+    def compute(self) -> dict[str, int]:
+        """One step, launched and finished; its tokens by request."""
+        work = self.launch_work()
+        self.finish_step()
+        return work
+
+    def check_undisturbed(self, requests: list[EngineCoreRequest]) -> None:
+        """Fails unless each of these has ended as it would have alone."""
+        for request in requests:
+            tokens, reason = expected_output(request, self.config.model.max_model_len)
+            assert self.tokens[request.request_id] == tokens
+            assert self.finals[request.request_id].finish_reason == reason
+        assert self.core.check_integrity() == []
 
     def add(self, request: EngineCoreRequest, client: bytes = b"client") -> None:
         """Add a request and take what comes back at once."""
@@ -121,6 +167,13 @@ class FakeEngine:
                     self.finals[output.request_id] = output
 
 
+def make_engine(num_blocks: int = 64, *, verify: bool = True, **options: Any) -> FakeEngine:
+    """An engine; `options` are fields of SchedulerConfig, and arguments of `make_config`."""
+    names = [name for name in SchedulerConfig.__struct_fields__ if name in options]
+    scheduler = SchedulerConfig(**{name: options.pop(name) for name in names})
+    return FakeEngine(make_config(scheduler=scheduler, **options), num_blocks, verify=verify)
+
+
 def measure_step_overhead(
     num_running: int = 256, num_waiting: int = 0, num_steps: int = 300, run_ahead: int = 2
 ) -> dict[str, float]:
@@ -128,14 +181,20 @@ def measure_step_overhead(
 
     Keys: schedule_us, update_us and total_us are medians; worst_us is the worst sum of both in one step.
     """
-    scheduler = SchedulerConfig(max_num_seqs=num_running, max_num_batched_tokens=8192, run_ahead=run_ahead)
-    config = make_config(max_model_len=4096, block_size=16, scheduler=scheduler)
-    engine = FakeEngine(config, num_blocks=num_running * 64, verify=False)
+    engine = make_engine(
+        num_running * 64,
+        verify=False,
+        max_model_len=4096,
+        block_size=16,
+        max_num_seqs=num_running,
+        max_num_batched_tokens=8192,
+        run_ahead=run_ahead,
+    )
     for i in range(num_running + num_waiting):
         # Prompts of different lengths, so that not all rows fill a block in the same step.
         prompt = [i % VOCAB_SIZE, i // VOCAB_SIZE] * 16 + [0] * (i % 16)
         engine.add(make_request(f"r{i}", prompt, arrival_time=float(i), max_tokens=None))
-    while len(engine.core._scheduler.running) < num_running:  # pyright: ignore[reportPrivateUsage]
+    while len(engine.scheduler.running) < num_running:
         engine.turn()
     schedule_us: list[float] = []
     update_us: list[float] = []

@@ -9,26 +9,17 @@ import pytest
 from fakes import (
     VOCAB_SIZE,
     FakeEngine,
-    expected_output,
-    make_config,
+    make_engine,
     make_request,
     measure_step_overhead,
     token_at,
 )
 from msgspec import structs
-from quire.core.engine.engine_core import EngineCore
 from quire.ipc.errors import ProtocolError
 from quire.ipc.protocol.messages import EngineCoreRequest, ErrorCode, FinishReason
 from quire.ipc.protocol.step import ModelRunnerOutput, RowFailure, StepFailed
 from quire.ipc.protocol.token_ids import decode_token_ids, encode_token_ids
-from quire.ipc.spec.config import SchedulerConfig
 from quire.ipc.spec.model_spec import RopeConfig
-
-
-def make_engine(num_blocks: int = 64, *, max_model_len: int = 128, **scheduler: Any) -> FakeEngine:
-    return FakeEngine(
-        make_config(max_model_len=max_model_len, scheduler=SchedulerConfig(**scheduler)), num_blocks
-    )
 
 
 def run_one(request: EngineCoreRequest, **engine: Any) -> FakeEngine:
@@ -77,16 +68,6 @@ def test_a_request_that_stops_costs_one_slot_of_the_step_in_flight():
     engine = run_one(make_request("r", prompt, max_tokens=50, stop_token_ids=[stop]), run_ahead=2)
     assert [step.num_tokens for step in engine.steps] == [[6], [1], [1], [1]]
     assert len(engine.tokens["r"]) == 3
-
-
-@pytest.mark.parametrize("num_given", [0, 1, 5, 9])
-def test_a_resumed_request_continues_at_its_position(num_given: int):
-    prompt = [1, 2, 3]
-    tokens = tokens_of(prompt, 10)
-    engine = run_one(make_request("r", prompt, output=tokens[:num_given], max_tokens=10))
-    assert engine.tokens["r"] == tokens
-    assert engine.outputs[0].start == num_given
-    assert engine.finals["r"].finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize(
@@ -225,38 +206,6 @@ def test_an_abort_by_name_ends_the_requests_of_any_client_but_of_one_tenant_only
     assert engine.core.check_integrity() == []
 
 
-def test_abort_ends_waiting_running_and_in_flight_requests_once():
-    engine = make_engine(max_num_seqs=1, run_ahead=2)
-    for name in ("running", "waiting", "other"):
-        engine.add(make_request(name, [1] * 9, max_tokens=9), b"one")
-    engine.launch()
-    engine.launch()
-    engine.core.abort_requests(b"two", ["running"])  # not its own
-    assert engine.core.num_unfinished == 3
-    engine.core.abort_requests(b"one", ["running", "waiting", "unknown", "running"])
-    engine.deliver()
-    assert {name: final.finish_reason for name, final in engine.finals.items()} == {
-        "running": FinishReason.ABORT,
-        "waiting": FinishReason.ABORT,
-    }
-    assert engine.core.check_integrity() == []
-    engine.run()
-    assert len(engine.tokens["other"]) == 9
-    assert engine.tokens["running"] == []
-
-
-def test_a_removed_client_hears_nothing_and_holds_nothing():
-    engine = make_engine()
-    engine.add(make_request("a", [1] * 9, max_tokens=9), b"one")
-    engine.launch()
-    engine.core.remove_client(b"one")
-    engine.core.remove_client(b"never seen")
-    engine.finish_step()
-    assert engine.outputs == []
-    assert engine.core.stats().kv_blocks_used == 0
-    assert engine.core.check_integrity() == []
-
-
 def test_a_bad_row_fails_alone_and_is_not_shared():
     engine = make_engine()
     engine.worker.bad.add("bad")
@@ -273,20 +222,6 @@ def test_a_bad_row_fails_alone_and_is_not_shared():
     engine.run()
     cached = {o.request_id: o.num_cached_tokens for o in engine.outputs if o.num_cached_tokens is not None}
     assert cached["again"] == 0
-
-
-@pytest.mark.parametrize("run_ahead", [1, 2])
-def test_a_request_that_fails_every_step_ends_with_the_cause_and_others_go_on(run_ahead: int):
-    engine = make_engine(max_num_batched_tokens=8, run_ahead=run_ahead)
-    engine.worker.poisoned.add("bad")
-    engine.add(make_request("bad", [1] * 8, max_tokens=9))
-    engine.add(make_request("good", [2] * 8, max_tokens=9))
-    engine.run()
-    assert engine.finals["bad"].finish_reason is FinishReason.ERROR
-    assert "poisoned" in (engine.finals["bad"].error or "")
-    assert engine.core.num_in_flight == 0
-    assert engine.core.check_integrity() == []
-    assert engine.tokens["good"] == tokens_of([2] * 8, 9)
 
 
 def test_answers_to_forgotten_steps_are_ignored_and_wrong_ones_are_not():
@@ -340,21 +275,6 @@ def test_under_a_grammar_the_end_of_sequence_counts_before_min_tokens():
     assert ends == [FinishReason.STOP, FinishReason.LENGTH]
 
 
-def test_a_lost_worker_costs_no_request_and_no_token():
-    engine = make_engine(run_ahead=2)
-    requests = [make_request(f"r{i}", [1] * 20 + [i], max_tokens=12) for i in range(4)]
-    for request in requests:
-        engine.add(request)
-    for _ in range(3):
-        engine.turn()
-        engine.launch()
-        engine.lose_worker()
-        assert engine.core.check_integrity() == []
-    engine.run()
-    for request in requests:
-        assert engine.tokens[request.request_id] == expected_output(request, 128)[0]
-
-
 def test_logprobs_come_with_their_token():
     engine = run_one(make_request("r", [1, 2, 3], max_tokens=5, logprobs=0))
     for output in engine.outputs:
@@ -395,8 +315,7 @@ def test_equal_prompts_under_other_salts_share_nothing():
 
 
 def test_dynamic_rope_shares_only_what_is_computed_alike():
-    config = make_config(rope=RopeConfig(type="dynamic", factor=4.0), max_position_embeddings=24)
-    engine = FakeEngine(config, 64)
+    engine = make_engine(rope=RopeConfig(type="dynamic", factor=4.0), max_position_embeddings=24)
     for i, length in enumerate((20, 24, 30, 31, 30)):
         engine.add(make_request(f"r{i}", [1] * length, max_tokens=20))
         engine.run()
@@ -447,16 +366,15 @@ def test_the_integrity_check_sees_a_leaked_block_a_lost_row_and_a_lost_request()
         engine = make_engine()
         engine.add(make_request("a", [1] * 9, max_tokens=9))
         engine.turn()
-        core: EngineCore = engine.core
         if attribute == "block":
-            core._requests["a"].block_ids.pop()
+            engine.requests["a"].block_ids.pop()
         elif attribute == "row":
-            core._scheduler.batch.free_rows.pop()
+            engine.scheduler.batch.free_rows.pop()
         elif attribute == "placeholder":
-            core._requests["a"].num_placeholders += 1
+            engine.requests["a"].num_placeholders += 1
         else:
-            core._requests.clear()
-        return core.check_integrity()
+            engine.requests.clear()
+        return engine.core.check_integrity()
 
     for attribute in ("block", "row", "placeholder", "request"):
         assert broken(attribute), attribute

@@ -164,7 +164,7 @@ class EngineMachine(RuleBasedStateMachine):
         step = self.engine.launch()
         if step is None:
             return
-        newest = self.engine.core._scheduler.in_flight[-1]
+        newest = self.engine.newest_step
         entered = {new.row for new in step.new_requests}
         decodes = {row for row in newest.sampled_rows if row not in entered}
         counts = dict(zip(step.rows, step.num_tokens, strict=True))
@@ -180,7 +180,7 @@ class EngineMachine(RuleBasedStateMachine):
         in_step = {request.request_id for request in step.requests}
         left_out = {
             request.request_id
-            for request in self.engine.core._scheduler.running
+            for request in self.engine.scheduler.running
             if request.num_tokens + request.num_placeholders - request.num_computed_tokens == 1
             and request.num_tokens + request.num_placeholders < request.max_total_tokens
             and request.request_id not in in_step
@@ -223,7 +223,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.lose_worker()
 
     def suspect_those_in_flight(self) -> None:
-        for step in self.engine.core._scheduler.in_flight:
+        for step in self.engine.scheduler.in_flight:
             self.suspects |= {request.request_id for request in step.requests}
 
     # -- what must hold

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from fakes import FakeEngine, make_config, make_request
+from fakes import FakeEngine, make_request
+from fakes import make_engine as make_any_engine
 from quire.core.clients.client_registry import ClientRegistry
 from quire.core.clients.clients import LeaseWatch
 from quire.core.scheduling import answer_cost, scheduler
@@ -18,19 +19,17 @@ from quire.ipc.params.sampling_params import RequestOutputKind, SamplingParams
 from quire.ipc.protocol.messages import PROTOCOL_VERSION, EngineCoreRequest, ErrorCode, Hello
 from quire.ipc.protocol.request_price import find_held_bytes, find_max_frame_bytes, find_result_price
 from quire.ipc.protocol.token_lists import MAX_BAD_WORD_TOKENS, TokenLists
-from quire.ipc.spec.config import SchedulerConfig
 from quire.tools.sim.fake_worker import VOCAB_SIZE, FakeClock
 
 PROMPT = [1] * 1000  # 4,000 bytes, and 2,048 for any request
 
 
-def make_engine(**scheduler_config: Any) -> FakeEngine:
-    config = make_config(max_model_len=1100, scheduler=SchedulerConfig(**scheduler_config))
-    return FakeEngine(config, 2000)
+def make_engine(**options: Any) -> FakeEngine:
+    return make_any_engine(2000, max_model_len=1100, **options)
 
 
 def find_live(engine: FakeEngine) -> list[Request]:
-    return list(engine.core._requests.values())
+    return list(engine.requests.values())
 
 
 def test_the_price_is_what_is_held_and_comes_back_when_the_request_ends() -> None:

@@ -6,31 +6,21 @@ from functools import partial
 from typing import Any
 
 import pytest
-from fakes import FakeEngine, count_calls_of, expected_output, make_config, make_request
+from fakes import FakeEngine, count_calls_of, make_request
+from fakes import make_engine as make_any_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quire.core.faults.blame import MAX_DEATHS, WorkerDeath
 from quire.ipc.protocol.messages import EngineCoreRequest, ErrorCode, FinishReason
 from quire.ipc.protocol.step import SchedulerOutput, StepFailed
-from quire.ipc.spec.config import SchedulerConfig
-
-MAX_MODEL_LEN = 128
 
 
-def make_engine(**changes: Any) -> FakeEngine:
-    scheduler = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=256, **changes)
-    return FakeEngine(make_config(max_model_len=MAX_MODEL_LEN, scheduler=scheduler), 64 * 9)
+def make_engine(**options: Any) -> FakeEngine:
+    return make_any_engine(64 * 9, max_num_seqs=64, max_num_batched_tokens=256, **options)
 
 
 def make_requests(count: int, *, max_tokens: int = 12) -> list[EngineCoreRequest]:
     return [make_request(f"r{i}", [1 + i, 2, 3], max_tokens=max_tokens) for i in range(count)]
-
-
-def assert_undisturbed(engine: FakeEngine, requests: list[EngineCoreRequest]) -> None:
-    for request in requests:
-        tokens, reason = expected_output(request, MAX_MODEL_LEN)
-        assert engine.tokens[request.request_id] == tokens
-        assert engine.finals[request.request_id].finish_reason == reason
 
 
 def assert_convicted(engine: FakeEngine, request_id: str) -> None:
@@ -51,7 +41,7 @@ def test_exactly_the_poison_requests_among_64_fail(poisoned: list[int], run_ahea
     engine.run()
     for i in poisoned:
         assert_convicted(engine, f"r{i}")
-    assert_undisturbed(engine, [request for i, request in enumerate(requests) if i not in poisoned])
+    engine.check_undisturbed([request for i, request in enumerate(requests) if i not in poisoned])
     assert engine.core.check_integrity() == []
 
 
@@ -63,7 +53,7 @@ def test_a_step_that_fails_once_fails_nobody() -> None:
     engine.turn()
     engine.worker.fail_next = "a hiccup"
     engine.run()
-    assert_undisturbed(engine, requests)
+    engine.check_undisturbed(requests)
 
 
 def test_requests_that_come_or_go_during_the_search_are_served_and_ended() -> None:
@@ -84,7 +74,7 @@ def test_requests_that_come_or_go_during_the_search_are_served_and_ended() -> No
         assert engine.finals[gone].finish_reason is FinishReason.ABORT
     assert_convicted(engine, "r20")
     others = [one for one in requests + late if one.request_id not in ("r0", "r1", "r20", "r30", "r37")]
-    assert_undisturbed(engine, others)
+    engine.check_undisturbed(others)
 
 
 def test_a_whole_group_that_is_aborted_makes_way_for_the_next() -> None:
@@ -98,7 +88,7 @@ def test_a_whole_group_that_is_aborted_makes_way_for_the_next() -> None:
     engine.deliver()
     engine.run()
     assert_convicted(engine, "r3")
-    assert_undisturbed(engine, [requests[2]])
+    engine.check_undisturbed([requests[2]])
 
 
 def test_a_worker_that_is_killed_now_and_then_convicts_nobody() -> None:
@@ -113,7 +103,7 @@ def test_a_worker_that_is_killed_now_and_then_convicts_nobody() -> None:
         engine.lose_worker()
         assert engine.core.check_integrity() == []
     engine.run()
-    assert_undisturbed(engine, requests)
+    engine.check_undisturbed(requests)
 
 
 def test_requests_are_blamed_for_the_last_death_that_is_not_the_workers_own_and_for_none_after_it() -> None:
@@ -150,7 +140,7 @@ def test_a_request_that_kills_workers_fails_alone(num_others: int) -> None:
         while engine.launch() is not None:
             pass
         rows = engine.executor.pending[0].rows if engine.executor.pending else []
-        live = {request.row for request in engine.core._requests.values() if request.request_id == "lethal"}
+        live = {request.row for request in engine.requests.values() if request.request_id == "lethal"}
         if live & set(rows):
             num_deaths += 1
             assert num_deaths < 20
@@ -160,7 +150,7 @@ def test_a_request_that_kills_workers_fails_alone(num_others: int) -> None:
             engine.turn()
     assert_convicted(engine, "lethal")
     engine.run()
-    assert_undisturbed(engine, others)
+    engine.check_undisturbed(others)
     assert engine.core.check_integrity() == []
 
 
@@ -216,7 +206,7 @@ def test_whatever_happens_during_a_search_every_request_ends_once(
         if final.finish_reason is FinishReason.ERROR:
             assert request.request_id in engine.worker.poisoned or "kill" in turns
         elif final.finish_reason is not FinishReason.ABORT:
-            assert_undisturbed(engine, [request])
+            engine.check_undisturbed([request])
 
 
 LIMIT_S, TEST_LIMIT_S, RESTART_S = 8.0, 3.0, 2.0
@@ -286,7 +276,7 @@ class HangingEngine:
         for new in step.new_requests:
             self._num_calls[new.request_id] = 0
         hangs = False
-        for request in self.engine.core._requests.values():
+        for request in self.engine.requests.values():
             if request.row in step.rows and request.request_id in self.culprits:
                 self._num_calls[request.request_id] += 1
                 hangs |= self._num_calls[request.request_id] >= self.culprits[request.request_id]
@@ -310,31 +300,30 @@ def assert_exactly(hanging: HangingEngine, requests: list[EngineCoreRequest]) ->
 def assert_neighbours(hanging: HangingEngine, requests: list[EngineCoreRequest]) -> float:
     """The others are undisturbed; returns their longest silence."""
     others = [request for request in requests if request.request_id not in hanging.culprits]
-    assert_undisturbed(hanging.engine, others)
+    hanging.engine.check_undisturbed(others)
     return max((hanging.silences[request.request_id] for request in others), default=0.0)
 
 
-@pytest.mark.parametrize("num_others", [1, 15, 63])
-def test_of_a_step_that_takes_too_long_the_culprit_costs_two_short_tests(num_others: int) -> None:
+@pytest.mark.parametrize(
+    ("num_others", "place", "grammar"),  # without a grammar it is like all others
+    [
+        (1, 1, "start: /a/"),
+        (15, 3, "start: /a/"),
+        (63, 3, "start: /a/"),
+        (15, 0, ""),
+        (15, 7, ""),
+        (15, 15, ""),
+    ],
+)
+def test_of_a_step_that_takes_too_long_the_culprit_costs_two_short_tests(
+    num_others: int, place: int, grammar: str
+) -> None:
     hanging = HangingEngine({"slow": 1})
-    others = make_requests(num_others, max_tokens=100)
-    hanging.run([*others[:3], make_request("slow", [9, 9], max_tokens=5, grammar="start: /a/"), *others[3:]])
-    assert_convicted(hanging.engine, "slow")
-    assert_undisturbed(hanging.engine, others)
-    assert hanging.num_hangs == 3
-    assert max(hanging.silences[request.request_id] for request in others) < MAX_SILENCE_S
-
-
-@pytest.mark.parametrize("place", [0, 7, 15])
-def test_a_culprit_like_all_others_costs_nobody_a_longer_silence(place: int) -> None:
-    hanging = HangingEngine({f"r{place}": 1})
-    requests = make_requests(16, max_tokens=100)
+    requests = make_requests(num_others, max_tokens=100)
+    requests.insert(place, make_request("slow", [9, 9], max_tokens=5, grammar=grammar))
     hanging.run(requests)
-    assert_convicted(hanging.engine, f"r{place}")
-    others = [request for request in requests if request.request_id != f"r{place}"]
-    assert_undisturbed(hanging.engine, others)
+    assert assert_exactly(hanging, requests) < MAX_SILENCE_S
     assert hanging.num_hangs == 3
-    assert max(hanging.silences[request.request_id] for request in others) < MAX_SILENCE_S
 
 
 @pytest.mark.parametrize("count", [2, 7, 64])
@@ -466,4 +455,4 @@ def test_who_is_not_suspected_runs_as_long_as_it_was_held_up_before_the_next_tes
     assert engine.clock() - began == pytest.approx(began - held_since, abs=2.0)  # a turn takes a second
     assert 3 <= len(engine.tokens["late"]) < 10
     engine.run()
-    assert_undisturbed(engine, [*suspects, late])
+    engine.check_undisturbed([*suspects, late])

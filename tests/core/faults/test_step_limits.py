@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fakes import FakeEngine, FakeExecutor, FakeWorker, expected_output, make_config, make_request
+from fakes import FakeEngine, FakeExecutor, FakeWorker, make_request
+from fakes import make_engine as make_any_engine
 from quire.core.faults.failures import ATTEMPTS_AT_FLOOR, FIRST_PATIENCE, MAX_PATIENCE, StepLimits
 from quire.ipc.protocol.messages import EngineCoreRequest, ErrorCode, FinishReason
 from quire.ipc.protocol.step import ModelRunnerOutput, SchedulerOutput, StepFailed
-from quire.ipc.spec.config import SchedulerConfig
-
-MAX_MODEL_LEN = 128
 
 
 class ShortWorker(FakeWorker):
@@ -35,12 +33,8 @@ class ShortWorker(FakeWorker):
 
 
 def make_engine(**scheduler: Any) -> tuple[FakeEngine, ShortWorker]:
-    config = make_config(
-        max_model_len=MAX_MODEL_LEN,
-        scheduler=SchedulerConfig(**{"max_num_seqs": 64, "max_num_batched_tokens": 256} | scheduler),
-    )
-    engine = FakeEngine(config, 64 * 9)
-    worker = ShortWorker(config, 64 * 9)
+    engine = make_any_engine(64 * 9, **{"max_num_seqs": 64, "max_num_batched_tokens": 256} | scheduler)
+    worker = ShortWorker(engine.config, 64 * 9)
     engine.worker, engine.executor = worker, FakeExecutor(worker)
     return engine, worker
 
@@ -48,14 +42,6 @@ def make_engine(**scheduler: Any) -> tuple[FakeEngine, ShortWorker]:
 def add_all(engine: FakeEngine, requests: list[EngineCoreRequest]) -> None:
     for request in requests:
         engine.add(request)
-
-
-def assert_undisturbed(engine: FakeEngine, requests: list[EngineCoreRequest]) -> None:
-    for request in requests:
-        tokens, reason = expected_output(request, MAX_MODEL_LEN)
-        assert engine.tokens[request.request_id] == tokens
-        assert engine.finals[request.request_id].finish_reason == reason
-    assert engine.core.check_integrity() == []
 
 
 def make_requests(count: int, prompt_length: int = 30) -> list[EngineCoreRequest]:
@@ -74,7 +60,7 @@ def test_a_batch_that_does_not_fit_is_made_smaller_and_nobody_fails(
     add_all(engine, requests)
     engine.run()
     assert worker.num_shortages > 0
-    assert_undisturbed(engine, requests)
+    engine.check_undisturbed(requests)
 
 
 def test_steps_grow_again_when_there_is_memory_again() -> None:
@@ -91,7 +77,7 @@ def test_steps_grow_again_when_there_is_memory_again() -> None:
     engine.run()
     assert engine.core.failures.step_limits == (256, 64)
     assert worker.num_shortages == 5
-    assert_undisturbed(engine, requests)
+    engine.check_undisturbed(requests)
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "fair"])
@@ -106,7 +92,7 @@ def test_only_the_requests_that_never_fit_fail_with_their_own_code(splits: bool,
         final = engine.finals[name]
         assert (final.finish_reason, final.error_code) == (FinishReason.ERROR, ErrorCode.OUT_OF_MEMORY)
         assert final.error == "too little memory"
-    assert_undisturbed(engine, [one for one in requests if one.request_id not in worker.hungry])
+    engine.check_undisturbed([one for one in requests if one.request_id not in worker.hungry])
 
 
 def test_a_shortage_during_a_search_for_a_poison_request_convicts_nobody_else() -> None:
@@ -118,7 +104,7 @@ def test_a_shortage_during_a_search_for_a_poison_request_convicts_nobody_else() 
     worker.capacity = 6
     engine.run()
     assert engine.finals["r5"].error_code is ErrorCode.POISON_REQUEST
-    assert_undisturbed(engine, [one for one in requests if one.request_id != "r5"])
+    engine.check_undisturbed([one for one in requests if one.request_id != "r5"])
 
 
 def test_limits_are_halved_and_doubled_more_and_more_slowly() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fakes import FakeEngine, make_config, make_request
+from fakes import FakeEngine, make_request
+from fakes import make_engine as make_any_engine
 from quire.core.stats.stats_collector import CoreProcessInfo
 from quire.ipc.protocol.engine_views import ClientView, RequestView
 
@@ -12,7 +13,7 @@ PROMPT = list(range(33))  # two blocks of 16, and a token that is computed in an
 
 
 def make_engine(num_blocks: int = 64, **config: Any) -> FakeEngine:
-    return FakeEngine(make_config(block_size=16, **config), num_blocks)
+    return make_any_engine(num_blocks, block_size=16, **config)
 
 
 def see(engine: FakeEngine, prompt: list[int], client: bytes = b"client", **fields: Any) -> RequestView:

@@ -28,7 +28,7 @@ def measure_answers(
 
     def turn() -> None:
         nonlocal num_others
-        while took_s and len(engine.core._scheduler.waiting) < num_waiting:
+        while took_s and len(engine.scheduler.waiting) < num_waiting:
             num_others += 1
             engine.add(crowd(num_others), b"crowd")
         while engine.launch() is not None:
@@ -36,7 +36,7 @@ def measure_answers(
         if not engine.executor.pending:
             engine.clock.advance(0.001)
             return
-        engine.clock.advance(0.001 + 7e-5 * engine.core._scheduler.in_flight[0].num_scheduled_tokens)
+        engine.clock.advance(0.001 + 7e-5 * engine.scheduler.in_flight[0].num_scheduled_tokens)
         answer = engine.executor.collect()
         assert isinstance(answer, ModelRunnerOutput)
         engine.core.update(answer)

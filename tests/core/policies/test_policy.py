@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 from fakes import FakeEngine, make_config, make_request
+from fakes import make_engine as make_any_engine
 from quire.core.policies import POLICIES
 from quire.core.policies.fcfs import FcfsPolicy
 from quire.core.policies.policy import Policy
@@ -45,8 +46,7 @@ class OneClientAtATime(Policy[RequestQueue]):
 
 def make_engine(policy: type[Policy[RequestQueue]], patch: pytest.MonkeyPatch, **changes: int) -> FakeEngine:
     patch.setitem(POLICIES, "fcfs", policy)
-    scheduler = SchedulerConfig(run_ahead=1, **changes)  # pyright: ignore[reportArgumentType]
-    return FakeEngine(make_config(scheduler=scheduler), 32)
+    return make_any_engine(32, run_ahead=1, **changes)
 
 
 def test_every_policy_that_can_be_asked_for_is_in_the_table():
@@ -58,7 +58,7 @@ def test_the_shortest_prompt_runs_first_and_is_preempted_last(monkeypatch: pytes
     for name, length in (("long", 30), ("short", 2), ("mid", 9)):
         engine.add(make_request(name, [length] * length, max_tokens=4))
     engine.turn()
-    assert [request.request_id for request in engine.core._scheduler.running] == ["short", "mid"]
+    assert engine.list_running() == ["short", "mid"]
     engine.run()
     assert list(engine.finals) == ["short", "mid", "long"]
 
@@ -68,9 +68,9 @@ def test_a_policy_may_hold_requests_back_note_what_it_wants_and_say_why(monkeypa
     for place in range(6):
         engine.add(make_request(f"r{place}", [place, 1], max_tokens=3), b"one" if place < 2 else b"two")
     engine.turn()
-    policy = engine.core._scheduler.policy
+    policy = engine.scheduler.policy
     assert [request.request_id for request in policy.batch.requests] == ["r0", "r1"]
-    assert policy.why_waiting(engine.core._requests["r2"]) == "r2 waits for another client"
+    assert policy.why_waiting(engine.requests["r2"]) == "r2 waits for another client"
     assert all(request.policy_data == (0, 1000.0) for request in policy.batch.requests)
     engine.run()
     assert engine.core.check_integrity() == []
@@ -82,7 +82,7 @@ def test_while_a_cohort_runs_everybody_else_is_parked(policy: type[Policy[Reques
     parts: Policy[RequestQueue] = policy(RunningBatch(SchedulerConfig(), engine.core._manager), engine.clock)
     for place in range(8):
         engine.add(make_request(f"r{place}", [place], tenant="ab"[place % 2]))
-    requests = list(engine.core._requests.values())
+    requests = list(engine.requests.values())
     for request in requests[:7]:
         parts.add(request)
     for cohort in ([requests[2]], [requests[5], requests[3]]):

@@ -83,7 +83,7 @@ class Timeline:
             self.submit(step)
 
     def submit(self, step: SchedulerOutput) -> None:
-        num_sampled = len(self.engine.core._scheduler.in_flight[-1].sampled)
+        num_sampled = len(self.engine.newest_step.sampled)
         began = max(self.now, self.ends[-1] if self.ends else self.now)
         self.ends.append(began + self.duration_of(sum(step.num_tokens), num_sampled))
 
@@ -183,7 +183,7 @@ def test_with_one_tenant_no_step_is_limited_or_late():
     timeline.engine.add(make_request("one_more", [3] * 64, max_tokens=8), b"heavy")
     timeline.run_until(timeline.now + 2.0)
     assert timeline.engine.core.next_schedule_at() is None
-    assert all(not step.policy_data.limited for step in timeline.engine.core._scheduler.in_flight)
+    assert all(not step.policy_data.limited for step in timeline.engine.scheduler.in_flight)
 
 
 def test_without_the_flood_no_step_of_its_neighbour_is_late():
@@ -202,7 +202,7 @@ def test_without_the_flood_no_step_of_its_neighbour_is_late():
 def test_newcomers_without_end_leave_the_flood_every_second_step_and_each_row_its_turn():
     timeline = Timeline(small_cpu, max_num_seqs=64)
     timeline.begin_flood()
-    scheduler = timeline.engine.core._scheduler
+    scheduler = timeline.engine.scheduler
     waits: dict[str, int] = {}
     longest = num_exclusive = 0
     was_exclusive, last_step = False, scheduler.in_flight[-1]

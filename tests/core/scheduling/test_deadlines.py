@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
-from fakes import FakeEngine, make_config, make_request, token_at
+from fakes import FakeEngine, make_engine, make_request, token_at
 from quire.ipc.protocol.messages import ErrorCode, FinishReason
 from quire.ipc.protocol.token_ids import encode_token_ids
-from quire.ipc.spec.config import SchedulerConfig
-
-
-def make_engine(**scheduler: Any) -> FakeEngine:
-    return FakeEngine(make_config(scheduler=SchedulerConfig(**scheduler)), 64)
 
 
 def expire(engine: FakeEngine, seconds: float) -> None:

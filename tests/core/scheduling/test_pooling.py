@@ -6,13 +6,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from fakes import FakeEngine, make_config, make_request
+from fakes import FakeEngine, make_request
+from fakes import make_engine as make_any_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quire.core.scheduling import scheduler
 from quire.ipc.params.pooling_params import PoolingParams, PoolingTask
 from quire.ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest, ErrorCode, FinishReason
-from quire.ipc.spec.config import SchedulerConfig, SchedulingPolicy
+from quire.ipc.spec.config import SchedulingPolicy
 from quire.ipc.spec.model_spec import EmbeddingSpec, PoolingSpec
 from quire.tools.sim.fake_vectors import expected_pooled
 
@@ -25,19 +26,16 @@ POLICIES: list[SchedulingPolicy] = ["fcfs", "priority", "fair"]
 def make_engine(
     pooling: PoolingSpec = LAST, *, num_blocks: int = 64, is_causal: bool = True, **scheduler: Any
 ) -> FakeEngine:
-    options: dict[str, Any] = {
-        "max_num_batched_tokens": 32,
-        "max_num_seqs": 8,
-        "enable_chunked_prefill": is_causal,
-        **scheduler,
-    }
-    config = make_config(
+    return make_any_engine(
+        num_blocks if is_causal else 0,
         pooling=pooling,
         is_causal=is_causal,
-        max_model_len=32 if not is_causal else 128,
-        scheduler=SchedulerConfig(**options),
+        max_model_len=128 if is_causal else 32,
+        max_num_batched_tokens=32,
+        max_num_seqs=8,
+        enable_chunked_prefill=is_causal,
+        **scheduler,
     )
-    return FakeEngine(config, num_blocks if is_causal else 0)
 
 
 def ask(name: str, num_tokens: int, task: PoolingTask = "embed", **fields: Any) -> EngineCoreRequest:
@@ -243,7 +241,7 @@ def test_the_answer_counts_in_the_price() -> None:
     engine = make_engine()
     for name, task in zip(("vector", "vectors"), TASKS, strict=True):
         engine.core.add_request(b"c", ask(name, 10, task))
-    held = {one.request_id: one.held_bytes for one in engine.core._requests.values()}  # pyright: ignore[reportPrivateUsage]
+    held = {one.request_id: one.held_bytes for one in engine.requests.values()}
     assert held["vectors"] - held["vector"] == 9 * 8 * 4
 
 

@@ -6,13 +6,12 @@ from collections import Counter
 from itertools import chain
 
 import pytest
-from fakes import FakeEngine, make_config, make_request
-from quire.ipc.spec.config import SchedulerConfig
+from fakes import FakeEngine, make_request
+from fakes import make_engine as make_any_engine
 
 
-def make_engine(num_stages: int, **scheduler: int) -> FakeEngine:
-    fields = {"max_num_batched_tokens": 64, **scheduler}
-    return FakeEngine(make_config(scheduler=SchedulerConfig(num_stages=num_stages, **fields)), 256)
+def make_engine(num_stages: int, **options: int) -> FakeEngine:
+    return make_any_engine(256, num_stages=num_stages, **{"max_num_batched_tokens": 64, **options})
 
 
 def fill(engine: FakeEngine) -> int:
@@ -23,7 +22,7 @@ def fill(engine: FakeEngine) -> int:
 
 
 def decodes_of_newest(engine: FakeEngine) -> list[str]:
-    return [request.request_id for request in engine.core._scheduler.in_flight[-1].sampled]
+    return [request.request_id for request in engine.newest_step.sampled]
 
 
 @pytest.mark.parametrize("num_stages", [2, 3, 4])
@@ -86,6 +85,6 @@ def test_a_group_that_grows_larger_than_the_others_shares_its_requests_out() -> 
     for _ in range(8):
         fill(engine)
         engine.finish_step()
-    sizes = Counter(len(step.sampled) for step in engine.core._scheduler.in_flight)
+    sizes = Counter(len(step.sampled) for step in engine.scheduler.in_flight)
     assert set(sizes) == {3}
     engine.run()

@@ -62,7 +62,7 @@ class Bench:
     def turn(self) -> None:
         engine = self.engine
         while (step := engine.launch()) is not None:
-            requests = engine.core._scheduler.in_flight[-1].requests
+            requests = engine.newest_step.requests
             assert len(step.rows) == len(requests)
             self.steps.append([request.request_id for request in requests])
         answer = engine.executor.collect()
@@ -196,7 +196,7 @@ def test_work_is_charged_to_the_tenant_like_tokens_of_the_step() -> None:
     bench.add(make_request("light", [1, 2, 3], max_tokens=300), b"light")
     for _ in range(10):
         bench.turn()
-    requests = bench.engine.core._requests.values()
+    requests = bench.engine.requests.values()
     accounts = {request.client: request.policy_data.account for request in requests}
     before = accounts[b"heavy"].counter - 17 * bench.count_turns("heavy")
     for _ in range(100):
