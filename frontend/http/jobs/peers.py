@@ -56,18 +56,18 @@ class Ask(msgspec.Struct, frozen=True):
 class Found(msgspec.Struct, frozen=True):
     """The answer. response: its JSON; items: JSON lists of its conversation's items, if it has ended.
 
-    "no events" and "events": it is here, and has events, or not, which follow. "no room": too many follow.
+    "events": they follow. "no room": too many are sent some already.
     """
 
-    status: Literal["unknown", "running", "ended", "no events", "events", "no room"]
+    status: Literal["unknown", "running", "ended", "events", "no room"]
     response: bytes = b""
     items: tuple[bytes, ...] = ()
     num_items: int = 0
 
 
-UNKNOWN, NO_EVENTS, EVENTS, NO_ROOM = map(Found, ("unknown", "no events", "events", "no room"))
-AnswerAsk = Callable[[Ask], Awaitable[Found]]
-FindLog = Callable[[Ask], tuple[Found, EventLog | None]]
+UNKNOWN, EVENTS, NO_ROOM = map(Found, ("unknown", "events", "no room"))
+AnswerAsk = Callable[[Ask], Awaitable[tuple[Found, EventLog | None]]]
+"""What is known here, and the log of the events that are to follow."""
 
 
 def listen_for_peers() -> socket.socket:
@@ -79,16 +79,12 @@ def listen_for_peers() -> socket.socket:
 
 
 class Peers:
-    """This process's place among those of its group. `answer`: what it knows of its own responses.
+    """This process's place among those of its group. `answer`: what it knows of its own responses."""
 
-    `find_log`: whether it has a response, and its events.
-    """
-
-    def __init__(self, sockets: PeerSockets, answer: AnswerAsk, find_log: FindLog) -> None:
+    def __init__(self, sockets: PeerSockets, answer: AnswerAsk) -> None:
         self.place = sockets.place
         self._names = sockets.names
         self._answer = answer
-        self._find_log = find_log
         self._following = Tally()  # by owner
         self._listener = socket.socket(fileno=os.dup(sockets.listening_fd))
         self._num_asking = 0
@@ -104,47 +100,34 @@ class Peers:
         if self._server is not None:
             self._server.close()
 
-    async def ask(self, place: int, ask: Ask) -> Found:
-        """The answer of the process at that place. ApiError 503 when there is none in time."""
-        if place >= len(self._names):
-            return UNKNOWN
-        found, _, writer = await self._begin(place, ask)
-        writer.close()
-        return found
+    async def ask(self, place: int, ask: Ask) -> tuple[Found, AsyncGenerator[bytes, None] | None]:
+        """The answer of the process at that place, and the events that follow it, if some do.
 
-    async def follow(self, place: int, ask: Ask) -> tuple[Found, AsyncGenerator[bytes, None] | None]:
-        """What the process at that place has of a response, and its events if there are any; as `ask`.
-
-        ApiError 429 when too many follow others already. Of a process that is lost while they come, the
-        generator raises an ApiError.
+        ApiError 503 when there is none in time, 429 when too many follow others already. Of a process that is
+        lost while events come, the generator raises an ApiError.
         """
         if place >= len(self._names):
             return UNKNOWN, None
-        found, reader, writer = await self._begin(place, ask)
-        if found.status != "events":
-            writer.close()
-            if found.status == "no room":
-                raise overloaded(
-                    f"as many streams follow {shorten(ask.response_id)} and others as may at a time"
-                )
-            return found, None
-        events = _read_events(reader, writer, ask.response_id)
-        await anext(events)  # from here on its end closes the connection, though nobody may read an event
-        return found, events
-
-    async def _begin(self, place: int, ask: Ask) -> tuple[Found, asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection on which the first frame of the answer has come."""
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 reader, writer = await _connect(self._names[place])
                 try:
                     await _write_frame(writer, msgspec.msgpack.encode(ask))
-                    return msgspec.msgpack.decode(await _read_frame(reader), type=Found), reader, writer
+                    found = msgspec.msgpack.decode(await _read_frame(reader), type=Found)
                 except BaseException:
                     writer.close()
                     raise
         except (OSError, TimeoutError, EOFError, msgspec.DecodeError):
             raise _make_lost(ask.response_id) from None
+        if found.status == "events":
+            events = _read_events(reader, writer, ask.response_id)
+            await anext(events)  # from here on its end closes the connection, though nobody may read an event
+            return found, events
+        writer.close()
+        if found.status == "no room":
+            name = shorten(ask.response_id)
+            raise overloaded(f"as many streams follow {name} and others as may at a time")
+        return found, None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = writer.get_extra_info("socket")
@@ -154,11 +137,13 @@ class Peers:
                 return
             async with asyncio.timeout(_TIMEOUT_S):
                 ask = msgspec.msgpack.decode(await _read_frame(reader, _MAX_ASK_BYTES), type=Ask)
-            if ask.what == "follow":
-                await self._send_events(ask, reader, writer)
-                return
             async with asyncio.timeout(_TIMEOUT_S):
-                await _write_frame(writer, msgspec.msgpack.encode(await self._answer(ask)))
+                found, log = await self._answer(ask)
+                if log is not None and not self._following.has_room(ask.owner, 1, _MAX_FOLLOWING):
+                    found, log = NO_ROOM, None
+                await _write_frame(writer, msgspec.msgpack.encode(found))
+            if log is not None:
+                await self._send_events(log, ask, reader, writer)
         except (OSError, TimeoutError, EOFError, msgspec.MsgspecError, QuireError):
             pass  # who asked is gone, or was none of ours; or the engine is, which our own clients are told
         finally:
@@ -166,14 +151,9 @@ class Peers:
             writer.close()
 
     async def _send_events(
-        self, ask: Ask, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, log: EventLog, ask: Ask, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """All of them, until the last or until who asked is gone."""
-        found, log = self._find_log(ask)
-        if log is None or not self._following.has_room(ask.owner, 1, _MAX_FOLLOWING):
-            await _write_frame(writer, msgspec.msgpack.encode(found if log is None else NO_ROOM))
-            return
-        await _write_frame(writer, msgspec.msgpack.encode(EVENTS))
         self._following.enter(ask.owner, 1)
         sending = asyncio.ensure_future(_forward(log, ask.number, writer))
         leaving = asyncio.ensure_future(reader.read(1))

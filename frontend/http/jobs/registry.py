@@ -18,7 +18,7 @@ from ..errors import ApiError, FieldError, overloaded
 from ..limits import Limits
 from ..stream import Json
 from .event_log import EventLog
-from .peers import NO_EVENTS, UNKNOWN, Ask, Found, Peers, PeerSockets
+from .peers import EVENTS, UNKNOWN, Ask, Found, Peers, PeerSockets
 from .store import Record, ResponseStore
 
 _CANCEL_S = 1.0  # in which a response that is cancelled ends: what it has is written down in a few ms
@@ -65,7 +65,7 @@ class ResponseRegistry:
 
     async def join(self, sockets: PeerSockets) -> None:
         """Be one of a group from now on."""
-        self._peers = Peers(sockets, self._answer, self._find_log)
+        self._peers = Peers(sockets, self._answer)
         await self._peers.start()
 
     def close(self) -> None:
@@ -126,10 +126,7 @@ class ResponseRegistry:
 
     async def ask(self, ask: Ask) -> Found:
         """What its process says of a response; ApiError 404 when this owner has none, 503 without answer."""
-        peers, place = self._find_peers(ask.response_id)
-        found = await self._answer(ask) if peers is None else await peers.ask(place, ask)
-        if found.status == "unknown":
-            raise self._make_unknown(ask.response_id)
+        found, _ = await self._ask(ask)
         return found
 
     async def follow(self, response_id: str, owner: str, after: int) -> AsyncGenerator[bytes, None]:
@@ -137,33 +134,23 @@ class ResponseRegistry:
 
         Raises FieldError if the response has no events.
         """
-        ask = Ask("follow", response_id, owner, after + 1)
-        peers, place = self._find_peers(response_id)
-        if peers is not None:
-            found, events = await peers.follow(place, ask)
-        else:
-            found, log = self._find_log(ask)
-            events = None if log is None else log.follow(ask.number)
-        if found.status == "unknown":
-            raise self._make_unknown(response_id)
+        _, events = await self._ask(Ask("follow", response_id, owner, after + 1))
         if events is None:
             raise FieldError("stream", True, "false: only events of a response with background=true are kept")
         return events
 
-    def _find_peers(self, response_id: str) -> tuple[Peers | None, int]:
-        """Who is to be asked for a response, and of which place; None: this process itself."""
-        found = _ID.fullmatch(response_id)
-        place = None if found is None else int(found[1], 16)
-        if self._peers is None or place is None or place == self._peers.place:
-            return None, 0
-        return self._peers, place
-
-    def _find_log(self, ask: Ask) -> tuple[Found, EventLog | None]:
-        """What is here of a response whose events are asked for."""
-        record = self.store.find(ask.response_id, ask.owner)
-        if record is None:
-            return UNKNOWN, None
-        return NO_EVENTS, record.log
+    async def _ask(self, ask: Ask) -> tuple[Found, AsyncGenerator[bytes, None] | None]:
+        """The answer of the process that has the response, which may be this one, and events that follow."""
+        named, peers = _ID.fullmatch(ask.response_id), self._peers
+        place = int(named[1], 16) if named else 0
+        if peers is None or named is None or place == peers.place:
+            found, log = await self._answer(ask)
+            events = None if log is None else log.follow(ask.number)
+        else:
+            found, events = await peers.ask(place, ask)
+        if found.status == "unknown":
+            raise self._make_unknown(ask.response_id)
+        return found, events
 
     def _give_up_dropped(self, response_id: str) -> None:
         running = self._running.get(response_id)
@@ -180,19 +167,21 @@ class ResponseRegistry:
         message = f"response {shorten(response_id)} not found: {why}"
         return ApiError(HTTPStatus.NOT_FOUND, message, code="response_not_found")
 
-    async def _answer(self, ask: Ask) -> Found:
-        """What is known here."""
+    async def _answer(self, ask: Ask) -> tuple[Found, EventLog | None]:
+        """What is known here, and the events to follow."""
         response_id, owner = ask.response_id, ask.owner
         if ask.what == "cancel":
-            return await self._cancel(response_id, owner)
+            return await self._cancel(response_id, owner), None
         record = self.store.find(response_id, owner)
         if record is None:
-            return UNKNOWN
-        if ask.what == "remove" and record.response:
-            self.store.remove(response_id, owner)
+            return UNKNOWN, None
+        if ask.what == "follow" and record.log is not None:
+            return EVENTS, record.log
         if not record.response:
-            return self._describe_running(response_id)
-        return Found("ended", record.response, record.items, record.num_items)
+            return Found("running", msgspec.json.encode(self._running[response_id].response)), None
+        if ask.what == "remove":
+            self.store.remove(response_id, owner)
+        return Found("ended", record.response, record.items, record.num_items), None
 
     async def _cancel(self, response_id: str, owner: str) -> Found:
         running = self._running.get(response_id)
@@ -220,9 +209,6 @@ class ResponseRegistry:
     def _tell_end(self, response_id: str) -> None:
         if (ended := self._awaited.pop(response_id, None)) is not None:
             ended.set()
-
-    def _describe_running(self, response_id: str) -> Found:
-        return Found("running", msgspec.json.encode(self._running[response_id].response))
 
     def _drop_expired(self) -> None:
         """Now, and when the next is due."""
