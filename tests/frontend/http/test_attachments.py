@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from openai_fakes import FakeLLM
@@ -49,100 +49,88 @@ class Machine:
             await asyncio.sleep(0)
 
 
-def run(
-    monkeypatch: pytest.MonkeyPatch, scenario: Callable[[Machine, Attachments], Awaitable[None]]
-) -> Machine:
-    async def main() -> Machine:
-        machine = Machine()
-        monkeypatch.setattr(attachments, "AsyncLLM", machine.attach)
-        monkeypatch.setattr(attachments, "_RETRY_S", 0.0)
-        known = [DaemonModel("one", "chat", 1), DaemonModel("two", "vectors", 1)]
-        engines = Attachments(known, ServerParts(ServerOptions()))
-        async with asyncio.timeout(20):
-            try:
-                await scenario(machine, engines)
-            finally:
-                engines.shutdown()
-        return machine
-
-    return asyncio.run(main())
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine()
+    monkeypatch.setattr(attachments, "AsyncLLM", machine.attach)
+    monkeypatch.setattr(attachments, "_RETRY_S", 0.0)
+    return machine
 
 
-def test_a_daemon_that_ends_is_away_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(machine: Machine, engines: Attachments) -> None:
-        await engines.start()
-        chat, vectors = engines.models
-        before = vectors.serving
-        assert [model.status for model in engines.models] == ["ready", "ready"]
-        assert vectors.facts.max_model_len == 128
-        machine.stop("two")
-        await machine.wait_until(lambda: machine.num_failures > 2)
-        assert [model.status for model in engines.models] == ["ready", "away"]
-        assert vectors.away_because == "the daemon 'two' has ended"
-        assert machine.llms["two"].num_shutdowns == 1
-        machine.models["two"] = "vectors"
-        await machine.wait_until(lambda: vectors.is_here)
-        assert vectors.serving is not before
-        assert vectors.status == "ready"
-        assert machine.llms["one"].num_shutdowns == 0
-        assert chat.serving.llm is machine.llms["one"]
+@pytest.fixture
+def engines(machine: Machine) -> Iterator[Attachments]:
+    """Of the machine's daemons."""
+    known = [DaemonModel(daemon, name, 1) for daemon, name in machine.models.items()]
+    engines = Attachments(known, ServerParts(ServerOptions()))
+    yield engines
+    engines.shutdown()
 
-    machine = run(monkeypatch, scenario)
+
+async def test_a_daemon_that_ends_is_away_until_it_is_back(machine: Machine, engines: Attachments) -> None:
+    await engines.start()
+    chat, vectors = engines.models
+    before = vectors.serving
+    assert [model.status for model in engines.models] == ["ready", "ready"]
+    assert vectors.facts.max_model_len == 128
+    machine.stop("two")
+    await machine.wait_until(lambda: machine.num_failures > 2)
+    assert [model.status for model in engines.models] == ["ready", "away"]
+    assert vectors.away_because == "the daemon 'two' has ended"
+    assert machine.llms["two"].num_shutdowns == 1
+    machine.models["two"] = "vectors"
+    await machine.wait_until(lambda: vectors.is_here)
+    assert vectors.serving is not before
+    assert vectors.status == "ready"
+    assert machine.llms["one"].num_shutdowns == 0
+    assert chat.serving.llm is machine.llms["one"]
+    engines.shutdown()
     assert machine.llms["one"].num_shutdowns >= 1
 
 
-def test_a_server_begins_without_a_daemon_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(machine: Machine, engines: Attachments) -> None:
-        del machine.models["one"]
-        await engines.start()
-        assert [model.status for model in engines.models] == ["away", "ready"]
-        assert engines.models[0].away_because == "no daemon 'one' is running"
-        assert (engines.models[0].name, engines.models[0].facts.max_model_len) == ("chat", 1)
-
-    run(monkeypatch, scenario)
+async def test_a_server_begins_without_a_daemon_that_is_away(machine: Machine, engines: Attachments) -> None:
+    del machine.models["one"]
+    await engines.start()
+    assert [model.status for model in engines.models] == ["away", "ready"]
+    assert engines.models[0].away_because == "no daemon 'one' is running"
+    assert (engines.models[0].name, engines.models[0].facts.max_model_len) == ("chat", 1)
 
 
-def test_a_daemon_comes_back_with_another_model_but_not_with_one_that_is_another_daemons(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_daemon_comes_back_with_another_model_but_not_with_one_that_is_another_daemons(
+    machine: Machine, engines: Attachments
 ) -> None:
-    async def scenario(machine: Machine, engines: Attachments) -> None:
-        await engines.start()
-        vectors = engines.models[1]
-        machine.stop("two")
-        machine.models["two"] = "chat"
-        await machine.wait_until(lambda: "another name than that of daemon one" in vectors.away_because)
-        assert vectors.name == "vectors"
-        machine.models["two"] = "larger"
-        await machine.wait_until(lambda: vectors.is_here)
-        assert vectors.name == "larger"
-
-    run(monkeypatch, scenario)
+    await engines.start()
+    vectors = engines.models[1]
+    machine.stop("two")
+    machine.models["two"] = "chat"
+    await machine.wait_until(lambda: "another name than that of daemon one" in vectors.away_because)
+    assert vectors.name == "vectors"
+    machine.models["two"] = "larger"
+    await machine.wait_until(lambda: vectors.is_here)
+    assert vectors.name == "larger"
 
 
-def test_what_nobody_expected_keeps_one_engine_away_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(machine: Machine, engines: Attachments) -> None:
-        machine.error = RuntimeError("a bug")
-        del machine.models["two"]
-        await engines.start()
-        assert [model.status for model in engines.models] == ["ready", "away"]
-        machine.models["two"] = "vectors"
-        await machine.wait_until(lambda: engines.models[1].is_here)
+async def test_what_nobody_expected_keeps_one_engine_away_and_no_other(
+    machine: Machine, engines: Attachments
+) -> None:
+    machine.error = RuntimeError("a bug")
+    del machine.models["two"]
+    await engines.start()
+    assert [model.status for model in engines.models] == ["ready", "away"]
+    machine.models["two"] = "vectors"
+    await machine.wait_until(lambda: engines.models[1].is_here)
 
-    run(monkeypatch, scenario)
 
+async def test_a_start_does_not_wait_for_ever_for_a_daemon_that_starts(
+    machine: Machine, engines: Attachments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attachments, "_FIRST_TRY_S", 0.01)
 
-def test_a_start_does_not_wait_for_ever_for_a_daemon_that_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(machine: Machine, engines: Attachments) -> None:
-        monkeypatch.setattr(attachments, "_FIRST_TRY_S", 0.01)
+    def attach(*, attach: str, client_kind: str) -> FakeLLM:
+        llm = machine.attach(attach=attach, client_kind=client_kind)
+        if attach == "two":
+            llm.start = lambda: asyncio.Event().wait()  # type: ignore[method-assign,assignment,return-value]
+        return llm
 
-        def attach(*, attach: str, client_kind: str) -> FakeLLM:
-            llm = machine.attach(attach=attach, client_kind=client_kind)
-            if attach == "two":
-                llm.start = lambda: asyncio.Event().wait()  # type: ignore[method-assign,assignment,return-value]
-            return llm
-
-        monkeypatch.setattr(attachments, "AsyncLLM", attach)
-        await engines.start()
-        assert [model.status for model in engines.models] == ["ready", "loading"]
-
-    run(monkeypatch, scenario)
+    monkeypatch.setattr(attachments, "AsyncLLM", attach)
+    await engines.start()
+    assert [model.status for model in engines.models] == ["ready", "loading"]

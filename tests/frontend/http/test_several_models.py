@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 import pytest
@@ -45,165 +44,138 @@ class Site:
         return serving
 
 
-def run(scenario: Callable[[Site], Awaitable[None]]) -> None:
-    async def main() -> None:
-        site = Site()
-        for name in site.llms:
-            site.arrive(name)
-        async with asyncio.timeout(20):
-            await scenario(site)
-
-    asyncio.run(main())
+@pytest.fixture
+def site() -> Site:
+    site = Site()
+    for name in site.llms:
+        site.arrive(name)
+    return site
 
 
-def test_a_model_answers_to_each_of_its_names_by_the_first() -> None:
-    async def scenario(site: Site) -> None:
-        site.llms["chat"] = FakeLLM(served_model_name="chat", served_model_aliases=("best",))
-        site.arrive("chat")
-        for name in ("chat", "best"):
-            answer = await site.client.post(COMPLETIONS, {"model": name, "prompt": "a"})
-            assert (answer.status, answer.json["model"]) == (200, "chat")
-            assert (await site.client.get(f"/v1/models/{name}")).json["id"] == name
-        listed = (await site.client.get("/v1/models")).json
-        assert [card["id"] for card in listed["data"]] == ["chat", "best", "vectors"]
-
-    run(scenario)
+async def test_a_model_answers_to_each_of_its_names_by_the_first(site: Site) -> None:
+    site.llms["chat"] = FakeLLM(served_model_name="chat", served_model_aliases=("best",))
+    site.arrive("chat")
+    for name in ("chat", "best"):
+        answer = await site.client.post(COMPLETIONS, {"model": name, "prompt": "a"})
+        assert (answer.status, answer.json["model"]) == (200, "chat")
+        assert (await site.client.get(f"/v1/models/{name}")).json["id"] == name
+    listed = (await site.client.get("/v1/models")).json
+    assert [card["id"] for card in listed["data"]] == ["chat", "best", "vectors"]
 
 
-def test_a_request_goes_to_the_engine_of_its_model() -> None:
-    async def scenario(site: Site) -> None:
-        for name, llm in site.llms.items():
-            for path, body in ((COMPLETIONS, {"prompt": "a"}), ("/v1/chat/completions", CHAT)):
-                answer = await site.client.post(path, body | {"model": name})
-                assert (answer.status, answer.json["model"]) == (200, name)
-            assert len(llm.calls) == 2
-        listed = (await site.client.get("/v1/models")).json["data"]
-        assert [card["id"] for card in listed] == ["chat", "vectors"]
-        assert (await site.client.get("/v1/models/vectors")).json["id"] == "vectors"
-
-    run(scenario)
+async def test_a_request_goes_to_the_engine_of_its_model(site: Site) -> None:
+    for name, llm in site.llms.items():
+        for path, body in ((COMPLETIONS, {"prompt": "a"}), ("/v1/chat/completions", CHAT)):
+            answer = await site.client.post(path, body | {"model": name})
+            assert (answer.status, answer.json["model"]) == (200, name)
+        assert len(llm.calls) == 2
+    listed = (await site.client.get("/v1/models")).json["data"]
+    assert [card["id"] for card in listed] == ["chat", "vectors"]
+    assert (await site.client.get("/v1/models/vectors")).json["id"] == "vectors"
 
 
 @pytest.mark.parametrize(("body", "status"), [({}, 400), ({"model": "other"}, 404)])
-def test_a_request_that_names_no_model_or_another_is_told_which_there_are(
-    body: dict[str, Any], status: int
+async def test_a_request_that_names_no_model_or_another_is_told_which_there_are(
+    site: Site, body: dict[str, Any], status: int
 ) -> None:
-    async def scenario(site: Site) -> None:
-        for path in (COMPLETIONS, "/tokenize"):
-            answer = await site.client.post(path, {"prompt": "a"} | body)
-            assert (answer.status, answer.error["param"]) == (status, "model")
-            assert "'chat', 'vectors'" in answer.error["message"]
-
-    run(scenario)
+    for path in (COMPLETIONS, "/tokenize"):
+        answer = await site.client.post(path, {"prompt": "a"} | body)
+        assert (answer.status, answer.error["param"]) == (status, "model")
+        assert "'chat', 'vectors'" in answer.error["message"]
 
 
-def test_a_request_that_names_no_model_goes_to_the_only_one_that_can_do_its_task() -> None:
-    async def scenario(site: Site) -> None:
-        facts = make_facts(served_model_name="vectors", tasks=("embed",), embedding_size=8, weights="int4")
-        site.llms["vectors"].facts = facts
-        site.arrive("vectors")
-        answer = await site.client.post("/v1/chat/completions", CHAT)
-        assert (answer.status, answer.json["model"]) == (200, "chat")
-        assert (await site.client.get("/v1/models/vectors")).json["embedding_size"] == 8
-        site.models.find("vectors").leave("it has ended")
-        assert "'vectors' is away" in (await site.client.post("/embed", {"inputs": "a"})).error["message"]
-        card = (await site.client.get("/v1/models/vectors")).json
-        assert (card["tasks"], card["embedding_size"]) == (["embed"], 8)
-        assert card["formats"] == "float32, int4 weights"
-        site.arrive("vectors")
-        answer = await site.client.post("/v1/completions", {"model": "vectors", "prompt": "a"})
-        assert (answer.status, answer.error["code"]) == (400, "unsupported_task")
-
-    run(scenario)
+async def test_a_request_that_names_no_model_goes_to_the_only_one_that_can_do_its_task(site: Site) -> None:
+    facts = make_facts(served_model_name="vectors", tasks=("embed",), embedding_size=8, weights="int4")
+    site.llms["vectors"].facts = facts
+    site.arrive("vectors")
+    answer = await site.client.post("/v1/chat/completions", CHAT)
+    assert (answer.status, answer.json["model"]) == (200, "chat")
+    assert (await site.client.get("/v1/models/vectors")).json["embedding_size"] == 8
+    site.models.find("vectors").leave("it has ended")
+    assert "'vectors' is away" in (await site.client.post("/embed", {"inputs": "a"})).error["message"]
+    card = (await site.client.get("/v1/models/vectors")).json
+    assert (card["tasks"], card["embedding_size"]) == (["embed"], 8)
+    assert card["formats"] == "float32, int4 weights"
+    site.arrive("vectors")
+    answer = await site.client.post("/v1/completions", {"model": "vectors", "prompt": "a"})
+    assert (answer.status, answer.error["code"]) == (400, "unsupported_task")
 
 
-def test_a_task_that_no_model_has_is_refused_with_what_each_can() -> None:
-    async def scenario(site: Site) -> None:
-        site.llms["vectors"].facts = make_facts(served_model_name="vectors", tasks=("embed", "score"))
-        site.arrive("vectors")
-        answer = await site.client.post("/classify", {"input": "a"})
-        assert (answer.status, answer.error["code"]) == (400, "unsupported_task")
-        assert "'chat' can generate; 'vectors' can embed, score" in answer.error["message"]
-        site.models.models.append(ServedModel(known=DaemonModel("three", "starting")))
-        assert (await site.client.post("/classify", {"input": "a"})).error["code"] == "missing_field"
-
-    run(scenario)
+async def test_a_task_that_no_model_has_is_refused_with_what_each_can(site: Site) -> None:
+    site.llms["vectors"].facts = make_facts(served_model_name="vectors", tasks=("embed", "score"))
+    site.arrive("vectors")
+    answer = await site.client.post("/classify", {"input": "a"})
+    assert (answer.status, answer.error["code"]) == (400, "unsupported_task")
+    assert "'chat' can generate; 'vectors' can embed, score" in answer.error["message"]
+    site.models.models.append(ServedModel(known=DaemonModel("three", "starting")))
+    assert (await site.client.post("/classify", {"input": "a"})).error["code"] == "missing_field"
 
 
-def test_an_engine_that_is_away_fails_its_own_requests_and_nobody_elses() -> None:
-    async def scenario(site: Site) -> None:
-        site.models.find("vectors").leave("the daemon 'two' has ended")
-        for _ in range(2):
-            answer = await site.client.post(COMPLETIONS, {"model": "vectors", "prompt": "a"})
-            assert (answer.status, answer.error["code"]) == (503, "engine_away")
-            assert "the model 'vectors' is away: the daemon 'two' has ended" in answer.error["message"]
-        assert (await site.client.post(COMPLETIONS, {"model": "chat", "prompt": "a"})).status == 200
-        assert (await site.client.get("/stats?model=vectors")).status == 503
-        listed = (await site.client.get("/v1/models")).json["data"]
-        assert [card["id"] for card in listed] == ["chat", "vectors"]
-        site.arrive("vectors")
-        assert (await site.client.post(COMPLETIONS, {"model": "vectors", "prompt": "a"})).status == 200
-
-    run(scenario)
+async def test_an_engine_that_is_away_fails_its_own_requests_and_nobody_elses(site: Site) -> None:
+    site.models.find("vectors").leave("the daemon 'two' has ended")
+    for _ in range(2):
+        answer = await site.client.post(COMPLETIONS, {"model": "vectors", "prompt": "a"})
+        assert (answer.status, answer.error["code"]) == (503, "engine_away")
+        assert "the model 'vectors' is away: the daemon 'two' has ended" in answer.error["message"]
+    assert (await site.client.post(COMPLETIONS, {"model": "chat", "prompt": "a"})).status == 200
+    assert (await site.client.get("/stats?model=vectors")).status == 503
+    listed = (await site.client.get("/v1/models")).json["data"]
+    assert [card["id"] for card in listed] == ["chat", "vectors"]
+    site.arrive("vectors")
+    assert (await site.client.post(COMPLETIONS, {"model": "vectors", "prompt": "a"})).status == 200
 
 
-def test_health_says_how_each_engine_is_and_fails_when_none_is_well() -> None:
-    async def scenario(site: Site) -> None:
-        async def ask(path: str) -> tuple[int, Any]:
-            answer = await site.client.get(path)
-            return answer.status, answer.json
+async def test_health_says_how_each_engine_is_and_fails_when_none_is_well(site: Site) -> None:
+    async def ask(path: str) -> tuple[int, Any]:
+        answer = await site.client.get(path)
+        return answer.status, answer.json
 
-        assert await ask("/ready") == (
-            200,
-            {"status": "ready", "models": {"chat": "ready", "vectors": "ready"}},
-        )
-        stalled = StalledRequest("r-0", "queued", 99.0)
-        site.llms["chat"].answered_stats = make_stats(stall=stalled)
-        status, body = await ask("/health")
-        assert (status, body["status"]) == (200, "degraded")
-        assert body["models"]["chat"]["status"] == "stalled"
-        assert body["models"]["vectors"] == {"status": "ready"}
-        assert (await ask("/health?model=chat"))[0] == 503
-        assert await ask("/health?model=vectors") == (200, {"status": "ready"})
-        site.models.find("vectors").leave("it has ended")
-        assert await ask("/ready") == (
-            200,
-            {"status": "degraded", "models": {"chat": "ready", "vectors": "away"}},
-        )
-        assert await ask("/ready?model=vectors") == (503, {"status": "away"})
-        status, body = await ask("/health")
-        assert (status, body["status"]) == (503, "stalled")
-        assert body["models"]["vectors"] == {"status": "away", "stage": "it has ended"}
-        site.models.find("chat").leave("it has ended")
-        assert (await ask("/ready"))[0] == 503
-        site.parts.drain()
-        assert (await ask("/ready"))[1]["status"] == "draining"
-
-    run(scenario)
+    assert await ask("/ready") == (
+        200,
+        {"status": "ready", "models": {"chat": "ready", "vectors": "ready"}},
+    )
+    stalled = StalledRequest("r-0", "queued", 99.0)
+    site.llms["chat"].answered_stats = make_stats(stall=stalled)
+    status, body = await ask("/health")
+    assert (status, body["status"]) == (200, "degraded")
+    assert body["models"]["chat"]["status"] == "stalled"
+    assert body["models"]["vectors"] == {"status": "ready"}
+    assert (await ask("/health?model=chat"))[0] == 503
+    assert await ask("/health?model=vectors") == (200, {"status": "ready"})
+    site.models.find("vectors").leave("it has ended")
+    assert await ask("/ready") == (
+        200,
+        {"status": "degraded", "models": {"chat": "ready", "vectors": "away"}},
+    )
+    assert await ask("/ready?model=vectors") == (503, {"status": "away"})
+    status, body = await ask("/health")
+    assert (status, body["status"]) == (503, "stalled")
+    assert body["models"]["vectors"] == {"status": "away", "stage": "it has ended"}
+    site.models.find("chat").leave("it has ended")
+    assert (await ask("/ready"))[0] == 503
+    site.parts.drain()
+    assert (await ask("/ready"))[1]["status"] == "draining"
 
 
-def test_each_engine_has_series_of_its_own_below_one_name() -> None:
-    async def scenario(site: Site) -> None:
-        async def count(number: int) -> dict[int, EngineMetrics]:
-            stats = make_stats(num_running=number)
-            return {0: EngineMetrics(stats=stats, histograms={}, finished_total={})}
+async def test_each_engine_has_series_of_its_own_below_one_name(site: Site) -> None:
+    async def count(number: int) -> dict[int, EngineMetrics]:
+        stats = make_stats(num_running=number)
+        return {0: EngineMetrics(stats=stats, histograms={}, finished_total={})}
 
-        for number, llm in enumerate(site.llms.values()):
-            llm.metrics_by_engine = lambda number=number: count(number)  # type: ignore[method-assign]
-        text = (await site.client.get("/metrics")).body.decode()
-        assert text.count("# TYPE quire:num_requests_running gauge") == 1
-        assert read_series(text, "quire:num_requests_running") == {"chat": 0, "vectors": 1}
-        assert read_series(text, "quire:engine_up") == {"chat": 1, "vectors": 1}
+    for number, llm in enumerate(site.llms.values()):
+        llm.metrics_by_engine = lambda number=number: count(number)  # type: ignore[method-assign]
+    text = (await site.client.get("/metrics")).body.decode()
+    assert text.count("# TYPE quire:num_requests_running gauge") == 1
+    assert read_series(text, "quire:num_requests_running") == {"chat": 0, "vectors": 1}
+    assert read_series(text, "quire:engine_up") == {"chat": 1, "vectors": 1}
 
-        async def fail() -> dict[int, EngineMetrics]:
-            raise RequestFailedError("no answer")
+    async def fail() -> dict[int, EngineMetrics]:
+        raise RequestFailedError("no answer")
 
-        site.llms["vectors"].metrics_by_engine = fail  # type: ignore[method-assign]
-        text = (await site.client.get("/metrics")).body.decode()
-        assert read_series(text, "quire:num_requests_running") == {"chat": 0}
-        assert read_series(text, "quire:engine_up") == {"chat": 1, "vectors": 0}
-
-    run(scenario)
+    site.llms["vectors"].metrics_by_engine = fail  # type: ignore[method-assign]
+    text = (await site.client.get("/metrics")).body.decode()
+    assert read_series(text, "quire:num_requests_running") == {"chat": 0}
+    assert read_series(text, "quire:engine_up") == {"chat": 1, "vectors": 0}
 
 
 def read_series(text: str, name: str) -> dict[str, float]:
@@ -212,46 +184,37 @@ def read_series(text: str, name: str) -> dict[str, float]:
     return {sample.labels["model_name"]: sample.value for sample in families[name].samples}
 
 
-def test_an_abort_by_id_is_told_every_engine_that_is_here() -> None:
-    async def scenario(site: Site) -> None:
-        answer = await site.client.post("/abort_requests", {"request_ids": ["x"]})
-        assert answer.status == 200
-        assert [llm.named_aborts for llm in site.llms.values()] == [[(["x"], "/local")]] * 2
-        site.llms["chat"].die(EngineDeadError("gone"))
-        assert (await site.client.post("/abort_requests", {"request_ids": ["y"]})).status == 200
-        assert site.llms["vectors"].named_aborts[-1] == (["y"], "/local")
-
-    run(scenario)
+async def test_an_abort_by_id_is_told_every_engine_that_is_here(site: Site) -> None:
+    answer = await site.client.post("/abort_requests", {"request_ids": ["x"]})
+    assert answer.status == 200
+    assert [llm.named_aborts for llm in site.llms.values()] == [[(["x"], "/local")]] * 2
+    site.llms["chat"].die(EngineDeadError("gone"))
+    assert (await site.client.post("/abort_requests", {"request_ids": ["y"]})).status == 200
+    assert site.llms["vectors"].named_aborts[-1] == (["y"], "/local")
 
 
-def test_a_kept_response_is_the_servers_and_is_cancelled_in_the_engine_that_runs_it() -> None:
-    async def scenario(site: Site) -> None:
-        first = (await site.client.post("/v1/responses", {"model": "chat", "input": "Hi"})).json
-        assert (await site.client.get(f"/v1/responses/{first['id']}")).json["model"] == "chat"
-        more = {"model": "vectors", "input": "And?", "previous_response_id": first["id"]}
-        assert (await site.client.post("/v1/responses", more)).json["model"] == "vectors"
-        vectors = site.llms["vectors"]
-        vectors.gate.clear()
-        running = asyncio.create_task(site.client.post("/v1/responses", more | {"stream": True}))
-        await vectors.wait_for_calls(2)
-        response_id = vectors.calls[-1].request_id
-        assert (await site.client.post(f"/v1/responses/{response_id}/cancel", {})).status == 200
-        assert vectors.aborted == {response_id}
-        assert not site.llms["chat"].aborted
-        await running
-
-    run(scenario)
+async def test_a_kept_response_is_the_servers_and_is_cancelled_in_the_engine_that_runs_it(site: Site) -> None:
+    first = (await site.client.post("/v1/responses", {"model": "chat", "input": "Hi"})).json
+    assert (await site.client.get(f"/v1/responses/{first['id']}")).json["model"] == "chat"
+    more = {"model": "vectors", "input": "And?", "previous_response_id": first["id"]}
+    assert (await site.client.post("/v1/responses", more)).json["model"] == "vectors"
+    vectors = site.llms["vectors"]
+    vectors.gate.clear()
+    running = asyncio.create_task(site.client.post("/v1/responses", more | {"stream": True}))
+    await vectors.wait_for_calls(2)
+    response_id = vectors.calls[-1].request_id
+    assert (await site.client.post(f"/v1/responses/{response_id}/cancel", {})).status == 200
+    assert vectors.aborted == {response_id}
+    assert not site.llms["chat"].aborted
+    await running
 
 
-def test_an_engines_places_are_its_own() -> None:
-    async def scenario(site: Site) -> None:
-        full = site.llms["chat"].facts.max_num_seqs + site.parts.options.max_waiting
-        site.models.find("chat").serving.room.enter("all", Stay("/local", full))
-        refused = await site.client.post(COMPLETIONS, {"model": "chat", "prompt": "a"})
-        assert refused.status == 429
-        assert (await site.client.post(COMPLETIONS, {"model": "vectors", "prompt": "a"})).status == 200
-
-    run(scenario)
+async def test_an_engines_places_are_its_own(site: Site) -> None:
+    full = site.llms["chat"].facts.max_num_seqs + site.parts.options.max_waiting
+    site.models.find("chat").serving.room.enter("all", Stay("/local", full))
+    refused = await site.client.post(COMPLETIONS, {"model": "chat", "prompt": "a"})
+    assert refused.status == 429
+    assert (await site.client.post(COMPLETIONS, {"model": "vectors", "prompt": "a"})).status == 200
 
 
 class FakeEngine:

@@ -56,26 +56,23 @@ def test_pieces_of_a_text_take_little_room_and_are_read_in_parts() -> None:
     assert data.count(b"\n\n") == number - 1
 
 
-def test_readers_get_what_is_there_and_what_comes_and_one_that_leaves_costs_nobody_anything() -> None:
+async def test_readers_get_what_is_there_and_what_comes_and_one_that_leaves_costs_nobody_anything() -> None:
     async def read(log: EventLog, number: int) -> list[int]:
         text = b"".join([data async for data in log.follow(number)]).decode()
         return [
             json.loads(line[6:])["sequence_number"] for line in text.split("\n") if line.startswith("data: ")
         ]
 
-    async def scenario() -> None:
-        log = EventLog()
-        log.add([make_event(0), make_event(1)])
-        readers = [asyncio.create_task(read(log, start)) for start in (0, 1, 2, 9)]
-        leaver = asyncio.create_task(read(log, 0))
-        while len(log._waiting) < 5:
-            await asyncio.sleep(0)
-        leaver.cancel()
-        log.add([make_event(2, "response.created")])
-        log.close()
-        log.close()
-        assert await asyncio.gather(*readers) == [[0, 1, 2], [1, 2], [2], []]
-        assert not log._waiting
-        assert await read(log, 1) == [1, 2]
-
-    asyncio.run(scenario())
+    log = EventLog()
+    log.add([make_event(0), make_event(1)])
+    readers = [asyncio.create_task(read(log, start)) for start in (0, 1, 2, 9)]
+    leaver = asyncio.create_task(read(log, 0))
+    while len(log._waiting) < 5:
+        await asyncio.sleep(0)
+    leaver.cancel()
+    log.add([make_event(2, "response.created")])
+    log.close()
+    log.close()
+    assert await asyncio.gather(*readers) == [[0, 1, 2], [1, 2], [2], []]
+    assert not log._waiting
+    assert await read(log, 1) == [1, 2]

@@ -68,73 +68,59 @@ async def expect_unknown(registry: ResponseRegistry, response_id: str, owner: st
     assert (caught.value.status, caught.value.code) == (404, "response_not_found")
 
 
-def test_a_response_is_found_while_it_runs_and_after_it_has_ended() -> None:
-    async def scenario() -> None:
-        registry = make_registry()
-        response = begin(registry)
-        running = await registry.ask(Ask("find", response["id"], "key"))
-        assert running.status == "running"
-        assert msgspec.json.decode(running.response)["status"] == "in_progress"
-        assert (await registry.ask(Ask("remove", response["id"], "key"))).status == "running"
-        finish(registry, response)
-        ended = await registry.ask(Ask("find", response["id"], "key"))
-        assert (ended.status, ended.num_items, len(ended.items)) == ("ended", 1, 2)
-        assert msgspec.json.decode(ended.response) == response
-        assert (await registry.ask(Ask("cancel", response["id"], "key"))).status == "ended"
-        await expect_unknown(registry, response["id"], "other")
-        assert (await registry.ask(Ask("remove", response["id"], "key"))).status == "ended"
-        for response_id in (response["id"], "", "resp-1", f"{response['id']}0", response["id"][:-1] + "9"):
-            await expect_unknown(registry, response_id)
-        registry.close()
-
-    asyncio.run(scenario())
+async def test_a_response_is_found_while_it_runs_and_after_it_has_ended() -> None:
+    registry = make_registry()
+    response = begin(registry)
+    running = await registry.ask(Ask("find", response["id"], "key"))
+    assert running.status == "running"
+    assert msgspec.json.decode(running.response)["status"] == "in_progress"
+    assert (await registry.ask(Ask("remove", response["id"], "key"))).status == "running"
+    finish(registry, response)
+    ended = await registry.ask(Ask("find", response["id"], "key"))
+    assert (ended.status, ended.num_items, len(ended.items)) == ("ended", 1, 2)
+    assert msgspec.json.decode(ended.response) == response
+    assert (await registry.ask(Ask("cancel", response["id"], "key"))).status == "ended"
+    await expect_unknown(registry, response["id"], "other")
+    assert (await registry.ask(Ask("remove", response["id"], "key"))).status == "ended"
+    for response_id in (response["id"], "", "resp-1", f"{response['id']}0", response["id"][:-1] + "9"):
+        await expect_unknown(registry, response_id)
+    registry.close()
 
 
-def test_what_is_not_to_be_kept_or_lost_its_client_is_not() -> None:
-    async def scenario() -> None:
-        registry = make_registry()
-        finish(registry, secret := begin(registry, store=False))
-        registry.end((left := begin(registry))["id"], "key")
-        for response in (secret, left):
-            await expect_unknown(registry, response["id"])
-        assert registry.store.num_bytes == 0
-        registry.close()
-
-    asyncio.run(scenario())
+async def test_what_is_not_to_be_kept_or_lost_its_client_is_not() -> None:
+    registry = make_registry()
+    finish(registry, secret := begin(registry, store=False))
+    registry.end((left := begin(registry))["id"], "key")
+    for response in (secret, left):
+        await expect_unknown(registry, response["id"])
+    assert registry.store.num_bytes == 0
+    registry.close()
 
 
-def test_what_has_been_kept_long_enough_is_forgotten_though_nobody_asks(
+async def test_what_has_been_kept_long_enough_is_forgotten_though_nobody_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(registry_module, "_EXPIRY_PERIOD_S", 0.0)
-
-    async def scenario() -> None:
-        registry = ResponseRegistry(Limits(max_stored_s=0.01))
-        for _ in range(2):  # and again after the store has been empty
-            finish(registry, begin(registry))
-            async with asyncio.timeout(5):
-                while registry.store.num_bytes:
-                    await asyncio.sleep(0)
-        assert registry._expiry is None
-
-    asyncio.run(scenario())
+    registry = ResponseRegistry(Limits(max_stored_s=0.01))
+    for _ in range(2):  # and again after the store has been empty
+        finish(registry, begin(registry))
+        async with asyncio.timeout(5):
+            while registry.store.num_bytes:
+                await asyncio.sleep(0)
+    assert registry._expiry is None
 
 
-def test_only_its_key_cancels_a_response_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_its_key_cancels_a_response_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "_CANCEL_S", 0.01)
-
-    async def scenario() -> None:
-        registry = make_registry()
-        response = begin(registry, store=False)
-        with pytest.raises(ApiError):
-            await registry.ask(Ask("cancel", response["id"], "other"))
-        assert aborted == []
-        found = await registry.ask(Ask("cancel", response["id"], "key"))
-        assert msgspec.json.decode(found.response)["status"] == "cancelled"
-        assert aborted == [response["id"]]
-        registry.end(response["id"], "key")
-
-    asyncio.run(scenario())
+    registry = make_registry()
+    response = begin(registry, store=False)
+    with pytest.raises(ApiError):
+        await registry.ask(Ask("cancel", response["id"], "other"))
+    assert aborted == []
+    found = await registry.ask(Ask("cancel", response["id"], "key"))
+    assert msgspec.json.decode(found.response)["status"] == "cancelled"
+    assert aborted == [response["id"]]
+    registry.end(response["id"], "key")
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
@@ -204,75 +190,64 @@ def test_the_events_of_another_process_are_followed_until_they_end_or_it_is_lost
     runner(scenario())  # type: ignore[operator]
 
 
-def test_who_follows_with_all_streams_that_there_are_takes_none_from_another(
+async def test_who_follows_with_all_streams_that_there_are_takes_none_from_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(peers_module, "_MAX_FOLLOWING", 4)
-
-    async def scenario() -> None:
-        async with run_group() as (one, other):
-            ids: dict[str, str] = {}
-            for owner in ("greedy", "modest"):
-                response = begin(other, owner)
-                record = other.store.find(response["id"], owner)
-                assert record is not None
-                record.log, ids[owner] = EventLog(), response["id"]
-                record.log.add([{"type": "x", "sequence_number": 0}])
-            unread = [await one.follow(ids["greedy"], "greedy", -1) for _ in range(4)]
-            for events in unread:
-                await events.aclose()
-            assert other._peers is not None
-            while other._peers._following.amount:
-                await asyncio.sleep(0)
-            taken = [await one.follow(ids["greedy"], "greedy", -1) for _ in range(4)]
-            for events in taken:
-                await anext(events)
-            with pytest.raises(ApiError) as caught:
-                await one.follow(ids["greedy"], "greedy", -1)
-            assert (caught.value.status, caught.value.code) == (429, "overloaded")
-            events = await one.follow(ids["modest"], "modest", -1)
-            assert b"sequence_number" in await anext(events)
-            for left in (*taken, events):
-                await left.aclose()
-            while other._peers._following.amount:
-                await asyncio.sleep(0)
-            events = await one.follow(ids["greedy"], "greedy", -1)
-            await anext(events)
+    async with run_group() as (one, other):
+        ids: dict[str, str] = {}
+        for owner in ("greedy", "modest"):
+            response = begin(other, owner)
+            record = other.store.find(response["id"], owner)
+            assert record is not None
+            record.log, ids[owner] = EventLog(), response["id"]
+            record.log.add([{"type": "x", "sequence_number": 0}])
+        unread = [await one.follow(ids["greedy"], "greedy", -1) for _ in range(4)]
+        for events in unread:
             await events.aclose()
+        assert other._peers is not None
+        while other._peers._following.amount:
+            await asyncio.sleep(0)
+        taken = [await one.follow(ids["greedy"], "greedy", -1) for _ in range(4)]
+        for events in taken:
+            await anext(events)
+        with pytest.raises(ApiError) as caught:
+            await one.follow(ids["greedy"], "greedy", -1)
+        assert (caught.value.status, caught.value.code) == (429, "overloaded")
+        events = await one.follow(ids["modest"], "modest", -1)
+        assert b"sequence_number" in await anext(events)
+        for left in (*taken, events):
+            await left.aclose()
+        while other._peers._following.amount:
+            await asyncio.sleep(0)
+        events = await one.follow(ids["greedy"], "greedy", -1)
+        await anext(events)
+        await events.aclose()
 
-    asyncio.run(scenario())
 
-
-def test_a_process_that_does_not_answer_costs_a_503_and_one_in_a_lost_ones_place_knows_nothing(
+async def test_a_process_that_does_not_answer_costs_a_503_and_one_in_a_lost_ones_place_knows_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(peers_module, "_TIMEOUT_S", 0.05)
-
-    async def scenario() -> None:
-        async with run_group(num_running=1) as (one,):
-            response_id = one.make_id()[:-2] + "01"
-            with pytest.raises(ApiError) as caught:
-                await one.ask(Ask("find", response_id, "key"))
-            assert (caught.value.status, caught.value.code) == (503, "recovering")
-        async with run_group() as (one, _):
-            await expect_unknown(one, response_id)
-
-    asyncio.run(scenario())
+    async with run_group(num_running=1) as (one,):
+        response_id = one.make_id()[:-2] + "01"
+        with pytest.raises(ApiError) as caught:
+            await one.ask(Ask("find", response_id, "key"))
+        assert (caught.value.status, caught.value.code) == (503, "recovering")
+    async with run_group() as (one, _):
+        await expect_unknown(one, response_id)
 
 
-def test_what_is_no_question_disturbs_nobody() -> None:
-    async def scenario() -> None:
-        async with run_group() as (one, other):
-            assert one._peers is not None
-            for junk in (b"", b"\xff\xff\xff\xff", b"\0\0\0\x05junk!", b"\0\0\0\x05ju"):
-                asking = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                asking.connect(one._peers._names[0])
-                asking.setblocking(False)
-                asking.sendall(junk)
-                asking.shutdown(socket.SHUT_WR)
-                assert await asyncio.get_running_loop().sock_recv(asking, 1) == b""
-                asking.close()
-            response = begin(one)
-            assert (await other.ask(Ask("find", response["id"], "key"))).status == "running"
-
-    asyncio.run(scenario())
+async def test_what_is_no_question_disturbs_nobody() -> None:
+    async with run_group() as (one, other):
+        assert one._peers is not None
+        for junk in (b"", b"\xff\xff\xff\xff", b"\0\0\0\x05junk!", b"\0\0\0\x05ju"):
+            asking = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            asking.connect(one._peers._names[0])
+            asking.setblocking(False)
+            asking.sendall(junk)
+            asking.shutdown(socket.SHUT_WR)
+            assert await asyncio.get_running_loop().sock_recv(asking, 1) == b""
+            asking.close()
+        response = begin(one)
+        assert (await other.ask(Ask("find", response["id"], "key"))).status == "running"
