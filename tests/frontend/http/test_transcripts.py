@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from transcript_judges import judge
-from transcripts import FOLDER, open_transcript, read_cases, write_cases
+from dialect_transcripts import FOLDER, open_transcript, read_cases, write_cases
 
 CASES = [
     (name, case["case"])
