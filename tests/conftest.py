@@ -12,9 +12,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import psutil
 import pytest
@@ -40,7 +41,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
-NUM_PROCESSES = 4
+NUM_PROCESSES = 3
 TEST_S = 30.0
 ASK_SHARED_SERVER = (  # e2e/conftest.py's, which takes seconds to start
     *("tests/e2e/compat/", "tests/e2e/clients/", "tests/e2e/test_agents_over_a_group.py"),
@@ -62,6 +63,26 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Files that are slow as a whole are imported only when they are named or slow tests are asked for."""
     is_test = collection_path.match("test_*.py") and config.option.markexpr == "not slow"
     return (is_test and b"\npytestmark = pytest.mark.slow" in collection_path.read_bytes()) or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Of cases that are slow, a third of all, none is made where they are not asked for: each takes a while."""
+    if metafunc.config.option.markexpr != "not slow":
+        return
+    parametrize = metafunc.parametrize
+    is_slow = metafunc.definition.get_closest_marker("slow") is not None
+
+    def parametrize_usual(argnames: Any, argvalues: Iterable[Any], *more: Any, **options: Any) -> None:
+        cases = list(argvalues)
+        usual = [
+            case for case in cases if not any(mark.name == "slow" for mark in getattr(case, "marks", ()))
+        ]
+        if options.get("ids") is None or callable(options["ids"]):
+            cases = cases[:1] if is_slow or not usual else usual
+        parametrize(argnames, cases, *more, **options)
+
+    metafunc.parametrize = parametrize_usual
 
 
 def pytest_collection_finish() -> None:
