@@ -67,7 +67,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Of cases that are slow, a third of all, none is made where they are not asked for: each takes a while."""
+    """Cases that are slow, a third of all, are made only where they are asked for: each takes a while."""
     if metafunc.config.option.markexpr != "not slow":
         return
     parametrize = metafunc.parametrize

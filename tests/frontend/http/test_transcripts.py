@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transcript_judges import judge
 from dialect_transcripts import FOLDER, open_transcript, read_cases, write_cases
+from transcript_judges import judge
 
 CASES = [
     (name, case["case"])
