@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -17,10 +19,11 @@ from pathlib import Path
 import pytest
 from quire.frontend.cli.commands.top import decode_keys
 from quire.frontend.cli.top.view import SORT_NAMES, Action, View
-from terminal_screen import TerminalScreen
 from top_fakes import make_request
 
 DEADLINE_S = 20.0
+CORNER = "\x1b[H"
+SEQUENCE = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]|\r")
 SCREEN = """
 import sys
 sys.path[:0] = {folders!r}
@@ -42,7 +45,7 @@ class TopScreen:
     """`quire top` at a pseudo-terminal, with a hundred requests."""
 
     def __init__(self, *options: str, width: int = 80, height: int = 24) -> None:
-        self.screen = TerminalScreen(width, height)
+        self._written, self._decode = "", codecs.getincrementaldecoder("utf-8")().decode
         self._main, terminal = pty.openpty()
         self.resize(width, height)
         folders = [str(folder) for folder in Path(__file__).parents[:2]]
@@ -57,7 +60,6 @@ class TopScreen:
 
     def resize(self, width: int, height: int) -> None:
         fcntl.ioctl(self._main, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-        self.screen = TerminalScreen(width, height)
 
     def press(self, keys: str) -> None:
         os.write(self._main, keys.encode())
@@ -66,13 +68,14 @@ class TopScreen:
         """The lines of the screen, once all of that is on it; fails at the deadline."""
         deadline = time.monotonic() + DEADLINE_S
         while True:
-            text = "\n".join(self.screen.lines)
+            # Each frame is drawn whole, from the corner on; the last one may still come.
+            text = SEQUENCE.sub("", self._written.rpartition(CORNER)[2])
             if all(part in text for part in wanted) and gone not in text:
-                return self.screen.lines
+                return text.splitlines()
             ready, _, _ = select.select([self._main], [], [], max(0.0, deadline - time.monotonic()))
             assert ready, f"{wanted} did not come: {text}"
             try:
-                self.screen.feed(os.read(self._main, 65536).decode(errors="replace"))
+                self._written += self._decode(os.read(self._main, 65536))
             except OSError:
                 raise AssertionError(f"{wanted} did not come: {text}") from None
 
