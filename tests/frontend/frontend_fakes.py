@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from quire.frontend import engine_start
+from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.client.engine_core_client import EngineCoreClient
 from quire.frontend.models.model_folder import pocket_folder
+from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import EngineDeadError
 from quire.ipc.protocol.engine_views import SchedulerStats
 from quire.ipc.protocol.messages import (
@@ -306,6 +309,19 @@ def use_client(monkeypatch: pytest.MonkeyPatch, client: FakeClient) -> None:
         return client
 
     monkeypatch.setattr(engine_start, "make_async_client", make_client)
+
+
+@contextlib.contextmanager
+def start_async_llm(
+    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch, client: FakeClient
+) -> Generator[AsyncLLM]:
+    """One over this client, of the event loop of tests that are coroutines."""
+    use_client(monkeypatch, client)
+    llm = AsyncLLM.from_engine_args(EngineArgs())
+    runner.run(llm.start())
+    yield llm
+    llm.shutdown()
+    assert client.num_closed > 0
 
 
 def prompt_ids(request: EngineCoreRequest) -> list[int]:

@@ -107,15 +107,12 @@ def test_every_call_of_a_closed_engine_says_so(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", public_names(AsyncLLM))
-def test_every_call_of_an_async_llm_that_was_shut_down_says_so(name: str) -> None:
-    async def scenario() -> None:
-        llm = AsyncLLM(EngineArgs())
-        await llm.start()
-        llm.shutdown()
-        with pytest.raises(EngineDeadError, match="shut down"):
-            await use_async(llm, name)
-
-    asyncio.run(scenario())
+async def test_every_call_of_an_async_llm_that_was_shut_down_says_so(name: str) -> None:
+    llm = AsyncLLM(EngineArgs())
+    await llm.start()
+    llm.shutdown()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        await use_async(llm, name)
 
 
 @pytest.mark.parametrize("name", [*public_names(AsyncLLM), "wait_until_dead"])

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 import pytest
-from frontend_fakes import FakeClient
-from quire.frontend import engine_start, vector_calls
+from frontend_fakes import FakeClient, start_async_llm
+from quire.frontend import vector_calls
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.options.engine_args import EngineArgs
 from quire.frontend.requests.vectors.encoder import EncodedText, TextPair
 from quire.ipc.errors import EngineDeadError, InputError, PoolingParamsError, PromptError, RequestFailedError
 from quire.ipc.params.pooling_params import PoolingParams
@@ -19,14 +18,13 @@ from quire.ipc.params.request_options import RequestOptions
 from quire.ipc.protocol.messages import EngineCoreRequest
 
 ALL = ("generate", "embed", "classify", "score", "token_embed", "token_classify")
-Scenario = Callable[[AsyncLLM, FakeClient], Awaitable[None]]
 
 
 class CountingClient(FakeClient):
     """Remembers how many requests came in each message."""
 
     def __init__(self) -> None:
-        super().__init__(lambda _: [2])
+        super().__init__(lambda _: [2], tasks=ALL, embedding_size=3)
         self.counts: list[int] = []
 
     def add_requests(self, requests: Sequence[EngineCoreRequest]) -> None:
@@ -35,24 +33,16 @@ class CountingClient(FakeClient):
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Run a test's coroutine with a started AsyncLLM, whose engine does `tasks`, and its client."""
+def client() -> CountingClient:
+    return CountingClient()
 
-    def run_with(scenario: Scenario, tasks: tuple[str, ...] = ALL) -> None:
-        async def main() -> None:
-            client = CountingClient()
-            client.facts = msgspec.structs.replace(client.facts, tasks=tasks, embedding_size=3)
 
-            async def make_client(_config: Any, _on_phase: Any) -> FakeClient:
-                return client
-
-            monkeypatch.setattr(engine_start, "make_async_client", make_client)
-            async with AsyncLLM.from_engine_args(EngineArgs()) as llm:
-                await scenario(llm, client)
-
-        asyncio.run(asyncio.wait_for(main(), 20))
-
-    return run_with
+@pytest.fixture
+def llm(
+    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch, client: CountingClient
+) -> Iterator[AsyncLLM]:
+    with start_async_llm(runner, monkeypatch, client) as llm:
+        yield llm
 
 
 async def let_calls_be_sent() -> None:
@@ -61,45 +51,40 @@ async def let_calls_be_sent() -> None:
     await asyncio.sleep(0)
 
 
-def test_encode_is_a_generator_of_one_output(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
-        seen = [output async for output in llm.encode([5, 6], PoolingParams(task="classify"), "mine")]
-        assert [(one.request_id, one.outputs.data.tolist()) for one in seen] == [("mine", [11, 2, -1])]
-        assert client.engine.added[0].pooling_params == PoolingParams(task="classify")
-
-    run(scenario)
+async def test_encode_is_a_generator_of_one_output(llm: AsyncLLM, client: CountingClient) -> None:
+    seen = [output async for output in llm.encode([5, 6], PoolingParams(task="classify"), "mine")]
+    assert [(one.request_id, one.outputs.data.tolist()) for one in seen] == [("mine", [11, 2, -1])]
+    assert client.engine.added[0].pooling_params == PoolingParams(task="classify")
 
 
-def test_many_prompts_of_any_kind_are_one_message_and_come_in_order(run: Any):
-    async def scenario(llm: AsyncLLM, client: CountingClient) -> None:
-        prompts = [[5, 6], "a text", EncodedText([7, 8, 9], 2), {"prompt_token_ids": [4]}, TextPair("a", "b")]
-        outputs = await llm.pooling.encode_many(prompts, None, "mine", priority=3, tenant="t", timeout_s=9.0)
-        assert [one.request_id for one in outputs] == [f"mine-{place}" for place in range(5)]
-        assert outputs[2].outputs.data.tolist() == [24, 3, 2]
-        assert [sum(one.prompt_token_ids) for one in outputs] == [one.outputs.data[0] for one in outputs]
-        assert client.counts == [5]
-        options = client.engine.added[0].options
-        assert options == RequestOptions(3, tenant="t", timeout_s=9.0)
-        assert {id(one.options) for one in client.engine.added} == {id(options)}
-        assert await llm.pooling.encode_many([]) == []
-
-    run(scenario)
-
-
-def test_what_could_not_be_sent_is_refused_before_it_is(run: Any):
-    async def scenario(llm: AsyncLLM, client: CountingClient) -> None:
-        for salt in ("\ud800", "x" * 1000, 5):
-            with pytest.raises(PromptError, match="cache_salt"):
-                await llm.pooling.encode_many([[5]], cache_salt=salt)  # pyright: ignore[reportArgumentType]
-        for start in (2**70, -1, 2):
-            with pytest.raises(PromptError, match=r"prompts\[0\].type_start"):
-                await llm.pooling.encode_many([EncodedText([5], start)])
-        assert client.counts == []
-
-    run(scenario)
+async def test_many_prompts_of_any_kind_are_one_message_and_come_in_order(
+    llm: AsyncLLM, client: CountingClient
+) -> None:
+    prompts = [[5, 6], "a text", EncodedText([7, 8, 9], 2), {"prompt_token_ids": [4]}, TextPair("a", "b")]
+    outputs = await llm.pooling.encode_many(prompts, None, "mine", priority=3, tenant="t", timeout_s=9.0)
+    assert [one.request_id for one in outputs] == [f"mine-{place}" for place in range(5)]
+    assert outputs[2].outputs.data.tolist() == [24, 3, 2]
+    assert [sum(one.prompt_token_ids) for one in outputs] == [one.outputs.data[0] for one in outputs]
+    assert client.counts == [5]
+    options = client.engine.added[0].options
+    assert options == RequestOptions(3, tenant="t", timeout_s=9.0)
+    assert {id(one.options) for one in client.engine.added} == {id(options)}
+    assert await llm.pooling.encode_many([]) == []
 
 
-def test_what_takes_long_is_done_beside_the_event_loop(run: Any, monkeypatch: pytest.MonkeyPatch):
+async def test_what_could_not_be_sent_is_refused_before_it_is(llm: AsyncLLM, client: CountingClient) -> None:
+    for salt in ("\ud800", "x" * 1000, 5):
+        with pytest.raises(PromptError, match="cache_salt"):
+            await llm.pooling.encode_many([[5]], cache_salt=salt)  # pyright: ignore[reportArgumentType]
+    for start in (2**70, -1, 2):
+        with pytest.raises(PromptError, match=r"prompts\[0\].type_start"):
+            await llm.pooling.encode_many([EncodedText([5], start)])
+    assert client.counts == []
+
+
+async def test_what_takes_long_is_done_beside_the_event_loop(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads: list[str] = []
     to_thread = asyncio.to_thread
 
@@ -107,125 +92,104 @@ def test_what_takes_long_is_done_beside_the_event_loop(run: Any, monkeypatch: py
         threads.append(function.__name__)
         return await to_thread(function, *args)
 
-    async def scenario(llm: AsyncLLM, _client: FakeClient) -> None:
-        monkeypatch.setattr(vector_calls.asyncio, "to_thread", count)
-        await llm.pooling.encode_many(["short", [5] * 9])
-        assert threads == []
-        params = PoolingParams(truncate_prompt_tokens=-1)
-        for prompts in (["long " * 2000], [[5] * 30_000], [{"prompt": "long " * 2000}], ["x"] * 99):
-            await llm.pooling.encode_many(prompts, params)
-        assert threads == ["make"] * 4
-
-    run(scenario)
+    monkeypatch.setattr(vector_calls.asyncio, "to_thread", count)
+    await llm.pooling.encode_many(["short", [5] * 9])
+    assert threads == []
+    params = PoolingParams(truncate_prompt_tokens=-1)
+    for prompts in (["long " * 2000], [[5] * 30_000], [{"prompt": "long " * 2000}], ["x"] * 99):
+        await llm.pooling.encode_many(prompts, params)
+    assert threads == ["make"] * 4
 
 
-def test_the_first_failure_is_raised_and_ends_the_others(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
-        client.is_paused = True
-        call = asyncio.create_task(llm.pooling.encode_many([[5], [6], [7]], None, "mine"))
-        await let_calls_be_sent()
-        sent = [one.request_id for one in client.engine.added]
-        client.engine.failing[sent[0]] = "out of luck"
-        held = client.engine._live.pop(sent[2])  # pyright: ignore[reportPrivateUsage]
-        client.is_paused = False
-        with pytest.raises(RequestFailedError, match="out of luck"):
-            await call
-        assert sent[2] in client.engine.aborted
-        assert held[0].request_id == sent[2]
-        assert llm.pooling._requests._outputs.request_ids == []  # pyright: ignore[reportPrivateUsage]
-
-    run(scenario)
+async def test_the_first_failure_is_raised_and_ends_the_others(llm: AsyncLLM, client: CountingClient) -> None:
+    client.is_paused = True
+    call = asyncio.create_task(llm.pooling.encode_many([[5], [6], [7]], None, "mine"))
+    await let_calls_be_sent()
+    sent = [one.request_id for one in client.engine.added]
+    client.engine.failing[sent[0]] = "out of luck"
+    held = client.engine._live.pop(sent[2])  # pyright: ignore[reportPrivateUsage]
+    client.is_paused = False
+    with pytest.raises(RequestFailedError, match="out of luck"):
+        await call
+    assert sent[2] in client.engine.aborted
+    assert held[0].request_id == sent[2]
+    assert llm.pooling._requests._outputs.request_ids == []  # pyright: ignore[reportPrivateUsage]
 
 
-def test_cancelling_a_call_ends_its_requests(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
-        client.is_paused = True
-        call = asyncio.create_task(llm.pooling.encode_many([[5], [6]]))
-        await let_calls_be_sent()
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        assert sorted(client.engine.aborted) == sorted(one.request_id for one in client.engine.added)
-
-    run(scenario)
+async def test_cancelling_a_call_ends_its_requests(llm: AsyncLLM, client: CountingClient) -> None:
+    client.is_paused = True
+    call = asyncio.create_task(llm.pooling.encode_many([[5], [6]]))
+    await let_calls_be_sent()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert sorted(client.engine.aborted) == sorted(one.request_id for one in client.engine.added)
 
 
-def test_an_abort_and_the_engines_end_are_raised(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
-        client.is_paused = True
-        call = asyncio.create_task(llm.pooling.encode_many([[5]], None, "mine"))
-        await let_calls_be_sent()
-        await llm.abort("mine")
-        client.is_paused = False
-        with pytest.raises(RequestFailedError, match="it was aborted, or its time was over"):
-            await call
-        client.is_paused = True
-        call = asyncio.create_task(llm.pooling.encode_many([[5]]))
-        await let_calls_be_sent()
-        client.error = RuntimeError("gone")
-        client.is_paused = False
-        with pytest.raises(EngineDeadError, match="gone"):
-            await call
-
-    run(scenario)
+async def test_an_abort_and_the_engines_end_are_raised(llm: AsyncLLM, client: CountingClient) -> None:
+    client.is_paused = True
+    call = asyncio.create_task(llm.pooling.encode_many([[5]], None, "mine"))
+    await let_calls_be_sent()
+    await llm.abort("mine")
+    client.is_paused = False
+    with pytest.raises(RequestFailedError, match="it was aborted, or its time was over"):
+        await call
+    client.is_paused = True
+    call = asyncio.create_task(llm.pooling.encode_many([[5]]))
+    await let_calls_be_sent()
+    client.error = RuntimeError("gone")
+    client.is_paused = False
+    with pytest.raises(EngineDeadError, match="gone"):
+        await call
 
 
-def test_calls_of_one_turn_are_sent_together_each_on_its_own(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
-        begun: list[str] = []
-        tokenize = llm.pooling.processor.tokenize
+async def test_calls_of_one_turn_are_sent_together_each_on_its_own(
+    llm: AsyncLLM, client: CountingClient
+) -> None:
+    begun: list[str] = []
+    tokenize = llm.pooling.processor.tokenize
 
-        def note(prompts: Any, *args: Any, **keywords: Any) -> Any:
-            begun.append(prompts[0])
-            return tokenize(prompts, *args, **keywords)
+    def note(prompts: Any, *args: Any, **keywords: Any) -> Any:
+        begun.append(prompts[0])
+        return tokenize(prompts, *args, **keywords)
 
-        llm.pooling.processor.tokenize = note
-        texts = ["one", "", "left", "other"]
-        calls = [asyncio.create_task(llm.pooling.encode_many([text])) for text in texts]
-        await asyncio.sleep(0)
-        assert begun == []  # before all that come in this turn are here
-        calls[2].cancel()
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        assert begun == ["one", "", "other"]
-        assert [type(one) for one in found] == [list, PromptError, asyncio.CancelledError, list]
-        assert len(client.engine.added) == 2
-        assert client.engine.aborted == []
-
-    run(scenario)
-
-
-def test_an_id_that_is_in_use_leaves_nothing_behind(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
-        client.is_paused = True
-        first = asyncio.create_task(llm.pooling.encode_many([[5]], None, "mine-1"))
-        await let_calls_be_sent()
-        with pytest.raises(InputError, match="request_id='mine-1'"):
-            await llm.pooling.encode_many([[5], [6]], None, "mine")
-        assert len(client.engine.added) == 1
-        client.is_paused = False
-        assert len(await first) == 1
-        assert len(await llm.pooling.encode_many([[5], [6]], None, "mine")) == 2
-
-    run(scenario)
+    llm.pooling.processor.tokenize = note
+    texts = ["one", "", "left", "other"]
+    calls = [asyncio.create_task(llm.pooling.encode_many([text])) for text in texts]
+    await asyncio.sleep(0)
+    assert begun == []  # before all that come in this turn are here
+    calls[2].cancel()
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    assert begun == ["one", "", "other"]
+    assert [type(one) for one in found] == [list, PromptError, asyncio.CancelledError, list]
+    assert len(client.engine.added) == 2
+    assert client.engine.aborted == []
 
 
-def test_errors_name_the_callers_fields(run: Any):
-    async def scenario(llm: AsyncLLM, client: FakeClient) -> None:
-        for fields, said in (("input", r"input\[1\]=''"), (["first", "second"], "second=''")):
-            with pytest.raises(PromptError, match=said):
-                await llm.pooling.encode_many(["a", ""], fields=fields)
-        with pytest.raises(PromptError, match="prompt=''"):
-            await anext(llm.encode(""))
-        with pytest.raises(InputError, match="timeout_s=0"):
-            await llm.pooling.encode_many(["a"], timeout_s=0)
-        assert client.engine.added == []
-
-    run(scenario)
+async def test_an_id_that_is_in_use_leaves_nothing_behind(llm: AsyncLLM, client: CountingClient) -> None:
+    client.is_paused = True
+    first = asyncio.create_task(llm.pooling.encode_many([[5]], None, "mine-1"))
+    await let_calls_be_sent()
+    with pytest.raises(InputError, match="request_id='mine-1'"):
+        await llm.pooling.encode_many([[5], [6]], None, "mine")
+    assert len(client.engine.added) == 1
+    client.is_paused = False
+    assert len(await first) == 1
+    assert len(await llm.pooling.encode_many([[5], [6]], None, "mine")) == 2
 
 
-def test_a_model_without_vectors_says_what_it_does(run: Any):
-    async def scenario(llm: AsyncLLM, _client: FakeClient) -> None:
-        with pytest.raises(PoolingParamsError, match=r"task='embed': one of what this model does: generate"):
-            await anext(llm.encode("a"))
+async def test_errors_name_the_callers_fields(llm: AsyncLLM, client: CountingClient) -> None:
+    for fields, said in (("input", r"input\[1\]=''"), (["first", "second"], "second=''")):
+        with pytest.raises(PromptError, match=said):
+            await llm.pooling.encode_many(["a", ""], fields=fields)
+    with pytest.raises(PromptError, match="prompt=''"):
+        await anext(llm.encode(""))
+    with pytest.raises(InputError, match="timeout_s=0"):
+        await llm.pooling.encode_many(["a"], timeout_s=0)
+    assert client.engine.added == []
 
-    run(scenario, ("generate",))
+
+async def test_a_model_without_vectors_says_what_it_does(llm: AsyncLLM, client: CountingClient) -> None:
+    client.facts = msgspec.structs.replace(client.facts, tasks=("generate",))
+    with pytest.raises(PoolingParamsError, match=r"task='embed': one of what this model does: generate"):
+        await anext(llm.encode("a"))

@@ -94,121 +94,104 @@ def test_after_its_event_loop_has_ended_every_call_says_so_and_it_can_be_shut_do
         run(generate(llm))
 
 
-def test_calls_from_another_threads_event_loop_say_so_and_disturb_nobody(llm: AsyncLLM):
-    async def scenario() -> None:
-        stream = llm.generate([60], SamplingParams(max_tokens=500))
-        await anext(stream)
-        refused = await in_thread(lambda: run(count_refusals(llm, WrongEventLoopError, "event loop")))
-        assert refused == len(calls_of(llm))
-        with pytest.raises(WrongEventLoopError):
-            await in_thread(lambda: run(stream.__anext__()))
-        last = await generate(llm, 60)
-        assert last == list(range(60, 1, -1))
-        llm.shutdown()
-
-    run(scenario())
+async def test_calls_from_another_threads_event_loop_say_so_and_disturb_nobody(llm: AsyncLLM) -> None:
+    stream = llm.generate([60], SamplingParams(max_tokens=500))
+    await anext(stream)
+    refused = await in_thread(lambda: run(count_refusals(llm, WrongEventLoopError, "event loop")))
+    assert refused == len(calls_of(llm))
+    with pytest.raises(WrongEventLoopError):
+        await in_thread(lambda: run(stream.__anext__()))
+    last = await generate(llm, 60)
+    assert last == list(range(60, 1, -1))
+    llm.shutdown()
 
 
-def test_a_generator_that_another_event_loop_closes_is_aborted_in_its_own(llm: AsyncLLM):
-    async def scenario() -> None:
-        stream = llm.generate([500], SamplingParams(max_tokens=500), "mine")
-        await anext(stream)
-        client = client_of(llm)
-        threads: list[int] = []
-        abort = client.abort_requests
+async def test_a_generator_that_another_event_loop_closes_is_aborted_in_its_own(llm: AsyncLLM) -> None:
+    stream = llm.generate([500], SamplingParams(max_tokens=500), "mine")
+    await anext(stream)
+    client = client_of(llm)
+    threads: list[int] = []
+    abort = client.abort_requests
 
-        def note_thread(ids: list[str]) -> None:
-            threads.append(threading.get_ident())
-            abort(ids)
+    def note_thread(ids: list[str]) -> None:
+        threads.append(threading.get_ident())
+        abort(ids)
 
-        client.abort_requests = note_thread
-        closing = threading.Thread(target=lambda: run(stream.aclose()))
-        closing.start()
-        closing.join()  # without a turn of this loop, in which the request might finish
-        while not threads:
-            await asyncio.sleep(0)
-        assert threads == [threading.get_ident()]
-        assert client.engine.aborted == [request.request_id for request in client.engine.added]
-        assert await generate(llm, 4) == [4, 3, 2]
-        llm.shutdown()
-
-    run(scenario())
+    client.abort_requests = note_thread
+    closing = threading.Thread(target=lambda: run(stream.aclose()))
+    closing.start()
+    closing.join()  # without a turn of this loop, in which the request might finish
+    while not threads:
+        await asyncio.sleep(0)
+    assert threads == [threading.get_ident()]
+    assert client.engine.aborted == [request.request_id for request in client.engine.added]
+    assert await generate(llm, 4) == [4, 3, 2]
+    llm.shutdown()
 
 
-def test_shutdown_from_another_thread_ends_every_reader(llm: AsyncLLM):
-    async def scenario() -> None:
-        readers = [asyncio.create_task(generate(llm)) for _ in range(3)]
-        await llm.start()
-        client = client_of(llm)
-        client.is_paused = True
-        while len(client.engine.added) < 3:
-            await asyncio.sleep(0)
-        threads: list[int] = []
-        client.close = lambda: threads.append(threading.get_ident())
-        await in_thread(llm.shutdown)
-        assert threads == [threading.get_ident()]
-        for reader in readers:
-            with pytest.raises(EngineDeadError, match="shut down"):
-                await reader
-
-    run(scenario())
+async def test_shutdown_from_another_thread_ends_every_reader(llm: AsyncLLM) -> None:
+    readers = [asyncio.create_task(generate(llm)) for _ in range(3)]
+    await llm.start()
+    client = client_of(llm)
+    client.is_paused = True
+    while len(client.engine.added) < 3:
+        await asyncio.sleep(0)
+    threads: list[int] = []
+    client.close = lambda: threads.append(threading.get_ident())
+    await in_thread(llm.shutdown)
+    assert threads == [threading.get_ident()]
+    for reader in readers:
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await reader
 
 
-def test_shutdown_while_it_starts_leaves_no_engine(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch):
+async def test_shutdown_while_it_starts_leaves_no_engine(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = FakeClient(countdown)
 
-    async def scenario() -> None:
-        async def make_client(_config: Any, _on_phase: Any) -> FakeClient:
-            llm.shutdown()
-            return client
-
-        monkeypatch.setattr(engine_start, "make_async_client", make_client)
-        with pytest.raises(EngineDeadError, match="shut down"):
-            await llm.start()
-        assert client.num_closed == 1
-
-    run(scenario())
-
-
-def test_readers_are_told_when_the_task_that_reads_the_engine_is_cancelled(llm: AsyncLLM):
-    async def scenario() -> None:
-        await llm.start()
-        client_of(llm).is_paused = True
-        reader = asyncio.create_task(generate(llm))
-        await asyncio.sleep(0)
-        llm._requests.stop()
-        with pytest.raises(EngineDeadError, match="cancelled"):
-            await reader
+    async def make_client(_config: Any, _on_phase: Any) -> FakeClient:
         llm.shutdown()
+        return client
 
-    run(scenario())
+    monkeypatch.setattr(engine_start, "make_async_client", make_client)
+    with pytest.raises(EngineDeadError, match="shut down"):
+        await llm.start()
+    assert client.num_closed == 1
 
 
-def test_an_engine_that_dies_while_a_prompt_is_tokenized_is_told_to_its_reader(
+async def test_readers_are_told_when_the_task_that_reads_the_engine_is_cancelled(llm: AsyncLLM) -> None:
+    await llm.start()
+    client_of(llm).is_paused = True
+    reader = asyncio.create_task(generate(llm))
+    await asyncio.sleep(0)
+    llm._requests.stop()
+    with pytest.raises(EngineDeadError, match="cancelled"):
+        await reader
+    llm.shutdown()
+
+
+async def test_an_engine_that_dies_while_a_prompt_is_tokenized_is_told_to_its_reader(
     llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     monkeypatch.setattr(input_processor, "_LONG_TEXT", 3)
+    await llm.start()
+    has_died = threading.Event()
+    process = llm._input_processor.process
 
-    async def scenario() -> None:
-        await llm.start()
-        has_died = threading.Event()
-        process = llm._input_processor.process
+    def process_late(*args: Any, **keywords: Any) -> Any:
+        has_died.wait(TIMEOUT_S)
+        return process(*args, **keywords)
 
-        def process_late(*args: Any, **keywords: Any) -> Any:
-            has_died.wait(TIMEOUT_S)
-            return process(*args, **keywords)
-
-        llm._input_processor.process = process_late
-        reader = asyncio.create_task(anext(llm.generate("the fox", SamplingParams())))
-        await asyncio.sleep(0)
-        client_of(llm).error = EngineDeadError("the core is gone")
-        await llm.wait_until_dead()
-        has_died.set()
-        with pytest.raises(EngineDeadError, match="the core is gone"):
-            await reader
-        llm.shutdown()
-
-    run(scenario())
+    llm._input_processor.process = process_late
+    reader = asyncio.create_task(anext(llm.generate("the fox", SamplingParams())))
+    await asyncio.sleep(0)
+    client_of(llm).error = EngineDeadError("the core is gone")
+    await llm.wait_until_dead()
+    has_died.set()
+    with pytest.raises(EngineDeadError, match="the core is gone"):
+        await reader
+    llm.shutdown()
 
 
 @pytest.fixture
@@ -221,24 +204,21 @@ def real(monkeypatch: pytest.MonkeyPatch) -> AsyncLLM:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # from Python 3.12 on, with threads
-def test_a_fork_is_told_so_and_cannot_make_its_parents_loop_deaf(real: AsyncLLM):
-    async def scenario() -> None:
-        params = SamplingParams(max_tokens=100, ignore_eos=True)
-        stream = real.generate([5], params)
-        await anext(stream)
-        pid = os.fork()
-        if pid == 0:
-            os._exit(use_in_fork(real))
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        last = [output async for output in stream][-1]
-        assert len(last.outputs[0].token_ids) == 100
-        pending = asyncio.create_task(real.stats())
-        await asyncio.sleep(0)
-        real.shutdown()
-        with pytest.raises(EngineDeadError, match="closed"):
-            await pending  # at once, though its answer will never come
-
-    run(scenario())
+async def test_a_fork_is_told_so_and_cannot_make_its_parents_loop_deaf(real: AsyncLLM) -> None:
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    stream = real.generate([5], params)
+    await anext(stream)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(use_in_fork(real))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    last = [output async for output in stream][-1]
+    assert len(last.outputs[0].token_ids) == 100
+    pending = asyncio.create_task(real.stats())
+    await asyncio.sleep(0)
+    real.shutdown()
+    with pytest.raises(EngineDeadError, match="closed"):
+        await pending  # at once, though its answer will never come
 
 
 _EXITS_IN_A_FORK = """
