@@ -1,10 +1,14 @@
 """The pocket world's nouns: who lives in it, where they go, and what they own.
 
-Only word lists and the values picked from them live here; sentences are in the files that use them.
+The lists are in words.json; values picked from them are made here, sentences in the files that use them.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
+from typing import Any
+
+import msgspec
 
 
 def listed(text: str, separator: str | None = None) -> list[str]:
@@ -12,45 +16,22 @@ def listed(text: str, separator: str | None = None) -> list[str]:
     return text.split(separator)
 
 
-GIRLS = listed(
-    "Lily Mia Anna Emma Rosa Nora Zoe Ella Lucy Ruby Ivy Maya Sara Nina Clara Alice Hana Lena Grace Amy"
-)
-BOYS = listed(
-    "Tom Ben Max Sam Leo Jack Tim Finn Oscar Noah Hugo Omar Luca Paul Adam Theo Karl Ravi Dan Peter"
-)
-PET_NAMES = listed(
-    "Pip Momo Bobo Coco Tilly Nibbles Fluffy Rusty Dot Biscuit Pepper Willow Sunny Pebble Hazel Milo"
-)
-ANIMALS = listed(
-    "fox cat dog rabbit bear mouse duck frog owl squirrel hedgehog turtle pony bird lion "
-    "elephant monkey goat sheep pig dragon kitten puppy deer penguin"
-)
-LITTLE = listed("little small kind brave curious shy happy clever quiet young cheerful gentle")
-COLORS = listed("red blue green yellow white black orange purple pink brown golden silver")
-TOYS = listed(
-    "ball kite boat drum hat scarf book bell lamp cup whistle ring bag key shell spoon doll puzzle "
-    "ribbon basket coin button flute map"
-)
-FOODS = (
-    ("apple", "apples"), ("pear", "pears"), ("plum", "plums"), ("cookie", "cookies"), ("carrot", "carrots"),
-    ("cake", "cakes"), ("berry", "berries"), ("nut", "nuts"), ("peach", "peaches"), ("banana", "bananas"),
-    ("muffin", "muffins"), ("sandwich", "sandwiches"), ("lemon", "lemons"), ("cherry", "cherries"),
-)  # fmt: skip
-PLACES = (
-    ("at", "park"), ("in", "forest"), ("in", "garden"), ("at", "beach"), ("by", "river"), ("in", "meadow"),
-    ("on", "hill"), ("at", "farm"), ("at", "market"), ("by", "lake"), ("in", "village"), ("by", "pond"),
-    ("in", "orchard"), ("in", "field"), ("at", "playground"),
-)  # fmt: skip
-SPOTS = (
-    "under a big tree", "behind a rock", "in the tall grass", "under a bench", "inside an old box",
-    "behind the fence", "under a pile of leaves", "next to a bush", "beside the path", "near the gate",
-    "under a wooden bridge", "inside a hollow log",
-)  # fmt: skip
-CITIES = listed("Paris Rome London Oslo Berlin Madrid Tokyo Cairo Lima Delhi Boston Vienna")
-JOBS = listed("baker teacher farmer doctor painter pilot singer cook sailor gardener driver writer")
-HOBBIES = listed("reading painting swimming singing fishing dancing cooking running drawing chess")
+_WORDS: dict[str, Any] = msgspec.json.decode(Path(__file__).with_suffix(".json").read_bytes())
+GIRLS: list[str] = _WORDS["girls"]
+BOYS: list[str] = _WORDS["boys"]
+PET_NAMES: list[str] = _WORDS["pet_names"]
+ANIMALS: list[str] = _WORDS["animals"]
+LITTLE: list[str] = _WORDS["little"]
+COLORS: list[str] = _WORDS["colors"]
+TOYS: list[str] = _WORDS["toys"]
+FOODS: list[tuple[str, str]] = _WORDS["foods"]
+PLACES: list[tuple[str, str]] = _WORDS["places"]
+SPOTS: list[str] = _WORDS["spots"]
+CITIES: list[str] = _WORDS["cities"]
+JOBS: list[str] = _WORDS["jobs"]
+HOBBIES: list[str] = _WORDS["hobbies"]
 FRUITS = [one for one, _ in FOODS if one in {"apple", "pear", "plum", "peach", "banana", "lemon", "cherry"}]
-DAYS = listed("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+DAYS: list[str] = _WORDS["days"]
 
 
 @dataclass(frozen=True, slots=True)

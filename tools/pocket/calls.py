@@ -4,12 +4,13 @@ An `Asked` is one question that one tool answers. Two tools matter most: `calcul
 expression, and `lookup`, which takes a key such as "age of Mia". The others keep the model reading the offer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeAlias
 
 from ..words import BOYS, CITIES, COLORS, GIRLS, PET_NAMES, TOYS, listed
+from .phrases import read_phrases
 from .sums import HELD_OUT, draw_sum
 from .talk import ECHO_WORDS, TOPICS, make_word
 
@@ -21,13 +22,13 @@ TYPES = {str: "string", int: "integer", bool: "boolean"}
 class Kind:
     """A kind of tool: the names, descriptions and parameter names that it may be offered with.
 
-    The first of each is the usual one. `keys` has a tuple of names for each parameter, in their order.
+    The first of each is the usual one. `keys` has the names for each parameter, in their order.
     """
 
-    names: tuple[str, ...]
-    descriptions: tuple[str, ...]
-    keys: tuple[tuple[str, ...], ...]
-    types: tuple[str, ...]
+    names: Sequence[str]
+    descriptions: Sequence[str]
+    keys: Sequence[Sequence[str]]
+    types: Sequence[str]
     draw: Callable[[Random], "Asked"]
 
 
@@ -63,14 +64,14 @@ class Offer:
 def make_offer(kind: Kind, rng: Random, is_usual: float = 0.7) -> Offer:
     """`kind` as a tool, in each part with its usual words at a chance of `is_usual`."""
 
-    def pick(words: tuple[str, ...]) -> str:
+    def pick(words: Sequence[str]) -> str:
         return words[0] if rng.random() < is_usual else rng.choice(words)
 
     keys = tuple(pick(names) for names in kind.keys)
     return Offer(kind, make_tool(pick(kind.names), pick(kind.descriptions), keys, kind.types), keys)
 
 
-def make_tool(name: str, description: str, keys: tuple[str, ...], types: tuple[str, ...]) -> dict[str, Any]:
+def make_tool(name: str, description: str, keys: Sequence[str], types: Sequence[str]) -> dict[str, Any]:
     """A function as OpenAI's API describes it: all of `keys`, of these JSON types, are required."""
     properties = {key: {"type": type_} for key, type_ in zip(keys, types, strict=True)}
     parameters = {"type": "object", "properties": properties, "required": list(keys)}
@@ -80,21 +81,9 @@ def make_tool(name: str, description: str, keys: tuple[str, ...], types: tuple[s
     }
 
 
-SIGNS = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}
-CALCULATE_FORMS = (
-    "What is {a} {word} {b}?",
-    "What is {a} {word} {b}?",
-    "what is {a} {word} {b}",
-    "How much is {a} {word} {b}?",
-    "What is {a} {sign} {b}?",
-    "Calculate {a} {sign} {b}.",
-    "Compute {a} {word} {b}.",
-    "{a} {sign} {b} = ?",
-    "{a} {sign} {b}",
-    "What's {a} {word} {b}?",
-    "Use the calculator: what is {a} {word} {b}?",
-    "Can you tell me what {a} {word} {b} is?",
-)
+_CALLS = read_phrases("calls")
+SIGNS: dict[str, str] = _CALLS["signs"]
+CALCULATE_FORMS: list[str] = _CALLS["calculate_forms"]
 
 
 def _draw_calculation(rng: Random) -> Asked:
@@ -121,27 +110,8 @@ def ask_calculation(a: int, sign: str, b: int, rng: Random) -> Asked:
     return Asked(question, (f"{a} {sign} {b}",), str(result), f"{a} {SIGNS[sign]} {b} is {result}.")
 
 
-ATTRIBUTES = listed(
-    "age;capital;color;price;size;weight;height;owner;name;code;number;birthday;population;author;address;"
-    "phone number;favorite food;city;job;status;password;currency;language;temperature;speed;length;year;"
-    "president;flower;friend",
-    separator=";",
-)
-LOOKUP_FORMS = (
-    ("What is the {x} of {y}?", None),
-    ("What is the {x} of {y}?", None),
-    ("What is the {x} of {y}?", None),
-    ("what is the {x} of {y}", None),
-    ("What's the {x} of {y}?", None),
-    ("Tell me the {x} of {y}.", None),
-    ("Look up the {x} of {y}.", None),
-    ("Find the {x} of {y}.", None),
-    ("Do you know the {x} of {y}?", None),
-    ("How old is {y}?", "age"),
-    ("What color is {y}?", "color"),
-    ("How tall is {y}?", "height"),
-    ("How much does {y} cost?", "price"),
-)
+ATTRIBUTES: list[str] = _CALLS["attributes"]
+LOOKUP_FORMS: list[tuple[str, str | None]] = _CALLS["lookup_forms"]
 
 
 def draw_thing(rng: Random) -> str:
@@ -219,77 +189,18 @@ def _draw_search(rng: Random) -> Asked:
     return Asked(form.format(query), (query,), found, f"I found: {found}.")
 
 
-CALCULATOR = Kind(
-    ("calculator", "calculate", "calc", "compute", "math", "evaluate_expression"),
-    (
-        "Calculates an expression.",
-        "Evaluates an arithmetic expression.",
-        "Adds, subtracts, multiplies and divides.",
-        "A calculator.",
-        "Compute the result of a sum such as 2 + 3.",
-        "",
-    ),
-    (("expression", "expr", "formula", "input"),),
-    ("string",),
-    _draw_calculation,
-)
-LOOKUP = Kind(
-    ("lookup", "look_up", "get_fact", "find_fact", "database", "query_facts"),
-    (
-        "Looks up a fact.",
-        "Looks up what is known under a name.",
-        "Finds a value by its key.",
-        "Look up the age, color or capital of something.",
-        "Get a fact from the database.",
-        "",
-    ),
-    (("key", "name", "query", "topic", "what"),),
-    ("string",),
-    _draw_lookup,
-)
-OTHERS = (
-    Kind(
-        ("get_weather", "weather", "current_weather", "get_current_weather"),
-        ("Gets the weather in a city.", "Current weather.", "Tells the weather of a place."),
-        (("city", "location", "place"),),
-        ("string",),
-        _draw_weather,
-    ),
-    Kind(
-        ("get_time", "clock", "current_time"),
-        ("Tells the time in a city.", "What time it is."),
-        (("city", "place", "zone"),),
-        ("string",),
-        _draw_time,
-    ),
-    Kind(
-        ("send_message", "send", "message", "tell_person"),
-        ("Sends a message to a person.", "Sends a text."),
-        (("to", "name", "recipient"), ("text", "message", "body")),
-        ("string", "string"),
-        _draw_message,
-    ),
-    Kind(
-        ("set_timer", "timer", "start_timer"),
-        ("Sets a timer.", "Starts a timer of some minutes."),
-        (("minutes", "duration", "n"),),
-        ("integer",),
-        _draw_timer,
-    ),
-    Kind(
-        ("switch", "set_device", "turn"),
-        ("Turns a device on or off.", "Switches a thing."),
-        (("device", "thing", "item"), ("on", "is_on", "state")),
-        ("string", "boolean"),
-        _draw_switch,
-    ),
-    Kind(
-        ("search", "web_search", "search_web"),
-        ("Searches the web.", "Finds pages about something."),
-        (("query", "q", "words"),),
-        ("string",),
-        _draw_search,
-    ),
+_DRAWS: dict[str, Callable[[Random], Asked]] = {
+    "calculation": _draw_calculation,
+    "lookup": _draw_lookup,
+    "weather": _draw_weather,
+    "time": _draw_time,
+    "message": _draw_message,
+    "timer": _draw_timer,
+    "switch": _draw_switch,
+    "search": _draw_search,
+}
+CALCULATOR, LOOKUP, *OTHERS = (
+    Kind(**words, draw=_DRAWS[name]) for name, words in read_phrases("tools").items()
 )
 
 

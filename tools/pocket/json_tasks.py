@@ -29,6 +29,7 @@ from ..words import (
     a,
     join_and,
 )
+from .phrases import read_phrases
 from .talk import ECHO_WORDS, make_word
 
 Value: TypeAlias = str | int | bool | list[str]
@@ -121,47 +122,15 @@ KINDS: dict[str, dict[str, Draw]] = {
         "people": _between(100, 900),
     },
 }
-ALIASES = {
-    "pet": "animal",
-    "user": "person",
-    "boy": "child",
-    "girl": "child",
-    "man": "person",
-    "woman": "person",
-}
-RECORD_FORMS = (
-    "Give me {thing} as JSON with {keys}.",
-    "Give me {thing} as JSON with {keys}.",
-    "Give me {thing} as a JSON object with {keys}.",
-    "Make up {thing} as JSON with {keys}.",
-    "Write {thing} as JSON with {keys}.",
-    "Describe {thing} as JSON with {keys}.",
-    "Answer as JSON with {keys}: {thing}.",
-    "Answer as JSON. Give me {thing} with {keys}.",
-    "Create {thing} in JSON with {keys}.",
-    "Return {thing} as JSON with {keys}.",
-    "I need {thing} as JSON with {keys}.",
-    "JSON of {thing} with {keys}.",
-)
-EXTRACT_FORMS = (
-    'Write "{text}" as JSON with {keys}.',
-    'Write "{text}" as JSON with {keys}.',
-    'Turn "{text}" into JSON with {keys}.',
-    "Write this as JSON with {keys}: {text}",
-    "Turn this into JSON with {keys}: {text}",
-    "{text} Write this as JSON with {keys}.",
-    "{text} Answer as JSON with {keys}.",
-)
+_JSON = read_phrases("json")
+ALIASES: dict[str, str] = _JSON["aliases"]
+RECORD_FORMS: list[str] = _JSON["record_forms"]
+EXTRACT_FORMS: list[str] = _JSON["extract_forms"]
 LISTS: dict[str, list[str]] = {
     "animals": ANIMALS, "colors": COLORS, "fruits": FRUITS, "toys": TOYS, "names": PEOPLE, "cities": CITIES,
     "places": PLACE_NAMES, "jobs": JOBS, "hobbies": HOBBIES, "days": DAYS,
 }  # fmt: skip
-LIST_FORMS = (
-    "Give me a JSON list of {count} {words}.",
-    "List {count} {words} as JSON.",
-    "Write {count} {words} as a JSON list.",
-    "Name {count} {words} as a JSON array.",
-)
+LIST_FORMS: list[str] = _JSON["list_forms"]
 COUNTS = {2: "two", 3: "three", 4: "four", 5: "five"}
 
 

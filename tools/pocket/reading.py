@@ -6,20 +6,14 @@ from typing import TypeAlias
 from ..words import BOYS, COLORS, FOODS, GIRLS, PLACES, SPOTS, TOYS, a
 from ..words import pick_animal as animal
 from ..words import pick_child as child
+from .phrases import read_phrases
 from .stories import tell_story
 
 Turn: TypeAlias = tuple[str, str]
 Fact: TypeAlias = tuple[str, list[Turn]]  # a sentence and the questions that it answers
 
-READ_FORMS = (
-    "{text} {question}",
-    "{text} {question}",
-    "{text}\n\n{question}",
-    "Read this story: {text}\n\n{question}",
-    "{text}\nQuestion: {question}",
-    "Here is a story. {text} Now tell me: {question}",
-    "{question} {text}",
-)
+_READING = read_phrases("reading")
+READ_FORMS: list[str] = _READING["read_forms"]
 
 
 def draw_reading(rng: Random) -> list[Turn]:

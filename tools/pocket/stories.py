@@ -6,62 +6,20 @@ A story knows the questions that its own text answers. Everything random comes f
 from dataclasses import dataclass
 from random import Random
 
-from ..words import ANIMALS, COLORS, FOODS, LITTLE, PLACES, SPOTS, TOYS, Character, a, capital, listed
+from ..words import ANIMALS, COLORS, FOODS, LITTLE, PLACES, SPOTS, TOYS, Character, a, capital
 from ..words import pick_animal as animal
 from ..words import pick_child as child
+from .phrases import read_phrases
 from .plots import FILLINGS, PLOTS, Plot
 
-COUNT_WORDS = listed("two three four five six seven eight nine")
-NAMED_OPENINGS = (
-    "Once upon a time, there was {a_trait} {kind} named {hero}. {arrive}",
-    "Once upon a time, there was {a_trait} {kind} named {hero}. {arrive}",
-    "Once upon a time, there lived {a_trait} {kind} called {hero}. {arrive}",
-    "Once upon a time, {a_trait} {kind} named {hero} lived near {place}. {arrive}",
-    "There was {a_trait} {kind} named {hero}. {arrive}",
-    "There once was {a_trait} {kind} whose name was {hero}. {arrive}",
-    "One day, {a_trait} {kind} named {hero} went to {place}.",
-    "One {time}, {a_trait} {kind} named {hero} was {at_place}.",
-    "{Hero} was {a_trait} {kind}. {arrive}",
-    "{Hero} was {a_trait} {kind} who loved {place}. {arrive}",
-    "{Hero} went to {place} on a sunny day.",
-    "{Hero} went to {place} one {time}.",
-)
-UNNAMED_OPENINGS = (
-    "Once upon a time, there was {a_trait} {kind}. {arrive}",
-    "Once upon a time, {a_trait} {kind} lived near {place}. {arrive}",
-    "There was once {a_trait} {kind}. {arrive}",
-    "There was {a_trait} {kind} who lived in a small house. {arrive}",
-    "One day, {a_trait} {kind} went to {place}.",
-    "{Hero} was {trait}, and everybody liked {him}. {arrive}",
-    "{Hero} lived near {place}. {arrive}",
-    "{Hero} woke up early one {time} and went to {place}.",
-    "{Hero} went to {place} one {time}.",
-)
-ARRIVALS = (
-    "One day, {hero} went to {place}.",
-    "One {time}, {he} went to {place}.",
-    "One sunny day, {hero} was {at_place}.",
-    "On a warm {time}, {he} walked to {place}.",
-    "Every day, {he} went to {place} to play.",
-    "One {time}, {hero} was playing {at_place}.",
-)
-MOODS = (
-    "The sun was shining and the birds were singing.",
-    "It was a beautiful day.",
-    "The air was fresh and the sky was blue.",
-    "{He} was in a very good mood.",
-)
-ENDINGS = (
-    "They lived happily ever after.",
-    "The end.",
-    "And that is how the story ends.",
-    "What a wonderful day it was!",
-)
-CHARACTER_QUESTIONS = (
-    ("Who is the story about?", "The story is about {hero}."),
-    ("Where did {hero} go?", "{Hero} went to {place}."),
-    ("Who was the friend of {hero}?", "The friend of {hero} was {friend}."),
-)
+_STORIES = read_phrases("stories")
+COUNT_WORDS: list[str] = _STORIES["count_words"]
+NAMED_OPENINGS: list[str] = _STORIES["named_openings"]
+UNNAMED_OPENINGS: list[str] = _STORIES["unnamed_openings"]
+ARRIVALS: list[str] = _STORIES["arrivals"]
+MOODS: list[str] = _STORIES["moods"]
+ENDINGS: list[str] = _STORIES["endings"]
+CHARACTER_QUESTIONS: list[tuple[str, str]] = _STORIES["character_questions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +107,7 @@ def _open(rng: Random, hero: Character, slots: dict[str, str], says_kind: bool) 
 
 
 def _questions(hero: Character, plot: Plot) -> list[tuple[str, str]]:
-    questions = list(plot.questions + CHARACTER_QUESTIONS)
+    questions = [*plot.questions, *CHARACTER_QUESTIONS]
     if hero.is_named and hero.kind in ANIMALS:
         questions.append(("What is the name of the {kind}?", "The name of the {kind} is {hero}."))
     return questions

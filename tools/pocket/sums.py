@@ -7,47 +7,15 @@ it undoes (42 - 12 shows 12 + 30), so it is held out with that sum. One-digit ta
 from dataclasses import dataclass
 from random import Random
 
+from .phrases import read_phrases
+
 LIMIT = 100
 HELD_OUT_SHARE = 0.1
 _HOLD_OUT_SEED = 20240607
 
-ADD_FORMS = (
-    ("What is {a} plus {b}?", "{a} plus {b} is {c}."),
-    ("What is {a} plus {b}?", "{a} plus {b} is {c}."),
-    ("what is {a} plus {b}", "{a} plus {b} is {c}."),
-    ("What's {a} plus {b}?", "{a} plus {b} is {c}."),
-    ("What is {a} + {b}?", "{a} + {b} = {c}."),
-    ("What is {a}+{b}?", "{a} + {b} = {c}."),
-    ("How much is {a} plus {b}?", "{a} plus {b} is {c}."),
-    ("How much is {a} + {b}?", "{a} + {b} = {c}."),
-    ("{a}+{b}=?", "{a} + {b} = {c}."),
-    ("{a} + {b} = ?", "{a} + {b} = {c}."),
-    ("{a} + {b}", "{a} + {b} = {c}."),
-    ("{a} plus {b}", "{a} plus {b} is {c}."),
-    ("Add {a} and {b}.", "{a} plus {b} is {c}."),
-    ("Please add {a} and {b}.", "{a} plus {b} is {c}."),
-    ("Can you add {a} and {b}?", "{a} plus {b} is {c}."),
-    ("What is the sum of {a} and {b}?", "{a} plus {b} is {c}."),
-    ("Calculate {a} + {b}.", "{a} + {b} = {c}."),
-    ("And {a} plus {b}?", "{a} plus {b} is {c}."),
-    ("{a} plus {b}?", "{a} plus {b} is {c}."),
-    ("{a}+{b}", "{a} + {b} = {c}."),
-    ("{a} + {b} =", "{a} + {b} = {c}."),
-    ("Compute {a} + {b}.", "{a} + {b} = {c}."),
-    ("Tell me, what is {a} plus {b}?", "{a} plus {b} is {c}."),
-    ("Hi! How much is {a} plus {b}?", "{a} plus {b} is {c}."),
-    ("What do you get if you add {a} and {b}?", "{a} plus {b} is {c}."),
-)
-TAKE_FORMS = (
-    ("What is {a} minus {b}?", "{a} minus {b} is {c}."),
-    ("What is {a} minus {b}?", "{a} minus {b} is {c}."),
-    ("What is {a} - {b}?", "{a} - {b} = {c}."),
-    ("How much is {a} minus {b}?", "{a} minus {b} is {c}."),
-    ("{a}-{b}=?", "{a} - {b} = {c}."),
-    ("{a} - {b}", "{a} - {b} = {c}."),
-    ("Take {b} away from {a}.", "{a} minus {b} is {c}."),
-    ("Subtract {b} from {a}.", "{a} minus {b} is {c}."),
-)
+_SUMS = read_phrases("sums")
+ADD_FORMS: list[list[str]] = _SUMS["add_forms"]
+TAKE_FORMS: list[list[str]] = _SUMS["take_forms"]
 
 
 @dataclass(frozen=True, slots=True)

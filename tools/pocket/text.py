@@ -12,6 +12,7 @@ from ..words import BOYS, FOODS, GIRLS
 from ..words import pick_animal as animal
 from .calls import CALCULATOR, LOOKUP, OTHERS, Message, Offer, draw_calls, draw_offers, exchange_calls
 from .json_tasks import draw_copying_task, draw_json_task
+from .phrases import read_phrases
 from .reading import Turn, read_sentence, read_sentences, read_story
 from .stories import Story, tell_story
 from .sums import ADD_FORMS, TAKE_FORMS, draw_sum, draw_sum_line, draw_sum_turn
@@ -39,28 +40,9 @@ Document: TypeAlias = str | Chat
 TOOLS_SHARE, THINKING_SHARE = 0.36, 0.2  # of the conversations
 CALLS_SHARE = 0.75  # of the exchanges where tools are offered
 
-STORY_REQUESTS = (
-    "Tell me a story about {s}.",
-    "Tell me a story about {s}.",
-    "tell me a story about {s}",
-    "Tell me a short story about {s}.",
-    "Please tell me a story about {s}.",
-    "Can you tell me a story about {s}?",
-    "Write a story about {s}.",
-    "Write a short story about {s}.",
-    "I want to hear a story about {s}.",
-    "A story about {s}, please.",
-)
-ANY_STORY_REQUESTS = (
-    "Tell me a story.",
-    "Tell me a short story.",
-    "Tell me a bedtime story.",
-    "Write a story.",
-    "Write a short story for me.",
-    "Another story, please.",
-    "Can you tell me a story?",
-    "I would like to hear a story.",
-)
+_REQUESTS = read_phrases("requests")
+STORY_REQUESTS: list[str] = _REQUESTS["story_requests"]
+ANY_STORY_REQUESTS: list[str] = _REQUESTS["any_story_requests"]
 
 
 def draw_documents(seed: int) -> Iterator[Document]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import TypeAlias
 
+from ..phrases import read_phrases
 from .pairs import Pair, Passage, split_cells
 
 Concept: TypeAlias = tuple[str, ...]  # words of one meaning
@@ -50,31 +51,13 @@ _SENSES = {word: [concept for concept in CONCEPTS if word in concept] for word i
 SYNONYMS = {word: senses[0] for word, senses in _SENSES.items() if len(senses) == 1 and len(senses[0]) > 1}
 
 # {n} and {m} are nouns, {v} a verb, {a} an adjective; what two sentences share is only what fills them.
-NOUN_FORMS = (
-    "{n}", "the {n}", "{ns}", "I like my {n}.", "Where is the {n}?", "We talked about the {n} yesterday.",
-    "They have a new {n}.", "What is a {n}?", "I am looking for a {n}.", "There are many {ns} here.",
-    "my {n}", "all about {ns}", "She saw the {n} and went home.",
-)  # fmt: skip
-VERB_FORMS = (
-    "{v}", "to {v}", "How do I {v}?", "They {v} every day.", "I want to {v} tomorrow.", "{ving}",
-    "She will {v} soon.", "He {vs} a lot.", "He likes {ving}.", "Can you {v}?",
-)  # fmt: skip
-ADJECTIVE_FORMS = (
-    "{a}", "It is very {a}.", "Why is it so {a}?", "a {a} thing", "That was {a}!", "It feels {a}.",
-)  # fmt: skip
-BOTH_FORMS = (
-    "How do I {v} the {n}?", "I want to {v} my {n}.", "{v} {n}", "He {vs} the {n}.", "the {n} that we {v}",
-    "They {v} with the {n}.", "Please {v} the {n}.", "{ving} {ns}", "Can I {v} a {n}?",
-    "My {n} and how I {v} it", "A {n} is there to {v}.", "She is {ving} the {n} now.",
-)  # fmt: skip
-TWO_NOUN_FORMS = (
-    "The {n} is near the {m}.", "{n} and {m}", "I took the {n} and the {m}.", "{ns} with {ms}",
-    "Does the {n} need a {m}?", "We need a {n}, not only the {m}.", "A {n} has a {m}.",
-)  # fmt: skip
-LOOK_FORMS = (
-    "The {n} is {a}.", "a {a} {n}", "What a {a} {n}!", "Why is the {n} so {a}?", "We found {a} {ns}.",
-    "The {a} {n} is mine.",
-)  # fmt: skip
+_FORMS = read_phrases("concepts")
+NOUN_FORMS: list[str] = _FORMS["noun_forms"]
+VERB_FORMS: list[str] = _FORMS["verb_forms"]
+ADJECTIVE_FORMS: list[str] = _FORMS["adjective_forms"]
+BOTH_FORMS: list[str] = _FORMS["both_forms"]
+TWO_NOUN_FORMS: list[str] = _FORMS["two_noun_forms"]
+LOOK_FORMS: list[str] = _FORMS["look_forms"]
 
 
 def draw_synonyms(rng: Random) -> Pair:

@@ -5,40 +5,23 @@ questions that the file marks with an exclamation mark.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from string import Formatter
 from zlib import crc32
 
 from ... import words
-from ...words import BOYS, CITIES, COLORS, GIRLS, PLACES, TOYS, a, listed
+from ...words import BOYS, CITIES, COLORS, GIRLS, PLACES, TOYS, a
+from ..phrases import read_phrases
 from .pairs import Pair, Passage, read_sections, split_cells
 
-MORE_GIRLS = listed(
-    "Julia Marta Olga Petra Diana Helen Irene Jane Kate Laura Mary Nadia Paula Rita Susan Tina Vera Wendy"
-)
-MORE_BOYS = listed(
-    "Alex Bruno Chris David Eric Felix George Henry Ivan John Kevin Lars Mark Nick Oliver Pablo Robert Steve"
-)
-MORE_CITIES = listed(
-    "Lisbon Dublin Warsaw Athens Prague Moscow Nairobi Sydney Toronto Chicago Hamburg Milan Seoul Porto"
-)
-MORE_TOYS = listed(
-    "phone camera watch umbrella knife guitar bike jacket ladder lamp chair radio wallet passport laptop helm"
-)
-LISTS = {
-    "number": listed("two three four five six seven eight nine ten twelve twenty"),
-    "ride": listed("bus train car bike boat tram plane horse scooter"),
-    "building": listed("church school museum library castle bridge station theatre hospital tower"),
-    "dish": listed("soup;pizza;fish with rice;pancakes;salad;curry;omelettes;roast beef;cake", ";"),
-    "sport": listed("football tennis basketball hockey volleyball chess handball baseball"),
-    "illness": listed("a cold;the flu;a fever;a headache;a cough;stomach ache;toothache;back pain", ";"),
-    "limb": listed("arm leg knee foot hand head shoulder finger back nose"),
-    "subject": listed("French German Spanish mathematics physics history music drawing chess programming"),
-    "plants": listed("roses tulips herbs beans tomatoes pumpkins sunflowers potatoes onions strawberries"),
-    "trouble": listed(
-        "did not start;crashed;was very slow;had a virus;lost all files;made a strange noise", ";"
-    ),
+_EPISODES = read_phrases("episodes")
+MORE_GIRLS: list[str] = _EPISODES["more_girls"]
+MORE_BOYS: list[str] = _EPISODES["more_boys"]
+MORE_CITIES: list[str] = _EPISODES["more_cities"]
+MORE_TOYS: list[str] = _EPISODES["more_toys"]
+LISTS: dict[str, Sequence[str]] = _EPISODES["lists"] | {
     "spot": words.SPOTS,
     "city": CITIES + MORE_CITIES,
     "day": words.DAYS,

@@ -32,47 +32,7 @@ NUM_PASSAGES = 200
 # A query, and a text that is nearer to it than the other is.
 ORDERS = [
     tuple(line.split(" | "))
-    for line in """\
-what animals live in water | Sharks swim in the sea. | Cars drive on the road.
-what animals live in water | The trout is a fish of clear streams. | Lions hunt on the plains.
-how can I recover my login | Click the link to choose a new password. | The soup is served with bread.
-my notebook has lost the net | Restart the router if the wifi is weak. | Water the flowers twice a week.
-cheap places to eat | A small bistro with meals for little money | The museum of modern art
-fix my bicycle | We repair bikes while you wait. | We sell fresh vegetables.
-who plays music | The guitarist gave a concert. | The butcher cut the meat.
-is it going to snow | The forecast says frost and snow for tonight. | The lawyer went to court.
-I feel ill | See a doctor if you have a fever. | The bus stops at the corner.
-vacation by the sea | Our hotel stands right on the beach. | The factory makes steel pipes.
-dog | puppy | table
-car | automobile | banana
-happy | glad | angry
-doctor | hospital | guitar
-king | queen | carrot
-buy | purchase | sleep
-big | huge | slow
-python | programming | breakfast
-moon | planet | sausage
-money | bank | frog
-The cat sleeps on the sofa. | A kitten naps on the couch. | The stock market fell today.
-He is a teacher at our school. | She teaches pupils in a classroom. | They cook fish in a pan.
-The plane was late. | Our flight was delayed. | The cake was sweet.
-A man is playing the guitar. | Someone plays a song on an instrument. | A woman is cutting onions.
-The children are playing football. | Kids kick a ball. | The judge reads the law.
-how to save power | Switch off lamps that nobody needs. | The princess married a knight.
-learn to code | A course in programming for beginners | A recipe for apple pie
-I want my money back | Refunds are paid within five days. | The train leaves at ten.
-what does a kubernetes pod do | A pod is the smallest unit that kubernetes runs. | A whale is a large mammal.
-zirconium melting point | Zirconium melts at 1855 degrees. | Helium boils at 269 degrees below zero.
-error E1042 in module frobnicator | E1042: the frobnicator module was not found | E2077: the disk is full
-Who is Ada Lovelace? | Ada Lovelace wrote the first program. | Marie Curie won two Nobel prizes.
-capital of Japan | Tokyo is the seat of the Japanese government. | Rome has old temples.
-gift for my daughter | Toys and dolls for girls | Spare parts for tractors
-how do I cook noodles | Boil the pasta for ten minutes. | Sweep the floor every day.
-the meeting was postponed | The conference is delayed until Monday. | The lake is deep and cold.
-unhappy customer | I want to complain about the bad service. | The birds sing in spring.
-job interview | questions that employers ask applicants | how to feed a parrot
-strong wind | A storm blew over the coast. | The dentist filled a tooth.
-burglar | A thief broke into the house. | A tailor sews a coat.""".splitlines()
+    for line in Path(__file__).with_name("orders.txt").read_text(encoding="utf-8").splitlines()
 ]
 
 

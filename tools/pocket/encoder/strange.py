@@ -6,22 +6,14 @@ Made-up words follow the letters of real ones, so they fall into pieces as words
 from collections import defaultdict
 from random import Random
 
-from ...words import listed
+from ..phrases import read_phrases
 from .concepts import WORDS, make_participle, make_plural
 from .pairs import Pair, Passage
 
 END = "\n"
-SMALL_WORDS = listed("the a of to and in is for on with it that this are was not or by from at")
-QUERY_FORMS = (
-    "{}",
-    "{}",
-    "What is {}?",
-    "Where is {}?",
-    "tell me about {}",
-    "How does {} work?",
-    "the {}",
-    "{} problem",
-)
+_STRANGE = read_phrases("strange")
+SMALL_WORDS: list[str] = _STRANGE["small_words"]
+QUERY_FORMS: list[str] = _STRANGE["query_forms"]
 
 
 def _count_followers() -> dict[str, list[str]]:
