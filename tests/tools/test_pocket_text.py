@@ -10,11 +10,10 @@ from random import Random
 import pytest
 import torch
 from quire.tools.pocket import MODEL_DIR
-from quire.tools.pocket.asking import Pocket
+from quire.tools.pocket.asking import Pocket, ask
 from quire.tools.pocket.batches import Batch, encode_documents, render
 from quire.tools.pocket.calls import CALCULATOR, LOOKUP, make_tool
-from quire.tools.pocket.evaluate import find_story_fault, has_form_asked_for, split_words
-from quire.tools.pocket.evaluate_calls import read_calls
+from quire.tools.pocket.evaluate import find_story_fault, has_form_asked_for, read_calls, split_words
 from quire.tools.pocket.json_tasks import draw_copying_task, draw_held_out_json_task, draw_json_task
 from quire.tools.pocket.loss import ROPE_THETA, compute_loss
 from quire.tools.pocket.plots import PLOTS
@@ -408,7 +407,7 @@ def test_the_shipped_tokenizer_renders_chats_and_adds_nothing() -> None:
 def test_the_shipped_model_adds_held_out_pairs(shipped: Pocket) -> None:
     question, answer = ADD_FORMS[0]
     asked = [Sum(a, b) for a, b in sorted(HELD_OUT)[::8]]
-    answers = shipped.chat([each.fill(question) for each in asked], 20)
+    answers = [text for _, text in shipped.answer(ask(each.fill(question), bool) for each in asked)]
     right = [each.fill(answer) == said for each, said in zip(asked, answers, strict=True)]
     assert sum(right) >= 0.95 * len(right)
 
@@ -458,6 +457,6 @@ def test_the_shipped_model_copies_facts_into_json(shipped: Pocket) -> None:
     rng = Random(16)
     drawn = [draw_held_out_json_task(rng) for _ in range(150)]
     tasks = [task for task in drawn if task.is_extraction]
-    answers = shipped.chat([task.prompt for task in tasks])
+    answers = [text for _, text in shipped.answer(ask(task.prompt, bool) for task in tasks)]
     right = [task.answer == answer for task, answer in zip(tasks, answers, strict=True)]
     assert sum(right) >= 0.75 * len(right)

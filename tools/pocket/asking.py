@@ -1,15 +1,17 @@
 """Asking a pocket model in batches, and counting how many of its answers are right."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ...frontend.llm import LLM
 from ...ipc.params.sampling_params import SamplingParams
 from .tokenizer import render_chat
 
 SEED = 4242  # text drawn for evaluation only; training seeds are small numbers
+_MAX_TOKENS = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +27,18 @@ class Score:
         return f"{self.name:<44} {passed:>5} of {self.total:<5} {100 * passed / self.total:6.2f} %"
 
 
-def ask(question: str) -> str:
-    """The prompt of a chat that begins with `question`."""
-    return render_chat([{"role": "user", "content": question}], add_generation_prompt=True)
+class Case(NamedTuple):
+    """A question, how it is put to the model, and what an answer has to be to be right."""
+
+    question: str
+    prompt: str
+    is_right: Callable[[str], bool]
+
+
+def ask(question: str, is_right: Callable[[str], bool], **how: Any) -> Case:
+    """A chat that begins with this question. how: of `render_chat`."""
+    messages = [{"role": "user", "content": question}]
+    return Case(question, render_chat(messages, add_generation_prompt=True, **how), is_right)
 
 
 @dataclass(frozen=True)
@@ -46,11 +57,6 @@ class Pocket:
         """Started by the first question, and ended with this object."""
         return LLM(str(self.folder), quantization=self.quantization, dtype=self.dtype, seed=SEED)
 
-    def chat(self, questions: list[str], max_tokens: int = 80) -> list[str]:
-        """The greedy answer to each question, up to the end of the turn."""
-        prompts = [ask(question) for question in questions]
-        return [text for text, _ in self.complete(prompts, max_tokens)]
-
     def complete(
         self, prompts: list[str], max_tokens: int, temperature: float = 0.0
     ) -> list[tuple[str, bool]]:
@@ -59,15 +65,18 @@ class Pocket:
         outputs = [output.outputs[0] for output in self.engine.generate(prompts, params, use_tqdm=False)]
         return [(output.text, output.finish_reason == "stop") for output in outputs]
 
+    def answer(self, cases: Iterable[Case]) -> list[tuple[Case, str]]:
+        """Each with the greedy answer, up to the end of the turn."""
+        cases = list(cases)
+        said = self.complete([case.prompt for case in cases], _MAX_TOKENS)
+        return [(case, text) for case, (text, _) in zip(cases, said, strict=True)]
 
-def score_chat(
-    pocket: Pocket, name: str, cases: list[tuple[str, str]], is_right: Callable[[str, str], bool]
-) -> Score:
-    """Asks each case's question; `is_right` judges an answer by what was expected."""
-    answers = pocket.chat([question for question, _ in cases])
-    failures = [
-        f"{question!r} -> {answer!r}"
-        for (question, expected), answer in zip(cases, answers, strict=True)
-        if not is_right(answer, expected)
-    ]
-    return Score(name, len(cases), failures)
+    def score(self, name: str, cases: Iterable[Case]) -> Score:
+        """How many of the cases have a right answer."""
+        return judge(name, [(case, text, case.is_right(text)) for case, text in self.answer(cases)])
+
+
+def judge(name: str, answers: list[tuple[Case, str, bool]]) -> Score:
+    """Answers with whether each is right."""
+    failures = [f"{case.question!r} -> {text!r}" for case, text, is_right in answers if not is_right]
+    return Score(name, len(answers), failures)

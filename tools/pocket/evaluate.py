@@ -1,6 +1,7 @@
 """Measures a pocket model: `python -m quire.tools.pocket.evaluate [MODEL]`.
 
-Asks only what training never showed: held-out additions, held-out JSON prompts, questions about new stories.
+Asks only what training never showed: held-out additions, held-out JSON prompts, questions about new stories,
+and tools, half of whose sums are held-out ones. A call is right when its tool and its arguments are.
 """
 
 import argparse
@@ -10,18 +11,20 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from ..words import ANIMALS, a
 from . import MODEL_DIR
-from .asking import SEED, Pocket, Score, ask, score_chat
-from .evaluate_calls import score_calls, score_thoughts
+from .asking import SEED, Case, Pocket, Score, ask, judge
+from .calls import CALCULATOR, LOOKUP, OTHERS, Asked, Kind, Offer, ask_calculation, exchange_calls, make_offer
 from .json_tasks import JsonTask, draw_copying_task, draw_held_out_json_task
-from .reading import draw_reading
+from .reading import draw_reading, read_sentence
 from .sums import ADD_FORMS, HELD_OUT, Sum
-from .talk import ONLY_KNOW, draw_unknown
+from .talk import ONLY_KNOW, draw_small_talk, draw_unknown
 from .text import draw_documents
+from .tokenizer import render_chat
 
-STORY_STARTS: tuple[str, ...] = (
+STORY_STARTS = (
     "Once upon a time",
     "The cat",
     "One day, a little",
@@ -30,53 +33,35 @@ STORY_STARTS: tuple[str, ...] = (
     "Tom",
 )
 MAX_STORY_TOKENS = 300
+_CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
 
-def score_additions(pocket: Pocket, limit: int | None = None) -> Score:
-    """Every held-out pair in both orders, each in a phrasing drawn at random."""
+def score_sums(pocket: Pocket, limit: int | None = None) -> Iterator[Score]:
+    """Every held-out pair in both orders, each in a phrasing drawn at random; and all sums of two digits."""
     rng = Random(SEED)
     pairs = [pair for a, b in sorted(HELD_OUT) for pair in {(a, b), (b, a)}]
     rng.shuffle(pairs)
-    cases: list[tuple[str, str]] = []
-    for first, second in pairs[:limit]:
-        asked = Sum(first, second)
-        cases.append((asked.fill(rng.choice(ADD_FORMS)[0]), str(asked.result)))
-    return score_chat(pocket, "held-out additions right", cases, _last_number_is)
+    sums = [Sum(first, second) for first, second in pairs[:limit]]
+    held_out = [_ask_sum(each.fill(rng.choice(ADD_FORMS)[0]), each) for each in sums]
+    yield pocket.score("held-out additions right", held_out)
+    digits = [_ask_sum(f"What is {x} plus {y}?", Sum(x, y)) for x in range(10) for y in range(10)]
+    yield pocket.score("one-digit additions right", digits)
 
 
-def score_one_digit_sums(pocket: Pocket) -> Score:
-    """All additions of two digits."""
-    cases = [(f"What is {x} plus {y}?", str(x + y)) for x in range(10) for y in range(10)]
-    return score_chat(pocket, "one-digit additions right", cases, _last_number_is)
+def _ask_sum(question: str, asked: Sum) -> Case:
+    return ask(question, lambda text: re.findall(r"\d+", text)[-1:] == [str(asked.result)])
 
 
-def _last_number_is(answer: str, expected: str) -> bool:
-    return re.findall(r"\d+", answer)[-1:] == [expected]
-
-
-def score_json(pocket: Pocket, count: int) -> tuple[Score, Score]:
+def score_json(pocket: Pocket, count: int) -> Iterator[Score]:
     """Held-out prompts: how many answers parse and have the form asked for, and how many state the facts."""
     rng = Random(SEED)
     tasks = [draw_held_out_json_task(rng) for _ in range(count)]
-    answers = pocket.chat([task.prompt for task in tasks])
+    answers = pocket.answer(ask(task.prompt, lambda _: True) for task in tasks)
     pairs = list(zip(tasks, answers, strict=True))
-    bad = [f"{task.prompt!r} -> {answer!r}" for task, answer in pairs if not has_form_asked_for(task, answer)]
-    stated = [(task, answer) for task, answer in pairs if task.is_extraction]
-    wrong = [f"{task.prompt!r} -> {answer!r}" for task, answer in stated if answer != task.answer]
-    return (
-        Score("held-out JSON prompts: valid, right keys", count, bad),
-        Score("held-out JSON prompts: facts copied right", len(stated), wrong),
-    )
-
-
-def score_copying(pocket: Pocket, count: int) -> Score:
-    """Prompts that state their facts, with words that mean nothing or stand where they do not belong."""
-    rng = Random(SEED)
-    tasks = [draw_copying_task(rng) for _ in range(count)]
-    cases = [(task.prompt, task.answer) for task in tasks]
-    return score_chat(
-        pocket, "JSON of strange facts copied right", cases, lambda answer, right: answer == right
-    )
+    formed = [(case, text, has_form_asked_for(task, text)) for task, (case, text) in pairs]
+    stated = [(case, text, text == task.answer) for task, (case, text) in pairs if task.is_extraction]
+    yield judge("held-out JSON prompts: valid, right keys", formed)
+    yield judge("held-out JSON prompts: facts copied right", stated)
 
 
 def has_form_asked_for(task: JsonTask, answer: str) -> bool:
@@ -90,22 +75,44 @@ def has_form_asked_for(task: JsonTask, answer: str) -> bool:
     return isinstance(value, list) and len(value) == len(task.value)
 
 
-def score_reading(pocket: Pocket, count: int) -> Score:
-    """Questions about stories that are in the prompt."""
-    rng = Random(SEED)
-    cases = [draw_reading(rng)[0] for _ in range(count)]
-    return score_chat(
-        pocket, "questions about a given story right", cases, lambda answer, right: answer == right
-    )
+def score_answers(pocket: Pocket, scale: int) -> Iterator[Score]:
+    """Prompts whose answer is known word for word: strange facts, a story, what it has never read."""
+    copying, reading, unknown = Random(SEED), Random(SEED), Random(SEED)
+    tasks = [draw_copying_task(copying) for _ in range(300 // scale)]
+    turns = {
+        "JSON of strange facts copied right": [(task.prompt, task.answer) for task in tasks],
+        "questions about a given story right": [draw_reading(reading)[0] for _ in range(400 // scale)],
+        "questions outside its world declined": [
+            (draw_unknown(unknown)[0], ONLY_KNOW) for _ in range(300 // scale)
+        ],
+    }
+    for name, cases in turns.items():
+        yield pocket.score(name, (ask(question, expected.__eq__) for question, expected in cases))
 
 
-def score_unknown(pocket: Pocket, count: int) -> Score:
-    """Questions about what it has never read, which it is to decline."""
-    rng = Random(SEED)
-    cases = [draw_unknown(rng) for _ in range(count)]
-    return score_chat(
-        pocket, "questions outside its world declined", cases, lambda answer, _: answer == ONLY_KNOW
-    )
+def score_stories(pocket: Pocket, scale: int) -> Iterator[Score]:
+    """Raw completions of `STORY_STARTS`, greedy and not, and stories asked for, which are of their animal."""
+    words = collect_words(SEED, 40_000 // scale)
+    for name, starts, temperature in (
+        ("greedy", list(STORY_STARTS), 0.0),
+        ("temperature 1", [STORY_STARTS[i % len(STORY_STARTS)] for i in range(120 // scale)], 1.0),
+    ):
+        texts = pocket.complete(starts, MAX_STORY_TOKENS, temperature)
+        told = [(start + text, ended, "") for start, (text, ended) in zip(starts, texts, strict=True)]
+        yield _score_texts(f"raw stories fluent, {name}", told, words)
+    prompts = [ask(f"Tell me a story about {a(kind)}.", lambda _: True).prompt for kind in ANIMALS]
+    texts = pocket.complete(prompts, MAX_STORY_TOKENS)
+    told = [(text, ended, kind) for kind, (text, ended) in zip(ANIMALS, texts, strict=True)]
+    yield _score_texts("chat stories fluent and on their subject", told, words)
+
+
+def _score_texts(name: str, texts: list[tuple[str, bool, str]], words: set[str]) -> Score:
+    """Of each: whether the model ended it, and what it has to mention."""
+    faults = [
+        (find_story_fault(text, ended, words) or (None if subject in text else f"no {subject}"), text)
+        for text, ended, subject in texts
+    ]
+    return Score(name, len(texts), [f"{fault}: {text}" for fault, text in faults if fault])
 
 
 def collect_words(seed: int, num_documents: int) -> set[str]:
@@ -131,47 +138,88 @@ def find_story_fault(text: str, has_ended: bool, words: set[str]) -> str | None:
     return None if 40 <= len(text.split()) <= 180 else f"{len(text.split())} words"
 
 
-def score_stories(pocket: Pocket, words: set[str], count: int, temperature: float) -> Score:
-    """Raw completions of `STORY_STARTS`: each once when greedy, `count` in all at a temperature."""
-    starts = (
-        list(STORY_STARTS) if not temperature else [STORY_STARTS[i % len(STORY_STARTS)] for i in range(count)]
+def score_calls(pocket: Pocket, count: int) -> Iterator[Score]:
+    """Calls, answers that use their results word for word as in training, and answers that take no call."""
+    rng = Random(SEED)
+    one = [_draw_calls(rng, [kind], 1) for kind in (CALCULATOR, LOOKUP) for _ in range(count // 2)]
+    two = [_draw_calls(rng, [CALCULATOR, LOOKUP], 1) for _ in range(count)]
+    other = [_draw_calls(rng, list(rng.sample(OTHERS, 2)), 1) for _ in range(count)]
+    both = [_draw_calls(rng, [CALCULATOR, LOOKUP], 2) for _ in range(count)]
+    for name, drawn in (
+        ("calls right, one tool offered", one),
+        ("calls right, two tools offered", two),
+        ("calls right, other tools offered", other),
+        ("two calls in one turn right", both),
+    ):
+        yield pocket.score(name, (call for call, _ in drawn))
+    yield pocket.score("results used in the answer", (result for _, result in two))
+    yield pocket.score("two results used in the answer", (result for _, result in both))
+    rng = Random(SEED)
+    tools = [make_offer(kind, rng, is_usual=1.0).tool for kind in (CALCULATOR, LOOKUP)]
+    asked = [draw_small_talk(rng)[0] for _ in range(count // 2)]
+    asked += [read_sentence(rng)[0] for _ in range(count // 2)]
+    quiet = (ask(question, lambda text: "<tool_call>" not in text, tools=tools) for question in asked)
+    yield pocket.score("no call where none is needed", quiet)
+
+
+def _draw_calls(rng: Random, kinds: list[Kind], num_calls: int) -> tuple[Case, Case]:
+    """A question with tools on offer: whether the right calls follow, and the right answer their results."""
+    offers = [make_offer(kind, rng, is_usual=1.0) for kind in rng.sample(kinds, len(kinds))]
+    called = rng.sample(offers, num_calls)
+    exchange = exchange_calls(rng, [(offer, _ask_tool(rng, offer)) for offer in called])
+    tools = [offer.tool for offer in offers]
+    calls = [call["function"] for call in exchange[1]["tool_calls"]]
+    question, answer = exchange[0]["content"], exchange[-1]["content"]
+    prompts = (render_chat(part, True, tools) for part in (exchange[:1], exchange[:-1]))
+    call_prompt, result_prompt = prompts
+    return (
+        Case(question, call_prompt, lambda text: read_calls(text) == calls),
+        Case(exchange[-2]["content"], result_prompt, answer.__eq__),
     )
-    texts = pocket.complete(starts, MAX_STORY_TOKENS, temperature)
-    name = "raw stories fluent, " + ("greedy" if not temperature else f"temperature {temperature:g}")
-    return _score_texts(
-        name, [(start + text, ended) for start, (text, ended) in zip(starts, texts, strict=True)], words
-    )
 
 
-def score_story_requests(pocket: Pocket, words: set[str]) -> Score:
-    """Stories about every kind of animal, asked for in chat; each must mention its animal."""
-    prompts = [ask(f"Tell me a story about {a(kind)}.") for kind in ANIMALS]
-    texts = pocket.complete(prompts, MAX_STORY_TOKENS)
-    score = _score_texts("chat stories fluent and on their subject", texts, words)
-    missing = [
-        f"no {kind}: {text}" for kind, (text, _) in zip(ANIMALS, texts, strict=True) if kind not in text
-    ]
-    return Score(score.name, score.total, score.failures + missing)
+def _ask_tool(rng: Random, offer: Offer) -> Asked:
+    if offer.kind is CALCULATOR and rng.random() < 0.5:
+        a, b = rng.choice(sorted(HELD_OUT))
+        return ask_calculation(a, "+", b, rng)
+    return offer.kind.draw(rng)
 
 
-def _score_texts(name: str, texts: list[tuple[str, bool]], words: set[str]) -> Score:
-    faults = [(find_story_fault(text, ended, words), text) for text, ended in texts]
-    return Score(name, len(texts), [f"{fault}: {text}" for fault, text in faults if fault])
+def read_calls(text: str) -> list[Any]:
+    """The calls that `text` makes; what cannot be read as JSON is None."""
+
+    def read(call: str) -> Any:
+        try:
+            return json.loads(call)
+        except json.JSONDecodeError:
+            return None
+
+    return [read(call) for call in _CALL.findall(text)]
+
+
+def score_thoughts(pocket: Pocket, count: int) -> Iterator[Score]:
+    """Held-out sums and questions about a text, asked for with thinking: whether it thinks, and is right."""
+    rng = Random(SEED)
+    sums = [Sum(a, b) for a, b in rng.sample(sorted(HELD_OUT), count)]
+    forms = [rng.choice(ADD_FORMS) for _ in sums]
+    added = [(each.fill(q), each.fill(reply)) for each, (q, reply) in zip(sums, forms, strict=True)]
+    read = [(question, answer) for question, _, answer in (read_sentence(rng) for _ in range(count))]
+    for name, cases in (("held-out additions", added), ("questions about a text", read)):
+        answers = pocket.answer(ask(q, expected.__eq__, is_thinking=True) for q, expected in cases)
+        parts = [(case, text, text.partition("\n</think>\n\n")) for case, text in answers]
+        thinks = [(case, text, bool(closed and thought)) for case, text, (thought, closed, _) in parts]
+        yield judge(f"{name}: thinks when asked to", thinks)
+        right = [(case, text, case.is_right(answer)) for case, text, (_, _, answer) in parts]
+        yield judge(f"{name}: right after thinking", right)
 
 
 def evaluate(pocket: Pocket, is_quick: bool = False) -> Iterator[Score]:
     """All scores, each yielded when it is known."""
     scale = 5 if is_quick else 1
-    words = collect_words(SEED, 40_000 // scale)
-    yield score_additions(pocket, limit=200 if is_quick else None)
-    yield score_one_digit_sums(pocket)
+    yield from score_sums(pocket, limit=200 if is_quick else None)
     yield from score_json(pocket, 500 // scale)
-    yield score_copying(pocket, 300 // scale)
-    yield score_reading(pocket, 400 // scale)
-    yield score_unknown(pocket, 300 // scale)
-    yield score_stories(pocket, words, 0, temperature=0.0)
-    yield score_stories(pocket, words, 120 // scale, temperature=1.0)
-    yield score_story_requests(pocket, words)
+    yield from score_answers(pocket, scale)
+    yield from score_stories(pocket, scale)
     yield from score_calls(pocket, 200 // scale)
     yield from score_thoughts(pocket, 200 // scale)
 
@@ -187,9 +235,14 @@ def main() -> None:
         "--dtype", default="auto", help="of the activations: that of the weights, or float32, bfloat16"
     )
     options = parser.parse_args()
-    for score in evaluate(Pocket(options.model, options.quantization, options.dtype), options.quick):
+    show(evaluate(Pocket(options.model, options.quantization, options.dtype), options.quick), options.show)
+
+
+def show(scores: Iterator[Score], num_failures: int) -> None:
+    """Print each as it comes, with some of what failed."""
+    for score in scores:
         print(score, flush=True)
-        for failure in score.failures[: options.show]:
+        for failure in score.failures[:num_failures]:
             print(f"    {failure}")
 
 

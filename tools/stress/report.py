@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, get_args
 
-import msgspec
-
+from ..bench.machine import write_json
 from ..bench.table import format_table
 from .asks import ClientKind
 from .checks import count_failed
@@ -39,7 +37,7 @@ def format_broken(broken: Sequence[str]) -> str:
     return "\n".join([f"BROKEN: {len(broken)}", *rows])
 
 
-def write_run(result: StressResult, facts: dict[str, str], path: str) -> None:
+def write_run(result: StressResult, facts: dict[str, str], path: str | None) -> None:
     """Everything as JSON; tokens and the daemon's log only where something broke, to look for the cause."""
     content: dict[str, Any] = {
         "machine": facts,
@@ -69,7 +67,7 @@ def write_run(result: StressResult, facts: dict[str, str], path: str) -> None:
             for record in result.records
         ],
     }
-    Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+    write_json(path, content)
 
 
 def summarize(recoveries: Sequence[Recovery]) -> tuple[str, str]:

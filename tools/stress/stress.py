@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -30,7 +28,8 @@ from .asks import (
 )
 from .certificates import open_certificates
 from .checks import count_failed
-from .kills import Kill, KillPace, Method, Role, draw_kills
+from .cli import Options
+from .kills import Kill, KillPace, Role, draw_kills
 from .last_kill import kill_supervisor
 from .measures import find_gaps, find_recoveries
 from .ray_nodes import open_ray
@@ -57,47 +56,24 @@ _DYNAMO: dict[Role, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StressOptions:
-    """See `quire stress --help`."""
-
-    attach: str | None
-    seed: int
-    duration_s: float
-    rate: float
-    max_tokens: int
-    roles: tuple[Role, ...]
-    kills_supervisor: bool  # at last; only of a daemon of its own
-    methods: tuple[Method, ...]
-    kill_interval_s: float
-    has_noise: bool
-    warm_spare: bool  # of its own engine
-    engine: dict[str, Any]  # likewise, arguments by EngineArgs' names
-    has_network: bool  # whether its clients come over TCP
-    has_ray: bool  # whether its workers are on nodes of a Ray
-    has_ssl: bool  # whether its server speaks TLS, with certificates that are replaced
-    json_path: str | None
-
-
-def run_stress(options: StressOptions) -> int:
+def run_stress(options: Options) -> int:
     """Run, print and write; 0 when every invariant holds."""
-    facts = print_machine()
     arrivals = draw_arrivals(options.seed, options.rate, options.duration_s, _POOL_SIZE, _ODD_SHARE)
     kills = draw_kills(
-        options.seed, options.roles, options.methods, options.kill_interval_s, options.duration_s
+        options.seed, options.roles, options.methods, options.kill_interval, options.duration_s
     )
+    facts = print_machine()
     left: list[str] = []
     recovery = RecoveryConfig(warm_spare=options.warm_spare)
-    num_engines: int = options.engine.get("data_parallel_size", 1)
     with (
-        open_ray(num_engines) if options.has_ray else contextlib.nullcontext() as ray,
-        open_certificates() if options.has_ssl else contextlib.nullcontext() as certificates,
+        open_ray(options.engines) if options.has_ray else contextlib.nullcontext() as ray,
+        open_certificates() if options.ssl else contextlib.nullcontext() as certificates,
         open_site(
             options.attach,
             left,
             recovery,
             options.engine,
-            has_network=options.has_network,
+            has_network=options.network,
             ray=ray,
             certificates=certificates,
         ) as site,
@@ -129,7 +105,7 @@ def run_stress(options: StressOptions) -> int:
             for kind in _ENGINE_CLIENTS
         ]
         victims = Victims(endless) if "client" in options.roles else None
-        noise_seed = options.seed if options.has_noise else None
+        noise_seed = options.seed if options.noise else None
         with contextlib.nullcontext() if certificates is None else certificates.replacing():
             result = run_load(site, plans, kills, golden, noise_seed, victims)
         if certificates is not None:
@@ -147,8 +123,7 @@ def run_stress(options: StressOptions) -> int:
         print(f"its clients spoke TLS with a server that had {certificates.num_made} certificates in turn")
     if options.kills_supervisor:
         print("then the supervisor was killed, and another daemon started in its place")
-    if options.json_path is not None:
-        write_run(result, facts, options.json_path)
+    write_run(result, facts, options.json)
     return BROKEN_EXIT_CODE if result.broken else 0
 
 

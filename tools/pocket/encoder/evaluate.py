@@ -18,6 +18,7 @@ from torch.nn import functional
 from transformers import BertModel
 
 from ..asking import SEED, Score
+from ..evaluate import show
 from . import ENCODER_DIR
 from .corpus import draw_story_pairs
 from .episodes import draw_episode
@@ -152,10 +153,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path, default=ENCODER_DIR, help="a model folder")
     parser.add_argument("--show", type=int, default=2, help="failures shown per score")
     options = parser.parse_args()
-    for score in evaluate(options.model):
-        print(score, flush=True)
-        for failure in score.failures[: options.show]:
-            print(f"    {failure}")
+    show(evaluate(options.model), options.show)
 
 
 if __name__ == "__main__":

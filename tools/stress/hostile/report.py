@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from ...bench.machine import write_json
 from ...bench.table import format_table
 from ..checks import count_failed
 from ..report import format_broken
@@ -22,7 +20,7 @@ def format_hostile(result: HostileResult, margin_s: float) -> str:
     return "\n\n".join([*parts, format_broken(result.broken)])
 
 
-def write_hostile(result: HostileResult, facts: dict[str, str], path: str) -> None:
+def write_hostile(result: HostileResult, facts: dict[str, str], path: str | None) -> None:
     """Everything as JSON; the logs only where something broke, to look for the cause."""
     content: dict[str, Any] = {
         "machine": facts,
@@ -45,7 +43,7 @@ def write_hostile(result: HostileResult, facts: dict[str, str], path: str) -> No
         "broken": result.broken,
         "logs": result.logs.splitlines() if result.broken else [],
     }
-    Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+    write_json(path, content)
 
 
 def _format_latencies(result: HostileResult) -> str:

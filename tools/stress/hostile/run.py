@@ -83,8 +83,7 @@ def run_hostile(options: HostileOptions) -> int:
     facts = print_machine()
     result = play_hostile(options)
     print(format_hostile(result, options.margin_s))
-    if options.json_path is not None:
-        write_hostile(result, facts, options.json_path)
+    write_hostile(result, facts, options.json_path)
     return BROKEN_EXIT_CODE if result.broken else 0
 
 
