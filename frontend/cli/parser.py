@@ -41,16 +41,17 @@ def expand_config(actions: _Actions, words: Sequence[str]) -> list[str]:
         return list(words)
     if len(paths) > 1:
         raise ConfigError("config", ", ".join(paths), "one file")
-    given = {id(actions[flag]) for flag in (word.partition("=")[0] for word in words) if flag in actions}
-    found: list[str] = []
+    flags = (word.partition("=")[0] for word in words)
+    on_command_line = {id(actions[flag]) for flag in flags if flag in actions}
+    expanded: list[str] = []
     for name, value in _read_options(paths[0]).items():
         flag = f"--{name.replace('_', '-')}"
         if flag not in actions or flag in (FLAG, "--help"):
             hint = did_you_mean(flag, actions)
             raise ConfigError(f"config {paths[0]} {name}", value, f"an option of this command{hint}")
-        if id(actions[flag]) not in given and value is not None:
-            found += _make_words(f"{paths[0]} {name}", flag, actions[flag], value)
-    return [*found, *words]
+        if id(actions[flag]) not in on_command_line and value is not None:
+            expanded += _make_words(f"{paths[0]} {name}", flag, actions[flag], value)
+    return [*expanded, *words]
 
 
 def _find_values(words: Sequence[str]) -> Iterable[str]:
@@ -99,7 +100,7 @@ def _make_words(place: str, flag: str, action: argparse.Action, value: Any) -> l
         negated = f"--no-{flag.removeprefix('--')}"
         return [flag] if value else [word for word in action.option_strings if word == negated]
     if isinstance(value, list) and _takes_several(action):
-        return [f"{flag}={_as_word(place, one)}" for one in cast(list[Any], value)]
+        return [f"{flag}={_as_word(place, item)}" for item in cast(list[Any], value)]
     return [f"{flag}={_as_word(place, value)}"]
 
 
@@ -155,8 +156,8 @@ def describe(run: Callable[[Sequence[str]], int], words: Sequence[str] = ()) -> 
     token = _is_description.set(True)
     try:
         code = run(words)
-    except Described as found:
-        return found.what
+    except Described as described:
+        return described.what
     finally:
         _is_description.reset(token)
     raise AssertionError(f"{words} ended with {code} before its options were read")

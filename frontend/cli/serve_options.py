@@ -153,54 +153,54 @@ def read_root_path(path: str) -> str:
     return root_path
 
 
-def read_list(field: str, given: Sequence[str]) -> list[str]:
+def read_list(field: str, texts: Sequence[str]) -> list[str]:
     """Texts, each as it is or, as vLLM takes them, several as a JSON list."""
-    found: list[str] = []
-    for text in given:
+    values: list[str] = []
+    for text in texts:
         try:
-            found += msgspec.json.decode(text, type=list[str]) if text.startswith("[") else [text]
+            values += msgspec.json.decode(text, type=list[str]) if text.startswith("[") else [text]
         except msgspec.MsgspecError as error:
             raise ConfigError(field, text, f"a text, or a JSON list of texts ({error})") from None
-    if not all(found):
+    if not all(values):
         raise ConfigError(field, "", "texts that are not empty")
-    return found
+    return values
 
 
-def _read_matching(field: str, given: Sequence[str]) -> list[str]:
+def _read_matching(field: str, texts: Sequence[str]) -> list[str]:
     """As `read_list`, of texts that can be in a request: another one would never let anybody in."""
     pattern, allowed = _FORMS[field]
-    found = read_list(field, given)
-    for text in found:
+    values = read_list(field, texts)
+    for text in values:
         if not re.fullmatch(pattern, text):
             raise ConfigError(field, text, allowed)
-    return found
+    return values
 
 
 def _read_cors(options: argparse.Namespace) -> CorsOptions | None:
     names = ("origins", "methods", "headers")
     lists = {name: _read_matching(f"allowed_{name}", getattr(options, f"allowed_{name}")) for name in names}
-    given = {name: tuple(texts) for name, texts in lists.items() if texts}
-    return CorsOptions(**given, allows_credentials=options.allow_credentials) if lists["origins"] else None
+    filled = {name: tuple(texts) for name, texts in lists.items() if texts}
+    return CorsOptions(**filled, allows_credentials=options.allow_credentials) if lists["origins"] else None
 
 
 def _read_tls(options: argparse.Namespace) -> TlsOptions | None:
     names = ("certfile", "keyfile", "ca_certs", "cert_reqs")
-    given = {name: getattr(options, f"ssl_{name}") for name in names if getattr(options, f"ssl_{name}")}
+    files = {name: getattr(options, f"ssl_{name}") for name in names if getattr(options, f"ssl_{name}")}
     if options.enable_ssl_refresh:
-        given["refreshes"] = True
-    if not given:
+        files["refreshes"] = True
+    if not files:
         return None
-    if "certfile" not in given and given.keys() == {"refreshes"}:
+    if "certfile" not in files and files.keys() == {"refreshes"}:
         raise ConfigError("enable_ssl_refresh", True, "given with --ssl-certfile")
-    if "certfile" not in given:
-        raise ConfigError("ssl_certfile", None, f"a PEM file, beside ssl_{next(iter(given))}")
+    if "certfile" not in files:
+        raise ConfigError("ssl_certfile", None, f"a PEM file, beside ssl_{next(iter(files))}")
     import ssl
 
     from ..http.connections.tls import make_tls_context
 
     if options.grpc_port is not None and options.ssl_cert_reqs == ssl.CERT_OPTIONAL:
         raise ConfigError("ssl_cert_reqs", 1, "0 or 2 with grpc_port: gRPC asks every client or none")
-    tls = TlsOptions(**given)
+    tls = TlsOptions(**files)
     make_tls_context(tls)  # refused now rather than by each HTTP process
     return tls
 

@@ -275,10 +275,10 @@ class EngineArgs(metaclass=DropsOffValues):
 
     def _list_names(self) -> list[str]:
         """What requests may call the model, the first what it is called; [] where nothing was given."""
-        given = self.served_model_name
-        names = [given] if isinstance(given, str) else list(given or ())
+        value = self.served_model_name
+        names = [value] if isinstance(value, str) else list(value or ())
         if not all(isinstance(name, str) and name and name.isprintable() for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError("served_model_name", given, "texts of printable characters that are not empty")
+            raise ConfigError("served_model_name", value, "texts of printable characters that are not empty")
         return list(dict.fromkeys(names))
 
     def _check_parsers(self) -> None:

@@ -17,13 +17,13 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _ALLOWED = f"a list of at most {MAX_LOGITS_PROCESSORS} classes as module:Class, each once"
 
 
-def name_logits_processors(given: Sequence[str | type] | None) -> tuple[str, ...]:
+def name_logits_processors(processors: Sequence[str | type] | None) -> tuple[str, ...]:
     """The names of classes or of names. Raises ConfigError for what a worker could not import."""
-    if given is None:
+    if processors is None:
         return ()
-    if isinstance(given, (str, type)) or not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(_FIELD, given, _ALLOWED)
-    names = tuple(_name_of(one) for one in given)
+    if isinstance(processors, (str, type)) or not isinstance(processors, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(_FIELD, processors, _ALLOWED)
+    names = tuple(_name_of(processor) for processor in processors)
     if len(names) > MAX_LOGITS_PROCESSORS or len(set(names)) < len(names):
         raise ConfigError(_FIELD, list(names), _ALLOWED)
     return names
@@ -46,21 +46,21 @@ def find_module_files(names: Iterable[str], folders: Iterable[str]) -> list[str]
     return sorted(str(file) for file in files if file.is_file())
 
 
-def _name_of(one: str | type) -> str:
-    if not isinstance(one, type):
-        if not isinstance(one, str) or not _NAME.fullmatch(one):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(_FIELD, one, _ALLOWED)
-        return _check_module(one, one)
-    name = f"{one.__module__}:{one.__qualname__}"
+def _name_of(processor: str | type) -> str:
+    if not isinstance(processor, type):
+        if not isinstance(processor, str) or not _NAME.fullmatch(processor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(_FIELD, processor, _ALLOWED)
+        return _check_module(processor, processor)
+    name = f"{processor.__module__}:{processor.__qualname__}"
     if not _NAME.fullmatch(name):
-        raise ConfigError(_FIELD, one, "a class at the top of a module, not one made in a function")
-    return _check_module(name, one)
+        raise ConfigError(_FIELD, processor, "a class at the top of a module, not one made in a function")
+    return _check_module(name, processor)
 
 
-def _check_module(name: str, given: object) -> str:
+def _check_module(name: str, processor: object) -> str:
     if name.startswith("__main__:"):
         allowed = "a class of a module that can be imported: the script itself is not run again in a worker"
-        raise ConfigError(_FIELD, given, allowed)
+        raise ConfigError(_FIELD, processor, allowed)
     return name
 
 
@@ -77,7 +77,7 @@ def _find_folders(name: str) -> list[str]:
 
 def _find_spec(top: str) -> ModuleSpec | None:
     try:
-        found = importlib.util.find_spec(top)
+        spec = importlib.util.find_spec(top)
     except ValueError:  # a module that was made in memory
-        found = None
-    return found or PathFinder.find_spec(top, [os.getcwd()])
+        spec = None
+    return spec or PathFinder.find_spec(top, [os.getcwd()])

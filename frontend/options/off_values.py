@@ -43,8 +43,9 @@ def drop_off_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def describe_off_values(name: str) -> str:
     """What an argument for something that Quire does not have may be."""
-    told = "a model is asked for vectors by runner='pooling'" if name == "task" else "Quire does not have it"
-    return f"{' or '.join(map(repr, OFF_VALUES[name]))}: {told}"
+    is_task = name == "task"
+    reason = "a model is asked for vectors by runner='pooling'" if is_task else "Quire does not have it"
+    return f"{' or '.join(map(repr, OFF_VALUES[name]))}: {reason}"
 
 
 def _is_off(name: str, value: Any) -> bool:

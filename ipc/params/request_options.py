@@ -91,7 +91,7 @@ def read_priorities(priority: Sequence[int] | None, num_prompts: int) -> list[Re
         return [NO_OPTIONS] * num_prompts
     if len(priority) != num_prompts:
         raise InputError("priority", f"{len(priority)} entries", f"one for each of {num_prompts} prompts")
-    return [read_options(priority=one) for one in priority]
+    return [read_options(priority=each) for each in priority]
 
 
 def check_salt(name: str, salt: Any) -> str:

@@ -147,8 +147,8 @@ def _remove_engine(argv: Sequence[str]) -> int:
     state = read_state(find_named(name))
     if state is not None and state.listen:
         first = parse_tcp_address("listen", state.listen)
-        left = [one.index for one in state.engines if one.index != index and one.state != "lost"]
-        places = ", ".join(str(first.shift(one)) for one in left)
+        left = [engine.index for engine in state.engines if engine.index != index and engine.state != "lost"]
+        places = ", ".join(str(first.shift(number)) for number in left)
         print(f"{name}: frontends of other machines come no longer to {first.shift(index)}, but to {places}")
     return ExitCode.OK
 

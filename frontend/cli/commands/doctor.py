@@ -119,11 +119,11 @@ def check_packages() -> Iterator[Check]:
     """Installed versions; a missing requirement is fatal, a missing extra is a note."""
     from ....tools.bench.machine import find_version
 
-    found = {name: find_version(name) for name in list_required_packages()}
-    missing = [name for name, version in found.items() if version is None]
+    versions = {name: find_version(name) for name in list_required_packages()}
+    missing = [name for name, version in versions.items() if version is None]
     if missing:
         yield Check("packages", Status.MISSING, f"pip install {' '.join(missing)}")
-    yield Check("packages", Status.OK, ", ".join(f"{name} {v}" for name, v in found.items() if v))
+    yield Check("packages", Status.OK, ", ".join(f"{name} {v}" for name, v in versions.items() if v))
     for name, purpose in OPTIONAL_PACKAGES.items():
         version = find_version(name)
         yield Check(name, Status.OK if version else Status.NOTE, version or f"not installed: {purpose}")
@@ -217,8 +217,8 @@ def check_ranks(stage_size: int, num_stages: int) -> Iterator[Check]:
 def _check_gpu_ranks(gpus: Sequence[Mapping[str, Any]], num_ranks: int) -> Check:
     """A rank has a GPU of its own."""
     if num_ranks > len(gpus):
-        found = f"{len(gpus)} GPU{'s' * (len(gpus) > 1)} for {num_ranks} ranks, which need one each"
-        return Check("ranks", Status.MISSING, f"{found}; or --device cpu")
+        shortage = f"{len(gpus)} GPU{'s' * (len(gpus) > 1)} for {num_ranks} ranks, which need one each"
+        return Check("ranks", Status.MISSING, f"{shortage}; or --device cpu")
     parts = [f"rank {rank}: GPU {rank} ({gpu['name']})" for rank, gpu in enumerate(gpus[:num_ranks])]
     return Check("ranks", Status.OK, ", ".join(parts))
 

@@ -38,16 +38,16 @@ def run(argv: Sequence[str]) -> int:
     from ..session import start_engine
 
     with start_engine(engine_args, options.attach) as engine:
-        found = PoolingCalls(engine, itertools.count()).encode(
+        pooled = PoolingCalls(engine, itertools.count()).encode(
             texts, params, "embed", prompt_name=options.prompt_name, prompt=options.prompt, use_tqdm=False
         )
-    outputs = [to_embedding(one.check()) for one in found]
+    outputs = [to_embedding(output.check()) for output in pooled]
     if options.json:
         lines = [_make_json(index, *both) for index, both in enumerate(zip(texts, outputs, strict=True))]
     elif sys.stdout.isatty():
         lines = _make_table(texts, outputs)
     else:
-        lines = [msgspec.json.encode(shorten(one)).decode() for one in outputs]
+        lines = [msgspec.json.encode(shorten(output)).decode() for output in outputs]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return ExitCode.OK
 

@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
     options = parser.parse(argv)
     for name in options.name:
         find_daemon(name)  # says which there are
-    daemons = [one for one in inspect_daemons() if not options.name or one.name in options.name]
+    daemons = [daemon for daemon in inspect_daemons() if not options.name or daemon.name in options.name]
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(daemons)).decode())
         return ExitCode.OK

@@ -42,10 +42,10 @@ def run(argv: Sequence[str]) -> int:
     from ..session import start_engine
 
     with start_engine(engine_args, options.attach) as engine:
-        found = PoolingCalls(engine, itertools.count()).score(
+        outputs = PoolingCalls(engine, itertools.count()).score(
             query, documents, None, truncate_prompt_tokens=-1, instruction=options.instruction, use_tqdm=False
         )
-    scores = [one.check().outputs.score for one in found]
+    scores = [output.check().outputs.score for output in outputs]
     ranked = sorted(enumerate(scores), key=lambda entry: -entry[1])[: options.top_n]
     for index, score in ranked:
         sys.stdout.write(_make_line(index, score, documents[index], options.json))

@@ -153,7 +153,7 @@ def _serve(
 
     def announce(models: ServedModels) -> None:
         line.clear()
-        _announce(box({one.name: one.facts.tasks for one in models.models}, models.describe_formats()))
+        _announce(box({model.name: model.facts.tasks for model in models.models}, models.describe_formats()))
 
     code = run_server(engines, server_options, listening_socket, announce, line.show)
     line.end()
@@ -185,7 +185,7 @@ def _serve_by_group(
     def announce() -> None:
         line.clear()
         known = load_daemon_models(daemons)
-        _announce(box({one.served_model_name: one.tasks for one in known}, group.formats))
+        _announce(box({model.served_model_name: model.tasks for model in known}, group.formats))
 
     num_processes = options.api_server_count
     group = HttpGroup(attach, server_options, listening_socket, num_processes, line.show)

@@ -213,7 +213,7 @@ class Looker:
 
     def _measure_usage(self, facts: Mapping[int, EngineFacts]) -> ProcessUsage:
         """CPU time is that since the look before; the first one has none."""
-        pids = {pid for one in facts.values() for pid in one.pids.values()}
+        pids = {pid for engine in facts.values() for pid in engine.pids.values()}
         self._processes = {pid: process for pid, process in self._processes.items() if pid in pids}
         cpu, rss, count = 0.0, 0, 0
         for pid in pids:
