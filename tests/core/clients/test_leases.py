@@ -14,6 +14,7 @@ import msgspec
 import psutil
 import pytest
 import zmq
+from bare_client import CODEC, BareClient
 from blocking_client import BlockingClient, attach_client
 from daemon_loads import PACED, Outputs, Script, ask, assert_undisturbed, finish, is_idle, look, read_stats
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
@@ -22,25 +23,21 @@ from quire.core.clients.clients import MAX_REPLIES
 from quire.frontend.daemon import find_log
 from quire.ipc.daemon.run_dir import find_named
 from quire.ipc.params.sampling_params import SamplingParams
-from quire.ipc.protocol.codec import MAX_BODY_BYTES, make_client_codec
+from quire.ipc.protocol.codec import MAX_BODY_BYTES
 from quire.ipc.protocol.messages import (
     PROTOCOL_VERSION,
     EngineCoreOutput,
     EngineCoreOutputs,
     FinishReason,
     Hello,
-    LeaseCheck,
     ProtocolNotice,
     Refusal,
     UtilityCall,
     UtilityMethod,
     Welcome,
 )
-from quire.ipc.protocol.sockets import connect_dealer
 from quire.ipc.protocol.token_lists import TokenLists
 from zmtp import GREETING, connect, make_message, shake_hands
-
-CODEC = make_client_codec()
 
 
 @pytest.fixture(scope="module")
@@ -66,40 +63,8 @@ def client(daemon: Daemon) -> Iterator[BlockingClient]:
         yield client
 
 
-class Stranger:
-    """A bare socket at the daemon's address."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        address = f"ipc://{find_named(daemon.name) / 'core.sock'}"
-        self.socket = connect_dealer(self._context.socket(zmq.DEALER), address)
-
-    def send(self, *frames: bytes) -> None:
-        self.socket.send_multipart(frames)
-
-    def receive(self) -> object:
-        """The next message; lease checks come whenever somebody else has left."""
-        while True:
-            assert self.socket.poll(5000), "no answer"
-            message = CODEC.decode(self.socket.recv_multipart())
-            if not isinstance(message, LeaseCheck):
-                return message
-
-    def ask(self, *frames: bytes) -> object:
-        self.send(*frames)
-        return self.receive()
-
-    def hello(self, number: int = 0) -> Welcome:
-        welcome = self.ask(*CODEC.encode(Hello(PROTOCOL_VERSION, "test", os.getpid(), 1.0, number)))
-        assert isinstance(welcome, Welcome), welcome
-        assert welcome.number == number
-        return welcome
-
-    def __enter__(self) -> Stranger:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._context.destroy(linger=0)
+def meet(daemon: Daemon) -> BareClient:
+    return BareClient(f"ipc://{find_named(daemon.name) / 'core.sock'}")
 
 
 def read_client_pids(client: BlockingClient) -> set[int]:
@@ -188,16 +153,16 @@ def test_a_flood_whose_sender_leaves_does_not_end_the_core(daemon: Daemon, clien
 
 
 def test_a_second_hello_drops_what_was_asked_for_before_it(daemon: Daemon) -> None:
-    with Stranger(daemon) as stranger:
-        first = stranger.hello(1)
-        stranger.send(*CODEC.encode(make_request("before", [1], max_tokens=None)))
+    with meet(daemon) as stranger:
+        first = stranger.attach(1)
+        stranger.send(make_request("before", [1], max_tokens=None))
         assert isinstance(stranger.receive(), EngineCoreOutputs)
-        stranger.send(*CODEC.encode(Hello(PROTOCOL_VERSION, "test", 1, 1.0, 2)))
+        stranger.send(Hello(PROTOCOL_VERSION, "test", 1, 1.0, 2))
         while not isinstance(message := stranger.receive(), Welcome):
             assert isinstance(message, EngineCoreOutputs)
         assert (message.number, message.epoch) == (2, first.epoch)
         request = make_request("before", [1], output=[7, 8], max_tokens=5)  # the same id is free again
-        stranger.send(*CODEC.encode(request))
+        stranger.send(request)
         outputs: Outputs = {"before": [EngineCoreOutput("before", 0, [7, 8])]}
         while outputs["before"][-1].finish_reason is None:
             message = stranger.receive()
@@ -207,14 +172,14 @@ def test_a_second_hello_drops_what_was_asked_for_before_it(daemon: Daemon) -> No
 
 
 def test_a_second_hello_of_a_wrong_version_is_refused(daemon: Daemon) -> None:
-    with Stranger(daemon) as stranger:
-        refusal = stranger.ask(*CODEC.encode(Hello(PROTOCOL_VERSION + 1, "test", 1)))
+    with meet(daemon) as stranger:
+        refusal = stranger.ask(Hello(PROTOCOL_VERSION + 1, "test", 1))
         assert isinstance(refusal, Refusal)
         assert refusal.reason == (
             f"this engine speaks protocol version {PROTOCOL_VERSION}, not {PROTOCOL_VERSION + 1}"
         )
-        stranger.hello()
-        assert isinstance(stranger.ask(*CODEC.encode(Hello(1, "test", 1))), Refusal)
+        stranger.attach()
+        assert isinstance(stranger.ask(Hello(1, "test", 1)), Refusal)
 
 
 # Nonsense.
@@ -222,7 +187,7 @@ def test_a_second_hello_of_a_wrong_version_is_refused(daemon: Daemon) -> None:
 
 def test_junk_frames_cost_their_sender_a_notice(daemon: Daemon, client: BlockingClient) -> None:
     hello = CODEC.encode(Hello(PROTOCOL_VERSION, "test", 1))
-    with Stranger(daemon) as stranger:
+    with meet(daemon) as stranger:
         for frames in (
             (b"",),
             (b"\x01",),
@@ -239,7 +204,7 @@ def test_junk_frames_cost_their_sender_a_notice(daemon: Daemon, client: Blocking
             CODEC.encode(UtilityCall(1, UtilityMethod.PING)),
         ):
             assert isinstance(stranger.ask(*frames), ProtocolNotice), frames
-        stranger.hello()
+        stranger.attach()
         assert isinstance(stranger.ask(b"\x14\x91\x90"), ProtocolNotice)
     ask(client, "fine", 4, 20)
 
@@ -249,8 +214,8 @@ def test_requests_that_no_frontend_would_send_end_with_an_error(
 ) -> None:
     honest = make_request("r", [1, 2])
     replace = msgspec.structs.replace
-    with Stranger(daemon) as stranger:
-        stranger.hello()
+    with meet(daemon) as stranger:
+        stranger.attach()
         for request in (
             replace(honest, prompt_token_ids=b"abc"),
             replace(honest, prompt_token_ids=b""),
@@ -267,7 +232,7 @@ def test_requests_that_no_frontend_would_send_end_with_an_error(
             replace(honest, sampling_params=SamplingParams(allowed_token_ids=[1])),
             replace(honest, request_id="\x1b[2J"),
         ):
-            message = stranger.ask(*CODEC.encode(request))
+            message = stranger.ask(request)
             assert isinstance(message, EngineCoreOutputs), message
             assert message.outputs[-1].finish_reason == FinishReason.ERROR
     ask(client, "fine", 4, 20)
@@ -276,9 +241,9 @@ def test_requests_that_no_frontend_would_send_end_with_an_error(
 def test_a_live_id_of_another_client_is_refused_and_its_owner_undisturbed(daemon: Daemon) -> None:
     with Script(daemon.name, "owner", 2, 300) as owner:
         owner.wait_until_busy()
-        with Stranger(daemon) as thief:
-            thief.hello()
-            message = thief.ask(*CODEC.encode(make_request("owner-0", [1], max_tokens=3)))
+        with meet(daemon) as thief:
+            thief.attach()
+            message = thief.ask(make_request("owner-0", [1], max_tokens=3))
             assert isinstance(message, EngineCoreOutputs)
             assert message.outputs[-1].finish_reason == FinishReason.ERROR
         owner.assert_undisturbed()

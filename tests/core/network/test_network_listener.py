@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
+from bare_client import BareClient
 from blocking_client import BlockingClient, attach_client
 from daemon_loads import PACED, Outputs, ask, collect, collect_some, finish, make_requests, read_stats
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
@@ -32,7 +33,6 @@ from quire.ipc.network.keys import (
 )
 from quire.ipc.network.tcp_address import parse_tcp_address
 from quire.ipc.processes.child_args import NetworkArgs
-from quire.ipc.protocol.codec import make_client_codec
 from quire.ipc.protocol.messages import (
     PROTOCOL_VERSION,
     Hello,
@@ -42,10 +42,8 @@ from quire.ipc.protocol.messages import (
     UtilityResult,
     Welcome,
 )
-from quire.ipc.protocol.sockets import connect_dealer
 from tcp_proxy import TcpProxy
 
-CODEC = make_client_codec()
 GREETING = b"\xff" + 8 * b"\0" + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + 32 * b"\0"
 
 
@@ -103,25 +101,6 @@ def is_closed(raw: socket.socket) -> bool:
     return True
 
 
-class Stranger:
-    """A bare socket with good keys."""
-
-    def __init__(self, address: str, keys: Path) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = connect_dealer(self._context.socket(zmq.DEALER), address, keys=read_client_keys(keys))
-
-    def ask(self, message: msgspec.Struct) -> object:
-        self.socket.send_multipart(CODEC.encode(message))
-        assert self.socket.poll(5000), "no answer"
-        return CODEC.decode(self.socket.recv_multipart())
-
-    def __enter__(self) -> Stranger:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._context.destroy(linger=0)
-
-
 # Who comes in.
 
 
@@ -175,7 +154,7 @@ def test_a_client_that_is_added_comes_in_and_one_that_is_removed_is_cut(
 
 
 def test_a_remote_client_is_no_supervisor_and_resets_nothing(daemon: Daemon, keys: Path) -> None:
-    with Stranger(daemon.listen, keys) as stranger:
+    with BareClient(daemon.listen, read_client_keys(keys)) as stranger:
         refusal = stranger.ask(Hello(PROTOCOL_VERSION, "supervisor", os.getpid()))
         assert isinstance(refusal, Refusal)
         assert "may not be the supervisor" in refusal.reason
@@ -280,11 +259,11 @@ def bounded(keys: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NetworkList
 
 def test_who_sends_more_than_is_read_is_cut_off_alone(bounded: NetworkListener, keys: Path) -> None:
     address = f"tcp://127.0.0.1:{bounded.port}"
-    with Stranger(address, keys) as honest:
+    with BareClient(address, read_client_keys(keys)) as honest:
         honest.socket.send(b"good")
         assert bounded.router.poll(10_000)
         assert [frames for _, frames in bounded.receive()] == [[b"good"]]
-        with Stranger(address, keys.with_name("laptop")) as flood:
+        with BareClient(address, read_client_keys(keys.with_name("laptop"))) as flood:
             monitor = flood.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
             while not monitor.poll(0):
                 with contextlib.suppress(zmq.Again):

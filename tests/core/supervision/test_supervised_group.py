@@ -6,12 +6,11 @@ import logging
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 import pytest
-import zmq
+from bare_client import BareClient
 from daemon_loads import (
     TIMEOUT_S,
     make_group_config,
@@ -36,20 +35,16 @@ from quire.ipc.daemon.daemon_control import CONTROL_SOCKET_NAME
 from quire.ipc.daemon.daemon_state import read_state
 from quire.ipc.daemon.run_dir import find_named
 from quire.ipc.errors import DaemonError, ModelError
-from quire.ipc.protocol.codec import make_client_codec
 from quire.ipc.protocol.messages import (
     PROTOCOL_VERSION,
     EngineCoreOutputs,
     EngineRoster,
-    Goodbye,
     Hello,
     Welcome,
 )
-from quire.ipc.protocol.sockets import connect_dealer, make_ipc_address
+from quire.ipc.protocol.sockets import make_ipc_address
 
 pytestmark = pytest.mark.usefixtures("runtime")
-
-CODEC = make_client_codec()
 
 
 @pytest.fixture(scope="module")
@@ -59,27 +54,12 @@ def pair() -> Iterator[str]:
         yield daemon.name
 
 
-class Listener:
+class Listener(BareClient):
     """A client of one engine that only listens, and may add requests."""
 
     def __init__(self, name: str, socket_name: str) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        address = make_ipc_address(str(find_named(name) / socket_name))
-        self._socket = connect_dealer(self._context.socket(zmq.DEALER), address)
+        super().__init__(make_ipc_address(str(find_named(name) / socket_name)))
         self.send(Hello(PROTOCOL_VERSION, "test", os.getpid()))
-
-    def send(self, message: msgspec.Struct) -> None:
-        assert self._socket.poll(1000 * TIMEOUT_S, zmq.POLLOUT)
-        self._socket.send_multipart(CODEC.encode(message))
-
-    def wait_for(self, is_it: Callable[[msgspec.Struct], bool]) -> msgspec.Struct:
-        """The next message that is it; others are dropped."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while (left_s := deadline - time.monotonic()) > 0 and self._socket.poll(1000 * left_s):
-            message = CODEC.decode(self._socket.recv_multipart())
-            if is_it(message):
-                return message
-        raise AssertionError("it has not come")
 
     def wait_for_roster(self, expected: list[tuple[int, bool, bool]]) -> None:
         """Until it is told of these engines: (index, is_draining, is_away)."""
@@ -102,13 +82,6 @@ class Listener:
                 )
             )
         )
-
-    def __enter__(self) -> Listener:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.send(Goodbye())
-        self._context.destroy(linger=200)
 
 
 def test_clients_are_told_of_a_loss_and_of_the_return_and_the_other_core_stays(pair: str) -> None:
