@@ -28,10 +28,10 @@ from .asks import (
 )
 from .certificates import open_certificates
 from .checks import count_failed
-from .cli import Options
 from .kills import Kill, KillPace, Role, draw_kills
 from .last_kill import kill_supervisor
 from .measures import find_gaps, find_recoveries
+from .options import Options
 from .ray_nodes import open_ray
 from .record import Golden
 from .report import BROKEN_EXIT_CODE, format_broken, format_run, summarize, write_run
