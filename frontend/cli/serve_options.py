@@ -10,6 +10,7 @@ import stat
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -129,7 +130,9 @@ def make_server_options(options: argparse.Namespace, keys: Sequence[str], limits
         from ..http.observe.tracing import check_endpoint
 
         check_endpoint(options.otlp_traces_endpoint)
-    values = {option.field: getattr(options, option.name) for option in read_options(ServerOptions)} | {
+    values: dict[str, Any] = {
+        option.field: getattr(options, option.name) for option in read_options(ServerOptions)
+    } | {
         "api_key_hashes": tuple(hash_key(key) for key in keys),
         "server_id": secrets.token_hex(8),
         "limits": limits,
