@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
-from quire.kernels.attention.paged_attention import paged_attention_reference
+from cache_layout import to_native_layout
+from kernel_checks import TRITON_DEVICE
+from quire.kernels.attention.encoder_attention import launch_encoder_attention
+from quire.kernels.attention.paged_attention import (
+    NO_WINDOW,
+    launch_paged_attention,
+    pack_position_bias,
+    paged_attention_reference,
+)
+from quire.kernels.choice import native_library
 from torch import Tensor
 
 EPS = torch.finfo(torch.float32).eps
@@ -67,6 +76,91 @@ class AttentionStep:
         lengths = torch.tensor([seq_len for _, seq_len in requests], dtype=torch.int32)
         return cls(query, k_cache, v_cache, tables, starts, lengths)
 
+    @classmethod
+    def draw_prompts(cls, lengths: list[int], shape: tuple[int, int, int], dtype: torch.dtype) -> Self:
+        """Whole prompts; the shape is (heads, kv heads, head size)."""
+        return cls.draw([(length, length) for length in lengths], *shape, dtype=dtype)
+
+    def draw_bias(self) -> Tensor:
+        """A position bias for these requests."""
+        size = (self.query.shape[1], 2 * int(self.seq_lens.max()) - 1)
+        return pack_position_bias(torch.randn(size, generator=torch.Generator().manual_seed(3)))
+
+    def launch_native(
+        self, window: int | None = None, soft_cap: float | None = None, scale: float | None = None
+    ) -> Tensor:
+        """By the compiled kernel, whose cache has a layout of its own."""
+        caches = to_native_layout(self.k_cache, self.v_cache)
+        tensors = self.block_tables, self.query_starts, self.seq_lens
+        flat, heads = self.query.flatten(1), self.query.shape[1]
+        out = launch_paged_attention(
+            *(native_library(), flat, flat.shape[1], heads, *caches, *tensors, window, soft_cap, scale)
+        )
+        return out.view_as(self.query)
+
+    def launch_encoder(
+        self,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        scale: float | None = None,
+        position_bias: Tensor | None = None,
+    ) -> Tensor:
+        """By the compiled kernel for whole prompts that see both ways."""
+        heads = self.query.shape[1], self.k_cache.shape[1]
+        edits = window, soft_cap, scale, position_bias
+        return launch_encoder_attention(
+            native_library(), self.project(), *heads, self.query_starts, *edits
+        ).view_as(self.query)
+
+    def project(self) -> Tensor:
+        """qkv [T, (H + 2 G) D] of whole prompts."""
+        parts = [self.query]
+        for cache in (self.k_cache, self.v_cache):
+            rows: list[Tensor] = []
+            for table, length in zip(self.block_tables, self.seq_lens.tolist(), strict=True):
+                blocks = cache[table[: -(-length // cache.shape[2])].long()]
+                rows.append(blocks.transpose(1, 2).flatten(0, 1)[:length])
+            parts.append(torch.cat(rows))
+        return torch.cat(parts, 1).flatten(1)
+
+    def launch_triton(
+        self,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        scale: float | None = None,
+        ahead: int = 0,
+        position_bias: Tensor | None = None,
+        num_processors: int = 1,
+        is_strict: bool = False,
+    ) -> Tensor:
+        """More processors ask for more splits; strict splits have 64 keys."""
+        from quire.kernels.attention import attention_plan_triton, paged_attention_triton
+
+        query_lens = self.query_starts.diff()
+        plan = attention_plan_triton.plan_attention(
+            int((query_lens == 1).sum()),
+            int((query_lens > 1).sum()),
+            len(query_lens),
+            self.k_cache.shape[1],
+            int(self.seq_lens.max()),
+            num_processors,
+            is_strict,
+            strict_split_keys=64,
+        )
+        num_tokens, heads, head_size = self.query.shape
+        # The queries lie inside longer rows, as in the fused projection.
+        rows = torch.full((num_tokens, (heads + 2) * head_size), torch.nan, dtype=self.query.dtype)
+        rows[:, : heads * head_size] = self.query.flatten(1)
+        tensors = [self.k_cache, self.v_cache, self.block_tables, self.query_starts, self.seq_lens]
+        tensors = [tensor.to(TRITON_DEVICE) for tensor in tensors]
+        work = attention_plan_triton.launch_plan(plan, *tensors[-2:], window)
+        bias = None if position_bias is None else position_bias.to(TRITON_DEVICE)
+        out = paged_attention_triton.launch_paged_attention(
+            *(rows.to(TRITON_DEVICE), rows.shape[1], heads, *tensors),
+            *(window, plan, work, soft_cap, scale, ahead, bias),
+        )
+        return out.view_as(self.query).cpu()
+
     def reference(
         self,
         window: int | None = None,
@@ -117,3 +211,23 @@ class AttentionStep:
         key = self.k_cache.float().nan_to_num().norm(dim=-1).max().item()
         score_error = head_size * EPS * query * key / head_size**0.5
         return 2 * self.largest_value * (2 * score_error + (length**0.5 + 4) * EPS)
+
+    def assert_near(
+        self, actual: Tensor, expected: Tensor, soft_cap: float | None = None, rounds_weights: bool = True
+    ) -> float:
+        """In 16 bits a kernel may round each weight too, and both round the result, perhaps across a tie.
+
+        Returns the absolute part of the bound.
+        """
+        # tanh by way of exp is off by 4 units of 1: as many of the cap in a score, so in its weight.
+        bound, rtol = self.bound() + 8 * EPS * (soft_cap or 0.0) * self.largest_value, 0.0
+        if actual.dtype != torch.float32:
+            rtol = torch.finfo(actual.dtype).eps
+            bound += self.largest_value * rtol / 2 * rounds_weights
+        torch.testing.assert_close(actual, expected, rtol=rtol, atol=bound)
+        return bound
+
+
+def count_ahead(window: int | None) -> int:
+    """Of a model that sees both ways."""
+    return NO_WINDOW if window is None else window - 1

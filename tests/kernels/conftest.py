@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from quire.kernels.linear.linear import Variant, find_variants
@@ -27,17 +27,23 @@ def variant(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Variant:
     return request.param
 
 
-@pytest.fixture(params=_ATTENTION_VARIANTS)
-def attention_variant(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Iterator[str]:
-    """A variant of bfloat16 attention, forced; its head sizes are multiples of 32."""
-    index = _ATTENTION_VARIANTS.index(request.param)
-    library.quire_force_attention_variant(index)
-    try:
+@pytest.fixture
+def force_attention(library: ctypes.CDLL) -> Iterator[Callable[[str], None]]:
+    """Takes one variant of bfloat16 attention; its head sizes are multiples of 32."""
+
+    def force(variant: str) -> None:
+        index = _ATTENTION_VARIANTS.index(variant)
+        library.quire_force_attention_variant(index)
         if library.quire_attention_variant(32) != index:
-            pytest.skip(f"this processor has no {request.param}")
-        yield request.param
-    finally:
-        library.quire_force_attention_variant(0)
+            pytest.skip(f"this processor has no {variant}")
+
+    yield force
+    library.quire_force_attention_variant(0)
+
+
+@pytest.fixture
+def triton_kernels() -> None:
+    pytest.importorskip("triton")
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""The interpreter takes what the compiler refuses: here every dense kernel is compiled for an H100."""
+"""Kernels through the compiler for an H100, which refuses what the interpreter takes, and what it makes of
+them."""
 
 from __future__ import annotations
 
@@ -6,30 +7,44 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 pytest.importorskip("triton")
 
-# Some 10 s of one core, which a loaded machine may not have at once; compiled kernels are cached after that.
-pytestmark = pytest.mark.timeout(300)
+# Some 15 s of one core, which a loaded machine may not have at once; compiled kernels are cached after that.
 _TIMEOUT_S = 280.0
+pytestmark = pytest.mark.timeout(_TIMEOUT_S + 20)
 
-# In a process of its own, because Triton decides at its import whether it interprets.
+# In a process of its own, because Triton decides at its import whether it interprets. Each argument is
+# (which launches, architecture, whether programmatic dependent launch is enabled, the case).
 _SCRIPT = """
-import json, torch
+import json, re, sys, torch
+from quire.kernels.attention.attention_plan_triton import launch_plan, plan_attention
+from quire.kernels.attention.paged_attention_triton import launch_paged_attention
+from quire.kernels.attention.rotate_and_write_triton import launch_rotate_and_write
 from quire.kernels.linear.gated_activation_triton import launch_gated_activation
-from quire.kernels.program.gather_rows_triton import launch_gather_rows
 from quire.kernels.linear.linear_triton import launch_linear
+from quire.kernels.norm.rms_norm_triton import launch_rms_norm
+from quire.kernels.program.gather_rows_triton import launch_gather_rows
 from quire.kernels.sampling.log_totals_triton import launch_log_totals
 from quire.kernels.sampling.penalties_triton import launch_penalties
-from quire.kernels.norm.rms_norm_triton import launch_rms_norm
 from quire.kernels.sampling.sample_triton import launch_sample
 from quire.kernels.sampling.token_bitmask_triton import launch_token_bitmask
-from quire.tools.gpu.compiler import compile_launches, make
+from quire.kernels.triton import dependent_launch_triton
+from quire.tools.gpu.compiler import SHARED_BYTES, compile_launches, make
 
-def launch():
+def launch_dependent(_case, _architecture):
     launch_rms_norm(make(2, 1024), make(2, 1024), make(1024), 1e-6)
+    launch_linear(make(1, 1024), make(1024, 1024))
+    cache, weight, angle = make(4, 2, 16, 64), make(64), make(2, 32, dtype=torch.float32)
+    slots = make(2, dtype=torch.int64)
+    launch_rotate_and_write(make(2, 512), 4, angle, angle, (weight, weight, 1e-6), cache, cache, slots)
+
+def launch_dense(_case, _architecture):
     launch_gather_rows(make(9, 1024), make(2, dtype=torch.int64))
     for activation in ("silu", "gelu", "gelu_tanh"):
         launch_gated_activation(make(2, 6144), activation)
@@ -44,48 +59,154 @@ def launch():
     seen = make(40, dtype=torch.float32)
     launch_penalties(logits.view(-1), make(40, dtype=torch.int64), seen, make(3, 40, dtype=torch.float32))
 
-found = compile_launches(launch)
-print(json.dumps([[one.name, one.shared_bytes, one.has_wgmma] for one in found]))
+def launch_attention(case, architecture):
+    dtype, head_size = getattr(torch, case["dtype"]), case["head_size"]
+    block_size = case.get("block_size", 16)
+    num_heads = 2 * case["group"]
+    row_size = (num_heads + 4) * head_size
+    cache, qkv = (make(*size, dtype=dtype) for size in ((4, 2, block_size, head_size), (34, row_size)))
+    weight, angle = make(head_size, dtype=dtype), make(34, head_size // 2, dtype=torch.float32)
+    tables, starts, lengths = (make(*size, dtype=torch.int32) for size in ((4, 9), (5,), (4,)))
+    slots, window = make(34, dtype=torch.int64), case.get("window")
+    launch_rotate_and_write(qkv, num_heads, angle, angle, (weight, weight, 1e-6), cache, cache, slots)
+    plan = plan_attention(
+        2, 2, 4, 2, 4096, 132, case.get("is_strict", False), shared_bytes=SHARED_BYTES[architecture]
+    )
+    launch_paged_attention(
+        qkv, row_size, num_heads, cache, cache, tables, starts, lengths, window, plan,
+        launch_plan(plan, starts, lengths, window), case.get("soft_cap"), None, case.get("ahead", 0),
+        make(num_heads, 1023, dtype=torch.float32) if case.get("has_bias") else None,
+    )
+
+wanted = r"griddepcontrol\\.\\w+|prefetch\\.global|[ls][dt]\\.global|cp\\.async\\.c\\w|\\w+(?:\\.\\w+)*\\.f32"
+made = []
+for name, architecture, is_enabled, case in json.loads(sys.argv[1]):
+    dependent_launch_triton.IS_ENABLED = is_enabled
+    kernels = compile_launches(lambda: globals()["launch_" + name](case, architecture), architecture)
+    made.append([
+        [each.name, each.shared_bytes, each.num_spills, each.copies_in_flight, each.has_wgmma,
+         re.findall(wanted, each.asm["ptx"]) if name == "dependent" else []]
+        for each in kernels
+    ])
+print(json.dumps(made))
 """
-_MAX_SHARED_BYTES = 227 << 10  # of a program on sm_90
+_SHARED_BYTES = {89: 99 << 10, 90: 227 << 10}  # of a program
+
+BFLOAT16 = {"dtype": "bfloat16", "head_size": 128, "group": 4}
+ATTENTION_CASES = {
+    "strict": BFLOAT16 | {"is_strict": True},
+    "window and cap": BFLOAT16 | {"dtype": "float16", "window": 4096, "soft_cap": 30.0},
+    "both ways": BFLOAT16 | {"head_size": 64, "group": 1, "ahead": 1 << 30, "has_bias": True},
+    "padded heads": {"dtype": "bfloat16", "head_size": 80, "group": 7, "block_size": 8},
+    "small heads": {"dtype": "bfloat16", "head_size": 16, "group": 1, "block_size": 128},
+    "large heads": {"dtype": "bfloat16", "head_size": 256, "group": 2, "block_size": 32},
+    "large heads, strict": {"dtype": "bfloat16", "head_size": 256, "group": 2, "is_strict": True},
+    "many heads a kv head": {"dtype": "bfloat16", "head_size": 256, "group": 128},
+    "float32": {"dtype": "float32", "head_size": 128, "group": 4},
+    "on Ada": BFLOAT16 | {"architecture": 89},
+    "large heads on Ada": {"dtype": "bfloat16", "head_size": 256, "group": 2, "architecture": 89},
+    "large float32, strict": {"dtype": "float32", "head_size": 256, "group": 8, "is_strict": True},
+}
+
+
+@dataclass
+class Kernel:
+    name: str
+    shared_bytes: int
+    num_spills: int
+    copies_in_flight: int
+    has_wgmma: bool
+    instructions: list[str]  # those that matter here, in order
+
+
+def compile_all(*cases: tuple[str, int, bool, dict[str, Any]]) -> list[list[Kernel]]:
+    """Of each case its launches in order."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-P", "-c", _SCRIPT, json.dumps(cases)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [[Kernel(*each) for each in kernels] for kernels in json.loads(done.stdout.splitlines()[-1])]
 
 
 @pytest.fixture(scope="module")
-def compiled() -> list[tuple[str, int, bool]]:
-    """(kernel, bytes of shared memory, has Hopper's matrix instruction) of each launch."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-P", "-c", _SCRIPT]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [(name, size, has) for name, size, has in json.loads(done.stdout.splitlines()[-1])]
+def compiled() -> dict[str, list[Kernel]]:
+    cases = {
+        "dense": ("dense", 90, True, {}),
+        "attention": ("attention", 90, True, BFLOAT16),
+        "dependent": ("dependent", 90, True, {}),
+        "independent": ("dependent", 90, False, {}),
+    }
+    return dict(zip(cases, compile_all(*cases.values()), strict=True))
 
 
-def test_every_dense_kernel_compiles_for_an_h100(compiled: list[tuple[str, int, bool]]) -> None:
-    assert {name for name, _, _ in compiled} == {
-        "_rms_norm",
-        "_gather_rows",
-        "_gated_activation",
-        "_linear_few",
-        "_add_segments",
-        "_linear_many",
-        "_summarize",
-        "_choose",
-        "_choose_filtered",
-        "_sum_chunks",
-        "_add_chunks",
-        "_apply_token_bitmask",
-        "_penalize",
+def test_every_dense_kernel_compiles_for_an_h100(compiled: dict[str, list[Kernel]]) -> None:
+    assert {kernel.name for kernel in compiled["dense"]} == {
+        *("_gather_rows", "_gated_activation", "_linear_few", "_add_segments", "_linear_many"),
+        *("_summarize", "_choose", "_choose_filtered", "_sum_chunks", "_add_chunks"),
+        *("_apply_token_bitmask", "_penalize"),
     }
 
 
 def test_every_program_fits_the_shared_memory_of_a_multiprocessor(
-    compiled: list[tuple[str, int, bool]],
+    compiled: dict[str, list[Kernel]],
 ) -> None:
-    assert all(size <= _MAX_SHARED_BYTES for _, size, _ in compiled)
+    for kernels in compiled.values():
+        assert all(kernel.shared_bytes <= _SHARED_BYTES[90] for kernel in kernels)
 
 
-def test_the_matrix_units_take_every_number_of_rows(compiled: list[tuple[str, int, bool]]) -> None:
-    linear = [has for name, _, has in compiled if name in ("_linear_few", "_linear_many")]
-    assert linear == [True, True, True]
+def test_the_matrix_units_take_every_number_of_rows(compiled: dict[str, list[Kernel]]) -> None:
+    linear = [each for each in compiled["dense"] if each.name in ("_linear_few", "_linear_many")]
+    assert [kernel.has_wgmma for kernel in linear] == [True, True, True]
+
+
+def test_a_mixed_step_in_bfloat16_compiles_to_five_kernels_that_copy_keys_ahead(
+    compiled: dict[str, list[Kernel]],
+) -> None:
+    kernels = compiled["attention"]
+    names = ["_rotate_and_write_kernel", "_plan_kernel"]
+    names += ["_paged_attention_kernel", "_combine_kernel", "_paged_attention_kernel"]
+    assert [kernel.name for kernel in kernels] == names
+    assert not any(kernel.num_spills for kernel in kernels)
+    singles, chunks = kernels[2], kernels[4]
+    # A tile's products wait for its own K or V, and leave those of the next tile on their way.
+    assert singles.copies_in_flight == chunks.copies_in_flight == 2
+    assert 2 * singles.shared_bytes <= _SHARED_BYTES[90]  # two programs of a processor at once
+    assert chunks.has_wgmma
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ATTENTION_CASES)
+def test_every_kind_of_attention_compiles_and_fits_the_shared_memory(name: str) -> None:
+    case = ATTENTION_CASES[name]
+    architecture = int(str(case.get("architecture", 90)))
+    [kernels] = compile_all(("attention", architecture, True, case))
+    for kernel in kernels:
+        assert kernel.shared_bytes <= _SHARED_BYTES[architecture], kernel
+        if kernel.name == "_paged_attention_kernel":
+            assert kernel.copies_in_flight or case["dtype"] == "float32", kernel
+
+
+def test_kernels_wait_once_before_they_touch_what_others_write(compiled: dict[str, list[Kernel]]) -> None:
+    loads_of_weights = {"_rms_norm": True, "_rotate_and_write_kernel": True}
+    for kernel in compiled["dependent"]:
+        name, instructions = kernel.name, kernel.instructions
+        waits = [each for each in instructions if each.startswith("griddepcontrol")]
+        assert waits == ["griddepcontrol.wait", "griddepcontrol.launch_dependents"], name
+        before = instructions[: instructions.index("griddepcontrol.wait")]
+        assert "st.global" not in before, name
+        assert ("ld.global" in before) == loads_of_weights.get(name, False), name
+        assert ("prefetch.global" in before) == (name == "_linear_few"), name
+
+
+def test_the_arithmetic_is_the_same_with_dependent_launches_and_without(
+    compiled: dict[str, list[Kernel]],
+) -> None:
+    def split(kernel: Kernel) -> tuple[Counter[str], Counter[str]]:
+        """Instructions of dependent launches, and all others."""
+        is_of_launch = [each.startswith(("griddepcontrol", "prefetch")) for each in kernel.instructions]
+        pairs = list(zip(kernel.instructions, is_of_launch, strict=True))
+        return Counter(a for a, is_its in pairs if is_its), Counter(a for a, is_its in pairs if not is_its)
+
+    for dependent, independent in zip(compiled["dependent"], compiled["independent"], strict=True):
+        assert dependent.name == independent.name
+        assert split(independent) == (Counter(), split(dependent)[1]), dependent.name

@@ -1,0 +1,348 @@
+"""Attention by every implementation: near the torch reference, and with equal bits in any company."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from attention_step import MIXED, SHAPES, AttentionStep, count_ahead
+from kernel_checks import TRITON_DEVICE
+from quire.kernels.attention.paged_attention import NO_WINDOW
+from torch import Tensor
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+LONGER = [*MIXED, (100, 129)]
+# Read in place, several kv heads together; groups of fewer and of more rows than a vector product has.
+IN_PLACE = [(16, 8, 32, 16), (14, 2, 48, 16)]
+NATIVE_SHAPES = {
+    F32: [*SHAPES, *IN_PLACE, (7, 7, 24, 32), (8, 1, 128, 64), (14, 2, 72, 128)],
+    BF16: [*SHAPES, *IN_PLACE, (4, 2, 32, 8), (8, 1, 64, 16), (20, 2, 96, 32)],
+}
+NATIVE_STEPS = {F32: LONGER, BF16: [*LONGER, (3, 1030), (200, 201)]}
+# Lengths around panels of 32 queries, tiles of 16 and steps of 32 keys; the last is longer than a task.
+LENGTHS = [1, 3, 70, 16, 17, 150, 64, 33, 48, 600]
+ENCODER_SHAPES = [(4, 2, 32), (1, 1, 8), (6, 2, 40), (3, 3, 64), (2, 1, 256), (4, 1, 96)]
+# Interpreted, a step takes as long as it has tiles: 8 queries, 32 keys in float32.
+INTERPRETED = [(1, 1), (3, 3), (1, 70), (20, 70), (1, 64), (1, 65)]
+
+
+def pair(count: int, windows: list[int | None]) -> list[tuple[int, int | None]]:
+    """So many numbers with two windows each, every window with several of them."""
+    return [(number, windows[(number + more) % len(windows)]) for number in range(count) for more in (0, 1)]
+
+
+needs_triton = pytest.mark.usefixtures("triton_kernels")
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest, set_threads: Callable[[int], None]) -> None:
+    set_threads(request.param)
+
+
+@pytest.fixture(params=[F32, "amx", "avx512_bf16", "widened"], ids=str)
+def native_dtype(request: pytest.FixtureRequest, force_attention: Callable[[str], None]) -> torch.dtype:
+    """The type of queries, keys and values; bfloat16 by one variant."""
+    if isinstance(request.param, str):
+        force_attention(request.param)
+    return BF16 if isinstance(request.param, str) else F32
+
+
+def is_widened(request: pytest.FixtureRequest) -> bool:
+    """Whether bfloat16 is computed as float32 is."""
+    return "widened" in request.node.name
+
+
+@pytest.mark.parametrize(("number", "window"), pair(len(NATIVE_SHAPES[F32]), [None, 1, 13, 64, 100]))
+def test_a_mixed_step_equals_the_reference(
+    native_dtype: torch.dtype, number: int, window: int | None, request: pytest.FixtureRequest
+) -> None:
+    step = AttentionStep.draw(
+        NATIVE_STEPS[native_dtype], *NATIVE_SHAPES[native_dtype][number], dtype=native_dtype
+    )
+    step.assert_near(
+        step.launch_native(window), step.reference(window), rounds_weights=not is_widened(request)
+    )
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("window", [None, 1500])
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+def test_contexts_of_several_splits_equal_the_reference(num_kv_heads: int, window: int | None) -> None:
+    step = AttentionStep.draw([(1, 3000), (2, 1025)], 2, num_kv_heads, 32)
+    step.assert_near(step.launch_native(window), step.reference(window))
+
+
+@pytest.mark.parametrize(("number", "window"), pair(len(ENCODER_SHAPES), [None, 1, 14, 65]))
+def test_prompts_that_see_both_ways_equal_the_reference(
+    native_dtype: torch.dtype, number: int, window: int | None
+) -> None:
+    step = AttentionStep.draw_prompts(LENGTHS, ENCODER_SHAPES[number], native_dtype)
+    step.assert_near(step.launch_encoder(window), step.reference(window, ahead=count_ahead(window)))
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("window", "num_processors", "is_strict"),
+    [(None, 1, False), (40, 12, False), (None, 12, True), (40, 1, True)],
+)
+def test_a_mixed_step_in_triton_equals_the_reference(
+    window: int | None, num_processors: int, is_strict: bool
+) -> None:
+    step = AttentionStep.draw(INTERPRETED)
+    actual = step.launch_triton(window, num_processors=num_processors, is_strict=is_strict)
+    step.assert_near(actual, step.reference(window))
+
+
+# Every shape in one of the two types, which take turns; the other one is slow, as half precision is.
+@needs_triton
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        pytest.param(shape, dtype, marks=[] if dtype == usual else [pytest.mark.slow])
+        for shape, usual in zip(SHAPES[1:], itertools.cycle([BF16, F32]), strict=False)
+        for dtype in (F32, BF16, F16)
+    ],
+)
+def test_every_shape_and_type_in_triton_equals_the_reference(
+    shape: tuple[int, int, int, int], dtype: torch.dtype
+) -> None:
+    step = AttentionStep.draw([(5, 37), (1, 130)], *shape, dtype=dtype)
+    step.assert_near(step.launch_triton(num_processors=4), step.reference())
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("window", "ahead", "is_strict", "has_bias"),
+    [
+        (None, NO_WINDOW, False, True),
+        (None, NO_WINDOW, True, False),
+        (14, 13, False, False),
+        (14, 13, True, True),
+        (35, 34, False, True),
+        (35, 34, True, False),
+    ],
+)
+def test_a_query_in_triton_may_see_keys_after_itself(
+    window: int | None, ahead: int, is_strict: bool, has_bias: bool
+) -> None:
+    step = AttentionStep.draw_prompts([1, 3, 40], (4, 2, 16), F32)
+    edits = window, None, None, ahead, step.draw_bias() if has_bias else None
+    step.assert_near(step.launch_triton(*edits, is_strict=is_strict), step.reference(*edits))
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("edits", [(0.5, None), (50.0, None), (None, 0.05), (2.0, 0.3)])
+def test_scores_are_scaled_then_bent_before_the_softmax(
+    native_dtype: torch.dtype, edits: tuple[float | None, float | None], window: int | None
+) -> None:
+    step = AttentionStep.draw(LONGER, 4, 2, 32, dtype=native_dtype)
+    actual = step.launch_native(window, *edits)
+    bound = step.assert_near(actual, step.reference(window, *edits), edits[0])
+    if edits[0] != 50.0:  # which bends hardly any
+        assert (actual - step.launch_native(window)).abs().max() > 2 * bound
+
+
+def test_scores_that_see_both_ways_are_scaled_bent_and_biased_in_this_order(
+    native_dtype: torch.dtype,
+) -> None:
+    step = AttentionStep.draw_prompts(LENGTHS, (4, 2, 32), native_dtype)
+    edits = (2.0, 0.3, step.draw_bias())
+    actual = step.launch_encoder(65, *edits)
+    step.assert_near(actual, step.reference(65, *edits[:2], 64, edits[2]), 2.0)
+    for without in range(3):
+        others: list[Any] = [None if number == without else edit for number, edit in enumerate(edits)]
+        assert (actual - step.launch_encoder(65, *others)).abs().max() > 0.1
+
+
+@needs_triton
+@pytest.mark.parametrize("num_processors", [1, 6])
+def test_triton_bends_every_score_before_the_softmax(num_processors: int) -> None:
+    step = AttentionStep.draw([(5, 90), (1, 70)], num_kv_heads=4)
+    step.query *= 8
+    actual = step.launch_triton(None, 2.0, num_processors=num_processors)
+    bound = step.assert_near(actual, step.reference(None, 2.0), 2.0)
+    assert (actual - step.reference()).abs().max() > 2 * bound
+
+
+def assert_equal_alone(
+    step: AttentionStep, compute: Callable[[AttentionStep], Tensor], count: int | None
+) -> None:
+    """Each request in chunks of `count` tokens by itself, or whole, against the whole step."""
+    expected = compute(step)
+    for request, (start, end) in enumerate(itertools.pairwise(step.query_starts.tolist())):
+        size = count or end - start
+        for first in range(start, end, size):
+            last = min(first + size, end)
+            alone = compute(step.only(request, first - start, last - first))
+            assert torch.equal(alone, expected[first:last])
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("window", [None, 50, 1500])
+@pytest.mark.parametrize("shape", [*IN_PLACE, (6, 2, 24, 16)])
+def test_a_row_has_the_same_bits_whatever_is_computed_beside_it(
+    native_dtype: torch.dtype, shape: tuple[int, int, int, int], window: int | None
+) -> None:
+    if native_dtype is BF16 and shape != IN_PLACE[0]:
+        shape = (6, 2, 32, 16)
+    step = AttentionStep.draw([*LONGER, (5, 2100), (30, 300)], *shape, dtype=native_dtype)
+    assert_equal_alone(step, lambda step: step.launch_native(window), 7)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("window", [None, 14])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_prompt_has_the_same_bits_alone(
+    native_dtype: torch.dtype, window: int | None, has_bias: bool
+) -> None:
+    step = AttentionStep.draw_prompts(LENGTHS, (4, 2, 32), native_dtype)
+    bias = step.draw_bias() if has_bias else None
+    assert_equal_alone(step, lambda step: step.launch_encoder(window, None, None, bias), None)
+
+
+@needs_triton
+@pytest.mark.usefixtures("dots_in_order")
+@pytest.mark.parametrize(("window", "dtype"), [(None, BF16), (70, F32)])
+def test_strict_rows_have_the_same_bits_in_any_company_chunk_and_split(
+    window: int | None, dtype: torch.dtype
+) -> None:
+    step = AttentionStep.draw([(23, 140), (1, 130), (9, 9)], dtype=dtype)
+    together = step.launch_triton(window, is_strict=True)
+    # On many processors each split of a single token has a program of its own.
+    parts = [(0, 0, 16, 1), (0, 16, 7, 1), (0, 5, 1, 1), (0, 5, 1, 40), (0, 22, 1, 40), (1, 0, 1, 40)]
+    for request, first, count, num_processors in parts:
+        alone = step.only(request, first, count)
+        actual = alone.launch_triton(window, num_processors=num_processors, is_strict=True)
+        start = int(step.query_starts[request]) + first
+        assert torch.equal(actual, together[start : start + count])
+
+
+@pytest.mark.parametrize("window", [None, 14])
+def test_a_query_has_the_same_bits_wherever_a_part_of_the_step_begins(
+    native_dtype: torch.dtype, window: int | None, library: ctypes.CDLL
+) -> None:
+    step = AttentionStep.draw_prompts(LENGTHS, (2, 1, 32), native_dtype)
+    qkv, expected = step.project(), step.launch_encoder(window)
+    for first, last in ((0, 21), (21, 22), (22, 300), (300, len(qkv))):
+        out = torch.empty_like(expected[first:last])
+        library.quire_encoder_attention(
+            native_dtype is BF16,
+            qkv.data_ptr(),
+            out.data_ptr(),
+            step.query_starts.data_ptr(),
+            len(LENGTHS),
+            first,
+            last - first,
+            None,
+            *(2, 1, 32),
+            window or NO_WINDOW,
+            0,
+            *(32**-0.5, 0.0),
+        )
+        assert torch.equal(out, expected[first:last])
+
+
+@pytest.mark.parametrize("sees_both_ways", [False, True])
+def test_a_nan_stays_in_its_request(native_dtype: torch.dtype, sees_both_ways: bool) -> None:
+    step = AttentionStep.draw_prompts([4, 40, 1], (4, 2, 32), native_dtype)
+    launch = step.launch_encoder if sees_both_ways else step.launch_native
+    expected = launch()
+    step.query[5] = torch.nan
+    actual = launch()
+    assert torch.isnan(actual[5]).all()
+    others = [token for token in range(len(actual)) if token != 5]
+    assert torch.equal(actual[others], expected[others])
+
+
+@needs_triton
+def test_rows_that_pad_a_batch_disturb_nobody() -> None:
+    step = AttentionStep.draw([(1, 70), (1, 130)])
+    padded = replace(
+        step,
+        query=torch.cat([step.query, torch.full((2, 4, 16), torch.nan)]),
+        block_tables=torch.cat([step.block_tables, step.block_tables]),
+        query_starts=torch.arange(5, dtype=torch.int32),
+        seq_lens=torch.cat([step.seq_lens, torch.zeros(2, dtype=torch.int32)]),
+    )
+    for num_processors, is_strict in ((4, False), (1, True)):
+        actual = padded.launch_triton(num_processors=num_processors, is_strict=is_strict)
+        step.assert_near(actual[:2], step.reference())
+        assert not actual[2:].any()
+
+
+@needs_triton
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_requests_and_tokens_that_pad_a_mixed_step_cost_and_change_nothing(is_strict: bool) -> None:
+    step = AttentionStep.draw([(1, 70), (9, 20), (1, 130), (5, 5)])
+    expected = step.launch_triton(num_processors=6, is_strict=is_strict)
+    padded = replace(
+        step,
+        query=torch.cat([step.query, torch.full((19, 4, 16), torch.nan)]),
+        block_tables=torch.cat([step.block_tables] * 2),
+        query_starts=torch.cat([step.query_starts, step.query_starts[-1].repeat(4)]),
+        seq_lens=torch.cat([step.seq_lens, torch.zeros(4, dtype=torch.int32)]),
+    )
+    actual = padded.launch_triton(num_processors=6, is_strict=is_strict)
+    assert torch.equal(actual[: len(expected)], expected)
+
+
+def plan_items(lengths: list[int], num_processors: int, is_strict: bool = False) -> tuple[Tensor, Tensor]:
+    """(items, first items of split requests) of single tokens with so many keys, for 8 kv heads."""
+    from quire.kernels.attention.attention_plan_triton import launch_plan, plan_attention
+
+    starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device=TRITON_DEVICE)
+    plan = plan_attention(len(lengths), 0, len(lengths), 8, max(lengths), num_processors, is_strict)
+    seq_lens = torch.tensor(lengths, dtype=torch.int32, device=TRITON_DEVICE)
+    work = launch_plan(plan, starts, seq_lens, None)
+    assert work is not None
+    return work.items.cpu(), work.split_items.cpu()
+
+
+@needs_triton
+def test_one_long_request_beside_many_short_ones_has_most_of_the_programs() -> None:
+    items, split_items = plan_items([100] * 20 + [32_768] + [100] * 20, num_processors=132)
+    taken = items[items[:, 0] < 41]
+    assert len(items) == 41 + 33
+    longest = taken[taken[:, 0] == 20]
+    assert longest[:, 1].tolist() == list(range(len(longest)))
+    assert (longest[:, 2] == len(longest)).all()
+    assert 28 <= len(longest) <= 32
+    assert len(longest) * int(longest[0, 3]) >= 32_768
+    assert taken[taken[:, 0] != 20][:, 2].eq(1).all()
+    assert split_items.tolist() == [20] + [-1] * 32
+
+
+@needs_triton
+@pytest.mark.parametrize("length", [1, 129, 4096, 131_072])
+def test_a_lone_request_fills_the_device_as_far_as_its_length_goes(length: int) -> None:
+    items, split_items = plan_items([length], num_processors=132)
+    count = int(items[0, 2])
+    assert count == min(32, -(-length // 128))
+    assert items[:count, 0].eq(0).all()
+    assert items[count:, 0].eq(1).all()
+    assert split_items[0] == (0 if count > 1 else -1)
+
+
+@needs_triton
+def test_strict_splits_are_cut_at_fixed_places_or_not_at_all() -> None:
+    items, split_items = plan_items([3000, 100], num_processors=132, is_strict=True)
+    assert items[:4].tolist() == [[0, 0, 3, 1024], [0, 1, 3, 1024], [0, 2, 3, 1024], [1, 0, 1, 1024]]
+    assert split_items.tolist() == [0, -1]
+    items, _ = plan_items([3000] * 40, num_processors=132, is_strict=True)
+    assert items[:, :3].tolist() == [[request, 0, 1] for request in range(40)]
+
+
+@needs_triton
+def test_what_the_kernels_do_not_cover_is_named_with_what_they_do() -> None:
+    from quire.kernels.attention.paged_attention_triton import find_uncovered
+
+    assert find_uncovered(32, 8, 128, BF16) is None
+    assert find_uncovered(2, 1, 320, BF16) == "head size 320: even ones from 2 to 256 are covered"
+    assert "float64" in (find_uncovered(2, 1, 64, torch.float64) or "")
+    assert "129 query heads" in (find_uncovered(129, 1, 64, BF16) or "")
+    assert (find_uncovered(33, 1, 256, F32) or "").endswith("of size 256: up to 32 are covered")
