@@ -1,6 +1,6 @@
 """Server-sent events, and work that ends when its client leaves.
 
-One write path: `_Writer`. While nothing flows it sends comments; a reader that does not read is cut off.
+One write path: `_Writer`. While nothing flows it sends comments.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -20,8 +20,7 @@ from .errors import MESSAGES_ID_HEADER, as_api_error, encode_error, make_error_r
 from .limits import Limits
 
 DONE = b"data: [DONE]\n\n"
-CLOSE_EXTENSION = "quire.close_connection"  # scope["extensions"]: ends the connection, unsent bytes and all
-GONE_EXTENSION = "quire.tell_when_gone"  # takes what to call when the client leaves, or None
+GONE_EXTENSION = "quire.tell_when_gone"  # of scope["extensions"]: has the client's leaving told, or not
 REQUEST_ID_HEADER = b"x-request-id"  # OpenAI's clients show it; Anthropic's show the other one
 ID_HEADERS = (REQUEST_ID_HEADER, MESSAGES_ID_HEADER.encode())
 _PING = b": ping\n\n"
@@ -162,45 +161,32 @@ class EventStream(Response):
         writer = _Writer(
             send, _HEADERS + [(header, value.encode("latin-1")) for header, value in names.items()]
         )
-        pump = asyncio.ensure_future(self._pump(writer))
-        gone = asyncio.ensure_future(_wait_for_disconnect(receive))
+        pinging = asyncio.ensure_future(self._ping(writer))
         try:
-            await self._watch(writer, pump, gone, scope)
-            error = _error_of(pump)
-            if error is not None and not writer.has_started:
-                response = make_error_response(error, scope["path"])
-                self.status_code = response.status_code
-                if self.asked_as is not None:
-                    echo_request_id(response, self.asked_as)
-                await response(scope, receive, send)
+            await run_while_connected(scope, self._pump(writer))
+        except ClientDisconnect:
+            pass
+        except Exception as error:
+            if writer.has_started:
+                raise
+            response = make_error_response(error, scope["path"])
+            self.status_code = response.status_code
+            if self.asked_as is not None:
+                echo_request_id(response, self.asked_as)
+            await response(scope, receive, send)
         finally:
-            await cancel_and_wait(pump, gone)
+            await cancel_and_wait(pinging)
             await self._events.aclose()
 
-    async def _watch(
-        self, writer: _Writer, pump: asyncio.Future[None], gone: asyncio.Future[None], scope: Scope
-    ) -> None:
-        """Until the pump has ended or its reader is gone: pings, and the time-out of writes."""
-        limits = self._limits
-        period_s = min(limits.ping_interval_s, limits.write_timeout_s)
-        wait_s = period_s
+    async def _ping(self, writer: _Writer) -> None:
+        """A comment where nothing flows. A reader that does not read is the connection's to cut off."""
+        interval_s = self._limits.ping_interval_s
         while True:
-            await asyncio.wait({pump, gone}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-            if pump.done() or gone.done():
-                return
             quiet_s = time.monotonic() - writer.last_write
-            if writer.is_blocked:
-                if quiet_s >= limits.write_timeout_s:
-                    close = scope.get("extensions", {}).get(CLOSE_EXTENSION)
-                    if close is not None:
-                        cast(Callable[[], None], close)()
-                    return
-                wait_s = limits.write_timeout_s - quiet_s
-            elif quiet_s >= limits.ping_interval_s:
+            if quiet_s >= interval_s and not writer.is_blocked:
                 await writer.write(_RECOVERING if self._is_recovering() else _PING)
-                wait_s = period_s
-            else:
-                wait_s = min(limits.ping_interval_s - quiet_s, period_s)
+                quiet_s = 0.0
+            await asyncio.sleep(interval_s - quiet_s if quiet_s < interval_s else interval_s)
 
     async def _pump(self, writer: _Writer) -> None:
         try:
@@ -239,18 +225,6 @@ class _Writer:
 
 def _encode_failure(error: Exception) -> bytes:
     return b"data: %b\n\n" % encode_error(as_api_error(error)) + DONE
-
-
-def _error_of(task: asyncio.Future[None]) -> Exception | None:
-    if not task.done() or task.cancelled():
-        return None
-    error = task.exception()
-    return error if isinstance(error, Exception) else None
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:

@@ -27,7 +27,7 @@ from ..bodies.parsing import BODY_EXTENSION
 from ..caller import name_address
 from ..errors import ApiError, as_api_error, encode_answer
 from ..observe.access_log import CURRENT, KEY_LENGTH, AccessLog, AccessRecord
-from ..stream import CLOSE_EXTENSION, GONE_EXTENSION, REQUEST_ID_HEADER
+from ..stream import GONE_EXTENSION, REQUEST_ID_HEADER
 from .admission import Admission
 from .auth import CALLER_KEY, OPEN_PATHS
 from .request_parser import RequestHead, RequestParser, check_body_length
@@ -459,11 +459,7 @@ class Connection(asyncio.Protocol):
             "headers": head.headers,
             "state": {},
             # None of them the exchange's own: it would hold itself until the collector comes.
-            "extensions": {
-                CLOSE_EXTENSION: self.close_now,
-                BODY_EXTENSION: self.hold_bytes,
-                GONE_EXTENSION: self.tell_when_gone,
-            },
+            "extensions": {BODY_EXTENSION: self.hold_bytes, GONE_EXTENSION: self.tell_when_gone},
         }
 
     def _expect(self, part: str) -> None:
