@@ -18,7 +18,6 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from ...ipc.protocol.fair_share import has_room
 from ...ipc.protocol.messages import EngineCoreRequest
 from ..scheduling.request import QueueOrder, Request
 from ..scheduling.running_batch import RunningBatch
@@ -35,6 +34,7 @@ class FairPolicy(Policy[FairQueue]):
     """The policy `fair`."""
 
     make_queue = FairQueue
+    shares_bounds = True
 
     def __init__(self, batch: RunningBatch, monotonic: Callable[[], float]) -> None:
         super().__init__(batch, monotonic)
@@ -52,10 +52,6 @@ class FairPolicy(Policy[FairQueue]):
     def rank(self, request: EngineCoreRequest) -> int:
         """Counts among requests of one tenant."""
         return request.options.priority
-
-    def admits(self, wanted: float, used: float, tenant_used: float, bound: float, part: float) -> bool:
-        """A tenant may fill its part even if others have filled the bound, up to twice the bound."""
-        return has_room(wanted, used, tenant_used, bound, part)
 
     def add(self, request: Request) -> None:
         """As Policy.add; a new request gets its record."""

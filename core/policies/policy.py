@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from ...ipc.protocol.fair_share import has_room
 from ...ipc.protocol.messages import EngineCoreRequest
 from ..scheduling.request import Request
 from ..scheduling.request_queue import WaitingRequests
@@ -24,6 +23,7 @@ class Policy(Generic[QueueT]):
     """The queue, a step's decisions, and hooks for what happens."""
 
     make_queue: Callable[[], QueueT]  # makes an empty queue, whose `peek` is the next request
+    shares_bounds = False  # whether a tenant may fill its part of the queue though others have filled it
 
     def __init__(self, batch: RunningBatch, monotonic: Callable[[], float]) -> None:
         """`monotonic`: the clock by which steps are timed."""
@@ -43,15 +43,6 @@ class Policy(Generic[QueueT]):
         """
         del request
         return 0
-
-    def admits(self, wanted: float, used: float, tenant_used: float, bound: float, part: float) -> bool:
-        """Whether one more request may wait, which takes `wanted` places or bytes of `bound`.
-
-        `used` of the bound are in use, `tenant_used` of them by the request's tenant, whose weight is `part`
-        of all active tenants'.
-        """
-        del part
-        return has_room(wanted, used, tenant_used, bound, 0.0)
 
     def add(self, request: Request) -> None:
         """Let a request wait that is new or was preempted."""

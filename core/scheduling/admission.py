@@ -10,6 +10,7 @@ import math
 from array import array
 from functools import lru_cache
 
+from ...ipc.protocol.fair_share import has_room
 from ...ipc.protocol.messages import EngineCoreRequest
 from ...ipc.protocol.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
 from ...ipc.protocol.token_lists import TokenLists, has_unpacked, is_token_mask
@@ -167,19 +168,19 @@ def find_overload(
     that is not simply believed (`is_bounded`) so do places, with those that can run.
     """
     was_taken_on = request.is_resumed or bool(request.output_token_ids)
-    part = tenant.weight / tenants.active_weight
     policy = scheduler.policy
+    part = tenant.weight / tenants.active_weight if policy.shares_bounds else 0.0
     bound = config.max_num_queued_reqs
     if bound is not None and was_taken_on:
         bound = 2 * (bound + config.max_num_seqs) if is_bounded else None
     if bound is not None:
         taken = scheduler.num_queued + max(0, len(policy.parked) - config.max_num_seqs)
-        if not policy.admits(1, taken, tenant.num_live - 1 - tenant.num_rows, bound, part):
+        if not has_room(1, taken, tenant.num_live - 1 - tenant.num_rows, bound, part):
             return f"{taken} requests wait already, and max_num_queued_reqs={bound}: try again later"
     bound = config.max_queued_bytes
     if bound is not None:
         taken, own = tenants.held_bytes - held_bytes, tenant.held_bytes - held_bytes
-        if not policy.admits(held_bytes, taken, own, 2 * bound if was_taken_on else bound, part):
+        if not has_room(held_bytes, taken, own, 2 * bound if was_taken_on else bound, part):
             return (
                 f"it takes {held_bytes} bytes, live requests hold {taken} ({own} of them this tenant's), "
                 f"and max_queued_bytes={bound}: try again later"
