@@ -6,7 +6,6 @@ as long as an engine is left, and whoever gave a command hears what became of it
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -15,19 +14,18 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import blocking_client
 import pytest
 from blocking_client import attach_client
 from daemon_client import make_requests
-from daemon_loads import TIMEOUT_S, Outputs, assert_undisturbed, collect, make_named_config
+from daemon_loads import TIMEOUT_S, assert_undisturbed, collect, make_named_config
 from daemons import Daemon, wait_until
-from quire.frontend.client.async_engine_core_client import AsyncMPClient, attach_async_client
 from quire.frontend.client.engine_links import EngineLinks
 from quire.frontend.client.engines import DaemonEngine
 from quire.frontend.daemon import add_engine, drain_engine, remove_engine, restart_engine
 from quire.ipc.daemon.daemon_state import EngineState, read_state
 from quire.ipc.daemon.run_dir import find_named
 from quire.ipc.errors import DaemonError
-from quire.ipc.protocol.messages import EngineCoreRequest
 from quire.ipc.spec.config import EngineConfig
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -78,18 +76,12 @@ class Client(threading.Thread):
         client = attach_client(NAME, "LLM")
         try:
             while not self._is_over.is_set():
-                requests = self._make_round()
+                requests = make_requests(f"{self.name}-{self.num_rounds}", NUM_REQUESTS, MAX_TOKENS)
                 client.add_requests(requests)
-                self._end_round(requests, collect(client, {one.request_id for one in requests}))
+                assert_undisturbed(requests, collect(client, {one.request_id for one in requests}))
+                self.num_rounds += 1
         finally:
             client.close()
-
-    def _make_round(self) -> list[EngineCoreRequest]:
-        return make_requests(f"{self.name}-{self.num_rounds}", NUM_REQUESTS, MAX_TOKENS)
-
-    def _end_round(self, requests: list[EngineCoreRequest], outputs: Outputs) -> None:
-        assert_undisturbed(requests, outputs)
-        self.num_rounds += 1
 
     def wait_for_rounds(self, count: int) -> None:
         """Until so many more have ended. Raises what has ended this client."""
@@ -109,37 +101,8 @@ class Client(threading.Thread):
             raise self.error
 
 
-class AsyncClient(Client):
-    """The same with an event loop."""
-
-    def play(self) -> None:
-        asyncio.run(self._play())
-
-    async def _play(self) -> None:
-        client = await attach_async_client(NAME, "AsyncLLM")
-        try:
-            while not self._is_over.is_set():
-                requests = self._make_round()
-                client.add_requests(requests)
-                async with asyncio.timeout(TIMEOUT_S):
-                    self._end_round(requests, await _collect_async(client, requests))
-        finally:
-            client.close()
-
-
-async def _collect_async(client: AsyncMPClient, requests: list[EngineCoreRequest]) -> Outputs:
-    outputs: Outputs = {}
-    live = {request.request_id for request in requests}
-    while live:
-        for output in await client.get_outputs():
-            outputs.setdefault(output.request_id, []).append(output)
-            if output.finish_reason is not None:
-                live.discard(output.request_id)
-    return outputs
-
-
 def make_clients() -> list[Client]:
-    return [Client(), AsyncClient()]
+    return [Client(), Client()]
 
 
 @dataclass
@@ -283,19 +246,18 @@ def test_clients_of_an_only_engine_whose_restart_fails_wait_for_the_next(told: P
         daemon.wait_until_ready(2)
 
 
-def test_a_client_that_knows_only_engines_that_are_gone_finds_the_others(told: Path) -> None:
-    async def attach() -> None:
-        client = AsyncMPClient([DaemonEngine(NAME, 7, "core7.sock")])
-        await client.wait_until_ready(TIMEOUT_S)
-        assert sorted(client.engines) == [0, 1]
-        requests = make_requests("b", NUM_REQUESTS, MAX_TOKENS)
-        client.add_requests(requests)
-        async with asyncio.timeout(TIMEOUT_S):
-            assert_undisturbed(requests, await _collect_async(client, requests))
-        client.close()
-
+def test_a_client_that_knows_only_engines_that_are_gone_finds_the_others(
+    told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Daemon(NAME, make_told_config(2, told)):
-        asyncio.run(attach())
+        monkeypatch.setattr(
+            blocking_client, "find_daemon_engines", lambda _: [DaemonEngine(NAME, 7, "core7.sock")]
+        )
+        with contextlib.closing(attach_client(NAME, "late")) as client:
+            assert sorted(client.engines) == [0, 1]
+            requests = make_requests("b", NUM_REQUESTS, MAX_TOKENS)
+            client.add_requests(requests)
+            assert_undisturbed(requests, collect(client, {request.request_id for request in requests}))
 
 
 def test_a_client_that_has_missed_who_came_in_its_engines_place_goes_on_there(

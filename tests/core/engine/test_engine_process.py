@@ -18,7 +18,7 @@ from blocking_client import BlockingClient, make_client
 from daemons import wait_for_end
 from fakes import expected_output, make_config, make_request
 from quire.core.faults.blame import MAX_DEATHS
-from quire.frontend.client.async_engine_core_client import AsyncMPClient, make_async_client
+from quire.frontend.client.async_engine_core_client import make_async_client
 from quire.ipc.errors import EngineDeadError, EngineStartError, ModelError
 from quire.ipc.processes import managed_child
 from quire.ipc.protocol.codec import make_client_codec
@@ -124,8 +124,6 @@ def test_startup_rows_add_up_to_the_wall_time() -> None:
 
 
 def test_a_failed_start_raises_the_workers_error_and_leaves_nothing() -> None:
-    import msgspec
-
     model = msgspec.structs.replace(CONFIG.model, served_model_name="missing")
     with pytest.raises(ModelError, match="model='missing': a folder"):
         make_client(msgspec.structs.replace(CONFIG, model=model))
@@ -348,67 +346,28 @@ def test_a_reader_that_stops_reading_blocks_nobody_and_loses_nothing(client: Blo
     assert_undisturbed(sleeper, collect(client, {"sleeper"})["sleeper"])
 
 
-def test_the_async_client_does_the_same() -> None:
-    async def run() -> None:
-        client: AsyncMPClient = await make_async_client(CONFIG)
-        requests = {f"r-{i}": make_request(f"r-{i}", [i + 1, 2], max_tokens=40) for i in range(50)}
-        for request in requests.values():
-            client.add_request(request)
-        outputs: dict[str, list[EngineCoreOutput]] = {request_id: [] for request_id in requests}
-        stats = asyncio.create_task(client.call_utility(UtilityMethod.STATS))
-        live = set(requests)
-        async with asyncio.timeout(10):
-            while live:
-                for output in await client.get_outputs():
-                    outputs[output.request_id].append(output)
-                    if output.finish_reason is not None:
-                        live.remove(output.request_id)
-            while not stats.done():
-                reader = asyncio.create_task(client.get_outputs())
-                await asyncio.wait((reader, stats), return_when=asyncio.FIRST_COMPLETED)
-                reader.cancel()
-        assert (await stats).stats is not None
-        for request_id, request in requests.items():
-            assert_undisturbed(request, outputs[request_id])
-        os.kill(client.facts.pids["core"], signal.SIGKILL)
-        late = make_request("late", [3, 4], max_tokens=20)
-        client.add_request(late)
-        outputs = {"late": []}
-        async with asyncio.timeout(10):
-            while not (outputs["late"] and outputs["late"][-1].finish_reason is not None):
-                outputs["late"] += await client.get_outputs()
-        assert_undisturbed(late, outputs["late"])
-        client.close()
+async def test_requests_that_come_at_any_moment_all_end() -> None:
+    client = await make_async_client(CONFIG)
+    waiting: dict[str, asyncio.Future[None]] = {}
 
-    asyncio.run(run())
+    async def deliver() -> None:
+        while True:
+            for output in await client.get_outputs():
+                if output.finish_reason is not None:
+                    waiting.pop(output.request_id).set_result(None)
 
+    async def request_in_a_loop(name: str) -> None:
+        for i in range(60):  # sends and receives interleave in every way
+            request_id = f"{name}-{i}"
+            waiting[request_id] = asyncio.get_running_loop().create_future()
+            client.add_request(make_request(request_id, [i + 1], max_tokens=1 + i % 7))
+            await waiting[request_id]
 
-def test_async_requests_that_come_at_any_moment_all_end() -> None:
-    async def run() -> None:
-        client = await make_async_client(CONFIG)
-        waiting: dict[str, asyncio.Future[None]] = {}
-
-        async def deliver() -> None:
-            while True:
-                for output in await client.get_outputs():
-                    if output.finish_reason is not None:
-                        waiting.pop(output.request_id).set_result(None)
-
-        async def request_in_a_loop(name: str) -> None:
-            for i in range(60):  # sends and receives interleave in every way
-                request_id = f"{name}-{i}"
-                waiting[request_id] = asyncio.get_running_loop().create_future()
-                client.add_request(make_request(request_id, [i + 1], max_tokens=1 + i % 7))
-                await waiting[request_id]
-
-        delivery = asyncio.create_task(deliver())
-        async with asyncio.timeout(20):
-            await asyncio.gather(*(request_in_a_loop(f"loop{n}") for n in range(12)))
-        assert not waiting
-        delivery.cancel()
-        client.close()
-
-    asyncio.run(run())
+    delivery = asyncio.create_task(deliver())
+    await asyncio.gather(*(request_in_a_loop(f"loop{n}") for n in range(12)))
+    assert not waiting
+    delivery.cancel()
+    client.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # from Python 3.12 on, with threads
@@ -429,14 +388,6 @@ def test_a_fork_of_the_owner_is_told_so(client: BlockingClient) -> None:
     request = make_request("mine", [1, 2], max_tokens=5)
     client.add_request(request)
     assert_undisturbed(request, collect(client, {"mine"})["mine"])
-
-
-def test_an_async_start_that_fails_raises_the_workers_error() -> None:
-    import msgspec
-
-    model = msgspec.structs.replace(CONFIG.model, served_model_name="missing")
-    with pytest.raises(ModelError, match="model='missing'"):
-        asyncio.run(make_async_client(msgspec.structs.replace(CONFIG, model=model)))
 
 
 def test_a_frame_that_the_core_cannot_read_ends_no_client(client: BlockingClient) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -22,7 +21,6 @@ from fakes import expected_output, make_config, make_request
 from quire.core.workers.executor import ExecutorEvent, ProcessExecutor, WorkerLost
 from quire.core.workers.local_place import LocalPlace
 from quire.core.workers.worker_group import StepWatch
-from quire.frontend.client.async_engine_core_client import make_async_client
 from quire.frontend.daemon import find_log
 from quire.ipc.errors import ConfigError, EngineStartError
 from quire.ipc.processes import liveness, process
@@ -314,33 +312,6 @@ def test_a_frame_that_does_not_decode_is_asked_for_again() -> None:
     client.close()
 
 
-@pytest.mark.parametrize(
-    "hooks",
-    [
-        pytest.param("core.schedule:hang@20", marks=pytest.mark.slow),
-        "core.outputs_frame:corrupt@3",
-        "core.schedule:raise@20",
-    ],
-)
-def test_an_async_client_does_the_same(hooks: str) -> None:
-    async def run() -> None:
-        config = configure(hooks)
-        client = await make_async_client(config)
-        requests = [make_request(f"r-{i}", [i + 1, 2], max_tokens=NUM_TOKENS) for i in range(NUM_REQUESTS)]
-        for request in requests:
-            client.add_request(request)
-        tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
-        live = set(tokens)
-        async with asyncio.timeout(10.0):
-            while live:
-                live -= enter(tokens, await client.get_outputs())
-        for request in requests:
-            assert tokens[request.request_id] == expected_output(request, config.model.max_model_len)[0]
-        client.close()
-
-    asyncio.run(run())
-
-
 def test_an_idle_client_replaces_a_core_that_was_killed_before_it_adds() -> None:
     config = configure()
     client = make_client(config)
@@ -362,8 +333,6 @@ def test_a_core_that_hangs_before_it_listens_is_an_error_at_the_first_start(
     monkeypatch.setattr(liveness, "LISTEN_TIMEOUT_S", 0.5)
     with pytest.raises(EngineStartError, match=r"SIGKILL: it did not listen within 0\.5 s"):
         make_client(configure("core.bind:hang"))
-    with pytest.raises(EngineStartError, match=r"SIGKILL: it did not listen within 0\.5 s"):
-        asyncio.run(make_async_client(configure("core.bind:hang")))
 
 
 def test_a_daemons_core_that_hangs_before_it_listens_is_replaced() -> None:

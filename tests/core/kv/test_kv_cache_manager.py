@@ -17,8 +17,8 @@ from quire.core.scheduling.tenant import Tenant
 BLOCK_SIZE = 8
 
 
-def make_manager(num_blocks: int, *, caching: bool = True) -> KVCacheManager:
-    hasher = BlockHasher(BLOCK_SIZE, make_config().model.spec, b"seed") if caching else None
+def make_manager(num_blocks: int) -> KVCacheManager:
+    hasher = BlockHasher(BLOCK_SIZE, make_config().model.spec, b"seed")
     return KVCacheManager(BlockPool(num_blocks), BLOCK_SIZE, hasher)
 
 
@@ -91,47 +91,6 @@ def test_some_requests_do_not_read_the_cache_but_fill_it(skips: dict[str, Any]):
     assert len(manager.find_prefix(make_live(list(range(32))))) == 3
 
 
-def test_without_caching_nothing_is_found():
-    manager = make_manager(20, caching=False)
-    request = make_live(list(range(32)))
-    assert admit(manager, request)
-    assert request.num_computed_tokens == 0
-    assert manager.find_prefix(make_live(list(range(32)))) == []
-
-
-def test_a_hit_in_the_free_list_counts_as_taken():
-    manager = make_manager(5)
-    first = make_live(list(range(32)))
-    assert admit(manager, first)
-    compute(manager, first)
-    manager.free(first)
-    second = make_live([*range(32), *range(100, 116)])  # 6 blocks, 4 of them hits that are free
-    assert len(manager.find_prefix(second)) == 4
-    assert manager.count_taken(second, manager.find_prefix(second)) == 6
-    assert not admit(manager, second)
-    assert manager.pool.num_free == 5
-    third = make_live([*range(32), 100])
-    assert manager.count_taken(third, manager.find_prefix(third)) == 5
-    assert admit(manager, third)
-    assert third.num_computed_tokens == 32
-
-
-def test_hits_are_held_before_other_blocks_are_taken():
-    manager = make_manager(4)
-    first = make_live(list(range(24)))
-    assert admit(manager, first)
-    compute(manager, first)
-    other = make_live([7] * 8)
-    assert admit(manager, other)  # the last block without a content
-    manager.free(first)
-    manager.free(other)
-    second = make_live([*range(16), *range(50, 65)])
-    hits = manager.find_prefix(second)
-    assert admit(manager, second)
-    assert len(set(second.block_ids)) == 4
-    assert second.block_ids[:2] == hits
-
-
 def test_a_prefix_is_lost_from_its_end():
     manager = make_manager(4)
     first = make_live(list(range(32)))
@@ -140,13 +99,6 @@ def test_a_prefix_is_lost_from_its_end():
     manager.free(first)
     assert admit(manager, make_live([7] * 16))
     assert len(manager.find_prefix(make_live(list(range(33))))) == 2
-
-
-def test_a_reserve_stays_free():
-    manager = make_manager(4)
-    assert not admit(manager, make_live([1] * 24), reserve=2)
-    assert manager.pool.num_free == 4
-    assert admit(manager, make_live([1] * 24), reserve=1)
 
 
 def test_the_check_sees_a_block_shared_with_other_contents():
