@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -67,16 +67,22 @@ def make_conversation(session: FakeSession, system: str | None = None) -> Conver
     return Conversation(cast(Session, session), {}, system, is_verbose=False)
 
 
-def run_terminal(
-    monkeypatch: pytest.MonkeyPatch, conversation: Conversation, typed: list[str | BaseException]
-) -> int:
-    lines: Iterator[str | BaseException] = iter(typed)
+class ChatUser:
+    """Types at the prompt of a chat and reads what comes; made by the fixture `user`."""
 
-    def read_line(_prompt: str) -> str:
-        line = next(lines)
-        if isinstance(line, BaseException):
-            raise line
-        return line
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
 
-    monkeypatch.setattr("builtins.input", read_line)
-    return talk(conversation)
+    def type(self, conversation: Conversation, *typed: str | BaseException) -> str:
+        """What is printed until the chat has been left as it should be."""
+        lines = iter(typed)
+
+        def read_line(_prompt: str) -> str:
+            line = next(lines)
+            if isinstance(line, BaseException):
+                raise line
+            return line
+
+        self._monkeypatch.setattr("builtins.input", read_line)
+        assert talk(conversation) == 0
+        return self._capsys.readouterr().out

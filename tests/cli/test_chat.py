@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_fakes import FakeSession, make_conversation, run_terminal
+from chat_fakes import ChatUser, FakeSession, make_conversation
 from quire.frontend.cli.chat import conversation as conversation_module
 from quire.frontend.cli.chat.answer_printer import can_dim
 from quire.frontend.cli.chat.conversation import AnswerRates, interrupts_noted
@@ -32,53 +32,43 @@ def press_ctrl_c_at(monkeypatch: pytest.MonkeyPatch, printed: str) -> None:
     monkeypatch.setattr("builtins.print", print_and_press)
 
 
-def test_a_conversation_is_sent_whole_with_the_system_message_first(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_conversation_is_sent_whole_with_the_system_message_first(user: ChatUser) -> None:
     session = FakeSession(["Hel", "lo"])
-    code = run_terminal(monkeypatch, make_conversation(session, "Be kind."), ["Hi", "", "More", "/bye"])
-    assert code == 0
+    out = user.type(make_conversation(session, "Be kind."), "Hi", "", "More", "/bye")
     assert [message["role"] for message in session.asked[1]] == ["system", "user", "assistant", "user"]
     assert session.asked[1][2]["content"] == "Hello"
-    assert capsys.readouterr().out.count("Hello\n") == 2
+    assert out.count("Hello\n") == 2
 
 
-def test_several_lines_in_quotes_are_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_lines_in_quotes_are_one_message(user: ChatUser) -> None:
     session = FakeSession(["ok"])
-    run_terminal(monkeypatch, make_conversation(session), ['"""one', "two", '  three"""', EOFError()])
+    user.type(make_conversation(session), '"""one', "two", '  three"""', EOFError())
     assert session.asked[0][0]["content"] == "one\ntwo\n  three"
 
 
-def test_ctrl_c_at_the_prompt_does_not_leave_and_ctrl_d_does(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_at_the_prompt_does_not_leave_and_ctrl_d_does(user: ChatUser) -> None:
     session = FakeSession(["ok"])
-    assert run_terminal(monkeypatch, make_conversation(session), [KeyboardInterrupt(), "Hi", EOFError()]) == 0
-    assert "Ctrl-D or /bye leaves" in capsys.readouterr().out
+    out = user.type(make_conversation(session), KeyboardInterrupt(), "Hi", EOFError())
+    assert "Ctrl-D or /bye leaves" in out
     assert len(session.asked) == 1
 
 
-def test_a_setting_holds_for_later_answers_and_a_bad_one_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_setting_holds_for_later_answers_and_a_bad_one_changes_nothing(user: ChatUser) -> None:
     session = FakeSession(["ok"])
     typed = ["Hi", "/set temperature 0.5", "/set top_p 7", "/set seed x", "/set seed", "Hi", "/bye"]
-    run_terminal(monkeypatch, make_conversation(session), [*typed])
+    out = user.type(make_conversation(session), *typed)
     first, second = session.params
     assert (first.temperature, first.max_tokens) == (0.0, None)
     assert (second.temperature, second.top_p, second.top_k) == (0.5, 1.0, 20)
-    out = capsys.readouterr().out
     assert "top_p=7.0: a number from 0 to 1" in out
     assert "seed='x': an integer" in out
     assert "seed='': /set seed VALUE" in out
 
 
-def test_a_conversation_that_became_too_long_is_told_and_can_be_forgotten(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_conversation_that_became_too_long_is_told_and_can_be_forgotten(user: ChatUser) -> None:
     session = FakeSession(["ok"])
-    run_terminal(monkeypatch, make_conversation(session), ["a", "b", "c", "/reset", "d", "/bye"])
-    assert "at most 4 (/clear starts anew)" in capsys.readouterr().out
+    out = user.type(make_conversation(session), "a", "b", "c", "/reset", "d", "/bye")
+    assert "at most 4 (/clear starts anew)" in out
     assert [len(messages) for messages in session.asked] == [1, 3, 1]
 
 
@@ -106,30 +96,24 @@ def test_a_second_ctrl_c_leaves_an_answer_that_does_not_move(monkeypatch: pytest
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_quoted_message_is_never_a_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_quoted_message_is_never_a_command(user: ChatUser) -> None:
     session = FakeSession(["ok"])
-    run_terminal(monkeypatch, make_conversation(session), ['"""/bye"""', "/rest", "/etc/passwd", "/bye"])
+    out = user.type(make_conversation(session), '"""/bye"""', "/rest", "/etc/passwd", "/bye")
     assert [messages[-1]["content"] for messages in session.asked] == ["/bye"]
-    out = capsys.readouterr().out
     assert "/rest: not a command, did you mean '/reset'?" in out
     assert "/etc/passwd: not a command" in out
     assert "begins a message with a slash" in out
 
 
-def test_a_setting_can_be_taken_back_and_show_says_what_is_set(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_setting_can_be_taken_back_and_show_says_what_is_set(user: ChatUser) -> None:
     session = FakeSession(["ok"])
     typed = ["/set max_tokens 5", "/set temperature 0.5", "/set system Be very kind.", "Hi", "/show"]
     typed += ["/set max_tokens default", "/set system default", "/set top_k default", "Hi", "/bye"]
-    run_terminal(monkeypatch, make_conversation(session), [*typed])
+    out = user.type(make_conversation(session), *typed)
     first, second = session.params
     assert (first.max_tokens, second.max_tokens, second.top_k) == (5, None, 20)
     assert session.asked[0][0] == {"role": "system", "content": "Be very kind."}
     assert session.asked[1][0]["role"] == "user"
-    out = capsys.readouterr().out
     assert "2 messages, " in out
     assert " of 64 tokens" in out
     shown = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines() if line.strip()}
@@ -137,34 +121,26 @@ def test_a_setting_can_be_taken_back_and_show_says_what_is_set(
     assert (shown["top_k"], shown["seed"]) == ("20", "-")
 
 
-def test_a_failed_answer_is_told_and_not_remembered(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_answer_is_told_and_not_remembered(user: ChatUser) -> None:
     session = FakeSession(["some ", "fail"])
     conversation = make_conversation(session)
-    run_terminal(monkeypatch, conversation, ["Hi", "/bye"])
-    assert "the step failed" in capsys.readouterr().out
+    out = user.type(conversation, "Hi", "/bye")
+    assert "the step failed" in out
     assert conversation.num_messages == 0
 
 
-def test_a_second_ctrl_c_stops_an_answer_that_does_not_move_and_not_the_chat(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_ctrl_c_stops_an_answer_that_does_not_move_and_not_the_chat(user: ChatUser) -> None:
     session = FakeSession(["hang"])
-    assert run_terminal(monkeypatch, make_conversation(session), ["Hi", "/help", "/bye"]) == 0
-    out = capsys.readouterr().out
+    out = user.type(make_conversation(session), "Hi", "/help", "/bye")
     assert "stopped; Ctrl-D or /bye leaves" in out
     assert "/clear, /reset        forget the conversation" in out
 
 
-def test_thinking_can_be_set_and_taken_back(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_thinking_can_be_set_and_taken_back(user: ChatUser) -> None:
     session = FakeSession(["ok"])
     typed = ["/set think no", "Hi", "/show", "/set think maybe", "/set think default", "Hi", "/bye"]
-    run_terminal(monkeypatch, make_conversation(session), [*typed])
+    out = user.type(make_conversation(session), *typed)
     assert session.thinking == [False, None]
-    out = capsys.readouterr().out
     assert re.search(r"^think +no$", out, re.MULTILINE)
     assert "think='maybe': yes or no" in out
 
