@@ -85,15 +85,14 @@ class Shown:
 
 
 class SnapshotFeed:
-    """Asks for a snapshot each period as long as somebody watches, and gives it to everybody who does."""
+    """One look a period, shared by all who wait for it; who asks for none has none made."""
 
     def __init__(self, look: Callable[[], Awaitable[EngineSnapshot]], period_s: float = PERIOD_S) -> None:
         self._look = look
-        self._is_closed = False
         self._period_s = period_s
-        self.num_viewers = 0  # how many watch now
-        self._task: asyncio.Task[None] | None = None
-        self._next: asyncio.Future[Shown | None] | None = None
+        self._closed = asyncio.Event()
+        self._looking: asyncio.Task[Shown] | None = None
+        self._next_at = 0.0  # when there may be another look, by the loop's clock
 
     async def watch(self, caller: Caller) -> AsyncGenerator[bytes, None]:
         """Snapshots as events, as the caller may see them, until the feed is closed; one that a slow viewer
@@ -101,41 +100,37 @@ class SnapshotFeed:
 
         Raises what the look raised.
         """
-        self.num_viewers += 1
+        closed = asyncio.ensure_future(self._closed.wait())
         try:
-            while not self._is_closed:
-                if self._next is None or self._next.done():
-                    self._next = asyncio.get_running_loop().create_future()
-                if self._task is None or self._task.done():
-                    self._task = asyncio.create_task(self._poll())
-                shown = await asyncio.shield(self._next)
-                if shown is not None:
-                    yield shown.encode(caller)
+            while True:
+                if self._looking is None or self._looking.done():
+                    self._looking = asyncio.create_task(self._look_in_time())
+                    self._looking.add_done_callback(_retrieve)
+                looking = self._looking
+                await asyncio.wait({looking, closed}, return_when=asyncio.FIRST_COMPLETED)
+                if self._closed.is_set():
+                    return
+                yield looking.result().encode(caller)
         finally:
-            self.num_viewers -= 1
-            if self.num_viewers == 0 and self._task is not None:
-                self._task.cancel()
-                self._task = None
+            closed.cancel()
 
     def close(self) -> None:
         """End every stream, now and from now on."""
-        self._is_closed = True
-        self._publish(None)
+        self._closed.set()
+        if self._looking is not None:
+            self._looking.cancel()
 
-    async def _poll(self) -> None:
-        """One look a period, the first at once. Ends with the first that fails."""
-        try:
-            while True:
-                self._publish(await self._look())
-                await asyncio.sleep(self._period_s)
-        except Exception as error:  # whatever it is, it is the viewers' answer
-            waiting, self._next = self._next, None
-            if waiting is not None and not waiting.done():
-                waiting.set_exception(error)
+    async def _look_in_time(self) -> Shown:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._next_at - loop.time())
+        self._next_at = loop.time() + self._period_s
+        return Shown(await self._look())
 
-    def _publish(self, snapshot: EngineSnapshot | None) -> None:
-        if self._next is not None and not self._next.done():
-            self._next.set_result(None if snapshot is None else Shown(snapshot))
+
+def _retrieve(looking: asyncio.Task[Shown]) -> None:
+    """Its error is the viewers' answer, if any are left."""
+    if not looking.cancelled():
+        looking.exception()
 
 
 @functools.cache

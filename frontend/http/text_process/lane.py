@@ -115,6 +115,14 @@ _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1", "RUS
 _MEMORY_EXITS = (-signal.SIGABRT, -signal.SIGSEGV)  # a failed allocation in native code; a deep recursion
 
 
+class EndedBy(Enum):
+    """What ended the process under a job."""
+
+    TIME = "time"  # its own limit of processor time, or the clock
+    MEMORY = "memory"  # as one does that is refused memory where nothing can catch that
+    LOSS = "loss"  # nothing that is known of the job
+
+
 class TextProcess(asyncio.Protocol):
     """One text process, which is started by the constructor (a millisecond; OSError when it cannot be, and
     FilesChangedError).
@@ -163,14 +171,11 @@ class TextProcess(asyncio.Protocol):
         return self._child.pid
 
     @property
-    def was_out_of_time(self) -> bool:
-        """Whether its own limit of processor time has ended it."""
-        return self._child.exit_code == -signal.SIGPROF
-
-    @property
-    def was_out_of_memory(self) -> bool:
-        """Whether it ended as one does that is refused memory where nothing can catch that."""
-        return self._child.exit_code in _MEMORY_EXITS
+    def ended_by(self) -> EndedBy:
+        """What has ended it, of a job that it may have had."""
+        if self._child.exit_code == -signal.SIGPROF:
+            return EndedBy.TIME
+        return EndedBy.MEMORY if self._child.exit_code in _MEMORY_EXITS else EndedBy.LOSS
 
     def describe_exit(self) -> str:
         """How it ended, for a person."""
@@ -225,14 +230,6 @@ class TextProcess(asyncio.Protocol):
     def _end(self) -> None:
         self.close()
         self._on_end()
-
-
-class EndedBy(Enum):
-    """What ended the process under a job."""
-
-    TIME = "time"
-    MEMORY = "memory"
-    LOSS = "loss"  # nothing that is known of the job
 
 
 class JobEndedError(Exception):
@@ -387,11 +384,7 @@ class TextLane:
     def _fail_first(self, job: _Job, process: TextProcess) -> None:
         if job.answer.done():  # abandoned
             return
-        by = EndedBy.LOSS
-        if self._overdue is not None or process.was_out_of_time:
-            by = EndedBy.TIME
-        elif process.was_out_of_memory:
-            by = EndedBy.MEMORY
+        by = process.ended_by if self._overdue is None else EndedBy.TIME
         _logger.warning(
             "%s under a job (%s); the next job has another one", process.describe_exit(), by.value
         )

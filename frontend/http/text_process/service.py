@@ -43,14 +43,16 @@ class TextService:
         noted: Stamps | None = None,
     ) -> None:
         self._max_render_s = max_render_s
-        short = LaneLimits(limit_s=min(_SHORT_JOB_S, max_render_s), max_sent=4, idle_s=None)
-        self._short = TextLane(short, functools.partial(TextProcess, tokenizer, chat_template, noted, False))
-        long = LaneLimits(limit_s=max_render_s, max_sent=1, idle_s=_LONG_LANE_IDLE_S)
-        self._long = TextLane(long, functools.partial(TextProcess, tokenizer, chat_template, noted, True))
-        grammars = LaneLimits(limit_s=max_render_s, max_sent=1, idle_s=None)
-        self._grammars = TextLane(
-            grammars, functools.partial(TextProcess, tokenizer, chat_template, noted, True)
-        )
+        make = functools.partial(TextProcess, tokenizer, chat_template, noted)
+
+        def open_lane(is_background: bool, max_s: float, max_sent: int, idle_s: float | None) -> TextLane:
+            limits = LaneLimits(limit_s=max_s, max_sent=max_sent, idle_s=idle_s)
+            return TextLane(limits, functools.partial(make, is_background))
+
+        self._short = open_lane(False, min(_SHORT_JOB_S, max_render_s), 4, None)
+        self._long = open_lane(True, max_render_s, 1, _LONG_LANE_IDLE_S)
+        self._grammars = open_lane(True, max_render_s, 1, None)
+        self._lanes = self._short, self._long, self._grammars
 
     def start(self) -> None:
         """Start the process of short jobs, so that the first one does not wait for it."""
@@ -58,15 +60,13 @@ class TextService:
 
     def close(self) -> None:
         """End the processes; jobs that wait are answered with 503. Idempotent."""
-        self._short.close()
-        self._long.close()
-        self._grammars.close()
+        for lane in self._lanes:
+            lane.close()
 
     @property
     def pids(self) -> list[int]:
         """The processes that run now: of short jobs, of long ones, of grammars."""
-        lanes = self._short, self._long, self._grammars
-        return [lane.pid for lane in lanes if lane.pid is not None]
+        return [lane.pid for lane in self._lanes if lane.pid is not None]
 
     async def run(self, job: jobs.TextJob, tenant: str) -> jobs.TokenIds | jobs.Body | jobs.Text:
         """The answer to a job, which counts as `tenant`'s.
