@@ -42,6 +42,7 @@ class _Running(NamedTuple):
     response: Json
     abort: AbortRequests
     give_up: GiveUp | None  # of one that runs in the background
+    ended: asyncio.Event
 
     @property
     def has_ended(self) -> bool:
@@ -59,7 +60,6 @@ class ResponseRegistry:
         self.has_store = limits.max_stored_bytes > 0
         self._keep_s = limits.max_stored_s
         self._running: dict[str, _Running] = {}  # by id
-        self._awaited: dict[str, asyncio.Event] = {}  # by id, of those whose end somebody waits for
         self._peers: Peers | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
@@ -91,7 +91,7 @@ class ResponseRegistry:
 
         give_up: of one that runs in the background.
         """
-        self._running[response["id"]] = _Running(record.owner, response, abort, give_up)
+        self._running[response["id"]] = _Running(record.owner, response, abort, give_up, asyncio.Event())
         if give_up is not None:
             self.store.counts.begin_background()
         if response["store"]:
@@ -113,14 +113,16 @@ class ResponseRegistry:
             output: list[Json] = response["output"]
             encode = msgspec.json.encode
             self.store.finish(response["id"], encode(response), encode(output), len(output))
-        self._tell_end(response["id"])
+        if (running := self._running.get(response["id"])) is not None:
+            running.ended.set()
 
     def end(self, response_id: str, owner: str) -> None:
         """It does not run any more; what has not finished is forgotten: its client has left. Idempotent."""
         running = self._running.pop(response_id, None)
-        if running is not None and running.give_up is not None:
-            self.store.counts.end_background(running.response["status"])
-        self._tell_end(response_id)
+        if running is not None:
+            running.ended.set()
+            if running.give_up is not None:
+                self.store.counts.end_background(running.response["status"])
         if (record := self.store.find(response_id, owner)) is not None and not record.response:
             self.store.remove(response_id, owner)
 
@@ -190,25 +192,14 @@ class ResponseRegistry:
             return UNKNOWN if record is None else Found("ended", record.response)
         if not running.has_ended:
             await running.abort([response_id])
-            await self._wait_for_end(response_id, running)
+            await _wait_for_end(running)
         if not running.has_ended and running.give_up is not None:  # the engine did not have it yet
             running.give_up(is_cancelled=True)
-            await self._wait_for_end(response_id, running)
+            await _wait_for_end(running)
         if running.has_ended:
             return Found("ended", msgspec.json.encode(running.response))
         # Its own stream is not read: it ends as it has been aborted when that is.
         return Found("running", msgspec.json.encode(running.response | {"status": "cancelled"}))
-
-    async def _wait_for_end(self, response_id: str, running: _Running) -> None:
-        """Not for long."""
-        if not running.has_ended and response_id in self._running:
-            ended = self._awaited.setdefault(response_id, asyncio.Event())
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), _CANCEL_S)
-
-    def _tell_end(self, response_id: str) -> None:
-        if (ended := self._awaited.pop(response_id, None)) is not None:
-            ended.set()
 
     def _drop_expired(self) -> None:
         """Now, and when the next is due."""
@@ -217,3 +208,9 @@ class ResponseRegistry:
         if due is not None:
             delay_s = max(_EXPIRY_PERIOD_S, due - time.monotonic())
             self._expiry = asyncio.get_running_loop().call_later(delay_s, self._drop_expired)
+
+
+async def _wait_for_end(running: _Running) -> None:
+    """Not for long."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(running.ended.wait(), _CANCEL_S)
