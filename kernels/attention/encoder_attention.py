@@ -36,21 +36,10 @@ def launch_encoder_attention(
     num_tokens = len(qkv)
     head_size = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
     out = qkv.new_empty((num_tokens, num_heads * head_size))
+    reach = 0 if position_bias is None else position_bias.shape[1] // 2
     library.quire_encoder_attention(
-        qkv.dtype.itemsize == 2,
-        qkv.data_ptr(),
-        out.data_ptr(),
-        query_starts.data_ptr(),
-        len(query_starts) - 1,
-        0,
-        num_tokens,
-        None if position_bias is None else position_bias.data_ptr(),
-        num_heads,
-        num_kv_heads,
-        head_size,
-        NO_WINDOW if window is None else window,
-        0 if position_bias is None else position_bias.shape[1] // 2,
-        scale or default_scale(head_size),
-        soft_cap or 0.0,
+        *(qkv.dtype.itemsize == 2, qkv, out, query_starts, len(query_starts) - 1, 0, num_tokens),
+        *(position_bias, num_heads, num_kv_heads, head_size, NO_WINDOW if window is None else window, reach),
+        *(scale or default_scale(head_size), soft_cap or 0.0),
     )
     return out

@@ -165,23 +165,9 @@ def launch_paged_attention(
     _, num_kv_heads, block_size, head_size = k_cache.shape
     out = query.new_empty((query.shape[0], num_heads * head_size))
     library.quire_paged_attention(
-        query.dtype is torch.bfloat16,
-        query.data_ptr(),
-        query_stride,
-        out.data_ptr(),
-        k_cache.data_ptr(),
-        v_cache.data_ptr(),
-        block_tables.data_ptr(),
-        block_tables.stride(0),
-        query_starts.data_ptr(),
-        seq_lens.data_ptr(),
-        seq_lens.shape[0],
-        num_heads,
-        num_kv_heads,
-        head_size,
-        block_size,
-        NO_WINDOW if window is None else window,
-        scale or default_scale(head_size),
-        soft_cap or 0.0,
+        *(query.dtype is torch.bfloat16, query, query_stride, out, k_cache, v_cache),
+        *(block_tables, block_tables.stride(0), query_starts, seq_lens, seq_lens.shape[0]),
+        *(num_heads, num_kv_heads, head_size, block_size, NO_WINDOW if window is None else window),
+        *(scale or default_scale(head_size), soft_cap or 0.0),
     )
     return out

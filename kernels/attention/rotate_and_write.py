@@ -87,19 +87,6 @@ def launch_rotate_and_write(
     _, num_kv_heads, block_size, head_size = k_cache.shape
     query_norm, key_norm, eps = qk_norm or (None, None, 0.0)
     library.quire_rotate_and_write(
-        qkv.dtype is torch.bfloat16,
-        qkv.data_ptr(),
-        qkv.shape[0],
-        None if cos is None else cos.data_ptr(),
-        None if sin is None else sin.data_ptr(),
-        None if query_norm is None else query_norm.data_ptr(),
-        None if key_norm is None else key_norm.data_ptr(),
-        eps,
-        k_cache.data_ptr(),
-        v_cache.data_ptr(),
-        slot_mapping.data_ptr(),
-        num_heads,
-        num_kv_heads,
-        head_size,
-        block_size,
+        *(qkv.dtype is torch.bfloat16, qkv, qkv.shape[0], cos, sin, query_norm, key_norm, eps),
+        *(k_cache, v_cache, slot_mapping, num_heads, num_kv_heads, head_size, block_size),
     )

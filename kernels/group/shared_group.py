@@ -97,7 +97,7 @@ class SharedGroup:
     def all_reduce(self, x: Tensor) -> None:
         """`x`, contiguous float32 or bfloat16 on the CPU, becomes its sum over all ranks."""
         is_bf16 = x.dtype is torch.bfloat16
-        self._finish(self._library.quire_all_reduce(self.handle, x.data_ptr(), x.numel(), is_bf16))
+        self._finish(self._library.quire_all_reduce(self.handle, x, x.numel(), is_bf16))
 
     def gather_slices(self, rows: Tensor, out: Tensor | None) -> None:
         """The ranks' `rows` [N, their width] side by side, in the order of ranks, into `out` [N, all widths].
@@ -105,10 +105,7 @@ class SharedGroup:
         All are contiguous and of one type. None: this rank only gives its own.
         """
         width = rows.shape[1] * rows.itemsize
-        address = None if out is None else out.data_ptr()
-        self._finish(
-            self._library.quire_gather_slices(self.handle, rows.data_ptr(), rows.shape[0], width, address)
-        )
+        self._finish(self._library.quire_gather_slices(self.handle, rows, rows.shape[0], width, out))
 
     def exchange(self, number: int) -> list[int]:
         """What each rank gives, in the order of ranks; all of a stage wait for each other."""
@@ -118,21 +115,18 @@ class SharedGroup:
 
     def broadcast(self, data: Tensor) -> None:
         """`data`, contiguous and of one size in all ranks, becomes rank 0's, which does not wait for them."""
-        size = data.numel() * data.itemsize
-        self._finish(self._library.quire_broadcast(self.handle, data.data_ptr(), size))
+        self._finish(self._library.quire_broadcast(self.handle, data, data.nbytes))
 
     def send(self, data: Tensor) -> None:
         """Give `data`, contiguous on the CPU, to all ranks of the next stage; after the last comes the first.
 
         Of the first rank of a stage. Returns when it may be overwritten; waits only while the ring is full.
         """
-        size = data.numel() * data.itemsize
-        self._finish(self._library.quire_group_send(self.handle, data.data_ptr(), size))
+        self._finish(self._library.quire_group_send(self.handle, data, data.nbytes))
 
     def receive(self, data: Tensor) -> None:
         """Wait for what the stage before this one has sent, which is as large as `data`, and put it there."""
-        size = data.numel() * data.itemsize
-        self._finish(self._library.quire_group_receive(self.handle, data.data_ptr(), size))
+        self._finish(self._library.quire_group_receive(self.handle, data, data.nbytes))
 
     def note_step(self) -> None:
         """This rank has done one more step; the core reads it where it looks for who is behind."""

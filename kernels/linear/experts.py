@@ -46,16 +46,8 @@ def launch_route(
     rows, num_experts = logits.shape
     choices = torch.empty((rows, per_token), dtype=torch.int32)
     weights = torch.empty((rows, per_token), dtype=torch.float32)
-    library.quire_route(
-        logits.dtype is torch.bfloat16,
-        logits.data_ptr(),
-        rows,
-        num_experts,
-        per_token,
-        normalizes,
-        choices.data_ptr(),
-        weights.data_ptr(),
-    )
+    is_bf16, sizes = logits.dtype is torch.bfloat16, (rows, num_experts, per_token)
+    library.quire_route(is_bf16, logits, *sizes, normalizes, choices, weights)
     return choices, weights
 
 
@@ -83,17 +75,7 @@ def launch_experts(
     scratch = _Scratch(*(part.data_ptr() for part in parts))
     y = torch.empty_like(x)
     library.quire_experts(
-        x.dtype is torch.bfloat16,
-        ACTIVATIONS[activation],
-        x.data_ptr(),
-        x.shape[0],
-        choices.data_ptr(),
-        weights.data_ptr(),
-        len(down),
-        choices.shape[1],
-        ctypes.addressof(gate_up),
-        ctypes.addressof(down),
-        ctypes.addressof(scratch),
-        y.data_ptr(),
+        *(x.dtype is torch.bfloat16, ACTIVATIONS[activation], x, x.shape[0], choices, weights),
+        *(len(down), choices.shape[1], *map(ctypes.addressof, (gate_up, down, scratch)), y),
     )
     return y

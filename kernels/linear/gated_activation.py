@@ -38,12 +38,6 @@ def launch_gated_activation(library: ctypes.CDLL, gate_up: Tensor, activation: s
     """The same for a contiguous `gate_up` on the CPU, float32 or bfloat16; y is rounded twice."""
     rows, width = gate_up.shape
     y = gate_up.new_empty((rows, width // 2))
-    library.quire_gated_activation(
-        gate_up.dtype is torch.bfloat16,
-        ACTIVATIONS[activation],
-        gate_up.data_ptr(),
-        y.data_ptr(),
-        rows,
-        width // 2,
-    )
+    is_bf16 = gate_up.dtype is torch.bfloat16
+    library.quire_gated_activation(is_bf16, ACTIVATIONS[activation], gate_up, y, rows, width // 2)
     return y

@@ -133,7 +133,7 @@ def _pack(
 ) -> PackedWeight:
     weight = weight.contiguous()
     packed = allocate_huge(library.quire_linear_packed_bytes(variant, format, num_out, num_in))
-    library.quire_linear_pack(variant, format, weight.data_ptr(), num_out, num_in, packed.data_ptr())
+    library.quire_linear_pack(variant, format, weight, num_out, num_in, packed)
     return PackedWeight(format, num_out, num_in, packed)
 
 
@@ -176,5 +176,5 @@ def launch_linear(library: ctypes.CDLL, table: LinearTable, x: Tensor) -> Tensor
     """y [m, N] for contiguous x [m, K] on the CPU, float32 or bfloat16; a plain weight's type is x's."""
     y = x.new_empty((x.shape[0], table.num_out))
     is_bf16 = x.dtype is torch.bfloat16
-    library.quire_linear(ctypes.addressof(table), is_bf16, x.data_ptr(), x.shape[0], y.data_ptr())
+    library.quire_linear(ctypes.addressof(table), is_bf16, x, x.shape[0], y)
     return y

@@ -52,16 +52,8 @@ def launch_quantize_groups(library: ctypes.CDLL, weight: Tensor, group_size: int
     num_out, num_in = weight.shape
     codes = torch.empty((num_out, -(-num_in // 2)), dtype=torch.uint8)
     scales = torch.empty((num_out, -(-num_in // group_size)), dtype=torch.bfloat16)
-    clips = (ctypes.c_float * len(CLIPS))(*CLIPS)
+    is_bf16, clips = weight.dtype is torch.bfloat16, torch.tensor(CLIPS)
     library.quire_quantize_groups(
-        weight.dtype is torch.bfloat16,
-        weight.data_ptr(),
-        num_out,
-        num_in,
-        group_size,
-        ctypes.addressof(clips),
-        len(CLIPS),
-        codes.data_ptr(),
-        scales.data_ptr(),
+        is_bf16, weight, num_out, num_in, group_size, clips, len(CLIPS), codes, scales
     )
     return codes, scales

@@ -27,14 +27,5 @@ def launch_layer_norm(
     All contiguous [T, D] (weight and bias [D]) on the CPU, float32 or bfloat16 alike.
     """
     y = x.new_empty(x.shape)
-    library.quire_layer_norm(
-        x.dtype.itemsize == 2,
-        x.data_ptr(),
-        None if residual is None else residual.data_ptr(),
-        weight.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        y.data_ptr(),
-        *x.shape,
-        eps,
-    )
+    library.quire_layer_norm(x.dtype.itemsize == 2, x, residual, weight, bias, y, *x.shape, eps)
     return y

@@ -54,18 +54,7 @@ def launch_rms_norm(
     without a residual, the result is x, which may be some columns of a larger tensor.
     """
     y = x if in_place else torch.empty_like(x)
-    rows, size = x.shape
-    library.quire_rms_norm(
-        x.dtype is torch.bfloat16,
-        x.data_ptr(),
-        None if residual is None else residual.data_ptr(),
-        weight.data_ptr(),
-        y.data_ptr(),
-        rows,
-        size,
-        x.stride(0) if in_place else size,
-        eps,
-        weight_offset,
-        rounds_normed,
-    )
+    sizes = (*x.shape, x.stride(0) if in_place else x.shape[1])
+    is_bf16 = x.dtype is torch.bfloat16
+    library.quire_rms_norm(is_bf16, x, residual, weight, y, *sizes, eps, weight_offset, rounds_normed)
     return y

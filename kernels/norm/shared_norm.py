@@ -46,5 +46,5 @@ def launch_shared_norm(library: ctypes.CDLL, norm: SharedNormTable, group: Share
     """
     squares = torch.empty(len(x), dtype=torch.float32)
     is_bf16, address = x.dtype is torch.bfloat16, ctypes.addressof(norm)
-    if library.quire_shared_norm(is_bf16, address, x.data_ptr(), len(x), x.stride(0), squares.data_ptr()):
+    if library.quire_shared_norm(is_bf16, address, x, len(x), x.stride(0), squares):
         group.check()

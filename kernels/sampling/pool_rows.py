@@ -56,18 +56,10 @@ def launch_pool_rows(
     pools: Tensor,
 ) -> None:
     """The same for contiguous float32 or bfloat16 on the CPU."""
-    numbers = (ctypes.c_int32 * len(kinds))(*map(POOLS.index, kinds))
+    numbers = np.array([POOLS.index(kind) for kind in kinds], dtype=np.int32)
+    is_bf16, size = hidden.dtype is torch.bfloat16, hidden.shape[1]
     library.quire_pool_rows(
-        hidden.dtype is torch.bfloat16,
-        hidden.data_ptr(),
-        hidden.shape[1],
-        len(rows),
-        rows.ctypes.data,
-        starts.ctypes.data,
-        firsts.ctypes.data,
-        len(kinds),
-        numbers,
-        pools.data_ptr(),
+        is_bf16, hidden, size, len(rows), rows, starts, firsts, len(kinds), numbers, pools
     )
 
 

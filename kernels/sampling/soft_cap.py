@@ -15,5 +15,5 @@ def soft_cap_reference(x: Tensor, cap: float) -> Tensor:
 
 def launch_soft_cap(library: ctypes.CDLL, x: Tensor, cap: float) -> Tensor:
     """The same in place for a contiguous float32 `x` on the CPU."""
-    library.quire_soft_cap(x.data_ptr(), x.numel(), cap)
+    library.quire_soft_cap(x, x.numel(), cap)
     return x

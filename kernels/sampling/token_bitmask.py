@@ -29,6 +29,4 @@ def apply_token_bitmask_reference(logits: Tensor, bitmask: Tensor, rows: Tensor)
 
 def launch_token_bitmask(library: ctypes.CDLL, logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
     """The same for contiguous tensors on the CPU."""
-    library.quire_token_bitmask(
-        logits.data_ptr(), logits.shape[1], bitmask.data_ptr(), rows.data_ptr(), len(rows)
-    )
+    library.quire_token_bitmask(logits, logits.shape[1], bitmask, rows, len(rows))

@@ -231,18 +231,8 @@ def test_a_query_has_the_same_bits_wherever_a_part_of_the_step_begins(
     for first, last in ((0, 21), (21, 22), (22, 300), (300, len(qkv))):
         out = torch.empty_like(expected[first:last])
         library.quire_encoder_attention(
-            native_dtype is BF16,
-            qkv.data_ptr(),
-            out.data_ptr(),
-            step.query_starts.data_ptr(),
-            len(LENGTHS),
-            first,
-            last - first,
-            None,
-            *(2, 1, 32),
-            window or NO_WINDOW,
-            0,
-            *(32**-0.5, 0.0),
+            *(native_dtype is BF16, qkv, out, step.query_starts, len(LENGTHS), first, last - first),
+            *(None, 2, 1, 32, window or NO_WINDOW, 0, 32**-0.5, 0.0),
         )
         assert torch.equal(out, expected[first:last])
 
