@@ -66,11 +66,15 @@ def make_options(kind: type[_Options], parsed: argparse.Namespace) -> _Options:
     """The options as they were given. Raises InputError for a value that may not be."""
     values: dict[str, Any] = {}
     for item in fields(kind):  # pyright: ignore[reportArgumentType]
-        value, check = getattr(parsed, item.name), item.metadata["check"]
-        is_several = isinstance(item.default, tuple)
-        for each in value if is_several else [] if value is None else [value]:
+        value: Any = getattr(parsed, item.name)
+        check = item.metadata["check"]
+        if isinstance(item.default, tuple):
+            value = each_of = tuple(value or ())
+        else:
+            each_of = () if value is None else (value,)
+        for each in each_of:
             if check is not None and not check.is_ok(each):
                 name = item.metadata["argument"].get("flag", item.name).removeprefix("--").replace("-", "_")
                 raise InputError(name, each, check.allowed)
-        values[item.name] = tuple(value) if is_several else value
+        values[item.name] = value
     return kind(**values)

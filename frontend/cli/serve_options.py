@@ -132,7 +132,8 @@ def make_server_options(options: argparse.Namespace, keys: Sequence[str], limits
         check_endpoint(options.otlp_traces_endpoint)
     values: dict[str, Any] = {
         option.field: getattr(options, option.name) for option in read_options(ServerOptions)
-    } | {
+    }
+    values |= {
         "api_key_hashes": tuple(hash_key(key) for key in keys),
         "server_id": secrets.token_hex(8),
         "limits": limits,

@@ -53,7 +53,7 @@ def respond(body: msgspec.Struct | Json, request_id: str | None = None, status: 
     return JsonResponse(msgspec.json.encode(body), request_id, status)
 
 
-def encode_event(body: Json) -> bytes:
+def encode_event(body: Json | msgspec.Struct) -> bytes:
     """`data: {...}` and the empty line that ends it."""
     return b"data: %b\n\n" % msgspec.json.encode(body)
 

@@ -68,7 +68,7 @@ class SearchState:
         self,
         request: EngineInput,
         tokenizer: Tokenizer | None,
-        sink: Callable[[Any], None] | None,
+        sink: Callable[[Any], None],
         monotonic: Callable[[], float],
     ) -> None:
         """`request`: with the one request of the first round. `monotonic`: the clock of its timeout."""

@@ -51,7 +51,7 @@ class ParamField(msgspec.Struct, frozen=True):
         """
         if value is None and self.is_optional:
             return None
-        if not self._is_allowed(value):
+        if value is None or not self._is_allowed(value):
             raise self.error(self.name, value, self.describe_allowed(value))
         return float(value) if self.kind is float else value
 

@@ -120,34 +120,33 @@ _ASK = _make_server_right(Reach.OWN)
 _OPEN = _make_server_right(Reach.OWN, Reach.COUNTS)
 _TOLD = _make_server_right(Reach.COUNTS)
 
-ROUTES: dict[str, Right] = dict.fromkeys(
+ROUTES: dict[str, Right] = {
     # Whether the server is up; /health names a request that gets no token to its own caller.
-    ("/live", "/ready", "/health"),
-    _OPEN,
-)
-ROUTES |= dict.fromkeys(
+    **dict.fromkeys(("/live", "/ready", "/health"), _OPEN),
     # What it is.
-    (
-        *("/ping", "/", "/openapi.json", "/version", "/v1/models", "/v1/models/{model:path}"),
-        *("/info", "/server_info", "/tokenizer_info", "/load", "/metrics"),
+    **dict.fromkeys(
+        (
+            *("/ping", "/", "/openapi.json", "/version", "/v1/models", "/v1/models/{model:path}"),
+            *("/info", "/server_info", "/tokenizer_info", "/load", "/metrics"),
+        ),
+        _TOLD,
     ),
-    _TOLD,
-)
-ROUTES |= dict.fromkeys(
-    (
-        # Live views.
-        *("/stats", "/stats/stream"),
-        # Requests.
-        *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/invocations"),
-        *("/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize"),
-        *("/v1/embeddings", "/v2/embed", "/embed", "/similarity", "/classify", "/pooling"),
-        *("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"),
-        # Requests that were asked for before.
-        *("/abort_requests", "/v1/responses/{response_id}"),
-        *("/v1/responses/{response_id}/cancel", "/v1/responses/{response_id}/input_items"),
+    **dict.fromkeys(
+        (
+            # Live views.
+            *("/stats", "/stats/stream"),
+            # Requests.
+            *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/invocations"),
+            *("/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize"),
+            *("/v1/embeddings", "/v2/embed", "/embed", "/similarity", "/classify", "/pooling"),
+            *("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"),
+            # Requests that were asked for before.
+            *("/abort_requests", "/v1/responses/{response_id}"),
+            *("/v1/responses/{response_id}/cancel", "/v1/responses/{response_id}/input_items"),
+        ),
+        _ASK,
     ),
-    _ASK,
-)
+}
 
 METHODS: dict[str, Right] = {
     "/quire.grpc.engine.QuireEngine/Generate": _ASK,

@@ -156,7 +156,11 @@ async def _ask_server(
         with tqdm(
             total=len(requests), unit=" requests", disable=not is_watched, mininterval=0.5, leave=False
         ) as bar:
-            result = await LoadRun(client, requests, load, lambda _: bar.update()).run()
+
+            def advance(_: RequestRecord) -> None:
+                bar.update()
+
+            result = await LoadRun(client, requests, load, advance).run()
         return ServeRun(model, result)
     finally:
         await client.close()

@@ -256,7 +256,7 @@ def find_body_length(headers: Fields, http_version: str) -> int | None:
         return 0
     name, value = framing[0]
     if name == b"transfer-encoding" and (value.lower() != b"chunked" or http_version == "1.0"):
-        codings = b", ".join(value for name, value in framing)
+        codings = b", ".join(value for _, value in framing)
         raise _refuse_value(f"transfer-encoding={_show(codings)}: chunked, once, in HTTP/1.1")
     length = _LENGTH.fullmatch(value)
     if len(framing) > 1 or (name == b"content-length" and length is None):
