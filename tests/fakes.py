@@ -10,9 +10,10 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from quire.core.engine.engine_core import EngineCore
-from quire.core.scheduling.request import Request
+from quire.core.scheduling.request import QueueOrder, Request
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.scheduling.step import Step
+from quire.core.scheduling.tenant import Tenant
 from quire.ipc.protocol.messages import EngineCoreOutput, EngineCoreRequest
 from quire.ipc.protocol.step import ModelRunnerOutput, SchedulerOutput, StepFailed
 from quire.ipc.protocol.token_ids import decode_token_ids
@@ -42,6 +43,7 @@ __all__ = [
     "expected_output",
     "make_config",
     "make_engine",
+    "make_live",
     "make_logprobs",
     "make_request",
     "measure_step_overhead",
@@ -172,6 +174,12 @@ def make_engine(num_blocks: int = 64, *, verify: bool = True, **options: Any) ->
     names = [name for name in SchedulerConfig.__struct_fields__ if name in options]
     scheduler = SchedulerConfig(**{name: options.pop(name) for name in names})
     return FakeEngine(make_config(scheduler=scheduler, **options), num_blocks, verify=verify)
+
+
+def make_live(prompt: list[int], order: QueueOrder = (0, 0.0, 0), **fields: Any) -> Request:
+    """A request as the core has it, of no engine."""
+    message = make_request(f"r{order[2]}", prompt, **fields)
+    return Request.from_message(message, b"client", Tenant(b"client", 1.0), order, 4096, 0.0)
 
 
 def measure_step_overhead(

@@ -7,6 +7,7 @@ as long as an engine is left, and whoever gave a command hears what became of it
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import blocking_client
+import daemon_loads
 import pytest
 from blocking_client import attach_client
 from daemon_client import make_requests
@@ -23,7 +25,7 @@ from daemons import Daemon, wait_until
 from quire.frontend.client.engine_links import EngineLinks
 from quire.frontend.client.engines import DaemonEngine
 from quire.frontend.daemon import add_engine, drain_engine, remove_engine, restart_engine
-from quire.ipc.daemon.daemon_state import EngineState, read_state
+from quire.ipc.daemon.daemon_state import EngineState
 from quire.ipc.daemon.run_dir import find_named
 from quire.ipc.errors import DaemonError
 from quire.ipc.spec.config import EngineConfig
@@ -39,13 +41,8 @@ def make_told_config(num_engines: int, told: Path) -> EngineConfig:
     return make_named_config("told", str(told)).for_engine(0, num_engines)
 
 
-def read_engines() -> dict[int, EngineState]:
-    state = read_state(find_named(NAME))
-    return {} if state is None else {engine.index: engine for engine in state.engines}
-
-
-def wait_for(is_so: Callable[[dict[int, EngineState]], object]) -> None:
-    assert wait_until(lambda: is_so(read_engines()), TIMEOUT_S), read_engines()
+read_engines = functools.partial(daemon_loads.read_engines, NAME)
+wait_for = functools.partial(daemon_loads.wait_for_engines, NAME)
 
 
 CAUSES = {

@@ -368,19 +368,3 @@ def test_ctrl_c_while_outputs_are_taken_in_loses_none_of_them(llm: LLM, client: 
             tokens[output.request_id] = output.outputs[0].token_ids
     assert num_interrupts > 10
     assert tokens == {"a": list(range(20, 1, -1)), "b": list(range(9, 1, -1))}
-
-
-def test_a_stop_string_ends_the_request_in_the_engine_too(llm: LLM, client: FakeClient):
-    tokenizer = llm.get_tokenizer()
-    assert tokenizer is not None
-    client.engine._script = lambda _request: tokenizer.encode("the little fox ran")
-    (output,) = llm.generate("x", SamplingParams(max_tokens=100, stop="fox"), use_tqdm=False)
-    assert output.outputs[0].text == "the little "
-    assert client.engine.aborted == [request.request_id for request in client.engine.added]
-
-
-def test_a_request_cancelled_twice_over_still_counts_sequences_right(llm: LLM):
-    params = SamplingParams(max_tokens=100, n=3)
-    (output,) = llm.generate([[9]], params, use_tqdm=False)
-    assert [one.index for one in output.outputs] == [0, 1, 2]
-    assert all(one.token_ids == [9, 8, 7, 6, 5, 4, 3, 2] for one in output.outputs)

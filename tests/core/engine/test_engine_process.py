@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import zmq
 from blocking_client import BlockingClient, make_client
+from daemon_loads import Outputs, assert_undisturbed, collect
 from daemons import wait_for_end
 from fakes import expected_output, make_config, make_request
 from quire.core.faults.blame import MAX_DEATHS
@@ -50,42 +51,17 @@ def client() -> Iterator[BlockingClient]:
     client.close()
 
 
-def collect(client: BlockingClient, ids: set[str]) -> dict[str, list[EngineCoreOutput]]:
-    """Outputs per request until each of `ids` has ended; fails loudly rather than hang."""
-    outputs: dict[str, list[EngineCoreOutput]] = {request_id: [] for request_id in ids}
-    live = set(ids)
-    while live:
-        batch = client.get_outputs(timeout_s=10.0)
-        assert batch, f"no output within 10 s, waiting for {sorted(live)}"
-        for output in batch:
-            outputs[output.request_id].append(output)
-            if output.finish_reason is not None:
-                live.remove(output.request_id)
+def run(client: BlockingClient, requests: list[EngineCoreRequest], *others: EngineCoreRequest) -> Outputs:
+    """What came of them all; `requests` have ended as they would have undisturbed."""
+    client.add_requests([*requests, *others])
+    outputs = collect(client, {request.request_id for request in (*requests, *others)})
+    assert_undisturbed(requests, outputs)
     return outputs
-
-
-def tokens_of(outputs: list[EngineCoreOutput]) -> list[int]:
-    """The request's tokens; positions must fit without gap or repeat."""
-    tokens: list[int] = []
-    for output in outputs:
-        assert output.start == len(tokens)
-        tokens += output.new_token_ids
-    return tokens
-
-
-def assert_undisturbed(request: EngineCoreRequest, outputs: list[EngineCoreOutput]) -> None:
-    tokens, reason = expected_output(request, CONFIG.model.max_model_len)
-    assert tokens_of(outputs) == tokens
-    assert outputs[-1].finish_reason == reason
 
 
 def test_many_requests_come_back_whole_and_in_order(client: BlockingClient) -> None:
     requests = [make_request(f"r-{i}", [i + 1, 2, 3], max_tokens=1 + i % 20) for i in range(300)]
-    for request in requests:
-        client.add_request(request)
-    outputs = collect(client, {request.request_id for request in requests})
-    for request in requests:
-        assert_undisturbed(request, outputs[request.request_id])
+    run(client, requests)
     assert client.call_utility(UtilityMethod.CHECK_INTEGRITY).error is None
     stats = client.call_utility(UtilityMethod.STATS).stats
     assert stats is not None
@@ -105,13 +81,10 @@ def test_an_aborted_request_ends_once_with_abort() -> None:
 
 
 def test_a_failing_step_fails_its_request_and_the_engine_goes_on(client: BlockingClient) -> None:
-    client.add_request(make_request("poison-1", [1, 2]))
-    failed = collect(client, {"poison-1"})["poison-1"][-1]
+    failed = run(client, [], make_request("poison-1", [1, 2]))["poison-1"][-1]
     assert failed.finish_reason == FinishReason.ERROR
     assert "poisoned" in (failed.error or "")
-    request = make_request("r-1", [5, 6], max_tokens=9)
-    client.add_request(request)
-    assert_undisturbed(request, collect(client, {"r-1"})["r-1"])
+    run(client, [make_request("r-1", [5, 6], max_tokens=9)])
 
 
 def test_startup_rows_add_up_to_the_wall_time() -> None:
@@ -133,16 +106,11 @@ def test_a_request_that_kills_every_core_fails_alone(
     client: BlockingClient, capfd: pytest.CaptureFixture[str]
 ) -> None:
     requests = [make_request(f"r-{i}", [i + 1, 2], max_tokens=50) for i in range(20)]
-    for request in [*requests, make_request("crash-1", [55, 66, 77])]:
-        client.add_request(request)
-    outputs = collect(client, {request.request_id for request in requests} | {"crash-1"})
-    final = outputs["crash-1"][-1]
+    final = run(client, requests, make_request("crash-1", [55, 66, 77]))["crash-1"][-1]
     assert (final.error_code, final.error) == (
         ErrorCode.POISON_REQUEST,
         "2 engine cores died while it ran alone",
     )
-    for request in requests:
-        assert_undisturbed(request, outputs[request.request_id])
     assert client.call_utility(UtilityMethod.CHECK_INTEGRITY).error is None
     lines = [line for line in capfd.readouterr().err.splitlines() if "poison request" in line]
     report = json.loads(lines[0].partition("poison request ")[2])
@@ -152,42 +120,30 @@ def test_a_request_that_kills_every_core_fails_alone(
 
 def test_several_requests_that_kill_every_core_fail_and_the_engine_goes_on(client: BlockingClient) -> None:
     requests = [make_request(f"r-{i}", [i + 1, 2], max_tokens=50) for i in range(5)]
-    poison = {f"crash-{i}" for i in range(4)}
-    for request in [*requests, *(make_request(name, [55]) for name in sorted(poison))]:
-        client.add_request(request)
-    outputs = collect(client, poison | {request.request_id for request in requests})
-    for name in poison:
-        assert outputs[name][-1].error_code is ErrorCode.POISON_REQUEST
-    for request in requests:
-        assert_undisturbed(request, outputs[request.request_id])
+    poison = [make_request(f"crash-{i}", [55]) for i in range(4)]
+    outputs = run(client, requests, *poison)
+    for request in poison:
+        assert outputs[request.request_id][-1].error_code is ErrorCode.POISON_REQUEST
 
 
 def test_a_request_that_kills_every_worker_fails_alone(client: BlockingClient) -> None:
     requests = [make_request(f"r-{i}", [i + 1, 2], max_tokens=50) for i in range(20)]
-    for request in [*requests, make_request("lethal-1", [1])]:
-        client.add_request(request)
-    outputs = collect(client, {request.request_id for request in requests} | {"lethal-1"})
-    assert outputs["lethal-1"][-1].error_code is ErrorCode.POISON_REQUEST
-    assert "SIGKILL" in (outputs["lethal-1"][-1].error or "")
-    for request in requests:
-        assert_undisturbed(request, outputs[request.request_id])
+    final = run(client, requests, make_request("lethal-1", [1]))["lethal-1"][-1]
+    assert final.error_code is ErrorCode.POISON_REQUEST
+    assert "SIGKILL" in (final.error or "")
 
 
 def test_requests_that_kill_workers_one_after_the_other_do_not_end_the_engine(client: BlockingClient) -> None:
     for i in range(6):
-        lethal, request = make_request(f"lethal-{i}", [1]), make_request(f"r-{i}", [i, 2], max_tokens=9)
-        client.add_request(lethal)
-        outputs = collect(client, {lethal.request_id})
-        assert outputs[lethal.request_id][-1].error_code is ErrorCode.POISON_REQUEST
-        client.add_request(request)
-        assert_undisturbed(request, collect(client, {request.request_id})[request.request_id])
+        (final,) = run(client, [], make_request(f"lethal-{i}", [1]))[f"lethal-{i}"]
+        assert final.error_code is ErrorCode.POISON_REQUEST
+        run(client, [make_request(f"r-{i}", [i, 2], max_tokens=9)])
 
 
 def test_a_worker_that_no_request_gets_through_ends_the_engine(client: BlockingClient) -> None:
     def ask_and_lose_workers() -> None:
         for i in range(MAX_DEATHS):
-            client.add_request(make_request(f"lethal-{i}", [1]))
-            collect(client, {f"lethal-{i}"})
+            run(client, [], make_request(f"lethal-{i}", [1]))
 
     with pytest.raises(EngineDeadError, match="SIGKILL, 4 times in 60 s"):
         ask_and_lose_workers()
@@ -195,19 +151,12 @@ def test_a_worker_that_no_request_gets_through_ends_the_engine(client: BlockingC
 
 def test_a_lost_worker_is_replaced_and_no_request_notices(client: BlockingClient) -> None:
     requests = [make_request(f"r-{i}", [i + 1, 2], max_tokens=100) for i in range(20)]
-    requests.append(make_request("once-1", [7], max_tokens=20))
-    for request in requests:
-        client.add_request(request)
-    outputs = collect(client, {request.request_id for request in requests})
-    for request in requests:
-        assert_undisturbed(request, outputs[request.request_id])
+    outputs = run(client, [*requests, make_request("once-1", [7], max_tokens=20)])
     assert any(out[-1].times.num_preemptions for out in outputs.values() if out[-1].times)
 
 
 def test_a_worker_that_fails_once_to_start_again_is_started_once_more(client: BlockingClient) -> None:
-    request = make_request("once-fails", [7], max_tokens=20)
-    client.add_request(request)
-    assert_undisturbed(request, collect(client, {request.request_id})[request.request_id])
+    run(client, [make_request("once-fails", [7], max_tokens=20)])
 
 
 def test_a_worker_that_comes_back_with_fewer_blocks_costs_no_token(tmp_path: Path) -> None:
@@ -216,9 +165,7 @@ def test_a_worker_that_comes_back_with_fewer_blocks_costs_no_token(tmp_path: Pat
     )
     with contextlib.closing(make_client(msgspec.structs.replace(CONFIG, model=model))) as client:
         core_pid = client.facts.pids["core"]
-        request = make_request("once-1", [7], max_tokens=20)
-        client.add_request(request)
-        assert_undisturbed(request, collect(client, {request.request_id})[request.request_id])
+        run(client, [make_request("once-1", [7], max_tokens=20)])
         assert client.facts.pids["core"] != core_pid
 
 
@@ -280,9 +227,7 @@ def test_a_killed_core_is_replaced_and_no_request_notices(client: BlockingClient
         client.add_request(request)
     core_pid = client.facts.pids["core"]
     os.kill(core_pid, signal.SIGKILL)
-    outputs = collect(client, {request.request_id for request in requests})
-    for request in requests:
-        assert_undisturbed(request, outputs[request.request_id])
+    assert_undisturbed(requests, collect(client, {request.request_id for request in requests}))
     assert client.facts.pids["core"] != core_pid
 
 
@@ -304,7 +249,7 @@ def test_junk_costs_its_sender_a_notice_and_nobody_else_anything(client: Blockin
     assert isinstance(ask(*codec.encode(Hello(999, "test", 1))), Refusal)
     assert isinstance(ask(*codec.encode(Hello(PROTOCOL_VERSION, "test", 1))), Welcome)
     context.destroy(linger=0)
-    assert_undisturbed(request, collect(client, {"r-1"})["r-1"])
+    assert_undisturbed([request], collect(client, {"r-1"}))
 
 
 def test_a_second_client_gets_its_own_outputs_only(client: BlockingClient) -> None:
@@ -316,18 +261,18 @@ def test_a_second_client_gets_its_own_outputs_only(client: BlockingClient) -> No
     mine, theirs = make_request("mine", [1, 2], max_tokens=30), make_request("theirs", [3], max_tokens=30)
     client.add_request(mine)
     other.send_multipart(codec.encode(theirs))
-    assert_undisturbed(mine, collect(client, {"mine"})["mine"])
+    assert_undisturbed([mine], collect(client, {"mine"}))
     received: list[EngineCoreOutput] = []
     while not received or received[-1].finish_reason is None:
         assert other.poll(5000)
         received += codec.decode(other.recv_multipart()).outputs
     assert {output.request_id for output in received} == {"theirs"}
-    assert_undisturbed(theirs, received)
+    assert_undisturbed([theirs], {"theirs": received})
     context.destroy(linger=0)
 
 
 def test_a_reader_that_stops_reading_blocks_nobody_and_loses_nothing(client: BlockingClient) -> None:
-    sleeper = make_request("sleeper", [9], max_tokens=None)
+    sleeper = make_request("sleeper", [9], max_tokens=120)
     client.add_request(sleeper)  # nothing is read from `client` while another one works
     codec = make_client_codec()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -343,7 +288,7 @@ def test_a_reader_that_stops_reading_blocks_nobody_and_loses_nothing(client: Blo
         outputs = codec.decode(other.recv_multipart()).outputs
         ended += sum(output.finish_reason is not None for output in outputs)
     context.destroy(linger=0)
-    assert_undisturbed(sleeper, collect(client, {"sleeper"})["sleeper"])
+    assert_undisturbed([sleeper], collect(client, {"sleeper"}))
 
 
 async def test_requests_that_come_at_any_moment_all_end() -> None:
@@ -385,9 +330,7 @@ def test_a_fork_of_the_owner_is_told_so(client: BlockingClient) -> None:
     assert b"fork" in os.read(reader, 1000)
     os.close(reader)
     os.close(writer)
-    request = make_request("mine", [1, 2], max_tokens=5)
-    client.add_request(request)
-    assert_undisturbed(request, collect(client, {"mine"})["mine"])
+    run(client, [make_request("mine", [1, 2], max_tokens=5)])
 
 
 def test_a_frame_that_the_core_cannot_read_ends_no_client(client: BlockingClient) -> None:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from fakes import make_config, make_request
+from fakes import make_config, make_live
 from quire.core.kv.kv_cache_manager import BlockHasher
-from quire.core.scheduling.request import Request
-from quire.core.scheduling.tenant import Tenant
 from quire.ipc.spec.model_spec import RopeConfig
 
 BLOCK_SIZE = 8
-
-
-def make_live(prompt: list[int], output: list[int] | None = None, cache_salt: str = "") -> Request:
-    message = make_request("r", prompt, output=output, cache_salt=cache_salt)
-    return Request.from_message(message, b"c", Tenant(b"c", 1.0), (0, 0.0, 0), 4096, 0.0)
 
 
 def make_hasher(seed: bytes | None = b"seed", rope: RopeConfig | None = None) -> BlockHasher:
@@ -45,7 +38,7 @@ def test_prompt_and_output_tokens_hash_alike_and_growing_equals_hashing_at_once(
             request.output_token_ids.append(token_id)
             request.num_tokens += 1
         assert hasher.extend(request) == at_once
-        assert make_hasher().extend(make_live(tokens[:num_prompt], tokens[num_prompt:])) == at_once
+        assert make_hasher().extend(make_live(tokens[:num_prompt], output=tokens[num_prompt:])) == at_once
 
 
 def test_a_cache_salt_and_a_seed_separate_equal_prompts():

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fakes import make_config, make_request
+from fakes import make_config, make_live
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.kv_cache_manager import BlockHasher, KVCacheManager
 from quire.core.scheduling.request import Request
-from quire.core.scheduling.tenant import Tenant
 
 BLOCK_SIZE = 8
 
@@ -20,12 +19,6 @@ BLOCK_SIZE = 8
 def make_manager(num_blocks: int) -> KVCacheManager:
     hasher = BlockHasher(BLOCK_SIZE, make_config().model.spec, b"seed")
     return KVCacheManager(BlockPool(num_blocks), BLOCK_SIZE, hasher)
-
-
-def make_live(prompt: list[int], **params: object) -> Request:
-    return Request.from_message(
-        make_request("r", prompt, **params), b"c", Tenant(b"c", 1.0), (0, 0.0, 0), 4096, 0.0
-    )
 
 
 def compute(manager: KVCacheManager, request: Request, num_tokens: int | None = None) -> list[int]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import pytest
 from fakes import FakeEngine, make_config, make_request
-from quire.core.policies import step_pacer
 from quire.core.policies.step_pacer import MAX_TURNS, WINDOW_S
 from quire.ipc.protocol.step import SchedulerOutput
 from quire.ipc.spec.config import SchedulerConfig
@@ -234,22 +233,3 @@ def test_a_step_that_something_held_up_hardly_changes_what_is_expected():
     timeline.engine.clock.advance(60.0)  # the machine slept: the step in flight took a minute
     timeline.ends = deque(max(end, timeline.now) for end in timeline.ends)
     assert timeline.send_light(6, 64) < 1.5 * before
-
-
-@pytest.fixture(scope="module")
-def with_all_parts() -> float:
-    timeline = Timeline(small_cpu)
-    timeline.begin_flood()
-    return timeline.send_light(12, 64)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("SUBMIT_MARGIN_S", 1e3), ("STRETCH", 1e3), ("EXCESS", 1e9)],
-    ids=["ahead", "long", "off"],
-)
-def test_each_part_is_needed(name: str, value: float, with_all_parts: float, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(step_pacer, name, value)
-    timeline = Timeline(small_cpu)
-    timeline.begin_flood()
-    assert timeline.send_light(12, 64) > 1.15 * with_all_parts

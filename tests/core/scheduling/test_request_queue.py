@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from fakes import make_request
+from fakes import make_live
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quire.core.scheduling.request import Request
 from quire.core.scheduling.request_queue import RequestQueue
-from quire.core.scheduling.tenant import Tenant
-
-
-def make_waiting(rank: int, arrival: float, number: int) -> Request:
-    message = make_request(f"r{number}", [1, 2])
-    return Request.from_message(message, b"c", Tenant(b"c", 1.0), (rank, arrival, number), 64, 0.0)
 
 
 @settings(max_examples=50, deadline=None)
@@ -22,7 +15,7 @@ def make_waiting(rank: int, arrival: float, number: int) -> Request:
 )
 def test_the_queue_is_what_waits_in_order(orders: list[tuple[int, float]], moved: list[int]) -> None:
     queue = RequestQueue()
-    requests = [make_waiting(*order, number) for number, order in enumerate(orders)]
+    requests = [make_live([1, 2], (*order, number)) for number, order in enumerate(orders)]
     inside = set(requests)
     for request in requests:
         queue.add(request)

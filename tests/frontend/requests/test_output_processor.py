@@ -96,23 +96,6 @@ def test_final_only_says_nothing_until_the_end(byte_level: Tokenizer):
     assert (output.outputs[0].text, output.outputs[0].token_ids) == (" quick 😀 fox", ids)
 
 
-@pytest.mark.parametrize("kind", list(RequestOutputKind))
-def test_tokens_that_are_sent_again_are_dropped_by_their_position(byte_level: Tokenizer, kind: Any):
-    bench = Bench(byte_level, output_kind=kind)
-    ids = byte_level.encode(" the quick brown fox")
-    shown = ""
-    outputs = bench.take(
-        bench.send(ids[:2]),
-        bench.send(ids[:3], start=0),
-        bench.send(ids[1:2], start=1),
-        bench.send(ids[2:], FinishReason.LENGTH, start=2),
-    )
-    shown = "".join(out.outputs[0].text for out in outputs) if kind == DELTA else outputs[-1].outputs[0].text
-    tokens = [token for out in outputs for token in out.outputs[0].token_ids]
-    assert shown == " the quick brown fox"
-    assert (tokens if kind == DELTA else outputs[-1].outputs[0].token_ids) == ids
-
-
 def test_a_gap_fails_the_request_and_ends_it_in_the_engine(byte_level: Tokenizer):
     bench = Bench(byte_level)
     bench.take(bench.send([65]))
