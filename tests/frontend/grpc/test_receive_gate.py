@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
+import pytest
 from quire.frontend.grpc.calls import ReceiveGate
 
 
@@ -28,6 +28,12 @@ class Calls:
         await self.tasks[name]
         await self.settle()
 
+    async def end_all(self) -> None:
+        for name, task in self.tasks.items():
+            if not task.cancelled():
+                await self.end(name)
+        assert not self._gate._taken.amount
+
     async def settle(self) -> None:
         for _ in range(5):
             await asyncio.sleep(0)
@@ -41,64 +47,42 @@ class Calls:
                 self.inside.remove(name)
 
 
-def run(scenario: Callable[[Calls], Awaitable[None]], num_places: int) -> None:
-    async def main() -> None:
-        gate = ReceiveGate(num_places)
-        calls = Calls(gate)
-        await scenario(calls)
-        for name in list(calls.tasks):
-            if not calls.tasks[name].cancelled():
-                await calls.end(name)
-        assert not gate._taken.amount
-
-    asyncio.run(main())
-
-
-def test_who_finds_no_place_waits_for_one() -> None:
-    async def scenario(calls: Calls) -> None:
-        for name in ("a1", "a2", "a3"):
-            await calls.begin(name)
-        assert calls.inside == ["a1", "a2"]
-        await calls.end("a1")
-        assert calls.inside == ["a2", "a3"]
-
-    run(scenario, num_places=2)
-
-
-def test_another_tenant_gets_its_share_when_one_has_taken_all() -> None:
-    async def scenario(calls: Calls) -> None:
-        for name in ("a1", "a2", "a3", "b1", "b2"):
-            await calls.begin(name)
-        assert calls.inside == ["a1", "a2", "b1"]
-        for name in ("a1", "a2"):
-            await calls.end(name)
-        assert set(calls.inside) == {"b1", "a3"}  # one place too many was taken
-        await calls.end("b1")
-        assert set(calls.inside) == {"a3", "b2"}
-
-    run(scenario, num_places=2)
+# What happens with so many places, and who is inside after that. 'a1': begins; '-a1': ends; '!a1': gives up.
+@pytest.mark.parametrize(
+    ("num_places", "steps", "inside"),
+    [
+        (2, "a1 a2 a3", {"a1", "a2"}),
+        (2, "a1 a2 a3 -a1", {"a2", "a3"}),
+        # Another tenant gets its share when one has taken all: one place too many is taken.
+        (2, "a1 a2 a3 b1 b2", {"a1", "a2", "b1"}),
+        (2, "a1 a2 a3 b1 b2 -a1 -a2", {"b1", "a3"}),
+        (2, "a1 a2 a3 b1 b2 -a1 -a2 -b1", {"a3", "b2"}),
+        # Who gives up waiting leaves no trace.
+        (1, "a1 a2 a3 !a2 -a1", {"a3"}),
+    ],
+)
+async def test_places_are_shared_and_given_back(num_places: int, steps: str, inside: set[str]) -> None:
+    gate = ReceiveGate(num_places)
+    calls = Calls(gate)
+    for step in steps.split():
+        if step.startswith("!"):
+            calls.tasks[step[1:]].cancel()
+            await calls.settle()
+        elif step.startswith("-"):
+            await calls.end(step[1:])
+        else:
+            await calls.begin(step)
+    assert set(calls.inside) == inside
+    await calls.end_all()
 
 
-def test_who_gives_up_waiting_leaves_no_trace() -> None:
-    async def scenario(calls: Calls) -> None:
-        for name in ("a1", "a2", "a3"):
-            await calls.begin(name)
-        calls.tasks["a2"].cancel()
-        await calls.settle()
-        await calls.end("a1")
-        assert calls.inside == ["a3"]
-
-    run(scenario, num_places=1)
-
-
-def test_a_place_given_to_who_gives_up_in_that_moment_goes_to_the_next() -> None:
-    async def scenario(calls: Calls) -> None:
-        for name in ("a1", "a2", "a3"):
-            await calls.begin(name)
-        calls._leave["a1"].set()
-        await asyncio.sleep(0)  # a1 leaves, and hands its place to a2, which has not run
-        calls.tasks["a2"].cancel()
-        await calls.settle()
-        assert calls.inside == ["a3"]
-
-    run(scenario, num_places=1)
+async def test_a_place_given_to_who_gives_up_in_that_moment_goes_to_the_next() -> None:
+    calls = Calls(ReceiveGate(1))
+    for name in ("a1", "a2", "a3"):
+        await calls.begin(name)
+    calls._leave["a1"].set()
+    await asyncio.sleep(0)  # a1 leaves, and hands its place to a2, which has not run
+    calls.tasks["a2"].cancel()
+    await calls.settle()
+    assert calls.inside == ["a3"]
+    await calls.end_all()

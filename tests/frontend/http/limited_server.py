@@ -12,7 +12,7 @@ TESTS = Path(__file__).parents[2]
 
 def main() -> None:
     """Serve until SIGTERM."""
-    sys.path[:0] = [str(TESTS), str(TESTS / "frontend"), str(TESTS / "frontend" / "openai")]
+    sys.path[:0] = [str(TESTS), str(TESTS / "frontend")]
     from openai_fakes import FakeLLM
     from quire.frontend.http.options import ServerOptions
     from quire.frontend.http.server import run_server
