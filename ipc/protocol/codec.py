@@ -6,6 +6,7 @@ that it reads aborts its process (libzmq 4.3.5, fq.cpp: `!_more`; after some 10 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,10 @@ from .step import STEP_MESSAGE_TYPES
 # A body above this is refused before it is decoded. What clients send a core has a lower limit
 # (`request_price.find_max_frame_bytes`); this one is of outputs, and of steps with many new requests.
 MAX_BODY_BYTES = 128 * 1024 * 1024
+
+
+# msgspec 0.22 hands a type that one thread is still reading to another thread, whose decoder then crashes.
+_making_decoder = threading.Lock()
 
 
 class Codec:
@@ -54,7 +59,8 @@ class Codec:
         struct = self._struct_of.get(kind)
         if struct is None:
             raise ProtocolError(f"unknown message type {kind!r}")
-        decoder = self._decoders[kind] = msgspec.msgpack.Decoder(struct)
+        with _making_decoder:
+            decoder = self._decoders[kind] = msgspec.msgpack.Decoder(struct)
         return decoder
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -79,6 +83,22 @@ def test_a_field_over_its_cap_is_a_protocol_error() -> None:
 def test_deep_nesting_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError):
         CLIENT.decode([b"\x02" + b"\x91" * 100_000 + b"\xc0"])
+
+
+def test_two_threads_make_their_decoders_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients of one process hear their first outputs at once: msgspec would end the process."""
+    make, both_inside, met = msgspec.msgpack.Decoder, threading.Barrier(2), list[int]()
+
+    def make_slowly(struct: type[msgspec.Struct]) -> msgspec.msgpack.Decoder[msgspec.Struct]:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.append(both_inside.wait(0.2))
+        return make(struct)
+
+    monkeypatch.setattr(msgspec.msgpack, "Decoder", make_slowly)
+    with ThreadPoolExecutor(2) as threads:
+        decoded = [threads.submit(make_client_codec().decode, CLIENT.encode(OUTPUTS)) for _ in range(2)]
+        assert [one.result() for one in decoded] == [OUTPUTS] * 2
+    assert met == []
 
 
 @settings(max_examples=300, deadline=None)
