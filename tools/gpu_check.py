@@ -3,10 +3,9 @@
 Environment, a first answer, kernel tests compiled and under memcheck, golden runs, crowds, graphs on and off;
 a profile, a sweep over attention's tiles, benchmarks beside the cost model, FlashInfer and other engines;
 faults brought about, ranks on two GPUs; ending in a table. Every part is a process of its own with a
-deadline: one that crashes or hangs costs its own rows. Rows are said, and written to --out, as they come;
---page FILE makes such a file a part of docs/performance.md, on any machine. A part that lacks a module or
-the time has failed; --wheels FOLDER installs what a machine without a network lacks, from wheels, into a
-folder of this run. A part that lacks GPUs is skipped, and said to be.
+deadline: one that crashes or hangs costs its own rows. Rows are said, and written to --out, as they come. A
+part that lacks a module or the time has failed; --wheels FOLDER installs what a machine without a network
+lacks, from wheels, into a folder of this run. A part that lacks GPUs is skipped, and said to be.
 Exit codes: 0 all that was judged is right, 1 something is not, 2 no GPU or wrong usage.
 """
 
@@ -21,15 +20,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from .bench.machine import find_commit
 from .bench.table import format_table
-from .gpu.page import append_run, write_page
-from .gpu.rows import Row, RowFile, RowTeller
+from .gpu.rows import Row, append_line, read_row
 
 # Parts in order, each with the most seconds that it may take: three times what it should, for kernels are
 # compiled the first time. All of them together have --total-s, of which each gets at most what is left.
@@ -51,6 +51,7 @@ PARTS = {
     "faults": 210.0,
     "ranks": 120.0,
 }
+_PART = (sys.executable, "-m", "quire.tools.gpu")  # and its name
 _TOTAL_S = 1750.0  # a machine is lent for half an hour
 _NO_GPU = 2
 _INSTALL_S = 300.0
@@ -71,12 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="add each row to FILE as it comes")
     parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="install the wheels there for this run")
-    parser.add_argument(
-        "--page", type=Path, metavar="FILE", help="write FILE, of --out, into docs/performance.md"
-    )
     options = parser.parse_args(argv)
-    if options.page is not None:
-        return write_page(options.page)
     if options.wheels is not None:
         _install_wheels(options.wheels)
     missing = _find_missing_gpu()
@@ -86,7 +82,9 @@ def main(argv: list[str] | None = None) -> int:
     started = time.monotonic()
     findings: dict[str, list[Row]] = {}
     if options.out is not None:
-        append_run(options.out, shlex.join(["tools/gpu_check", *(sys.argv[1:] if argv is None else argv)]))
+        command = shlex.join(["tools/gpu_check", *(sys.argv[1:] if argv is None else argv)])
+        for row in (Row("date", _now()), Row("commit", find_commit() or "unknown"), Row("command", command)):
+            append_line(options.out, "run", row)
     for name in options.part or PARTS:
         left_s = options.total_s - (time.monotonic() - started)
         print(f"gpu_check: {name} ...", file=sys.stderr, flush=True)
@@ -112,19 +110,8 @@ def _install_wheels(folder: Path) -> None:
         raise SystemExit(f"tools/gpu_check: --wheels {folder}: a folder with wheels (*.whl)")
     site = tempfile.mkdtemp(prefix="quire-gpu-check-")
     atexit.register(shutil.rmtree, site, ignore_errors=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-index",
-        "--no-deps",
-        "--target",
-        site,
-        *wheels,
-    ]
-    done = subprocess.run(command, stdout=sys.stderr, timeout=_INSTALL_S, check=False)
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", site]
+    done = subprocess.run([*command, *wheels], stdout=sys.stderr, timeout=_INSTALL_S, check=False)
     if done.returncode != 0:
         raise SystemExit(f"tools/gpu_check: pip could not install the wheels in {folder}")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))
@@ -135,22 +122,31 @@ def _run_part(name: str, timeout_s: float, out: Path | None = None) -> list[Row]
     """The part's rows, and one more if it failed or was cut off; said, and added to `out`, as they come."""
     if timeout_s <= 0:
         return [Row(name, "not run: no time is left", "done", False)]
-    with tempfile.TemporaryDirectory() as folder:
-        rows = RowFile(Path(folder) / "rows")
-        command = [sys.executable, "-m", "quire.tools.gpu", name, str(Path(folder) / "rows")]
-        start = time.monotonic()
-        with RowTeller(rows, name, out):
-            try:
-                done = subprocess.run(
-                    command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, timeout=timeout_s
-                )
-                last = _explain_end(name, done.returncode, done.stderr)
-            except subprocess.TimeoutExpired:
-                last = Row(name, f"not done in {timeout_s:.0f} s", "done", False)
-            if last is not None:
-                rows.append(last)
-        found = rows.read()
-    return [*found, Row(f"{name}, seconds", f"{time.monotonic() - start:.0f}")]
+    rows: list[Row] = []
+
+    def tell(row: Row) -> None:
+        rows.append(row)
+        print(f"  {row.name}: {row.value}", file=sys.stderr, flush=True)
+        if out is not None:
+            append_line(out, name, row)
+
+    start = time.monotonic()
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen([*_PART, name], stdout=subprocess.PIPE, stderr=errors, text=True) as part:
+            timer = threading.Timer(timeout_s, part.kill)
+            timer.start()
+            assert part.stdout is not None
+            for row in filter(None, map(read_row, part.stdout)):
+                tell(row)
+        timer.cancel()
+        seconds = time.monotonic() - start
+        errors.seek(0)
+        last = _explain_end(name, part.returncode, errors.read())
+        if seconds >= timeout_s:
+            last = Row(name, f"not done in {timeout_s:.0f} s", "done", False)
+        if last is not None:
+            tell(last)
+    return [*rows, Row(f"{name}, seconds", f"{seconds:.0f}")]
 
 
 def _explain_end(name: str, code: int, stderr: str) -> Row | None:
@@ -165,7 +161,7 @@ def _explain_end(name: str, code: int, stderr: str) -> Row | None:
 
 
 def _report(findings: dict[str, list[Row]], seconds: float, is_json: bool) -> None:
-    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    date = _now()
     if is_json:
         parts: dict[str, Any] = {name: [asdict(row) for row in rows] for name, rows in findings.items()}
         print(json.dumps({"date": date, "seconds": round(seconds, 1), "parts": parts}))
@@ -174,6 +170,10 @@ def _report(findings: dict[str, list[Row]], seconds: float, is_json: bool) -> No
     rows = [[row.name, row.value, row.wanted, marks[row.is_ok]] for part in findings.values() for row in part]
     print(format_table(["check", "found", "wanted", ""], rows))
     print(f"\n{date}, {seconds:.0f} s")
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 if __name__ == "__main__":

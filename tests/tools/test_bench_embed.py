@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from quire.tools.bench.cli import run as run_bench
 from quire.tools.bench.encoder_models import (
-    ENCODERS,
     count_tokens,
     list_encoder_shapes,
     make_texts,
@@ -15,6 +14,7 @@ from quire.tools.bench.encoder_models import (
 )
 from quire.tools.bench.http_stream import AnswerError
 from quire.tools.bench.load import RequestRecord, VectorReader
+from quire.tools.bench.model_configs import ENCODERS
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers' own

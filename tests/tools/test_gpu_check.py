@@ -7,31 +7,21 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from quire.tools import gpu_check
 from quire.tools.bench.cost_model import CARDS, StepWork
-from quire.tools.gpu.page import write_page
-from quire.tools.gpu.rows import Row, RowFile, judge
+from quire.tools.gpu.rows import Row, judge, read_row
 from quire.tools.gpu.targets import find_known_card, judge_step
 
 ROOT = Path(__file__).parents[2]
 
 
 def fake_part(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Every part is this script; sys.argv[1] names the part, sys.argv[2] the file for its rows."""
+    """Every part is this script; sys.argv[1] names the part."""
     monkeypatch.setattr(gpu_check, "_find_missing_gpu", lambda: None)
-    real_run = subprocess.run
-
-    def run(command: list[str], **options: Any) -> object:
-        if command[0] != sys.executable:  # git
-            return real_run(command, **options)
-        options["stdout"] = subprocess.DEVNULL
-        return real_run([sys.executable, "-c", script, *command[-2:]], **options)
-
-    monkeypatch.setattr(gpu_check.subprocess, "run", run)
+    monkeypatch.setattr(gpu_check, "_PART", (sys.executable, "-c", script))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -50,8 +40,8 @@ def test_without_a_gpu_it_says_so_and_exits_2() -> None:
 
 
 SAY = (
-    "import sys\nfrom pathlib import Path\nfrom quire.tools.gpu.rows import Row, RowFile\n"
-    "say = RowFile(Path(sys.argv[2])).append\n"
+    "import sys\nfrom quire.tools.gpu.rows import Row\n"
+    "say = lambda row: print(row.to_line(), end='', flush=True)\n"
 )
 
 
@@ -112,13 +102,20 @@ def test_no_part_takes_longer_than_a_command_may_on_a_lent_machine() -> None:
     assert max(gpu_check.PARTS.values()) <= 600
 
 
-def test_rows_survive_a_line_that_was_cut_off(tmp_path: Path) -> None:
-    rows = RowFile(tmp_path / "rows")
-    assert rows.read() == []
-    rows.append(Row("a", "1", "2", False))
-    with (tmp_path / "rows").open("a") as file:
-        file.write('{"name": "b", "va')
-    assert rows.read() == [Row("a", "1", "2", False)]
+def test_a_line_that_was_cut_off_is_no_row() -> None:
+    row = Row("a", "1", "2", False)
+    assert read_row(row.to_line()) == row
+    assert read_row('{"name": "b", "va') is None
+
+
+def test_a_part_that_takes_too_long_keeps_its_rows_and_has_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_part(monkeypatch, SAY + "say(Row('first', '7'))\nimport signal; signal.pause()")
+    monkeypatch.setitem(gpu_check.PARTS, "golden", 5.0)
+    assert gpu_check.main(["--json", "--part", "golden"]) == 1
+    first, end, _ = json.loads(capsys.readouterr().out)["parts"]["golden"]
+    assert (first["name"], end["value"]) == ("first", "not done in 5 s")
 
 
 def test_a_fraction_is_judged_by_the_least_that_is_wanted() -> None:
@@ -162,31 +159,6 @@ def test_a_part_has_no_more_than_what_is_left_of_half_an_hour(monkeypatch: pytes
     assert len(left) == len(gpu_check.PARTS)
     wanted = [1750 - 300 * (number + 1) for number in range(len(left))]
     assert left == [min(most, rest) for most, rest in zip(gpu_check.PARTS.values(), wanted, strict=True)]
-
-
-def test_rows_become_a_part_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fake_part(monkeypatch, SAY + "say(Row('device', 'H100')); say(Row('decode 1', '0.7 ms', 'less', False))")
-    out, page = tmp_path / "rows.jsonl", tmp_path / "performance.md"
-    gpu_check.main(["--part", "environment", "--part", "profile", "--out", str(out)])
-    with out.open("a") as file:
-        file.write('{"part": "profile", "na')
-    page.write_text("before\n<!-- begin gpu: x -->\n\nold\n\n<!-- end gpu -->\nafter\n")
-    assert write_page(out, page) == 0
-    text = page.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    assert "old" not in text
-    assert "| decode 1 | 0.7 ms | less | no |" in text
-    assert "Of 1 checks, 0 passed. Not: environment: decode 1 (0.7 ms)." in text
-    assert "Measured by `tools/gpu_check --part environment --part profile" in text
-    assert "; device H100; commit " in text
-
-
-def test_a_file_without_figures_leaves_the_page_as_it_is(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert gpu_check.main(["--page", str(tmp_path / "none")]) == 1
-    assert "a file of --out with rows of profile" in capsys.readouterr().err
 
 
 def test_memcheck_without_its_tool_has_failed_and_with_it_runs_the_tests(

@@ -15,9 +15,10 @@ from ..options import COUNT, option
 from .bench_model import ensure_written, load_spec
 from .ceilings import MEMORY_READ_BYTES, measure_rates
 from .contest import ContestError, Job, Measurement, open_contestants, run_rounds
-from .encoder_models import ENCODERS, count_tokens, make_texts
+from .encoder_models import count_tokens, make_texts
 from .floors import compute_prompts_work, make_card
 from .machine import print_machine
+from .model_configs import ENCODERS
 from .peers import NONE, QUIRE, SENTENCE_TRANSFORMERS, VLLM, check_peers, choose_peers, make_embed_launch
 from .table import format_megabytes, format_rate, format_table
 

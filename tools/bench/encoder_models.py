@@ -12,38 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .model_configs import ENCODERS
+
 _FIRST_WORD = 4  # the ids before it are special tokens
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _POOLING = "sentence_transformers.models.Pooling"
 _MODULES = {"": "sentence_transformers.models.Transformer", "1_Pooling": _POOLING}
 _NORMALIZE = "sentence_transformers.models.Normalize"
-
-
-def _make_config(num_layers: int, hidden_size: int, num_heads: int, vocab_size: int) -> dict[str, Any]:
-    return {
-        "architectures": ["BertModel"],
-        "model_type": "bert",
-        "dtype": "float32",
-        "hidden_act": "gelu",
-        "hidden_size": hidden_size,
-        "initializer_range": 0.02,
-        "intermediate_size": 4 * hidden_size,
-        "layer_norm_eps": 1e-12,
-        "max_position_embeddings": 512,
-        "num_attention_heads": num_heads,
-        "num_hidden_layers": num_layers,
-        "pad_token_id": 0,
-        "type_vocab_size": 2,
-        "vocab_size": vocab_size,
-    }
-
-
-ENCODERS: dict[str, dict[str, Any]] = {
-    # So small that a text is call overhead: it measures the engine.
-    "tiny-encoder": _make_config(2, 64, 2, 2048),
-    "minilm": _make_config(6, 384, 12, 30522),  # all-MiniLM-L6-v2
-    "bge-small": _make_config(12, 384, 12, 30522),  # bge-small-en-v1.5
-}
 
 
 def list_encoder_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -112,7 +87,6 @@ def write_encoder(config: dict[str, Any], folder: Path) -> None:
         "modules.json": entries,
         "1_Pooling/config.json": pooling | {"pooling_mode_cls_token": False},
         "sentence_bert_config.json": limits,
-        "tokenizer.json": _make_tokenizer(config["vocab_size"]),
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": config["max_position_embeddings"],
@@ -121,39 +95,24 @@ def write_encoder(config: dict[str, Any], folder: Path) -> None:
     }
     for name, contents in files.items():
         (folder / name).write_text(json.dumps(contents))
+    (folder / "tokenizer.json").write_text(_make_tokenizer(config["vocab_size"]))
 
 
-def _make_tokenizer(vocab_size: int) -> dict[str, Any]:
+def _make_tokenizer(vocab_size: int) -> str:
     """A tokenizer.json whose words are t4, t5, ... between [CLS] and [SEP]."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
     names = (*_SPECIAL_TOKENS, *(f"t{token_id}" for token_id in range(_FIRST_WORD, vocab_size)))
-    pieces = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    single = [*pieces, {"SpecialToken": {"id": "[SEP]", "type_id": 0}}]
-    second = [{"Sequence": {"id": "B", "type_id": 1}}, {"SpecialToken": {"id": "[SEP]", "type_id": 1}}]
-    ends = {name: {"id": name, "ids": [names.index(name)], "tokens": [name]} for name in _SPECIAL_TOKENS[2:]}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": token_id, "content": name, "special": True, "normalized": False}
-            | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
-            for token_id, name in enumerate(_SPECIAL_TOKENS)
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": single,
-            "pair": single + second,
-            "special_tokens": ends,
-        },
-        "decoder": None,
-        "model": {
-            "type": "WordLevel",
-            "vocab": {name: token_id for token_id, name in enumerate(names)},
-            "unk_token": "[UNK]",
-        },
-    }
+    vocab = {name: token_id for token_id, name in enumerate(names)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(list(_SPECIAL_TOKENS))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(name, vocab[name]) for name in ("[CLS]", "[SEP]")],
+    )
+    return tokenizer.to_str()
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A request for each route, and the answers that servers of the package's two models have given to them."""
+"""A request for each route (examples.json), and what servers of the package's two models have answered."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ _PORTS = (8000, 8001)  # of the model that generates, and of the one that embeds
 _MAX_NUMBERS = 3  # of a list of them
 _MAX_TEXT = 160
 _MAX_LINES = 12  # of an answer that is no JSON
-_CHAT = [{"role": "user", "content": "What is 12 plus 30?"}]
-_TEXTS = ["a cat sleeps", "a dog barks"]
 
 
 class Example(NamedTuple):
@@ -101,62 +99,8 @@ def _format(value: Any, depth: int) -> str:
     return "{\n" + ",\n".join(rows) + f"\n{outer}}}"
 
 
-def _vectors(path: str, body: Any) -> Example:
-    return Example("POST", path, body, _PORTS[1])
-
-
-_RANK = {"query": "Who sleeps?", "documents": _TEXTS}
-_SCORE = {"text_1": "Who sleeps?", "text_2": _TEXTS}
-EXAMPLES = {
-    example.name: example
-    for example in (
-        *(
-            Example("GET", path)
-            for path in (
-                *("/live", "/ready", "/health", "/version", "/v1/models", "/metrics", "/load", "/ping"),
-                *("/stats", "/server_info", "/stats/stream", "/tokenizer_info"),
-            )
-        ),
-        Example("GET", "/v1/models/{model}", asked="/v1/models/pocket"),
-        Example(
-            "POST", "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0}
-        ),
-        Example("POST", "/v1/chat/completions", {"messages": _CHAT, "max_tokens": 16, "temperature": 0}),
-        Example(
-            "POST",
-            "/v1/responses",
-            {"input": _CHAT[0]["content"], "max_output_tokens": 16, "temperature": 0},
-        ),
-        Example(
-            "POST",
-            "/v1/messages",
-            {"model": "pocket", "max_tokens": 16, "temperature": 0, "messages": _CHAT},
-        ),
-        Example("POST", "/v1/messages/count_tokens", {"model": "pocket", "messages": _CHAT}),
-        Example("POST", "/tokenize", {"prompt": "Once upon a time", "return_token_strs": True}),
-        Example("POST", "/detokenize", {"tokens": [80, 81, 82]}),
-        Example("POST", "/abort_requests", {"request_ids": ["cmpl-1f"]}),
-        Example("POST", "/invocations", {"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}),
-        Example("GET", "/v1/responses/{response_id}", asked="/v1/responses/resp-1f"),
-        Example("POST", "/v1/responses/{response_id}/cancel", asked="/v1/responses/resp-1f/cancel"),
-        Example("GET", "/v1/responses/{response_id}/input_items", asked="/v1/responses/resp-1f/input_items"),
-        Example("DELETE", "/v1/responses/{response_id}", asked="/v1/responses/resp-1f"),
-        Example("GET", "/info", port=_PORTS[1]),
-        _vectors("/v1/embeddings", {"input": _TEXTS}),
-        _vectors(
-            "/v2/embed", {"texts": _TEXTS, "input_type": "search_document", "embedding_types": ["float"]}
-        ),
-        _vectors("/embed", {"inputs": _TEXTS}),
-        _vectors("/similarity", {"inputs": {"source_sentence": "a cat rests", "sentences": _TEXTS}}),
-        _vectors("/rerank", _RANK | {"top_n": 1}),
-        _vectors("/v1/rerank", _RANK),
-        _vectors("/v2/rerank", _RANK),
-        _vectors("/score", _SCORE),
-        _vectors("/v1/score", _SCORE),
-        _vectors("/classify", {"input": _TEXTS}),
-        _vectors("/pooling", {"input": _TEXTS, "task": "embed"}),
-    )
-}
+_REQUESTS: list[dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text())
+EXAMPLES = {example.name: example for example in (Example(**request) for request in _REQUESTS)}
 
 
 def find_example(method: str, path: str) -> Example | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 from ...frontend.http.app import create_app
@@ -16,8 +17,9 @@ from ...frontend.http.options import ServerOptions
 from ...ipc.params.param_fields import MAX_INT
 from ..markdown import format_table
 from .examples import find_example
-from .field_texts import FIELD_TEXTS
 
+# What fields of requests mean whose declarations do not say it; a name means the same in every route.
+FIELD_TEXTS: dict[str, str] = json.loads(Path(__file__).with_name("field_texts.json").read_text())
 _RULES = {route.body.__name__: route.refused for route in ROUTES.values() if route.refused}
 _NO_BOUND = f" to {MAX_INT:,}"  # only what an integer can hold
 _TYPE_WORDS = {"string": "text", "array": "list", "boolean": "true or false"}

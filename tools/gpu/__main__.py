@@ -1,12 +1,12 @@
-"""One part in this process: `python -m quire.tools.gpu NAME FILE` appends what it finds to FILE."""
+"""A part in this process: `python -m quire.tools.gpu NAME` writes what it finds to stdout, a row a line."""
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
-from pathlib import Path
 
-from .rows import RowFile, Say
+from .rows import Row, Say
 
 # By name: the module and its function, loaded only for that part.
 PARTS = {
@@ -37,5 +37,16 @@ def run_part(name: str, say: Say) -> None:
     getattr(import_module(f".{module}", __package__), function)(say)
 
 
+def _claim_stdout() -> Say:
+    """What libraries print goes to stderr from now on."""
+    rows = os.dup(1)
+    os.dup2(2, 1)
+
+    def say(row: Row) -> None:
+        os.write(rows, row.to_line().encode())
+
+    return say
+
+
 if __name__ == "__main__":
-    run_part(sys.argv[1], RowFile(Path(sys.argv[2])).append)
+    run_part(sys.argv[1], _claim_stdout())

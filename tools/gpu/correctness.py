@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .rows import Row, Say
+from .rows import Row, Say, count_equal
 
 _PROMPTS = ("Once upon a time", "The little fox", "What is 12 plus 30?", "In the morning, the")
 _NUM_TOKENS = 48
@@ -63,15 +63,7 @@ def check_golden(say: Say, device: str = "cuda") -> None:
     outputs = _generate("float32", device, prompts)
     sequences = [prompt + tokens for prompt, tokens in zip(prompts, outputs, strict=True)]
     expected = [_generate_with_peer(peer, prompt, device) for prompt in prompts]
-    num_equal = sum(ours == theirs for ours, theirs in zip(outputs, expected, strict=True))
-    say(
-        Row(
-            "float32 greedy tokens",
-            f"{num_equal} of {len(prompts)} runs equal transformers'",
-            "all",
-            num_equal == len(prompts),
-        )
-    )
+    say(count_equal("float32 greedy tokens, as transformers'", outputs, expected))
     exact = [_score_with_peer(peer, sequence, device) for sequence in sequences]
     ours = _score("bfloat16", device, sequences)
     half: Any = peer.to(torch.bfloat16)
@@ -109,7 +101,6 @@ def check_crowds(say: Say, device: str = "cuda", sizes: tuple[int, ...] = (1, 3,
     Exact kernels, so that they must be; greedy, with filters and penalties by turns, and lengths that differ,
     so that rows end while others run. The largest crowd also where it has to be sent back for want of blocks.
     """
-    from ...frontend.llm import LLM
     from ...ipc.params.sampling_params import SamplingParams
 
     kinds = [
@@ -126,40 +117,32 @@ def check_crowds(say: Say, device: str = "cuda", sizes: tuple[int, ...] = (1, 3,
             )
             for i in range(number)
         ]
-        inputs = [{"prompt_token_ids": [*prompts[i % len(prompts)], 5 + i]} for i in range(number)]
-        outputs = llm.generate(inputs, params, use_tqdm=False)
-        return [list(output.outputs[0].token_ids) for output in outputs]
+        return generate(llm, [[*prompts[i % len(prompts)], 5 + i] for i in range(number)], params)
 
-    common: dict[str, Any] = {
-        "device": device, "exact": True, "max_num_seqs": max(sizes), "log_level": "WARNING",
-    }  # fmt: skip
+    common: dict[str, Any] = {"exact": True, "max_num_seqs": max(sizes)}
     room: dict[str, Any] = {"kv_cache_memory_bytes": "512MiB"}
     # A block each, of which all need three or four in the end; never less than one alone may have.
     most = max(sizes)
     num_blocks = max(_LEAST_BLOCKS, most + 1)
     little_room: dict[str, Any] = {"num_gpu_blocks_override": num_blocks, "max_model_len": 64}
+    little_room["kv_cache_memory_bytes"] = None
     dtypes = ("float32", "bfloat16", "float16")
     for dtype in dtypes[:2] if device == "cpu" else dtypes:  # a CPU has no exact kernels for the last
         with (
-            LLM(dtype=dtype, **common, **room) as ahead,
-            LLM(
-                dtype=dtype, enforce_eager=True, distributed_executor_backend="uni", **common, **room
+            make_llm(dtype, device, **common, **room) as ahead,
+            make_llm(
+                dtype, device, enforce_eager=True, distributed_executor_backend="uni", **common, **room
             ) as eager,
-            LLM(dtype=dtype, **common, **little_room) as narrow,
+            make_llm(dtype, device, **common, **little_room) as narrow,
         ):
             for size in sizes:
                 name = f"{dtype}, {size} requests as in lock-step"
-                say(_count_equal(name, run(ahead, size), run(eager, size)))
+                say(count_equal(name, run(ahead, size), run(eager, size)))
             name = f"{dtype}, {most} requests in little memory"
-            found = _count_equal(name, run(narrow, most, _LONG), run(eager, most, _LONG))
+            found = count_equal(name, run(narrow, most, _LONG), run(eager, most, _LONG))
             times = narrow.stats().num_preemptions_total
             value = f"{found.value}, sent back {times} times"
             say(Row(found.name, value, "all, sent back", bool(found.is_ok) and times > 0))
-
-
-def _count_equal(name: str, ours: list[list[int]], wanted: list[list[int]]) -> Row:
-    num_equal = sum(a == b for a, b in zip(ours, wanted, strict=True))
-    return Row(name, f"{num_equal} of {len(wanted)} equal", "all", num_equal == len(wanted))
 
 
 def check_graphs(say: Say, device: str = "cuda") -> None:
@@ -168,15 +151,7 @@ def check_graphs(say: Say, device: str = "cuda") -> None:
         prompts = [ids[:4] for ids in encode_prompts()] * 2
         eager = _generate(dtype, device, prompts, enforce_eager=True)
         graphed = _generate(dtype, device, prompts, enforce_eager=False)
-        num_equal = sum(a == b for a, b in zip(eager, graphed, strict=True))
-        say(
-            Row(
-                f"{dtype} graphs on and off",
-                f"{num_equal} of {len(prompts)} runs equal",
-                "all",
-                num_equal == len(prompts),
-            )
-        )
+        say(count_equal(f"{dtype} graphs on and off", graphed, eager))
 
 
 def encode_prompts() -> list[list[int]]:
@@ -188,27 +163,31 @@ def encode_prompts() -> list[list[int]]:
     return [tokenizer.encode(prompt) for prompt in _PROMPTS]
 
 
-def _make_llm(dtype: str, device: str, **engine_args: Any) -> Any:
+def make_llm(dtype: str, device: str, **engine_args: Any) -> Any:
+    """The packaged model's engine, which says nothing but warnings."""
     from ...frontend.llm import LLM
 
-    # In this process: what a step holds then depends on nothing but the requests.
-    return LLM(
-        dtype=dtype,
-        device=device,
-        distributed_executor_backend="uni",
-        log_level="WARNING",
-        kv_cache_memory_bytes="256MiB",
-        **engine_args,
-    )
+    fields: dict[str, Any] = {"kv_cache_memory_bytes": "256MiB", "log_level": "WARNING"}
+    return LLM(dtype=dtype, device=device, **(fields | engine_args))
+
+
+def generate(llm: Any, prompts: list[list[int]], params: Any) -> list[list[int]]:
+    """The tokens of each; `params`: one for all, or one a prompt."""
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def make_greedy(num_tokens: int = _NUM_TOKENS, **more: Any) -> Any:
+    """So many tokens, the likeliest ones."""
+    from ...ipc.params.sampling_params import SamplingParams
+
+    return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False, **more)
 
 
 def _generate(dtype: str, device: str, prompts: list[list[int]], **engine_args: Any) -> list[list[int]]:
-    from ...ipc.params.sampling_params import SamplingParams
-
-    params = SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS, ignore_eos=True, detokenize=False)
-    with _make_llm(dtype, device, **engine_args) as llm:
-        outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    """In this process: what a step holds then depends on nothing but the requests."""
+    with make_llm(dtype, device, distributed_executor_backend="uni", **engine_args) as llm:
+        return generate(llm, prompts, make_greedy())
 
 
 def _score(dtype: str, device: str, sequences: list[list[int]]) -> list[list[float]]:
@@ -216,7 +195,7 @@ def _score(dtype: str, device: str, sequences: list[list[int]]) -> list[list[flo
     from ...ipc.params.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-    with _make_llm(dtype, device) as llm:
+    with make_llm(dtype, device, distributed_executor_backend="uni") as llm:
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in sequences], params, use_tqdm=False)
     return [
         [entry[token].logprob for token, entry in zip(ids[1:], output.prompt_logprobs[1:], strict=True)]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ...worker.sampling.logits_processor import LogitsProcessor, LogitsRequest
-from .correctness import encode_prompts
-from .rows import Row, Say
+from .correctness import encode_prompts, generate, make_greedy, make_llm
+from .rows import Row, Say, count_equal
 
 _NUM_REQUESTS = 24
 _NUM_TOKENS = 64
@@ -57,33 +57,26 @@ def check_faults(say: Say, device: str = "cuda") -> None:
 
 def _check_kill(say: Say, device: str) -> None:
     """The block count follows from the card's memory, which a killed process gives back late."""
-    more: dict[str, Any] = {"kv_cache_memory_bytes": "256MiB"} if device == "cpu" else {}
+    more: dict[str, Any] = {} if device == "cpu" else {"kv_cache_memory_bytes": None}
     with _make_llm(device, **more) as llm:
-        wanted, num_blocks = _generate(llm), llm.stats().kv_blocks_total
-        ids = _enqueue(llm)
+        wanted = generate(llm, _make_prompts(), make_greedy(_NUM_TOKENS))
+        num_blocks = llm.stats().kv_blocks_total
+        _enqueue(llm)
         os.kill(llm.llm_engine.facts.pids["worker"], signal.SIGKILL)
         found = [list(output.outputs[0].token_ids) for output in llm.wait_for_completion(use_tqdm=False)]
-        num_equal = sum(a == b for a, b in zip(found, wanted, strict=True))
         after = llm.stats().kv_blocks_total
-    say(
-        Row(
-            "killed under load",
-            f"{num_equal} of {len(ids)} requests as without",
-            "all",
-            num_equal == len(ids),
-        )
-    )
+    say(count_equal("killed under load", found, wanted))
     say(Row("killed under load, blocks", f"{after:,}", f"{num_blocks:,}", after == num_blocks))
 
 
 def _check_out_of_memory(say: Say, device: str) -> None:
     """Another process' memory, in fact this one's, grows until a step finds none."""
     hooks = {"fault_hooks": "worker.execute:oom@20"}
-    with _make_llm(device, kv_cache_memory_bytes="256MiB", **hooks) as llm:
+    with _make_llm(device, **hooks) as llm:
         _say_answers(say, "out of memory, feigned", llm, _NUM_REQUESTS)
     if device == "cpu":
         return
-    with _make_llm(device, kv_cache_memory_bytes="256MiB") as llm:
+    with _make_llm(device) as llm:
         free = torch.cuda.mem_get_info()[0]
         ballast = torch.empty(max(0, free - _LEFT_BYTES), dtype=torch.uint8, device=device)
         _say_answers(say, "out of memory, the card full", llm, _NUM_REQUESTS)
@@ -95,7 +88,7 @@ def _check_out_of_memory(say: Say, device: str) -> None:
 def _check_stray_access(say: Say, device: str) -> None:
     """The worker's context is lost with it; who asked for it may be failed, nobody else."""
     name = f"{__name__}:{StrayAccess.__name__}"
-    with _make_llm(device, kv_cache_memory_bytes="256MiB", logits_processors=[name]) as llm:
+    with _make_llm(device, logits_processors=[name]) as llm:
         before = llm.llm_engine.facts.pids["worker"]
         _say_answers(say, "illegal access of one request", llm, _NUM_REQUESTS - 1, {_STRAY: 5})
         _say_answers(say, "illegal access, over", llm, _NUM_REQUESTS)
@@ -104,7 +97,10 @@ def _check_stray_access(say: Say, device: str) -> None:
 
 
 def _say_answers(say: Say, name: str, llm: Any, least: int, extra: dict[str, Any] | None = None) -> None:
-    outputs = llm.generate(_make_prompts(), _make_params(extra), use_tqdm=False)
+    # `extra` is of one in the middle.
+    extras = [extra if number == _NUM_REQUESTS // 2 else None for number in range(_NUM_REQUESTS)]
+    params = [make_greedy(_NUM_TOKENS, extra_args=each) for each in extras]
+    outputs = llm.generate(_as_inputs(), params, use_tqdm=False)
     num_whole = sum(len(output.outputs[0].token_ids) == _NUM_TOKENS for output in outputs)
     reasons = sorted({str(output.outputs[0].finish_reason) for output in outputs})
     detail = f"{num_whole} of {len(outputs)} whole; ended by {', '.join(reasons)}"
@@ -112,36 +108,23 @@ def _say_answers(say: Say, name: str, llm: Any, least: int, extra: dict[str, Any
 
 
 def _make_llm(device: str, **engine_args: Any) -> Any:
-    from ...frontend.llm import LLM
-
-    return LLM(dtype="float32", exact=True, device=device, log_level="ERROR", **engine_args)
+    return make_llm("float32", device, exact=True, **({"log_level": "ERROR"} | engine_args))
 
 
-def _make_prompts() -> list[dict[str, Any]]:
+def _make_prompts() -> list[list[int]]:
     prompts = encode_prompts()
-    return [{"prompt_token_ids": [*prompts[i % len(prompts)], 5 + i]} for i in range(_NUM_REQUESTS)]
+    return [[*prompts[i % len(prompts)], 5 + i] for i in range(_NUM_REQUESTS)]
 
 
-def _make_params(extra: dict[str, Any] | None = None) -> list[Any]:
-    """Greedy; `extra` of one in the middle."""
-    from ...ipc.params.sampling_params import SamplingParams
-
-    common: dict[str, Any] = {"temperature": 0.0, "max_tokens": _NUM_TOKENS, "ignore_eos": True}
-    extras = [extra if number == _NUM_REQUESTS // 2 else None for number in range(_NUM_REQUESTS)]
-    return [SamplingParams(**common, detokenize=False, extra_args=each) for each in extras]
+def _as_inputs() -> list[dict[str, list[int]]]:
+    return [{"prompt_token_ids": ids} for ids in _make_prompts()]
 
 
-def _generate(llm: Any) -> list[list[int]]:
-    outputs = llm.generate(_make_prompts(), _make_params(), use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
-
-
-def _enqueue(llm: Any) -> list[str]:
+def _enqueue(llm: Any) -> None:
     """Requests that are running when this returns, none of them done."""
-    ids = llm.enqueue(_make_prompts(), _make_params())
+    llm.enqueue(_as_inputs(), make_greedy(_NUM_TOKENS))
     while llm.stats().num_running < _NUM_REQUESTS // 2:
         pass
-    return ids
 
 
 def _is_alive(pid: int) -> bool:

@@ -6,7 +6,6 @@ first, few at the end.
 
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -14,18 +13,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from . import MODEL_DIR
 from .batches import (
-    END_OF_TEXT_ID,
     LONG_SHAPE,
     SHORT_SHAPE,
-    TURN_END_ID,
     Packer,
     encode_documents,
     render,
 )
-from .loss import NORM_EPS, ROPE_THETA, compute_loss
+from .loss import ROPE_THETA, compute_loss
 from .text import draw_documents
-from .tokenizer import SPACE, VOCAB_SIZE, save_tokenizer, train_tokenizer, write_json
-from .training import Averaged, Options, parse_options, prepare, save_tensors, train_steps
+from .tokenizer import SPACE, save_tokenizer, train_tokenizer
+from .training import Averaged, Options, copy_files, parse_options, prepare, save_tensors, train_steps
 from .wiring import wire
 
 MAX_LENGTH = 2048
@@ -47,25 +44,8 @@ def plan_step(step: int, num_steps: int) -> tuple[tuple[int, int], float, float]
 
 
 def make_config() -> LlamaConfig:
-    """The shape of the pocket model."""
-    return LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=192,
-        intermediate_size=640,
-        num_hidden_layers=6,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-        head_dim=32,
-        max_position_embeddings=MAX_LENGTH,
-        rms_norm_eps=NORM_EPS,
-        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=[END_OF_TEXT_ID, TURN_END_ID],
-        pad_token_id=END_OF_TEXT_ID,
-        initializer_range=0.05,
-        use_cache=False,
-    )
+    """The shape of the pocket model, which its folder's config.json says."""
+    return LlamaConfig.from_pretrained(MODEL_DIR)
 
 
 def init_spaced_words(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
@@ -109,30 +89,7 @@ def export(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
     }
     save_tensors(tensors, out)
     save_tokenizer(tokenizer, out, MAX_LENGTH)
-    write_json(out / "config.json", _describe(model.config))
-    ends = {"eos_token_id": [END_OF_TEXT_ID, TURN_END_ID], "pad_token_id": END_OF_TEXT_ID}
-    write_json(out / "generation_config.json", ends)
-
-
-def _describe(config: LlamaConfig) -> dict[str, Any]:
-    """config.json; `torch_dtype` and `rope_theta` repeat what older readers look for under those names."""
-    drop = {
-        "id2label",
-        "label2id",
-        "return_dict",
-        "output_hidden_states",
-        "output_attentions",
-        "problem_type",
-    }
-    drop |= {"chunk_size_feed_forward", "is_encoder_decoder", "bos_token_id", "transformers_version"}
-    values = {key: value for key, value in config.to_dict().items() if key not in drop and key[0] != "_"}
-    return values | {
-        "architectures": ["LlamaForCausalLM"],
-        "dtype": "float32",
-        "torch_dtype": "float32",
-        "rope_theta": ROPE_THETA,
-        "use_cache": True,
-    }
+    copy_files(MODEL_DIR, out, "config.json", "generation_config.json")
 
 
 if __name__ == "__main__":

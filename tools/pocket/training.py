@@ -2,6 +2,7 @@
 
 import argparse
 import ctypes
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -106,6 +107,13 @@ def train_steps(
         if step % options.export_every == 0:
             export(trainer.averaged_model)
     export(trainer.averaged_model)
+
+
+def copy_files(source: Path, out: Path, *names: str) -> None:
+    """What every model of this shape has beside its tensors and its tokenizer."""
+    for name in names if out.resolve() != source.resolve() else ():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, out / name)
 
 
 def save_tensors(tensors: dict[str, Tensor], out: Path) -> None:

@@ -17,9 +17,9 @@ import msgspec
 
 from ...frontend.events import AssistantMessage
 from ...ipc.errors import QuireError
-from ..bench.http_stream import AnswerError, AnswerParser, Endpoint, EventParser
+from ..bench.http_stream import AnswerError, Endpoint, EventParser
 from .chats import join_message
-from .http_client import RefusedError, open_connection
+from .http_client import RefusedError, read_answer
 from .record import Record
 
 _PATH = "/v1/responses"
@@ -183,31 +183,21 @@ class _Background:
         self, method: str, path: str, body: bytes, events: EventParser | None, most: int | None = None
     ) -> tuple[int, bytes]:
         """Status and body. Raises AnswerError or OSError for what may be tried again."""
-        reader, writer = await open_connection(self._endpoint, self._tls, _READ_BYTES)
-        answer, whole = AnswerParser(), b""
-        try:
-            writer.write(self._endpoint.encode_request(method, path, body))
-            while not answer.is_complete:
-                data = await reader.read(_READ_BYTES)
-                if not data:
-                    answer.end()
-                new = answer.feed(data) if data else b""
-                if answer.status == 503:
-                    raise AnswerError("HTTP 503")
-                if events is None or answer.status != 200:
-                    whole += new
+        request, whole, last_status = self._endpoint.encode_request(method, path, body), b"", 0
+        parts = read_answer(self._endpoint, request, self._tls, _READ_BYTES, self._pause_s)
+        async with contextlib.aclosing(parts) as answer:
+            async for status, data in answer:
+                last_status = status
+                if events is None or status != 200:
+                    whole += data
                     continue
-                for event in events.feed(new):
+                for event in events.feed(data):
                     self._take(msgspec.json.decode(event, type=_Event))
                 if self._ended is not None or (most is not None and len(self._record.piece_times) >= most):
                     return 200, b""
-                if self._pause_s:
-                    await asyncio.sleep(self._pause_s)
-        finally:
-            writer.transport.abort()
-        if events is not None and answer.status == 200:
+        if events is not None and last_status == 200:
             raise AnswerError("the stream ended without its last event")
-        return answer.status or 0, whole
+        return last_status, whole
 
     def _take(self, event: _Event) -> None:
         if event.type == "error":

@@ -8,8 +8,10 @@ error in the stream, is final.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import time
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -71,10 +73,12 @@ async def ask_http(
     """
     pause_before_retry_s = _RETRY_PAUSE_S
     request = endpoint.encode_request("POST", path, msgspec.json.encode(body))
+    limit = _SLOW_READ_BYTES if pause_s else _READ_BYTES
     while True:
-        _begin_again(record)
+        answer = _Answer(record, leave_after)
         try:
-            await _Exchange(record, leave_after, pause_s).run(endpoint, request, tls)
+            async with contextlib.aclosing(read_answer(endpoint, request, tls, limit, pause_s)) as parts:
+                await answer.read(parts)
             return
         except (AnswerError, OSError):
             record.broken_at.append(time.monotonic())
@@ -100,44 +104,50 @@ async def open_connection(
         raise RefusedError(f"the server's certificate: {error.verify_message}") from None
 
 
-def _begin_again(record: Record) -> None:
-    record.piece_times, record.text, record.num_tokens, record.num_ends = [], "", 0, 0
+async def read_answer(
+    endpoint: Endpoint, request: bytes, tls: ssl.SSLContext | None, limit: int, pause_s: float = 0.0
+) -> AsyncGenerator[tuple[int, bytes], None]:
+    """Status and bytes of the body as they come, at most `limit` of them, with a pause after each.
+
+    Raises AnswerError (a 503 too) or OSError for what may be tried again, RefusedError.
+    """
+    reader, writer = await open_connection(endpoint, tls, limit)
+    answer = AnswerParser()
+    try:
+        writer.write(request)
+        while not answer.is_complete:
+            data = await reader.read(limit)
+            if not data:
+                answer.end()
+            body = answer.feed(data) if data else b""
+            if answer.status == _UNAVAILABLE:
+                raise AnswerError("HTTP 503")
+            if answer.status is not None:
+                yield answer.status, body
+            if pause_s:
+                await asyncio.sleep(pause_s)
+    finally:
+        writer.transport.abort()
 
 
-class _Exchange:
-    """One try."""
+class _Answer:
+    """What one try has brought."""
 
-    def __init__(self, record: Record, leave_after: int | None, pause_s: float) -> None:
+    def __init__(self, record: Record, leave_after: int | None) -> None:
+        record.piece_times, record.text, record.num_tokens, record.num_ends = [], "", 0, 0
         self._record = record
         self._leave_after = leave_after
-        self._pause_s = pause_s
-        self._answer = AnswerParser()
         self._events = EventParser()
         self._whole = b""  # of an answer that is not streamed
         self._is_done = False
         self._joiner = DeltaJoiner()
 
-    async def run(self, endpoint: Endpoint, request: bytes, tls: ssl.SSLContext | None) -> None:
+    async def read(self, parts: AsyncGenerator[tuple[int, bytes], None]) -> None:
         """Raises AnswerError or OSError for what may be tried again, RefusedError."""
-        limit = _SLOW_READ_BYTES if self._pause_s else _READ_BYTES
-        reader, writer = await open_connection(endpoint, tls, limit)
-        try:
-            writer.write(request)
-            await self._read(reader, limit)
-        finally:
-            writer.transport.abort()
-
-    async def _read(self, reader: asyncio.StreamReader, limit: int) -> None:
         record = self._record
-        while not self._answer.is_complete:
-            data = await reader.read(limit)
-            if not data:
-                self._answer.end()
-            body = self._answer.feed(data) if data else b""
-            if self._answer.status == _UNAVAILABLE:
-                raise AnswerError("HTTP 503")
-            if self._answer.status not in (None, 200):
-                raise RefusedError(f"HTTP {self._answer.status}: {body[:_MAX_TEXT].decode(errors='replace')}")
+        async for status, body in parts:
+            if status != 200:
+                raise RefusedError(f"HTTP {status}: {body[:_MAX_TEXT].decode(errors='replace')}")
             if not record.is_streamed:
                 self._whole += body
                 continue
@@ -146,8 +156,6 @@ class _Exchange:
             if self._leave_after is not None and len(record.piece_times) >= self._leave_after:
                 record.end = "left"
                 return
-            if self._pause_s:
-                await asyncio.sleep(self._pause_s)
         if not record.is_streamed:
             self._take(self._whole)
             record.num_ends, self._is_done = 1, True

@@ -5,11 +5,11 @@ of all queries an answer's own. Texts of the query's topic are left out of the c
 Legend: B pairs, T positions, H hidden size.
 """
 
+import json
 import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -18,7 +18,16 @@ from torch.nn import functional
 from transformers import BertConfig, BertModel
 
 from ..tokenizer import write_json
-from ..training import WARM_UP_STEPS, Averaged, Options, parse_options, prepare, save_tensors, train_steps
+from ..training import (
+    WARM_UP_STEPS,
+    Averaged,
+    Options,
+    copy_files,
+    parse_options,
+    prepare,
+    save_tensors,
+    train_steps,
+)
 from . import ENCODER_DIR
 from .corpus import draw_pairs, draw_story_pairs, draw_texts
 from .pairs import Pair
@@ -26,6 +35,12 @@ from .tokenizer import PAD_ID, save_tokenizer, train_tokenizer
 
 MAX_LENGTH = 256
 TOKENIZER_PAIRS = 10_000
+_SAME_FILES = (
+    "modules.json",
+    "1_Pooling/config.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+)
 NUM_STEPS = 1000  # some 15 minutes on one core
 NUM_PAIRS, NUM_STORY_PAIRS = 160, 32  # of a step
 STORY_EVERY = 10  # steps
@@ -35,19 +50,8 @@ MATRIX_RATE, OTHER_RATE = 0.01, 0.004  # learning rates of Muon and AdamW at fac
 
 
 def make_config(vocab_size: int) -> BertConfig:
-    """The shape of the pocket encoder."""
-    return BertConfig(
-        vocab_size=vocab_size,
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        max_position_embeddings=MAX_LENGTH,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        initializer_range=0.05,
-        pad_token_id=PAD_ID,
-    )
+    """The shape of the pocket encoder, which its folder's config.json says."""
+    return BertConfig.from_pretrained(ENCODER_DIR, vocab_size=vocab_size)
 
 
 class Trainer(Averaged[BertModel]):
@@ -140,51 +144,13 @@ def train(options: Options) -> None:
 
 def export(model: BertModel, tokenizer: Tokenizer, out: Path) -> None:
     """Writes a sentence-transformers folder: tensors in bfloat16, to be computed with in float32."""
-    (out / "1_Pooling").mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().to(torch.bfloat16) for name, tensor in model.state_dict().items()}
     save_tensors(tensors, out)
     save_tokenizer(tokenizer, out, MAX_LENGTH)
-    write_json(out / "config.json", _describe(model.config))
-    write_json(out / "modules.json", [_describe_module(*module) for module in enumerate(MODULES)])
-    write_json(
-        out / "1_Pooling" / "config.json", {"word_embedding_dimension": model.config.hidden_size} | POOLING
-    )
-    write_json(out / "sentence_bert_config.json", {"max_seq_length": MAX_LENGTH, "do_lower_case": False})
-    write_json(out / "config_sentence_transformers.json", SIMILARITY)
-
-
-MODULES = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
-POOLING = {
-    "pooling_mode_cls_token": False,
-    "pooling_mode_mean_tokens": True,
-    "pooling_mode_max_tokens": False,
-    "pooling_mode_mean_sqrt_len_tokens": False,
-    "pooling_mode_weightedmean_tokens": False,
-    "pooling_mode_lasttoken": False,
-    "include_prompt": True,
-}
-SIMILARITY = {
-    "prompts": {"query": "", "document": ""},
-    "default_prompt_name": None,
-    "similarity_fn_name": "cosine",
-}
-
-
-def _describe_module(index: int, module: tuple[str, str]) -> dict[str, str | int]:
-    path, name = module
-    return {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
-
-
-def _describe(config: BertConfig) -> dict[str, Any]:
-    """config.json, with what says how to compute and nothing of how to generate or classify."""
-    kept = (
-        "model_type vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act"
-        " hidden_dropout_prob attention_probs_dropout_prob max_position_embeddings type_vocab_size"
-        " layer_norm_eps initializer_range pad_token_id"
-    )
-    values = config.to_dict()
-    described = {"architectures": ["BertModel"], "dtype": "float32", "torch_dtype": "float32"}
-    return described | {key: values[key] for key in kept.split()}
+    config = json.loads((ENCODER_DIR / "config.json").read_text(encoding="utf-8"))
+    write_json(out / "config.json", config | {"vocab_size": model.config.vocab_size})
+    copy_files(ENCODER_DIR, out, *_SAME_FILES)
 
 
 if __name__ == "__main__":
