@@ -138,6 +138,11 @@ class Checkpoint:
         generator = torch.Generator().manual_seed(seed)
         return torch.randint(self.spec.vocab_size, (length,), generator=generator).tolist()
 
+    def compute_reference(self, token_ids: list[int]) -> torch.Tensor:
+        """transformers' logits of all tokens of a prompt."""
+        with torch.inference_mode():
+            return self.reference(torch.tensor([token_ids])).logits[0]
+
     def engine_config(self, dtype: str = "float32", max_model_len: int = 256, **model: Any) -> EngineConfig:
         """An EngineConfig for this checkpoint; `model` overrides fields of its ModelConfig."""
         fields: dict[str, Any] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -119,6 +120,15 @@ class PagedRun:
             max_query_len=max(np.diff(starts).tolist()),
             max_seq_len=max(request.num_computed for request in requests),
         )
+
+
+def compute_alone(
+    model: Any, config: EngineConfig, token_ids: Sequence[int], chunk: int | None = None
+) -> Tensor:
+    """Logits of all tokens of a request by itself, `chunk` tokens a step; the model may be a pipeline."""
+    run = PagedRun(model, config, seed=9)
+    run.add("alone", token_ids)
+    return run.run("alone", chunk)
 
 
 def assert_same_logits(actual: Tensor, expected: Tensor, config: EngineConfig) -> None:

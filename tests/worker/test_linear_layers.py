@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from checkpoints import Checkpoint, Recipe, make_checkpoint
-from paged import PagedRun, assert_same_logits
+from checkpoints import Checkpoint, Recipe, find_tolerance, make_checkpoint
+from paged import assert_same_logits, compute_alone
 from quire.ipc.errors import ConfigError
 from quire.ipc.spec.weight_format import WeightFormat, make_online_formats
 from quire.worker.layers import linear
@@ -35,9 +35,7 @@ def run_alone(
     chunk: int | None = None,
 ) -> torch.Tensor:
     config = checkpoint.engine_config(dtype, quantization=quantization)
-    run = PagedRun(load_model(config, CPU), config)
-    run.add("a", token_ids)
-    return run.run("a", chunk)
+    return compute_alone(load_model(config, CPU), config, token_ids, chunk)
 
 
 @pytest.mark.usefixtures("library")
@@ -115,8 +113,7 @@ def test_narrow_logits_are_those_of_the_rounded_weights(checkpoint: Checkpoint, 
             expected = hidden @ rounded("lm_head", checkpoint.reference.lm_head.weight).t()
     finally:
         checkpoint.reference.load_state_dict(state)
-    atol = 8 * torch.finfo(torch.float32).eps * checkpoint.num_terms**0.5 * expected.abs().max().item()
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=find_tolerance(checkpoint, expected))
 
 
 def test_an_unknown_quantization_is_refused_with_what_is_allowed(checkpoint: Checkpoint) -> None:

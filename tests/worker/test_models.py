@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import OTHERS, ROPE_TYPES, Checkpoint, Recipe, find_tolerance, make_checkpoint
-from paged import PagedRun
+from checkpoints import OTHERS, ROPE_TYPES, Checkpoint, Recipe, find_tolerance, make_checkpoint, make_spec
+from checkpoints import RECIPES as USUAL
+from paged import compute_alone
+from quire.frontend.models.families import ARCHITECTURES, read_model_spec
 from quire.worker.models import load_model
 
 CPU = torch.device("cpu")
@@ -27,7 +30,8 @@ RECIPES = {
     "qwen3": Recipe(family="qwen3"),
     "qwen3-mha-tied-llama3": Recipe(family="qwen3", rope="llama3", num_kv_heads=4, tied=True),
     "gemma2": Recipe(family="gemma2", sliding_window=13, tied=True, num_layers=3),
-    "gemma": Recipe(family="gemma", num_kv_heads=1, tied=True),
+    "gemma": OTHERS["gemma"],
+    "gemma3": USUAL["gemma3"],
     "phi3-window": Recipe(family="phi3", sliding_window=13),
     "phi3-longrope": OTHERS["phi3-longrope"],
     "phi3-partial": OTHERS["phi3-partial"],
@@ -48,9 +52,16 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoin
     return {name: make_checkpoint(root / name, recipe) for name, recipe in RECIPES.items()}
 
 
-def reference_logits(checkpoint: Checkpoint, token_ids: list[int]) -> torch.Tensor:
-    with torch.inference_mode():
-        return checkpoint.reference(torch.tensor([token_ids])).logits[0]
+def test_every_architecture_is_among_the_recipes() -> None:
+    assert {make_spec(recipe).architecture for recipe in RECIPES.values()} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_config_json_means_the_spec_that_is_stated_by_hand(
+    checkpoints: dict[str, Checkpoint], name: str
+) -> None:
+    config = json.loads((checkpoints[name].folder / "config.json").read_bytes())
+    assert read_model_spec(config) == checkpoints[name].spec
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 7, 16])
@@ -61,9 +72,7 @@ def test_logits_equal_transformers_in_any_chunking(
     checkpoint = checkpoints[name]
     token_ids = checkpoint.draw_tokens(LENGTH)
     config = checkpoint.engine_config()
-    run = PagedRun(load_model(config, CPU), config)
-    run.add("a", token_ids)
-    expected = reference_logits(checkpoint, token_ids)
-    actual = run.run("a", chunk)
+    expected = checkpoint.compute_reference(token_ids)
+    actual = compute_alone(load_model(config, CPU), config, token_ids, chunk)
     assert actual.dtype == torch.float32
     torch.testing.assert_close(actual, expected, rtol=0, atol=find_tolerance(checkpoint, expected))

@@ -11,7 +11,7 @@ import torch
 from checkpoints import OTHERS, RECIPES, Checkpoint, Recipe, make_checkpoint
 from encoders import ENCODERS, LENGTHS, EncoderStep, compute_reference, make_encoder
 from gloo import make_group
-from paged import PagedRun
+from paged import compute_alone
 from quire.ipc.spec.config import EngineConfig
 from quire.kernels.group.shared_group import SharedGroup
 from quire.kernels.program.program import Kind, Program
@@ -40,14 +40,11 @@ def compute_logits(checkpoint: Checkpoint, config: EngineConfig) -> list[Tensor]
 
     def compute(group: SharedGroup) -> list[Tensor]:
         model = load_model(config, CPU, group)
-        native = model.native
-        assert native is not None
-        logits: list[Tensor] = []
-        for model.native, chunk in ((native, None), (native, 7), (None, 16)):
-            run = PagedRun(model, config.for_rank())
-            run.add("a", checkpoint.draw_tokens(LENGTH))
-            logits.append(run.run("a", chunk))
-        return logits
+        assert model.native is not None
+        prompt = checkpoint.draw_tokens(LENGTH)
+        logits = [compute_alone(model, config.for_rank(), prompt, chunk) for chunk in (None, 7)]
+        model.native = None
+        return [*logits, compute_alone(model, config.for_rank(), prompt, 16)]
 
     return run_ranks(config.parallel.tensor_parallel_size, compute)[0]
 
@@ -58,8 +55,7 @@ def test_logits_of_ranks_equal_transformers(
 ) -> None:
     if is_table_cut:
         monkeypatch.setattr(builder, "MAX_COPIED_TABLE_BYTES", 0)
-    with torch.inference_mode():
-        expected = checkpoint.reference(torch.tensor([checkpoint.draw_tokens(LENGTH)])).logits[0]
+    expected = checkpoint.compute_reference(checkpoint.draw_tokens(LENGTH))
     actual, *others = compute_logits(checkpoint, with_ranks(checkpoint.engine_config(), size))
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
     assert all(torch.equal(other, actual) for other in others)
@@ -73,8 +69,7 @@ def test_bfloat16_logits_of_ranks_are_near_transformers(
     config = with_ranks(checkpoint.engine_config("bfloat16", quantization=quantization), 2)
     actual, *others = compute_logits(checkpoint, config)
     assert all(torch.equal(other, actual) for other in others)
-    with torch.inference_mode():
-        expected = checkpoint.reference(torch.tensor([checkpoint.draw_tokens(LENGTH)])).logits[0]
+    expected = checkpoint.compute_reference(checkpoint.draw_tokens(LENGTH))
     assert torch.cosine_similarity(actual, expected, dim=-1).median() > 0.99
 
 
@@ -111,17 +106,13 @@ def test_logits_of_ranks_that_have_a_device_each_equal_transformers(
         model = load_model(config, CPU, group)
         assert model.native is None
         assert model.batch_variance_reason == ""
-        logits: list[Tensor] = []
-        for chunk in (None, 7):
-            run = PagedRun(model, config.for_rank())
-            run.add("a", checkpoint.draw_tokens(LENGTH))
-            logits.append(run.run("a", chunk))
+        prompt = checkpoint.draw_tokens(LENGTH)
+        logits = [compute_alone(model, config.for_rank(), prompt, chunk) for chunk in (None, 7)]
         group.leave()
         return logits
 
     whole, in_chunks = run_ranks(size, compute, partial(make_group, sums_in_order=True))[0]
-    with torch.inference_mode():
-        expected = checkpoint.reference(torch.tensor([checkpoint.draw_tokens(LENGTH)])).logits[0]
+    expected = checkpoint.compute_reference(checkpoint.draw_tokens(LENGTH))
     torch.testing.assert_close(whole, expected, rtol=0, atol=1e-4)
     assert torch.equal(in_chunks, whole)
 

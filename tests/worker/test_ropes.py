@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 from checkpoints import ROPES, TRAINED_LEN, Checkpoint, Recipe, find_tolerance, make_checkpoint
-from paged import PagedRun
+from paged import compute_alone
 from quire import LLM, SamplingParams
 from quire.frontend.models.families import read_model_spec
 from quire.ipc.errors import ModelError
@@ -91,13 +91,10 @@ def check_equal(root: Path, family: str, values: dict[str, Any], lengths: tuple[
     native = decoder.native
     for length in lengths:
         token_ids = checkpoint.draw_tokens(length, seed=length)
-        with torch.inference_mode():
-            expected = checkpoint.reference(torch.tensor([token_ids])).logits[0]
+        expected = checkpoint.compute_reference(token_ids)
         for decoder.native in (native, None):
-            run = PagedRun(decoder, engine)
-            run.add("a", token_ids)
-            atol = find_tolerance(checkpoint, expected)
-            torch.testing.assert_close(run.run("a", 7), expected, rtol=0, atol=atol)
+            actual, atol = compute_alone(decoder, engine, token_ids, 7), find_tolerance(checkpoint, expected)
+            torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
 def make_oracle(base: Checkpoint, config: dict[str, Any]) -> Any:

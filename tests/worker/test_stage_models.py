@@ -11,7 +11,7 @@ import torch
 from checkpoints import OTHERS, RECIPES, Checkpoint, make_checkpoint
 from encoders import ENCODERS, EncoderStep, compute_reference, make_encoder
 from msgspec.structs import replace
-from paged import PagedRun
+from paged import compute_alone
 from quire.ipc.errors import ModelError
 from quire.ipc.spec.config import EngineConfig
 from quire.kernels.group.shared_group import SharedGroup
@@ -34,9 +34,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def compute_logits(checkpoint: Checkpoint, model: Any, config: EngineConfig, chunk: int | None) -> Tensor:
-    run = PagedRun(model, config)
-    run.add("a", checkpoint.draw_tokens(LENGTH))
-    return run.run("a", chunk)
+    return compute_alone(model, config, checkpoint.draw_tokens(LENGTH), chunk)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -53,8 +51,7 @@ def test_logits_of_stages_have_the_bits_of_the_whole_model(
     pipeline.leave_native()
     assert torch.equal(compute_logits(checkpoint, pipeline, config, 16), expected)
     if dtype == "float32":
-        with torch.inference_mode():
-            reference = checkpoint.reference(torch.tensor([checkpoint.draw_tokens(LENGTH)])).logits[0]
+        reference = checkpoint.compute_reference(checkpoint.draw_tokens(LENGTH))
         torch.testing.assert_close(expected, reference, rtol=0, atol=1e-4)
 
 
@@ -66,8 +63,7 @@ def test_two_stages_of_two_ranks_equal_transformers_with_the_same_bits_always(ch
         pipeline = Pipeline(config, 2, group)
         return [compute_logits(checkpoint, pipeline, config.for_rank(), chunk) for chunk in (None, 7, None)]
 
-    with torch.inference_mode():
-        reference = checkpoint.reference(torch.tensor([checkpoint.draw_tokens(LENGTH)])).logits[0]
+    reference = checkpoint.compute_reference(checkpoint.draw_tokens(LENGTH))
     first, *others = run_ranks(2, compute)[0] + run_ranks(2, compute)[0]
     torch.testing.assert_close(first, reference, rtol=0, atol=1e-4)
     assert all(torch.equal(other, first) for other in others)

@@ -14,6 +14,7 @@ from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import ModelError
 from quire.ipc.protocol.step import WorkerReady
 from quire.ipc.spec.config import EngineConfig
+from quire.kernels.group.shared_group import SharedGroup
 from quire.worker.models import load_model
 from quire.worker.models.builder import open_weights
 from quire.worker.weights.gguf import GgufSource, read_blocks
@@ -22,7 +23,7 @@ from quire.worker.weights.weights import WHOLE, Cut
 
 from ...checkpoints import Recipe, make_checkpoint
 from ...gguf_files import GgufWriter, convert_checkpoint
-from ...paged import PagedRun
+from ...paged import compute_alone
 from ...ranks import Pipeline, run_ranks, with_ranks
 
 CPU = torch.device("cpu")
@@ -176,13 +177,12 @@ def test_ranks_and_stages_of_a_quantized_file_say_what_one_worker_does(tmp_path:
     config, _ = make_quantized(tmp_path, type_)
     config = replace(config, model=replace(config.model, dtype="float32"))
 
-    def compute(model: Any, config: EngineConfig) -> torch.Tensor:
-        run = PagedRun(model, config)
-        run.add("a", [3, 1, 4, 1, 5, 9])
-        return run.run("a")
+    shared, prompt = with_ranks(config, 2), [3, 1, 4, 1, 5, 9]
+    whole = compute_alone(load_model(config, CPU), config, prompt)
+    assert torch.equal(compute_alone(Pipeline(config, 2), config, prompt), whole)
 
-    shared = with_ranks(config, 2)
-    whole = compute(load_model(config, CPU), config)
-    assert torch.equal(compute(Pipeline(config, 2), config), whole)
-    of_ranks = run_ranks(2, lambda group: compute(load_model(shared, CPU, group), shared.for_rank()))[0]
+    def compute(group: SharedGroup) -> torch.Tensor:
+        return compute_alone(load_model(shared, CPU, group), shared.for_rank(), prompt)
+
+    of_ranks = run_ranks(2, compute)[0]
     torch.testing.assert_close(of_ranks, whole, rtol=0, atol=1e-4 * float(whole.abs().max()))

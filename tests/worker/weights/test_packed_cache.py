@@ -16,7 +16,7 @@ import pytest
 import torch
 from checkpoints import Recipe, make_checkpoint
 from msgspec.structs import replace
-from paged import PagedRun
+from paged import compute_alone
 from quantized_checkpoints import FORMATS, quantize_checkpoint
 from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import ConfigError
@@ -81,9 +81,7 @@ def start(folder: Path, opened: list[PackedCache], **arguments: Any) -> tuple[to
         patch.setattr(PackedCache, "take", note)
         model = load_model(config, CPU)
     opened[-1].wait()
-    run = PagedRun(model, config)
-    run.add("a", PROMPT)
-    return run.run("a"), model.weight_bytes, taken
+    return compute_alone(model, config, PROMPT), model.weight_bytes, taken
 
 
 @pytest.mark.parametrize("name", ["gptq-4", "gptq-4-act-order", "fp8-block", "w8a8", "nf4"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import Recipe, make_checkpoint
-from paged import PagedRun
+from paged import compute_alone
 from quantized_checkpoints import FORMATS, quantize_checkpoint, write_gptq
 from quire import LLM, SamplingParams
 from quire.frontend.options.engine_args import EngineArgs
@@ -38,17 +38,13 @@ def logits_of(folder: Path, num_ranks: int = 1, **arguments: Any) -> torch.Tenso
     config = with_ranks(read_config(folder, **arguments), num_ranks)
 
     def compute(group: SharedGroup | None) -> torch.Tensor:
-        run = PagedRun(load_model(config, CPU, group), config.for_rank())
-        run.add("a", PROMPT)
-        return run.run("a")
+        return compute_alone(load_model(config, CPU, group), config.for_rank(), PROMPT)
 
     return compute(None) if num_ranks == 1 else run_ranks(num_ranks, compute)[0]
 
 
 def logits_of_stages(config: EngineConfig) -> torch.Tensor:
-    run = PagedRun(Pipeline(config, 2), config)
-    run.add("a", PROMPT)
-    return run.run("a")
+    return compute_alone(Pipeline(config, 2), config, PROMPT)
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 from checkpoints import Checkpoint, Recipe, make_checkpoint
-from paged import PagedRun
+from paged import compute_alone
 from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import ModelError
 from quire.worker.models import load_model
@@ -20,14 +20,13 @@ from simulated_copies import LateCopies
 
 CPU = torch.device("cpu")
 RECIPE = Recipe(num_layers=1, attention_bias=True)
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
 
 def logits_of(checkpoint: Checkpoint, dtype: str = "float32", **model: object) -> torch.Tensor:
     config = checkpoint.engine_config(dtype, **model)
-    run = PagedRun(load_model(config, CPU), config)
-    run.add("a", [3, 1, 4, 1, 5, 9, 2, 6])
-    return run.run("a")
+    return compute_alone(load_model(config, CPU), config, PROMPT)
 
 
 @pytest.fixture
@@ -125,9 +124,7 @@ def test_loaded_weights_outlive_their_file(checkpoint: Checkpoint) -> None:
     model = load_model(config, CPU)
     path = checkpoint.folder / "model.safetensors"
     path.write_bytes(b"\0" * path.stat().st_size)
-    run = PagedRun(model, config)
-    run.add("a", [3, 1, 4, 1, 5, 9, 2, 6])
-    assert torch.equal(run.run("a"), expected)
+    assert torch.equal(compute_alone(model, config, PROMPT), expected)
 
 
 def drop_the_lm_head_from(tensors: dict[str, torch.Tensor]) -> None:
