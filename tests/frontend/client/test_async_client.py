@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,117 +91,104 @@ class Core:
         send_to(self._router, self._client, CODEC.encode(message))
 
 
-def play(folder: Path, scenario: Callable[[Core], Coroutine[Any, Any, None]]) -> None:
+@pytest.fixture
+def core(runner: asyncio.Runner, tmp_path: Path) -> Iterator[Core]:  # noqa: ARG001
+    """Ends before the event loop does."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    core = Core(context, f"ipc://{folder}/core")
-    try:
-        asyncio.run(scenario(core))
-    finally:
-        context.destroy(linger=0)
+    yield Core(context, f"ipc://{tmp_path}/core")
+    context.destroy(linger=0)
 
 
-def test_a_reader_that_is_behind_gets_what_waits_in_the_socket(tmp_path: Path) -> None:
-    async def run(core: Core) -> None:
-        client = await core.connect()
-        client.add_request(make_request("a", [1]))
-        await core.receive()
-        for position in range(NUM_FRAMES):
-            core.send(EngineCoreOutputs([EngineCoreOutput("a", position, [position])], "epoch"))
-        tokens: list[int] = []
-        async with asyncio.timeout(TIMEOUT_S):
-            while len(tokens) < NUM_FRAMES:
-                tokens += [token for output in await client.get_outputs() for token in output.new_token_ids]
-        assert tokens == list(range(NUM_FRAMES))
-        client.close()
-
-    play(tmp_path, run)
+@pytest.fixture
+def client(runner: asyncio.Runner, core: Core) -> Iterator[AsyncMPClient]:
+    """One that has been welcomed."""
+    client = runner.run(core.connect())
+    yield client
+    client.close()
 
 
-def test_what_is_added_soon_shares_a_message_and_comes_before_its_abort(tmp_path: Path) -> None:
-    async def run(core: Core) -> None:
-        client = await core.connect()
-        client.add_requests_soon([make_request("a", [1])])
-        client.add_requests_soon([make_request("b", [1]), make_request("c", [1])])
-        message = await core.receive()
-        assert isinstance(message, EngineCoreRequests)
-        assert [one.request_id for one in message.requests] == ["a", "b", "c"]
-        client.add_requests_soon([make_request("d", [1])])
-        client.abort_requests(["d"])
-        message, abort = await core.receive(), await core.receive()
-        assert isinstance(message, EngineCoreRequest)
-        assert isinstance(abort, AbortRequests)
-        assert [message.request_id] == abort.request_ids == ["d"]
-        client.close()
-
-    play(tmp_path, run)
-
-
-def test_of_requests_that_share_a_message_one_that_cannot_be_sent_fails_alone(tmp_path: Path) -> None:
-    async def run(core: Core) -> None:
-        client = await core.connect()
-        bad = make_request("bad", [1], cache_salt="\ud800")  # not to be encoded
-        client.add_requests_soon([make_request("a", [1]), bad, make_request("b", [1])])
-        async with asyncio.timeout(TIMEOUT_S):
-            (failed,) = await client.get_outputs()
-        assert (failed.request_id, failed.finish_reason) == ("bad", FinishReason.ERROR)
-        assert "surrogates not allowed" in str(failed.error)
-        sent = [await core.receive(), await core.receive()]
-        assert [one.request_id for one in sent if isinstance(one, EngineCoreRequest)] == ["a", "b"]
-        client.close()
-
-    play(tmp_path, run)
-
-
-def test_what_fails_in_a_callback_of_the_loop_is_told_to_all_who_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_reader_that_is_behind_gets_what_waits_in_the_socket(
+    core: Core, client: AsyncMPClient
 ) -> None:
-    async def run(core: Core) -> None:
-        client = await core.connect()
-        waiting: list[asyncio.Future[Any]] = [asyncio.ensure_future(client.get_outputs())]
-        waiting.append(asyncio.ensure_future(client.call_utility(UtilityMethod.STATS)))
-        await core.receive()
-        monkeypatch.setattr(EngineConnection, "receive", lambda _self, _now: 1 / 0)
-        core.send(EngineCoreOutputs([EngineCoreOutput("a", 0, [1])], "epoch"))
-        async with asyncio.timeout(TIMEOUT_S):
-            ends = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [type(end) for end in ends] == [EngineDeadError] * 2
-        assert all("ZeroDivisionError" in str(end) for end in ends)
-        client.close()
-
-    play(tmp_path, run)
+    client.add_request(make_request("a", [1]))
+    await core.receive()
+    for position in range(NUM_FRAMES):
+        core.send(EngineCoreOutputs([EngineCoreOutput("a", position, [position])], "epoch"))
+    tokens: list[int] = []
+    async with asyncio.timeout(TIMEOUT_S):
+        while len(tokens) < NUM_FRAMES:
+            tokens += [token for output in await client.get_outputs() for token in output.new_token_ids]
+    assert tokens == list(range(NUM_FRAMES))
 
 
-def test_an_engine_whose_failure_is_seen_while_something_is_sent_is_lost_to_the_others(
-    tmp_path: Path,
+async def test_what_is_added_soon_shares_a_message_and_comes_before_its_abort(
+    core: Core, client: AsyncMPClient
 ) -> None:
-    async def run(core: Core) -> None:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        engines = [PlayedEngine(core.address), PlayedEngine(f"ipc://{tmp_path}/other", 1)]
-        other = Core(context, engines[1].address)
-        client = AsyncMPClient(engines)
-        ready = asyncio.create_task(client.wait_until_ready(TIMEOUT_S))
-        for one in (core, other):
-            hello = await one.receive()
-            assert isinstance(hello, Hello)
-            one.send(Welcome(PROTOCOL_VERSION, "epoch", make_facts(), hello.number))
-        await ready
-        context.destroy(linger=0)
-        async with asyncio.timeout(TIMEOUT_S):
-            while len(client.engines) == 2:
-                await asyncio.sleep(0)
-        engines[1].why_unreachable = "it does not have this key"
-        client.add_request(make_request("a", [1]))
-        assert client.num_engines == 1
-        client.close()
-
-    play(tmp_path, run)
+    client.add_requests_soon([make_request("a", [1])])
+    client.add_requests_soon([make_request("b", [1]), make_request("c", [1])])
+    message = await core.receive()
+    assert isinstance(message, EngineCoreRequests)
+    assert [one.request_id for one in message.requests] == ["a", "b", "c"]
+    client.add_requests_soon([make_request("d", [1])])
+    client.abort_requests(["d"])
+    message, abort = await core.receive(), await core.receive()
+    assert isinstance(message, EngineCoreRequest)
+    assert isinstance(abort, AbortRequests)
+    assert [message.request_id] == abort.request_ids == ["d"]
 
 
-def test_a_call_of_an_engine_that_is_gone_fails_as_one_that_is_lost_meanwhile(tmp_path: Path) -> None:
-    async def run(core: Core) -> None:
-        client = await core.connect()
-        with pytest.raises(EngineDeadError, match="engine 7 is gone"):
-            await client.call_utility(UtilityMethod.STATS, 7)
-        client.close()
+async def test_of_requests_that_share_a_message_one_that_cannot_be_sent_fails_alone(
+    core: Core, client: AsyncMPClient
+) -> None:
+    bad = make_request("bad", [1], cache_salt="\ud800")  # not to be encoded
+    client.add_requests_soon([make_request("a", [1]), bad, make_request("b", [1])])
+    async with asyncio.timeout(TIMEOUT_S):
+        (failed,) = await client.get_outputs()
+    assert (failed.request_id, failed.finish_reason) == ("bad", FinishReason.ERROR)
+    assert "surrogates not allowed" in str(failed.error)
+    sent = [await core.receive(), await core.receive()]
+    assert [one.request_id for one in sent if isinstance(one, EngineCoreRequest)] == ["a", "b"]
 
-    play(tmp_path, run)
+
+async def test_what_fails_in_a_callback_of_the_loop_is_told_to_all_who_wait(
+    core: Core, client: AsyncMPClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[asyncio.Future[Any]] = [asyncio.ensure_future(client.get_outputs())]
+    waiting.append(asyncio.ensure_future(client.call_utility(UtilityMethod.STATS)))
+    await core.receive()
+    monkeypatch.setattr(EngineConnection, "receive", lambda _self, _now: 1 / 0)
+    core.send(EngineCoreOutputs([EngineCoreOutput("a", 0, [1])], "epoch"))
+    async with asyncio.timeout(TIMEOUT_S):
+        ends = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(end) for end in ends] == [EngineDeadError] * 2
+    assert all("ZeroDivisionError" in str(end) for end in ends)
+
+
+async def test_an_engine_whose_failure_is_seen_while_something_is_sent_is_lost_to_the_others(
+    core: Core, tmp_path: Path
+) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    engines = [PlayedEngine(core.address), PlayedEngine(f"ipc://{tmp_path}/other", 1)]
+    other = Core(context, engines[1].address)
+    client = AsyncMPClient(engines)
+    ready = asyncio.create_task(client.wait_until_ready(TIMEOUT_S))
+    for one in (core, other):
+        hello = await one.receive()
+        assert isinstance(hello, Hello)
+        one.send(Welcome(PROTOCOL_VERSION, "epoch", make_facts(), hello.number))
+    await ready
+    context.destroy(linger=0)
+    async with asyncio.timeout(TIMEOUT_S):
+        while len(client.engines) == 2:
+            await asyncio.sleep(0)
+    engines[1].why_unreachable = "it does not have this key"
+    client.add_request(make_request("a", [1]))
+    assert client.num_engines == 1
+    client.close()
+
+
+async def test_a_call_of_an_engine_that_is_gone_fails_as_one_that_is_lost_meanwhile(
+    client: AsyncMPClient,
+) -> None:
+    with pytest.raises(EngineDeadError, match="engine 7 is gone"):
+        await client.call_utility(UtilityMethod.STATS, 7)
