@@ -36,7 +36,7 @@ class BlockHasher:
         self._key = os.urandom(SEED_SIZE_BYTES) if seed is None else seed[: hashlib.blake2b.MAX_KEY_SIZE]
         self._has_dynamic_rope = has_dynamic_rope(spec)
         self._original_length = spec.max_position_embeddings
-        self._hash_prompt = lru_cache(maxsize=32)(self._hash)
+        self._hash_prompt = lru_cache(maxsize=8)(self._hash)  # keeps prompts: few
 
     def extend(self, request: Request) -> list[bytes]:
         """Extend `request.block_hashes` to all full blocks of its known tokens, and return it."""
