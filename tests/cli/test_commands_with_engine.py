@@ -39,8 +39,8 @@ def attach() -> Iterator[tuple[str, str]]:
         yield "--attach", NAME
 
 
-def test_a_story_is_printed_with_its_beginning_and_ends_by_itself() -> None:
-    done = run_quire("generate", "Once upon a time", "--seed", "1")
+def test_a_story_is_printed_with_its_beginning_and_ends_by_itself(attach: tuple[str, str]) -> None:
+    done = run_quire("generate", *attach, "Once upon a time", "--seed", "1")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert done.stdout.startswith("Once upon a time")

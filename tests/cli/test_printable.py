@@ -15,6 +15,14 @@ from quire.ipc.errors import ConfigError
 from quire.ipc.processes.log_lines import TextLines
 
 ESCAPE = "\x1b]0;title\x07"
+# `quire` over a core with a fake worker.
+FAKE = """
+import sys
+from quire.frontend.cli.entry import run_command
+from quire.frontend.client import engines
+engines.CORE_MODULE = "fake_core"
+sys.exit(run_command())
+"""
 
 
 def test_a_served_name_is_printable() -> None:
@@ -42,7 +50,8 @@ def test_a_line_of_the_log_shows_none_either() -> None:
 )
 def test_what_the_terminal_cannot_write_is_written_as_its_escape(environment: dict[str, str]) -> None:
     options = ["--max-tokens", "1", "--num-gpu-blocks-override", "64", "--max-model-len", "256"]
-    command = [sys.executable, "-m", "quire", "generate", "Za\u017c\u00f3\u0142\u0107 \u6f22", *options]
+    command = [sys.executable, "-c", FAKE, "generate", "Za\u017c\u00f3\u0142\u0107 \u6f22", *options]
+    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
     done = subprocess.run(command, capture_output=True, timeout=100, env=os.environ | environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(b"Za\\u017c\\xf3\\u0142\\u0107 \\u6f22")

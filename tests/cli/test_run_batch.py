@@ -111,6 +111,7 @@ def test_every_line_has_one_result_with_its_answer_or_its_error(finished: Path) 
     assert nameless == {"line 31", "line 33", "line 34"}
 
 
+@pytest.mark.slow  # what a line offers goes the way of a request over HTTP
 def test_lines_may_offer_tools(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(pocket_folder(), folder)

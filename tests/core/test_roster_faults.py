@@ -204,7 +204,7 @@ def under_clients(stage: Callable[[], Stage]) -> Generator[Stage]:
         client.finish()
 
 
-@pytest.mark.parametrize("how", CAUSES)
+@pytest.mark.parametrize("how", ["short", "missing", pytest.param("killed", marks=pytest.mark.slow)])
 def test_an_added_engine_that_does_not_start_is_the_rosters_alone(told: Path, how: str) -> None:
     with Daemon(NAME, make_told_config(2, told)):
         with under_clients(lambda: Stage("starting", 2, told)) as stage:

@@ -40,12 +40,16 @@ Model = tuple[str, str]  # folder and dtype
 DTYPES = {
     POCKET: "bfloat16",
     "gemma2": "bfloat16",
-    "olmo2": "bfloat16",
     "qwen3-moe": "float32",
 }
 QUANTIZATIONS = {"olmo2": "int4", "qwen3-moe": "int8"}  # of weights, while they are read
 GGUF = "gguf"  # blocks of mixed types
-SLOW = (GGUF, "phi3-partial", "mixtral")  # whose layers are those of others, with other weights and angles
+SLOW = (
+    GGUF,
+    "phi3-partial",
+    "mixtral",
+    "olmo2",
+)  # whose layers are those of others, with other weights and angles
 MODELS = [
     pytest.param((name, dtype), marks=[] if dtype == usual else [pytest.mark.slow], id=f"{name}-{dtype}")
     for name, usual in DTYPES.items()
@@ -134,7 +138,7 @@ def test_chunks_and_preemptions_change_no_bit(
     }
     with make_llm(model, **pool) as llm:
         assert answer(llm, asks) == alone
-        assert llm.stats().num_preemptions_total > 8
+        assert llm.stats().num_preemptions_total > 4
 
 
 @pytest.mark.parametrize(

@@ -133,13 +133,16 @@ def test_weights_that_were_replaced_are_refused_by_name_and_no_token_is_theirs(
         engine.close()
 
 
-def test_the_same_weights_from_elsewhere_cost_no_token(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "modules", [["quire.core"], pytest.param(["quire.worker", "quire.core"], marks=pytest.mark.slow)]
+)
+def test_the_same_weights_from_elsewhere_cost_no_token(folder: Path, modules: list[str]) -> None:
     engine = LLMEngine.from_engine_args(EngineArgs(model=str(folder), log_level="ERROR"))
     try:
         want = run(engine, "before")
         noted = stamp_file(folder / WEIGHTS)
         assert wait_until(lambda: find_digest(noted) is not None, 10.0)
-        for number, module in enumerate(("quire.worker", "quire.core")):
+        for number, module in enumerate(modules):
 
             def attack(module: str = module) -> None:
                 put_the_same(folder / WEIGHTS)
@@ -227,11 +230,11 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "module", "how", "words"),
     [
         (WORKER, "quire.worker", "change", "EngineDeadError .*worker.py=.*has changed"),
-        (LOOP, "quire.core", "relink the same", "finished 400"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)  # each a case of test_own_sources.py, too
             for case in (
                 (LOOP, "quire.core", "relink", "EngineDeadError .*engine_loop.py=.*has changed"),
+                (LOOP, "quire.core", "relink the same", "finished 400"),
                 (WORKER, "quire.worker", "same", "finished 400"),
                 (LOOP, "quire.core", "change", "EngineDeadError .*engine_loop.py=.*has changed"),
                 ("worker/threads.py", "quire.worker", "remove", "EngineDeadError .*threads.py=.*was removed"),

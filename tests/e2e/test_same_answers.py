@@ -40,7 +40,7 @@ VARYING = (
 )
 
 
-@pytest.fixture(scope="module", params=["tools", "pocket"])
+@pytest.fixture(scope="module", params=["tools", pytest.param("pocket", marks=pytest.mark.slow)])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     model = "pocket"
     if request.param == "tools":

@@ -15,6 +15,7 @@ triton = pytest.importorskip("triton")
 
 _TIMEOUT_S = 280.0
 pytestmark = [
+    pytest.mark.slow,  # compiles for half a minute; triton/test_direct_launch.py has the parts
     pytest.mark.timeout(_TIMEOUT_S + 20),
     pytest.mark.skipif(torch.cuda.is_available(), reason="the driver of CUDA is here"),
     pytest.mark.skipif(shutil.which("gcc") is None, reason="Triton's launcher is compiled with gcc"),

@@ -79,17 +79,16 @@ print(json.dumps(found))
 """
 _WIDTHS: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 400}
 _GEMMA = Recipe("gemma2", head_size=256, sliding_window=512, tied=True, **_WIDTHS)
-# A recipe, whether its kernels are exact, and what its weights become.
+# A recipe, whether its kernels are exact, and what its weights become: plain weights and narrow ones.
 Start = tuple[Recipe, bool, str | None]
 _USUAL: dict[str, Start] = {
     "plain": (Recipe("qwen3", num_heads=8, num_kv_heads=4, head_size=64, **_WIDTHS), False, None),
     "int4": (Recipe(head_size=128, **_WIDTHS), False, "int4"),
-    "gemma2, exact": (_GEMMA, True, None),
 }
-# Of kernels that those above have one by one.
 _OTHERS: dict[str, Start] = {
     "exact": (Recipe(head_size=128, **_WIDTHS), True, None),
     "gemma2": (_GEMMA, False, None),
+    "gemma2, exact": (_GEMMA, True, None),
 }
 
 

@@ -16,6 +16,8 @@ from quire.tools.bench.http_stream import AnswerError
 from quire.tools.bench.load import RequestRecord, VectorReader
 from quire.tools.bench.model_configs import ENCODERS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.filterwarnings("ignore")  # transformers' own
 def test_transformers_finds_every_tensor_and_as_many_tokens_as_a_text_is_said_to_have(tmp_path: Path) -> None:

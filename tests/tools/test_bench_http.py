@@ -7,6 +7,8 @@ import asyncio
 import pytest
 from quire.tools.bench.http import measure_chunk_cost
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_every_chunk_of_every_stream_is_counted_and_has_a_cost(path: str) -> None:

@@ -14,6 +14,8 @@ from quire.tools.bench.http_stream import AnswerError, AnswerParser, Endpoint, E
 from quire.tools.bench.load import LoadOptions, LoadRun, RequestRecord, send_request
 from quire.tools.bench.prompts import Ask, BodyOptions, encode_body
 
+pytestmark = pytest.mark.slow
+
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     b"6\r\ndata: \r\nA;name=value\r\na\n\n:ping\r\n\r\n"

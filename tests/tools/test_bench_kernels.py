@@ -15,6 +15,8 @@ from quire.tools.bench.kernel_case import Bench, Case, time_case
 from quire.tools.bench.kernel_cases import MAKERS
 from quire.tools.bench.kernels import Ceilings, Options, Row, format_ceilings, format_rows
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 CEILINGS = Ceilings(
     device="cpu",

@@ -15,6 +15,8 @@ from quire.tools.bench.models import (
     write_checkpoint,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_small_has_the_shape_of_qwen3_600m() -> None:
     sizes = [torch.Size(shape).numel() for shape in list_tensor_shapes(BENCH_MODELS["small"]).values()]

@@ -18,6 +18,8 @@ from quire.tools.bench.contest import Contestant, ContestError, Job, JobResult, 
 from quire.tools.bench.peers import Launch, check_peers, default_peer_python, find_preloads, make_launch
 from quire.tools.bench.workloads import BenchRequest
 
+pytestmark = pytest.mark.slow
+
 FAKE_VLLM = """
 import sys
 from types import SimpleNamespace

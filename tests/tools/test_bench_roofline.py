@@ -15,6 +15,8 @@ from quire.tools.bench.bench_model import load_spec
 from quire.tools.bench.cli import run
 from quire.tools.bench.cost_model import CARDS, StepShape, compute_step_work
 
+pytestmark = pytest.mark.slow
+
 ONE = StepShape(1, 208)
 
 

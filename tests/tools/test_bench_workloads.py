@@ -21,6 +21,8 @@ from quire.tools.bench.workloads import (
     take_sample,
 )
 
+pytestmark = pytest.mark.slow
+
 VOCAB_SIZE = 2048
 
 

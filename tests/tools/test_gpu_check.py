@@ -15,6 +15,8 @@ from quire.tools.bench.cost_model import CARDS, StepWork
 from quire.tools.gpu.rows import Row, judge, read_row
 from quire.tools.gpu.targets import find_known_card, judge_step
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

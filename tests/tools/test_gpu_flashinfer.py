@@ -18,6 +18,8 @@ pytest.importorskip("triton")
 
 from triton_interpreter import make_bfloat16_exact
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

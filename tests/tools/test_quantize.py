@@ -77,7 +77,10 @@ def say(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("format", quantize.FORMATS)
-@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe", "gemma2", "qwen2"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3-moe", *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen3", "gemma2", "qwen2"))],
+)
 def test_an_engine_says_the_tokens_of_the_same_numbers(tmp_path: Path, name: str, format: str) -> None:
     plain = make_plain(tmp_path, RECIPES[name])
     out = run_quantize(plain, tmp_path / "out", format)
@@ -325,6 +328,7 @@ def test_a_layer_is_given_what_the_quantized_ones_before_it_make(tmp_path: Path)
     assert float(grams[0].diagonal().min()) > 0
 
 
+@pytest.mark.slow
 def test_the_command_tells_what_it_cost(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plain, text = make_plain(tmp_path, RECIPES["qwen2"]), tmp_path / "text.txt"
     (plain / "tokenizer_config.json").write_text("{}")

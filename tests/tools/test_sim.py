@@ -403,7 +403,7 @@ def break_wait_of_a_drain(patch: pytest.MonkeyPatch) -> None:
 
 GROUP_BREAKS = [
     (break_wait_of_a_drain, 30),
-    (break_hello_of_a_drain, 950),
+    (break_hello_of_a_drain, 956),
     (break_care_for_the_start, 0),
     (break_removal_of_one_that_starts, 19),
     (break_move_after_a_loss, 3),
@@ -422,9 +422,9 @@ BREAKS = [
     (break_number_check, 1091),
     (break_loss_of_number, 0),
     (break_look_before_sending, 2212),
-    (break_mark_of_resumed, 1631),
+    (break_mark_of_resumed, 2244),
     (break_resumption, 19),
-    (break_merge_in_ledger, 34),
+    (break_merge_in_ledger, 136),
     (break_merge_by_position, 0),
     (break_block_free, 0),
     (break_progress, 0),

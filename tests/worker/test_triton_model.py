@@ -26,7 +26,10 @@ def _triton_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_runtime, "DEVICE_TYPES", {"cpu", "cuda"})
 
 
-@pytest.fixture(scope="module", params=["qwen3", "mistral-window", "gemma2", "olmo2"])
+@pytest.fixture(
+    scope="module",
+    params=["qwen3", "mistral-window", "gemma2", pytest.param("olmo2", marks=pytest.mark.slow)],
+)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     recipe = {
         "qwen3": Recipe(family="qwen3", num_layers=1),

@@ -12,17 +12,23 @@ import time
 
 ENTERED_AT = time.monotonic()  # before the imports that are to be measured
 
-import json  # noqa: E402
-from typing import Any  # noqa: E402
-
+import msgspec  # noqa: E402
 import psutil  # noqa: E402
 
 from ...frontend.llm import LLM  # noqa: E402
 from ...ipc.params.sampling_params import SamplingParams  # noqa: E402
 
 
-def measure_cold_start(spawned_at: float, model: str, idle_s: float) -> dict[str, Any]:
-    """Start, generate one token, watch; ends the engine before it returns what startup.ColdStart has."""
+class ColdStart(msgspec.Struct, frozen=True, kw_only=True):
+    """`phases`: (name, seconds) whose sum is the time from spawning to the first token."""
+
+    phases: list[tuple[str, float]]
+    rss_bytes: dict[str, int]
+    idle_cpu_share: float | None  # of one core, over all processes; None if it was not watched
+
+
+def measure_cold_start(spawned_at: float, model: str, idle_s: float) -> ColdStart:
+    """Start, generate one token, watch; ends the engine before it returns."""
     imported_at = time.monotonic()
     with LLM(model=model, log_level="WARNING") as llm:
         ready_at = time.monotonic()
@@ -42,7 +48,7 @@ def measure_cold_start(spawned_at: float, model: str, idle_s: float) -> dict[str
         *engine,
         ("first token", first_token_at - ready_at),
     ]
-    return {"phases": phases, "rss_bytes": rss_bytes, "idle_cpu_share": idle_share}
+    return ColdStart(phases=phases, rss_bytes=rss_bytes, idle_cpu_share=idle_share)
 
 
 def _watch_idle(processes: list[psutil.Process], idle_s: float) -> float:
@@ -59,7 +65,8 @@ def _sum_cpu_s(processes: list[psutil.Process]) -> float:
 def main() -> None:
     """Measure this process's own start."""
     spawned_at, model, idle_s = float(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-    print(json.dumps(measure_cold_start(spawned_at, model, idle_s)))
+    report = measure_cold_start(spawned_at, model, idle_s)
+    sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
 
 
 if __name__ == "__main__":

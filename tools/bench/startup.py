@@ -34,10 +34,10 @@ class Options:
     json: str | None = option(None, "write every figure to a file too", metavar="FILE")
 
 
-class ColdStart(msgspec.Struct, frozen=True):
-    """What first_token.py prints. idle_cpu_share: of one core, over all processes; None: not watched."""
+class _ColdStart(msgspec.Struct, frozen=True):
+    """What first_token.py prints; declared again because importing it would start its clock."""
 
-    phases: list[tuple[str, float]]  # their sum is the time from spawning to the first token
+    phases: list[tuple[str, float]]
     rss_bytes: dict[str, int]
     idle_cpu_share: float | None
 
@@ -75,15 +75,15 @@ def format_phases(phases: list[tuple[str, float]], title: str, rounds: int) -> s
     return format_table([f"{title} (the median of {rounds} rounds)", "s"], rows)
 
 
-def _wall_s(start: ColdStart) -> float:
+def _wall_s(start: _ColdStart) -> float:
     return sum(seconds for _, seconds in start.phases)
 
 
-def _start_cold(model: str, idle_s: float) -> ColdStart:
+def _start_cold(model: str, idle_s: float) -> _ColdStart:
     script = f"{__package__}.first_token"
     command = [sys.executable, "-m", script, repr(time.monotonic()), model, repr(idle_s)]
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=_TIMEOUT_S).stdout
-    return msgspec.json.decode(out.splitlines()[-1], type=ColdStart)
+    return msgspec.json.decode(out.splitlines()[-1], type=_ColdStart)
 
 
 def _time_command(arguments: list[str]) -> float:

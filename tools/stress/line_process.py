@@ -6,37 +6,23 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Generic, TypeVar
-
-import msgspec
+from collections.abc import Callable, Iterator
 
 from ...ipc.errors import QuireError
-
-_Message = TypeVar("_Message", bound=msgspec.Struct)
-_Last = TypeVar("_Last", bound=msgspec.Struct)
 
 READY_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 5.0
 
 
-class LineProcess(Generic[_Message, _Last]):
-    """`python -P -m module`; from `begin` on a thread reads its messages, a line of JSON each, to the last.
+class LineProcess:
+    """`python -P -m module`; from `begin` on `take` gets its lines, in a thread, until it returns False."""
 
-    `last` is None until that has come.
-    """
-
-    def __init__(self, module: str, plan: msgspec.Struct, message: type[_Message], last: type[_Last]) -> None:
-        """message, last: their types, with tags."""
-        self.messages: list[_Message] = []
-        self.last: _Last | None = None
-        self._last_kind = last
-        self._decoder: msgspec.json.Decoder[_Message | _Last] = msgspec.json.Decoder(message | last)
-        self._name = module.rpartition(".")[2]
+    def __init__(self, module: str, plan: bytes, take: Callable[[bytes], bool]) -> None:
+        self._name, self._take = module.rpartition(".")[2], take
         command = [sys.executable, "-P", "-m", module]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._reader = threading.Thread(target=self._read, daemon=True)
-        self._write(msgspec.json.encode(plan))
+        self._write(plan)
 
     def wait_until_ready(self) -> None:
         """Raises QuireError."""
@@ -95,11 +81,8 @@ class LineProcess(Generic[_Message, _Last]):
 
     def _read(self) -> None:
         for line in self._read_whole_lines():
-            message = self._decoder.decode(line)
-            if isinstance(message, self._last_kind):
-                self.last = message
+            if not self._take(line):
                 return
-            self.messages.append(message)
 
     def _read_whole_lines(self) -> Iterator[bytes]:
         assert self._process.stdout is not None

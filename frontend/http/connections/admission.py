@@ -6,7 +6,7 @@ A client is a text: the hash of its API key once it has shown one, else its addr
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable
 from enum import IntEnum
 from typing import Any, Generic, Protocol, TypeVar
@@ -20,7 +20,6 @@ from .hosts import AllowedHosts
 
 LARGE_BYTES = 2**17  # of a body; what smaller ones leave is soon taken again
 _TRIM_DELAY_S = 1.0
-_READERS_A_TURN = 4
 
 T = TypeVar("T", bound=Hashable)
 
@@ -36,9 +35,6 @@ class AdmittedConnection(Protocol):
 
     def close_now(self) -> None:
         """Close it without one."""
-
-    def continue_reading(self) -> None:
-        """It has its turn again."""
 
 
 class Standing(IntEnum):
@@ -180,7 +176,6 @@ class Admission:
         self.headers = ByteShares("headers", "max_total_header_bytes", limits.max_total_header_bytes)
         max_body_bytes = max(limits.max_total_body_bytes, limits.max_body_bytes)
         self.bodies = ByteShares("bodies", "max_total_body_bytes", max_body_bytes)
-        self._readers: deque[AdmittedConnection] = deque()  # who have read much, and wait for their turn
         self._trimming: asyncio.TimerHandle | None = None
 
     def take_place(self, connection: AdmittedConnection) -> bool:
@@ -205,15 +200,6 @@ class Admission:
         self.hold(connection, 0, 0)
         self.connections.demote(connection)
 
-    def wait_for_turn(self, reader: AdmittedConnection) -> None:
-        """Have a connection that has stopped to read go on; a few do in each turn of the event loop.
-
-        With 150 large uploads that all did, the p99 of first tokens was 640 ms in place of 120.
-        """
-        self._readers.append(reader)
-        if len(self._readers) == 1:
-            asyncio.get_running_loop().call_soon(self._begin_turn)
-
     def note_ended(self, body_bytes: int) -> None:
         """A request has been answered, or its client has left: soon its memory goes back to the kernel.
 
@@ -221,12 +207,6 @@ class Admission:
         """
         if body_bytes >= LARGE_BYTES and self._trimming is None:
             self._trimming = asyncio.get_running_loop().call_later(_TRIM_DELAY_S, self._trim)
-
-    def _begin_turn(self) -> None:
-        for _ in range(min(_READERS_A_TURN, len(self._readers))):
-            self._readers.popleft().continue_reading()
-        if self._readers:
-            asyncio.get_running_loop().call_soon(self._begin_turn)
 
     def _trim(self) -> None:
         self._trimming = None

@@ -62,7 +62,9 @@ def spoil(keys: Path) -> None:
     (keys / SERVER_SECRET).write_bytes(b"half of a k")
 
 
-@pytest.mark.parametrize("change", [replace, remove, spoil])
+@pytest.mark.parametrize(
+    "change", [spoil, *(pytest.param(one, marks=pytest.mark.slow) for one in (replace, remove))]
+)
 def test_other_files_cost_nobody_a_token_though_the_core_is_killed_then(
     daemon: Daemon, keys: Path, copy: Path, change: object
 ) -> None:

@@ -35,7 +35,10 @@ def three() -> Iterator[str]:
         yield daemon.name
 
 
-@pytest.mark.parametrize(("lost", "number"), [((0, 2), signal.SIGSTOP), ((0, 1, 2), signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("lost", "number"),
+    [((0, 2), signal.SIGSTOP), pytest.param((0, 1, 2), signal.SIGKILL, marks=pytest.mark.slow)],
+)
 def test_engines_that_are_lost_together_cost_no_token(
     three: str, lost: tuple[int, ...], number: signal.Signals
 ) -> None:

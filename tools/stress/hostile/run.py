@@ -23,14 +23,13 @@ from ...bench.machine import print_machine
 from ..asks import Ask, ClientPlan, draw_pool, list_all
 from ..checks import check_records
 from ..client_process import ClientProcess
-from ..line_process import LineProcess
 from ..record import Golden
 from ..report import BROKEN_EXIT_CODE
 from ..samples import Sample, Sampler
 from ..server import NUM_HTTP_PROCESSES
 from ..site import OWN_NAME, Site, find_leftovers, own_folders
 from ..waiting import wait_until
-from . import attacker
+from .attacker_process import AttackerProcess
 from .judge import (
     LATENCY_MARGIN_S,
     HostileResult,
@@ -45,7 +44,7 @@ from .judge import (
     measure_costs,
     measure_memory,
 )
-from .plan import AttackPlan, Played, Target, TurnReport, draw_turns
+from .plan import AttackPlan, Target, draw_turns
 from .report import format_hostile, write_hostile
 
 NUM_STREAMS = 16
@@ -107,11 +106,10 @@ def _play(
 ) -> None:
     client = ClientProcess(_make_client_plan(site, pool))
     stack.callback(client.close)
-    plan = _make_attack_plan(site, options)
-    attacks = LineProcess(attacker.__name__, plan, TurnReport, Played)
-    stack.callback(attacks.close)
+    attacker = AttackerProcess(_make_attack_plan(site, options))
+    stack.callback(attacker.close)
     client.wait_until_ready()
-    attacks.wait_until_ready()
+    attacker.wait_until_ready()
     sampler = Sampler(site)
     sampler.start()
     stack.callback(sampler.stop)
@@ -123,10 +121,10 @@ def _play(
     wait_until(lambda: site.has_ended, aside_s)
     # 2. Attacked.
     times.append(time.monotonic())
-    attacks.begin()
-    wait_until(lambda: not attacks.is_running or site.has_ended, options.duration_s + _LATE_S)
-    if attacks.is_running:
-        attacks.kill()
+    attacker.begin()
+    wait_until(lambda: not attacker.is_running or site.has_ended, options.duration_s + _LATE_S)
+    if attacker.is_running:
+        attacker.kill()
     # 3. Settling.
     times.append(time.monotonic())
     wait_until(lambda: site.has_ended, aside_s)
@@ -134,15 +132,15 @@ def _play(
     client.close_input()
     client.wait_for_last_line(0.0 if site.has_ended else 2 * _TIMEOUT_S)
     client.close()
-    result.started_at, result.records, result.reports = times[0], client.records, attacks.messages
+    result.started_at, result.records, result.reports = times[0], client.records, attacker.reports
     result.samples = sampler.samples
     result.phases = [
         Phase(name, *span, is_to_blame=name == _ATTACKED)
         for name, span in zip(("undisturbed", _ATTACKED, "settling"), itertools.pairwise(times), strict=True)
     ]
-    if client.last is None:
+    if client.sent is None:
         result.broken.append(f"the ordinary client did not end; {len(client.records)} of its requests did")
-    if attacks.last is None:
+    if not attacker.has_played:
         result.broken.append("the attacks were not played to their end")
 
 

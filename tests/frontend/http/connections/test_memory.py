@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from openai_fakes import FakeLLM
 from quire.frontend.http.connections import admission
-from quire.frontend.http.connections.admission import LARGE_BYTES, Admission
-from quire.frontend.http.connections.auth import ApiKeys
-from quire.frontend.http.limits import Limits
+from quire.frontend.http.connections.admission import LARGE_BYTES
 from quire.frontend.http.server import Server
 from server_fakes import Peer
 
@@ -47,25 +45,6 @@ async def test_large_bodies_have_the_heap_trimmed_whether_they_were_answered_or_
         one.writer.transport.abort()
     await has_trimmed.wait()
     assert len(trims) == 1
-
-
-async def test_of_those_that_read_much_a_few_go_on_in_each_turn() -> None:
-    went_on: list[int] = []
-
-    class Reader:
-        def continue_reading(self) -> None:
-            went_on.append(1)
-
-    shared: Any = Admission(Limits(), ApiKeys(()), frozenset(), set(), lambda _: None)
-    for _ in range(10):
-        shared.wait_for_turn(Reader())
-    nums: list[int] = []
-    while len(went_on) < 10:
-        await asyncio.sleep(0)
-        nums.append(len(went_on))
-    shared.wait_for_turn(Reader())  # after a pause it begins again
-    await asyncio.sleep(0)
-    assert (nums, len(went_on)) == ([4, 8, 10], 11)
 
 
 async def test_a_connection_that_sends_much_leaves_others_their_turn(peer: Peer, server: Server) -> None:
