@@ -93,10 +93,11 @@ def score_answers(pocket: Pocket, scale: int) -> Iterator[Score]:
 def score_stories(pocket: Pocket, scale: int) -> Iterator[Score]:
     """Raw completions of `STORY_STARTS`, greedy and not, and stories asked for, which are of their animal."""
     words = collect_words(SEED, 40_000 // scale)
-    for name, starts, temperature in (
+    runs: list[tuple[str, list[str], float]] = [
         ("greedy", list(STORY_STARTS), 0.0),
         ("temperature 1", [STORY_STARTS[i % len(STORY_STARTS)] for i in range(120 // scale)], 1.0),
-    ):
+    ]
+    for name, starts, temperature in runs:
         texts = pocket.complete(starts, MAX_STORY_TOKENS, temperature)
         told = [(start + text, ended, "") for start, (text, ended) in zip(starts, texts, strict=True)]
         yield _score_texts(f"raw stories fluent, {name}", told, words)

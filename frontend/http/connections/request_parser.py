@@ -84,6 +84,8 @@ class RequestParser:
         self._data = bytearray()
         self._part = _Part.HEAD
         self._num_searched = 0  # bytes of a head that have been looked through
+        self._has_line = False  # of that head; `_line`: None if it is none
+        self._line: re.Match[bytes] | None = None
         self._num_blank_bytes = 0  # before it
         self._num_left = 0  # of a body, or of a chunk
         self._num_body_bytes = 0  # as they came, with chunk lines
@@ -100,6 +102,7 @@ class RequestParser:
     def drop(self) -> None:
         """Nothing of what has been fed is going to be read."""
         self._data, self.method, self.target = bytearray(), "-", b""
+        self._line, self._has_line, self._num_searched = None, False, 0
 
     def take_head(self) -> RequestHead | None:
         """The head of the next request, None as long as it is not whole."""
@@ -110,7 +113,8 @@ class RequestParser:
             self._num_blank_bytes += blank.end()
             del data[: blank.end()]
             self._num_searched = 0
-        line = self._note_line()
+        if not self._has_line:
+            self._note_line()
         end = data.find(b"\r\n\r\n", max(0, self._num_searched - 3))
         num_bytes = self._num_blank_bytes + (len(data) if end < 0 else end + 4)
         if num_bytes > limits.max_header_bytes:
@@ -122,6 +126,7 @@ class RequestParser:
             return None
         head = bytes(data[: end + 2])
         del data[: end + 4]
+        line, self._line, self._has_line = self._line, None, False
         self._num_searched = self._num_blank_bytes = 0
         return self._begin(head, line, num_bytes)
 
@@ -144,12 +149,15 @@ class RequestParser:
             self._take_trailers()
         return piece, self._part is _Part.HEAD
 
-    def _note_line(self) -> re.Match[bytes] | None:
-        if not self._data:
-            return None
-        line = _LINE.match(bytes(self._data[: self._limits.max_header_bytes]))
-        self.method, self.target = (line[1].decode(), line[2]) if line else ("-", b"")
-        return line
+    def _note_line(self) -> None:
+        """Read the first line once it is whole."""
+        if not self._num_searched:
+            self.method, self.target = "-", b""
+        end = self._data.find(b"\r\n", max(0, self._num_searched - 1))
+        if 0 <= end <= self._limits.max_header_bytes:
+            self._has_line, self._line = True, _LINE.match(bytes(self._data[: end + 2]))
+            if self._line is not None:
+                self.method, self.target = self._line[1].decode(), self._line[2]
 
     def _begin(self, head: bytes, line: re.Match[bytes] | None, num_bytes: int) -> RequestHead:
         if line is None or not _FIELDS.fullmatch(head, line.end()):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from quire.frontend.http.connections import request_parser
 from quire.frontend.http.connections.request_parser import RequestHead, RequestParser
 from quire.frontend.http.errors import ApiError
 from quire.frontend.http.limits import Limits
@@ -228,6 +230,26 @@ def test_a_head_says_how_the_connection_goes_on(
 ) -> None:
     (request,) = read(f"GET / HTTP/{version}\r\nhost: a\r\n{headers}\r\n".encode())
     assert (request.head.keeps_alive, request.head.expects_continue) == (keeps_alive, expects_continue)
+
+
+class CountingPattern:
+    """A pattern that counts the bytes that it is shown."""
+
+    def __init__(self, pattern: re.Pattern[bytes]) -> None:
+        self._pattern = pattern
+        self.num_bytes = 0
+
+    def match(self, data: bytes) -> re.Match[bytes] | None:
+        self.num_bytes += len(data)
+        return self._pattern.match(data)
+
+
+@pytest.mark.parametrize("begun", [b"GET /", b"GET / HTTP/1.1\r\nx: "])
+def test_a_head_that_comes_byte_by_byte_is_read_once(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern = CountingPattern(request_parser._LINE)
+    monkeypatch.setattr(request_parser, "_LINE", pattern)
+    assert find_status(begun, *[b"a"] * 1000, b" HTTP/1.1\r\nhost: a\r\n\r\n") == 0
+    assert pattern.num_bytes <= 1100
 
 
 def test_a_line_that_could_be_read_is_told_also_of_a_request_that_is_refused() -> None:
