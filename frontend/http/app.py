@@ -22,6 +22,7 @@ from starlette.types import Message as AsgiMessage
 
 from ...ipc.errors import QuireError, shorten
 from ...ipc.params.request_options import MAX_REQUEST_ID_LENGTH
+from ...ipc.protocol.codec import read_type
 from .bodies import schema
 from .bodies.openapi import Routes
 from .bodies.parsing import parse_body, parse_request
@@ -200,6 +201,7 @@ class _InvokedFields(msgspec.Struct):
 
 def _find_invoked(body: bytes, models: ServedModels) -> str:
     """The path of the route. Raises ApiErrors."""
+    read_type(_InvokedFields)
     try:
         fields = msgspec.json.decode(body, type=_InvokedFields)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -20,9 +20,9 @@ from .step import STEP_MESSAGE_TYPES
 # (`request_price.find_max_frame_bytes`); this one is of outputs, and of steps with many new requests.
 MAX_BODY_BYTES = 128 * 1024 * 1024
 
-
 # msgspec 0.22 hands a type that one thread is still reading to another thread, whose decoder then crashes.
-_making_decoder = threading.Lock()
+_reading_type = threading.Lock()
+_read_types = set[Any]()
 
 
 class Codec:
@@ -59,9 +59,17 @@ class Codec:
         struct = self._struct_of.get(kind)
         if struct is None:
             raise ProtocolError(f"unknown message type {kind!r}")
-        with _making_decoder:
+        with _reading_type:
             decoder = self._decoders[kind] = msgspec.msgpack.Decoder(struct)
         return decoder
+
+
+def read_type(kind: type[msgspec.Struct]) -> None:
+    """Have msgspec read a type whole, which several threads may then decode or convert to at once."""
+    if kind not in _read_types:
+        with _reading_type:
+            msgspec.json.Decoder(kind)
+        _read_types.add(kind)
 
 
 def make_client_codec(max_body_bytes: int = MAX_BODY_BYTES) -> Codec:

@@ -25,6 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from ....ipc.errors import did_you_mean, shorten, shorten_name
 from ....ipc.params.structured_outputs import RENAMED_FIELDS
+from ....ipc.protocol.codec import read_type
 from ..errors import ApiError, FieldError, missing_field
 from ..headers import find_header
 from ..limits import (
@@ -109,6 +110,7 @@ def parse_body(body: bytes, kind: type[T], ignores_unknown: bool = False) -> T:
     An unknown field that is null is as absent as a known one. ignores_unknown: so is any other, but for an
     old name of what binds the answer.
     """
+    read_type(kind)  # large bodies come here in threads
     try:
         try:
             return msgspec.json.decode(body, type=kind)
@@ -130,6 +132,7 @@ def parse_body(body: bytes, kind: type[T], ignores_unknown: bool = False) -> T:
 
 def make_struct(values: dict[str, Any], kind: type[T], ignores_unknown: bool = False) -> T:
     """The Struct of fields that came in another form than JSON, which may lose some; as `parse_body`."""
+    read_type(kind)
     try:
         try:
             return msgspec.convert(values, kind)

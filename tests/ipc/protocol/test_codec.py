@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from quire.ipc.errors import ProtocolError
 from quire.ipc.params.request_options import MAX_REQUEST_ID_LENGTH
 from quire.ipc.params.sampling_params import SamplingParams
-from quire.ipc.protocol.codec import make_client_codec, make_step_codec
+from quire.ipc.protocol.codec import make_client_codec, make_step_codec, read_type
 from quire.ipc.protocol.messages import (
     MAX_EOS_TOKEN_IDS,
     MESSAGE_TYPES,
@@ -85,19 +87,33 @@ def test_deep_nesting_is_a_protocol_error() -> None:
         CLIENT.decode([b"\x02" + b"\x91" * 100_000 + b"\xc0"])
 
 
-def test_two_threads_make_their_decoders_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two clients of one process hear their first outputs at once: msgspec would end the process."""
-    make, both_inside, met = msgspec.msgpack.Decoder, threading.Barrier(2), list[int]()
+def decode_outputs() -> None:
+    assert make_client_codec().decode(CLIENT.encode(OUTPUTS)) == OUTPUTS
 
-    def make_slowly(struct: type[msgspec.Struct]) -> msgspec.msgpack.Decoder[msgspec.Struct]:
+
+class Body(msgspec.Struct):
+    """Of a request that no other test reads."""
+
+
+@pytest.mark.parametrize(
+    ("library", "decode"), [(msgspec.msgpack, decode_outputs), (msgspec.json, lambda: read_type(Body))]
+)
+def test_two_threads_have_types_read_one_after_the_other(
+    library: Any, decode: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two clients hear their first outputs, two large bodies come at once: msgspec would end the process."""
+    make, both_inside, met = library.Decoder, threading.Barrier(2), list[int]()
+
+    def make_slowly(struct: type[msgspec.Struct]) -> object:
         with contextlib.suppress(threading.BrokenBarrierError):
             met.append(both_inside.wait(0.2))
         return make(struct)
 
-    monkeypatch.setattr(msgspec.msgpack, "Decoder", make_slowly)
+    monkeypatch.setattr(library, "Decoder", make_slowly)
     with ThreadPoolExecutor(2) as threads:
-        decoded = [threads.submit(make_client_codec().decode, CLIENT.encode(OUTPUTS)) for _ in range(2)]
-        assert [one.result() for one in decoded] == [OUTPUTS] * 2
+        for decoded in [threads.submit(decode) for _ in range(2)]:
+            decoded.result()
+    assert both_inside.broken
     assert met == []
 
 
