@@ -110,14 +110,17 @@ def test_a_grammar_holds_beside_all_other_fields(llm: LLM) -> None:
         fields["n"] = 1 if fields["temperature"] == 0 else fields["n"]
     params = [SamplingParams(seed=number, **fields) for number, fields in enumerate(asked)]
     prompts = [f"Day {number}" for number in range(len(asked))]
-    outputs = llm.generate(prompts, params, use_tqdm=False)
+    # First come some that outgrow the pool together, whatever the others' lengths.
+    crowd = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    before = llm.stats().num_preemptions_total
+    outputs = llm.generate(["Once"] * 6 + prompts, [crowd] * 6 + params, use_tqdm=False)[6:]
+    assert llm.stats().num_preemptions_total > before
     again = llm.generate(prompts[::-1], params[::-1], use_tqdm=False)[::-1]
     for fields, one, output, other in zip(asked, params, outputs, again, strict=True):
         assert read_answer(output) == read_answer(other)
         grammar = llm.llm_engine.input_processor.prepare_params(one).grammar
         check_output(fields, grammar, output)
     check_logprobs(llm, asked, outputs)
-    assert llm.stats().num_preemptions_total > 0
 
 
 def check_output(fields: dict[str, Any], grammar: str, output: RequestOutput) -> None:
