@@ -10,6 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
 
 from ...ipc.errors import ProtocolError
 from ...ipc.processes.due import find_earliest
@@ -49,7 +50,8 @@ BAD_VECTOR = "the vector is not finite"
 # The sampler cannot tell the two cases apart: both leave a row without a token to choose.
 BAD_LOGITS = "the logits are not finite, or allowed_token_ids, bad_words and min_tokens leave no token"
 
-_MAX_NAMED_ABORTS = 1024  # that are kept for requests on their way
+_MAX_NAMED_ABORTS = 1024  # that are kept for requests on their way,
+_MAX_NAMES_KEPT = 64  # of one call: a call of 10,000 must neither hold the loop nor drive out others'
 
 
 class NamedAborts:
@@ -61,8 +63,8 @@ class NamedAborts:
         self._aborts: dict[str, tuple[float, Owns | None]] = {}  # name -> when and whose; oldest first
 
     def note(self, names: Iterable[str], owns: Owns | None, now: float) -> None:
-        """These were aborted; `owns` as for `EngineCore.abort_requests`."""
-        for name in names:
+        """These were aborted, of which the first count; `owns` as for `EngineCore.abort_requests`."""
+        for name in islice(names, _MAX_NAMES_KEPT):
             self._aborts.pop(name, None)
             self._aborts[name] = now, owns
         while len(self._aborts) > _MAX_NAMED_ABORTS:
@@ -218,7 +220,8 @@ class EngineCore:
     ) -> None:
         """End this client's requests of these `request_ids` with ABORT; and, whichever client they are of,
         those that `names` names, or whose id it has, if their owner passes `owns` (None: every owner does).
-        A named one that is on its way here, with tokens that it has got before, ends when it comes.
+        A named one that is on its way here, with tokens that it has got before, ends when it comes, if its name
+        is among the first 64.
 
         What is not live is ignored. Each request's answer goes to its own client.
         """

@@ -284,6 +284,7 @@ def test_a_search_ends_by_name_also_between_two_rounds(num_turns: int, name: str
         client.turn()
     client.engine.turn()  # the engine may have none of it now
     client.engine.core.abort_requests(b"another client", [], [name])
+    client.engine.core.abort_requests(b"a third", [], [f"nobody's {number}" for number in range(5000)])
     client.engine.deliver()
     client.run()
     assert client.finals["beam 0"].outputs[0].finish_reason == "abort"
