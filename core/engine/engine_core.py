@@ -220,8 +220,8 @@ class EngineCore:
     ) -> None:
         """End this client's requests of these `request_ids` with ABORT; and, whichever client they are of,
         those that `names` names, or whose id it has, if their owner passes `owns` (None: every owner does).
-        A named one that is on its way here, with tokens that it has got before, ends when it comes, if its name
-        is among the first 64.
+        A named one that is on its way here, with tokens that it has got before, ends when it comes if its
+        name is among the first 64.
 
         What is not live is ignored. Each request's answer goes to its own client.
         """
