@@ -147,7 +147,8 @@ class FairPolicy(Policy[FairQueue]):
             return None  # no other tenant runs: the usual case
         greatest = max(self._recent, key=lambda account: account.share)
         for request in self._prefilling:
-            if is_in_excess(greatest, account_of(request), self._count_prompt(request)):
+            account = account_of(request)
+            if account is not greatest and is_in_excess(greatest, account, self._count_prompt(request)):
                 return request
         if head is None or not is_in_excess(greatest, account_of(head), self._count_prompt(head)):
             return None

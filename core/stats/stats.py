@@ -177,10 +177,12 @@ class Observations:
     def observe_finish(self, request: Request) -> None:
         """A live request has its finish_reason."""
         assert request.finish_reason is not None
+        if request.is_continued and not request.num_sequences:
+            return  # a further part of what its user waits for, which counts once
         self._finished[request.finish_reason] += 1
         self._finished_by_kind[request.kind] += 1
         if request.is_continued:
-            return  # it is a part of what its user waits for
+            return
         observed: dict[str, float] = {
             "request_prompt_tokens": request.num_prompt_tokens,
             "request_generation_tokens": request.num_output_tokens,

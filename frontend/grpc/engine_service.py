@@ -98,8 +98,8 @@ class EngineService:
         models = self._models
         models.check_open()
         cards = [models.make_card(model) for model in models.models]
-        told = [pb.ModelCard(**{name: card[name] for name in _CARD_FIELDS}) for card in cards]
-        await call.write(pb.ListModelsResponse(models=told).SerializeToString())
+        shown = [pb.ModelCard(**{name: card[name] for name in _CARD_FIELDS}) for card in cards]
+        await call.write(pb.ListModelsResponse(models=shown).SerializeToString())
 
 
 class HealthService:

@@ -30,7 +30,7 @@ _HELP = {
     "engine_steps": "Steps scheduled.",
     "prefix_cache_misses": "Tokens of whole blocks that were looked up in the prefix cache and not found.",
     "request_success": "Requests that have ended.",
-    "requests_by_kind": "Requests that have ended, by what outputs were found with; of beams one a token.",
+    "requests_by_kind": "Requests that have ended, by what outputs were found with; a search by beams once.",
     "tool_parse_errors": "Calls of tools that could not be read, and stayed in the answer's text.",
     "reasoning_tokens": "Generated tokens of thoughts.",
     "row_work_seconds": "The worker's time for single rows: grammars, processors of logits, logprobs.",

@@ -83,8 +83,8 @@ class RequestParser:
         self._limits = limits
         self._data = bytearray()
         self._part = _Part.HEAD
-        self._num_searched = 0  # bytes of a head that have been looked through
-        self._has_line = False  # of that head; `_line`: None if it is none
+        self._num_searched = 0  # bytes of a head, or of trailers, that have been looked through
+        self._has_line = False  # of the head; `_line`: None if it is none
         self._line: re.Match[bytes] | None = None
         self._num_blank_bytes = 0  # before it
         self._num_left = 0  # of a body, or of a chunk
@@ -217,8 +217,9 @@ class RequestParser:
     def _take_trailers(self) -> None:
         """Drop them: they could be anything that is checked in headers, and come after the check."""
         data = self._data
-        end = 0 if data.startswith(b"\r\n") else data.find(b"\r\n\r\n") + 2
+        end = 0 if data.startswith(b"\r\n") else data.find(b"\r\n\r\n", max(0, self._num_searched - 3)) + 2
         is_whole = end != 1
+        self._num_searched = 0 if is_whole else len(data)
         num_bytes = end + 2 if is_whole else len(data)
         if num_bytes > self._limits.max_header_bytes:
             raise _too_large_head(num_bytes, self._limits)

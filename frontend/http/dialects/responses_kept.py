@@ -69,13 +69,13 @@ def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Requ
     routes.add(f"{_PATH}/input_items", list_input_items, None, more=more)
 
 
-class _Told(msgspec.Struct):
+class _Status(msgspec.Struct):
     """Of a response, what it has come to."""
 
     status: str
 
 
-_decode_status = msgspec.json.Decoder(_Told).decode
+_decode_status = msgspec.json.Decoder(_Status).decode
 
 
 def _read_start(query: Mapping[str, str]) -> int | None:
@@ -128,8 +128,14 @@ def _encode_items(turns: Sequence[bytes], page: _Page) -> bytes:
         item.id = item.id or f"item-{place}"
     shown, has_more = page.cut(items)
     first_id, last_id = (shown[0].id, shown[-1].id) if shown else (None, None)
-    told = {"object": "list", "data": shown, "first_id": first_id, "last_id": last_id, "has_more": has_more}
-    return msgspec.json.encode(told)
+    listing = {
+        "object": "list",
+        "data": shown,
+        "first_id": first_id,
+        "last_id": last_id,
+        "has_more": has_more,
+    }
+    return msgspec.json.encode(listing)
 
 
 def _send(response: bytes) -> Response:

@@ -109,8 +109,8 @@ def _tokenize(tokenizer: Tokenizer, job: jobs.TokenizeJob) -> jobs.TextAnswer:
         return _make_body(name_of(job), {"input_tokens": len(ids)})
     # As the vocabulary has them, which is not always text.
     strings = [tokenizer.backend.id_to_token(one) or "" for one in ids] if job.wants_strings else None
-    told = {"count": len(ids), "max_model_len": job.max_model_len, "tokens": ids, "token_strs": strings}
-    return _make_body(name_of(job), told)
+    body = {"count": len(ids), "max_model_len": job.max_model_len, "tokens": ids, "token_strs": strings}
+    return _make_body(name_of(job), body)
 
 
 def _detokenize(tokenizer: Tokenizer, job: jobs.DetokenizeJob) -> jobs.TextAnswer:

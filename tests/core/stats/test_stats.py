@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 
+import msgspec
 import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.stats.stats import WINDOW_S, EngineCounters, RateWindow
@@ -222,9 +223,13 @@ def test_ends_are_counted_by_what_was_asked_for():
     engine = FakeEngine(make_config(pooling=PoolingSpec()), 64)
     engine.add(make_request("plain", [1], max_tokens=1))
     engine.add(make_request("grammar", [1], max_tokens=1, grammar="start: /a/"))
-    engine.add(make_request("beams", [1], max_tokens=1, purpose="beam_search"))
+    for name, num_sequences in (("search", 2), ("beam a", 0), ("beam b", 0)):  # its first round, its second
+        beam = make_request(name, [1], max_tokens=1, purpose="beam_search")
+        engine.add(msgspec.structs.replace(beam, is_continued=True, num_sequences=num_sequences))
     engine.add(make_request("tools", [1], max_tokens=1, grammar="start: /a/", purpose="tools"))
     engine.add(make_request("vector", [1], pooling_params=PoolingParams(task="embed")))
     engine.run()
     counts = {"plain": 1, "grammar": 1, "beam_search": 1, "tools": 1, "thinking": 0, "pooling": 1}
-    assert engine.core.metrics().finished_by_kind_total == counts
+    metrics = engine.core.metrics()
+    assert metrics.finished_by_kind_total == counts
+    assert sum(metrics.finished_total.values()) == sum(counts.values())
