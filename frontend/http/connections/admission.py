@@ -6,7 +6,7 @@ A client is a text: the hash of its API key once it has shown one, else its addr
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Hashable
 from enum import IntEnum
 from typing import Any, Generic, Protocol, TypeVar
@@ -20,6 +20,7 @@ from .hosts import AllowedHosts
 
 LARGE_BYTES = 2**17  # of a body; what smaller ones leave is soon taken again
 _TRIM_DELAY_S = 1.0
+_READERS_A_TURN = 4  # uvloop reads up to 8 MB of a connection that it does not have to leave
 
 T = TypeVar("T", bound=Hashable)
 
@@ -35,6 +36,9 @@ class AdmittedConnection(Protocol):
 
     def close_now(self) -> None:
         """Close it without one."""
+
+    def continue_reading(self) -> None:
+        """Read on, unless there is more than enough already."""
 
 
 class Standing(IntEnum):
@@ -177,6 +181,7 @@ class Admission:
         max_body_bytes = max(limits.max_total_body_bytes, limits.max_body_bytes)
         self.bodies = ByteShares("bodies", "max_total_body_bytes", max_body_bytes)
         self._trimming: asyncio.TimerHandle | None = None
+        self._large_readers: deque[AdmittedConnection] = deque()  # none of them reads
 
     def take_place(self, connection: AdmittedConnection) -> bool:
         """True when there is a place for it, which an idle connection may have had to give."""
@@ -199,6 +204,22 @@ class Admission:
         """It has been given its last answer: others have its room."""
         self.hold(connection, 0, 0)
         self.connections.demote(connection)
+
+    def wait_for_turn(self, reader: AdmittedConnection) -> None:
+        """It has read much at once, and stopped: it reads on in its turn.
+
+        A few read in each pass of the event loop, so that a small request, which takes several passes, waits
+        for a few large reads and not for one of each upload under way.
+        """
+        self._large_readers.append(reader)
+        if len(self._large_readers) == 1:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        for _ in range(min(_READERS_A_TURN, len(self._large_readers))):
+            self._large_readers.popleft().continue_reading()
+        if self._large_readers:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
 
     def note_ended(self, body_bytes: int) -> None:
         """A request has been answered, or its client has left: soon its memory goes back to the kernel.

@@ -245,9 +245,8 @@ class Connection(asyncio.Protocol):
         if self._has_enough:
             self._pause_reading()
         elif len(data) >= _LARGE_READ_BYTES and not self.is_ending:
-            # Others have a turn: libuv reads on as long as bytes are there, up to 8 MB.
             self._pause_reading()
-            self._loop.call_soon(self.continue_reading)
+            self._admission.wait_for_turn(self)
 
     def pause_writing(self) -> None:
         """The client does not read: whoever waits to write more does so for a bounded time."""
