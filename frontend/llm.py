@@ -342,8 +342,8 @@ class LLM:
         from .observe.series import EnginesCollector
 
         name = self.llm_engine.facts.served_model_name
-        found = {name: self.llm_engine.metrics_by_engine()}
-        return read_metrics(EnginesCollector(found, prefix).collect())
+        metrics = {name: self.llm_engine.metrics_by_engine()}
+        return read_metrics(EnginesCollector(metrics, prefix).collect())
 
     def start_profile(self) -> None:
         """Have the engine note its steps until `stop_profile`; nothing is noted at other times.

@@ -59,14 +59,14 @@ class LogprobsTable:
         start = position * self.width
         ids = self._token_ids[start : start + self.width]
         values = self._logprobs[start : start + self.width]
-        found: dict[int, Logprob] = {}
+        logprobs: dict[int, Logprob] = {}
         for rank, token_id in enumerate(ids):
-            if token_id in found:
+            if token_id in logprobs:
                 continue  # the token itself, whose rank is known
             text = text_of(token_id) if text_of is not None else None
             place = (rank if self._is_ranked else None) if rank else self._ranks[position]
-            found[token_id] = Logprob(values[rank], place, text)
-        return found
+            logprobs[token_id] = Logprob(values[rank], place, text)
+        return logprobs
 
 
 @dataclass(slots=True, eq=False, repr=False)

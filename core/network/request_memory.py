@@ -28,25 +28,25 @@ _MAX_ENDS = 255
 
 
 @dataclass(frozen=True, slots=True)
-class PastLife:
+class RequestHistory:
     """What is known of a request that comes. `arrival`: wall clock; None: it was not here before."""
 
     arrival: float | None = None
     num_attempts: int = 0
 
 
-_NEW = PastLife()
+_NEW = RequestHistory()
 
 
 class RequestMemory:
     """One core's memory. The next core reads `path`; '' writes no file."""
 
     def __init__(self, path: str = "", clock: Callable[[], float] = time.monotonic) -> None:
-        self._past: OrderedDict[bytes, PastLife] = OrderedDict()  # not live; the oldest first
+        self._past: OrderedDict[bytes, RequestHistory] = OrderedDict()  # not live; the oldest first
         self._lost_at: dict[bytes, float] = {}  # when this core has lost a request
         self._clock = clock
         self._began_at: float | None = None  # when the first request came
-        self._live: dict[bytes, tuple[int, PastLife]] = {}  # name -> its place in the file
+        self._live: dict[bytes, tuple[int, RequestHistory]] = {}  # name -> its place in the file
         self._free: list[int] = []
         self._num_places = 0
         self._fd = -1
@@ -54,7 +54,7 @@ class RequestMemory:
         if path:
             self._read()
 
-    def find(self, scope: str, request_id: str) -> PastLife:
+    def find(self, scope: str, request_id: str) -> RequestHistory:
         """What is known of a request that comes now; nothing if it was away for over _KEEP_S.
 
         Time that it was away, while the core was there, does not count as waited.
@@ -67,7 +67,7 @@ class RequestMemory:
             return _NEW
         if lost_at is None or past.arrival is None:
             return past
-        return PastLife(past.arrival + (now - lost_at), past.num_attempts)
+        return RequestHistory(past.arrival + (now - lost_at), past.num_attempts)
 
     def add(self, scope: str, request_id: str, arrival: float) -> None:
         """The request is live from now on."""
@@ -75,7 +75,7 @@ class RequestMemory:
         past = self.find(scope, request_id)
         self._past.pop(name, None)
         self._lost_at.pop(name, None)
-        life = PastLife(past.arrival if past.arrival is not None else arrival, past.num_attempts)
+        life = RequestHistory(past.arrival if past.arrival is not None else arrival, past.num_attempts)
         if self._free:
             place = self._free.pop()
         else:
@@ -104,7 +104,7 @@ class RequestMemory:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
 
-    def _take_out(self, name: bytes) -> PastLife | None:
+    def _take_out(self, name: bytes) -> RequestHistory | None:
         if (live := self._live.pop(name, None)) is None:
             return None
         place, life = live
@@ -119,7 +119,7 @@ class RequestMemory:
             whole = len(data) - len(data) % _RECORD.size
             for name, arrival, num_ends in _RECORD.iter_unpack(data[:whole]):
                 if any(name):
-                    self._past[name] = PastLife(arrival, min(num_ends + 1, _MAX_ENDS))
+                    self._past[name] = RequestHistory(arrival, min(num_ends + 1, _MAX_ENDS))
         with contextlib.suppress(OSError):
             os.truncate(self._path, 0)
 

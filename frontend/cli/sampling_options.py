@@ -44,23 +44,23 @@ def add_sampling_options(group: Any) -> None:
 def read_sampling_options(options: argparse.Namespace) -> dict[str, Any]:
     """The fields that the user gave, checked. Raises SamplingParamsError."""
     names = [*(field.name for field in NUMBERS), "stop"]
-    given = {name: getattr(options, f"sampling_{name}") for name in names}
-    given["structured_outputs"] = _read_structured(options)
-    given = {name: value for name, value in given.items() if value is not None}
-    SamplingParams(**given)
-    return given
+    fields = {name: getattr(options, f"sampling_{name}") for name in names}
+    fields["structured_outputs"] = _read_structured(options)
+    fields = {name: value for name, value in fields.items() if value is not None}
+    SamplingParams(**fields)
+    return fields
 
 
 def _read_structured(options: argparse.Namespace) -> StructuredOutputsParams | None:
     """What the output has to look like, None for any text."""
-    given = {"json": options.json_schema, "regex": options.regex, "choice": options.choice}
-    given = {name: value for name, value in given.items() if value is not None}
-    if not given:
+    fields = {"json": options.json_schema, "regex": options.regex, "choice": options.choice}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if not fields:
         return None
-    schema = given.get("json")
+    schema = fields.get("json")
     if schema is not None and not schema.lstrip().startswith("{"):
-        given["json"] = _read_file(schema)
-    return StructuredOutputsParams(**given)
+        fields["json"] = _read_file(schema)
+    return StructuredOutputsParams(**fields)
 
 
 def _read_file(name: str) -> str:
@@ -73,8 +73,8 @@ def _read_file(name: str) -> str:
 
 
 def make_sampling_params(
-    given: Mapping[str, Any], model_defaults: Mapping[str, Any], command_defaults: Mapping[str, Any]
+    fields: Mapping[str, Any], model_defaults: Mapping[str, Any], command_defaults: Mapping[str, Any]
 ) -> SamplingParams:
     """Params for a request whose output is wanted piece by piece; the first mapping that has a field wins."""
-    merged = {**command_defaults, **model_defaults, **given}
+    merged = {**command_defaults, **model_defaults, **fields}
     return SamplingParams(**merged, output_kind=RequestOutputKind.DELTA)

@@ -209,7 +209,7 @@ class AsyncRequests:
             raise
         self.expect(collector)
         try:
-            sequences = [one for request in requests for one in request.sequences]
+            sequences = [sequence for request in requests for sequence in request.sequences]
             if isinstance(requests[0], PoolingInput):
                 self._client.add_requests_soon(sequences)
             else:

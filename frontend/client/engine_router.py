@@ -80,31 +80,31 @@ class KnownPrefixes:
         max_blocks = math.inf if self._max_blocks is None else self._max_blocks
         cache.shrink(self._max_names // len(self._caches), max_blocks)
 
-    def take_digest(self, index: int, told: Collection[int], live: Iterable[int] | None) -> None:
+    def take_digest(self, index: int, digest: Collection[int], live: Iterable[int] | None) -> None:
         """What an engine has told, the newest last. `live`: names that it will have soon; all others that
         it has not told are forgotten. None: it has more than it tells.
         """
         cache = self._caches[index]
         names = cache.names
         if live is not None:
-            kept = {*told, *live}
+            kept = {*digest, *live}
             gone = [name for name, (_, last) in names.items() if name not in kept and last not in kept]
             for name in gone:
                 cache.forget(name)
-        for name in told:
+        for name in digest:
             if name not in names:
                 cache.add(name, 0, name)
         cache.shrink(self._max_names // len(self._caches))
 
     def find_depths(self, depths: Sequence[int], names: Sequence[int]) -> dict[int, int]:
         """Number of an engine -> blocks of the longest beginning that it is believed to have."""
-        found: dict[int, int] = {}
+        deepest: dict[int, int] = {}
         for index, cache in self._caches.items():
             for depth, name in zip(reversed(depths), reversed(names), strict=True):
                 if name in cache.names:
-                    found[index] = depth
+                    deepest[index] = depth
                     break
-        return found
+        return deepest
 
 
 REQUEST_TOKENS = 32  # what a request that runs delays another one by, in prompt tokens

@@ -240,8 +240,8 @@ def start_engines(config: EngineConfig) -> list[Engine]:
     engines: list[Engine] = []
     try:
         for rank in range(count):
-            own = config if count == 1 else config.for_engine(rank, count)
-            engines.append(EngineProcess(own, rank))
+            engine_config = config if count == 1 else config.for_engine(rank, count)
+            engines.append(EngineProcess(engine_config, rank))
     except BaseException:
         for engine in engines:
             engine.stop()
@@ -260,6 +260,6 @@ def find_engines(name: str) -> list[Engine]:
 
 def _find_entries(name: str) -> list[RosterEntry]:
     stem, _, suffix = CLIENT_SOCKET_NAME.partition(".")
-    found = [path.stem.removeprefix(stem) or "0" for path in find_named(name).glob(f"{stem}*.{suffix}")]
-    indexes = sorted(int(number) for number in found if number.isdecimal())
+    numbers = [path.stem.removeprefix(stem) or "0" for path in find_named(name).glob(f"{stem}*.{suffix}")]
+    indexes = sorted(int(number) for number in numbers if number.isdecimal())
     return [RosterEntry(index, make_engine_name(CLIENT_SOCKET_NAME, index)) for index in indexes]

@@ -158,9 +158,9 @@ class RemoteEngine(AttachedEngine):
         return [("attach", time.time() - self.started_at)]
 
 
-def check_unattached(**given: object) -> None:
+def check_unattached(**options: object) -> None:
     """Raise ConfigError for what is only for a daemon of another machine."""
-    for name, value in given.items():
+    for name, value in options.items():
         if value is not None:
             raise ConfigError(name, value, "only with attach='tcp://HOST:PORT'")
 

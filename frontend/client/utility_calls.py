@@ -97,11 +97,11 @@ def _raise_errors(results: Mapping[int, UtilityResult]) -> None:
 def _expect(results: Mapping[int, UtilityResult], field: str) -> dict[int, Any]:
     """The answers; an engine that was lost meanwhile has none, unless it is the last."""
     answers = {index: getattr(result, field) for index, result in results.items()}
-    found = {index: answer for index, answer in answers.items() if answer is not None}
-    if not found:
+    values = {index: answer for index, answer in answers.items() if answer is not None}
+    if not values:
         error = next((result.error for result in results.values()), None)
         raise RequestFailedError(error or f"the engine gave no {field}")
-    return found
+    return values
 
 
 _RATES = ("prompt_tokens_per_s", "generation_tokens_per_s", "steps_per_s")

@@ -19,7 +19,7 @@ import grpc.aio
 import msgspec
 
 from ...ipc.protocol.rights import Reach, Standing, check_route, find_reach
-from ..http.caller import Caller, Tally, name_address
+from ..http.caller import Caller, TenantUsage, name_address
 from ..http.connections.auth import STRANGER, ApiKeys
 from ..http.errors import ApiError, as_api_error, overloaded
 from ..http.limits import Limits
@@ -51,7 +51,7 @@ class ReceiveGate:
 
     def __init__(self, num_places: int) -> None:
         self._num_places = num_places
-        self._taken = Tally()
+        self._taken = TenantUsage()
         self._waiting: TurnQueue[_Turn] = TurnQueue(_NO_BOUND, _NO_BOUND, _NO_BOUND)
 
     def has_place(self, tenant: str) -> bool:
@@ -229,8 +229,8 @@ def find_address(peer: str) -> str:
 
 def _find_key(context: Context) -> list[tuple[bytes, bytes]]:
     """The metadata as HTTP's headers: a key comes in the same ones."""
-    given = context.invocation_metadata() or ()
-    return [(str(name).encode(), value.encode()) for name, value in given if isinstance(value, str)]
+    metadata = context.invocation_metadata() or ()
+    return [(str(name).encode(), value.encode()) for name, value in metadata if isinstance(value, str)]
 
 
 async def _refuse(context: Context, error: ApiError) -> None:

@@ -56,11 +56,11 @@ class EngineService:
         request_id, request = read_generate_request(parsed, serving.llm.facts.max_model_len, is_stream)
         del message, parsed
         admitted = await admit_completion(serving, request, call.caller)
-        (given,), prepared = admitted.inputs, admitted.prepared
+        (engine_input,), prepared = admitted.inputs, admitted.prepared
         del admitted
         with self._enter(serving, call.caller.tenant, request_id) as (shown_id, engine_id):
-            outputs = serving.generate(engine_id, given, prepared, call.caller, request)
-            del given
+            outputs = serving.generate(engine_id, engine_input, prepared, call.caller, request)
+            del engine_input
             has_prompt_logprobs = False
             async with aclosing(outputs):
                 async for output in outputs:
@@ -87,8 +87,8 @@ class EngineService:
         limit = self._models.parts.options.limits.max_sequences
         if len(names) > limit:
             raise FieldError("request_ids", f"{len(names)} ids", f"at most {limit} (max_sequences)")
-        found = {name: self._running.get((call.caller.tenant, name)) for name in names}
-        running = {name: one for name, one in found.items() if one is not None}
+        requests = {name: self._running.get((call.caller.tenant, name)) for name in names}
+        running = {name: request for name, request in requests.items() if request is not None}
         for serving, engine_id in running.values():
             await serving.llm.abort([engine_id])
         await call.write(pb.AbortResponse(request_ids=running).SerializeToString())
@@ -129,13 +129,13 @@ class HealthService:
 
     async def _watch(self, call: Call, message: bytes) -> None:
         is_known = parse_message(message, health_pb2.HealthCheckRequest).service in _SERVICES
-        said = None
+        written = None
         while True:
             is_last = self._closing.is_set()
             status = self._status if is_known else _Response.SERVICE_UNKNOWN
-            if status != said:
+            if status != written:
                 await call.write(_Response(status=status).SerializeToString())
-                said = status
+                written = status
             if is_last:
                 return
             with contextlib.suppress(TimeoutError):

@@ -61,7 +61,9 @@ def read_generate_request(
 def make_response(request_id: str, output: RequestOutput, has_prompt_logprobs: bool) -> bytes:
     """A GenerateResponse. has_prompt_logprobs: with the prompt's, if the output has them."""
     response = pb.GenerateResponse(
-        request_id=request_id, outputs=[_make_output(one) for one in output.outputs], finished=output.finished
+        request_id=request_id,
+        outputs=[_make_output(completion) for completion in output.outputs],
+        finished=output.finished,
     )
     if has_prompt_logprobs and output.prompt_logprobs is not None:
         response.prompt_logprobs.extend(map(_make_position, output.prompt_logprobs))
@@ -124,19 +126,19 @@ def _read_request_id(message: pb.GenerateRequest) -> str | None:
     return name
 
 
-def _make_output(one: CompletionOutput) -> pb.CompletionOutput:
+def _make_output(completion: CompletionOutput) -> pb.CompletionOutput:
     made = pb.CompletionOutput(
-        index=one.index,
-        text=one.text,
-        token_ids=one.token_ids,
-        cumulative_logprob=one.cumulative_logprob,
-        finish_reason=one.finish_reason,
-        logprobs=map(_make_position, one.logprobs or ()),
+        index=completion.index,
+        text=completion.text,
+        token_ids=completion.token_ids,
+        cumulative_logprob=completion.cumulative_logprob,
+        finish_reason=completion.finish_reason,
+        logprobs=map(_make_position, completion.logprobs or ()),
     )
-    if isinstance(one.stop_reason, str):
-        made.stop_text = one.stop_reason
-    elif one.stop_reason is not None:
-        made.stop_token_id = one.stop_reason
+    if isinstance(completion.stop_reason, str):
+        made.stop_text = completion.stop_reason
+    elif completion.stop_reason is not None:
+        made.stop_token_id = completion.stop_reason
     return made
 
 

@@ -38,10 +38,10 @@ class Control:
         self._say(kind + " ".join(text.split("\n")).encode(errors="replace") + b"\n")
 
     def _answer(self) -> None:
-        asked = b""
+        data = b""
         with contextlib.suppress(OSError):
-            asked = self._socket.recv(64)
-        if asked:
+            data = self._socket.recv(64)
+        if data:
             self._say(ALIVE)
         else:  # the group is gone, which the lifeline acts on
             asyncio.get_running_loop().remove_reader(self._socket)

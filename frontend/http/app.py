@@ -175,8 +175,8 @@ def _add_invocations(
         parse_own, handler = handled[_find_invoked(body, models)]
         return parse_own(body), handler
 
-    def handle(asked: tuple[msgspec.Struct, Handler[Any]], caller: Caller) -> Coroutine[Any, Any, Response]:
-        request, handler = asked
+    def handle(parsed: tuple[msgspec.Struct, Handler[Any]], caller: Caller) -> Coroutine[Any, Any, Response]:
+        request, handler = parsed
         return handler(request, caller)
 
     endpoint = _make_endpoint(models, parse, handle)
@@ -295,7 +295,7 @@ def _add_model_routes(routes: Routes, models: ServedModels) -> None:
 
     async def list_models() -> Response:
         models.check_open()
-        cards = [models.make_card(one, name) for one in models.models for name in one.names]
+        cards = [models.make_card(served, name) for served in models.models for name in served.names]
         return respond({"object": "list", "data": cards})
 
     async def get_model(model: str) -> Response:

@@ -1,4 +1,4 @@
-"""Who asks (Caller), and how much of a thing that callers share each has taken (Tally). Knows no requests."""
+"""Who asks (Caller), and how much of what callers share each has taken (TenantUsage). Knows no requests."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class _Taken:
 _NOTHING = _Taken()
 
 
-class Tally:
+class TenantUsage:
     """Who takes how much of one thing that tenants share. Knows those with requests inside, no others."""
 
     def __init__(self) -> None:

@@ -89,18 +89,18 @@ class HttpProcess:
 
     def hear(self) -> bool:
         """Take what it has said; False when it has nothing more to say, because it ends."""
-        said = b""
+        received = b""
         if self.control is not None:
             with contextlib.suppress(OSError):
-                said = self.control.recv(4096)
+                received = self.control.recv(4096)
         watch, now = self.child.watch, time.monotonic()
-        if not said or watch is None:
+        if not received or watch is None:
             return False
         if watch.deadline.due_at is not None:
             watch.note_listening()
             watch.start(now)
         watch.note_heard(now)
-        *lines, self._heard = (self._heard + said).split(b"\n")
+        *lines, self._heard = (self._heard + received).split(b"\n")
         self._heard = self._heard.lstrip(ALIVE)
         for line in lines:
             self._note(line.lstrip(ALIVE))
@@ -172,7 +172,9 @@ class HttpGroup:
             PeerSockets(place, listener.fileno(), names, self._counts_fd)
             for place, listener in enumerate(self._listeners)
         ]
-        self._processes = [HttpProcess(attach, options, listening_socket, budget, one) for one in places]
+        self._processes = [
+            HttpProcess(attach, options, listening_socket, budget, number) for number in places
+        ]
         self._poller = select.poll()
         self._ends_at: float | None = None  # while it drains: when what is left is killed
 
@@ -236,7 +238,7 @@ class HttpGroup:
         """The others serve on, without one of another version. Raises EngineDeadError if there are none."""
         process.stop(0.0)
         process.child.start_at = None
-        if all(one.child.process is None and one.child.start_at is None for one in self._processes):
+        if all(other.child.process is None and other.child.start_at is None for other in self._processes):
             raise EngineDeadError(f"no HTTP process is left, and no other is started: {error}") from None
         _log.error("a lost HTTP process is not replaced: %s", error)
 

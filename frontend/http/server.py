@@ -218,7 +218,7 @@ class Server:
             _logger.warning("%d requests have not ended, and are aborted", len(self._tasks))
             self._models.close()  # what has not been rendered by now is not going to be answered
             for serving in self._models.servings:
-                ids = serving.room.request_ids
+                ids = serving.capacity.request_ids
                 if ids and serving.llm.is_running:
                     await serving.llm.abort(ids)
             await self._wait_until_idle(_ABORT_GRACE_S, is_told=False)
@@ -262,7 +262,8 @@ class Server:
 
     def _tell_what_runs(self, left_s: float) -> None:
         sequences = [
-            f"{one.room.num_sequences} sequences of {one.model_id!r}" for one in self._models.servings
+            f"{serving.capacity.num_sequences} sequences of {serving.model_id!r}"
+            for serving in self._models.servings
         ]
         _logger.info(
             "ending: %d requests are under way (%s) and have %.0f s; another signal aborts them",

@@ -30,7 +30,7 @@ from ..requests.input_processor import PreparedParams
 from ..requests.vectors.encoder import ModelTexts
 from ..requests.vectors.outputs import PoolingOutput, PoolingRequestOutput
 from ..text.tokenizer import Tokenizer
-from .caller import Caller, Tally
+from .caller import Caller, TenantUsage
 from .engines.server_parts import ServerParts
 from .errors import ApiError, FieldError, overloaded, unavailable
 from .stream import EventStream
@@ -46,22 +46,22 @@ _KEPT_FIELDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
-    """What one request takes. answer_bytes: of logprobs or vectors."""
+class Reservation:
+    """What one request takes of a server. answer_bytes: of logprobs or vectors."""
 
     tenant: str
     num_sequences: int
     answer_bytes: int = 0
 
 
-class Room:
+class Capacity:
     """Counts who takes how much. Raises ApiErrors with status 429."""
 
-    def __init__(self, max_answer_bytes: int, answer_bytes: Tally) -> None:
+    def __init__(self, max_answer_bytes: int, answer_bytes: TenantUsage) -> None:
         """`answer_bytes`: of the process, with those of other engines' requests."""
         self._max_answer_bytes = max_answer_bytes
-        self._stays: dict[str, Stay] = {}  # engine request id -> what it takes
-        self._sequences = Tally()
+        self._reservations: dict[str, Reservation] = {}  # engine request id -> what it takes
+        self._sequences = TenantUsage()
         self._answer_bytes = answer_bytes
 
     @property
@@ -72,35 +72,35 @@ class Room:
     @property
     def request_ids(self) -> list[str]:
         """The requests that are inside."""
-        return list(self._stays)
+        return list(self._reservations)
 
-    def check(self, asked: Stay, max_sequences: int) -> None:
-        """ApiError 429 if there is no room for `asked` now. `max_sequences`: places that there are."""
-        tenant, places, held = asked.tenant, self._sequences, self._answer_bytes
-        if not places.has_room(tenant, asked.num_sequences, max_sequences):
+    def check(self, wanted: Reservation, max_sequences: int) -> None:
+        """ApiError 429 if there is no room for `wanted` now. `max_sequences`: places that there are."""
+        tenant, places, held = wanted.tenant, self._sequences, self._answer_bytes
+        if not places.has_room(tenant, wanted.num_sequences, max_sequences):
             raise overloaded(
                 f"{places.amount} sequences are under way ({places.find_amount(tenant)} of them yours), "
-                f"{asked.num_sequences} more are asked for, and at most {max_sequences} may be "
+                f"{wanted.num_sequences} more are asked for, and at most {max_sequences} may be "
                 "(max_num_seqs + max_waiting)"
             )
-        if not held.has_room(tenant, asked.answer_bytes, self._max_answer_bytes):
+        if not held.has_room(tenant, wanted.answer_bytes, self._max_answer_bytes):
             raise overloaded(
-                f"logprobs or vectors of {asked.answer_bytes} bytes, and answers under way may need "
+                f"logprobs or vectors of {wanted.answer_bytes} bytes, and answers under way may need "
                 f"{held.amount} ({held.find_amount(tenant)} of them yours): at most {self._max_answer_bytes} "
                 "(max_total_logprobs_bytes)"
             )
 
-    def enter(self, request_id: str, stay: Stay) -> None:
+    def enter(self, request_id: str, reservation: Reservation) -> None:
         """Count a request until it leaves."""
-        self._stays[request_id] = stay
-        self._sequences.enter(stay.tenant, stay.num_sequences)
-        self._answer_bytes.enter(stay.tenant, stay.answer_bytes)
+        self._reservations[request_id] = reservation
+        self._sequences.enter(reservation.tenant, reservation.num_sequences)
+        self._answer_bytes.enter(reservation.tenant, reservation.answer_bytes)
 
     def leave(self, request_id: str) -> None:
         """The request has ended, however it did."""
-        stay = self._stays.pop(request_id)
-        self._sequences.leave(stay.tenant, stay.num_sequences)
-        self._answer_bytes.leave(stay.tenant, stay.answer_bytes)
+        reservation = self._reservations.pop(request_id)
+        self._sequences.leave(reservation.tenant, reservation.num_sequences)
+        self._answer_bytes.leave(reservation.tenant, reservation.answer_bytes)
 
 
 class Serving:
@@ -112,7 +112,9 @@ class Serving:
         self.responses = parts.responses
         self.is_open = False
         limits = parts.options.limits
-        self.room = Room(limits.max_total_logprobs_bytes, parts.answer_bytes)  # of the requests under way
+        self.capacity = Capacity(
+            limits.max_total_logprobs_bytes, parts.answer_bytes
+        )  # of the requests under way
         self.default_sampling: dict[str, Any] = {}  # SamplingParams fields that the model recommends
         self.grammars = GrammarCache()
         self._parts = parts
@@ -212,11 +214,11 @@ class Serving:
         if num_sequences > limits.max_sequences:
             allowed = f"at most {limits.max_sequences} in a request"
             raise FieldError("n", f"{num_sequences} sequences", allowed)
-        self._find_stay(params, caller, -(-num_prompt_tokens // num_prompts), num_prompts)
+        self._find_reservation(params, caller, -(-num_prompt_tokens // num_prompts), num_prompts)
 
-    def _find_stay(
+    def _find_reservation(
         self, params: SamplingParams, caller: Caller, num_prompt_tokens: int, num_prompts: int = 1
-    ) -> Stay:
+    ) -> Reservation:
         """What so many prompts of this length take, for which there is room now; else ApiError 413 or 429."""
         facts = self.llm.facts
         price = find_result_price(params, num_prompt_tokens, facts.max_model_len, facts.vocab_size)
@@ -228,9 +230,11 @@ class Serving:
                 "(max_result_bytes): lower n, max_tokens or the number of logprobs",
                 code="answer_too_large",
             )
-        stay = Stay(caller.tenant, num_prompts * params.num_sequences, num_prompts * price.logprobs_bytes)
-        self.room.check(stay, self.max_sequences)
-        return stay
+        reservation = Reservation(
+            caller.tenant, num_prompts * params.num_sequences, num_prompts * price.logprobs_bytes
+        )
+        self.capacity.check(reservation, self.max_sequences)
+        return reservation
 
     async def generate(
         self,
@@ -249,12 +253,13 @@ class Serving:
         """
         params = prepared.sampling_params
         self.check_open()
-        stay = self._find_stay(params, caller, len(prompt))  # a text has about as many tokens, or fewer
+        # A text has about as many tokens as characters, or fewer.
+        reservation = self._find_reservation(params, caller, len(prompt))
         options = caller.make_options(fields, answer_id or request_id)
         generating = self.llm.generate(prompt, prepared, request_id, options=options)
         del prompt
         _drop_content(fields)
-        self.room.enter(request_id, stay)
+        self.capacity.enter(request_id, reservation)
         try:
             async with aclosing(generating) as outputs:
                 async for output in outputs:
@@ -265,7 +270,7 @@ class Serving:
         except RequestFailedError as error:
             raise _blame_limits(error, params) from None
         finally:
-            self.room.leave(request_id)
+            self.capacity.leave(request_id)
 
     def note_pooled(
         self,

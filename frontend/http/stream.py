@@ -77,12 +77,12 @@ class ChunkTemplate:
         self._beginnings: dict[int, bytes] = {}  # by answer
         self._encode = msgspec.json.Encoder().encode
 
-    def make(self, index: int, said: str | Json) -> bytes:
+    def make(self, index: int, content: str | Json) -> bytes:
         """The event of an answer's chunk."""
         beginning = self._beginnings.get(index)
         if beginning is None:
             beginning = self._beginnings[index] = self._beginning % index
-        return beginning + self._encode(said) + self._end
+        return beginning + self._encode(content) + self._end
 
 
 def echo_request_id(response: Response, name: str) -> None:

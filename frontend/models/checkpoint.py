@@ -45,7 +45,7 @@ class Checkpoint:
     def head_files(self) -> tuple[str, ...]:
         """Of the weights of projections that have files of their own, as sentence-transformers' have."""
         projections = () if self.spec.pooling is None else self.spec.pooling.projections
-        return tuple(sorted({one.file for one in projections if one.file is not None}))
+        return tuple(sorted({projection.file for projection in projections if projection.file is not None}))
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -323,10 +323,10 @@ def _is_cross_encoder(folder: Path) -> bool:
 
 def _check_places(fields: ConfigFields, place: str, output: str) -> None:
     """Refuse a module that reads another module's output than that of the one before it, or hides its own."""
-    if (given := fields.get("module_input_name", place)) != place:
-        raise fields.error("module_input_name", given, repr(place))
-    if (given := fields.get("module_output_name", output)) != output:
-        raise fields.error("module_output_name", given, repr(output))
+    if (value := fields.get("module_input_name", place)) != place:
+        raise fields.error("module_input_name", value, repr(place))
+    if (value := fields.get("module_output_name", output)) != output:
+        raise fields.error("module_output_name", value, repr(output))
 
 
 def _read_object(settings: ConfigFields, key: str) -> dict[str, Any]:

@@ -349,8 +349,8 @@ class EngineArgs(metaclass=DropsOffValues):
 
     def _make(self, part: type[_Part], **resolved: Any) -> _Part:
         """A part of the config: what was resolved, and the other arguments as they were given."""
-        given = {each.field: self._read(each) for each in read_options(part) if each.name in _OPTIONS}
-        return part(**{**given, **resolved})
+        values = {each.field: self._read(each) for each in read_options(part) if each.name in _OPTIONS}
+        return part(**{**values, **resolved})
 
     def _read(self, option: Option) -> Any:
         """What was given, as the config has it."""

@@ -49,8 +49,8 @@ def find_card(device: str = "auto") -> Card | None:
     """The GPU that an engine of this `device` would take first; None if there is none to be had."""
     if not _DRIVER.exists() or _is_for_cpus():
         return None
-    said = str(device).partition(":")[2]
-    number = int(said) if said.isdigit() else 0  # what is no device is refused elsewhere
+    suffix = str(device).partition(":")[2]
+    number = int(suffix) if suffix.isdigit() else 0  # what is no device is refused elsewhere
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return _ask_driver(str(number))

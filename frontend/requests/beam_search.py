@@ -147,7 +147,7 @@ class SearchState:
             _make_completion(self.request, index, hypothesis, self._tokenizer)
             for index, hypothesis in enumerate(self._search.finished)
         ]
-        self._metrics.num_generation_tokens = sum(len(one.token_ids) for one in completions)
+        self._metrics.num_generation_tokens = sum(len(completion.token_ids) for completion in completions)
         return self._wrap(completions)
 
     def _make_failure(self, output: EngineCoreOutput) -> RequestOutput:
@@ -214,18 +214,19 @@ def to_beam_search_output(
         prompt = tokenizer.decode(output.prompt_token_ids, skip_special_tokens=True)
     sequences = [
         BeamSearchSequence(
-            output.prompt_token_ids + _cut(one, shows_eos),
-            one.logprobs or [],
-            one.cumulative_logprob or 0.0,
-            None if prompt is None else prompt + one.text,
-            one.finish_reason,
-            one.stop_reason,
-            one.beam_score or 0.0,
+            output.prompt_token_ids + _cut(completion, shows_eos),
+            completion.logprobs or [],
+            completion.cumulative_logprob or 0.0,
+            None if prompt is None else prompt + completion.text,
+            completion.finish_reason,
+            completion.stop_reason,
+            completion.beam_score or 0.0,
         )
-        for one in output.outputs
+        for completion in output.outputs
     ]
     return BeamSearchOutput(sequences)
 
 
-def _cut(one: CompletionOutput, shows_eos: bool) -> list[int]:
-    return one.token_ids if shows_eos or one.finish_reason != "stop" else one.token_ids[:-1]
+def _cut(completion: CompletionOutput, shows_eos: bool) -> list[int]:
+    has_eos = completion.finish_reason == "stop" and not shows_eos
+    return completion.token_ids[:-1] if has_eos else completion.token_ids

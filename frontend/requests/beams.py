@@ -85,7 +85,7 @@ class BeamSearchState:
                 self._finish(continuation, FinishReason.STOP)
             elif is_last:
                 self._finish(continuation, FinishReason.LENGTH)
-        survivors = [one for one in best if one.token_id not in self._eos_token_ids][:width]
+        survivors = [candidate for candidate in best if candidate.token_id not in self._eos_token_ids][:width]
         self.running = [self._extend(survivor) for survivor in survivors]
         self.is_done = is_last or self._is_settled()
 
@@ -96,8 +96,8 @@ class BeamSearchState:
         candidates each some 400.
         """
         sums = [
-            _add_float32(beam.cumulative_logprob, own.logprobs)
-            for beam, own in zip(self.running, candidates, strict=True)
+            _add_float32(beam.cumulative_logprob, following.logprobs)
+            for beam, following in zip(self.running, candidates, strict=True)
         ]
         heap = [(-next(of_beam), parent, 0) for parent, of_beam in enumerate(sums)]
         heapify(heap)
@@ -106,30 +106,32 @@ class BeamSearchState:
             negative, parent, place = heap[0]
             if len(best) >= self.num_candidates and -negative < best[-1].cumulative_logprob:
                 break  # equal ones were all read, which may be in another order
-            own = candidates[parent]
+            following = candidates[parent]
             best.append(
-                _Continuation(-negative, parent, place + 1, own.token_ids[place], own.logprobs[place])
+                _Continuation(
+                    -negative, parent, place + 1, following.token_ids[place], following.logprobs[place]
+                )
             )
-            following = next(sums[parent], None)
-            if following is None:
+            next_sum = next(sums[parent], None)
+            if next_sum is None:
                 heappop(heap)
             else:
-                heapreplace(heap, (-following, parent, place + 1))
-        best.sort(key=lambda one: (-one.cumulative_logprob, one.parent, one.token_id))
+                heapreplace(heap, (-next_sum, parent, place + 1))
+        best.sort(key=lambda each: (-each.cumulative_logprob, each.parent, each.token_id))
         return best[: self.num_candidates]
 
-    def _extend(self, one: _Continuation) -> Beam:
-        parent = self.running[one.parent]
+    def _extend(self, continuation: _Continuation) -> Beam:
+        parent = self.running[continuation.parent]
         return Beam(
-            parent.token_ids + array("i", (one.token_id,)),
-            parent.logprobs + array("f", (one.logprob,)),
-            parent.ranks + array("i", (one.rank,)),
-            one.cumulative_logprob,
+            parent.token_ids + array("i", (continuation.token_id,)),
+            parent.logprobs + array("f", (continuation.logprob,)),
+            parent.ranks + array("i", (continuation.rank,)),
+            continuation.cumulative_logprob,
         )
 
-    def _finish(self, one: _Continuation, reason: FinishReason) -> None:
-        score = self._score(one.cumulative_logprob, self.num_rounds)
-        self.finished.append(Hypothesis(self._extend(one), score, reason))
+    def _finish(self, continuation: _Continuation, reason: FinishReason) -> None:
+        score = self._score(continuation.cumulative_logprob, self.num_rounds)
+        self.finished.append(Hypothesis(self._extend(continuation), score, reason))
         self.finished.sort(key=lambda hypothesis: -hypothesis.score)
         del self.finished[self.search.width :]
 

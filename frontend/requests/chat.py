@@ -58,8 +58,8 @@ class ChatTurns:
             return list(params)
         made: dict[tuple[int, bool], PreparedParams] = {}
         return [
-            self._bind(processor, one, is_reasoning_open(self.parsing.format, prompt.token_ids), made)
-            for one, prompt in zip(params, prompts, strict=True)
+            self._bind(processor, prepared, is_reasoning_open(self.parsing.format, prompt.token_ids), made)
+            for prepared, prompt in zip(params, prompts, strict=True)
         ]
 
     def parse(self, output: RequestOutput) -> None:
@@ -67,9 +67,9 @@ class ChatTurns:
         if self.parsing is None:
             return
         reader = AnswerReader(self.parsing)
-        for one in output.outputs:
-            one.message = message = AssistantMessage()
-            for event in reader.read_one(output, one, self._show_all(one)):
+        for completion in output.outputs:
+            completion.message = message = AssistantMessage()
+            for event in reader.read_one(output, completion, self._show_all(completion)):
                 message.add(event)
 
     def _bind(
@@ -93,9 +93,9 @@ class ChatTurns:
             made[key] = processor.bind_rules(params, rules)
         return made[key]
 
-    def _show_all(self, one: CompletionOutput) -> str:
+    def _show_all(self, completion: CompletionOutput) -> str:
         """An answer's text with its special tokens, some of which are markers."""
-        text = self._tokenizer.decode(one.token_ids)
-        if isinstance(one.stop_reason, str):
-            return text.rpartition(one.stop_reason)[0] or text
+        text = self._tokenizer.decode(completion.token_ids)
+        if isinstance(completion.stop_reason, str):
+            return text.rpartition(completion.stop_reason)[0] or text
         return text

@@ -154,8 +154,8 @@ class InputProcessor:
         """
         names = [f"prompts[{place}]" for place in range(len(prompts))] if is_many else ["prompt"]
         parsed = [parse_prompt(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
-        for one, own in zip(parsed, params or (), strict=params is not None):
-            one.truncation = find_truncation(own.sampling_params, self._facts)
+        for parsed_prompt, request_params in zip(parsed, params or (), strict=params is not None):
+            parsed_prompt.truncation = find_truncation(request_params.sampling_params, self._facts)
         self._prompts.tokenize(parsed, add_special_tokens)
         return parsed
 
@@ -242,10 +242,10 @@ class InputProcessor:
     def prepare_each(self, params: Sequence[SamplingParams | PreparedParams]) -> list[PreparedParams]:
         """`prepare_params` of each; one that is there many times is checked once."""
         prepared: dict[int, PreparedParams] = {}
-        for one in params:
-            if id(one) not in prepared:
-                prepared[id(one)] = one if isinstance(one, PreparedParams) else self.prepare_params(one)
-        return [prepared[id(one)] for one in params]
+        for each in params:
+            if id(each) not in prepared:
+                prepared[id(each)] = each if isinstance(each, PreparedParams) else self.prepare_params(each)
+        return [prepared[id(each)] for each in params]
 
     def make_input(
         self,
@@ -260,18 +260,19 @@ class InputProcessor:
         """Check the parameters and build best_of, or n, sequences. drawn_seed: as for `process`."""
         request_id = check_request_id(request_id)
         prepared = params if isinstance(params, PreparedParams) else self.prepare_params(params)
-        own = copy.copy(prepared.sampling_params)
+        sampling_params = copy.copy(prepared.sampling_params)
         drawn = self.seeds.draw() if drawn_seed is None else drawn_seed
-        seed = drawn if own.seed is None else own.seed
+        seed = drawn if sampling_params.seed is None else sampling_params.seed
         arrived = time.time() if arrival_time is None else arrival_time
-        hides = own.num_sequences > own.n and own.logprobs is None
+        ignores_eos = sampling_params.ignore_eos and not prepared.grammar
+        hides = sampling_params.num_sequences > sampling_params.n and sampling_params.logprobs is None
         template = msgspec.structs.replace(
             prepared,
             request_id=f"{request_id}-{os.urandom(4).hex()}",
             prompt_token_ids=prompt.packed,
-            sampling_params=own,
+            sampling_params=sampling_params,
             arrival_time=arrived,
-            eos_token_ids=[] if own.ignore_eos and not prepared.grammar else list(self._facts.eos_token_ids),
+            eos_token_ids=[] if ignores_eos else list(self._facts.eos_token_ids),
             options=prompt.salt(options),
         )
         search = None
@@ -280,7 +281,9 @@ class InputProcessor:
             sequences = [first]
         else:
             sequences = _make_sequences(template, seed, hides, self._facts.vocab_size)
-        return EngineInput(request_id, prompt.text, prompt.token_ids, own, arrived, sequences, hides, search)
+        return EngineInput(
+            request_id, prompt.text, prompt.token_ids, sampling_params, arrived, sequences, hides, search
+        )
 
     def _check_params(self, params: SamplingParams) -> None:
         """What SamplingParams cannot check on its own: the vocabulary, the engine's caps, the tokenizer."""
@@ -299,15 +302,15 @@ class InputProcessor:
                     raise SamplingParamsError(name, getattr(params, name), "None: there is no tokenizer")
             params.detokenize = False
 
-    def _check_num_logprobs(self, name: str, asked: int | None) -> None:
+    def _check_num_logprobs(self, name: str, value: int | None) -> None:
         cap, size = self._facts.max_logprobs, self._facts.vocab_size
-        if asked is None:
+        if value is None:
             return
-        if asked > size:
-            raise SamplingParamsError(name, asked, f"at most {size}, the vocabulary, or -1 for all of it")
-        if cap != -1 and (asked > cap or (asked == -1 and size > cap)):
+        if value > size:
+            raise SamplingParamsError(name, value, f"at most {size}, the vocabulary, or -1 for all of it")
+        if cap != -1 and (value > cap or (value == -1 and size > cap)):
             raise SamplingParamsError(
-                name, asked, f"at most max_logprobs={cap} (an engine argument; -1: no bound)"
+                name, value, f"at most max_logprobs={cap} (an engine argument; -1: no bound)"
             )
 
     def _pair_bad_words(self, words: list[str], encoded: list[list[int]] | None) -> list[list[int]]:
@@ -315,21 +318,23 @@ class InputProcessor:
         assert self._tokenizer is not None
         if encoded is None:
             encoded = self._tokenizer.encode_batch(list_bad_word_texts(words), add_special_tokens=False)
-        found: list[list[int]] = []
+        pairs: list[list[int]] = []
         for word, plain, spaced in zip(words, encoded[::2], encoded[1::2], strict=True):
             if not plain:
                 raise SamplingParamsError("bad_words", word, "texts that have tokens")
-            found.append(plain)
+            pairs.append(plain)
             if spaced[-len(plain) :] != plain:  # a sequence that ends in the plain one is caught by it
-                found.append(spaced)
-        num_ids = sum(map(len, found))
+                pairs.append(spaced)
+        num_ids = sum(map(len, pairs))
         if num_ids > MAX_BAD_WORD_TOKENS:
             allowed = f"words of at most {MAX_BAD_WORD_TOKENS} token ids, those after a space included"
             raise SamplingParamsError("bad_words", f"{num_ids} token ids", allowed)
-        if max(itertools.chain.from_iterable(found), default=0) >= self._facts.vocab_size:
-            wrong = next(one for one in itertools.chain(*found) if one >= self._facts.vocab_size)
+        if max(itertools.chain.from_iterable(pairs), default=0) >= self._facts.vocab_size:
+            wrong = next(
+                token_id for token_id in itertools.chain(*pairs) if token_id >= self._facts.vocab_size
+            )
             raise SamplingParamsError("bad_words", wrong, "texts within the model's vocabulary")
-        return found
+        return pairs
 
 
 def check_has_end(facts: EngineFacts, wanted: StructuredOutputsParams | None) -> None:
@@ -354,20 +359,21 @@ def _make_sequences(
     params = template.sampling_params
     sequences: list[EngineCoreRequest] = []
     for index in range(params.num_sequences):
-        own = copy.copy(params)  # checked already; `replace` would check each one again
-        own.n, own.best_of, own.seed = 1, None, _wrap_seed(seed + index)
-        drop_packed(own)
+        sequence_params = copy.copy(params)  # checked already; `replace` would check each one again
+        sequence_params.n, sequence_params.best_of, sequence_params.seed = 1, None, _wrap_seed(seed + index)
+        drop_packed(sequence_params)
         if scores:
-            own.logprobs = 0
-        own.logprobs = count_alternatives(own.logprobs, vocab_size)
-        own.prompt_logprobs = count_alternatives(own.prompt_logprobs, vocab_size)
-        own.truncate_prompt_tokens, own.truncation_side = None, "left"  # that has been done
+            sequence_params.logprobs = 0
+        sequence_params.logprobs = count_alternatives(sequence_params.logprobs, vocab_size)
+        sequence_params.prompt_logprobs = count_alternatives(sequence_params.prompt_logprobs, vocab_size)
+        sequence_params.truncate_prompt_tokens = None  # that has been done
+        sequence_params.truncation_side = "left"
         if index:  # one copy of the prompt's logprobs is enough
-            own.prompt_logprobs = None
+            sequence_params.prompt_logprobs = None
         name = template.request_id if params.num_sequences == 1 else f"{index}_{template.request_id}"
         count = 0 if index else params.num_sequences
         sequence = msgspec.structs.replace(
-            template, request_id=name, sampling_params=own, num_sequences=count
+            template, request_id=name, sampling_params=sequence_params, num_sequences=count
         )
         sequences.append(sequence)
     return sequences

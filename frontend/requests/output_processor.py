@@ -322,7 +322,7 @@ class OutputProcessor:
 
     def find_engine_ids(self, request_ids: Iterable[str]) -> list[str]:
         """The engine's ids of what is live of these requests; unknown and finished ones are left out."""
-        return [one for request_id in request_ids for one in self._engine_ids.get(request_id, ())]
+        return [engine_id for request_id in request_ids for engine_id in self._engine_ids.get(request_id, ())]
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
         """End requests now, with what they have; returns what the engine shall end."""
@@ -384,7 +384,7 @@ class OutputProcessor:
         """Wait for the answers to a search's requests."""
         for sequence in state.requests:
             self._states[sequence.request_id] = state
-        self._engine_ids[state.request.request_id] = [one.request_id for one in state.requests]
+        self._engine_ids[state.request.request_id] = [request.request_id for request in state.requests]
 
     def _take_candidates(self, state: SearchState, output: EngineCoreOutput, followup: Followup) -> None:
         before, result = state.requests, state.take(output)

@@ -43,18 +43,18 @@ def find_truncation(params: SamplingParams, facts: EngineFacts) -> Truncation | 
     -1 leaves room for max_tokens, or for one token if there is no such limit. Raises SamplingParamsError for
     what this engine has no room for.
     """
-    asked = params.truncate_prompt_tokens
-    if asked is None:
+    length = params.truncate_prompt_tokens
+    if length is None:
         return None
     room = min(facts.max_model_len, facts.num_gpu_blocks * facts.block_size)
     max_tokens = params.max_tokens or 1
-    kept = room - max_tokens if asked == -1 else asked
+    kept = room - max_tokens if length == -1 else length
     if kept < 1:
         allowed = f"max_tokens below {room}, the most tokens of a request here: it is {max_tokens}"
-        raise SamplingParamsError("truncate_prompt_tokens", asked, allowed)
+        raise SamplingParamsError("truncate_prompt_tokens", length, allowed)
     if kept >= room:
         allowed = f"-1, or from 1 to {room - 1}: a request has at most {room} tokens here, one to generate"
-        raise SamplingParamsError("truncate_prompt_tokens", asked, allowed)
+        raise SamplingParamsError("truncate_prompt_tokens", length, allowed)
     return Truncation(kept, params.truncation_side == "right")
 
 
@@ -203,19 +203,19 @@ class PromptTokenizer:
 
     def tokenize(self, prompts: Sequence[ParsedPrompt], add_special_tokens: bool = True) -> None:
         """Turn texts into token ids, many at once on all cores, and check all. Raises PromptError."""
-        texts = [one for one in prompts if one.token_ids is None]
+        texts = [prompt for prompt in prompts if prompt.token_ids is None]
         encodings = self._encode(texts, add_special_tokens)
-        for one, encoding in zip(texts, encodings, strict=True):
-            if one.truncation is None:
-                self._check_length(one.name, len(encoding))
-            one.token_ids, one.is_encoded = encoding.ids, True
-        for one in prompts:
-            self.check(one)
+        for prompt, encoding in zip(texts, encodings, strict=True):
+            if prompt.truncation is None:
+                self._check_length(prompt.name, len(encoding))
+            prompt.token_ids, prompt.is_encoded = encoding.ids, True
+        for prompt in prompts:
+            self.check(prompt)
 
     def _encode(self, prompts: Sequence[ParsedPrompt], add_special_tokens: bool) -> list[Encoding]:
         if not prompts:
             return []
-        names, texts = [one.name for one in prompts], [one.text or "" for one in prompts]
+        names, texts = [prompt.name for prompt in prompts], [prompt.text or "" for prompt in prompts]
         tokenizer = require_tokenizer(self._tokenizer, names, texts)
         with refusing_texts(names, texts):
             return tokenizer.encode_texts(texts, add_special_tokens)
@@ -226,19 +226,19 @@ class PromptTokenizer:
             raw.token_ids = raw.truncation.apply(list(raw.token_ids))
         self._check_length(raw.name, len(raw.token_ids))  # before anything that takes longer for more of them
         if not raw.is_encoded and bool in set(map(type, raw.token_ids)):  # they would be packed as 0 and 1
-            wrong = next(one for one in raw.token_ids if isinstance(one, bool))
+            wrong = next(token_id for token_id in raw.token_ids if isinstance(token_id, bool))
             raise PromptError(raw.ids_name, wrong, "integers as token ids")
         vocab_size = self._facts.vocab_size
         try:
             packed = encode_token_ids(raw.token_ids)
         except (TypeError, OverflowError):
-            wrong = next((one for one in raw.token_ids if not _is_int32(one)), raw.token_ids)
+            wrong = next((token_id for token_id in raw.token_ids if not _is_int32(token_id)), raw.token_ids)
             raise PromptError(raw.name, wrong, self._describe_ids(raw)) from None
         token_ids = raw.token_ids if raw.is_encoded else decode_token_ids(packed)
         if not token_ids:
             raise PromptError(raw.name, raw.text if raw.text is not None else [], "at least one token")
         if max(token_ids) >= vocab_size or not (raw.is_encoded or min(token_ids) >= 0):
-            wrong = next(one for one in token_ids if not 0 <= one < vocab_size)
+            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
             raise PromptError(raw.name, wrong, self._describe_ids(raw))
         raw.token_ids, raw.packed = token_ids, packed
 

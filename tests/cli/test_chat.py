@@ -239,4 +239,4 @@ def test_every_number_of_one_sequence_is_an_option_and_can_be_set() -> None:
     conversation = make_conversation(FakeSession([]))
     for name in names:
         conversation.set_field(name, 1)
-    assert conversation.given.keys() == names
+    assert conversation.sampling.keys() == names

@@ -74,7 +74,7 @@ def test_a_file_that_cannot_be_loaded_changes_nothing(
     conversation = make_conversation(session, "Be kind.")
     out = user.type(conversation, "Hi", f"/load {path}", "/bye")
     assert error in out
-    assert (conversation.num_messages, conversation.system, conversation.given) == (2, "Be kind.", {})
+    assert (conversation.num_messages, conversation.system, conversation.sampling) == (2, "Be kind.", {})
 
 
 def test_a_file_of_something_else_is_not_written_over(user: ChatUser, tmp_path: Path) -> None:

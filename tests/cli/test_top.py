@@ -14,7 +14,7 @@ from quire.frontend.cli import engine_choice
 from quire.frontend.cli.commands import top
 from quire.frontend.cli.entry import run_command
 from quire.frontend.cli.top.frame import render
-from quire.frontend.cli.top.view import Look, Looker, ProcessUsage, View, find_quantiles
+from quire.frontend.cli.top.view import EngineWatcher, FrameData, ProcessUsage, View, find_quantiles
 from quire.ipc.protocol.engine_views import (
     EngineLoad,
     EngineSnapshot,
@@ -24,16 +24,16 @@ from rich.console import Console
 from top_fakes import FakeEngine, make_client, make_facts, make_request, make_snapshot
 
 
-def make_look(snapshot: EngineSnapshot, usage: ProcessUsage | None = None, **facts: Any) -> Look:
+def make_look(snapshot: EngineSnapshot, usage: ProcessUsage | None = None, **facts: Any) -> FrameData:
     latencies = {"TTFT": (0.012, 0.04, 0.0801), "ITL": None}
-    return Look(snapshot, make_facts(**facts), usage, latencies)
+    return FrameData(snapshot, make_facts(**facts), usage, latencies)
 
 
 def draw(snapshot: EngineSnapshot, width: int = 80, height: int = 24, view: View | None = None) -> str:
     return draw_look(make_look(snapshot), width, height, view)
 
 
-def draw_look(look: Look, width: int = 80, height: int = 24, view: View | None = None) -> str:
+def draw_look(look: FrameData, width: int = 80, height: int = 24, view: View | None = None) -> str:
     console = Console(file=io.StringIO(), width=width, height=height, color_system=None)
     console.print(render(look, width, height, view))
     file = console.file
@@ -191,9 +191,9 @@ def test_a_frame_shows_latencies_device_weights_ranks_and_processes():
 
 def test_a_model_that_only_makes_vectors_shows_whole_requests():
     engine: Any = FakeEngine(make_snapshot())
-    assert list(Looker(engine, is_local=False).look().latencies) == ["TTFT", "ITL"]
+    assert list(EngineWatcher(engine, is_local=False).look().latencies) == ["TTFT", "ITL"]
     engine.facts = make_facts(tasks=("embed", "score"))
-    assert list(Looker(engine, is_local=False).look().latencies) == ["E2E"]
+    assert list(EngineWatcher(engine, is_local=False).look().latencies) == ["E2E"]
 
 
 def test_quantiles_are_of_what_came_in_between():

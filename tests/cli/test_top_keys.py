@@ -167,7 +167,7 @@ def test_a_question_is_about_the_request_that_was_asked_for_though_it_ends_meanw
     view.press("c", requests)
     view.place_rows(requests[1:], 5)
     assert view.press("y", requests[1:]) is Action.CANCEL
-    assert (view.asked, view.selected) == ("a", "b")
+    assert (view.to_cancel, view.selected) == ("a", "b")
 
 
 def test_every_order_has_each_request_once_and_numbers_fall():

@@ -35,7 +35,7 @@ from ..weights.integer_weight import (
     spread_scales,
 )
 from ..weights.layer_weights import cut_weight
-from ..weights.weights import Cut
+from ..weights.weights import TensorSlice
 
 _WIDE_SIZE = 1 << 22  # numbers of a narrow weight that are made wide at a time, in float64
 
@@ -87,7 +87,7 @@ class TorchNarrowLinear(Linear):
         step = max(1, _WIDE_SIZE // weight.num_in)
         starts = range(0, weight.num_out, step)
         self._parts = [
-            cut_weight("", weight, Cut((range(start, min(start + step, weight.num_out)),)))
+            cut_weight("", weight, TensorSlice((range(start, min(start + step, weight.num_out)),)))
             for start in starts
         ]
 

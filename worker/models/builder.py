@@ -51,7 +51,7 @@ from ..weights.integer_weight import NarrowWeight
 from ..weights.layer_weights import take_narrow_stacked
 from ..weights.online import quantize
 from ..weights.packed_cache import PackedCache, open_packed_cache
-from ..weights.weights import WHOLE, Cut, DummySource, RankCuts, SafetensorsSource, WeightSource
+from ..weights.weights import WHOLE, DummySource, RankCuts, SafetensorsSource, TensorSlice, WeightSource
 from .coverage import check_covered
 from .decoder import Decoder, DecoderLayer, Layer, Norm, SumNormLayer
 from .native_forward import make_native_forward
@@ -199,7 +199,7 @@ class _Builder:
         norm = None if names.norm is None else self._norm(names.norm, hidden)
         return Embedding(table, spec.embedding_scale, positions, types, norm, part), tied
 
-    def _table(self, name: str, num_rows: int, cut: Cut = WHOLE) -> Tensor:
+    def _table(self, name: str, num_rows: int, cut: TensorSlice = WHOLE) -> Tensor:
         table = self._weights.take(f"{name}.weight", (num_rows, self._spec.hidden_size), cut)
         self._size_bytes += table.nbytes
         return table
@@ -331,7 +331,7 @@ class _Builder:
         sizes: tuple[int, ...],
         width: int,
         has_bias: bool,
-        cut: Cut,
+        cut: TensorSlice,
         swaps_halves: bool = False,
     ) -> Linear:
         """One layer for projections of the same input, stacked in the order of `names`."""
@@ -358,7 +358,7 @@ class _Builder:
         formats: list[WeightFormat | None],
         sizes: tuple[int, ...],
         width: int,
-        cut: Cut,
+        cut: TensorSlice,
         swaps_halves: bool,
     ) -> Tensor | NarrowWeight:
         """As the checkpoint has it."""
@@ -398,7 +398,7 @@ class _Builder:
         self._size_bytes += weight.nbytes + (0 if bias is None else bias.nbytes)
         return LayerNorm(weight, bias, spec.norm_eps)
 
-    def _rms_norm(self, name: str, size: int, cut: Cut = WHOLE) -> RMSNorm:
+    def _rms_norm(self, name: str, size: int, cut: TensorSlice = WHOLE) -> RMSNorm:
         spec, weight = self._spec, self._weights.take(f"{name}.weight", (size,), cut)
         self._size_bytes += weight.nbytes
         return RMSNorm(weight, spec.norm_eps, spec.norm_weight_offset, spec.norm_rounds_normed)
@@ -411,7 +411,7 @@ class _Builder:
             return LogitsHead(linear, vocab_size, soft_cap)
         return LogitsHead(linear, cut.num_rows, soft_cap, GatheredLogits(self._group, vocab_size))
 
-    def _lm_head(self, table: Tensor, cut: Cut) -> Linear:
+    def _lm_head(self, table: Tensor, cut: TensorSlice) -> Linear:
         """The projection to logits: its own weight, or the embedding's table where config.json ties the two.
 
         A tied checkpoint may hold a second copy, which is not read.

@@ -24,7 +24,7 @@ from ...ipc.spec.config import ModelConfig
 from ...ipc.spec.gguf_tensor import BLOCKS, GgmlType, GgufTensor
 from ...ipc.spec.weight_format import WeightFormat
 from .integer_weight import IntegerWeight, pack_nibbles
-from .weights import WHOLE, Cut, WeightSource
+from .weights import WHOLE, TensorSlice, WeightSource
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CHUNK_BYTES = 1 << 20  # of stored rows that become numbers at once
@@ -45,7 +45,7 @@ class GgufSource(WeightSource):
         self._left = {name for name in self._tensors if not name.startswith(unused)}
 
     def take_stacked(
-        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: Cut = WHOLE
+        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: TensorSlice = WHOLE
     ) -> Tensor:
         tail = () if width is None else (width,)
         tensors = [self._find(name, (size, *tail)) for name, size in zip(names, sizes, strict=True)]

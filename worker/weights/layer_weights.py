@@ -11,7 +11,7 @@ from torch import Tensor
 from ...ipc.errors import ModelError
 from ...ipc.spec.weight_format import WeightFormat
 from .integer_weight import IntegerWeight, NarrowWeight, ScaledFp8Weight, check_weight, stack_weights
-from .weights import Cut, WeightSource
+from .weights import TensorSlice, WeightSource
 
 
 def take_narrow_stacked(
@@ -20,7 +20,7 @@ def take_narrow_stacked(
     formats: Sequence[WeightFormat | None],
     sizes: Sequence[int],
     width: int,
-    cut: Cut,
+    cut: TensorSlice,
     swaps_halves: bool = False,
 ) -> NarrowWeight:
     """The cut of several projections in one, [sum(sizes), width], in the formats that a checkpoint stores."""
@@ -35,20 +35,20 @@ def take_narrow_stacked(
     stacked = cut_weight(names[0], stack_weights(list(names), weights), cut)
     if swaps_halves:
         half, rows = stacked.num_out // 2, stacked.num_out
-        stacked = _take_rows(stacked, Cut((range(half, rows), range(half))))
+        stacked = _take_rows(stacked, TensorSlice((range(half, rows), range(half))))
     return stacked
 
 
-def cut_weight(name: str, weight: NarrowWeight, cut: Cut) -> NarrowWeight:
+def cut_weight(name: str, weight: NarrowWeight, cut: TensorSlice) -> NarrowWeight:
     """A rank's part. ModelError where a cut along the inputs does not fall between groups."""
     if cut.rows is not None:
         weight = _take_rows(weight, cut)
     return weight if cut.columns is None else _take_columns(name, weight, cut.columns)
 
 
-def _take_rows(weight: NarrowWeight, cut: Cut) -> NarrowWeight:
+def _take_rows(weight: NarrowWeight, cut: TensorSlice) -> NarrowWeight:
     def take(tensor: Tensor) -> Tensor:
-        return torch.cat(Cut(cut.rows).find_pieces([tensor]))
+        return torch.cat(TensorSlice(cut.rows).find_pieces([tensor]))
 
     if isinstance(weight, ScaledFp8Weight):
         scales = weight.scales.repeat_interleave(weight.group_rows or weight.num_out, 0)[: weight.num_out]

@@ -3,7 +3,7 @@
 A model asks for each tensor by name and shape and so states what it needs; a source knows nothing of
 models. The frontend has found the files and checked their headers. They are memory-mapped and read tensor by
 tensor, so that no second copy of the weights exists. Only safetensors is read: it holds numbers and no code.
-A rank of several takes a `Cut` of a tensor, and nothing else of the file is copied.
+A rank of several takes a `TensorSlice` of a tensor, and nothing else of the file is copied.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class RankCuts:
     rank: int = 0
     size: int = 1
 
-    def take_columns(self, count: int) -> Cut:
+    def take_columns(self, count: int) -> TensorSlice:
         """Its share of `count` inputs."""
-        return WHOLE if self.size == 1 else Cut(columns=self._share(count))
+        return WHOLE if self.size == 1 else TensorSlice(columns=self._share(count))
 
-    def take_rows(self, *counts: int) -> Cut:
+    def take_rows(self, *counts: int) -> TensorSlice:
         """Its share of each of several projections, with so many outputs, that lie one after the other."""
         starts = [sum(counts[:index]) for index in range(len(counts))]
         pairs = zip(counts, starts, strict=True)
         return self._rows(*(_shift(self._share(count), start) for count, start in pairs))
 
-    def take_heads(self, spec: AttentionSpec, rotated_size: int | None = None) -> Cut:
+    def take_heads(self, spec: AttentionSpec, rotated_size: int | None = None) -> TensorSlice:
         """Its heads of queries, and those of keys and values that they need.
 
         With `rotated_size` only the first numbers of a head are rotated. They and the rest then lie as halves
@@ -64,9 +64,9 @@ class RankCuts:
             return self._rows(*rotated, *values)
         size = spec.head_size
         halves = [half for rows in rotated for half in _halve_heads(rows, size, rotated_size)]
-        return Cut((*halves, *values))
+        return TensorSlice((*halves, *values))
 
-    def take_key_heads(self, spec: AttentionSpec) -> Cut:
+    def take_key_heads(self, spec: AttentionSpec) -> TensorSlice:
         """Its heads of keys alone."""
         return self._rows(*self._keys(spec))
 
@@ -74,7 +74,7 @@ class RankCuts:
         """Whether no rank before this one has its heads of keys."""
         return self.rank == 0 or self._keys(spec) != RankCuts(self.rank - 1, self.size)._keys(spec)
 
-    def take_tokens(self, vocab_size: int) -> Cut:
+    def take_tokens(self, vocab_size: int) -> TensorSlice:
         """Its part of the vocabulary, which need not divide."""
         return self._rows(self._share(vocab_size))
 
@@ -85,8 +85,8 @@ class RankCuts:
     def _share(self, count: int) -> range:
         return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
-    def _rows(self, *rows: range) -> Cut:
-        return WHOLE if self.size == 1 else Cut(rows)
+    def _rows(self, *rows: range) -> TensorSlice:
+        return WHOLE if self.size == 1 else TensorSlice(rows)
 
 
 def _shift(rows: range, by: int) -> range:
@@ -120,13 +120,13 @@ _DUMMY_POOL = (1 << 20) - 3  # prime to any row length that is a power of two, s
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TensorSlice:
     """A part of stacked tensors: some of their rows, run by run, and some columns; None: all of them."""
 
     rows: tuple[range, ...] | None = None
     columns: range | None = None
 
-    def of_vector(self) -> Cut:
+    def of_vector(self) -> TensorSlice:
         """The same of a tensor with a number a row."""
         return replace(self, columns=None)
 
@@ -159,19 +159,19 @@ class Cut:
         ]
 
 
-WHOLE = Cut()
+WHOLE = TensorSlice()
 
 
 class WeightSource(ABC):
     """Named tensors. Every tensor that comes back is the caller's own, on `device` and of `dtype`."""
 
-    def take(self, name: str, shape: Sequence[int], cut: Cut = WHOLE) -> Tensor:
+    def take(self, name: str, shape: Sequence[int], cut: TensorSlice = WHOLE) -> Tensor:
         """The tensor, or a part of it; ModelError when it is missing or of another shape."""
         return self.take_stacked([name], shape[:1], *shape[1:], cut=cut)
 
     @abstractmethod
     def take_stacked(
-        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: Cut = WHOLE
+        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: TensorSlice = WHOLE
     ) -> Tensor:
         """The cut of several tensors in one, along the first dimension: [sum(sizes), width], or a vector."""
 
@@ -221,7 +221,7 @@ class SafetensorsSource(WeightSource):
         self._skipped_layers: set[str] = set()
 
     def take_stacked(
-        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: Cut = WHOLE
+        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: TensorSlice = WHOLE
     ) -> Tensor:
         tail = () if width is None else (width,)
         # First: what config.json calls for may be too large to allocate.
@@ -330,7 +330,7 @@ class DummySource(WeightSource):
         self._pool = pool.to(dtype=dtype, device=device)
 
     def take_stacked(
-        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: Cut = WHOLE
+        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: TensorSlice = WHOLE
     ) -> Tensor:
         whole = self._make_stacked(names, sizes, width)
         return whole if cut == WHOLE else torch.cat(cut.find_pieces([whole]))

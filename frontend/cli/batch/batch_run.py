@@ -138,26 +138,26 @@ class BatchRun:
     async def _answer(self, app: ASGIApp, line: files.InputLine) -> files.BatchResult:
         """A line's result. Raises EngineDeadError instead of one that says no more than that."""
         try:
-            asked = parse_line(line)
+            request = parse_line(line)
         except LineError as error:
             return files.BatchResult(
                 id=line.result_id, custom_id=error.custom_id, error=files.BatchError(error.code, str(error))
             )
-        status, answer = await self._ask(app, asked)
+        status, answer = await self._ask(app, request)
         request_id = _read_text(answer, "id") or line.result_id
         response = files.BatchResponse(status, request_id, msgspec.Raw(answer))
-        return files.BatchResult(id=line.result_id, custom_id=asked.custom_id, response=response)
+        return files.BatchResult(id=line.result_id, custom_id=request.custom_id, response=response)
 
-    async def _ask(self, app: ASGIApp, asked: _Line) -> tuple[int, bytes]:
+    async def _ask(self, app: ASGIApp, request: _Line) -> tuple[int, bytes]:
         """(status, body) of the answer; where there is no room, of the last of many tries."""
         for _ in range(_MAX_TRIES):
-            answer = await call_app(app, asked.url, bytes(asked.body))
+            answer = await call_app(app, request.url, bytes(request.body))
             if self.llm.dead_error is not None:
                 raise EngineDeadError(str(self.llm.dead_error))
             if answer[0] != _OVERLOADED:
                 return answer
             await asyncio.sleep(_RETRY_S)
-        return await call_app(app, asked.url, bytes(asked.body))
+        return await call_app(app, request.url, bytes(request.body))
 
     @contextlib.contextmanager
     def _signals_noted(self) -> Generator[None]:
@@ -178,21 +178,21 @@ def parse_line(line: files.InputLine) -> _Line:
     if line.is_cut:
         raise LineError("line_too_long", f"line {line.number}: more than {files.MAX_LINE_BYTES} bytes")
     try:
-        asked = msgspec.json.decode(line.text, type=_Line)
-        body = msgspec.json.decode(asked.body, type=_Body)
+        request = msgspec.json.decode(line.text, type=_Line)
+        body = msgspec.json.decode(request.body, type=_Body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         code = "invalid_request" if isinstance(error, msgspec.ValidationError) else "invalid_json"
         raise LineError(code, f"line {line.number}: {error}", _read_text(line.text, "custom_id")) from None
-    if asked.method != "POST":
-        message = f"line {line.number}: {describe_refusal('method', asked.method, 'POST')}"
-        raise LineError("invalid_method", message, asked.custom_id)
-    if asked.url not in URLS:
-        allowed = f"one of {', '.join(URLS)}{did_you_mean(asked.url, URLS)}"
-        message = f"line {line.number}: {describe_refusal('url', asked.url, allowed)}"
-        raise LineError("invalid_url", message, asked.custom_id)
+    if request.method != "POST":
+        message = f"line {line.number}: {describe_refusal('method', request.method, 'POST')}"
+        raise LineError("invalid_method", message, request.custom_id)
+    if request.url not in URLS:
+        allowed = f"one of {', '.join(URLS)}{did_you_mean(request.url, URLS)}"
+        message = f"line {line.number}: {describe_refusal('url', request.url, allowed)}"
+        raise LineError("invalid_url", message, request.custom_id)
     if body.stream:
-        raise LineError("invalid_request", f"line {line.number}: stream: not in a batch", asked.custom_id)
-    return asked
+        raise LineError("invalid_request", f"line {line.number}: stream: not in a batch", request.custom_id)
+    return request
 
 
 async def call_app(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:

@@ -133,14 +133,14 @@ class Commands:
         chat = self._conversation
         if not chat.num_messages:
             raise InputError("/save", rest, "after a question: there is nothing to save")
-        params = {name: value for name, value in chat.given.items() if name in _SAVED}
+        params = {name: value for name, value in chat.sampling.items() if name in _SAVED}
         messages = msgspec.convert(chat.messages, list[SavedMessage])
         saved = SavedChat(messages, chat.facts.served_model_name, params, _FORMAT)
         print(f"{save_chat(_need_file('/save', rest), saved)}: {chat.num_messages} messages")
 
     def _load(self, rest: str) -> None:
         saved = load_chat(_need_file("/load", rest))
-        chat, before = self._conversation, self._conversation.given
+        chat, before = self._conversation, self._conversation.sampling
         try:
             for name, value in saved.params.items():
                 if name not in _SAVED:
@@ -148,7 +148,7 @@ class Commands:
                 chat.set_field(name, value)
             chat.replace([dict(message) for message in saved.messages])
         except InputError:
-            chat.given = before
+            chat.sampling = before
             raise
         print(f"{rest}: {chat.num_messages} messages, {chat.count_tokens()} tokens")
 
@@ -183,7 +183,7 @@ class Commands:
         for name in SETTABLE:
             value = {"system": chat.system, "think": think}.get(name, getattr(params, name, None))
             shown = "-" if value in (None, [], "") else value
-            print(f"{name:<20}  {shown}{'  (set)' if name in chat.given else ''}")
+            print(f"{name:<20}  {shown}{'  (set)' if name in chat.sampling else ''}")
 
 
 def _parse_value(name: str, text: str) -> Any:

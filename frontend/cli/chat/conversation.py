@@ -53,14 +53,14 @@ class Conversation:
     def __init__(
         self,
         session: Session,
-        given: Mapping[str, Any],
+        sampling: Mapping[str, Any],
         system: str | None,
         is_verbose: bool,
         is_thinking: bool | None = None,
     ) -> None:
         """`is_thinking` None leaves it to the model's chat template."""
         self._session = session
-        self.given = dict(given)  # the sampling fields that the user set; others are the model's or command's
+        self.sampling = dict(sampling)  # fields that the user set; others are the model's or command's
         self._is_verbose = is_verbose
         self._turns: list[Turn] = []
         self._unanswered: str | None = None  # the last message, if it was refused or failed
@@ -70,7 +70,7 @@ class Conversation:
     @property
     def params(self) -> SamplingParams:
         """How the next answer is sampled."""
-        return make_sampling_params(self.given, self._session.default_sampling, DEFAULTS)
+        return make_sampling_params(self.sampling, self._session.default_sampling, DEFAULTS)
 
     @property
     def facts(self) -> EngineFacts:
@@ -96,11 +96,11 @@ class Conversation:
 
     def set_field(self, name: str, value: Any) -> None:
         """Set a sampling field, or take it back: None. Raises SamplingParamsError."""
-        given = {key: old for key, old in self.given.items() if key != name}
+        fields = {key: old for key, old in self.sampling.items() if key != name}
         if value is not None:
-            given[name] = value
-        SamplingParams(**given)
-        self.given = given
+            fields[name] = value
+        SamplingParams(**fields)
+        self.sampling = fields
 
     def reset(self) -> None:
         """Forget every message; settings stay."""

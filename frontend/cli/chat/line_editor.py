@@ -25,7 +25,7 @@ def find_history() -> Path:
     return find_state_folder() / "chat_history"
 
 
-class Typed(NamedTuple):
+class TypedLine(NamedTuple):
     """What the user typed: a command only if it was not quoted."""
 
     text: str
@@ -45,7 +45,7 @@ class LineEditor:
         if self._readline is not None:
             self._set_up(self._readline)
 
-    def read_message(self) -> Typed:
+    def read_message(self) -> TypedLine:
         """The next line, those joined by a backslash at the end of each, or those between triple quotes.
 
         Raises EOFError, KeyboardInterrupt.
@@ -56,12 +56,12 @@ class LineEditor:
             while not lines[-1].rstrip().endswith(QUOTES):
                 lines.append(self._read_line(_MORE))
             lines[-1] = lines[-1].rstrip().removesuffix(QUOTES)
-            return Typed("\n".join(lines).strip(), is_quoted=True)
+            return TypedLine("\n".join(lines).strip(), is_quoted=True)
         lines = [line]
         while lines[-1].endswith("\\"):
             lines[-1] = lines[-1].removesuffix("\\")
             lines.append(self._read_line(_MORE))
-        return Typed("\n".join(lines).strip(), is_quoted=False)
+        return TypedLine("\n".join(lines).strip(), is_quoted=False)
 
     def _read_line(self, prompt: str) -> str:
         if not sys.stdout.isatty():  # what goes to a file is answers

@@ -10,7 +10,7 @@ from typing import Any
 from ....ipc.errors import InputError, PromptError, RequestFailedError
 from ..chat.commands import HELP, LEAVING, Commands
 from ..chat.conversation import Conversation
-from ..chat.line_editor import LineEditor, Typed, find_history
+from ..chat.line_editor import LineEditor, TypedLine, find_history
 from ..engine_choice import add_engine_options, choose_model, read_engine_choice
 from ..parser import ExitCode, Parser
 from ..sampling_options import add_sampling_options, read_sampling_options
@@ -20,14 +20,14 @@ from ..streams import read_piped
 def run(argv: Sequence[str]) -> int:
     """Run `quire chat`."""
     options = _make_parser().parse(argv)
-    given = read_sampling_options(options)
+    sampling = read_sampling_options(options)
     options.model = choose_model(argv, options.model_name, options.model)
     engine_args = read_engine_choice(options)
     message = _read_pipe() if options.quick is None else options.quick
     from ..session import Session
 
     with Session(engine_args, options.attach) as session:
-        conversation = Conversation(session, given, options.system, options.verbose, options.think)
+        conversation = Conversation(session, sampling, options.system, options.verbose, options.think)
         if message is not None:
             conversation.answer(message)
             return ExitCode.OK
@@ -94,7 +94,7 @@ def talk(conversation: Conversation, history: Path | None = None) -> int:
         _take(typed, conversation, commands)
 
 
-def _take(typed: Typed, conversation: Conversation, commands: Commands) -> None:
+def _take(typed: TypedLine, conversation: Conversation, commands: Commands) -> None:
     """Run a command or print an answer; what goes wrong is told, and the conversation goes on."""
     try:
         if typed.text.startswith("/") and not typed.is_quoted:

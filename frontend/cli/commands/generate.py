@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
     """Run `quire generate`."""
     argv, literal_prompts = split_at_dashes(argv)
     options = _make_parser().parse(argv)
-    given = read_sampling_options(options)
+    sampling = read_sampling_options(options)
     prompts = _collect_prompts([*options.prompt, *options.quick, *literal_prompts])
     engine_args = read_engine_choice(options)
     is_streaming = sys.stdout.isatty() if options.stream is None else options.stream
@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
     from ..session import Session
 
     with Session(engine_args, options.attach) as session:
-        params = make_sampling_params(given, session.default_sampling, DEFAULTS)
+        params = make_sampling_params(sampling, session.default_sampling, DEFAULTS)
         for index, output in session.stream(prompts, params):
             printer.take(index, output)
     return ExitCode.OK

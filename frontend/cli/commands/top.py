@@ -23,7 +23,7 @@ from ...llm_engine import LLMEngine
 from ..engine_choice import add_keys_option, choose_daemons
 from ..parser import ExitCode, Parser
 from ..top.frame import render
-from ..top.view import ENGINES_ORDER, SORT_NAMES, Action, Look, Looker, View
+from ..top.view import ENGINES_ORDER, SORT_NAMES, Action, EngineWatcher, FrameData, View
 
 PERIOD_S = 0.5
 _PIPED_SIZE = (100, 40)  # columns and lines where there is no terminal to ask
@@ -40,17 +40,18 @@ def run(argv: Sequence[str]) -> int:
     daemons = choose_daemons([*options.name, *(options.attach or ())], options.keys)
     with ExitStack() as stack:
         engines = [stack.enter_context(attach_engine(daemon)) for daemon in daemons]
-        lookers = [
-            Looker(engine, isinstance(daemon, str)) for engine, daemon in zip(engines, daemons, strict=True)
+        watchers = [
+            EngineWatcher(engine, isinstance(daemon, str))
+            for engine, daemon in zip(engines, daemons, strict=True)
         ]
         if options.json:
             shown = [engine.snapshot() for engine in engines]
             body = msgspec.json.encode(shown if len(shown) > 1 else shown[0])
             print(msgspec.json.format(body).decode())
         elif options.once or not (sys.stdin.isatty() and sys.stdout.isatty()):
-            _print_frame([looker.look() for looker in lookers], options.sort)
+            _print_frame([watcher.look() for watcher in watchers], options.sort)
         else:
-            Screen(lookers, options.sort).follow()
+            Screen(watchers, options.sort).follow()
     return ExitCode.OK
 
 
@@ -74,7 +75,7 @@ def _make_parser() -> Parser:
     return parser
 
 
-def _print_frame(looks: Sequence[Look], sort: str) -> None:
+def _print_frame(looks: Sequence[FrameData], sort: str) -> None:
     is_terminal = sys.stdout.isatty()
     console = Console() if is_terminal else Console(width=_PIPED_SIZE[0], height=_PIPED_SIZE[1])
     # Printing ends with a line break, and the prompt needs a line too.
@@ -86,10 +87,11 @@ def _print_frame(looks: Sequence[Look], sort: str) -> None:
 class Screen:
     """Shows a frame each period and after each key, until it is told to leave."""
 
-    def __init__(self, lookers: Sequence[Looker], sort: str) -> None:
-        self._lookers = lookers
-        self._views = [View(sort) for _ in lookers]
-        self._looks: list[Look | str] = ["" for _ in lookers]  # what each showed last, or why it does not
+    def __init__(self, watchers: Sequence[EngineWatcher], sort: str) -> None:
+        self._watchers = watchers
+        self._views = [View(sort) for _ in watchers]
+        # What each engine showed last, or why it shows nothing.
+        self._frames: list[FrameData | str] = ["" for _ in watchers]
         self._focus = 0  # the engine that keys are for
 
     def follow(self) -> None:
@@ -107,34 +109,34 @@ class Screen:
                     return
 
     def _look(self) -> None:
-        for number, looker in enumerate(self._lookers):
+        for number, watcher in enumerate(self._watchers):
             try:
-                self._looks[number] = looker.look()
+                self._frames[number] = watcher.look()
             except QuireError as error:
-                if len(self._lookers) == 1:
+                if len(self._watchers) == 1:
                     raise
-                self._looks[number] = str(error)
+                self._frames[number] = str(error)
 
     def _press(self, key: str) -> bool:
         """Whether it is a key to leave."""
-        look, view = self._looks[self._focus], self._views[self._focus]
-        action = view.press(key, look.snapshot.requests if isinstance(look, Look) else ())
+        look, view = self._frames[self._focus], self._views[self._focus]
+        action = view.press(key, look.snapshot.requests if isinstance(look, FrameData) else ())
         if action is Action.NEXT_ENGINE:
-            self._focus = (self._focus + 1) % len(self._lookers)
-            self._views[self._focus].message = "keys are for this engine" if len(self._lookers) > 1 else ""
+            self._focus = (self._focus + 1) % len(self._watchers)
+            self._views[self._focus].message = "keys are for this engine" if len(self._watchers) > 1 else ""
         elif action is Action.CANCEL:
-            self._lookers[self._focus].engine.abort_named([view.asked])
-            view.message = f"{view.asked}: told to end"
+            self._watchers[self._focus].engine.abort_named([view.to_cancel])
+            view.message = f"{view.to_cancel}: told to end"
         return action is Action.LEAVE
 
     def _render(self, width: int, height: int) -> RenderableType:
-        height //= len(self._lookers)
+        height //= len(self._watchers)
         return Group(
             *(
                 Text(look, "bold", no_wrap=True, overflow="ellipsis")
                 if isinstance(look, str)
                 else render(look, width, height, view)
-                for look, view in zip(self._looks, self._views, strict=True)
+                for look, view in zip(self._frames, self._views, strict=True)
             )
         )
 
@@ -162,5 +164,5 @@ def read_keys(timeout_s: float) -> list[str] | None:
 
 def decode_keys(data: bytes) -> list[str]:
     """Sequences that have no name are left out."""
-    keys = (found[0] for found in _KEY.finditer(data))
+    keys = (match[0] for match in _KEY.finditer(data))
     return [_NAMES.get(key, "") if key[:1] == b"\x1b" else key.decode("latin-1") for key in keys]

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ....ipc.protocol.engine_views import ClientView, EngineLoad, EngineSnapshot, RequestView
-from .view import WINDOW_S, Look, Mode, View
+from .view import WINDOW_S, FrameData, Mode, View
 
 _MAX_CLIENTS = 4
 _NUM_TABLE_LINES = 4  # heads of the two tables, and an empty line before each
@@ -41,7 +41,7 @@ CPU: 100 % is one core.
 """
 
 
-def render(look: Look, width: int, height: int, view: View | None = None) -> RenderableType:
+def render(look: FrameData, width: int, height: int, view: View | None = None) -> RenderableType:
     """One frame of at most `height` lines, one less without a view; what has no room is left out."""
     snapshot = look.snapshot
     head = _render_head(snapshot, width)
@@ -123,7 +123,7 @@ def _render_step(snapshot: EngineSnapshot) -> Text:
     return _join("step ", (f"  {shown}   {snapshot.steps_per_s:.0f}/s", _MUTED))
 
 
-def _render_latencies(look: Look) -> Text:
+def _render_latencies(look: FrameData) -> Text:
     line = _join()
     for name, quantiles in look.latencies.items():
         shown = "-" if quantiles is None else f"{'/'.join(f'{1e3 * value:.3g}' for value in quantiles)} ms"
@@ -132,7 +132,7 @@ def _render_latencies(look: Look) -> Text:
     return line.append(f"p50/p95/p99, {when}", _MUTED)
 
 
-def _render_processes(look: Look) -> Text:
+def _render_processes(look: FrameData) -> Text:
     """What it computes on, with which weights, and what its processes take here."""
     facts, usage = look.facts, look.usage
     parts = [facts.device, f"{facts.weights} weights" if facts.weights else facts.dtype]
@@ -155,7 +155,7 @@ def _render_processes(look: Look) -> Text:
 def _render_status(view: View) -> Text:
     """The last line: a question, an answer, or how rows are sorted."""
     if view.mode is Mode.CONFIRM:
-        return _join((f"cancel {view.asked}? y/n", "bold"))
+        return _join((f"cancel {view.to_cancel}? y/n", "bold"))
     return _join(view.message) if view.message or view.is_plain else _join((f"sorted by {view.sort}", _MUTED))
 
 

@@ -42,7 +42,7 @@ class Action(Enum):
     """What a key asks of who shows the screen."""
 
     LEAVE = auto()
-    CANCEL = auto()  # the request View.asked
+    CANCEL = auto()  # the request View.to_cancel
     NEXT_ENGINE = auto()
 
 
@@ -52,7 +52,7 @@ class View:
 
     sort: str = ENGINES_ORDER
     selected: str | None = None  # its request_id
-    asked: str = ""  # the request that is to be cancelled if the answer is yes
+    to_cancel: str = ""  # the request that is to be cancelled if the answer is yes
     mode: Mode = Mode.LIST
     message: str = ""  # until the next key
     page_size: int = 1  # rows on the screen, as it was drawn last
@@ -126,7 +126,7 @@ class View:
         if self.selected is None:
             self.message = "up and down select a request"
         else:
-            self.asked, self.mode = self.selected, Mode.CONFIRM
+            self.to_cancel, self.mode = self.selected, Mode.CONFIRM
 
     def _move(self, rows: Sequence[RequestView], step: int) -> None:
         if not rows:
@@ -167,7 +167,7 @@ class ProcessUsage(NamedTuple):
     num_processes: int
 
 
-class Look(NamedTuple):
+class FrameData(NamedTuple):
     """What a frame shows."""
 
     snapshot: EngineSnapshot
@@ -177,7 +177,7 @@ class Look(NamedTuple):
     has_window: bool = False  # they are of the last WINDOW_S, not of all since the start
 
 
-class Looker:
+class EngineWatcher:
     """Looks at one engine again and again; `is_local` where its processes can be looked at too."""
 
     def __init__(self, engine: LLMEngine, is_local: bool) -> None:
@@ -186,14 +186,14 @@ class Looker:
         self._processes: dict[int, psutil.Process] = {}
         self._samples: deque[tuple[float, EngineMetrics]] = deque()
 
-    def look(self) -> Look:
+    def look(self) -> FrameData:
         """Ask for everything. Raises QuireErrors of an engine that has ended."""
         snapshot = self.engine.snapshot()
         facts = self.engine.facts_by_engine
         usage = self._measure_usage(facts) if self._is_local else None
         latencies = self._measure_latencies(snapshot)
         first = next(iter(facts.values()), self.engine.facts)
-        return Look(snapshot, first, usage, latencies, len(self._samples) > 1)
+        return FrameData(snapshot, first, usage, latencies, len(self._samples) > 1)
 
     def _measure_latencies(self, snapshot: EngineSnapshot) -> dict[str, tuple[float, ...] | None]:
         samples = self._samples

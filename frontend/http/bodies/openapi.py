@@ -49,12 +49,12 @@ class _OneRoute(Route):
         self.methods = {method}
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        match, found = super().matches(scope)
-        return match, {**found, "route": self}
+        match, child_scope = super().matches(scope)
+        return match, {**child_scope, "route": self}
 
     async def _answer(self, request: Request) -> Response:
-        given: dict[str, Any] = {**request.query_params, **request.path_params, "http": request}
-        return await self._call(**{name: given[name] for name in self.parameters if name in given})
+        arguments: dict[str, Any] = {**request.query_params, **request.path_params, "http": request}
+        return await self._call(**{name: arguments[name] for name in self.parameters if name in arguments})
 
 
 class Routes:
@@ -113,13 +113,13 @@ class Routes:
         }
         if parameters := [
             {
-                "name": one,
-                "in": "path" if one in route.param_convertors else "query",
-                "required": one in route.param_convertors,
+                "name": parameter,
+                "in": "path" if parameter in route.param_convertors else "query",
+                "required": parameter in route.param_convertors,
                 "schema": {"type": "string"},
             }
-            for one in route.parameters
-            if one != "http"
+            for parameter in route.parameters
+            if parameter != "http"
         ]:
             operation["parameters"] = parameters
         if request is not None:
@@ -150,7 +150,7 @@ class Routes:
     def _describe_json(self, kind: Any) -> dict[str, Any]:
         """Of a Struct, or of a type that is made of some."""
         if isinstance(kind, UnionType):
-            inner = [self._describe_json(one)["application/json"]["schema"] for one in get_args(kind)]
+            inner = [self._describe_json(member)["application/json"]["schema"] for member in get_args(kind)]
             return {"application/json": {"schema": {"anyOf": inner}}}
         self._types.add(kind)
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):

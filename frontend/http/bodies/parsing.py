@@ -74,8 +74,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 async def parse_request(request: Request, parse: Callable[[bytes], R]) -> R:
     """What `parse` makes of the body. Raises ApiError, or ClientDisconnect when the client has left."""
-    given = find_header(request.scope["headers"], b"content-type").decode("latin-1")
-    content_type = given.partition(";")[0].strip().lower()
+    header = find_header(request.scope["headers"], b"content-type").decode("latin-1")
+    content_type = header.partition(";")[0].strip().lower()
     if content_type != "application/json":
         # It also keeps web pages out: a browser sends JSON to another site only when that site agrees.
         raise ApiError(
@@ -164,22 +164,22 @@ def _make_plan(kind: msgspec.inspect.Type) -> _Plan | None:
     if isinstance(kind, msgspec.inspect.Metadata):
         return _make_plan(kind.type)
     plan = _Plan()
-    for one in kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,):
-        if isinstance(one, msgspec.inspect.ListType):
-            plan.items = _make_plan(one.item_type)
-        elif isinstance(one, msgspec.inspect.StructType):
-            inner = {field.encode_name: _make_plan(field.type) for field in one.fields}
-            plan.tag_field = one.tag_field or ""
+    for member in kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,):
+        if isinstance(member, msgspec.inspect.ListType):
+            plan.items = _make_plan(member.item_type)
+        elif isinstance(member, msgspec.inspect.StructType):
+            inner = {field.encode_name: _make_plan(field.type) for field in member.fields}
+            plan.tag_field = member.tag_field or ""
             deeper = {name: made for name, made in inner.items() if made is not None}
-            plan.structs[one.tag] = one.forbid_unknown_fields, {*inner, plan.tag_field}, deeper
+            plan.structs[member.tag] = member.forbid_unknown_fields, {*inner, plan.tag_field}, deeper
     return plan if plan.items or plan.structs else None
 
 
 def _prune(value: Any, plan: _Plan, takes_all: bool, kept: Collection[str] = ()) -> None:
     """Take unknown fields out of the objects of a decoded value: all but `kept`, or those that are null."""
     if isinstance(value, list) and plan.items is not None:
-        for one in cast(list[Any], value):
-            _prune(one, plan.items, takes_all)
+        for item in cast(list[Any], value):
+            _prune(item, plan.items, takes_all)
     elif isinstance(value, dict) and plan.structs:
         fields = cast(dict[str, Any], value)
         forbids, known, deeper = plan.structs.get(fields.get(plan.tag_field), (False, set[str](), {}))
@@ -195,8 +195,8 @@ def _explain(text: str, find: _Find | None, kind: type[msgspec.Struct]) -> ApiEr
 
     `find`: the value at a path; None when that is dear.
     """
-    what, found, path = text.rpartition(_AT)
-    if not found:
+    what, separator, path = text.rpartition(_AT)
+    if not separator:
         what, path = text, ""
     path = path.removeprefix(".").removesuffix("`")
     if what.startswith((_UNKNOWN, _MISSING)) and (wrong := _find_wrong_type(path, find, kind)) is not None:
@@ -228,9 +228,9 @@ def _find_wrong_type(path: str, find: _Find | None, kind: type[msgspec.Struct]) 
     """The error of an object of an unknown type: of another type its fields are not what is wrong."""
     known_types: dict[str, tuple[Collection[str], str]] = getattr(kind, "KNOWN_TYPES", {})
     known, allowed = known_types.get(_PLACE.sub("[]", path), ((), ""))
-    found = find(f"{path}.type") if known and find is not None else None
-    is_wrong = isinstance(found, str) and found not in known
-    return FieldError(f"{path}.type", found, allowed) if is_wrong else None
+    tag = find(f"{path}.type") if known and find is not None else None
+    is_wrong = isinstance(tag, str) and tag not in known
+    return FieldError(f"{path}.type", tag, allowed) if is_wrong else None
 
 
 def _describe_renamed(new_name: str) -> str:
@@ -247,8 +247,8 @@ def _make_field_error(field: str, find: _Find | None, allowed: str, code: str | 
 
 def _read_value(what: str) -> object:
     """The value that msgspec says is none of the allowed ones."""
-    _, found, value = what.partition("'")
-    return value.removesuffix("'") if found else _Literal(what.rpartition(" ")[2])
+    _, quote, value = what.partition("'")
+    return value.removesuffix("'") if quote else _Literal(what.rpartition(" ")[2])
 
 
 def _join(path: str, name: str) -> str:

@@ -89,8 +89,9 @@ _OF_TEXTS = {
 
 def declare(name: str, base: type[T], fields: Iterable[str]) -> type[T]:
     """`base` with fields as SamplingParams and RequestOptions have them; None: the request does not say."""
-    hints = {one.name: one.hint for one in (*SAMPLING_FIELDS.values(), *OPTION_FIELDS.values())} | _NARROWER
-    declared: list[tuple[str, Any, None]] = [(one, hints[one] | None, None) for one in fields]
+    shared = (*SAMPLING_FIELDS.values(), *OPTION_FIELDS.values())
+    hints = {field.name: field.hint for field in shared} | _NARROWER
+    declared: list[tuple[str, Any, None]] = [(field, hints[field] | None, None) for field in fields]
     made = msgspec.defstruct(
         name, declared, bases=(base,), module=__name__, kw_only=True, forbid_unknown_fields=True
     )

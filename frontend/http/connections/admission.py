@@ -140,10 +140,10 @@ class ByteShares:
         """
         while self.num_bytes > self._max_bytes and not member.is_ending:
             totals: Counter[str] = Counter()
-            for one, num_bytes in self._held.items():
-                totals[one.client_name] += num_bytes
+            for holder, num_bytes in self._held.items():
+                totals[holder.client_name] += num_bytes
             largest = max(totals, key=totals.__getitem__)
-            of_largest = (one for one in reversed(self._held) if one.client_name == largest)
+            of_largest = (holder for holder in reversed(self._held) if holder.client_name == largest)
             victim = member if member.client_name == largest else next(of_largest)
             held = f"{self.num_bytes} bytes under way, {totals[largest]} of them yours"
             victim.give_way(overloaded(f"{self._what}: {held}, at most {self._max_bytes} ({self._limit})"))

@@ -45,8 +45,9 @@ class ApiKeys:
         """
         if not self._key_hashes:
             return self._keyless
-        given = [hash_key(key) for key in _read_keys(headers)]
-        matching = [one for one in given for known in self._key_hashes if hmac.compare_digest(one, known)]
+        hashes = [hash_key(key) for key in _read_keys(headers)]
+        pairs = [(sent, known) for sent in hashes for known in self._key_hashes]
+        matching = [sent for sent, known in pairs if hmac.compare_digest(sent, known)]
         return Caller(matching[0]) if matching else None
 
 

@@ -301,10 +301,10 @@ class Connection(asyncio.Protocol):
         if self._tell_gone():  # a response is half sent: another one would be read as part of it
             self._close_when_read()
             return
-        own, body = encode_answer(error, path)
+        error_headers, body = encode_answer(error, path)
         headers = {"content-type": "application/json", "content-length": len(body), "connection": "close"}
         lines = [f"HTTP/1.1 {error.status} {error.status.phrase}"]
-        lines += [f"{name}: {value}" for name, value in (headers | own).items()]
+        lines += [f"{name}: {value}" for name, value in (headers | error_headers).items()]
         self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
         self._linger()
 

@@ -84,7 +84,8 @@ def _find_owner(port: int) -> str:
     import psutil
 
     try:
-        listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+        sockets = psutil.net_connections("tcp")
+        listening = [socket for socket in sockets if socket.status == psutil.CONN_LISTEN]
     except psutil.Error:
         return ""
     for connection in listening:

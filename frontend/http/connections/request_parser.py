@@ -269,8 +269,8 @@ def find_body_length(headers: Fields, http_version: str) -> int | None:
         raise _refuse_value(f"transfer-encoding={_show(codings)}: chunked, once, in HTTP/1.1")
     length = _LENGTH.fullmatch(value)
     if len(framing) > 1 or (name == b"content-length" and length is None):
-        said = ", ".join(f"{name.decode()}={_show(value)}" for name, value in framing)
-        raise _refuse_value(f"{said}: one content-length, or transfer-encoding in its place")
+        framed = ", ".join(f"{name.decode()}={_show(value)}" for name, value in framing)
+        raise _refuse_value(f"{framed}: one content-length, or transfer-encoding in its place")
     return int(length[1]) if length else None
 
 

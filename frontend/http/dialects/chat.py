@@ -77,9 +77,9 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
 def _make_params(serving: Serving, request: ChatCompletionRequest) -> SamplingParams:
     """Without a limit the answer may fill what is left of the context."""
     asks = request.logprobs and not request.logprob_token_ids  # which go before the likeliest
-    own = {"logprobs": request.top_logprobs or 0} if asks else {}
+    logprob_fields = {"logprobs": request.top_logprobs or 0} if asks else {}
     max_tokens = first_given(request.max_completion_tokens, request.max_tokens)
-    return make_params(serving, request, max_tokens, **own)
+    return make_params(serving, request, max_tokens, **logprob_fields)
 
 
 async def create_chat_completion(
@@ -166,13 +166,13 @@ def make_conversation(request: ChatCompletionRequest) -> Conversation:
 
 def make_prompt_conversation(request: ChatCompletionRequest | TokenizeRequest) -> Conversation:
     """What of a body the prompt is made of. Raises InputErrors."""
-    given = request.tools or ()
-    check_num_tools(len(given))
+    offered = request.tools or ()
+    check_num_tools(len(offered))
     continues = bool(request.continue_final_message)
     adds = request.add_generation_prompt
     return Conversation(
         messages=request.messages or [],
-        tools=[_make_tool(number, tool) for number, tool in enumerate(given)],
+        tools=[_make_tool(number, tool) for number, tool in enumerate(offered)],
         variables=request.chat_template_kwargs,
         add_generation_prompt=not continues if adds is None else adds,
         continue_final_message=continues,
@@ -180,10 +180,10 @@ def make_prompt_conversation(request: ChatCompletionRequest | TokenizeRequest) -
     )
 
 
-def _make_tool(number: int, given: ToolParam) -> Tool:
-    if given.type != "function":
-        raise FieldError(f"tools[{number}].type", given.type, "'function'")
-    function = given.function
+def _make_tool(number: int, param: ToolParam) -> Tool:
+    if param.type != "function":
+        raise FieldError(f"tools[{number}].type", param.type, "'function'")
+    function = param.function
     return Tool(function.name, function.description, function.parameters, bool(function.strict))
 
 
@@ -228,15 +228,21 @@ class ChatChunks(Chunks):
         if self.has_usage:
             self._count(output)
         if events is None:
-            parts = [self._make_one(one, None) for one in output.outputs]
+            parts = [self._make_one(completion, None) for completion in output.outputs]
         else:
-            parts = [self._make_one(one, own) for one, own in zip(output.outputs, events, strict=True)]
+            parts = [
+                self._make_one(completion, completion_events)
+                for completion, completion_events in zip(output.outputs, events, strict=True)
+            ]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def complete(self, output: RequestOutput, events: Sequence[Sequence[turn.OutputEvent]]) -> Json:
         """The whole answer, of its only output and the events of each choice."""
         self._count(output)
-        choices = [self._make_whole(one, own) for one, own in zip(output.outputs, events, strict=True)]
+        choices = [
+            self._make_whole(completion, completion_events)
+            for completion, completion_events in zip(output.outputs, events, strict=True)
+        ]
         positions = output.prompt_logprobs
         return self.make_whole(
             choices,
@@ -269,36 +275,36 @@ class ChatChunks(Chunks):
         if finish is not None:
             choice |= self._describe_end(output, self._has_calls[index])
         choices = [*(_make_choice(index, delta=delta) for delta in earlier), choice]
-        return b"".join(self.make_chunk([one]) for one in choices)
+        return b"".join(self.make_chunk([each]) for each in choices)
 
-    def _make_whole(self, one: CompletionOutput, events: Sequence[turn.OutputEvent]) -> Json:
-        said = turn.AssistantMessage()
+    def _make_whole(self, completion: CompletionOutput, events: Sequence[turn.OutputEvent]) -> Json:
+        parsed = turn.AssistantMessage()
         for event in events:
-            said.add(event)
-        message: Json = {"role": "assistant", "content": self._echoed + said.content, "refusal": None}
-        if said.reasoning:
-            message |= _tell_thoughts(said.reasoning)
-        if said.tool_calls:
+            parsed.add(event)
+        message: Json = {"role": "assistant", "content": self._echoed + parsed.content, "refusal": None}
+        if parsed.reasoning:
+            message |= _tell_thoughts(parsed.reasoning)
+        if parsed.tool_calls:
             message["content"] = message["content"] or None
             message["tool_calls"] = [
-                _tell_call(call.call_id, call.name, call.arguments) for call in said.tool_calls
+                _tell_call(call.call_id, call.name, call.arguments) for call in parsed.tool_calls
             ]
-        choice = _make_choice(one.index, message=message)
-        choice["logprobs"] = choose_logprobs(self._request, one, self._tokenizer)
-        choice["token_ids"] = one.token_ids if self._request.return_token_ids else None
-        return choice | self._describe_end(one, has_whole_call(events))
+        choice = _make_choice(completion.index, message=message)
+        choice["logprobs"] = choose_logprobs(self._request, completion, self._tokenizer)
+        choice["token_ids"] = completion.token_ids if self._request.return_token_ids else None
+        return choice | self._describe_end(completion, has_whole_call(events))
 
-    def _describe_end(self, one: CompletionOutput, has_calls: bool) -> Json:
-        reason = choose_finish_reason(one.finish_reason, has_calls)
-        end: Json = {"finish_reason": reason, "stop_reason": one.stop_reason}
-        if self._reader.has_errors(one.index):  # a call could not be read and stays in the content
+    def _describe_end(self, completion: CompletionOutput, has_calls: bool) -> Json:
+        reason = choose_finish_reason(completion.finish_reason, has_calls)
+        end: Json = {"finish_reason": reason, "stop_reason": completion.stop_reason}
+        if self._reader.has_errors(completion.index):  # a call could not be read and stays in the content
             end["tool_parse_error"] = True
         return end
 
 
-def _make_choice(index: int, **said: Json) -> Json:
+def _make_choice(index: int, **fields: Json) -> Json:
     """An answer, or what is new of it."""
-    return {"index": index, **said, "logprobs": None, "finish_reason": None}
+    return {"index": index, **fields, "logprobs": None, "finish_reason": None}
 
 
 def _tell_thoughts(text: str) -> Json:

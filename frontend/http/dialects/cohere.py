@@ -14,12 +14,12 @@ from ..errors import FieldError, missing_field
 from ..serving import Serving, make_id
 from ..stream import JsonResponse
 from .route import PostRoute, is_off
-from .vector_question import (
+from .vector_request import (
     Format,
     Inputs,
     Name,
     Positive,
-    Question,
+    VectorRequest,
     Write,
     ask,
     find_prompt,
@@ -68,16 +68,16 @@ async def create_cohere_embedding(serving: Serving, request: CohereEmbedRequest,
     if request.texts is None:
         raise missing_field("texts")
     names = list_names("texts", len(request.texts), serving.options.limits.max_inputs)
-    own = _find_truncation(request)
-    own["dimensions"] = "output_dimension", request.output_dimension
-    params = make_params(serving, request, "embed", **own)
+    param_fields = _find_truncation(request)
+    param_fields["dimensions"] = "output_dimension", request.output_dimension
+    params = make_params(serving, request, "embed", **param_fields)
     inputs = Inputs(request.texts, names, find_prompt(serving.model_texts, None, request.input_type))
     answer_id = make_id("embd")
-    found = await ask(serving, caller, Question(answer_id, inputs, params, request, form))
-    meta, texts = _encode(make_meta(found.num_tokens)), _encode(request.texts)
+    vectors = await ask(serving, caller, VectorRequest(answer_id, inputs, params, request, form))
+    meta, texts = _encode(make_meta(vectors.num_tokens)), _encode(request.texts)
 
     def make() -> bytes:
-        lists = (b'"%b":%b' % (one.encode(), join_list(map(_WRITERS[one], found.data))) for one in forms)
+        lists = (b'"%b":%b' % (kind.encode(), join_list(map(_WRITERS[kind], vectors.data))) for kind in forms)
         return b'{"id":"%b","response_type":"embeddings_by_type","embeddings":{%b},"texts":%b,"meta":%b}' % (
             answer_id.encode(),
             b",".join(lists),
@@ -85,13 +85,13 @@ async def create_cohere_embedding(serving: Serving, request: CohereEmbedRequest,
             meta,
         )
 
-    return JsonResponse(await write_beside(found.data, form, make), answer_id)
+    return JsonResponse(await write_beside(vectors.data, form, make), answer_id)
 
 
-def _read_forms(given: list[str] | None) -> list[str]:
+def _read_forms(names: list[str] | None) -> list[str]:
     """The forms of vectors, each once."""
-    forms = list(dict.fromkeys(given or ["float"]))
-    for place, form in enumerate(given or ()):
+    forms = list(dict.fromkeys(names or ["float"]))
+    for place, form in enumerate(names or ()):
         if form not in _WRITERS:
             raise FieldError(f"embedding_types[{place}]", form, "'float' or 'base64'")
     return forms

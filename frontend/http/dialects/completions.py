@@ -103,7 +103,7 @@ class LogprobsOfChoices:
         self,
         place: int,
         index: int,
-        one: CompletionOutput,
+        completion: CompletionOutput,
         *,
         prompt: list[int],
         num_echoed: int,
@@ -114,15 +114,15 @@ class LogprobsOfChoices:
 
         text_offset goes on with the tokens: text may lag behind them, while it could become a stop text.
         """
-        if self._top is None or one.logprobs is None:
+        if self._top is None or completion.logprobs is None:
             return None
         offsets = self._offsets.get(index)
         if offsets is None:
             offsets = self._offsets[index] = TextOffsets(self._tokenizer, prompt, self._params, num_echoed)
-        positions = [] if is_hidden else one.logprobs
-        own = make_completion_logprobs(positions, self._top, offsets.take, self._as_ids)
+        positions = [] if is_hidden else completion.logprobs
+        generated = make_completion_logprobs(positions, self._top, offsets.take, self._as_ids)
         echoed = self._echoed.get(place) if is_first else None
-        return own if echoed is None else join_completion_logprobs(echoed, own)
+        return generated if echoed is None else join_completion_logprobs(echoed, generated)
 
 
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -137,13 +137,13 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
 
 def _make_params(serving: Serving, request: CompletionRequest) -> SamplingParams:
     """max_tokens 0, which OpenAI allows beside echo, generates one token that is not shown."""
-    own = {"logprobs": None if request.logprob_token_ids else request.logprobs}
+    logprob_fields = {"logprobs": None if request.logprob_token_ids else request.logprobs}
     num_logprobs = 0 if request.logprob_token_ids else request.logprobs
     if request.echo and num_logprobs is not None:
-        own["prompt_logprobs"] = first_given(request.prompt_logprobs, num_logprobs)
+        logprob_fields["prompt_logprobs"] = first_given(request.prompt_logprobs, num_logprobs)
     default = serving.default_sampling.get("max_tokens")
     max_tokens = first_given(request.max_tokens, default, _MAX_TOKENS)
-    return make_params(serving, request, max_tokens or 1, **own)
+    return make_params(serving, request, max_tokens or 1, **logprob_fields)
 
 
 async def create_completion(serving: Serving, request: CompletionRequest, caller: Caller) -> Response:
@@ -270,9 +270,9 @@ class _Job:
     async def _places(self) -> AsyncGenerator[int, None]:
         """The prompts, as many in a turn of the event loop as it has time to check and send."""
         size = 0
-        for place, given in enumerate(self._inputs):
+        for place, prompt_input in enumerate(self._inputs):
             yield place
-            size += len(given) + _PROMPT_COST
+            size += len(prompt_input) + _PROMPT_COST
             if size > _MAX_SIZE_A_TURN:
                 size = 0
                 await asyncio.sleep(0)
@@ -301,8 +301,8 @@ class _Job:
             raise FieldError(f"prompt[{place}]", error.value, error.allowed) from None
 
     def _take_input(self, place: int) -> PromptInput:
-        given, self._inputs[place] = self._inputs[place], ""
-        return given
+        prompt_input, self._inputs[place] = self._inputs[place], ""
+        return prompt_input
 
     async def _merge(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Outputs of all prompts in the order of their arrival."""
@@ -321,8 +321,8 @@ class _Job:
                     waiting[asyncio.ensure_future(anext(generators[place], None))] = place
         finally:
             await cancel_and_wait(*waiting)
-            for one in generators:
-                await one.aclose()
+            for generator in generators:
+                await generator.aclose()
 
     async def _finish_one(self, place: int) -> list[Json]:
         whole = await take_last(self._outputs(place))
@@ -330,7 +330,7 @@ class _Job:
 
     def _make_choices(self, place: int, whole: RequestOutput) -> list[Json]:
         self._note_prompt(place, whole)
-        return [self._make_choice(place, one, whole.prompt_token_ids) for one in whole.outputs]
+        return [self._make_choice(place, completion, whole.prompt_token_ids) for completion in whole.outputs]
 
     async def _make_beside(self, place: int, output: RequestOutput) -> bytes:
         """As `_make_chunks`; many logprobs do not hold up the event loop."""
@@ -338,29 +338,31 @@ class _Job:
 
     def _make_chunks(self, place: int, output: RequestOutput) -> bytes:
         self._note_prompt(place, output)
-        chunks = [self._make_chunk(place, one, output.prompt_token_ids) for one in output.outputs]
+        chunks = [
+            self._make_chunk(place, completion, output.prompt_token_ids) for completion in output.outputs
+        ]
         if self._logprobs.has_prompt(place):
             choices = range(place * self._n, (place + 1) * self._n)
             if self._begun.issuperset(choices):  # a stream does not hold them once each choice has had them
                 self._logprobs.drop_prompt(place)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    def _make_chunk(self, place: int, one: CompletionOutput, prompt: list[int]) -> bytes:
-        index = place * self._n + one.index
-        is_plain = one.finish_reason is None and one.logprobs is None and not self._says_more
+    def _make_chunk(self, place: int, completion: CompletionOutput, prompt: list[int]) -> bytes:
+        index = place * self._n + completion.index
+        is_plain = completion.finish_reason is None and completion.logprobs is None and not self._says_more
         if is_plain and (not self._has_beginning or index in self._begun):
-            return self._texts.make(index, one.text) if one.text else b""
-        return self._chunks.make_chunk([self._make_choice(place, one, prompt)])
+            return self._texts.make(index, completion.text) if completion.text else b""
+        return self._chunks.make_chunk([self._make_choice(place, completion, prompt)])
 
-    def _make_choice(self, place: int, one: CompletionOutput, prompt: list[int]) -> Json:
-        index = place * self._n + one.index
+    def _make_choice(self, place: int, completion: CompletionOutput, prompt: list[int]) -> Json:
+        index = place * self._n + completion.index
         is_first = index not in self._begun
         self._begun.add(index)
         echoed = self._echoes[place] if self._request.echo and is_first else ""
         logprobs = self._logprobs.make(
             place,
             index,
-            one,
+            completion,
             prompt=prompt,
             num_echoed=len(echoed),
             is_first=is_first,
@@ -368,16 +370,16 @@ class _Job:
         )
         choice: Json = {
             "index": index,
-            "text": echoed + one.text,
+            "text": echoed + completion.text,
             "logprobs": logprobs,
-            "finish_reason": one.finish_reason,
-            "stop_reason": one.stop_reason,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
             **self._absent,
         }
         if is_first and (of_prompt := self._logprobs.of_prompt(place)) is not None:
             choice["prompt_logprobs"] = of_prompt
         if self._request.return_token_ids:
-            choice["token_ids"] = one.token_ids
+            choice["token_ids"] = completion.token_ids
             if is_first:
                 choice["prompt_token_ids"] = prompt
         return choice
@@ -390,11 +392,11 @@ class _Job:
 def _hide(output: RequestOutput) -> None:
     """max_tokens=0: the token that was generated all the same is not shown and not counted."""
     output.metrics = None
-    for one in output.outputs:
-        one.text = ""
-        one.token_ids = []
-        if one.finish_reason in ("stop", "repetition"):  # because of that token
-            one.finish_reason, one.stop_reason = "length", None
+    for completion in output.outputs:
+        completion.text = ""
+        completion.token_ids = []
+        if completion.finish_reason in ("stop", "repetition"):  # because of that token
+            completion.finish_reason, completion.stop_reason = "length", None
 
 
 REFUSED = REFUSED_BY_ALL | {

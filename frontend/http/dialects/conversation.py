@@ -119,7 +119,7 @@ async def read_output(
     serving: Serving, output: RequestOutput, reader: AnswerReader
 ) -> Sequence[Sequence[OutputEvent]]:
     """The events of each answer of an output. The engine is told what was counted in them."""
-    if sum(len(one.token_ids) for one in output.outputs) <= _MAX_INLINE_TOKENS:
+    if sum(len(completion.token_ids) for completion in output.outputs) <= _MAX_INLINE_TOKENS:
         events = reader.read(output)
     else:
         events = await asyncio.to_thread(reader.read, output)

@@ -18,13 +18,13 @@ from ..stream import Json, JsonResponse
 from ..text_process.jobs import Conversation
 from .prompts import render_chat
 from .route import PostRoute
-from .vector_question import (
+from .vector_request import (
     Inputs,
     Name,
     PoolingFields,
     Positive,
-    Question,
     Texts,
+    VectorRequest,
     Vectors,
     Write,
     ask,
@@ -87,17 +87,17 @@ class ClassifyRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
 
 async def create_embedding(serving: Serving, request: EmbeddingRequest, caller: Caller) -> Response:
     """Embed texts, token ids or a conversation. Raises InputErrors and ApiErrors."""
-    question = await _make_question(serving, caller, request, "embed", "embd")
-    found = await ask(serving, caller, question)
-    return await _respond(serving, question, found, _EMBEDDING)
+    vector_request = await _make_vector_request(serving, caller, request, "embed", "embd")
+    vectors = await ask(serving, caller, vector_request)
+    return await _respond(serving, vector_request, vectors, _EMBEDDING)
 
 
 async def create_pooling(serving: Serving, request: PoolingRequest, caller: Caller) -> Response:
     """What is pooled of texts, token ids or a conversation, for any task of the model."""
     task = _choose_task(serving.llm.facts, request)
-    question = await _make_question(serving, caller, request, task, "pool")
-    found = await ask(serving, caller, question)
-    return await _respond(serving, question, found, _POOLED)
+    vector_request = await _make_vector_request(serving, caller, request, task, "pool")
+    vectors = await ask(serving, caller, vector_request)
+    return await _respond(serving, vector_request, vectors, _POOLED)
 
 
 def _choose_task(facts: EngineFacts, request: PoolingRequest) -> PoolingTask:
@@ -108,17 +108,17 @@ def _choose_task(facts: EngineFacts, request: PoolingRequest) -> PoolingTask:
 
 async def create_classification(serving: Serving, request: ClassifyRequest, caller: Caller) -> Response:
     """Say how likely each class is, and which one is likeliest."""
-    question = await _make_question(serving, caller, request, "classify", "classify")
-    found = await ask(serving, caller, question)
+    vector_request = await _make_vector_request(serving, caller, request, "classify", "classify")
+    vectors = await ask(serving, caller, vector_request)
     labels = serving.model_texts.labels
 
     def make() -> bytes:
         items = (
-            _encode(_classify(index, read_floats(data), labels)) for index, data in enumerate(found.data)
+            _encode(_classify(index, read_floats(data), labels)) for index, data in enumerate(vectors.data)
         )
-        return write_list(question.answer_id, serving.model_id, items, found.num_tokens)
+        return write_list(vector_request.answer_id, serving.model_id, items, vectors.num_tokens)
 
-    return JsonResponse(await write_beside(found.data, "float", make), question.answer_id)
+    return JsonResponse(await write_beside(vectors.data, "float", make), vector_request.answer_id)
 
 
 def _classify(index: int, probs: list[float], labels: tuple[str, ...]) -> Json:
@@ -127,13 +127,13 @@ def _classify(index: int, probs: list[float], labels: tuple[str, ...]) -> Json:
     return {"index": index, "label": label, "probs": probs, "num_classes": len(probs)}
 
 
-async def _make_question(
+async def _make_vector_request(
     serving: Serving, caller: Caller, request: InputFields, task: PoolingTask, prefix: str
-) -> Question:
+) -> VectorRequest:
     params = make_params(serving, request, task)
     inputs = await _find_inputs(serving, caller, request, params)
     form = getattr(request, "encoding_format", None) or "float"
-    return Question(make_id(prefix), inputs, params, request, form)
+    return VectorRequest(make_id(prefix), inputs, params, request, form)
 
 
 async def _find_inputs(
@@ -160,22 +160,24 @@ async def _find_inputs(
     return Inputs([await render_chat(serving, job, caller)], ["messages"])
 
 
-async def _respond(serving: Serving, question: Question, found: Vectors, item: bytes) -> Response:
+async def _respond(
+    serving: Serving, vector_request: VectorRequest, vectors: Vectors, item: bytes
+) -> Response:
     """A list of results, each an `item` with its index and its vector."""
-    write = _choose_writer(question, found)
+    write = _choose_writer(vector_request, vectors)
 
     def make() -> bytes:
-        items = [item % (index, write(data)) for index, data in enumerate(found.data)]
-        return write_list(question.answer_id, serving.model_id, items, found.num_tokens)
+        items = [item % (index, write(data)) for index, data in enumerate(vectors.data)]
+        return write_list(vector_request.answer_id, serving.model_id, items, vectors.num_tokens)
 
-    return JsonResponse(await write_beside(found.data, question.form, make), question.answer_id)
+    return JsonResponse(await write_beside(vectors.data, vector_request.form, make), vector_request.answer_id)
 
 
-def _choose_writer(question: Question, found: Vectors) -> Write:
-    if question.form == "base64":
+def _choose_writer(vector_request: VectorRequest, vectors: Vectors) -> Write:
+    if vector_request.form == "base64":
         return write_base64
-    if question.params.is_token_wise:
-        return make_row_writer(sum(map(len, found.data)) // (FLOAT_BYTES * found.num_tokens))
+    if vector_request.params.is_token_wise:
+        return make_row_writer(sum(map(len, vectors.data)) // (FLOAT_BYTES * vectors.num_tokens))
     return write_floats
 
 

@@ -28,14 +28,14 @@ def find_format(request: SamplingFields) -> GrammarJob | None:
 
 def read_format(
     field: str,
-    given: body.ResponseFormat | body.ResponsesFormat | None,
+    response_format: body.ResponseFormat | body.ResponsesFormat | None,
     outputs: StructuredOutputsFields | None,
 ) -> GrammarJob | None:
     """What the request's answer has to look like; None for any text. Raises InputErrors.
 
     field: what the request calls `given`.
     """
-    source = _read_format(given, field)
+    source = _read_format(response_format, field)
     if outputs is None:
         return source
     if source is not None:
@@ -67,23 +67,25 @@ def _name_source(source: GrammarJob) -> str:
     return "tools" if source.rules is None else source.rules.tools_place
 
 
-def _read_format(given: body.ResponseFormat | body.ResponsesFormat | None, place: str) -> GrammarJob | None:
-    match given:
+def _read_format(
+    response_format: body.ResponseFormat | body.ResponsesFormat | None, place: str
+) -> GrammarJob | None:
+    match response_format:
         case body.JsonObjectFormat():
             return GrammarJob(params=StructuredOutputsParams(json_object=True), place=place)
         case body.JsonSchemaFormat():
-            return _read_schema(given.json_schema, f"{place}.json_schema.schema")
+            return _read_schema(response_format.json_schema, f"{place}.json_schema.schema")
         case body.JsonSchema():
-            return _read_schema(given, f"{place}.schema")
+            return _read_schema(response_format, f"{place}.schema")
         case body.StructuralTagFormat():
-            tag = msgspec.to_builtins(given)
+            tag = msgspec.to_builtins(response_format)
             return GrammarJob(params=StructuredOutputsParams(structural_tag=tag), place=place)
         case _:
             return None
 
 
-def _read_schema(given: body.JsonSchema, place: str) -> GrammarJob:
-    if not given.schema:
-        raise FieldError(place, given.schema, "a JSON schema that is not empty")
-    params = StructuredOutputsParams(json=given.schema)
-    return GrammarJob(params=params, place=place, is_strict=bool(given.strict))
+def _read_schema(json_schema: body.JsonSchema, place: str) -> GrammarJob:
+    if not json_schema.schema:
+        raise FieldError(place, json_schema.schema, "a JSON schema that is not empty")
+    params = StructuredOutputsParams(json=json_schema.schema)
+    return GrammarJob(params=params, place=place, is_strict=bool(json_schema.strict))

@@ -41,9 +41,9 @@ _encode = msgspec.json.Encoder().encode
 
 async def make_beside(output: RequestOutput, make: Callable[[], T]) -> T:
     """`make()`, which is made of `output`: in a thread if that has many logprobs."""
-    lists = [output.prompt_logprobs, *(one.logprobs for one in output.outputs)]
-    num_positions = sum(len(one) for one in lists if one is not None)
-    num_entries = sum(one.num_entries for one in lists if isinstance(one, LogprobsList))
+    lists = [output.prompt_logprobs, *(completion.logprobs for completion in output.outputs)]
+    num_positions = sum(len(positions) for positions in lists if positions is not None)
+    num_entries = sum(positions.num_entries for positions in lists if isinstance(positions, LogprobsList))
     is_short = num_positions <= _MAX_INLINE and num_entries <= _MAX_INLINE_ENTRIES
     return make() if is_short else await asyncio.to_thread(make)
 
@@ -75,9 +75,9 @@ def make_chat_logprobs(
         return text, _finite(entry.logprob), list(data)
 
     def make_one(entries: dict[int, Logprob]) -> TokenLogprob:
-        own = next(iter(entries.items()))  # the token itself
-        others = [TopLogprob(*read_parts(*one)) for one in _choose(entries, top)]
-        return TokenLogprob(*read_parts(*own), others)
+        sampled = next(iter(entries.items()))  # the token itself
+        others = [TopLogprob(*read_parts(*alternative)) for alternative in _choose(entries, top)]
+        return TokenLogprob(*read_parts(*sampled), others)
 
     return ChoiceLogprobs([form(make_one(entries)) for entries in positions if entries])
 
@@ -98,10 +98,10 @@ def make_completion_logprobs(
             made.tokens.append("")
             made.top_logprobs.append(None)
             continue
-        token_id, own = next(iter(entries.items()))
+        token_id, sampled = next(iter(entries.items()))
         made.text_offset.append(find_offset(token_id))
-        made.token_logprobs.append(_finite(own.logprob))
-        made.tokens.append(_name(token_id, own, as_ids))
+        made.token_logprobs.append(_finite(sampled.logprob))
+        made.tokens.append(_name(token_id, sampled, as_ids))
         made.top_logprobs.append(form(_make_top(entries, top, as_ids)))
     return made
 
@@ -133,8 +133,8 @@ def _make_top(entries: dict[int, Logprob], top: Top, as_ids: bool) -> dict[str, 
     """Text -> logprob. Ids that were asked for and have the same text are told apart, in vLLM's words."""
     chosen = _choose(entries, top)
     if isinstance(top, int):
-        own = next(iter(entries))
-        chosen = [(own, entries[own]), *(one for one in chosen if one[0] != own)]
+        sampled_id = next(iter(entries))
+        chosen = [(sampled_id, entries[sampled_id]), *(pair for pair in chosen if pair[0] != sampled_id)]
     made: dict[str, float] = {}
     for token_id, entry in chosen:
         text = _name(token_id, entry, as_ids)

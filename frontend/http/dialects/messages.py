@@ -93,7 +93,7 @@ def _set_thinking(conversation: Conversation, request: body.CountTokensRequest) 
 
 def _check_size(request: body.CountTokensRequest, max_messages: int) -> None:
     blocks = [request.system or (), *(message.content for message in request.messages)]
-    num_blocks = sum(len(one) for one in blocks if isinstance(one, list))
+    num_blocks = sum(len(content) for content in blocks if isinstance(content, list))
     if num_blocks > max_messages:
         allowed = f"at most {max_messages} in all messages (max_messages)"
         raise FieldError("messages.content", f"{num_blocks} blocks", allowed)
@@ -122,13 +122,13 @@ def _find_format(request: body.CountTokensRequest) -> GrammarJob | None:
         "output_config.format": request.output_config.format if request.output_config else None,
         "output_format": request.output_format,
     }
-    given = {place: one for place, one in places.items() if one is not None}
-    if len(given) > 1:
+    formats = {place: output_format for place, output_format in places.items() if output_format is not None}
+    if len(formats) > 1:
         raise FieldError("output_format", "given", "none beside output_config.format")
-    for place, one in given.items():
-        if not one.schema:
-            raise FieldError(f"{place}.schema", one.schema, "a JSON schema that is not empty")
-        return GrammarJob(params=StructuredOutputsParams(json=one.schema), place=f"{place}.schema")
+    for place, output_format in formats.items():
+        if not output_format.schema:
+            raise FieldError(f"{place}.schema", output_format.schema, "a JSON schema that is not empty")
+        return GrammarJob(params=StructuredOutputsParams(json=output_format.schema), place=f"{place}.schema")
     return None
 
 
@@ -316,8 +316,8 @@ def collect_blocks(events: Iterable[Json]) -> list[Json]:
                 blocks.append(dict(block))
             case {"delta": {"type": "signature_delta", "signature": signature}}:
                 blocks[-1]["signature"] = signature
-            case {"type": "content_block_delta", "delta": {"type": _, **said}}:
-                texts += said.values()
+            case {"type": "content_block_delta", "delta": {"type": _, **fragment}}:
+                texts += fragment.values()
             case {"type": "content_block_stop"}:
                 text, kind = "".join(texts), blocks[-1]["type"]
                 blocks[-1] |= {"input": _read_input(text)} if kind == "tool_use" else {kind: text}
@@ -386,24 +386,24 @@ class _Answer:
 
     async def complete(self, outputs: ParsedOutputs) -> Json:
         """The whole message."""
-        told: list[Json] = []
+        api_events: list[Json] = []
         async with aclosing(outputs):
             async for output, answers in outputs:
-                told += self._take(output, answers[0])
-        return self._make_message(told)
+                api_events += self._take(output, answers[0])
+        return self._make_message(api_events)
 
     async def stream(self, outputs: ParsedOutputs) -> AsyncGenerator[bytes, None]:
         """The events of a stream, in Anthropic's order."""
         has_begun = False
         async with aclosing(outputs):
             async for output, answers in outputs:
-                told = self._take(output, answers[0])
+                api_events = self._take(output, answers[0])
                 if not has_begun:
                     has_begun = True
                     begun = {"type": "message_start", "message": self._make_message([])}
-                    told = [begun, {"type": "ping"}, *told]
-                if told:
-                    yield b"".join(map(encode_named_event, told))
+                    api_events = [begun, {"type": "ping"}, *api_events]
+                if api_events:
+                    yield b"".join(map(encode_named_event, api_events))
 
     def encode_failure(self, error: Exception) -> bytes:
         """The event that ends a stream in which something went wrong."""
@@ -411,24 +411,24 @@ class _Answer:
 
     def _take(self, output: RequestOutput, events: Sequence[turn.OutputEvent]) -> list[Json]:
         self._counter.add(output)
-        told = [one for event in events for one in self._writer.take(event)]
+        api_events = [api_event for event in events for api_event in self._writer.take(event)]
         if output.finished:
             end = self._make_end(output.outputs[0])
-            told += self._writer.end()
-            told += [{"type": "message_delta", "delta": end, "usage": self._make_usage()}]
-            told += [{"type": "message_stop"}]
-        return told
+            api_events += self._writer.end()
+            api_events += [{"type": "message_delta", "delta": end, "usage": self._make_usage()}]
+            api_events += [{"type": "message_stop"}]
+        return api_events
 
-    def _make_message(self, told: list[Json]) -> Json:
+    def _make_message(self, api_events: list[Json]) -> Json:
         message: Json = {"id": self.id, "type": "message", "role": "assistant", "model": self._model}
-        message |= {"content": collect_blocks(told), "stop_reason": None, "stop_sequence": None}
-        for event in told:
+        message |= {"content": collect_blocks(api_events), "stop_reason": None, "stop_sequence": None}
+        for event in api_events:
             if event["type"] == "message_delta":
                 message |= event["delta"]
         return message | {"usage": self._make_usage()}
 
-    def _make_end(self, one: CompletionOutput) -> Json:
-        reason, sequence = _choose_stop_reason(one, self._writer.has_called)
+    def _make_end(self, completion: CompletionOutput) -> Json:
+        reason, sequence = _choose_stop_reason(completion, self._writer.has_called)
         end = {"stop_reason": reason, "stop_sequence": sequence}
         return end | ({"tool_parse_error": True} if self._reader.num_errors else {})
 
@@ -444,17 +444,17 @@ class _Answer:
         }
 
 
-def _choose_stop_reason(one: CompletionOutput, has_called: bool) -> tuple[str, str | None]:
+def _choose_stop_reason(completion: CompletionOutput, has_called: bool) -> tuple[str, str | None]:
     """Why a turn has ended, and the stop sequence if that was it."""
-    match one.finish_reason:
+    match completion.finish_reason:
         case "length":
             return "max_tokens", None
         case "abort":
             return "pause_turn", None
         case _ if has_called:
             return "tool_use", None
-        case _ if isinstance(one.stop_reason, str):
-            return "stop_sequence", one.stop_reason
+        case _ if isinstance(completion.stop_reason, str):
+            return "stop_sequence", completion.stop_reason
         case _:
             return "end_turn", None
 

@@ -70,7 +70,7 @@ def split_prompts(
     prompts = cast(list[PromptInput], prompt)
     if truncation is None:
         return prompts
-    return [one if isinstance(one, str) else truncation.apply(one) for one in prompts]
+    return [item if isinstance(item, str) else truncation.apply(item) for item in prompts]
 
 
 async def tokenize_prompts(
@@ -158,10 +158,12 @@ def check_conversation(serving: Serving, conversation: Conversation) -> None:
         allowed = f"at most {limits.max_messages} (max_messages)"
         raise FieldError(conversation.param, f"{len(conversation.messages)} messages", allowed)
     allowed = f"at most {limits.max_messages} in all messages (max_messages)"
-    num_parts = sum(len(one.content) for one in conversation.messages if isinstance(one.content, list))
+    num_parts = sum(
+        len(message.content) for message in conversation.messages if isinstance(message.content, list)
+    )
     if num_parts > limits.max_messages:
         raise FieldError(f"{conversation.param}.content", f"{num_parts} parts", allowed)
-    num_calls = sum(len(one.tool_calls) for one in conversation.messages if one.tool_calls)
+    num_calls = sum(len(message.tool_calls) for message in conversation.messages if message.tool_calls)
     if num_calls > limits.max_messages:
         raise FieldError(f"{conversation.param}.tool_calls", f"{num_calls} calls", allowed)
     for name in conversation.variables or ():
@@ -188,9 +190,9 @@ async def answer_by_text(serving: Serving, job: TextJob, caller: Caller) -> Resp
 async def _run_for_ids(serving: Serving, job: TextJob, caller: Caller) -> list[list[int]]:
     answer = await serving.text.run(job, caller.tenant)
     assert isinstance(answer, TokenIds)
-    found: list[list[int]] = []
+    prompts: list[list[int]] = []
     for packed in answer.packed:
         if len(packed) > _LARGE_IDS_BYTES:  # the event loop has other things to do as well
             await asyncio.sleep(0)
-        found.append(decode_token_ids(packed))
-    return found
+        prompts.append(decode_token_ids(packed))
+    return prompts

@@ -18,7 +18,7 @@ from ..stream import Json, JsonResponse, respond
 from .route import PostRoute, Refused, is_off
 from .scores import Pairs, Scores, score
 from .tei import find_truncation
-from .vector_question import (
+from .vector_request import (
     Cuts,
     DocumentText,
     PoolingFields,
@@ -101,14 +101,14 @@ async def _rank(
 ) -> Response:
     answer_id = make_id("rerank")
     pairs = _make_pairs(serving, request.query, "documents", documents)
-    found = await score(serving, caller, request, pairs, answer_id, cuts_seconds=cuts_documents)
+    scores = await score(serving, caller, request, pairs, answer_id, cuts_seconds=cuts_documents)
     results: list[Json] = [
-        {"index": place, "relevance_score": found.values[place]}
+        {"index": place, "relevance_score": scores.values[place]}
         | ({"document": {"text": pairs.seconds[place]}} if shows_texts else {})
-        for place in _order(found)[: request.top_n]
+        for place in _order(scores)[: request.top_n]
     ]
     body = {"id": answer_id, "object": "list", "model": serving.model_id, "results": results}
-    body |= {"usage": make_usage(found.num_tokens), "meta": make_meta(found.num_tokens)}
+    body |= {"usage": make_usage(scores.num_tokens), "meta": make_meta(scores.num_tokens)}
     return respond(body, answer_id)
 
 
@@ -117,14 +117,14 @@ async def _rank_texts(
 ) -> Response:
     answer_id = make_id("rerank")
     pairs = _make_pairs(serving, request.query, "texts", list(texts))
-    own = find_truncation(request.truncate, request.truncation_direction)
+    param_fields = find_truncation(request.truncate, request.truncation_direction)
     if request.raw_scores:
-        own["use_activation"] = "raw_scores", False
-    found = await score(serving, caller, request, pairs, answer_id, cuts_seconds=False, **own)
+        param_fields["use_activation"] = "raw_scores", False
+    scores = await score(serving, caller, request, pairs, answer_id, cuts_seconds=False, **param_fields)
     ranks: list[Json] = [
-        {"index": place, "score": found.values[place]}
+        {"index": place, "score": scores.values[place]}
         | ({"text": texts[place]} if request.return_text else {})
-        for place in _order(found)[: request.top_n]
+        for place in _order(scores)[: request.top_n]
     ]
     return JsonResponse(msgspec.json.encode(ranks), answer_id)
 
@@ -134,9 +134,9 @@ def _make_pairs(serving: Serving, query: str, field: str, documents: list[Docume
     return Pairs(firsts=[query], first_names=["query"], seconds=texts, second_names=names)
 
 
-def _order(found: Scores) -> list[int]:
+def _order(scores: Scores) -> list[int]:
     """Places, the best first; equal ones in the order of the request."""
-    return sorted(range(len(found.values)), key=lambda place: -found.values[place])
+    return sorted(range(len(scores.values)), key=lambda place: -scores.values[place])
 
 
 _REFUSED: Refused = {

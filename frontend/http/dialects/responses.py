@@ -21,7 +21,7 @@ from ...requests.input_processor import PreparedParams
 from ..caller import Caller
 from ..errors import ApiError, FieldError
 from ..jobs.event_log import EventLog
-from ..jobs.peers import Ask, Found
+from ..jobs.peers import ResponseQuery, ResponseReply
 from ..jobs.store import Record
 from ..serving import Serving
 from ..stream import Json, respond
@@ -48,10 +48,10 @@ _decode_items = msgspec.json.Decoder(list[body.ConversationItem]).decode
 
 def _make_params(serving: Serving, request: body.ResponsesRequest, wants_logprobs: bool) -> SamplingParams:
     """As a chat's, with the fewer fields that /v1/responses has."""
-    own = {"logprobs": request.top_logprobs or 0} if wants_logprobs else {}
+    logprob_fields = {"logprobs": request.top_logprobs or 0} if wants_logprobs else {}
     if request.truncation == "auto":
-        own["truncate_prompt_tokens"] = -1
-    return make_params(serving, request, request.max_output_tokens, **own)
+        logprob_fields["truncate_prompt_tokens"] = -1
+    return make_params(serving, request, request.max_output_tokens, **logprob_fields)
 
 
 async def create_response(serving: Serving, request: body.ResponsesRequest, caller: Caller) -> Response:
@@ -100,13 +100,13 @@ async def _prepare(
     past = await load_past(serving, request.previous_response_id, caller)
     read = functools.partial(read_items, ignores_unknown=serving.options.unknown_fields == "ignore")
     items = await _run_beside(request.input, read, request.input)
-    own = await resolve_references(serving, items, caller)
+    new_items = await resolve_references(serving, items, caller)
     make = functools.partial(_make_conversation, request, offer, past)
-    conversation = await _run_beside([*past.items, *own], make, own)
+    conversation = await _run_beside([*past.items, *new_items], make, new_items)
     prompt, prepared, reader = await prepare_conversation(serving, caller, params, conversation)
     response = _make_response(serving, request, offer.given)
-    turns = (*past.turns, msgspec.json.encode(own)) if response["store"] else ()
-    record = Record(caller.owner, caller.tenant, turns, len(past.items) + len(own))
+    turns = (*past.turns, msgspec.json.encode(new_items)) if response["store"] else ()
+    record = Record(caller.owner, caller.tenant, turns, len(past.items) + len(new_items))
     num_top = None if params.logprobs is None else request.top_logprobs or 0
     encoder = ResponseEncoder(response, offer.namespaces)
     return Answer(serving, encoder, reader, record, num_top), prompt, prepared
@@ -137,11 +137,14 @@ def _check(serving: Serving, request: body.ResponsesRequest) -> None:
 
 
 def _make_conversation(
-    request: body.ResponsesRequest, offer: ToolOffer, past: Past, own: Sequence[body.ConversationItem]
+    request: body.ResponsesRequest,
+    offer: ToolOffer,
+    past: History,
+    new_items: Sequence[body.ConversationItem],
 ) -> Conversation:
-    goes_on = bool(own) and is_unfinished(own[-1])
+    goes_on = bool(new_items) and is_unfinished(new_items[-1])
     return Conversation(
-        messages=make_messages(request.instructions, [*past.items, *own], len(past.items)),
+        messages=make_messages(request.instructions, [*past.items, *new_items], len(past.items)),
         add_generation_prompt=not goes_on,
         continue_final_message=goes_on,
         tools=offer.tools,
@@ -182,7 +185,7 @@ def _make_response(serving: Serving, request: body.ResponsesRequest, tools: list
     }
 
 
-class Past(NamedTuple):
+class History(NamedTuple):
     """The conversation before a request. turns: the same as JSON, turn by turn."""
 
     turns: tuple[bytes, ...] = ()
@@ -195,20 +198,20 @@ class _Output(msgspec.Struct):
     output: list[body.ConversationItem]
 
 
-async def load_past(serving: Serving, response_id: str | None, caller: Caller) -> Past:
+async def load_past(serving: Serving, response_id: str | None, caller: Caller) -> History:
     """The conversation that a response ends. Raises ApiErrors."""
     if response_id is None:
-        return Past()
+        return History()
     field = "previous_response_id"
-    found = await _find_response(serving, response_id, caller, field, "previous_response_not_found")
-    if found.status != "ended":
+    kept = await _find_response(serving, response_id, caller, field, "previous_response_not_found")
+    if kept.status != "ended":
         raise FieldError(field, response_id, "a response that has ended: this one is in progress")
-    num_bytes, limits = sum(map(len, found.items)), serving.options.limits
-    if num_bytes > limits.max_body_bytes or found.num_items > limits.max_messages:
-        value = f"a conversation of {num_bytes} bytes and {found.num_items} items"
+    num_bytes, limits = sum(map(len, kept.items)), serving.options.limits
+    if num_bytes > limits.max_body_bytes or kept.num_items > limits.max_messages:
+        value = f"a conversation of {num_bytes} bytes and {kept.num_items} items"
         allowed = f"at most {limits.max_body_bytes} (max_body_bytes) and {limits.max_messages} (max_messages)"
         raise FieldError(field, value, allowed)
-    return Past(found.items, [item for turn in found.items for item in _decode_items(turn)])
+    return History(kept.items, [item for turn in kept.items for item in _decode_items(turn)])
 
 
 async def resolve_references(
@@ -227,8 +230,8 @@ async def resolve_references(
             raise FieldError(field, item.id, _ITEM_ALLOWED, "item_not_found")
         response_id, index = named
         if response_id not in responses:
-            found = await _find_response(serving, response_id, caller, field, "item_not_found")
-            responses[response_id] = msgspec.json.decode(found.response, type=_Output).output
+            kept = await _find_response(serving, response_id, caller, field, "item_not_found")
+            responses[response_id] = msgspec.json.decode(kept.response, type=_Output).output
         output = responses[response_id]
         if index >= len(output) or output[index].id != item.id:
             raise FieldError(field, item.id, _ITEM_ALLOWED)
@@ -239,10 +242,12 @@ async def resolve_references(
     return resolved
 
 
-async def _find_response(serving: Serving, response_id: str, caller: Caller, field: str, code: str) -> Found:
+async def _find_response(
+    serving: Serving, response_id: str, caller: Caller, field: str, code: str
+) -> ResponseReply:
     """A response that `field` names; as with OpenAI, a 400 when this caller has none such."""
     try:
-        return await serving.responses.ask(Ask("find", response_id, caller.owner))
+        return await serving.responses.ask(ResponseQuery("find", response_id, caller.owner))
     except ApiError as error:
         if error.status != HTTPStatus.NOT_FOUND:
             raise

@@ -12,7 +12,7 @@ from ...outputs import RequestOutput
 from ..bodies.schema import TokenLogprob
 from ..errors import as_api_error
 from ..jobs.event_log import EventLog
-from ..jobs.registry import GiveUp, ResponseRegistry
+from ..jobs.registry import EndBackground, ResponseRegistry
 from ..jobs.store import Record
 from ..serving import Serving
 from ..stream import Json, encode_named_event
@@ -41,8 +41,8 @@ def _join(events: list[Json]) -> bytes:
 def encode_stream_failure(error: Exception) -> bytes:
     """The end of a stream that cannot go on, while its response does, or is lost with its process."""
     api_error = as_api_error(error)
-    said = {"code": api_error.code or "server_error", "message": str(api_error)}
-    return encode_named_event({"type": "error", **said, "param": None, "sequence_number": 0})
+    error_fields = {"code": api_error.code or "server_error", "message": str(api_error)}
+    return encode_named_event({"type": "error", **error_fields, "param": None, "sequence_number": 0})
 
 
 class Answer:
@@ -67,7 +67,7 @@ class Answer:
         self._record: Record | None = record
         self._num_top, self._tokenizer = num_top, serving.llm.tokenizer
 
-    def begin(self, log: EventLog | None = None, give_up: GiveUp | None = None) -> None:
+    def begin(self, log: EventLog | None = None, give_up: EndBackground | None = None) -> None:
         """It is known, and kept, from now on; `run` does this itself. give_up: see ResponseRegistry.begin."""
         record, self._record = self._record, None
         assert record is not None
@@ -87,11 +87,11 @@ class Answer:
                     if begun is not None:
                         yield begun()
                         begun = None
-                    told = self.encoder.take(events[0], await self._make_logprobs(output))
+                    api_events = self.encoder.take(events[0], await self._make_logprobs(output))
                     self._counter.add(output)
                     if output.finished:
-                        told += self.finish(output.outputs[0].finish_reason)
-                    yield told
+                        api_events += self.finish(output.outputs[0].finish_reason)
+                    yield api_events
             finally:
                 if not is_begun:
                     self.end()
@@ -110,7 +110,7 @@ class Answer:
         usage = self._counter.usage()
         if self.reader.has_errors(0):
             self.response["tool_parse_error"] = True
-        told = self.encoder.end(
+        api_events = self.encoder.end(
             finish_reason,
             {
                 "input_tokens": usage["prompt_tokens"],
@@ -121,7 +121,7 @@ class Answer:
             },
         )
         self._registry.finish(self.response)
-        return told
+        return api_events
 
     async def _make_logprobs(self, output: RequestOutput) -> list[TokenLogprob]:
         """As JSON; not in the event loop where that takes long."""
@@ -157,8 +157,8 @@ class BackgroundAnswer:
         """Until it has ended, however it does; what fails is part of the response."""
         response, encoder = self._answer.response, self._answer.encoder
         try:
-            async with aclosing(self._answer.run(parsed)) as told:
-                async for events in told:
+            async with aclosing(self._answer.run(parsed)) as batches:
+                async for events in batches:
                     self._note(events)
         except asyncio.CancelledError:
             if self._is_cancelled:

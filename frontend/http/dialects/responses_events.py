@@ -144,8 +144,8 @@ class ResponseEncoder:
             item = item | {"arguments": text, "status": status}
         else:
             part = _make_part(kind, text, self._logprobs)
-            told = {"text": text} if kind == "reasoning" else {"text": text, "logprobs": self._logprobs}
-            self._say(f"response.{part['type']}.done", **self._place, content_index=0, **told)
+            fields = {"text": text} if kind == "reasoning" else {"text": text, "logprobs": self._logprobs}
+            self._say(f"response.{part['type']}.done", **self._place, content_index=0, **fields)
             self._say("response.content_part.done", **self._place, content_index=0, part=part)
             item = item | {"status": status, "content": [part]}
         self._say("response.output_item.done", output_index=len(self.response["output"]), item=item)

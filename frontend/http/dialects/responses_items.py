@@ -28,16 +28,16 @@ _TOOL_KINDS = ("function", "namespace")
 _TOOLS_ALLOWED = "'function' or 'namespace': tools that the client runs; this server has none of its own"
 
 
-def read_items(given: str | list[dict[str, Any]], ignores_unknown: bool = False) -> list[body.InputItem]:
+def read_items(items: str | list[dict[str, Any]], ignores_unknown: bool = False) -> list[body.InputItem]:
     """A request's `input`, checked one by one. Raises ApiErrors that name the place."""
-    if isinstance(given, str):
-        return [body.MessageItem(role="user", content=given)]
-    if not given:
-        raise FieldError("input", given, "a text, or a list of at least one item")
-    for place, item in enumerate(given):
+    if isinstance(items, str):
+        return [body.MessageItem(role="user", content=items)]
+    if not items:
+        raise FieldError("input", items, "a text, or a list of at least one item")
+    for place, item in enumerate(items):
         if not isinstance(name := item.get("type", "message"), str) or name not in _KINDS:
             raise FieldError(f"input[{place}].type", name, f"one of {', '.join(_KINDS)}")
-    typed = [item if "type" in item else {"type": "message", **item} for item in given]
+    typed = [item if "type" in item else {"type": "message", **item} for item in items]
     return make_struct({"input": typed}, body.InputItems, ignores_unknown).input
 
 
@@ -185,7 +185,7 @@ class ToolOffer:
 
 
 def read_offer(
-    given: Sequence[dict[str, Any]] | None, choice: object, ignores_unknown: bool = False
+    tools_field: Sequence[dict[str, Any]] | None, choice: object, ignores_unknown: bool = False
 ) -> ToolOffer:
     """A request's `tools`. Raises ApiErrors that name the place.
 
@@ -194,20 +194,20 @@ def read_offer(
     may_leave_out = choice != "required"
     typed = [
         {"type": "web_search"} if may_leave_out and _is_web_search(tool) else _check_kind(tool, f"tools[{n}]")
-        for n, tool in enumerate(given or ())
+        for n, tool in enumerate(tools_field or ())
     ]
     offer = ToolOffer()
     tools = make_struct({"tools": typed}, body.OfferedTools, ignores_unknown).tools
-    for number, one in enumerate(tools):
-        if isinstance(one, body.WebSearchTool):
+    for number, tool in enumerate(tools):
+        if isinstance(tool, body.WebSearchTool):
             continue
-        offer.given.append(one)
-        check_num_tools(len(offer.tools) + (len(one.tools) if isinstance(one, body.NamespaceTool) else 1))
-        for place, name, function in _find_functions(one, f"tools[{number}]"):
+        offer.given.append(tool)
+        check_num_tools(len(offer.tools) + (len(tool.tools) if isinstance(tool, body.NamespaceTool) else 1))
+        for place, name, function in _find_functions(tool, f"tools[{number}]"):
             offer.places.append(place)
             offer.tools.append(Tool(name, function.description, function.parameters, bool(function.strict)))
-            if isinstance(one, body.NamespaceTool):
-                offer.namespaces[name] = one.name, function.name
+            if isinstance(tool, body.NamespaceTool):
+                offer.namespaces[name] = tool.name, function.name
     return offer
 
 
@@ -220,8 +220,11 @@ def _check_kind(tool: dict[str, Any], place: str) -> dict[str, Any]:
     if (kind := tool.get("type")) not in _TOOL_KINDS:
         raise FieldError(f"{place}.type", kind, _TOOLS_ALLOWED, "unsupported_tool")
     inner = tool.get("tools") if kind == "namespace" else None
-    for number, one in enumerate(cast(list[Any], inner) if isinstance(inner, list) else ()):
-        if isinstance(one, dict) and (kind := cast(dict[str, Any], one).get("type")) != "function":
+    for number, inner_tool in enumerate(cast(list[Any], inner) if isinstance(inner, list) else ()):
+        if (
+            isinstance(inner_tool, dict)
+            and (kind := cast(dict[str, Any], inner_tool).get("type")) != "function"
+        ):
             raise FieldError(f"{place}.tools[{number}].type", kind, "'function'", "unsupported_tool")
     return tool
 

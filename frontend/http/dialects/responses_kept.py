@@ -15,7 +15,7 @@ from ..bodies.openapi import Routes
 from ..caller import Caller
 from ..engines.served_models import ServedModels
 from ..errors import ApiError, ErrorResponse, FieldError
-from ..jobs.peers import Ask, Found
+from ..jobs.peers import ResponseQuery, ResponseReply
 from ..stream import EventStream, respond
 from . import responses_body as body
 from .responses_background import encode_stream_failure
@@ -29,8 +29,10 @@ def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Requ
     """The routes of responses that are there. They answer while the server drains: what runs is taken up."""
     responses = models.parts.responses
 
-    async def ask(what: Literal["find", "remove", "cancel"], response_id: str, http: Request) -> Found:
-        return await responses.ask(Ask(what, response_id, find_caller(http).owner))
+    async def ask(
+        what: Literal["find", "remove", "cancel"], response_id: str, http: Request
+    ) -> ResponseReply:
+        return await responses.ask(ResponseQuery(what, response_id, find_caller(http).owner))
 
     async def get_response(response_id: str, http: Request) -> Response:
         """A response that is kept, or runs; with `stream=true` its events, behind number `starting_after`."""
@@ -48,19 +50,19 @@ def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Requ
 
     async def cancel_response(response_id: str, http: Request) -> Response:
         """End a response that runs: its own answer ends as well, with what it has."""
-        found = await ask("cancel", response_id, http)
-        if found.status == "ended" and _decode_status(found.response).status != "cancelled":
+        kept = await ask("cancel", response_id, http)
+        if kept.status == "ended" and _decode_status(kept.response).status != "cancelled":
             raise _refuse(response_id, "it has ended")
-        return _send(found.response)
+        return _send(kept.response)
 
     async def list_input_items(response_id: str, http: Request) -> Response:
         """The conversation that a response answers."""
         page = _Page.read(http.query_params)
-        found = await ask("find", response_id, http)
-        if found.status == "running":
+        kept = await ask("find", response_id, http)
+        if kept.status == "running":
             raise _refuse(response_id, "it is in progress")
         # A conversation may be as large as all that is kept.
-        return _send(await asyncio.to_thread(_encode_items, found.items[:-1], page))
+        return _send(await asyncio.to_thread(_encode_items, kept.items[:-1], page))
 
     more = {400: ErrorResponse, 404: ErrorResponse}
     routes.add(_PATH, get_response, None, streams=True, more=more)
@@ -114,10 +116,10 @@ class _Page(NamedTuple):
         if self.is_reversed:
             items = items[::-1]
         # Of items with one id the last: who asks for page after page comes to an end.
-        found = [place + 1 for place, item in enumerate(items) if item.id == self.after]
-        if self.after is not None and not found:
+        places = [place + 1 for place, item in enumerate(items) if item.id == self.after]
+        if self.after is not None and not places:
             raise FieldError("after", self.after, "the id of an item of this response")
-        begin = found[-1] if found else 0
+        begin = places[-1] if places else 0
         end = begin + self.limit
         return items[begin:end], end < len(items)
 

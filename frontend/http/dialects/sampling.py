@@ -29,16 +29,16 @@ _ALLOWED_FIELDS = {*_USED_FIELDS, "temperature", "seed"}
 _DEFAULTS = dict(zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True))
 
 
-def make_params(serving: Serving, request: Any, max_tokens: int | None, **own: Any) -> SamplingParams:
+def make_params(serving: Serving, request: Any, max_tokens: int | None, **overrides: Any) -> SamplingParams:
     """What a request says of sampling, over what the model recommends.
 
     request: the body of any dialect that generates, with a field `stream`. own: what the
     dialect makes of its fields itself.
     """
-    given = {name: getattr(request, name) for name in _list_shared(type(request))}
-    values = serving.default_sampling | {name: value for name, value in given.items() if value is not None}
+    fields = {name: getattr(request, name) for name in _list_shared(type(request))}
+    values = serving.default_sampling | {name: value for name, value in fields.items() if value is not None}
     values["max_tokens"] = first_given(max_tokens, serving.default_sampling.get("max_tokens"))
-    values.update(own)
+    values.update(overrides)
     if isinstance(request, SharedFields) and request.vllm_xargs is not None:
         values["extra_args"] = _check_xargs(serving, request.vllm_xargs)
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
@@ -48,16 +48,16 @@ def make_params(serving: Serving, request: Any, max_tokens: int | None, **own: A
     return params
 
 
-def _check_xargs(serving: Serving, given: dict[str, Any]) -> dict[str, Any]:
+def _check_xargs(serving: Serving, xargs: dict[str, Any]) -> dict[str, Any]:
     """What the engine's logits processors are to be told, by the name that a request has for it."""
     if not serving.llm.facts.logits_processors:
         allowed = "nothing: this engine has no logits processors (--logits-processors), which would read it"
-        raise FieldError("vllm_xargs", given, allowed)
+        raise FieldError("vllm_xargs", xargs, allowed)
     try:
-        SamplingParams(extra_args=given)
+        SamplingParams(extra_args=xargs)
     except SamplingParamsError as error:
-        raise FieldError("vllm_xargs", given, error.allowed) from None
-    return given
+        raise FieldError("vllm_xargs", xargs, error.allowed) from None
+    return xargs
 
 
 @cache

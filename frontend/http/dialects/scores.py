@@ -22,12 +22,12 @@ from ..errors import FieldError, missing_field
 from ..serving import Serving, make_id
 from ..stream import JsonResponse
 from .route import PostRoute
-from .vector_question import (
+from .vector_request import (
     DocumentText,
     Inputs,
     PoolingFields,
     Positive,
-    Question,
+    VectorRequest,
     ask,
     make_params,
     read_floats,
@@ -74,12 +74,12 @@ async def create_score(serving: Serving, request: ScoreRequest, caller: Caller) 
     """Score one text with one or with each of many, or pairs. Raises InputErrors and ApiErrors."""
     answer_id = make_id("score")
     pairs = _read_pairs(request, serving.options.limits.max_inputs)
-    found = await score(serving, caller, request, pairs, answer_id)
+    scores = await score(serving, caller, request, pairs, answer_id)
     items = (
         _encode({"index": index, "object": "score", "score": value})
-        for index, value in enumerate(found.values)
+        for index, value in enumerate(scores.values)
     )
-    return JsonResponse(write_list(answer_id, serving.model_id, items, found.num_tokens), answer_id)
+    return JsonResponse(write_list(answer_id, serving.model_id, items, scores.num_tokens), answer_id)
 
 
 def _read_pairs(request: ScoreRequest, max_inputs: int) -> Pairs:
@@ -113,7 +113,7 @@ async def score(
     answer_id: str,
     *,
     cuts_seconds: bool = False,
-    **own: tuple[str, Any],
+    **param_fields: tuple[str, Any],
 ) -> Scores:
     """The score of each pair. `fields`: the request; `own`: as make_params has them.
 
@@ -125,22 +125,22 @@ async def score(
     most, processor = getattr(fields, "max_tokens_per_doc", None), serving.llm.pooling.processor
     if processor.scores_pairs:
         if cuts_seconds and fields.truncate_prompt_tokens is None:  # of a pair the second text alone is cut
-            own["truncate_prompt_tokens"] = "truncate_prompt_tokens", -1
-        params = make_params(serving, fields, "classify", **own)
+            param_fields["truncate_prompt_tokens"] = "truncate_prompt_tokens", -1
+        params = make_params(serving, fields, "classify", **param_fields)
         inputs = Inputs(pairs.seconds, pairs.second_names, "", pairs.firsts, max_tokens_per_text=most)
-        found = await ask(serving, caller, Question(answer_id, inputs, params, fields))
-        return Scores([read_score(vector) for vector in found.data], found.num_tokens)
-    params = make_params(serving, fields, "embed", **own)
+        vectors = await ask(serving, caller, VectorRequest(answer_id, inputs, params, fields))
+        return Scores([read_score(vector) for vector in vectors.data], vectors.num_tokens)
+    params = make_params(serving, fields, "embed", **param_fields)
     texts = serving.model_texts
-    given = _put_before(texts.find_named_prompt(QUERY_PROMPTS), pairs.firsts)
-    given += _put_before(texts.find_named_prompt(DOCUMENT_PROMPTS), pairs.seconds)
+    prompted = _put_before(texts.find_named_prompt(QUERY_PROMPTS), pairs.firsts)
+    prompted += _put_before(texts.find_named_prompt(DOCUMENT_PROMPTS), pairs.seconds)
     names = [*pairs.first_names, *pairs.second_names]
     num_queries = len(pairs.firsts)
     cut = processor.find_truncation(_CUT) if cuts_seconds else None
-    inputs = Inputs(given, names, num_queries=num_queries, max_tokens_per_text=most, truncation=cut)
-    found = await ask(serving, caller, Question(answer_id, inputs, params, fields))
-    values = await compare(found.data[:num_queries], found.data[num_queries:])
-    return Scores(values, found.num_tokens)
+    inputs = Inputs(prompted, names, num_queries=num_queries, max_tokens_per_text=most, truncation=cut)
+    vectors = await ask(serving, caller, VectorRequest(answer_id, inputs, params, fields))
+    values = await compare(vectors.data[:num_queries], vectors.data[num_queries:])
+    return Scores(values, vectors.num_tokens)
 
 
 def _put_before(prompt: str, texts: Sequence[str]) -> list[str]:

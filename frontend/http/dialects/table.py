@@ -25,7 +25,7 @@ def check_request(route: PostRoute, facts: EngineFacts, request: msgspec.Struct)
     """ApiError 400 for a task that the model cannot do, with what it can; and for a value that is refused."""
     task = route.task(facts, request) if callable(route.task) else route.task
     if task is not None and task not in facts.tasks:
-        able = [path for one in facts.tasks for path, other in ROUTES.items() if other.task == one]
+        able = [path for task in facts.tasks for path, other in ROUTES.items() if other.task == task]
         if facts.tasks != ("generate",):
             able.append(embeddings.POOLING_PATH)
         raise ApiError(

@@ -18,14 +18,14 @@ from ..serving import Serving, make_id
 from ..stream import Json, JsonResponse, respond
 from .route import PostRoute
 from .scores import compare
-from .vector_question import (
+from .vector_request import (
     Cuts,
     Inputs,
     Name,
     Positive,
-    Question,
     Texts,
     TruncationDirection,
+    VectorRequest,
     ask,
     join_list,
     make_params,
@@ -72,27 +72,29 @@ class SimilarityRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 async def create_tei_embedding(serving: Serving, request: TeiEmbedRequest, caller: Caller) -> Response:
     """Embed texts; the answer is the bare list of their vectors."""
-    own = find_truncation(request.truncate, request.truncation_direction)
-    own["use_activation"] = "normalize", request.normalize
-    params = make_params(serving, request, "embed", **own)
+    param_fields = find_truncation(request.truncate, request.truncation_direction)
+    param_fields["use_activation"] = "normalize", request.normalize
+    params = make_params(serving, request, "embed", **param_fields)
     prompt = serving.model_texts.find_prompt(request.prompt_name)
     inputs = read_inputs("inputs", request.inputs, serving.options.limits.max_inputs, prompt)
     answer_id = make_id("embd")
-    found = await ask(serving, caller, Question(answer_id, inputs, params, request))
-    body = await write_beside(found.data, "float", lambda: join_list(map(write_floats, found.data)))
+    vectors = await ask(serving, caller, VectorRequest(answer_id, inputs, params, request))
+    body = await write_beside(vectors.data, "float", lambda: join_list(map(write_floats, vectors.data)))
     return JsonResponse(body, answer_id)
 
 
 async def create_similarity(serving: Serving, request: SimilarityRequest, caller: Caller) -> Response:
     """The cosine of one sentence and each of others; the answer is the bare list of them."""
-    given, own = request.inputs, request.parameters or TextParameters()
-    params = make_params(serving, own, "embed", **find_truncation(own.truncate, own.truncation_direction))
-    texts, names = read_texts("inputs.sentences", list(given.sentences), serving.options.limits.max_inputs)
-    prompt = serving.model_texts.find_prompt(own.prompt_name)
-    inputs = Inputs([given.source_sentence, *texts], ["inputs.source_sentence", *names], prompt)
+    compared, parameters = request.inputs, request.parameters or TextParameters()
+    params = make_params(
+        serving, parameters, "embed", **find_truncation(parameters.truncate, parameters.truncation_direction)
+    )
+    texts, names = read_texts("inputs.sentences", list(compared.sentences), serving.options.limits.max_inputs)
+    prompt = serving.model_texts.find_prompt(parameters.prompt_name)
+    inputs = Inputs([compared.source_sentence, *texts], ["inputs.source_sentence", *names], prompt)
     answer_id = make_id("similarity")
-    found = await ask(serving, caller, Question(answer_id, inputs, params, own))
-    return JsonResponse(msgspec.json.encode(await compare(found.data[:1], found.data[1:])), answer_id)
+    vectors = await ask(serving, caller, VectorRequest(answer_id, inputs, params, parameters))
+    return JsonResponse(msgspec.json.encode(await compare(vectors.data[:1], vectors.data[1:])), answer_id)
 
 
 def find_truncation(truncates: bool | None, direction: str | None) -> dict[str, tuple[str, Any]]:

@@ -30,14 +30,14 @@ class ToolInput:
 
     def take(self, text: str) -> str:
         """What can be told now."""
-        told: list[str] = []
+        shown: list[str] = []
         place = 0
         while place < len(text):
             can_tell, place = self._step(text, place)
             if can_tell:
-                told += self._waiting
+                shown += self._waiting
                 self._waiting = []
-        return "".join(told)
+        return "".join(shown)
 
     def end(self) -> str:
         """What waits; the call is complete."""

@@ -43,7 +43,9 @@ class UsageCounter:
             self._completion_tokens[name] = output.metrics.num_generation_tokens
         else:
             known = self._completion_tokens.get(name, 0)
-            self._completion_tokens[name] = known + sum(len(one.token_ids) for one in output.outputs)
+            self._completion_tokens[name] = known + sum(
+                len(completion.token_ids) for completion in output.outputs
+            )
 
     def usage(self) -> Json:
         """The counts so far."""

@@ -33,8 +33,8 @@ class DaemonModel(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, daemon: Attachment, facts: EngineFacts) -> Self:
         """What its engine says that it serves."""
-        told = {name: getattr(facts, name) for name in cls.__struct_fields__ if name != "daemon"}
-        return cls(daemon, **told)
+        shared = {name: getattr(facts, name) for name in cls.__struct_fields__ if name != "daemon"}
+        return cls(daemon, **shared)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -64,14 +64,14 @@ def load_daemon_models(
 
     ConfigError when a request could not tell two of them apart, DaemonError for a name that none has.
     """
-    found: list[DaemonModel] = []
+    models: list[DaemonModel] = []
     for daemon in daemons:
-        if any(other.daemon == daemon for other in found):
+        if any(other.daemon == daemon for other in models):
             raise ConfigError("attach", daemon, "each daemon once")
-        one = find_starting_model(daemon) or load_daemon_model(daemon, on_phase)
-        for other in found:
-            for name in set(one.names) & set(other.names):
+        model = find_starting_model(daemon) or load_daemon_model(daemon, on_phase)
+        for other in models:
+            for name in set(model.names) & set(other.names):
                 allowed = f"daemons whose models have names of their own (--served-model-name): both {name!r}"
                 raise ConfigError("attach", f"{other.daemon}, {daemon}", allowed)
-        found.append(one)
-    return tuple(found)
+        models.append(model)
+    return tuple(models)

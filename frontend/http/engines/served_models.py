@@ -189,8 +189,8 @@ class ServedModels:
 
     def describe_formats(self) -> str:
         """How thoughts and tool calls are read, of each model that is here and generates."""
-        able = [one for one in self.servings if "generate" in one.llm.facts.tasks]
-        texts = {one.model_id: summarize(one.output_format, one.llm.facts) for one in able}
+        able = [serving for serving in self.servings if "generate" in serving.llm.facts.tasks]
+        texts = {serving.model_id: summarize(serving.output_format, serving.llm.facts) for serving in able}
         if not self.has_several:
             return "".join(texts.values())
         return "; ".join(f"{name}: {text}" for name, text in texts.items())

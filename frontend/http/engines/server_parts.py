@@ -11,7 +11,7 @@ from ....ipc.params.pooling_params import PoolingParams
 from ....ipc.params.sampling_params import SamplingParams
 from ...outputs import RequestOutput
 from ...requests.vectors.outputs import PoolingOutput, PoolingRequestOutput
-from ..caller import Tally
+from ..caller import TenantUsage
 from ..errors import unavailable
 from ..jobs.registry import ResponseRegistry
 from ..options import ServerOptions
@@ -31,7 +31,7 @@ class ServerParts:
         self.on_output: list[Callable[[RequestOutput, SamplingParams], None]] = []  # told finished outputs
         self.on_pooled: list[TellPooled] = []  # told the vectors of a request
         self.responses = ResponseRegistry(options.limits)
-        self.answer_bytes = Tally()  # of answers under way, whatever engine makes them
+        self.answer_bytes = TenantUsage()  # of answers under way, whatever engine makes them
         self.tasks: set[asyncio.Task[Any]] = set()  # what a drain waits for
 
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

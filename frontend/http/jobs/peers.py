@@ -18,7 +18,7 @@ import msgspec
 
 from ....ipc.daemon.daemon_mark import read_peer
 from ....ipc.errors import QuireError, shorten
-from ..caller import Tally
+from ..caller import TenantUsage
 from ..errors import ApiError, overloaded, unavailable
 from .event_log import EventLog
 
@@ -41,7 +41,7 @@ class PeerSockets(msgspec.Struct, frozen=True):
     counts_fd: int | None = None
 
 
-class Ask(msgspec.Struct, frozen=True):
+class ResponseQuery(msgspec.Struct, frozen=True):
     """A question for the process that has a response. owner: who asks, who sees nothing of others.
 
     number: the first of the events that are to follow.
@@ -53,7 +53,7 @@ class Ask(msgspec.Struct, frozen=True):
     number: int = 0
 
 
-class Found(msgspec.Struct, frozen=True):
+class ResponseReply(msgspec.Struct, frozen=True):
     """The answer. response: its JSON; items: JSON lists of its conversation's items, if it has ended.
 
     "events": they follow. "no room": too many are sent some already.
@@ -65,8 +65,8 @@ class Found(msgspec.Struct, frozen=True):
     num_items: int = 0
 
 
-UNKNOWN, EVENTS, NO_ROOM = map(Found, ("unknown", "events", "no room"))
-AnswerAsk = Callable[[Ask], Awaitable[tuple[Found, EventLog | None]]]
+UNKNOWN, EVENTS, NO_ROOM = map(ResponseReply, ("unknown", "events", "no room"))
+AnswerQuery = Callable[[ResponseQuery], Awaitable[tuple[ResponseReply, EventLog | None]]]
 """What is known here, and the log of the events that are to follow."""
 
 
@@ -81,11 +81,11 @@ def listen_for_peers() -> socket.socket:
 class Peers:
     """This process's place among those of its group. `answer`: what it knows of its own responses."""
 
-    def __init__(self, sockets: PeerSockets, answer: AnswerAsk) -> None:
+    def __init__(self, sockets: PeerSockets, answer: AnswerQuery) -> None:
         self.place = sockets.place
         self._names = sockets.names
         self._answer = answer
-        self._following = Tally()  # by owner
+        self._following = TenantUsage()  # by owner
         self._listener = socket.socket(fileno=os.dup(sockets.listening_fd))
         self._num_asking = 0
         self._server: asyncio.Server | None = None
@@ -100,7 +100,9 @@ class Peers:
         if self._server is not None:
             self._server.close()
 
-    async def ask(self, place: int, ask: Ask) -> tuple[Found, AsyncGenerator[bytes, None] | None]:
+    async def ask(
+        self, place: int, ask: ResponseQuery
+    ) -> tuple[ResponseReply, AsyncGenerator[bytes, None] | None]:
         """The answer of the process at that place, and the events that follow it, if some do.
 
         ApiError 503 when there is none in time, 429 when too many follow others already. Of a process that is
@@ -113,21 +115,21 @@ class Peers:
                 reader, writer = await _connect(self._names[place])
                 try:
                     await _write_frame(writer, msgspec.msgpack.encode(ask))
-                    found = msgspec.msgpack.decode(await _read_frame(reader), type=Found)
+                    answer = msgspec.msgpack.decode(await _read_frame(reader), type=ResponseReply)
                 except BaseException:
                     writer.close()
                     raise
         except (OSError, TimeoutError, EOFError, msgspec.DecodeError):
             raise _make_lost(ask.response_id) from None
-        if found.status == "events":
+        if answer.status == "events":
             events = _read_events(reader, writer, ask.response_id)
             await anext(events)  # from here on its end closes the connection, though nobody may read an event
-            return found, events
+            return answer, events
         writer.close()
-        if found.status == "no room":
+        if answer.status == "no room":
             name = shorten(ask.response_id)
             raise overloaded(f"as many streams follow {name} and others as may at a time")
-        return found, None
+        return answer, None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = writer.get_extra_info("socket")
@@ -136,12 +138,12 @@ class Peers:
             if self._num_asking > _MAX_ASKING or read_peer(connection)[1] != os.getuid():
                 return
             async with asyncio.timeout(_TIMEOUT_S):
-                ask = msgspec.msgpack.decode(await _read_frame(reader, _MAX_ASK_BYTES), type=Ask)
+                ask = msgspec.msgpack.decode(await _read_frame(reader, _MAX_ASK_BYTES), type=ResponseQuery)
             async with asyncio.timeout(_TIMEOUT_S):
-                found, log = await self._answer(ask)
+                answer, log = await self._answer(ask)
                 if log is not None and not self._following.has_room(ask.owner, 1, _MAX_FOLLOWING):
-                    found, log = NO_ROOM, None
-                await _write_frame(writer, msgspec.msgpack.encode(found))
+                    answer, log = NO_ROOM, None
+                await _write_frame(writer, msgspec.msgpack.encode(answer))
             if log is not None:
                 await self._send_events(log, ask, reader, writer)
         except (OSError, TimeoutError, EOFError, msgspec.MsgspecError, QuireError):
@@ -151,7 +153,7 @@ class Peers:
             writer.close()
 
     async def _send_events(
-        self, log: EventLog, ask: Ask, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, log: EventLog, ask: ResponseQuery, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """All of them, until the last or until who asked is gone."""
         self._following.enter(ask.owner, 1)

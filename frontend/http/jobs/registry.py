@@ -18,7 +18,7 @@ from ..errors import ApiError, FieldError, overloaded
 from ..limits import Limits
 from ..stream import Json
 from .event_log import EventLog
-from .peers import EVENTS, UNKNOWN, Ask, Found, Peers, PeerSockets
+from .peers import EVENTS, UNKNOWN, Peers, PeerSockets, ResponseQuery, ResponseReply
 from .store import Record, ResponseStore
 
 _CANCEL_S = 1.0  # in which a response that is cancelled ends: what it has is written down in a few ms
@@ -29,7 +29,7 @@ _ID = re.compile("resp-[0-9a-f]{32}([0-9a-f]{2})")  # the last two digits: the p
 AbortRequests = Callable[[list[str]], Awaitable[None]]
 
 
-class GiveUp(Protocol):
+class EndBackground(Protocol):
     """Ends a response that runs in the background, in a moment."""
 
     def __call__(self, *, is_cancelled: bool = False) -> None:
@@ -41,7 +41,7 @@ class _Running(NamedTuple):
     owner: str
     response: Json
     abort: AbortRequests
-    give_up: GiveUp | None  # of one that runs in the background
+    give_up: EndBackground | None  # of one that runs in the background
     ended: asyncio.Event
 
     @property
@@ -85,7 +85,7 @@ class ResponseRegistry:
         response: Json,
         record: Record,
         abort: AbortRequests,
-        give_up: GiveUp | None = None,
+        give_up: EndBackground | None = None,
     ) -> None:
         """A response runs from now on; it is to be kept if it says so. `abort`: of the engine that has it.
 
@@ -126,33 +126,33 @@ class ResponseRegistry:
         if (record := self.store.find(response_id, owner)) is not None and not record.response:
             self.store.remove(response_id, owner)
 
-    async def ask(self, ask: Ask) -> Found:
+    async def ask(self, ask: ResponseQuery) -> ResponseReply:
         """What its process says of a response; ApiError 404 when this owner has none, 503 without answer."""
-        found, _ = await self._ask(ask)
-        return found
+        answer, _ = await self._ask(ask)
+        return answer
 
     async def follow(self, response_id: str, owner: str, after: int) -> AsyncGenerator[bytes, None]:
         """The events behind number `after` of one that runs, or has run, in the background; errors as `ask`.
 
         Raises FieldError if the response has no events.
         """
-        _, events = await self._ask(Ask("follow", response_id, owner, after + 1))
+        _, events = await self._ask(ResponseQuery("follow", response_id, owner, after + 1))
         if events is None:
             raise FieldError("stream", True, "false: only events of a response with background=true are kept")
         return events
 
-    async def _ask(self, ask: Ask) -> tuple[Found, AsyncGenerator[bytes, None] | None]:
+    async def _ask(self, ask: ResponseQuery) -> tuple[ResponseReply, AsyncGenerator[bytes, None] | None]:
         """The answer of the process that has the response, which may be this one, and events that follow."""
         named, peers = _ID.fullmatch(ask.response_id), self._peers
         place = int(named[1], 16) if named else 0
         if peers is None or named is None or place == peers.place:
-            found, log = await self._answer(ask)
+            answer, log = await self._answer(ask)
             events = None if log is None else log.follow(ask.number)
         else:
-            found, events = await peers.ask(place, ask)
-        if found.status == "unknown":
+            answer, events = await peers.ask(place, ask)
+        if answer.status == "unknown":
             raise self._make_unknown(ask.response_id)
-        return found, events
+        return answer, events
 
     def _give_up_dropped(self, response_id: str) -> None:
         running = self._running.get(response_id)
@@ -169,7 +169,7 @@ class ResponseRegistry:
         message = f"response {shorten(response_id)} not found: {why}"
         return ApiError(HTTPStatus.NOT_FOUND, message, code="response_not_found")
 
-    async def _answer(self, ask: Ask) -> tuple[Found, EventLog | None]:
+    async def _answer(self, ask: ResponseQuery) -> tuple[ResponseReply, EventLog | None]:
         """What is known here, and the events to follow."""
         response_id, owner = ask.response_id, ask.owner
         if ask.what == "cancel":
@@ -180,16 +180,16 @@ class ResponseRegistry:
         if ask.what == "follow" and record.log is not None:
             return EVENTS, record.log
         if not record.response:
-            return Found("running", msgspec.json.encode(self._running[response_id].response)), None
+            return ResponseReply("running", msgspec.json.encode(self._running[response_id].response)), None
         if ask.what == "remove":
             self.store.remove(response_id, owner)
-        return Found("ended", record.response, record.items, record.num_items), None
+        return ResponseReply("ended", record.response, record.items, record.num_items), None
 
-    async def _cancel(self, response_id: str, owner: str) -> Found:
+    async def _cancel(self, response_id: str, owner: str) -> ResponseReply:
         running = self._running.get(response_id)
         if running is None or running.owner != owner:
             record = self.store.find(response_id, owner)
-            return UNKNOWN if record is None else Found("ended", record.response)
+            return UNKNOWN if record is None else ResponseReply("ended", record.response)
         if not running.has_ended:
             await running.abort([response_id])
             await _wait_for_end(running)
@@ -197,9 +197,9 @@ class ResponseRegistry:
             running.give_up(is_cancelled=True)
             await _wait_for_end(running)
         if running.has_ended:
-            return Found("ended", msgspec.json.encode(running.response))
+            return ResponseReply("ended", msgspec.json.encode(running.response))
         # Its own stream is not read: it ends as it has been aborted when that is.
-        return Found("running", msgspec.json.encode(running.response | {"status": "cancelled"}))
+        return ResponseReply("running", msgspec.json.encode(running.response | {"status": "cancelled"}))
 
     def _drop_expired(self) -> None:
         """Now, and when the next is due."""

@@ -151,7 +151,7 @@ class ResponseStore:
     def drop_expired(self) -> float | None:
         """Forget what has been kept long enough; returns when the next will have been."""
         now = self._now()
-        expired = takewhile(lambda one: one[1].expires_at <= now, self._records.items())
+        expired = takewhile(lambda item: item[1].expires_at <= now, self._records.items())
         for response_id, record in list(expired):
             self._take(response_id)
             if record.response:
@@ -167,7 +167,7 @@ class ResponseStore:
         self._count(record.tenant, record.num_bytes)
         while self.num_bytes > self.max_bytes:
             ids = self._ids_of[max(self._bytes_of, key=self._bytes_of.__getitem__)]
-            ended = (one for one in ids if self._records[one].response)
+            ended = (ended_id for ended_id in ids if self._records[ended_id].response)
             self._take(evicted := next(ended, next(iter(ids))))
             self._evict(evicted)
 

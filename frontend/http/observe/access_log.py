@@ -98,7 +98,7 @@ def note_pooled(
     """Count the tokens of a request for vectors."""
     record = CURRENT.get()
     if record is not None:
-        record.prompt_tokens += sum(len(one.prompt_token_ids) for one in outputs)
+        record.prompt_tokens += sum(len(output.prompt_token_ids) for output in outputs)
 
 
 class AccessLog:

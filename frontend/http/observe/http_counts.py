@@ -58,17 +58,17 @@ class HttpCounts:
 
     def read(self) -> list[RouteCounts]:
         """Of the routes that have been asked for, over all processes."""
-        found: list[RouteCounts] = []
+        routes: list[RouteCounts] = []
         for index, (method, path) in enumerate(self._routes):
             sums = [0] * _ROUTE_NUMBERS
             for place in range(self._num_places):
                 begin = place * _PLACE_BYTES // 8 + index * _ROUTE_NUMBERS
-                own = self._numbers[begin : begin + _ROUTE_NUMBERS]
-                sums = [total + one for total, one in zip(sums, own, strict=True)]
+                numbers = self._numbers[begin : begin + _ROUTE_NUMBERS]
+                sums = [total + number for total, number in zip(sums, numbers, strict=True)]
             by_status, buckets = sums[: len(STATUSES)], sums[len(STATUSES) : -1]
             if any(by_status):
-                found.append(RouteCounts(method, path, by_status, buckets, sums[-1] / 1e9))
-        return found
+                routes.append(RouteCounts(method, path, by_status, buckets, sums[-1] / 1e9))
+        return routes
 
     def read_more(self) -> list[int]:
         """The sums of `more` over all processes."""

@@ -68,7 +68,7 @@ async def _look(model: ServedModel) -> EngineSnapshot:
     return await model.serving.llm.snapshot()
 
 
-class Shown:
+class EncodedSnapshot:
     """A snapshot as events, each encoded once for all viewers of a tenant."""
 
     def __init__(self, snapshot: EngineSnapshot) -> None:
@@ -91,7 +91,7 @@ class SnapshotFeed:
         self._look = look
         self._period_s = period_s
         self._closed = asyncio.Event()
-        self._looking: asyncio.Task[Shown] | None = None
+        self._looking: asyncio.Task[EncodedSnapshot] | None = None
         self._next_at = 0.0  # when there may be another look, by the loop's clock
 
     async def watch(self, caller: Caller) -> AsyncGenerator[bytes, None]:
@@ -120,14 +120,14 @@ class SnapshotFeed:
         if self._looking is not None:
             self._looking.cancel()
 
-    async def _look_in_time(self) -> Shown:
+    async def _look_in_time(self) -> EncodedSnapshot:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._next_at - loop.time())
         self._next_at = loop.time() + self._period_s
-        return Shown(await self._look())
+        return EncodedSnapshot(await self._look())
 
 
-def _retrieve(looking: asyncio.Task[Shown]) -> None:
+def _retrieve(looking: asyncio.Task[EncodedSnapshot]) -> None:
     """Its error is the viewers' answer, if any are left."""
     if not looking.cancelled():
         looking.exception()
@@ -137,8 +137,8 @@ def _retrieve(looking: asyncio.Task[Shown]) -> None:
 def load_page() -> str:
     """page/index.html with the styles and scripts that it names in their places."""
     page = (_FOLDER / "index.html").read_text()
-    page = re.sub(r'<link rel="stylesheet" href="(\S+)">', lambda found: _inline("style", found[1]), page)
-    return re.sub(r'<script src="(\S+)"></script>', lambda found: _inline("script", found[1]), page)
+    page = re.sub(r'<link rel="stylesheet" href="(\S+)">', lambda match: _inline("style", match[1]), page)
+    return re.sub(r'<script src="(\S+)"></script>', lambda match: _inline("script", match[1]), page)
 
 
 @functools.cache

@@ -39,21 +39,21 @@ from .server_info import ANSWER_S
 def add_routes(routes: Routes, models: ServedModels, find_counts: Callable[[], HttpCounts]) -> None:
     """Serve /metrics. The only engine, when it is gone, raises EngineDeadError, for the app to answer."""
     prefix = models.parts.options.metrics_prefix
-    own = CollectorRegistry()
-    ProcessCollector(registry=own)
-    PlatformCollector(registry=own)
-    GCCollector(registry=own)
+    process_registry = CollectorRegistry()
+    ProcessCollector(registry=process_registry)
+    PlatformCollector(registry=process_registry)
+    GCCollector(registry=process_registry)
 
     async def show_metrics() -> Response:
         if models.has_several:
-            found = await asyncio.gather(*map(_ask, models.models))
+            metrics = await asyncio.gather(*map(_ask, models.models))
         else:
-            found = [await models.only.llm.metrics_by_engine()]
+            metrics = [await models.only.llm.metrics_by_engine()]
         names = [model.name for model in models.models]
-        body = format_metrics(dict(zip(names, found, strict=True)), prefix)
+        body = format_metrics(dict(zip(names, metrics, strict=True)), prefix)
         counts = find_counts()
         body += format_http_counts(counts.read()) + format_response_counts(counts.read_more(), prefix)
-        body += generate_latest(own)
+        body += generate_latest(process_registry)
         return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
 
     routes.add("/metrics", show_metrics, "Prometheus metrics", "text/plain")
@@ -70,9 +70,11 @@ async def _ask(model: ServedModel) -> EnginesMetrics | None:
         return None
 
 
-def format_metrics(found: Mapping[str, EnginesMetrics | None], prefix: str = DEFAULT_METRICS_PREFIX) -> bytes:
+def format_metrics(
+    metrics: Mapping[str, EnginesMetrics | None], prefix: str = DEFAULT_METRICS_PREFIX
+) -> bytes:
     """The series of each model's engines in the text format; None: of a model that does not answer."""
-    return generate_latest(EnginesCollector(found, prefix))
+    return generate_latest(EnginesCollector(metrics, prefix))
 
 
 def format_http_counts(counts: Sequence[RouteCounts]) -> bytes:

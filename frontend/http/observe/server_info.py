@@ -92,7 +92,7 @@ def add_health_routes(routes: Routes, models: ServedModels, find_caller: Callabl
         if model is not None:
             body = StatusResponse(models.find(model).status)
         elif models.has_several:
-            body = StatusResponse(models.status, {one.name: one.status for one in models.models})
+            body = StatusResponse(models.status, {served.name: served.status for served in models.models})
         else:
             body = StatusResponse(models.status)
         return respond(body, status=200 if body.status in WELL else 503)
@@ -102,9 +102,9 @@ def add_health_routes(routes: Routes, models: ServedModels, find_caller: Callabl
         if model is not None or not models.has_several:
             body = await look(models.find(model), caller)
         else:
-            found = await asyncio.gather(*(look(one, caller) for one in models.models))
-            each = {one.name: body for one, body in zip(models.models, found, strict=True)}
-            body = HealthResponse(sum_up(one.status for one in found), models=each)
+            healths = await asyncio.gather(*(look(served, caller) for served in models.models))
+            each = {served.name: body for served, body in zip(models.models, healths, strict=True)}
+            body = HealthResponse(sum_up(each.status for each in healths), models=each)
         return respond(body, status=200 if body.status in WELL else 503)
 
     routes.add("/live", live, "The process answers.", StatusResponse, name="live")
@@ -127,13 +127,13 @@ def add_info_routes(routes: Routes, models: ServedModels) -> None:
     options = models.parts.options
 
     async def get_load() -> Response:
-        return respond({"server_load": sum(len(one.room.request_ids) for one in models.servings)})
+        return respond({"server_load": sum(len(served.capacity.request_ids) for served in models.servings)})
 
     async def get_server_info(config_format: str = "text") -> Response:
         if config_format not in ("text", "json"):
             raise FieldError("config_format", config_format, "'text' or 'json'")
         server = msgspec.to_builtins(options)
-        facts = {one.model_id: msgspec.to_builtins(one.llm.facts) for one in models.servings}
+        facts = {served.model_id: msgspec.to_builtins(served.llm.facts) for served in models.servings}
         config = {
             "server": {name: value for name, value in server.items() if name not in _SECRETS},
             "models": facts,

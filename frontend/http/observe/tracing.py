@@ -111,8 +111,8 @@ def note_pooled(
         "gen_ai.request.id": request_id,
         "quire.num_inputs": len(outputs),
         "gen_ai.embeddings.dimension.count": params.dimensions,
-        "gen_ai.usage.prompt_tokens": sum(len(one.prompt_token_ids) for one in outputs),
-        "gen_ai.usage.cached_tokens": sum(one.num_cached_tokens for one in outputs),
+        "gen_ai.usage.prompt_tokens": sum(len(output.prompt_token_ids) for output in outputs),
+        "gen_ai.usage.cached_tokens": sum(output.num_cached_tokens for output in outputs),
     }
     _set_attributes(trace.get_current_span(), values)
 
@@ -131,7 +131,7 @@ def note_output(output: RequestOutput, params: SamplingParams) -> None:
         "gen_ai.request.n": params.n,
         "gen_ai.usage.prompt_tokens": len(output.prompt_token_ids),
         "gen_ai.usage.cached_tokens": output.num_cached_tokens,
-        "gen_ai.response.finish_reasons": [str(one.finish_reason) for one in output.outputs],
+        "gen_ai.response.finish_reasons": [str(completion.finish_reason) for completion in output.outputs],
     }
     if metrics is not None:
         values["gen_ai.usage.completion_tokens"] = metrics.num_generation_tokens

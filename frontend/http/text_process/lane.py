@@ -62,7 +62,7 @@ class TurnQueue(Generic[T]):
         if len(line.items) >= self._max_items:
             raise TurnQueueFullError(f"{len(line.items)} wait, and at most {self._max_items} may")
         limit = self._max_bytes
-        total = sum(one.size_bytes for one in self._lines.values())
+        total = sum(other.size_bytes for other in self._lines.values())
         if total + size_bytes > self._max_total_bytes:
             limit = min(limit, self._max_total_bytes // (len(self._lines) + (owner not in self._lines)))
         if line.items and line.size_bytes + size_bytes > limit:
@@ -95,11 +95,11 @@ class TurnQueue(Generic[T]):
     def remove(self, owner: str, item: T) -> None:
         """Take out an item that nobody waits for any more; nothing happens if it is not there."""
         line = self._lines.get(owner)
-        found = None if line is None else next((one for one in line.items if one[0] is item), None)
-        if line is None or found is None:
+        entry = None if line is None else next((queued for queued in line.items if queued[0] is item), None)
+        if line is None or entry is None:
             return
-        line.items.remove(found)
-        line.size_bytes -= found[1]
+        line.items.remove(entry)
+        line.size_bytes -= entry[1]
         if not line.items:
             del self._lines[owner]
 

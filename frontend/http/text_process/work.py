@@ -108,7 +108,8 @@ def _tokenize(tokenizer: Tokenizer, job: jobs.TokenizeJob) -> jobs.TextAnswer:
     if job.only_counts:
         return _make_body(name_of(job), {"input_tokens": len(ids)})
     # As the vocabulary has them, which is not always text.
-    strings = [tokenizer.backend.id_to_token(one) or "" for one in ids] if job.wants_strings else None
+    to_string = tokenizer.backend.id_to_token
+    strings = [to_string(token_id) or "" for token_id in ids] if job.wants_strings else None
     body = {"count": len(ids), "max_model_len": job.max_model_len, "tokens": ids, "token_strs": strings}
     return _make_body(name_of(job), body)
 
@@ -216,9 +217,9 @@ def _check_query(tokenizer: Tokenizer, job: jobs.PoolingJob, query: str) -> None
     if len(query) > job.max_tokens:
         (encoding,) = tokenizer.encode_texts([query], add_special_tokens=False)
         if len(encoding) > job.max_tokens:
-            said = f"more than {len(encoding)} tokens"
+            length = f"more than {len(encoding)} tokens"
             allowed = f"at most {job.max_tokens} (max_model_len={job.max_tokens}): a query is not cut"
-            raise PromptError(job.names[0], said, allowed)
+            raise PromptError(job.names[0], length, allowed)
 
 
 def _encode_part(tokenizer: Tokenizer, job: jobs.PoolingJob, part: slice) -> list[EncodedText]:
@@ -230,8 +231,8 @@ def _encode_part(tokenizer: Tokenizer, job: jobs.PoolingJob, part: slice) -> lis
         texts = texts[:whole] + _cut_texts(tokenizer, texts[whole:], job.max_tokens_per_text)
     if job.queries is None:
         texts = [encoder.prepare(text, job.prompt) for text in texts]
-        found = encoder.encode_texts(names[:whole], texts[:whole], None)
-        return found + encoder.encode_texts(names[whole:], texts[whole:], job.truncation)
+        encoded = encoder.encode_texts(names[:whole], texts[:whole], None)
+        return encoded + encoder.encode_texts(names[whole:], texts[whole:], job.truncation)
     queries = job.queries * len(texts) if len(job.queries) == 1 else job.queries[part]
     return encoder.encode_pairs(names, list(map(TextPair, queries, texts)), job.truncation)
 

@@ -57,11 +57,11 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
             known = ", ".join(map(repr, self.prompts)) or "none"
             allowed = f"absent or the name of a prompt of this model: {known}"
             raise InputError("prompt_name", name, allowed + did_you_mean(str(name), self.prompts))
-        found = self.prompts.get(name or self.default_prompt_name or "", "") if text is None else text
-        if found and not self.takes_prompts:
+        prompt = self.prompts.get(name or self.default_prompt_name or "", "") if text is None else text
+        if prompt and not self.takes_prompts:
             allowed = "'': this model pools a text without its prompt (include_prompt), which Quire cannot"
-            raise InputError("prompt", found, allowed)
-        return found
+            raise InputError("prompt", prompt, allowed)
+        return prompt
 
     def find_named_prompt(self, names: tuple[str, ...]) -> str:
         """The first of these prompts that the model has, else its default."""
@@ -153,21 +153,21 @@ class TextEncoder:
         if instruction is not None:
             raise PromptError("instruction", instruction, "absent: this model takes none")
         before = self._texts.pair_prompt
-        pairs = [TextPair(self.prepare(one.query, before), self.prepare(one.document)) for one in pairs]
+        pairs = [TextPair(self.prepare(pair.query, before), self.prepare(pair.document)) for pair in pairs]
         encodings = self._tokenizer.encode_pairs(pairs)
-        found: list[EncodedText] = []
+        texts: list[EncodedText] = []
         for name, encoding in zip(names, encodings, strict=True):
             types = encoding.type_ids if self._tokenizer.has_token_type_ids else []
             start = types.index(1) if 1 in types else None
-            found.append(EncodedText(_cut(name, encoding, cut, 1), start))
-        return found
+            texts.append(EncodedText(_cut(name, encoding, cut, 1), start))
+        return texts
 
     def _fill_template(
         self, names: Sequence[str], pairs: Sequence[TextPair], cut: Truncation | None, instruction: str
     ) -> list[EncodedText]:
         """Qwen3-Reranker's. The document is last, so a cut of the end leaves the query whole."""
-        heads = [f"<Instruct>: {instruction}\n<Query>: {one.query}\n<Document>: " for one in pairs]
-        bodies = [head + one.document for head, one in zip(heads, pairs, strict=True)]
+        heads = [f"<Instruct>: {instruction}\n<Query>: {pair.query}\n<Document>: " for pair in pairs]
+        bodies = [head + pair.document for head, pair in zip(heads, pairs, strict=True)]
         prefix, suffix, *ids = self._tokenizer.encode_batch(
             [_PREFIX, _SUFFIX, *bodies], add_special_tokens=False
         )

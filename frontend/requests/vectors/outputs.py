@@ -177,15 +177,15 @@ def to_embedding(output: PoolingRequestOutput[PoolingOutput]) -> EmbeddingReques
 
 def to_classification(output: PoolingRequestOutput[PoolingOutput]) -> ClassificationRequestOutput:
     """The vector as the numbers of classes."""
-    found = ClassificationOutput(output.outputs.raw)
-    return ClassificationRequestOutput(output.request_id, found, *_rest_of(output))
+    classification = ClassificationOutput(output.outputs.raw)
+    return ClassificationRequestOutput(output.request_id, classification, *_rest_of(output))
 
 
 def to_score(output: PoolingRequestOutput[PoolingOutput]) -> ScoringRequestOutput:
     """The one number of a classifier of pairs."""
     raw = output.outputs.raw
-    found = ScoringOutput(memoryview(raw).cast("f")[0] if raw else float("nan"))
-    return ScoringRequestOutput(output.request_id, found, *_rest_of(output))
+    score = ScoringOutput(memoryview(raw).cast("f")[0] if raw else float("nan"))
+    return ScoringRequestOutput(output.request_id, score, *_rest_of(output))
 
 
 def _rest_of(

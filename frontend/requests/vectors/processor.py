@@ -67,10 +67,10 @@ class PoolingProcessor:
     def check_params(self, params: PoolingParams | None, task: PoolingTask | None) -> PoolingParams:
         """As tasks.check_params, and truncation. Raises PoolingParamsError."""
         checked = check_params(self.facts, params, task)
-        most, asked = self.facts.max_model_len, checked.truncate_prompt_tokens
-        if asked is not None and asked > most:
+        most, length = self.facts.max_model_len, checked.truncate_prompt_tokens
+        if length is not None and length > most:
             allowed = f"-1, or from 1 to max_model_len={most}"
-            raise PoolingParamsError("truncate_prompt_tokens", asked, allowed)
+            raise PoolingParamsError("truncate_prompt_tokens", length, allowed)
         return checked
 
     def find_prompt(self, name: str | None, text: str | None) -> str:
@@ -81,13 +81,13 @@ class PoolingProcessor:
 
     def find_truncation(self, params: PoolingParams) -> Truncation | None:
         """What checked parameters say; None if a prompt that is too long is to be refused."""
-        asked = params.truncate_prompt_tokens
-        if asked is None:
+        length = params.truncate_prompt_tokens
+        if length is None:
             return None
         room = self.facts.max_model_len
         if slots := self.facts.num_gpu_blocks * self.facts.block_size:
             room = min(room, slots)
-        return Truncation(room if asked == -1 else asked, params.truncation_side == "right")
+        return Truncation(room if length == -1 else length, params.truncation_side == "right")
 
     def tokenize(
         self,
@@ -102,25 +102,25 @@ class PoolingProcessor:
 
         params, one a prompt, say where they are cut. prompt: what goes before each text. Raises PromptError.
         """
-        parsed = [_parse(name, one) for name, one in zip(names, prompts, strict=True)]
+        parsed = [_parse(name, value) for name, value in zip(names, prompts, strict=True)]
         groups: dict[tuple[bool, Truncation | None], list[tuple[ParsedPrompt, Any]]] = {}
-        for one, given, own in zip(parsed, prompts, params, strict=True):
-            cut = self.find_truncation(own)
-            if one.token_ids is None:
-                groups.setdefault((isinstance(given, TextPair), cut), []).append((one, given))
+        for parsed_prompt, prompt_, request_params in zip(parsed, prompts, params, strict=True):
+            cut = self.find_truncation(request_params)
+            if parsed_prompt.token_ids is None:
+                groups.setdefault((isinstance(prompt_, TextPair), cut), []).append((parsed_prompt, prompt_))
             else:
-                one.truncation = cut
+                parsed_prompt.truncation = cut
         for (is_pair, cut), members in groups.items():
             for start in range(0, len(members), _ENCODED_AT_ONCE):
                 some = members[start : start + _ENCODED_AT_ONCE]
                 if is_pair:
                     self._encode_pairs(some, cut, instruction)
                 else:
-                    self._encode_texts([one for one, _ in some], cut, prompt)
-        for one, own in zip(parsed, params, strict=True):
-            self._prompts.check(one)
-            if own.task == "classify" and (padding := self.texts.trailing_padding_id) is not None:
-                one.drop_trailing(padding)
+                    self._encode_texts([parsed_prompt for parsed_prompt, _ in some], cut, prompt)
+        for parsed_prompt, request_params in zip(parsed, params, strict=True):
+            self._prompts.check(parsed_prompt)
+            if request_params.task == "classify" and (padding := self.texts.trailing_padding_id) is not None:
+                parsed_prompt.drop_trailing(padding)
         return parsed
 
     def takes_long(self, prompts: Sequence[PoolingPrompt]) -> bool:
@@ -151,12 +151,12 @@ class PoolingProcessor:
         return PoolingInput(name, prompt.token_ids, [request])
 
     def _encode_texts(self, raw: Sequence[ParsedPrompt], cut: Truncation | None, prompt: str) -> None:
-        names = [one.name for one in raw]
-        encoder = self._make_encoder(names, [one.text or "" for one in raw])
-        texts = [encoder.prepare(one.text or "", prompt) for one in raw]
+        names = [parsed_prompt.name for parsed_prompt in raw]
+        encoder = self._make_encoder(names, [parsed_prompt.text or "" for parsed_prompt in raw])
+        texts = [encoder.prepare(parsed_prompt.text or "", prompt) for parsed_prompt in raw]
         with refusing_texts(names, texts):
-            for one, found in zip(raw, encoder.encode_texts(names, texts, cut), strict=True):
-                one.token_ids, one.is_encoded = found.token_ids, True
+            for parsed_prompt, encoded_text in zip(raw, encoder.encode_texts(names, texts, cut), strict=True):
+                parsed_prompt.token_ids, parsed_prompt.is_encoded = encoded_text.token_ids, True
 
     def _encode_pairs(
         self,
@@ -164,14 +164,14 @@ class PoolingProcessor:
         cut: Truncation | None,
         instruction: str | None,
     ) -> None:
-        names = [one.name for one, _ in members]
+        names = [parsed_prompt.name for parsed_prompt, _ in members]
         pairs = [pair for _, pair in members]
         encoder = self._make_encoder([name for name in names for _ in range(2)], list(chain(*pairs)))
         with refusing_texts(names, [pair.query + pair.document for pair in pairs]):
             encoded = encoder.encode_pairs(names, pairs, cut, instruction)
-        for (one, _), found in zip(members, encoded, strict=True):
-            one.token_ids, one.type_start = found
-            one.is_encoded = True
+        for (parsed_prompt, _), encoded_text in zip(members, encoded, strict=True):
+            parsed_prompt.token_ids, parsed_prompt.type_start = encoded_text
+            parsed_prompt.is_encoded = True
 
     def _make_encoder(self, names: Sequence[str], texts: Sequence[str]) -> TextEncoder:
         return TextEncoder(require_tokenizer(self._tokenizer, names, texts), self.texts)
@@ -184,8 +184,8 @@ def _estimate_ms(prompt: Any) -> float:
     if isinstance(prompt, TextPair):
         return sum(map(_estimate_ms, prompt))
     if isinstance(prompt, Mapping):
-        given = cast(Mapping[str, Any], prompt)
-        return _estimate_ms(given.get("prompt") or given.get("prompt_token_ids"))
+        mapping = cast(Mapping[str, Any], prompt)
+        return _estimate_ms(mapping.get("prompt") or mapping.get("prompt_token_ids"))
     ids: Any = prompt.token_ids if isinstance(prompt, EncodedText) else prompt
     return len(ids) / _IDS_A_MS if hasattr(ids, "__len__") else 0.0
 

@@ -89,9 +89,9 @@ def _read_texts(name: str, data: Texts) -> list[str]:
     texts = [data] if isinstance(data, str) else list(data)
     if not texts:
         raise InputError(name, data, "at least one text")
-    for one, numbered in zip(texts, _number(name, data), strict=True):
-        if not isinstance(one, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PromptError(numbered, one, "a text")
+    for text, numbered in zip(texts, _number(name, data), strict=True):
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PromptError(numbered, text, "a text")
     return texts
 
 
@@ -102,10 +102,10 @@ def _number(name: str, data: Texts) -> list[str]:
 def _compare(
     query: PoolingRequestOutput[PoolingOutput], document: PoolingRequestOutput[PoolingOutput]
 ) -> ScoringRequestOutput:
-    failed = next((one for one in (query, document) if one.error is not None), document)
+    failed = next((output for output in (query, document) if output.error is not None), document)
     score = math.nan
     if failed.error is None:
-        first, second = (memoryview(one.outputs.raw).cast("f") for one in (query, document))
+        first, second = (memoryview(output.outputs.raw).cast("f") for output in (query, document))
         score = compute_cosine(first, second)
     return ScoringRequestOutput(
         f"{query.request_id}_{document.request_id}",

@@ -49,12 +49,14 @@ def check_params(facts: EngineFacts, params: PoolingParams | None, task: Pooling
 
     Raises PoolingParamsError for what the model cannot do.
     """
-    given = PoolingParams() if params is None else params
-    if not isinstance(given, PoolingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise PoolingParamsError("pooling_params", given, "a PoolingParams")
-    if task is not None and given.task not in (None, task):
-        raise PoolingParamsError("task", given.task, f"absent or {task!r}, which is the call's")
-    checked = given if given.task is not None else msgspec.structs.replace(given, task=task or "embed")
+    requested = PoolingParams() if params is None else params
+    if not isinstance(requested, PoolingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PoolingParamsError("pooling_params", requested, "a PoolingParams")
+    if task is not None and requested.task not in (None, task):
+        raise PoolingParamsError("task", requested.task, f"absent or {task!r}, which is the call's")
+    checked = (
+        requested if requested.task is not None else msgspec.structs.replace(requested, task=task or "embed")
+    )
     assert checked.task is not None
     check_task(facts, checked.task)
     allowed = describe_bad_dimensions(

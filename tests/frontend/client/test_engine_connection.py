@@ -21,13 +21,13 @@ class PlayedTransport:
     """Takes `room` messages; what it was given is `sent`."""
 
     def __init__(self) -> None:
-        self.room = 100
+        self.capacity = 100
         self.sent: list[tuple[bytes]] = []
         self.inbox: deque[list[bytes]] = deque()
         self.events: list[bool] = []
 
     def send(self, frames: tuple[bytes]) -> bool:
-        if len(self.sent) == self.room:
+        if len(self.sent) == self.capacity:
             return False
         self.sent.append(frames)
         return True
@@ -104,12 +104,12 @@ def played() -> Played:
 def test_a_full_queue_keeps_the_order(played: Played) -> None:
     played.connect()
     played.read()
-    played.transport.room = 2
+    played.transport.capacity = 2
     for name in ("a", "b", "c"):
         played.protocol.add_requests([make_request(name, [1])], NOW)
         played.connection.send_waiting(NOW)
     assert played.names() == ["Hello", "a"]
-    played.transport.room = 100
+    played.transport.capacity = 100
     played.connection.send_waiting(NOW)
     assert played.names() == ["Hello", "a", "b", "c"]
 

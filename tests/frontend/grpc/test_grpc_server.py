@@ -318,7 +318,7 @@ async def test_a_thousand_cancelled_calls_end_what_they_asked_for(
     await llm.wait_for_calls(1000, 1000)
     llm.gate.set()
     assert (await stub.Generate(request)).finished
-    assert server._models.only.room.num_sequences == 0
+    assert server._models.only.capacity.num_sequences == 0
 
 
 async def test_a_deadline_ends_what_was_asked_for(llm: FakeLLM, stub: Any) -> None:

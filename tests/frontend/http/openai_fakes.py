@@ -429,7 +429,7 @@ class OpenApp:
 
     def check_ended(self) -> None:
         """No request is under way any more."""
-        assert self.serving.room.num_sequences == 0
+        assert self.serving.capacity.num_sequences == 0
         assert len(self.llm.ended) == len(self.llm.calls)
 
 

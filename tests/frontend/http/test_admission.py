@@ -200,7 +200,7 @@ async def test_a_flood_by_one_key_leaves_another_its_share_of_the_places(
     llm.gate.clear()
     flood = [asyncio.create_task(client.post(CHAT, chat(n=2), **one)) for _ in range(3)]
     await llm.wait_for_calls(3)
-    assert serving.room.num_sequences == 6  # max_num_seqs + max_waiting
+    assert serving.capacity.num_sequences == 6  # max_num_seqs + max_waiting
     refused = await client.post(CHAT, chat(), **one)
     assert refused.status == 429
     assert "6 sequences are under way (6 of them yours)" in refused.error["message"]

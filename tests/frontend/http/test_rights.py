@@ -13,7 +13,7 @@ from quire.frontend.http.bodies.openapi import Routes
 from quire.frontend.http.caller import Caller
 from quire.frontend.http.connections.auth import hash_key
 from quire.frontend.http.engines.served_models import ServedModels
-from quire.frontend.http.observe.live import Shown
+from quire.frontend.http.observe.live import EncodedSnapshot
 from quire.frontend.http.options import ServerOptions
 from quire.ipc.protocol.engine_views import StalledRequest
 from quire.ipc.protocol.rights import METHODS, ROUTES, Reach, Standing
@@ -120,7 +120,7 @@ async def test_live_views_count_what_they_do_not_show(llm: FakeLLM, client: Asgi
 
 def test_a_stream_of_live_views_shows_each_viewer_its_own() -> None:
     views = [make_request(f"secret of {owner}", owner=owner) for owner in TENANTS.values()]
-    shown = Shown(make_snapshot(requests=views))
+    shown = EncodedSnapshot(make_snapshot(requests=views))
     for caller in (Caller(hash_key("one")), Caller(server="here").at("::1"), Caller(hash_key("two"))):
         events = [shown.encode(caller), shown.encode(caller)]
         assert events[0] is events[1]

@@ -16,7 +16,7 @@ from quire.frontend.http.engines.daemon_model import DaemonModel, load_daemon_mo
 from quire.frontend.http.engines.served_models import ServedModel, ServedModels
 from quire.frontend.http.engines.server_parts import ServerParts
 from quire.frontend.http.options import ServerOptions
-from quire.frontend.http.serving import Serving, Stay
+from quire.frontend.http.serving import Reservation, Serving
 from quire.frontend.models.model_folder import pocket_folder
 from quire.ipc.errors import ConfigError, EngineDeadError, RequestFailedError
 from quire.ipc.protocol.engine_views import EngineMetrics, StalledRequest
@@ -211,7 +211,7 @@ async def test_a_kept_response_is_the_servers_and_is_cancelled_in_the_engine_tha
 
 async def test_an_engines_places_are_its_own(site: Site) -> None:
     full = site.llms["chat"].facts.max_num_seqs + site.parts.options.max_waiting
-    site.models.find("chat").serving.room.enter("all", Stay("/local", full))
+    site.models.find("chat").serving.capacity.enter("all", Reservation("/local", full))
     refused = await site.client.post(COMPLETIONS, {"model": "chat", "prompt": "a"})
     assert refused.status == 429
     assert (await site.client.post(COMPLETIONS, {"model": "vectors", "prompt": "a"})).status == 200

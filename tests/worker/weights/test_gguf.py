@@ -19,7 +19,7 @@ from quire.worker.models import load_model
 from quire.worker.models.builder import open_weights
 from quire.worker.weights.gguf import GgufSource, read_blocks
 from quire.worker.weights.integer_weight import dequantize
-from quire.worker.weights.weights import WHOLE, Cut
+from quire.worker.weights.weights import WHOLE, TensorSlice
 
 from ...checkpoints import Recipe, make_checkpoint
 from ...gguf_files import GgufWriter, convert_checkpoint
@@ -114,9 +114,9 @@ def _dequantize(writer: GgufWriter, name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("type_", ["Q4_0", "Q6_K"])
 @pytest.mark.parametrize(
-    "cut", [WHOLE, Cut(rows=(range(64, 96), range(200, 260))), Cut(columns=range(32, 96))]
+    "cut", [WHOLE, TensorSlice(rows=(range(64, 96), range(200, 260))), TensorSlice(columns=range(32, 96))]
 )
-def test_a_quantized_tensor_comes_as_numbers_whole_and_cut(type_: Any, cut: Cut, tmp_path: Path):
+def test_a_quantized_tensor_comes_as_numbers_whole_and_cut(type_: Any, cut: TensorSlice, tmp_path: Path):
     config, writer = make_quantized(tmp_path, type_)
     source = open_weights(config.model, torch.bfloat16, CPU)
     names = [f"model.layers.1.mlp.{part}_proj.weight" for part in ("gate", "up")]

@@ -15,7 +15,7 @@ from quire.worker.weights.integer_weight import (
     pack_nibbles,
 )
 from quire.worker.weights.layer_weights import cut_weight
-from quire.worker.weights.weights import Cut
+from quire.worker.weights.weights import TensorSlice
 
 
 def make_integers(bits: int, group_size: int) -> IntegerWeight:
@@ -37,17 +37,17 @@ WEIGHTS: list[NarrowWeight] = [
 @pytest.mark.parametrize("weight", WEIGHTS, ids=range(len(WEIGHTS)))
 def test_a_part_stands_for_the_same_numbers(weight: NarrowWeight) -> None:
     whole = dequantize(weight)
-    rows = cut_weight("w", weight, Cut(rows=(range(3, 7), range(15, 18))))
+    rows = cut_weight("w", weight, TensorSlice(rows=(range(3, 7), range(15, 18))))
     assert torch.equal(dequantize(rows), torch.cat([whole[3:7], whole[15:18]]))
-    columns = cut_weight("w", weight, Cut(columns=range(32, 64)))
+    columns = cut_weight("w", weight, TensorSlice(columns=range(32, 64)))
     assert torch.equal(dequantize(columns), whole[:, 32:64])
-    assert torch.equal(dequantize(cut_weight("w", weight, Cut())), whole)
+    assert torch.equal(dequantize(cut_weight("w", weight, TensorSlice())), whole)
 
 
 def test_a_cut_within_a_group_is_refused_with_the_ranks_that_could_share_it() -> None:
     allowed = r"^w='96 inputs in groups of 32': tensor_parallel_size one of 1, 3:"
     with pytest.raises(ModelError, match=allowed):
-        cut_weight("w", make_integers(8, 32), Cut(columns=range(48, 96)))
+        cut_weight("w", make_integers(8, 32), TensorSlice(columns=range(48, 96)))
     turned = replace(make_integers(8, 32), permutation=torch.randperm(96).int())
     with pytest.raises(ModelError, match="w='inputs in an order of their own'"):
-        cut_weight("w", turned, Cut(columns=range(32, 64)))
+        cut_weight("w", turned, TensorSlice(columns=range(32, 64)))

@@ -14,7 +14,7 @@ from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import ModelError
 from quire.worker.models import load_model
 from quire.worker.weights import weights
-from quire.worker.weights.weights import Cut, DummySource, SafetensorsSource, WeightSource
+from quire.worker.weights.weights import DummySource, SafetensorsSource, TensorSlice, WeightSource
 from safetensors.torch import load_file, save_file
 from simulated_copies import LateCopies
 
@@ -254,7 +254,7 @@ def test_the_files_that_are_loaded_are_those_that_were_checked(checkpoint: Check
     assert torch.equal(logits_of(checkpoint, weight_files=config.model.weight_files), expected)
 
 
-CUT = Cut((range(1, 3), range(4, 6), range(4, 5)), range(1, 3))
+CUT = TensorSlice((range(1, 3), range(4, 6), range(4, 5)), range(1, 3))
 
 
 @pytest.mark.parametrize("source_name", ["files", "dummy"])
@@ -280,7 +280,7 @@ def test_a_cut_of_a_file_reads_no_other_pages(tmp_path: Path) -> None:
     save_file({"a": torch.ones(rows, width)}, tmp_path / "model.safetensors")
     source = SafetensorsSource(tmp_path, ["model.safetensors"], torch.float32, CPU)
     before = count_mapped_bytes(tmp_path / "model.safetensors")
-    source.take("a", (rows, width), Cut((range(rows // 4),)))
+    source.take("a", (rows, width), TensorSlice((range(rows // 4),)))
     assert 0 < count_mapped_bytes(tmp_path / "model.safetensors") - before <= 6 << 20
 
 
@@ -311,7 +311,7 @@ def test_a_gpus_weights_come_through_two_pinned_buffers(
     source = SafetensorsSource(tmp_path, ["w.safetensors"], torch.bfloat16, torch.device("cuda"))
     taken = {
         "ab": source.take_stacked(["a", "b"], [70, 31], 9),
-        "cut": source.take("a", (70, 9), Cut(rows=(range(60, 70), range(3, 5)), columns=range(2, 7))),
+        "cut": source.take("a", (70, 9), TensorSlice(rows=(range(60, 70), range(3, 5)), columns=range(2, 7))),
         "c": source.take("c", (500,)),
         "wide": source.take("wide", (2, 400)),
     }

@@ -64,7 +64,7 @@ async def test_a_client_that_leaves_ends_its_request(
     async with asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(client.post(PATH, {"input": ["One", "Two"]}))
         await llm.started.wait()
-        assert serving.room.num_sequences == 1  # sixteen vectors take one place
+        assert serving.capacity.num_sequences == 1  # sixteen vectors take one place
         client.leave()
         assert (await asking).status == 499
     assert llm.num_pooled_ends == 1

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 from quire.frontend.http.dialects.scores import compare
-from quire.frontend.http.dialects.vector_question import (
+from quire.frontend.http.dialects.vector_request import (
     Format,
     make_row_writer,
     read_score,

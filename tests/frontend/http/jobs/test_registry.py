@@ -14,7 +14,7 @@ from quire.frontend.http.errors import ApiError
 from quire.frontend.http.jobs import peers as peers_module
 from quire.frontend.http.jobs import registry as registry_module
 from quire.frontend.http.jobs.event_log import EventLog
-from quire.frontend.http.jobs.peers import Ask, PeerSockets, listen_for_peers
+from quire.frontend.http.jobs.peers import PeerSockets, ResponseQuery, listen_for_peers
 from quire.frontend.http.jobs.registry import ResponseRegistry
 from quire.frontend.http.jobs.store import Record
 from quire.frontend.http.limits import Limits
@@ -64,24 +64,24 @@ def finish(registry: ResponseRegistry, response: Json, owner: str = "key") -> No
 
 async def expect_unknown(registry: ResponseRegistry, response_id: str, owner: str = "key") -> None:
     with pytest.raises(ApiError) as caught:
-        await registry.ask(Ask("find", response_id, owner))
+        await registry.ask(ResponseQuery("find", response_id, owner))
     assert (caught.value.status, caught.value.code) == (404, "response_not_found")
 
 
 async def test_a_response_is_found_while_it_runs_and_after_it_has_ended() -> None:
     registry = make_registry()
     response = begin(registry)
-    running = await registry.ask(Ask("find", response["id"], "key"))
+    running = await registry.ask(ResponseQuery("find", response["id"], "key"))
     assert running.status == "running"
     assert msgspec.json.decode(running.response)["status"] == "in_progress"
-    assert (await registry.ask(Ask("remove", response["id"], "key"))).status == "running"
+    assert (await registry.ask(ResponseQuery("remove", response["id"], "key"))).status == "running"
     finish(registry, response)
-    ended = await registry.ask(Ask("find", response["id"], "key"))
+    ended = await registry.ask(ResponseQuery("find", response["id"], "key"))
     assert (ended.status, ended.num_items, len(ended.items)) == ("ended", 1, 2)
     assert msgspec.json.decode(ended.response) == response
-    assert (await registry.ask(Ask("cancel", response["id"], "key"))).status == "ended"
+    assert (await registry.ask(ResponseQuery("cancel", response["id"], "key"))).status == "ended"
     await expect_unknown(registry, response["id"], "other")
-    assert (await registry.ask(Ask("remove", response["id"], "key"))).status == "ended"
+    assert (await registry.ask(ResponseQuery("remove", response["id"], "key"))).status == "ended"
     for response_id in (response["id"], "", "resp-1", f"{response['id']}0", response["id"][:-1] + "9"):
         await expect_unknown(registry, response_id)
     registry.close()
@@ -115,9 +115,9 @@ async def test_only_its_key_cancels_a_response_that_runs(monkeypatch: pytest.Mon
     registry = make_registry()
     response = begin(registry, store=False)
     with pytest.raises(ApiError):
-        await registry.ask(Ask("cancel", response["id"], "other"))
+        await registry.ask(ResponseQuery("cancel", response["id"], "other"))
     assert aborted == []
-    found = await registry.ask(Ask("cancel", response["id"], "key"))
+    found = await registry.ask(ResponseQuery("cancel", response["id"], "key"))
     assert msgspec.json.decode(found.response)["status"] == "cancelled"
     assert aborted == [response["id"]]
     registry.end(response["id"], "key")
@@ -131,13 +131,13 @@ def test_every_process_of_a_group_finds_ends_and_forgets_the_responses_of_the_ot
         async with run_group() as (one, other):
             response = begin(other)
             monkeypatch.setattr(registry_module, "_CANCEL_S", 0.01)  # its end waits for its reader
-            assert (await one.ask(Ask("cancel", response["id"], "key"))).status == "running"
+            assert (await one.ask(ResponseQuery("cancel", response["id"], "key"))).status == "running"
             assert aborted == [response["id"]]
             finish(other, response)
-            found = await one.ask(Ask("find", response["id"], "key"))
-            assert found == await other.ask(Ask("find", response["id"], "key"))
+            found = await one.ask(ResponseQuery("find", response["id"], "key"))
+            assert found == await other.ask(ResponseQuery("find", response["id"], "key"))
             await expect_unknown(one, response["id"], "another key")
-            assert (await one.ask(Ask("remove", response["id"], "key"))).status == "ended"
+            assert (await one.ask(ResponseQuery("remove", response["id"], "key"))).status == "ended"
             await expect_unknown(other, response["id"])
 
     runner(scenario())  # type: ignore[operator]
@@ -232,7 +232,7 @@ async def test_a_process_that_does_not_answer_costs_a_503_and_one_in_a_lost_ones
     async with run_group(num_running=1) as (one,):
         response_id = one.make_id()[:-2] + "01"
         with pytest.raises(ApiError) as caught:
-            await one.ask(Ask("find", response_id, "key"))
+            await one.ask(ResponseQuery("find", response_id, "key"))
         assert (caught.value.status, caught.value.code) == (503, "recovering")
     async with run_group() as (one, _):
         await expect_unknown(one, response_id)
@@ -250,4 +250,4 @@ async def test_what_is_no_question_disturbs_nobody() -> None:
             assert await asyncio.get_running_loop().sock_recv(asking, 1) == b""
             asking.close()
         response = begin(one)
-        assert (await other.ask(Ask("find", response["id"], "key"))).status == "running"
+        assert (await other.ask(ResponseQuery("find", response["id"], "key"))).status == "running"

@@ -1,4 +1,4 @@
-"""What pooling dialects share: a request's inputs, the question that they are to the engine, its answer."""
+"""What pooling dialects share: a request's inputs, what the engine is asked, its answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ...requests.vectors.processor import PoolingPrompt
 from ..bodies.schema import SchedulingFields, TokenId, TruncationSide
 from ..caller import Caller
 from ..errors import ApiError, FieldError
-from ..serving import PromptInput, Serving, Stay
+from ..serving import PromptInput, Reservation, Serving
 from ..stream import Json
 from ..text_process.jobs import PoolingJob, TokenIds
 from .prompts import MAX_INLINE_LENGTH
@@ -138,7 +138,7 @@ async def tokenize_inputs(
     serving: Serving, caller: Caller, inputs: Inputs, params: PoolingParams
 ) -> list[PoolingPrompt]:
     """Each input as it is where the engine's own tokenizing does, else its token ids."""
-    places = [place for place, given in enumerate(inputs.given) if isinstance(given, str)]
+    places = [place for place, value in enumerate(inputs.given) if isinstance(value, str)]
     texts = [str(inputs.given[place]) for place in places]
     queries = None if inputs.queries is None else list(inputs.queries)
     if not texts:
@@ -148,7 +148,7 @@ async def tokenize_inputs(
         if queries is None:
             return list(inputs.given)
         return [TextPair(queries[place % len(queries)], text) for place, text in enumerate(texts)]
-    asked = serving.llm.pooling.processor.find_truncation(params)
+    requested = serving.llm.pooling.processor.find_truncation(params)
     job = PoolingJob(
         texts=texts,
         names=[inputs.names[place] for place in places],
@@ -156,9 +156,9 @@ async def tokenize_inputs(
         model=serving.model_texts,
         prompt=inputs.prompt,
         queries=queries,
-        truncation=asked or inputs.truncation,
+        truncation=requested or inputs.truncation,
         max_tokens_per_text=inputs.max_tokens_per_text,
-        num_whole=0 if asked else inputs.num_queries,
+        num_whole=0 if requested else inputs.num_queries,
     )
     answer = await serving.text.run(job, caller.tenant)
     assert isinstance(answer, TokenIds)
@@ -213,16 +213,16 @@ class Inputs:
     truncation: Truncation | None = None
 
 
-def read_inputs(field: str, given: Texts, max_inputs: int, prompt: str = "") -> Inputs:
+def read_inputs(field: str, value: Texts, max_inputs: int, prompt: str = "") -> Inputs:
     """One input or many, each a text or token ids. Raises FieldError."""
-    if isinstance(given, str):
-        return Inputs([given], [field], prompt)
-    kinds = set(map(type, given))
+    if isinstance(value, str):
+        return Inputs([value], [field], prompt)
+    kinds = set(map(type, value))
     if kinds == {int}:
-        return Inputs([cast(list[int], given)], [field], prompt)
-    if given and kinds not in ({str}, {list}):
-        raise FieldError(field, given, _ALLOWED)
-    return Inputs(cast(list[PromptInput], given), list_names(field, len(given), max_inputs), prompt)
+        return Inputs([cast(list[int], value)], [field], prompt)
+    if value and kinds not in ({str}, {list}):
+        raise FieldError(field, value, _ALLOWED)
+    return Inputs(cast(list[PromptInput], value), list_names(field, len(value), max_inputs), prompt)
 
 
 def find_prompt(texts: ModelTexts, prompt_name: str | None, input_type: str | None) -> str:
@@ -238,13 +238,13 @@ def find_prompt(texts: ModelTexts, prompt_name: str | None, input_type: str | No
 
 
 def read_texts(
-    field: str, given: str | Sequence[DocumentText], max_inputs: int
+    field: str, value: str | Sequence[DocumentText], max_inputs: int
 ) -> tuple[list[str], list[str]]:
     """Texts and their names. Raises FieldError."""
-    if isinstance(given, str):
-        return [given], [field]
-    names = list_names(field, len(given), max_inputs)
-    return [one if isinstance(one, str) else one.text for one in given], names
+    if isinstance(value, str):
+        return [value], [field]
+    names = list_names(field, len(value), max_inputs)
+    return [text if isinstance(text, str) else text.text for text in value], names
 
 
 def list_names(field: str, count: int, max_inputs: int) -> list[str]:
@@ -262,7 +262,7 @@ _OF_PARAMS = ("dimensions", "use_activation", "truncate_prompt_tokens", "truncat
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class VectorRequest:
     """`fields`: the request, of which priority and the like count. form: of the answer."""
 
     answer_id: str
@@ -280,36 +280,39 @@ class Vectors:
     num_tokens: int
 
 
-def make_params(serving: Serving, fields: Any, task: PoolingTask, **own: tuple[str, Any]) -> PoolingParams:
+def make_params(
+    serving: Serving, fields: Any, task: PoolingTask, **param_fields: tuple[str, Any]
+) -> PoolingParams:
     """The checked parameters of a request. `own`: by field, what the request calls it and its value there.
 
     Raises PoolingParamsError, in the request's words.
     """
-    found = {field: (field, getattr(fields, field, None)) for field in _OF_PARAMS} | own
-    given = tuple((field, value) for field, (_, value) in found.items() if value is not None)
+    named = {field: (field, getattr(fields, field, None)) for field in _OF_PARAMS} | param_fields
+    values = tuple((field, value) for field, (_, value) in named.items() if value is not None)
     try:
-        return serving.llm.pooling.processor.check_params(_make_params(task, given), task)
+        return serving.llm.pooling.processor.check_params(_make_params(task, values), task)
     except PoolingParamsError as error:
-        name, value = found.get(error.field, (error.field, error.value))
+        name, value = named.get(error.field, (error.field, error.value))
         raise PoolingParamsError(name, value, error.allowed) from None
 
 
 @functools.lru_cache(_KNOWN_PARAMS)
-def _make_params(task: PoolingTask, given: tuple[tuple[str, Any], ...]) -> PoolingParams:
-    return PoolingParams(task=task, **dict(given))
+def _make_params(task: PoolingTask, values: tuple[tuple[str, Any], ...]) -> PoolingParams:
+    return PoolingParams(task=task, **dict(values))
 
 
-async def ask(serving: Serving, caller: Caller, question: Question) -> Vectors:
+async def ask(serving: Serving, caller: Caller, vector_request: VectorRequest) -> Vectors:
     """The engine's answer. Raises InputErrors and ApiErrors; the first input that fails ends the others."""
-    stay = _find_stay(serving, caller, question)
-    inputs, fields, answer_id = question.inputs, question.fields, question.answer_id
-    serving.room.enter(answer_id, stay)  # before it waits for its token ids: others look for room meanwhile
+    reservation = _find_reservation(serving, caller, vector_request)
+    inputs, fields, answer_id = vector_request.inputs, vector_request.fields, vector_request.answer_id
+    # Before it waits for its token ids: others look for room meanwhile.
+    serving.capacity.enter(answer_id, reservation)
     try:
-        prompts = await tokenize_inputs(serving, caller, inputs, question.params)
+        prompts = await tokenize_inputs(serving, caller, inputs, vector_request.params)
         serving.check_open()
         outputs = await serving.llm.pooling.encode_many(
             prompts,
-            question.params,
+            vector_request.params,
             answer_id,
             fields=inputs.names,
             prompt=inputs.prompt,
@@ -318,10 +321,10 @@ async def ask(serving: Serving, caller: Caller, question: Question) -> Vectors:
     except RequestFailedError as error:
         raise _explain(error) from None
     finally:
-        serving.room.leave(answer_id)
-    serving.note_pooled(answer_id, question.params, outputs)
-    num_tokens = sum(len(one.prompt_token_ids) for one in outputs)
-    return Vectors([one.outputs.raw for one in outputs], num_tokens)
+        serving.capacity.leave(answer_id)
+    serving.note_pooled(answer_id, vector_request.params, outputs)
+    num_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    return Vectors([output.outputs.raw for output in outputs], num_tokens)
 
 
 def _explain(error: RequestFailedError) -> Exception:
@@ -337,13 +340,13 @@ def find_width(facts: EngineFacts, params: PoolingParams) -> int:
     return params.dimensions or facts.embedding_size or facts.num_labels or 1
 
 
-def _find_stay(serving: Serving, caller: Caller, question: Question) -> Stay:
+def _find_reservation(serving: Serving, caller: Caller, vector_request: VectorRequest) -> Reservation:
     """What the request takes, for which there is room now; else ApiError 413 or 429."""
-    facts, limits, given = serving.llm.facts, serving.options.limits, question.inputs.given
-    num_vectors = len(given)
-    if question.params.is_token_wise:  # a text has about as many tokens as characters, or fewer
-        num_vectors = sum(min(len(one), facts.max_model_len) for one in given)
-    price = find_price(num_vectors * find_width(facts, question.params), question.form)
+    facts, limits, prompts = serving.llm.facts, serving.options.limits, vector_request.inputs.given
+    num_vectors = len(prompts)
+    if vector_request.params.is_token_wise:  # a text has about as many tokens as characters, or fewer
+        num_vectors = sum(min(len(prompt), facts.max_model_len) for prompt in prompts)
+    price = find_price(num_vectors * find_width(facts, vector_request.params), vector_request.form)
     if price > limits.max_result_bytes:
         raise ApiError(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
@@ -351,9 +354,9 @@ def _find_stay(serving: Serving, caller: Caller, question: Question) -> Stay:
             "(max_result_bytes): ask for fewer inputs, or for base64",
             code="answer_too_large",
         )
-    stay = Stay(caller.tenant, -(-len(given) // _INPUTS_A_PLACE), price)
-    serving.room.check(stay, serving.max_sequences)
-    return stay
+    reservation = Reservation(caller.tenant, -(-len(prompts) // _INPUTS_A_PLACE), price)
+    serving.capacity.check(reservation, serving.max_sequences)
+    return reservation
 
 
 # Answers of the pooling routes as JSON, around vectors that are JSON already.
