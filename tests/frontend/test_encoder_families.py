@@ -10,6 +10,7 @@ from quire.frontend.models.families import read_model_spec
 from quire.frontend.models.families.encoders import ENCODERS
 from quire.ipc.errors import ModelError
 from quire.ipc.spec.model_spec import DenseSpec, ModelSpec, RopeConfig
+from refusals import Refusal, refusals
 
 BERT: dict[str, Any] = {
     "vocab_size": 100,
@@ -179,47 +180,15 @@ def test_modernberts_layers_with_windows_turn_as_the_others_where_their_base_is_
         assert rope == RopeConfig(theta=theta)
 
 
-@pytest.mark.parametrize(
-    ("config", "key"),
-    [
-        ({"is_decoder": True}, "is_decoder"),
-        ({"add_cross_attention": True}, "add_cross_attention"),
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
-        ({"hidden_act": "quick_gelu"}, "hidden_act"),
-        ({"hidden_size": 50}, "hidden_size"),
-        ({"num_attention_heads": 0}, "num_attention_heads"),
-        ({"rotary_value": True}, "rotary_value"),
-        ({"architectures": ["RobertaModel"], "max_position_embeddings": 2}, "max_position_embeddings"),
-        ({"architectures": ["MPNetModel"], "relative_attention_num_buckets": 64}, "num_buckets"),
-        ({"architectures": ["ModernBertModel"], "rope_scaling": {"type": "linear"}}, "rope_scaling"),
-        ({"architectures": ["ModernBertModel"], "rope_parameters": [1]}, "rope_parameters"),
-        (
-            {
-                "architectures": ["ModernBertModel"],
-                "rope_parameters": {"full_attention": {"rope_type": "yarn"}},
-            },
-            "rope_parameters.full_attention.rope_type",
-        ),
-        (
-            {"architectures": ["ModernBertForSequenceClassification"], "classifier_pooling": "max"},
-            "classifier_pooling",
-        ),
-        (NEW | {"layer_norm_type": "rms_norm"}, "layer_norm_type"),
-        (NEW | {"logn_attention_scale": True}, "logn_attention_scale"),
-        (NEW | {"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.6}}, "rope_scaling.mixed_b"),
-        (NEW | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling"),
-        (NOMIC | {"rotary_scaling_factor": 2.0}, "rotary_scaling_factor"),
-        (NOMIC | {"num_experts": 8}, "num_experts"),
-        (NOMIC | {"activation_function": "gelu"}, "activation_function"),
-        (NOMIC | {"activation_function": None}, "activation_function"),
-        (NOMIC | {"rotary_emb_fraction": None}, "rotary_emb_fraction"),
-    ],
-    ids=str,
-)
-def test_a_setting_that_is_not_computed_is_refused_by_its_key(config: dict[str, Any], key: str) -> None:
-    with pytest.raises(ModelError) as caught:
-        read_model_spec({"architectures": ["BertModel"], **BERT, **config})
-    assert caught.value.field.endswith(key)
+@refusals("encoders")
+def test_a_setting_that_is_not_computed_is_refused_by_its_key(refusal: Refusal) -> None:
+    """`of`: the checkpoint of which the setting is another."""
+
+    def read(values: dict[str, Any]) -> ModelSpec:
+        own = {"": {}, "NEW": NEW, "NOMIC": NOMIC}[values.pop("of", "")]
+        return read_model_spec({"architectures": ["BertModel"], **BERT, **own, **values})
+
+    refusal.check(read)
 
 
 CLASSIFIERS = {
@@ -275,24 +244,6 @@ def test_what_makes_probabilities_is_the_checkpoints(values: dict[str, Any], act
     spec = read_model_spec({"architectures": ["BertForSequenceClassification"], **BERT, **values})
     assert spec.pooling is not None
     assert spec.pooling.activation == activation
-
-
-@pytest.mark.parametrize("name", ["os.system", "torch.nn.modules.linear.Bilinear", "torch.hub.Sigmoid", 3])
-def test_an_activation_that_is_no_known_class_of_torch_is_refused(name: Any) -> None:
-    values = {"sentence_transformers": {"activation_fn": name}}
-    with pytest.raises(ModelError, match=r"activation_fn=.*Identity, Sigmoid"):
-        read_model_spec({"architectures": ["BertForSequenceClassification"], **BERT, **values})
-
-
-@pytest.mark.parametrize(
-    "values",
-    [{"num_labels": 0}, {"id2label": {}}, {"problem_type": "ranking"}, {"problem_type": ["regression"]}],
-    ids=str,
-)
-def test_labels_that_make_no_sense_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(ModelError) as caught:
-        read_model_spec({"architectures": ["BertForSequenceClassification"], **BERT, **values})
-    assert caught.value.field == f"config.json {next(iter(values))}"
 
 
 def test_a_decoder_without_its_language_head_is_the_same_decoder() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from known_transcripts import QWEN, TRANSCRIPTS
 from quire.frontend.formats.known_formats import (
     FORMATS,
     REASONING_PARSERS,
@@ -18,72 +18,11 @@ from quire.frontend.formats.output_format import CallFormat, ThinkingFormat
 from quire.frontend.formats.response_template import read_response_template
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import InputError
-from transcripts import END, encode, list_deltas, make_tokenizer, read_deltas
+from refusals import Refusal, refusals
+from transcripts import GOLDEN, QWEN, TRANSCRIPTS, encode, list_deltas, make_tokenizer, read_deltas
 
-THINKING = {"open": "<think>", "close": "</think>", "content": "text"}
-SINK = {"close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>)", "content": "text"}
-NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 # As transformers has them for families whose checkpoints have none.
-RESPONSE_TEMPLATES: dict[str, dict[str, Any]] = {
-    "hermes": {
-        "defaults": {"role": "assistant"},
-        "start_anchor": "<|im_start|>assistant\n",
-        "fields": {
-            "reasoning_content": THINKING,
-            "tool_calls": {
-                "open_pattern": r"\s*<tool_call>",
-                "close": "</tool_call>",
-                "repeats": True,
-                "content": "json",
-                "transform": {"type": "function", "function": "{content}"},
-            },
-            "content": SINK,
-        },
-    },
-    "qwen3_coder": {
-        "start_anchor": "<|im_start|>assistant\n",
-        "fields": {
-            "reasoning_content": THINKING,
-            "tool_calls": {
-                "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-                "close_pattern": r"</function>\s*</tool_call>",
-                "repeats": True,
-                "content": "xml-inline",
-                "content_args": {
-                    "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"
-                },
-                "transform": NAMED,
-            },
-            "content": SINK,
-        },
-    },
-    "gemma4": {
-        "start_anchor": ["<|turn>model\n", "<tool_response|>"],
-        "fields": {
-            "thinking": {"open": "<|channel>thought\n", "close": "<channel|>", "content": "text"},
-            "tool_calls": {
-                "open_pattern": r"<\|tool_call>call:(?P<name>\w+)",
-                "close": "<tool_call|>",
-                "repeats": True,
-                "content": "json",
-                "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
-                "transform": NAMED,
-            },
-            "content": {"close": ["<turn|>", "<eos>"]},
-        },
-    },
-    "mistral_list": {
-        "fields": {
-            "tool_calls": {
-                "open": ["[TOOL_CALLS]"],
-                "close": END,
-                "content": "json",
-                "transform_each": True,
-                "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
-            }
-        }
-    },
-}
+RESPONSE_TEMPLATES: dict[str, Any] = json.loads((GOLDEN / "response_templates.json").read_bytes())
 
 
 def make_own(template: str | None = None, response_template: object = None) -> Tokenizer:
@@ -118,37 +57,10 @@ def test_a_response_template_becomes_the_format_of_our_table() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"open_pattern": "<(a|b)>"}, "fields.tool_calls.open_pattern"),
-        ({"open": ["<a>", "<b>"]}, "fields.tool_calls.open"),
-        ({"close": 5}, "fields.tool_calls.close"),
-        (
-            {"content": "kv-lines", "transform": NAMED, "open_pattern": r"<(?P<name>\w+)>"},
-            "fields.tool_calls.content",
-        ),
-        ({"transform": NAMED}, "fields.tool_calls.open_pattern"),
-        ({"transform": {"function": {"name": "f", "arguments": "{content}"}}}, "fields.tool_calls.transform"),
-    ],
-)
-def test_what_a_format_cannot_say_is_refused_by_name(changes: dict[str, Any], field: str) -> None:
-    region = {"open": "<a>", "close": "</a>", "content": "json", **changes}
-    if "open_pattern" in changes:
-        del region["open"]
-    with pytest.raises(InputError) as caught:
-        read_response_template({"fields": {"tool_calls": region}})
-    assert caught.value.field == f"tokenizer_config.json response_template.{field}"
-
-
-@pytest.mark.parametrize(
-    "template", [5, [], {}, {"version": 2}, {"fields": []}, {"fields": {"tool_calls": 1}}]
-)
-def test_a_response_template_of_a_wrong_shape_is_refused(template: object) -> None:
-    with pytest.raises(InputError, match="response_template"):
-        read_response_template(template)
-    with pytest.raises(InputError, match="response_template"):
-        choose_output_format(make_own("<tool_call>", template), tool_call_parser="hf")
+@refusals("response_template")
+def test_what_a_format_cannot_say_is_refused_by_name(refusal: Refusal) -> None:
+    refusal.check(read_response_template)
+    refusal.check(lambda template: choose_output_format(make_own("<tool_call>", template), "hf"))
 
 
 def test_a_response_template_that_says_too_much_leaves_the_chat_template(

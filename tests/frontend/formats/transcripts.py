@@ -1,13 +1,20 @@
-"""Outputs as models write them, tokenizers that hold their markers, and a parser driven by both."""
+"""Outputs as models write them, tokenizers that hold their markers, and a parser driven by both.
+
+tests/golden/output_formats.json has an output or more of every format, as the models' own templates and
+documents show them.
+"""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
+import msgspec
 from quire.frontend.events import AssistantMessage, OutputEvent
 from quire.frontend.formats.known_formats import FORMATS
 from quire.frontend.formats.output_format import OutputFormat
@@ -21,6 +28,10 @@ from tokenizers import Tokenizer as Backend
 
 END = "<|end_of_turn|>"
 USER = "<|user|>"
+QWEN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+ROME = ("get_weather", '{"city": "Rome", "days": 2}')
+FILES = ("list_files", "{}")
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 @cache
@@ -79,6 +90,12 @@ class Transcript:
     @property
     def output_format(self) -> OutputFormat:
         return _bind(self.format, self.tokenizer)
+
+
+TRANSCRIPTS = {
+    case.pop("case"): msgspec.convert(case, Transcript)
+    for case in json.loads((GOLDEN / "output_formats.json").read_bytes())
+}
 
 
 @cache

@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from known_transcripts import FILES, QWEN, ROME, TRANSCRIPTS
 from quire.frontend.events import (
     ReasoningDelta,
     TextDelta,
@@ -25,7 +24,20 @@ from quire.frontend.formats.reading.output_parser import OutputParser
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.tools import Tool
 from tokenizers import Tokenizer as Backend
-from transcripts import END, USER, Transcript, encode, list_deltas, random_cuts, read, read_deltas
+from transcripts import (
+    END,
+    FILES,
+    QWEN,
+    ROME,
+    TRANSCRIPTS,
+    USER,
+    Transcript,
+    encode,
+    list_deltas,
+    random_cuts,
+    read,
+    read_deltas,
+)
 
 CALL = '<tool_call>\n{"name": "list_files", "arguments": {}}\n</tool_call>'
 
@@ -40,15 +52,6 @@ def parts_of(text: str, **changes: object) -> tuple[str, str, list[tuple[str, st
     found = read(transcript)
     assert found.parts == read(transcript, range(1, len(encode(transcript.tokenizer, text)))).parts
     return found.parts
-
-
-def test_a_text_without_markers_stays_as_it_is() -> None:
-    text = " \n Hello <b>you</b>. \n"
-    assert parts_of(text) == (text, "", [])
-
-
-def test_a_model_that_skips_its_thoughts_can_call() -> None:
-    assert parts_of(CALL) == ("", "", [FILES])
 
 
 def test_thoughts_may_come_again_after_a_call() -> None:
@@ -167,10 +170,6 @@ def test_a_stop_string_within_a_marker_leaves_the_text_before_it() -> None:
     assert found.parts == ("x <tool_c", "", [])
 
 
-def test_special_tokens_that_are_no_markers_vanish() -> None:
-    assert parts_of(f"a{USER}b") == ("ab", "", [])
-
-
 def test_a_text_that_looks_like_a_marker_is_no_marker() -> None:
     text = f"\x00<tool_call>\x00 is <tool\x00_call>\x00, a\x00</think>\x00 {CALL}\x00<tool_call>\x00 b {CALL}"
     content = "<tool_call> is <tool_call>, a</think><tool_call> b"
@@ -286,26 +285,7 @@ def test_harmony_takes_headers_as_models_write_them() -> None:
     assert read(plain).parts == ("Just text.", "", [])
 
 
-SNIPPETS = [
-    " ",
-    "\n",
-    "a",
-    "😀",
-    "{",
-    "}",
-    "[",
-    "]",
-    '"',
-    "\\",
-    ":",
-    ",",
-    "(",
-    ")",
-    "=",
-    "'",
-    "1",
-    "get_weather",
-]
+SNIPPETS = [*" \n😀a{}[]():,=1'", '"', "\\", "get_weather"]
 
 
 @st.composite

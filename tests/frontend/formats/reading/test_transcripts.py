@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from known_transcripts import TRANSCRIPTS
 from quire.frontend.events import ToolCallEnd
 from quire.frontend.formats.known_formats import FORMATS
-from transcripts import Read, Transcript, encode, list_deltas, random_cuts, read, read_deltas
+from transcripts import TRANSCRIPTS, Read, Transcript, encode, list_deltas, random_cuts, read, read_deltas
 
 
 @pytest.fixture(params=TRANSCRIPTS)
@@ -27,13 +26,9 @@ def test_every_format_has_a_transcript() -> None:
     assert {transcript.format for transcript in TRANSCRIPTS.values()} == set(FORMATS)
 
 
-def test_a_transcript_is_read_whole(transcript: Transcript) -> None:
+def test_a_transcript_is_read_whole_and_token_by_token(transcript: Transcript) -> None:
     check(transcript, read(transcript))
-
-
-def test_a_transcript_is_read_token_by_token(transcript: Transcript) -> None:
-    length = len(encode(transcript.tokenizer, transcript.text))
-    check(transcript, read(transcript, range(1, length)))
+    check(transcript, read(transcript, range(1, len(encode(transcript.tokenizer, transcript.text)))))
 
 
 @pytest.mark.parametrize("num_cuts", [100, pytest.param(1000, marks=pytest.mark.slow)])
