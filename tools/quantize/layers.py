@@ -23,7 +23,7 @@ from ...worker.layers.embedding import StageInput
 from ...worker.layers.linear import Linear
 from ...worker.models.builder import WrapLinear, build_stage
 from ...worker.models.decoder import Decoder
-from ...worker.weights.weights import WHOLE, Cut, SafetensorsSource, WeightSource
+from ...worker.weights.weights import WHOLE, SafetensorsSource, TensorSlice, WeightSource
 
 _CPU = torch.device("cpu")
 
@@ -49,7 +49,7 @@ class _Overlay(WeightSource):
         self._inner, self._replaced, self._dtype = inner, replaced, dtype
 
     def take_stacked(
-        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: Cut = WHOLE
+        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: TensorSlice = WHOLE
     ) -> Tensor:
         if self._replaced.keys().isdisjoint(names):
             return self._inner.take_stacked(names, sizes, width, cut)
