@@ -208,8 +208,11 @@ def restored_torch() -> Iterator[None]:
 @pytest.fixture
 def fake_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines of this process' clients have cores with FakeWorkers, as fake_core.py makes them."""
+    from forked import fork_children
     from quire.frontend.client import engines
+    from quire.ipc.processes import process
 
+    monkeypatch.setattr(process, "subprocess", fork_children())
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.setattr(engines, "CORE_MODULE", "fake_core")
 

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forked import fork_children
 from quire.frontend import daemon
 from quire.frontend.client import engines
 from quire.frontend.daemon import start_daemon
 from quire.ipc.daemon.daemon_state import read_state
 from quire.ipc.daemon.run_dir import find_daemon, find_named
+from quire.ipc.processes import process
 from quire.ipc.spec.config import EngineConfig
 
 
@@ -41,6 +43,7 @@ def runtime_folders() -> Iterator[Path]:
 def fake_modules() -> Iterator[None]:
     """Engines that are started in this block have a FakeWorker, in daemons too."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "subprocess", fork_children())
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         patch.setattr(engines, "CORE_MODULE", "fake_core")
         patch.setattr(daemon, "CORE_MODULE", "fake_core")
@@ -120,9 +123,9 @@ def wait_until(is_true: Callable[[], object], timeout_s: float) -> bool:
 def find_processes(runtime_dir: str) -> list[psutil.Process]:
     """Processes with this XDG_RUNTIME_DIR, without this one and what has ended."""
     found: list[psutil.Process] = []
-    for process in psutil.process_iter():
+    for one in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            is_ours = process.environ().get("XDG_RUNTIME_DIR") == runtime_dir
-            if is_ours and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+            is_ours = runtime_dir in (one.environ().get("XDG_RUNTIME_DIR"), one.cwd())  # as forked.py has it
+            if is_ours and one.pid != os.getpid() and one.status() != psutil.STATUS_ZOMBIE:
+                found.append(one)
     return found

@@ -6,7 +6,7 @@ does not start, after "once-failsalways" none does. The model name "missing" fai
 every start but the first, "unready" never gets a worker; "told" does what is in the file `model`: "missing",
 "short" of memory, "killed", "older" than its clients, or "unready" until it says something else; with
 "shrinks" the first core's second worker has fewer blocks; "paced" waits 2 ms a step, so that there is time to
-do something to it. In the role of a supervisor it is the real one, over fake cores.
+do something to it. In the role of a supervisor it is the real one, over fake cores, which it forks.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import zmq
 from fakes import FakeWorker
+from forked import patch_process
 from quire.core.clients import client_registry
 from quire.core.engine import engine_process
 from quire.core.supervision import supervisor
@@ -138,10 +140,15 @@ def _is_first_start(config: EngineConfig) -> bool:
     return is_first
 
 
-if __name__ == "__main__":
+def main() -> NoReturn:
     engine_process.make_executor = lambda config, _context, _address: FakeProcessExecutor(config)
     if SUPERVISOR_ROLE in sys.argv:
+        patch_process()
         supervisor.CORE_MODULE = "fake_core"
         liveness.LISTEN_TIMEOUT_S = 3.0
         supervisor.run_supervisor()
     engine_process.main()
+
+
+if __name__ == "__main__":
+    main()
