@@ -13,29 +13,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import zmq
 from blocking_client import BlockingClient, make_client
 from daemon_loads import Outputs, assert_undisturbed, collect
 from daemons import wait_for_end
-from fakes import expected_output, make_config, make_request
+from fakes import make_config, make_request
 from quire.core.faults.blame import MAX_DEATHS
 from quire.frontend.client.async_engine_core_client import make_async_client
 from quire.ipc.errors import EngineDeadError, EngineStartError, ModelError
 from quire.ipc.processes import managed_child
-from quire.ipc.protocol.codec import make_client_codec
 from quire.ipc.protocol.messages import (
-    PROTOCOL_VERSION,
-    EngineCoreOutput,
     EngineCoreRequest,
     ErrorCode,
     FinishReason,
-    Hello,
-    ProtocolNotice,
-    Refusal,
     UtilityMethod,
-    Welcome,
 )
-from quire.ipc.protocol.sockets import connect_dealer
 from quire.ipc.spec.config import RecoveryConfig
 
 CONFIG = make_config()
@@ -87,13 +78,13 @@ def test_a_failing_step_fails_its_request_and_the_engine_goes_on(client: Blockin
     run(client, [make_request("r-1", [5, 6], max_tokens=9)])
 
 
-def test_startup_rows_add_up_to_the_wall_time() -> None:
+def test_startup_rows_add_up_to_no_more_than_the_start_took() -> None:
     before = time.time()
     client = make_client(CONFIG)
     elapsed = time.time() - before
     client.close()
     assert [phase for phase, _ in client.startup][:2] == ["start core process", "start core"]
-    assert sum(seconds for _, seconds in client.startup) == pytest.approx(elapsed, abs=0.05)
+    assert 0 < sum(seconds for _, seconds in client.startup) <= elapsed
 
 
 def test_a_failed_start_raises_the_workers_error_and_leaves_nothing() -> None:
@@ -203,13 +194,6 @@ def test_a_core_of_another_checkout_is_refused(monkeypatch: pytest.MonkeyPatch) 
         make_client(CONFIG)
 
 
-def test_a_closed_client_says_so() -> None:
-    client = make_client(CONFIG)
-    client.close()
-    with pytest.raises(EngineDeadError, match="closed"):
-        client.add_request(make_request("r", [1]))
-
-
 def test_close_ends_the_core_and_removes_its_files() -> None:
     client = make_client(CONFIG)
     pid = client.facts.pids["core"]
@@ -229,66 +213,6 @@ def test_a_killed_core_is_replaced_and_no_request_notices(client: BlockingClient
     os.kill(core_pid, signal.SIGKILL)
     assert_undisturbed(requests, collect(client, {request.request_id for request in requests}))
     assert client.facts.pids["core"] != core_pid
-
-
-def test_junk_costs_its_sender_a_notice_and_nobody_else_anything(client: BlockingClient) -> None:
-    codec = make_client_codec()
-    request = make_request("r-1", [5, 6], max_tokens=100)
-    client.add_request(request)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    stranger = connect_dealer(context.socket(zmq.DEALER), client.client._links.first.engine.address)
-
-    def ask(*frames: bytes) -> object:
-        stranger.send_multipart(frames)
-        assert stranger.poll(5000), "no answer"
-        return codec.decode(stranger.recv_multipart())
-
-    assert isinstance(ask(b"\x02junk"), ProtocolNotice)
-    assert isinstance(ask(b"\xee"), ProtocolNotice)
-    assert isinstance(ask(*codec.encode(make_request("early", [1]))), ProtocolNotice)
-    assert isinstance(ask(*codec.encode(Hello(999, "test", 1))), Refusal)
-    assert isinstance(ask(*codec.encode(Hello(PROTOCOL_VERSION, "test", 1))), Welcome)
-    context.destroy(linger=0)
-    assert_undisturbed([request], collect(client, {"r-1"}))
-
-
-def test_a_second_client_gets_its_own_outputs_only(client: BlockingClient) -> None:
-    codec = make_client_codec()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    other = connect_dealer(context.socket(zmq.DEALER), client.client._links.first.engine.address)
-    other.send_multipart(codec.encode(Hello(PROTOCOL_VERSION, "test", 1)))
-    assert isinstance(codec.decode(other.recv_multipart()), Welcome)
-    mine, theirs = make_request("mine", [1, 2], max_tokens=30), make_request("theirs", [3], max_tokens=30)
-    client.add_request(mine)
-    other.send_multipart(codec.encode(theirs))
-    assert_undisturbed([mine], collect(client, {"mine"}))
-    received: list[EngineCoreOutput] = []
-    while not received or received[-1].finish_reason is None:
-        assert other.poll(5000)
-        received += codec.decode(other.recv_multipart()).outputs
-    assert {output.request_id for output in received} == {"theirs"}
-    assert_undisturbed([theirs], {"theirs": received})
-    context.destroy(linger=0)
-
-
-def test_a_reader_that_stops_reading_blocks_nobody_and_loses_nothing(client: BlockingClient) -> None:
-    sleeper = make_request("sleeper", [9], max_tokens=120)
-    client.add_request(sleeper)  # nothing is read from `client` while another one works
-    codec = make_client_codec()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    other = connect_dealer(context.socket(zmq.DEALER), client.client._links.first.engine.address)
-    other.send_multipart(codec.encode(Hello(PROTOCOL_VERSION, "test", 1)))
-    assert other.poll(5000)
-    other.recv_multipart()
-    for i in range(20):
-        other.send_multipart(codec.encode(make_request(f"o-{i}", [i], max_tokens=100)))
-    ended = 0
-    while ended < 20:
-        assert other.poll(5000)
-        outputs = codec.decode(other.recv_multipart()).outputs
-        ended += sum(output.finish_reason is not None for output in outputs)
-    context.destroy(linger=0)
-    assert_undisturbed([sleeper], collect(client, {"sleeper"}))
 
 
 async def test_requests_that_come_at_any_moment_all_end() -> None:
@@ -331,16 +255,3 @@ def test_a_fork_of_the_owner_is_told_so(client: BlockingClient) -> None:
     os.close(reader)
     os.close(writer)
     run(client, [make_request("mine", [1, 2], max_tokens=5)])
-
-
-def test_a_frame_that_the_core_cannot_read_ends_no_client(client: BlockingClient) -> None:
-    request = make_request("well", [1, 2, 3], max_tokens=20)
-    client.add_request(request)
-    client.in_loop(client.client._links.first.socket.send, (b"\x02junk",))
-    tokens: dict[int, int] = {}
-    reason = None
-    while reason is None:
-        for output in client.get_outputs(timeout_s=5.0):
-            tokens |= dict(enumerate(output.new_token_ids, output.start))
-            reason = output.finish_reason
-    assert (list(tokens.values()), reason) == expected_output(request, CONFIG.model.max_model_len)

@@ -10,7 +10,7 @@ from typing import get_args
 
 import msgspec
 import pytest
-from fakes import VOCAB_SIZE, FakeEngine, expected_output, make_config, make_request, token_at
+from fakes import VOCAB_SIZE, FakeEngine, expected_output, make_config, make_engine, make_request, token_at
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -285,38 +285,23 @@ def test_a_thousand_examples_hold() -> None:
     )
 
 
-def run_mixed(num_blocks: int, run_ahead: int, policy: str) -> FakeEngine:
-    """300 requests of mixed lengths, some sharing prefixes."""
-    scheduler = SchedulerConfig(
-        max_num_seqs=24,
-        max_num_batched_tokens=128,
-        run_ahead=run_ahead,
-        policy=policy,  # pyright: ignore[reportArgumentType]
-    )
-    engine = FakeEngine(make_config(scheduler=scheduler), num_blocks)
-    for i in range(300):
-        prompt = [i % 5] * (i * 7 % 30) + [i % 900 + 10] * (1 + i * 11 % 17)
-        engine.add(
-            make_request(
-                f"r{i}",
-                prompt,
-                arrival_time=float(i),
-                max_tokens=1 + i * 13 % 40,
-                priority=i % 3,
-                eos_token_ids=[7],
-                tenant="abc"[i % 7 % 3],
-            )
-        )
-    engine.run()
-    assert engine.core.check_integrity() == []
-    return engine
-
-
 @pytest.mark.parametrize(("run_ahead", "policy"), [(1, "fcfs"), (2, "priority"), (1, "fair"), (2, "fair")])
 def test_a_pool_so_small_that_requests_are_preempted_changes_no_token(run_ahead: int, policy: str):
-    small, large = run_mixed(24, run_ahead, policy), run_mixed(1024, run_ahead, policy)
-    assert small.core.counters.num_preemptions > 20
-    assert small.tokens == large.tokens
-    assert {k: v.finish_reason for k, v in small.finals.items()} == {
-        k: v.finish_reason for k, v in large.finals.items()
-    }
+    engine = make_engine(24, max_num_seqs=24, max_num_batched_tokens=128, run_ahead=run_ahead, policy=policy)
+    requests = [
+        make_request(
+            f"r{i}",
+            [i % 5] * (i * 7 % 30) + [i % 900 + 10] * (1 + i * 11 % 17),  # some share prefixes
+            arrival_time=float(i),
+            max_tokens=1 + i * 13 % 40,
+            priority=i % 3,
+            eos_token_ids=[7],
+            tenant="abc"[i % 7 % 3],
+        )
+        for i in range(130)
+    ]
+    for request in requests:
+        engine.add(request)
+    engine.run()
+    assert engine.core.counters.num_preemptions > 10
+    engine.check_undisturbed(requests)

@@ -157,7 +157,7 @@ def test_a_request_that_kills_workers_fails_alone(num_others: int) -> None:
 @pytest.mark.parametrize("policy", ["fcfs", "fair"])
 def test_those_who_wait_cost_a_search_nothing(policy: str) -> None:
     costs: list[int] = []
-    for num_waiting in (1, 3000):
+    for num_waiting in (1, 1000):
         engine = make_engine(policy=policy, run_ahead=1)
         for request in make_requests(64 + num_waiting):
             engine.add(request)
@@ -170,7 +170,7 @@ def test_those_who_wait_cost_a_search_nothing(policy: str) -> None:
             assert isinstance(answer, StepFailed)
             cost += count_calls_of(partial(engine.core.failures.fail_step, answer))[0]
         costs.append(cost)
-    assert costs[1] < costs[0] + 200  # to move each of them would be thousands
+    assert costs[1] < costs[0] + 200  # to move each of them would be a thousand
 
 
 @settings(max_examples=40, deadline=None)
@@ -308,7 +308,6 @@ def assert_neighbours(hanging: HangingEngine, requests: list[EngineCoreRequest])
     ("num_others", "place", "grammar"),  # without a grammar it is like all others
     [
         (1, 1, "start: /a/"),
-        (15, 3, "start: /a/"),
         (63, 3, "start: /a/"),
         (15, 0, ""),
         (15, 7, ""),
@@ -326,10 +325,8 @@ def test_of_a_step_that_takes_too_long_the_culprit_costs_two_short_tests(
     assert hanging.num_hangs == 3
 
 
-@pytest.mark.parametrize("count", [2, 7, 64])
-@pytest.mark.parametrize("num_culprits", [2, 3, 7])
+@pytest.mark.parametrize(("count", "num_culprits"), [(2, 2), (7, 3), (7, 7), (64, 7)])
 def test_several_that_hang_cost_two_workers_each_and_one(count: int, num_culprits: int) -> None:
-    num_culprits = min(count, num_culprits)
     hanging = HangingEngine({f"r{count - 1 - i * (count // num_culprits)}": 1 for i in range(num_culprits)})
     requests = make_requests(count, max_tokens=100)
     hanging.run(requests)
@@ -338,8 +335,9 @@ def test_several_that_hang_cost_two_workers_each_and_one(count: int, num_culprit
     assert silence_s < LIMIT_S + num_culprits * (TEST_LIMIT_S + 2 * RESTART_S) + 1.0
 
 
-@pytest.mark.parametrize("hangs_at", [2, 4, 10, 16])
-@pytest.mark.parametrize("count", [1, 2, 7, 64])
+@pytest.mark.parametrize(
+    ("count", "hangs_at"), [(1, 2), (1, 16), (2, 4), (2, 10), (7, 2), (7, 10), (7, 16), (64, 4)]
+)
 def test_a_hang_that_comes_back_late_is_found_by_longer_tests(count: int, hangs_at: int) -> None:
     hanging = HangingEngine({f"r{count // 2}": hangs_at})
     requests = make_requests(count, max_tokens=100)
@@ -419,7 +417,7 @@ def test_a_newcomer_that_hangs_late_costs_old_neighbours_no_long_tests() -> None
     assert assert_neighbours(hanging, neighbours) < MAX_SILENCE_S + tests_s
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     count=st.integers(1, 20),
     culprits=st.dictionaries(st.integers(0, 19), st.integers(1, 30), max_size=5),

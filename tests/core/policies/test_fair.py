@@ -59,14 +59,15 @@ def make_flooded(num_blocks: int, run_ahead: int, **scheduler: Any) -> FakeEngin
         run_ahead=run_ahead,
         **scheduler,
     )
-    flood(engine, b"flood", 300, 512, 256)
+    flood(engine, b"flood", 260, 512, 256)
     for _ in range(60):
         engine.turn()
     return engine
 
 
-@pytest.mark.parametrize("run_ahead", [1, 2])
-@pytest.mark.parametrize("num_blocks", [32 * 97, 1200], ids=["rows are short", "blocks are short"])
+@pytest.mark.parametrize(
+    ("run_ahead", "num_blocks"), [(1, 1200), (2, 32 * 97)], ids=["blocks are short", "rows are short"]
+)
 def test_a_flood_at_most_doubles_the_time_to_first_token_of_others(num_blocks: int, run_ahead: int):
     alone = measure_first_tokens(
         make_engine(num_blocks, max_num_seqs=32, max_num_batched_tokens=1024, run_ahead=run_ahead), 12, 40
@@ -86,17 +87,17 @@ def test_tenants_under_saturation_get_tokens_by_weight(num_blocks: int, max_num_
     )
     engine.core.set_client(b"one", ClientShare(1.0))
     engine.core.set_client(b"three", ClientShare(3.0))
-    flood(engine, b"one", 400, 24, 24)
+    flood(engine, b"one", 250, 24, 24)
     for _ in range(20):
         engine.turn()
-    flood(engine, b"three", 400, 24, 24)
+    flood(engine, b"three", 250, 24, 24)
     served = {b"one": 0, b"three": 0}
-    before = {name: account(engine, f"{name.decode()}399").counter for name in served}
-    for _ in range(600):
+    before = {name: account(engine, f"{name.decode()}249").counter for name in served}
+    for _ in range(300):
         engine.turn()
     assert engine.core.stats().num_waiting > 100
     for name in served:
-        tenant = account(engine, f"{name.decode()}399")
+        tenant = account(engine, f"{name.decode()}249")
         served[name] = round((tenant.counter - before[name]) * tenant.weight)
     assert served[b"three"] / served[b"one"] == pytest.approx(3.0, rel=0.04)
 
@@ -323,10 +324,10 @@ def test_nobody_who_was_served_less_is_preempted():
     engine.run()
 
 
-@pytest.mark.parametrize("num_tenants", [1, 3000])
+@pytest.mark.parametrize("num_tenants", [1, 1000])
 def test_neither_waiting_requests_nor_waiting_tenants_cost_a_step_anything(num_tenants: int):
     costs: list[int] = []
-    for num_waiting in (1, 3000):
+    for num_waiting in (1, 1000):
         engine = make_engine(512, max_num_seqs=16)
         for i in range(16 + num_waiting):
             request = make_request(f"r{i}", [i % 900] * 4, max_tokens=100, tenant=str(i % num_tenants))
@@ -335,7 +336,7 @@ def test_neither_waiting_requests_nor_waiting_tenants_cost_a_step_anything(num_t
             engine.compute()
         costs.append(min(count_calls(engine) for _ in range(3)))
     assert costs[1] < costs[0] + 100
-    assert len(policy_of(engine)._accounts._accounts) == min(num_tenants, 3016)
+    assert len(policy_of(engine)._accounts._accounts) == min(num_tenants, 1016)
 
 
 def test_an_idle_engine_remembers_no_tenant():

@@ -62,9 +62,10 @@ def test_requests_that_come_and_go_within_a_step_at_most_double_anothers_answer(
     assert max(others_s[3:]) <= 2 * alone_s + 0.1
 
 
-@pytest.mark.parametrize("run_ahead", [1, 2])
-@pytest.mark.parametrize("num_waiting", [1, 4, 30])
-@pytest.mark.parametrize("num_prompt_tokens", [120, 1500])
+@pytest.mark.parametrize(
+    ("run_ahead", "num_waiting", "num_prompt_tokens"),
+    [(1, 1, 120), (2, 4, 120), (1, 30, 120), (2, 1, 1500), (1, 4, 1500), (2, 30, 1500)],
+)
 def test_few_long_prompts_of_another_at_most_double_an_answer(
     run_ahead: int, num_waiting: int, num_prompt_tokens: int
 ) -> None:

@@ -170,7 +170,9 @@ def test_ten_seconds_after_the_last_newcomer_steps_are_full_and_run_ahead_again(
     alone = timeline.measure_flood_rate(2.0)
     timeline.send_light(5, 64)
     assert timeline.measure_flood_rate(2.0) < 0.95 * alone
-    timeline.run_until(timeline.now + WINDOW_S)
+    timeline.engine.clock.advance(WINDOW_S - 2.0)  # the machine slept
+    timeline.ends = deque(max(end, timeline.now) for end in timeline.ends)
+    timeline.run_until(timeline.now + 1.0)
     assert timeline.engine.core.next_schedule_at() is None
     assert timeline.engine.core.num_in_flight == 2
     assert timeline.measure_flood_rate(2.0) == pytest.approx(alone, rel=0.04)

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from fakes import FakeEngine, expected_output, make_config, make_request
+from fakes import FakeEngine, make_config, make_request
 from quire.core.scheduling.work_turns import BURST_US, MAX_ROW_WORK_US, WORK_SHARE
 from quire.ipc.protocol.messages import EngineCoreRequest
 from quire.ipc.protocol.step import ModelRunnerOutput, SchedulerOutput, StepFailed
@@ -86,8 +86,9 @@ class Bench:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("run_ahead", [1, 2])
-@pytest.mark.parametrize("fields", [{}, {"grammar": ""}], ids=["grammar", "unannounced"])
+@pytest.mark.parametrize(
+    ("run_ahead", "fields"), [(1, {}), (2, {"grammar": ""})], ids=["grammar", "unannounced"]
+)
 def test_256_rows_with_dear_tokens_cost_a_neighbour_half_as_much_again(
     policy: str, run_ahead: int, fields: dict[str, Any]
 ) -> None:
@@ -145,7 +146,7 @@ def test_dear_rows_of_a_lone_tenant_use_the_engine_but_for_half() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_nobody_is_left_out_for_long_and_tokens_are_those_of_a_run_alone(policy: str) -> None:
-    bench = Bench(policy, options={"run_ahead": 2})
+    bench = Bench(policy, max_num_seqs=48, options={"run_ahead": 2})
     requests = [
         make_request(
             f"{client.decode()}{i}", [1 + i, 5], max_tokens=12, grammar=f"start: /{i % 3}/", priority=i % 3
@@ -159,11 +160,10 @@ def test_nobody_is_left_out_for_long_and_tokens_are_those_of_a_run_alone(policy:
     num_turns = 0
     while bench.engine.core.num_unfinished:
         bench.turn()
-        assert bench.engine.core.check_integrity() == []
+        assert num_turns % 8 or bench.engine.core.check_integrity() == []
         num_turns += 1
         assert num_turns < 20_000
-    for request in requests:
-        assert bench.engine.tokens[request.request_id] == expected_output(request, MAX_MODEL_LEN)[0]
+    bench.engine.check_undisturbed(requests)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -42,7 +42,7 @@ def three() -> Iterator[str]:
 def test_engines_that_are_lost_together_cost_no_token(
     three: str, lost: tuple[int, ...], number: signal.Signals
 ) -> None:
-    with under_load(three, 16, MAX_TOKENS) as loads:
+    with under_load(three, 6, MAX_TOKENS) as loads:
         wait_for_tokens(loads, 50)
         strike(three, *lost, number=number)
     assert [engine.num_restarts for engine in wait_for_engines(three).values()] == [
@@ -51,7 +51,7 @@ def test_engines_that_are_lost_together_cost_no_token(
 
 
 def test_an_engine_is_drained_and_removed_while_it_is_away(three: str) -> None:
-    with under_load(three, 16, MAX_TOKENS) as loads:
+    with under_load(three, 6, MAX_TOKENS) as loads:
         wait_for_tokens(loads, 50)
         strike(three, 1, 2)
         drain_engine(three, 1, TIMEOUT_S)
@@ -63,7 +63,7 @@ def test_an_engine_is_drained_and_removed_while_it_is_away(three: str) -> None:
 
 
 def test_an_engine_is_added_in_a_failover_and_takes_what_all_others_had(three: str) -> None:
-    with under_load(three, 16, MAX_TOKENS) as loads:
+    with under_load(three, 6, MAX_TOKENS) as loads:
         wait_for_tokens(loads, 50)
         strike(three, 0, 1, 2, number=signal.SIGSTOP)
         assert add_engine(three, TIMEOUT_S) == 3
@@ -73,7 +73,7 @@ def test_an_engine_is_added_in_a_failover_and_takes_what_all_others_had(three: s
 
 
 def test_the_only_engine_that_serves_is_lost_while_the_others_drain(three: str) -> None:
-    with under_load(three, 16, MAX_TOKENS) as loads:
+    with under_load(three, 6, MAX_TOKENS) as loads:
         wait_for_tokens(loads, 50)
         for index in (1, 2):
             drain_engine(three, index, TIMEOUT_S)

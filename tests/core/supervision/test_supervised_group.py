@@ -118,7 +118,7 @@ def test_a_drained_engine_ends_what_it_has_and_takes_requests_again_when_told(pa
 
 def test_streams_go_on_elsewhere_when_their_engine_is_killed_or_drained(pair: str) -> None:
     before = read_engines(pair)
-    with under_load(pair, 16, 480) as loads:
+    with under_load(pair, 6, 480) as loads:
         wait_for_tokens(loads, 50)
         drain_engine(pair, 1, TIMEOUT_S)
         assert all(load.is_alive() for load in loads), "it was drained though its streams had not ended"

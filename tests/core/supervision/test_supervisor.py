@@ -201,8 +201,8 @@ def test_a_restart_that_is_refused_ends_the_daemon_with_the_cause(tmp_path: Path
 
 
 def test_sighup_restarts_the_engine_and_costs_no_token(daemon: Daemon) -> None:
-    with under_load(daemon.name) as loads:
-        wait_for_tokens(loads, 500)
+    with under_load(daemon.name, 8) as loads:
+        wait_for_tokens(loads, 100)
         before = daemon.core_pid
         restart_engine(daemon.name, TIMEOUT_S)
         assert daemon.core_pid != before
@@ -306,7 +306,7 @@ def test_a_closed_attached_client_says_so(daemon: Daemon) -> None:
 
 
 def test_a_daemon_whose_directory_is_deleted_goes_on_and_is_found_again(daemon: Daemon) -> None:
-    with under_load(daemon.name) as loads:
+    with under_load(daemon.name, 8) as loads:
         wait_for_tokens(loads, 100)
         shutil.rmtree(find_named(daemon.name).parent)
         with pytest.raises(DaemonError, match=f"is running already .pid {daemon.pid}."):

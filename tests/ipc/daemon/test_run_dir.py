@@ -147,7 +147,7 @@ def test_a_named_directory_is_refused_while_its_owner_lives_and_taken_over_after
 
 @pytest.mark.usefixtures("runtime_dir")
 def test_of_many_that_want_a_directory_at_once_exactly_one_gets_it() -> None:
-    contenders = [hold("race") for _ in range(6)]
+    contenders = [hold("race") for _ in range(4)]
     try:
         lines = [contender.stdout.readline() for contender in contenders if contender.stdout is not None]
         winners = [line for line in lines if line]
@@ -155,7 +155,7 @@ def test_of_many_that_want_a_directory_at_once_exactly_one_gets_it() -> None:
         assert int(winners[0]) == find_owner(find_named("race"))
     finally:
         errors = [contender.communicate()[1] for contender in contenders]
-    assert sum(f"is running already (pid {int(winners[0])})" in error for error in errors) == 5
+    assert sum(f"is running already (pid {int(winners[0])})" in error for error in errors) == 3
     assert not find_named("race").exists()
 
 
@@ -251,9 +251,7 @@ def test_an_owner_makes_again_what_was_deleted(
     assert not directory.maintain()
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
     assert find_owner(directory.path) == os.getpid()
-    # It is held as before: no other process takes it for a leftover.
-    script = "from quire.ipc.daemon.run_dir import RunDirectory; RunDirectory.create_private().remove()"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    RunDirectory.create_private().remove()  # it is held as before: who looks does not take it for a leftover
     assert directory.path.exists()
     directory.remove()
     assert not directory.path.exists()

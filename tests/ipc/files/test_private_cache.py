@@ -19,7 +19,7 @@ import contextlib, sys
 from pathlib import Path
 from quire.ipc.files.private_cache import PrivateCache
 cache = PrivateCache(Path(sys.argv[1]))
-for turn in range(200):
+for turn in range(60):
     content = sys.argv[2].encode() * 1000
     cache.write("file", content)
     cache.put_folder(f"folder{turn % 3}", {"a": b"same", "b": b"same"})
