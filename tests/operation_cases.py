@@ -14,6 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cache_layout import from_native_layout
@@ -434,8 +435,12 @@ def token_bitmask(implementation: str, dtype: torch.dtype, rows: int, size: int)
         return (logits,)
 
     inputs = draw(rows, size), bitmask, torch.arange(rows, device=draw.device) % 5 != 1
-    expected = apply(apply_token_bitmask_reference, inputs[0].clone(), *inputs[1:])
-    return OpCase(inputs, partial(apply, launch), expected, (0.0,))
+    bits = np.unpackbits(bitmask.cpu().numpy().view(np.uint8), axis=1, count=size, bitorder="little")
+    is_forbidden = (torch.from_numpy(bits).to(draw.device) == 0) & inputs[2].unsqueeze(1)
+    expected = inputs[0].masked_fill(is_forbidden, -torch.inf)
+    [by_reference] = apply(apply_token_bitmask_reference, inputs[0].clone(), *inputs[1:])
+    assert torch.equal(by_reference, expected)
+    return OpCase(inputs, partial(apply, launch), (expected,), (0.0,))
 
 
 def penalties(implementation: str, dtype: torch.dtype, num_places: int) -> OpCase:

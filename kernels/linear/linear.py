@@ -70,11 +70,6 @@ class PackedWeight:
         return sum(part.nbytes for part in parts if part is not None)
 
 
-def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """y [m, N]."""
-    return F.linear(x, weight, bias)
-
-
 def choose_variant(library: ctypes.CDLL) -> Variant:
     """The fastest that this processor and the operating system allow."""
     return Variant(library.quire_linear_best_variant())

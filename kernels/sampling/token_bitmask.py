@@ -12,14 +12,6 @@ import torch
 from torch import Tensor
 
 
-def pack_token_bitmask(token_ids: Tensor, vocab_size: int) -> Tensor:
-    """int32 [W] with the bits of int64 `token_ids` [n] set, all below `vocab_size`."""
-    bits = torch.zeros(-(-vocab_size // 32) * 32, dtype=torch.int64, device=token_ids.device)
-    bits[token_ids] = 1
-    words = (bits.view(-1, 32) << torch.arange(32, device=token_ids.device)).sum(dim=1)
-    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
-
-
 def apply_token_bitmask_reference(logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
     """Edit float32 `logits` [S, V] in place: row rows[i] by bitmask[i]; int32 [R, W], distinct int64 [R]."""
     ids = torch.arange(logits.shape[1], device=logits.device)
