@@ -10,28 +10,22 @@ from typing import Any
 
 import msgspec
 
-
-def listed(text: str, separator: str | None = None) -> list[str]:
-    """The items that `text` holds between separators (whitespace unless given)."""
-    return text.split(separator)
-
-
-_WORDS: dict[str, Any] = msgspec.json.decode(Path(__file__).with_suffix(".json").read_bytes())
-GIRLS: list[str] = _WORDS["girls"]
-BOYS: list[str] = _WORDS["boys"]
-PET_NAMES: list[str] = _WORDS["pet_names"]
-ANIMALS: list[str] = _WORDS["animals"]
-LITTLE: list[str] = _WORDS["little"]
-COLORS: list[str] = _WORDS["colors"]
-TOYS: list[str] = _WORDS["toys"]
-FOODS: list[tuple[str, str]] = _WORDS["foods"]
-PLACES: list[tuple[str, str]] = _WORDS["places"]
-SPOTS: list[str] = _WORDS["spots"]
-CITIES: list[str] = _WORDS["cities"]
-JOBS: list[str] = _WORDS["jobs"]
-HOBBIES: list[str] = _WORDS["hobbies"]
+WORDS: dict[str, Any] = msgspec.json.decode(Path(__file__).with_suffix(".json").read_bytes())
+GIRLS: list[str] = WORDS["girls"]
+BOYS: list[str] = WORDS["boys"]
+PET_NAMES: list[str] = WORDS["pet_names"]
+ANIMALS: list[str] = WORDS["animals"]
+LITTLE: list[str] = WORDS["little"]
+COLORS: list[str] = WORDS["colors"]
+TOYS: list[str] = WORDS["toys"]
+FOODS: list[tuple[str, str]] = WORDS["foods"]
+PLACES: list[tuple[str, str]] = WORDS["places"]
+SPOTS: list[str] = WORDS["spots"]
+CITIES: list[str] = WORDS["cities"]
+JOBS: list[str] = WORDS["jobs"]
+HOBBIES: list[str] = WORDS["hobbies"]
 FRUITS = [one for one, _ in FOODS if one in {"apple", "pear", "plum", "peach", "banana", "lemon", "cherry"}]
-DAYS: list[str] = _WORDS["days"]
+DAYS: list[str] = WORDS["days"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from quire.tools.pocket.encoder.evaluate import Encoder, draw_held_out_episodes,
 from quire.tools.pocket.encoder.everyday import MATTERS, draw_everyday
 from quire.tools.pocket.encoder.facts import KINDS, draw_fact
 from quire.tools.pocket.encoder.pairs import Pair, Passage
-from quire.tools.pocket.encoder.strange import draw_shared_words, misspell
+from quire.tools.pocket.encoder.strange import draw_shared_words
 from quire.tools.pocket.encoder.tokenizer import UNKNOWN, VOCAB_SIZE, train_tokenizer
 from quire.tools.pocket.encoder.train import Trainer, average, export, find_same_topics, make_config
 from tokenizers import Tokenizer
@@ -25,10 +25,6 @@ pytestmark = pytest.mark.slow
 
 SIZE_LIMIT_BYTES = 4_000_000
 SLOT = re.compile(r"\\\{\w+\\\}")
-
-needs_encoder = pytest.mark.skipif(
-    not (ENCODER_DIR / "model.safetensors").exists(), reason="the encoder is not in this checkout"
-)
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +71,11 @@ def test_held_out_questions_are_asked_in_no_training_text() -> None:
     assert not everyday & {text for pair in pairs for text in (pair.query, pair.answer.text, pair.wrong.text)}
 
 
-def test_an_episode_alone_answers_its_question() -> None:
-    rng = Random(3)
-    for _ in range(300):
-        pair = draw_episode(rng)
-        assert "{" not in pair.query + pair.answer.text
-        assert pair.answer.text != pair.wrong.text
-
-
-def test_wrong_texts_are_never_of_the_answers_topic() -> None:
+def test_a_text_answers_its_query_alone() -> None:
     for pair in islice(draw_pairs(4), 1000):
         assert pair.answer.topic is None or pair.answer.topic != pair.wrong.topic
+        assert pair.answer.text != pair.wrong.text
+        assert "{" not in pair.query + pair.answer.text
 
 
 def test_a_text_without_meaning_holds_the_words_that_are_asked_for() -> None:
@@ -95,10 +85,6 @@ def test_a_text_without_meaning_holds_the_words_that_are_asked_for() -> None:
         asked = [word for word in pair.query.split() if len(word) > 6 and word in pair.answer.text]
         assert pair.wrong.text != pair.answer.text
         assert not asked or any(word not in pair.wrong.text for word in pair.query.split())
-
-
-def test_the_corpus_is_the_same_for_a_seed() -> None:
-    assert list(islice(draw_pairs(6), 50)) == list(islice(draw_pairs(6), 50))
 
 
 def test_words_are_replaced_by_words_of_one_meaning_only() -> None:
@@ -118,12 +104,6 @@ def test_words_are_replaced_by_words_of_one_meaning_only() -> None:
 )
 def test_words_are_inflected_as_regular_ones(word: str, plural: str, participle: str) -> None:
     assert (make_plural(word), make_participle(word)) == (plural, participle)
-
-
-def test_a_misspelled_text_differs_in_one_word() -> None:
-    rng, words = Random(7), ["Where", "is", "the", "nearest", "hospital"]
-    for _ in range(100):
-        assert sum(map(str.__ne__, misspell(rng, " ".join(words)).split(), words)) <= 1
 
 
 def test_an_inflected_word_begins_with_the_token_of_its_stem(tokenizer: Tokenizer) -> None:
@@ -174,12 +154,10 @@ def test_training_lowers_the_loss_and_writes_a_folder_that_embeds(
     assert torch.allclose(vectors[0], vectors[2])
 
 
-@needs_encoder
 def test_the_shipped_encoder_is_at_most_4_mb() -> None:
     assert sum(path.stat().st_size for path in ENCODER_DIR.rglob("*") if path.is_file()) <= SIZE_LIMIT_BYTES
 
 
-@needs_encoder
 def test_the_shipped_encoder_finds_the_paragraph_of_nine_in_ten_held_out_questions_among_the_first_five() -> (
     None
 ):
@@ -188,6 +166,5 @@ def test_the_shipped_encoder_finds_the_paragraph_of_nine_in_ten_held_out_questio
     assert len(score_retrieval(Encoder(ENCODER_DIR), "episodes", pairs, 5).failures) <= 20
 
 
-@needs_encoder
 def test_the_shipped_encoder_orders_everyday_texts_as_people_do() -> None:
     assert len(score_orders(Encoder(ENCODER_DIR)).failures) <= 4

@@ -1,10 +1,10 @@
 """The pocket corpus keeps its promises, and the shipped model folder is what the README says."""
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
 from itertools import islice, pairwise
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -13,16 +13,15 @@ from quire.tools.pocket import MODEL_DIR
 from quire.tools.pocket.asking import Pocket, ask
 from quire.tools.pocket.batches import Batch, encode_documents, render
 from quire.tools.pocket.calls import CALCULATOR, LOOKUP, make_tool
+from quire.tools.pocket.encoder.corpus import draw_pairs
 from quire.tools.pocket.evaluate import find_story_fault, has_form_asked_for, read_calls, split_words
-from quire.tools.pocket.json_tasks import draw_copying_task, draw_held_out_json_task, draw_json_task
+from quire.tools.pocket.json_tasks import draw_copying_task, draw_json_task
 from quire.tools.pocket.loss import ROPE_THETA, compute_loss
-from quire.tools.pocket.plots import PLOTS
+from quire.tools.pocket.phrases import make_word
 from quire.tools.pocket.reading import read_story
-from quire.tools.pocket.stories import tell_story
+from quire.tools.pocket.stories import PLOTS, tell_story
 from quire.tools.pocket.sums import ADD_FORMS, HELD_OUT, Sum, draw_sum, draw_sum_turn
-from quire.tools.pocket.talk import make_word
-from quire.tools.pocket.text import Chat, Document, draw_documents
-from quire.tools.pocket.thoughts import think_about_sum
+from quire.tools.pocket.text import Chat, Document, draw_documents, think_about_sum
 from quire.tools.pocket.tokenizer import (
     END_OF_TEXT,
     MARKERS,
@@ -36,11 +35,10 @@ from quire.tools.pocket.tokenizer import (
 from quire.tools.pocket.train import make_config
 from quire.tools.pocket.wiring import wire
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 pytestmark = pytest.mark.slow
 
-NUM_DOCUMENTS = 6_000
 SIZE_LIMIT_BYTES = 8_000_000
 CHAT = [
     {"role": "system", "content": "You are Pocket."},
@@ -49,14 +47,10 @@ CHAT = [
     {"role": "user", "content": "What is 12 plus 30?"},
 ]
 
-needs_model = pytest.mark.skipif(
-    not (MODEL_DIR / "model.safetensors").exists(), reason="the pocket model is not in this checkout"
-)
-
 
 @pytest.fixture(scope="module")
 def documents() -> list[Document]:
-    return list(islice(draw_documents(seed=7), NUM_DOCUMENTS))
+    return list(islice(draw_documents(seed=7), 6_000))
 
 
 @pytest.fixture(scope="module")
@@ -75,142 +69,94 @@ def shipped() -> Iterator[Pocket]:
 @pytest.fixture(scope="module")
 def turns(documents: list[Document]) -> list[tuple[str, str]]:
     """Every question of the corpus with its answer."""
-    pairs: list[tuple[str, str]] = []
-    for chat in documents:
-        if isinstance(chat, Chat):
-            pairs += [
-                (first["content"], second["content"])
-                for first, second in pairwise(chat.messages)
-                if (first["role"], second["role"]) == ("user", "assistant")
-            ]
-    return pairs
+    return [
+        (first["content"], second["content"])
+        for chat in documents
+        if isinstance(chat, Chat)
+        for first, second in pairwise(chat.messages)
+        if (first["role"], second["role"]) == ("user", "assistant")
+    ]
+
+
+def test_the_corpus_is_the_one_that_the_shipped_models_were_trained_on() -> None:
+    drawn = [render(document) for document in islice(draw_documents(seed=1), 1000)]
+    drawn += [f"{pair.query}|{pair.answer.text}|{pair.wrong.text}" for pair in islice(draw_pairs(1), 1000)]
+    assert hashlib.sha256("\n".join(drawn).encode()).hexdigest()[:16] == "9c33d53613f579ae"
 
 
 def find_number_pairs(text: str) -> set[tuple[int, int]]:
     """Pairs of numbers that follow each other within a sentence or formula, smaller first."""
-    pairs: set[tuple[int, int]] = set()
-    for line in text.splitlines():
-        numbers = [int(number) for number in re.findall(r"\d+", line)]
-        pairs |= {(min(pair), max(pair)) for pair in pairwise(numbers)}
-    return pairs
+    lines = [[int(number) for number in re.findall(r"\d+", line)] for line in text.splitlines()]
+    return {(min(pair), max(pair)) for numbers in lines for pair in pairwise(numbers)}
 
 
 def test_no_sum_of_a_held_out_pair_is_in_the_corpus_in_any_form(turns: list[tuple[str, str]]) -> None:
     for question, answer in turns:
-        if question.startswith(("Give", "Write", "Turn", "Make")) or answer.startswith(("{", "[")):
-            continue  # JSON records hold numbers that are not added
-        if "only" in answer or "smaller" in answer:
-            continue  # declined: no result is shown
-        if not answer:
-            continue  # calls: what comes of them is checked below, in the answer
-        if re.search(r" minus | - |-|away|[Ss]ubtract|eats", question):
-            continue  # checked below, as the sum that the subtraction undoes
-        assert not find_number_pairs(question) & HELD_OUT, question
+        is_json = question.startswith(("Give", "Write", "Turn", "Make")) or answer.startswith(("{", "["))
+        is_declined = "only" in answer or "smaller" in answer
+        is_subtraction = re.search(r" minus | - |-|away|[Ss]ubtract|eats", question)  # checked below
+        if answer and not (is_json or is_declined or is_subtraction):
+            assert not find_number_pairs(question) & HELD_OUT, question
 
 
-def test_no_equation_of_the_corpus_shows_a_held_out_pair(documents: list[Document]) -> None:
+def test_equations_of_the_corpus_are_right_and_show_no_held_out_pair(documents: list[Document]) -> None:
     text = "\n".join(render(document) for document in documents)
-    added = re.findall(r"(\d+) (?:plus|\+) (\d+) (?:is|=) (\d+)", text)
-    taken = re.findall(r"(\d+) (?:minus|-) (\d+) (?:is|=) (\d+)", text)
-    assert len(added) > 2000
-    assert len(taken) > 300
-    shown = {tuple(sorted((int(a), int(b)))) for a, b, _ in added}
-    shown |= {tuple(sorted((int(b), int(c)))) for _, b, c in taken}
-    assert not shown & HELD_OUT
+    found = re.findall(r"(\d+) (plus|minus|\+|-) (\d+) (?:is|=) (\d+)", text)
+    assert len(found) > 2300
+    for a, sign, b, c in ((int(a), sign, int(b), int(c)) for a, sign, b, c in found):
+        asked = Sum(a, b, is_minus=sign in ("minus", "-"))
+        assert asked.result == c
+        assert not asked.is_held_out
 
 
-def test_every_sum_that_the_corpus_answers_is_right(documents: list[Document]) -> None:
-    text = "\n".join(render(document) for document in documents)
-    for a, sign, b, c in re.findall(r"(\d+) (plus|minus|\+|-) (\d+) (?:is|=) (\d+)", text):
-        assert int(c) == (int(a) + int(b) if sign in ("plus", "+") else int(a) - int(b))
-
-
-def test_a_tenth_of_the_pairs_is_held_out_and_no_one_digit_pair() -> None:
-    num_pairs = sum(1 for b in range(10, 100) for _ in range(b + 1))
-    assert len(HELD_OUT) == round(num_pairs / 10)
+def test_a_pair_is_held_out_in_both_orders_and_as_a_subtraction_and_none_of_one_digit_is() -> None:
+    assert len(HELD_OUT) == round(sum(b + 1 for b in range(10, 100)) / 10)
     assert all(0 <= a <= b and 10 <= b < 100 for a, b in HELD_OUT)
-
-
-def test_a_pair_is_held_out_in_both_orders_and_as_a_subtraction() -> None:
     a, b = min(HELD_OUT)
-    assert Sum(a, b).is_held_out
-    assert Sum(b, a).is_held_out
-    assert Sum(a + b, a, is_minus=True).is_held_out
-    assert Sum(a + b, b, is_minus=True).is_held_out
-
-
-def test_subtractions_never_go_below_zero() -> None:
+    asked = [Sum(a, b), Sum(b, a), Sum(a + b, a, is_minus=True), Sum(a + b, b, is_minus=True)]
+    assert all(each.is_held_out for each in asked)
     rng = Random(1)
     assert all(draw_sum(rng, is_minus=True).result >= 0 for _ in range(2000))
 
 
 def test_sums_out_of_reach_are_declined() -> None:
     rng = Random(1)
-    answers = dict(draw_sum_turn(rng) for _ in range(20_000))
-    declined = {
-        question: answer for question, answer in answers.items() if "=" not in answer and " is " not in answer
-    }
+    answers = [answer for _, answer in (draw_sum_turn(rng) for _ in range(20_000))]
+    declined = [answer for answer in answers if "=" not in answer and " is " not in answer]
     assert declined
-    assert all("only" in answer or "cannot" in answer for answer in declined.values())
+    assert all("only" in answer or "cannot" in answer for answer in declined)
 
 
-def test_the_same_seed_gives_the_same_text() -> None:
-    first, second = (list(islice(draw_documents(seed=3), 300)) for _ in range(2))
-    assert first == second
-
-
-def test_another_seed_gives_other_text() -> None:
-    first, second = (list(islice(draw_documents(seed=seed), 300)) for seed in (3, 4))
-    assert not set(map(render, first)) <= set(map(render, second))
-
-
-def test_json_answers_parse_and_have_the_form_asked_for() -> None:
+def test_json_answers_have_the_form_asked_for_and_extractions_state_every_value() -> None:
     rng = Random(5)
-    for _ in range(2000):
-        task = draw_json_task(rng)
+    tasks = [draw_json_task(rng) for _ in range(2000)] + [draw_copying_task(rng) for _ in range(1000)]
+    for task in tasks:
         assert json.loads(task.answer) == task.value
         assert has_form_asked_for(task, task.answer)
+        assert not task.is_held_out
         if isinstance(task.value, dict):
             assert all(re.search(rf"\b{key}\b", task.prompt) for key in task.value)
-
-
-def test_extraction_tasks_state_every_value_in_the_prompt() -> None:
-    rng = Random(6)
-    tasks = [task for task in (draw_json_task(rng) for _ in range(1000)) if task.is_extraction]
-    assert len(tasks) > 200
-    for task in tasks:
-        values = task.value.values() if isinstance(task.value, dict) else task.value
-        assert all(str(value) in task.prompt for value in values)
-
-
-def test_copying_tasks_state_every_value_and_are_never_held_out() -> None:
-    rng = Random(14)
-    for task in (draw_copying_task(rng) for _ in range(1000)):
-        assert isinstance(task.value, dict)
-        assert not task.is_held_out
-        assert all(str(value) in task.prompt for value in task.value.values())
+        if task.is_extraction:
+            assert isinstance(task.value, dict)
+            assert all(str(value) in task.prompt for value in task.value.values())
+    assert 1500 < sum(task.is_extraction for task in tasks) < 2500
 
 
 def test_held_out_json_prompts_are_never_trained_on(turns: list[tuple[str, str]]) -> None:
     rng = Random(8)
-    held_out = {draw_held_out_json_task(rng).prompt for _ in range(2000)}
+    held_out = {draw_json_task(rng, is_held_out=True).prompt for _ in range(2000)}
     assert not held_out & {question for question, _ in turns}
 
 
-def test_every_plot_fills_all_its_slots() -> None:
-    rng = Random(9)
-    for _ in range(60 * len(PLOTS)):
-        story = tell_story(rng)
-        told = [story.text, *(line for question in story.questions for line in question)]
-        assert not any("{" in line or "}" in line for line in told)
-
-
-def test_stories_are_sound_and_differ_from_each_other() -> None:
+def test_stories_are_sound_and_differ_and_every_plot_fills_all_its_slots() -> None:
     rng = Random(10)
-    stories = [tell_story(rng).text for _ in range(500)]
-    words = {word for text in stories for word in split_words(text)}
-    assert len(set(stories)) == len(stories)
-    assert [find_story_fault(text, True, words) for text in stories] == [None] * len(stories)
+    stories = [tell_story(rng) for _ in range(60 * len(PLOTS))]
+    texts = [story.text for story in stories]
+    words = {word for text in texts for word in split_words(text)}
+    assert len(set(texts)) == len(texts)
+    assert [find_story_fault(text, True, words) for text in texts] == [None] * len(texts)
+    told = [*texts, *(line for story in stories for question in story.questions for line in question)]
+    assert not any("{" in line or "}" in line for line in told)
 
 
 def test_a_requested_hero_is_named_by_kind_in_the_story() -> None:
@@ -230,14 +176,19 @@ def test_answers_about_a_read_story_use_words_of_the_story() -> None:
         assert all(name in question for name in names)
 
 
-def test_a_fault_is_found_in_each_kind_of_bad_story() -> None:
+@pytest.mark.parametrize(
+    ("more", "has_ended", "fault"),
+    [
+        ("", True, None),
+        ("", False, "does not end"),
+        ("The", True, "ends without punctuation"),
+        ("The cxt.", True, "unknown words ['cxt']"),
+        ("The cat sat in the sun. " * 30, True, "228 words"),
+    ],
+)
+def test_a_fault_is_found_in_each_kind_of_bad_story(more: str, has_ended: bool, fault: str | None) -> None:
     good = "The cat sat in the sun. " * 8
-    words = set(split_words(good))
-    assert find_story_fault(good, True, words) is None
-    assert find_story_fault(good, False, words) == "does not end"
-    assert find_story_fault(good + "The", True, words) == "ends without punctuation"
-    assert find_story_fault(good + "The cxt.", True, words) == "unknown words ['cxt']"
-    assert find_story_fault("The cat sat.", True, words) == "3 words"
+    assert find_story_fault(good + more, has_ended, set(split_words(good))) == fault
 
 
 def test_the_tokenizer_splits_digits_and_encodes_any_text(tokenizer: Tokenizer) -> None:
@@ -280,7 +231,7 @@ def test_calls_are_rendered_in_the_hermes_format() -> None:
     tool = make_tool("lookup", "Looks up a fact.", ("key",), ("string",))
     call = {"type": "function", "function": {"name": "lookup", "arguments": {"key": "age of Mia"}}}
     messages = [
-        {"role": "system", "content": "You are Pocket."},
+        *CHAT[:1],
         {"role": "user", "content": "How old is Mia?"},
         {"role": "assistant", "content": None, "tool_calls": [call, call]},
         {"role": "tool", "content": "7"},
@@ -314,10 +265,10 @@ def test_thinking_opens_the_thoughts_and_past_ones_are_not_rendered() -> None:
 
 
 def test_calls_of_the_corpus_name_offered_tools_and_copy_what_was_asked(documents: list[Document]) -> None:
-    chats = [document for document in documents if isinstance(document, Chat) and document.tools]
     calls = [
         (chat.tools, message["content"], call["function"])
-        for chat in chats
+        for chat in documents
+        if isinstance(chat, Chat)
         for message, reply in pairwise(chat.messages)
         for call in reply.get("tool_calls", ())
     ]
@@ -332,12 +283,16 @@ def test_calls_of_the_corpus_name_offered_tools_and_copy_what_was_asked(document
 
 def test_results_of_the_corpus_are_true_and_said_in_the_answer() -> None:
     rng = Random(13)
-    for _ in range(2000):
-        calculation = CALCULATOR.draw(rng)
+    for calculation in (CALCULATOR.draw(rng) for _ in range(2000)):
         [expression] = calculation.values
         a, sign, b = str(expression).split()
-        result = {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}
-        assert int(calculation.result) == (int(a) // int(b) if sign == "/" else result[sign])
+        result = {
+            "+": int(a) + int(b),
+            "-": int(a) - int(b),
+            "*": int(a) * int(b),
+            "/": int(a) // (int(b) or 1),
+        }
+        assert int(calculation.result) == result[sign]
         assert calculation.answer.endswith(f" is {calculation.result}.")
 
 
@@ -355,108 +310,73 @@ def test_the_prompt_opens_thoughts_and_training_asks_only_for_the_rest(
     for chat, (ids, targets) in zip(thinking, encode_documents(tokenizer, iter(thinking)), strict=True):
         start = ids.index(tokenizer.encode(THINK_START).ids[0])
         assert not any(targets[start : start + 2])
-        assert chat.thought
         asked = [token for token, is_asked in zip(ids[start:], targets[start:], strict=True) if is_asked]
         assert tokenizer.decode(asked, skip_special_tokens=False).startswith(f"{chat.thought}\n</think>\n\n")
 
 
-@needs_model
-def test_the_shipped_folder_is_small_and_holds_bfloat16_computed_in_float32() -> None:
-    shipped = [MODEL_DIR / name for name in ("model.safetensors", "tokenizer.json")]
-    assert sum(path.stat().st_size for path in shipped) <= SIZE_LIMIT_BYTES
-    header = read_safetensors_header(MODEL_DIR / "model.safetensors")
+def test_the_shipped_folder_is_small_and_transformers_computes_its_bfloat16_in_float32() -> None:
+    weights = MODEL_DIR / "model.safetensors"
+    assert weights.stat().st_size + (MODEL_DIR / "tokenizer.json").stat().st_size <= SIZE_LIMIT_BYTES
+    with weights.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     assert {entry["dtype"] for name, entry in header.items() if name != "__metadata__"} == {"BF16"}
-    assert json.loads((MODEL_DIR / "config.json").read_text())["torch_dtype"] == "float32"
-
-
-def read_safetensors_header(path: Path) -> dict[str, dict[str, str]]:
-    with path.open("rb") as file:
-        return json.loads(file.read(int.from_bytes(file.read(8), "little")))
-
-
-@needs_model
-def test_the_shipped_folder_loads_with_transformers_and_ends_in_both_modes() -> None:
-    config = AutoConfig.from_pretrained(MODEL_DIR)
     model = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype="auto")
     assert isinstance(model, LlamaForCausalLM)
     assert str(model.dtype) == "torch.float32"
-    assert config.eos_token_id == model.generation_config.eos_token_id == [0, 2]
+    assert model.config.eos_token_id == model.generation_config.eos_token_id == [0, 2]
 
 
-@needs_model
 def test_the_shipped_tokenizer_renders_chats_and_adds_nothing() -> None:
     tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
-    rendered = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
-    assert rendered == (
+    how = {"tokenize": False, "add_generation_prompt": True}
+    rendered = tokenizer.apply_chat_template(CHAT, **how)
+    assert rendered == render_chat(CHAT, add_generation_prompt=True)
+    assert rendered.startswith(
         "<|im_start|>system\nYou are Pocket.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n"
-        "<|im_start|>assistant\nHello!<|im_end|>\n<|im_start|>user\nWhat is 12 plus 30?<|im_end|>\n"
-        "<|im_start|>assistant\n"
     )
-    ids = tokenizer("Once upon a time")["input_ids"]
-    assert tokenizer.decode(ids) == "Once upon a time"
+    assert tokenizer.apply_chat_template(CHAT, **how, enable_thinking=True) == f"{rendered}<think>\n"
+    assert tokenizer.decode(tokenizer("Once upon a time")["input_ids"]) == "Once upon a time"
     assert tokenizer.convert_tokens_to_ids([END_OF_TEXT, TURN_START, TURN_END]) == [0, 1, 2]
     assert tokenizer.convert_tokens_to_ids(list(MARKERS)) == list(range(2042, 2048))
     assert tokenizer.decode(tokenizer("<tool_call>").input_ids, skip_special_tokens=True) == "<tool_call>"
-    thinking = tokenizer.apply_chat_template(
-        CHAT, tokenize=False, add_generation_prompt=True, enable_thinking=True
-    )
-    assert thinking == f"{rendered}<think>\n"
 
 
-@needs_model
-def test_the_shipped_model_adds_held_out_pairs(shipped: Pocket) -> None:
+def test_the_shipped_model_adds_held_out_pairs_at_once_and_after_thinking(shipped: Pocket) -> None:
     question, answer = ADD_FORMS[0]
-    asked = [Sum(a, b) for a, b in sorted(HELD_OUT)[::8]]
-    answers = [text for _, text in shipped.answer(ask(each.fill(question), bool) for each in asked)]
-    right = [each.fill(answer) == said for each, said in zip(asked, answers, strict=True)]
-    assert sum(right) >= 0.95 * len(right)
+    for step, is_thinking, share in ((8, False, 0.95), (40, True, 0.9)):
+        asked = [Sum(a, b) for a, b in sorted(HELD_OUT)[::step]]
+        cases = [ask(each.fill(question), bool, is_thinking=is_thinking) for each in asked]
+        said = [text for _, text in shipped.answer(cases)]
+        thoughts = [f"{think_about_sum(each)}\n</think>\n\n" if is_thinking else "" for each in asked]
+        expected = [thought + each.fill(answer) for thought, each in zip(thoughts, asked, strict=True)]
+        assert sum(map(str.__eq__, said, expected)) >= share * len(asked)
 
 
-@needs_model
 def test_a_raw_story_of_the_shipped_model_is_fluent_and_ends_by_itself(shipped: Pocket) -> None:
-    words = {
-        word for text in (tell_story(Random(seed)).text for seed in range(2000)) for word in split_words(text)
-    }
+    words = {word for seed in range(2000) for word in split_words(tell_story(Random(seed)).text)}
     start = "Once upon a time"
     [(text, has_ended)] = shipped.complete([start], 300)
     assert find_story_fault(start + text, has_ended, words) is None
 
 
-@needs_model
 def test_the_shipped_model_calls_the_tool_that_a_question_is_for(shipped: Pocket) -> None:
     tools = [
         make_tool(kind.names[0], kind.descriptions[0], (kind.keys[0][0],), kind.types)
         for kind in (CALCULATOR, LOOKUP)
     ]
-    questions = ["What is 12 plus 30?", "What is the age of Mia?", "What is the capital of Norway?", "Hello!"]
-    prompts = [render_chat([{"role": "user", "content": each}], True, tools) for each in questions]
-    called = [read_calls(text) for text, _ in shipped.complete(prompts, 60)]
-    assert called == [
-        [{"name": "calculator", "arguments": {"expression": "12 + 30"}}],
-        [{"name": "lookup", "arguments": {"key": "age of Mia"}}],
-        [{"name": "lookup", "arguments": {"key": "capital of Norway"}}],
-        [],
-    ]
+    expected = {
+        "What is 12 plus 30?": [{"name": "calculator", "arguments": {"expression": "12 + 30"}}],
+        "What is the age of Mia?": [{"name": "lookup", "arguments": {"key": "age of Mia"}}],
+        "What is the capital of Norway?": [{"name": "lookup", "arguments": {"key": "capital of Norway"}}],
+        "Hello!": [],
+    }
+    answers = shipped.answer(ask(question, bool, tools=tools) for question in expected)
+    assert {case.question: read_calls(text) for case, text in answers} == expected
 
 
-@needs_model
-def test_the_shipped_model_thinks_where_the_prompt_opens_thoughts(shipped: Pocket) -> None:
-    asked = [Sum(a, b) for a, b in sorted(HELD_OUT)[::40]]
-    question, answer = ADD_FORMS[0]
-    prompts = [
-        render_chat([{"role": "user", "content": each.fill(question)}], True, is_thinking=True)
-        for each in asked
-    ]
-    said = [text for text, _ in shipped.complete(prompts, 80)]
-    expected = [f"{think_about_sum(each)}\n</think>\n\n{each.fill(answer)}" for each in asked]
-    assert sum(map(str.__eq__, said, expected)) >= 0.9 * len(asked)
-
-
-@needs_model
 def test_the_shipped_model_copies_facts_into_json(shipped: Pocket) -> None:
     rng = Random(16)
-    drawn = [draw_held_out_json_task(rng) for _ in range(150)]
-    tasks = [task for task in drawn if task.is_extraction]
-    answers = [text for _, text in shipped.answer(ask(task.prompt, bool) for task in tasks)]
-    right = [task.answer == answer for task, answer in zip(tasks, answers, strict=True)]
-    assert sum(right) >= 0.75 * len(right)
+    tasks = [draw_json_task(rng, is_held_out=True) for _ in range(150)]
+    cases = [ask(task.prompt, task.answer.__eq__) for task in tasks if task.is_extraction]
+    score = shipped.score("facts", cases)
+    assert len(score.failures) <= 0.25 * score.total

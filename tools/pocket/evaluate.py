@@ -7,7 +7,7 @@ and tools, half of whose sums are held-out ones. A call is right when its tool a
 import argparse
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -16,11 +16,21 @@ from typing import Any
 from ..words import ANIMALS, a
 from . import MODEL_DIR
 from .asking import SEED, Case, Pocket, Score, ask, judge
-from .calls import CALCULATOR, LOOKUP, OTHERS, Asked, Kind, Offer, ask_calculation, exchange_calls, make_offer
-from .json_tasks import JsonTask, draw_copying_task, draw_held_out_json_task
-from .reading import draw_reading, read_sentence
+from .calls import (
+    CALCULATOR,
+    LOOKUP,
+    OTHERS,
+    Asked,
+    Offer,
+    ToolKind,
+    ask_calculation,
+    exchange_calls,
+    make_offer,
+)
+from .json_tasks import JsonTask, draw_copying_task, draw_json_task
+from .reading import read_sentence, read_sentences, read_story
 from .sums import ADD_FORMS, HELD_OUT, Sum
-from .talk import ONLY_KNOW, draw_small_talk, draw_unknown
+from .talk import draw_small_talk, draw_unknown
 from .text import draw_documents
 from .tokenizer import render_chat
 
@@ -36,12 +46,12 @@ MAX_STORY_TOKENS = 300
 _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
 
-def score_sums(pocket: Pocket, limit: int | None = None) -> Iterator[Score]:
+def _score_sums(pocket: Pocket, scale: int) -> Iterator[Score]:
     """Every held-out pair in both orders, each in a phrasing drawn at random; and all sums of two digits."""
     rng = Random(SEED)
     pairs = [pair for a, b in sorted(HELD_OUT) for pair in {(a, b), (b, a)}]
     rng.shuffle(pairs)
-    sums = [Sum(first, second) for first, second in pairs[:limit]]
+    sums = [Sum(first, second) for first, second in pairs[: None if scale == 1 else 200]]
     held_out = [_ask_sum(each.fill(rng.choice(ADD_FORMS)[0]), each) for each in sums]
     yield pocket.score("held-out additions right", held_out)
     digits = [_ask_sum(f"What is {x} plus {y}?", Sum(x, y)) for x in range(10) for y in range(10)]
@@ -52,10 +62,10 @@ def _ask_sum(question: str, asked: Sum) -> Case:
     return ask(question, lambda text: re.findall(r"\d+", text)[-1:] == [str(asked.result)])
 
 
-def score_json(pocket: Pocket, count: int) -> Iterator[Score]:
+def _score_json(pocket: Pocket, scale: int) -> Iterator[Score]:
     """Held-out prompts: how many answers parse and have the form asked for, and how many state the facts."""
     rng = Random(SEED)
-    tasks = [draw_held_out_json_task(rng) for _ in range(count)]
+    tasks = [draw_json_task(rng, is_held_out=True) for _ in range(500 // scale)]
     answers = pocket.answer(ask(task.prompt, lambda _: True) for task in tasks)
     pairs = list(zip(tasks, answers, strict=True))
     formed = [(case, text, has_form_asked_for(task, text)) for task, (case, text) in pairs]
@@ -75,51 +85,45 @@ def has_form_asked_for(task: JsonTask, answer: str) -> bool:
     return isinstance(value, list) and len(value) == len(task.value)
 
 
-def score_answers(pocket: Pocket, scale: int) -> Iterator[Score]:
+def _draw_copy(rng: Random) -> tuple[str, str]:
+    task = draw_copying_task(rng)
+    return task.prompt, task.answer
+
+
+def _score_answers(pocket: Pocket, scale: int) -> Iterator[Score]:
     """Prompts whose answer is known word for word: strange facts, a story, what it has never read."""
-    copying, reading, unknown = Random(SEED), Random(SEED), Random(SEED)
-    tasks = [draw_copying_task(copying) for _ in range(300 // scale)]
-    turns = {
-        "JSON of strange facts copied right": [(task.prompt, task.answer) for task in tasks],
-        "questions about a given story right": [draw_reading(reading)[0] for _ in range(400 // scale)],
-        "questions outside its world declined": [
-            (draw_unknown(unknown)[0], ONLY_KNOW) for _ in range(300 // scale)
-        ],
-    }
-    for name, cases in turns.items():
-        yield pocket.score(name, (ask(question, expected.__eq__) for question, expected in cases))
+    draws: tuple[tuple[str, int, Callable[[Random], tuple[str, str]]], ...] = (
+        ("JSON of strange facts copied right", 300, _draw_copy),
+        (
+            "questions about a given story right",
+            400,
+            lambda rng: (read_sentences if rng.random() < 0.6 else read_story)(rng)[0],
+        ),
+        ("questions outside its world declined", 300, draw_unknown),
+    )
+    for name, count, draw in draws:
+        rng = Random(SEED)
+        turns = [draw(rng) for _ in range(count // scale)]
+        yield pocket.score(name, (ask(question, answer.__eq__) for question, answer in turns))
 
 
-def score_stories(pocket: Pocket, scale: int) -> Iterator[Score]:
+def _score_stories(pocket: Pocket, scale: int) -> Iterator[Score]:
     """Raw completions of `STORY_STARTS`, greedy and not, and stories asked for, which are of their animal."""
-    words = collect_words(SEED, 40_000 // scale)
-    runs: list[tuple[str, list[str], float]] = [
-        ("greedy", list(STORY_STARTS), 0.0),
-        ("temperature 1", [STORY_STARTS[i % len(STORY_STARTS)] for i in range(120 // scale)], 1.0),
-    ]
-    for name, starts, temperature in runs:
-        texts = pocket.complete(starts, MAX_STORY_TOKENS, temperature)
-        told = [(start + text, ended, "") for start, (text, ended) in zip(starts, texts, strict=True)]
-        yield _score_texts(f"raw stories fluent, {name}", told, words)
-    prompts = [ask(f"Tell me a story about {a(kind)}.", lambda _: True).prompt for kind in ANIMALS]
-    texts = pocket.complete(prompts, MAX_STORY_TOKENS)
-    told = [(text, ended, kind) for kind, (text, ended) in zip(ANIMALS, texts, strict=True)]
-    yield _score_texts("chat stories fluent and on their subject", told, words)
-
-
-def _score_texts(name: str, texts: list[tuple[str, bool, str]], words: set[str]) -> Score:
-    """Of each: whether the model ended it, and what it has to mention."""
-    faults = [
-        (find_story_fault(text, ended, words) or (None if subject in text else f"no {subject}"), text)
-        for text, ended, subject in texts
-    ]
-    return Score(name, len(texts), [f"{fault}: {text}" for fault, text in faults if fault])
-
-
-def collect_words(seed: int, num_documents: int) -> set[str]:
-    """Every word that the generator's raw text uses."""
-    documents = islice(draw_documents(seed), num_documents)
-    return {word for text in documents if isinstance(text, str) for word in split_words(text)}
+    documents = islice(draw_documents(SEED), 40_000 // scale)
+    words = {word for text in documents if isinstance(text, str) for word in split_words(text)}
+    asked = [ask(f"Tell me a story about {a(kind)}.", bool).prompt for kind in ANIMALS]
+    runs = (  # prompts, temperature, what a story begins with and has to mention
+        ("raw stories fluent, greedy", STORY_STARTS, 0.0, STORY_STARTS, ()),
+        ("raw stories fluent, temperature 1", STORY_STARTS * (20 // scale), 1.0, STORY_STARTS * 20, ()),
+        ("chat stories fluent and on their subject", asked, 0.0, (), ANIMALS),
+    )
+    for name, prompts, temperature, starts, subjects in runs:
+        failures: list[str] = []
+        for index, (text, ended) in enumerate(pocket.complete(list(prompts), MAX_STORY_TOKENS, temperature)):
+            told, subject = "".join(starts[index : index + 1]) + text, "".join(subjects[index : index + 1])
+            fault = find_story_fault(told, ended, words) or (None if subject in told else f"no {subject}")
+            failures += [f"{fault}: {told}"] if fault else []
+        yield Score(name, len(prompts), failures)
 
 
 def split_words(text: str) -> list[str]:
@@ -139,43 +143,37 @@ def find_story_fault(text: str, has_ended: bool, words: set[str]) -> str | None:
     return None if 40 <= len(text.split()) <= 180 else f"{len(text.split())} words"
 
 
-def score_calls(pocket: Pocket, count: int) -> Iterator[Score]:
+def _score_calls(pocket: Pocket, scale: int) -> Iterator[Score]:
     """Calls, answers that use their results word for word as in training, and answers that take no call."""
-    rng = Random(SEED)
+    rng, count = Random(SEED), 200 // scale
     one = [_draw_calls(rng, [kind], 1) for kind in (CALCULATOR, LOOKUP) for _ in range(count // 2)]
     two = [_draw_calls(rng, [CALCULATOR, LOOKUP], 1) for _ in range(count)]
     other = [_draw_calls(rng, list(rng.sample(OTHERS, 2)), 1) for _ in range(count)]
     both = [_draw_calls(rng, [CALCULATOR, LOOKUP], 2) for _ in range(count)]
-    for name, drawn in (
-        ("calls right, one tool offered", one),
-        ("calls right, two tools offered", two),
-        ("calls right, other tools offered", other),
-        ("two calls in one turn right", both),
-    ):
-        yield pocket.score(name, (call for call, _ in drawn))
+    yield pocket.score("calls right, one tool offered", (call for call, _ in one))
+    yield pocket.score("calls right, two tools offered", (call for call, _ in two))
+    yield pocket.score("calls right, other tools offered", (call for call, _ in other))
+    yield pocket.score("two calls in one turn right", (call for call, _ in both))
     yield pocket.score("results used in the answer", (result for _, result in two))
     yield pocket.score("two results used in the answer", (result for _, result in both))
     rng = Random(SEED)
     tools = [make_offer(kind, rng, is_usual=1.0).tool for kind in (CALCULATOR, LOOKUP)]
-    asked = [draw_small_talk(rng)[0] for _ in range(count // 2)]
-    asked += [read_sentence(rng)[0] for _ in range(count // 2)]
+    asked = [draw(rng)[0] for draw in (draw_small_talk, read_sentence) for _ in range(count // 2)]
     quiet = (ask(question, lambda text: "<tool_call>" not in text, tools=tools) for question in asked)
     yield pocket.score("no call where none is needed", quiet)
 
 
-def _draw_calls(rng: Random, kinds: list[Kind], num_calls: int) -> tuple[Case, Case]:
+def _draw_calls(rng: Random, kinds: list[ToolKind], num_calls: int) -> tuple[Case, Case]:
     """A question with tools on offer: whether the right calls follow, and the right answer their results."""
     offers = [make_offer(kind, rng, is_usual=1.0) for kind in rng.sample(kinds, len(kinds))]
     called = rng.sample(offers, num_calls)
     exchange = exchange_calls(rng, [(offer, _ask_tool(rng, offer)) for offer in called])
     tools = [offer.tool for offer in offers]
     calls = [call["function"] for call in exchange[1]["tool_calls"]]
-    question, answer = exchange[0]["content"], exchange[-1]["content"]
-    prompts = (render_chat(part, True, tools) for part in (exchange[:1], exchange[:-1]))
-    call_prompt, result_prompt = prompts
+    call_prompt, result_prompt = (render_chat(part, True, tools) for part in (exchange[:1], exchange[:-1]))
     return (
-        Case(question, call_prompt, lambda text: read_calls(text) == calls),
-        Case(exchange[-2]["content"], result_prompt, answer.__eq__),
+        Case(exchange[0]["content"], call_prompt, lambda text: read_calls(text) == calls),
+        Case(exchange[-2]["content"], result_prompt, exchange[-1]["content"].__eq__),
     )
 
 
@@ -198,12 +196,11 @@ def read_calls(text: str) -> list[Any]:
     return [read(call) for call in _CALL.findall(text)]
 
 
-def score_thoughts(pocket: Pocket, count: int) -> Iterator[Score]:
+def _score_thoughts(pocket: Pocket, scale: int) -> Iterator[Score]:
     """Held-out sums and questions about a text, asked for with thinking: whether it thinks, and is right."""
-    rng = Random(SEED)
+    rng, count = Random(SEED), 200 // scale
     sums = [Sum(a, b) for a, b in rng.sample(sorted(HELD_OUT), count)]
-    forms = [rng.choice(ADD_FORMS) for _ in sums]
-    added = [(each.fill(q), each.fill(reply)) for each, (q, reply) in zip(sums, forms, strict=True)]
+    added = [each.ask(rng) for each in sums]
     read = [(question, answer) for question, _, answer in (read_sentence(rng) for _ in range(count))]
     for name, cases in (("held-out additions", added), ("questions about a text", read)):
         answers = pocket.answer(ask(q, expected.__eq__, is_thinking=True) for q, expected in cases)
@@ -216,13 +213,8 @@ def score_thoughts(pocket: Pocket, count: int) -> Iterator[Score]:
 
 def evaluate(pocket: Pocket, is_quick: bool = False) -> Iterator[Score]:
     """All scores, each yielded when it is known."""
-    scale = 5 if is_quick else 1
-    yield from score_sums(pocket, limit=200 if is_quick else None)
-    yield from score_json(pocket, 500 // scale)
-    yield from score_answers(pocket, scale)
-    yield from score_stories(pocket, scale)
-    yield from score_calls(pocket, 200 // scale)
-    yield from score_thoughts(pocket, 200 // scale)
+    for score in (_score_sums, _score_json, _score_answers, _score_stories, _score_calls, _score_thoughts):
+        yield from score(pocket, 5 if is_quick else 1)
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ _HOLD_OUT_SEED = 20240607
 
 _SUMS = read_phrases("sums")
 ADD_FORMS: list[list[str]] = _SUMS["add_forms"]
-TAKE_FORMS: list[list[str]] = _SUMS["take_forms"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,13 @@ class Sum:
         return (min(first, second), max(first, second)) in HELD_OUT
 
     def fill(self, form: str) -> str:
-        """A form of ADD_FORMS or TAKE_FORMS with its numbers."""
+        """A template with its numbers."""
         return form.format(a=self.a, b=self.b, c=self.result)
+
+    def ask(self, rng: Random) -> tuple[str, str]:
+        """A question and its answer."""
+        question, reply = rng.choice(_SUMS["take_forms"] if self.is_minus else ADD_FORMS)
+        return self.fill(question), self.fill(reply)
 
 
 def _choose_held_out() -> frozenset[tuple[int, int]]:
@@ -53,35 +57,25 @@ HELD_OUT = _choose_held_out()
 def draw_sum(rng: Random, is_minus: bool = False) -> Sum:
     """A sum that is not held out; one-digit numbers come up more often than their share of pairs."""
     while True:
-        a, b = _draw_number(rng), _draw_number(rng)
+        a, b = (rng.randrange(10) if rng.random() < 0.3 else rng.randrange(LIMIT) for _ in range(2))
         drawn = Sum(max(a, b), min(a, b), is_minus=True) if is_minus else Sum(a, b)
         if not drawn.is_held_out:
             return drawn
-
-
-def _draw_number(rng: Random) -> int:
-    return rng.randrange(10) if rng.random() < 0.3 else rng.randrange(LIMIT)
 
 
 def draw_sum_turn(rng: Random) -> tuple[str, str]:
     """A question and its answer, for a conversation."""
     if rng.random() < 0.04:
         return _decline(rng)
-    drawn = draw_sum(rng, is_minus=rng.random() < 0.2)
-    question, reply = rng.choice(TAKE_FORMS if drawn.is_minus else ADD_FORMS)
-    return drawn.fill(question), drawn.fill(reply)
+    return draw_sum(rng, is_minus=rng.random() < 0.2).ask(rng)
 
 
 def draw_sum_line(rng: Random) -> str:
     """One to three bare sums ("12 plus 30 is 42."), for raw text."""
     drawn = [draw_sum(rng, is_minus=rng.random() < 0.2) for _ in range(rng.randint(1, 3))]
-    return " ".join(_say(rng, each) for each in drawn)
-
-
-def _say(rng: Random, drawn: Sum) -> str:
-    if drawn.is_minus:
-        return drawn.fill(rng.choice(("{a} minus {b} is {c}.", "{a} - {b} = {c}.")))
-    return drawn.fill(rng.choice(("{a} plus {b} is {c}.", "{a} + {b} = {c}.")))
+    return " ".join(
+        each.fill(rng.choice(_SUMS["take_lines" if each.is_minus else "add_lines"])) for each in drawn
+    )
 
 
 def _decline(rng: Random) -> tuple[str, str]:
@@ -89,15 +83,10 @@ def _decline(rng: Random) -> tuple[str, str]:
     big, small = rng.randrange(100, 10000), rng.randrange(2, 1000)
     a, b = (big, small) if rng.random() < 0.5 else (small, big)
     if rng.random() < 0.45:
-        question = rng.choice(
-            ("What is {a} plus {b}?", "What is {a} + {b}?", "Add {a} and {b}.", "{a}+{b}=?")
-        )
-        return question.format(a=a, b=b), "I can only do sums with numbers below 100."
+        return rng.choice(_SUMS["large_forms"]).format(a=a, b=b), _SUMS["large_answer"]
     a, b = rng.randrange(LIMIT), rng.randrange(2, LIMIT)
     if rng.random() < 0.6:
-        question = rng.choice(
-            ("What is {a} times {b}?", "What is {a} * {b}?", "{a} x {b} = ?", "What is {a} divided by {b}?")
-        )
-        return question.format(a=a, b=b), "I only know how to add and to take away."
+        return rng.choice(_SUMS["other_forms"]).format(a=a, b=b), _SUMS["other_answer"]
+    question, answer = _SUMS["below_zero"]
     a, b = min(a, b), max(a, b) + 1
-    return f"What is {a} minus {b}?", f"{a} is smaller than {b}, so I cannot take {b} away."
+    return question.format(a=a, b=b), answer.format(a=a, b=b)

@@ -8,22 +8,14 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeAlias
 
-from ..words import BOYS, FOODS, GIRLS
-from ..words import pick_animal as animal
+from ..words import GIRLS, join_and, pick_animal
 from .calls import CALCULATOR, LOOKUP, OTHERS, Message, Offer, draw_calls, draw_offers, exchange_calls
 from .json_tasks import draw_copying_task, draw_json_task
-from .phrases import read_phrases
+from .phrases import draw_value, read_phrases
 from .reading import Turn, read_sentence, read_sentences, read_story
-from .stories import Story, tell_story
-from .sums import ADD_FORMS, TAKE_FORMS, draw_sum, draw_sum_line, draw_sum_turn
+from .stories import tell_story
+from .sums import Sum, draw_sum, draw_sum_line, draw_sum_turn
 from .talk import ONLY_KNOW, SYSTEM_PROMPTS, draw_echo, draw_small_talk, draw_unknown
-from .thoughts import (
-    ANSWER_AT_ONCE,
-    think_about_calls,
-    think_about_results,
-    think_about_sum,
-    think_about_text,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +28,12 @@ class Chat:
 
 
 Document: TypeAlias = str | Chat
+Draw: TypeAlias = Callable[[Random], list[Turn]]
 
 TOOLS_SHARE, THINKING_SHARE = 0.36, 0.2  # of the conversations
 CALLS_SHARE = 0.75  # of the exchanges where tools are offered
-
 _REQUESTS = read_phrases("requests")
-STORY_REQUESTS: list[str] = _REQUESTS["story_requests"]
-ANY_STORY_REQUESTS: list[str] = _REQUESTS["any_story_requests"]
+_ANSWER_AT_ONCE = "I can answer this at once."
 
 
 def draw_documents(seed: int) -> Iterator[Document]:
@@ -55,10 +46,10 @@ def draw_documents(seed: int) -> Iterator[Document]:
         elif pick < 0.25:
             yield draw_sum_line(rng)
         else:
-            yield draw_conversation(rng)
+            yield _draw_conversation(rng)
 
 
-def draw_conversation(rng: Random) -> Chat:
+def _draw_conversation(rng: Random) -> Chat:
     """One to four exchanges, one in eight after a system message."""
     offers = draw_offers(rng) if rng.random() < TOOLS_SHARE else []
     messages: list[Message] = []
@@ -71,7 +62,7 @@ def draw_conversation(rng: Random) -> Chat:
             messages += _exchange_with_tools(rng, offers)
             num_exchanges -= 1
         else:
-            turns = rng.choices(_TURNS, _SHARES)[0](rng)
+            turns = rng.choices(tuple(_TURNS), tuple(_TURNS.values()))[0](rng)
             messages += _as_messages(turns)
             num_exchanges -= len(turns)
     tools = [offer.tool for offer in offers]
@@ -83,9 +74,9 @@ def draw_conversation(rng: Random) -> Chat:
 
 def _as_messages(turns: list[Turn]) -> list[Message]:
     return [
-        message
-        for question, answer in turns
-        for message in ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
+        {"role": role, "content": text}
+        for turn in turns
+        for role, text in zip(("user", "assistant"), turn, strict=True)
     ]
 
 
@@ -106,7 +97,7 @@ def _answer_without_call(rng: Random, offers: list[Offer]) -> list[Turn]:
         return [draw_small_talk(rng)]
     if pick < 0.7 and CALCULATOR not in kinds:
         return [draw_sum_turn(rng)]
-    return rng.choice((read_sentences, _draw_json, _draw_json, _tell_on_request, _draw_echo))(rng)
+    return rng.choice((read_sentences, _draw_json, _draw_json, _tell_on_request, _ECHO))(rng)
 
 
 def _think(rng: Random) -> tuple[list[Message], str]:
@@ -114,45 +105,56 @@ def _think(rng: Random) -> tuple[list[Message], str]:
     pick = rng.random()
     if pick < 0.7:
         drawn = draw_sum(rng, is_minus=rng.random() < 0.25)
-        question, reply = rng.choice(TAKE_FORMS if drawn.is_minus else ADD_FORMS)
-        return _as_messages([(drawn.fill(question), drawn.fill(reply))]), think_about_sum(drawn)
+        return _as_messages([drawn.ask(rng)]), think_about_sum(drawn)
     if pick < 0.9:
         question, sentence, answer = read_sentence(rng)
-        return _as_messages([(question, answer)]), think_about_text(sentence)
-    turns = rng.choice((_tell_on_request, _draw_json, _draw_small_talk, _draw_unknown, _draw_echo))(rng)
-    return _as_messages(turns[:1]), ANSWER_AT_ONCE
+        return _as_messages([(question, answer)]), f"The text says: {sentence}"
+    turns = rng.choice((_tell_on_request, _draw_json, _SMALL_TALK, _UNKNOWN, _ECHO))(rng)
+    return _as_messages(turns[:1]), _ANSWER_AT_ONCE
 
 
 def _think_with_tools(rng: Random, offers: list[Offer]) -> tuple[list[Message], str]:
     """An exchange up to the turn that calls, or to the answer, and the thought before it."""
     if rng.random() > CALLS_SHARE:
-        return _as_messages(_answer_without_call(rng, offers)[:1]), ANSWER_AT_ONCE
+        return _as_messages(_answer_without_call(rng, offers)[:1]), _ANSWER_AT_ONCE
     calls = draw_calls(rng, offers)
     messages = exchange_calls(rng, calls)
     if rng.random() < 0.5:
-        return messages[:2], think_about_calls([offer.name for offer, _ in calls])
-    return messages, think_about_results([asked.result for _, asked in calls])
+        return messages[:2], f"I call {join_and(list(dict.fromkeys(offer.name for offer, _ in calls)))}."
+    return messages, f"The result is {join_and([asked.result for _, asked in calls])}."
+
+
+def think_about_sum(asked: Sum) -> str:
+    """Ones, then tens, then both: "7 and 8 make 15. 1 and 4 and 3 make 8. So 85."."""
+    (tens_a, ones_a), (tens_b, ones_b) = divmod(asked.a, 10), divmod(asked.b, 10)
+    if asked.is_minus:
+        borrowed = int(ones_a < ones_b)
+        ones = f"{ones_a + 10 * borrowed} without {ones_b} leaves {ones_a + 10 * borrowed - ones_b}."
+        left = tens_a - borrowed - tens_b
+        tens = f"{tens_a}{' without 1' * borrowed} without {tens_b} leaves {left}."
+    else:
+        carried = (ones_a + ones_b) // 10
+        ones = f"{ones_a} and {ones_b} make {ones_a + ones_b}."
+        tens = f"{'1 and ' * carried}{tens_a} and {tens_b} make {carried + tens_a + tens_b}."
+    return f"{ones} {tens} So {asked.result}."
 
 
 def _tell_on_request(rng: Random) -> list[Turn]:
-    """A story that the user asks for, and often a question about it afterwards."""
+    """A story that the user asks for, and often a question about it afterwards.
+
+    Animals are heroes more often than elsewhere, because users ask for them.
+    """
     if rng.random() < 0.25:
-        story, request = tell_story(rng), rng.choice(ANY_STORY_REQUESTS)
+        story, request = tell_story(rng), rng.choice(_REQUESTS["any_story_requests"])
     else:
-        story = _tell_about_kind(rng)
-        request = rng.choice(STORY_REQUESTS).format(s=story.subject)
+        is_animal = rng.random() < 0.5
+        hero = pick_animal(rng, rng.random() < 0.5, named=rng.random() < 0.6) if is_animal else None
+        story = tell_story(rng, hero, says_kind=True)
+        request = rng.choice(_REQUESTS["story_requests"]).format(s=story.subject)
     turns = [(request, story.text)]
     if rng.random() < 0.4:
         turns.append(rng.choice(story.questions))
     return turns
-
-
-def _tell_about_kind(rng: Random) -> Story:
-    """A story; animals are heroes more often than elsewhere, because users ask for them."""
-    if rng.random() < 0.5:
-        hero = animal(rng, rng.random() < 0.5, named=rng.random() < 0.6)
-        return tell_story(rng, hero, says_kind=True)
-    return tell_story(rng, says_kind=True)
 
 
 def _draw_word_problem(rng: Random) -> list[Turn]:
@@ -160,16 +162,13 @@ def _draw_word_problem(rng: Random) -> list[Turn]:
     drawn = draw_sum(rng, is_minus=rng.random() < 0.3)
     while max(drawn.a, drawn.b) > 20 or min(drawn.a, drawn.b) < 2:
         drawn = draw_sum(rng, drawn.is_minus)
-    name, foods = rng.choice(GIRLS + BOYS), rng.choice(FOODS)[1]
+    name, foods = (str(draw_value(rng, kind)) for kind in ("names", "foods"))
     he = "she" if name in GIRLS else "he"
-    change = "eats" if drawn.is_minus else rng.choice(("gets", "finds", "buys"))
-    amount = str(drawn.b) if drawn.is_minus else f"{drawn.b} more"
-    form = "{a} minus {b} is {c}" if drawn.is_minus else "{a} plus {b} is {c}"
-    question = (
-        f"{name} has {drawn.a} {foods}. {he.capitalize()} {change} {amount}. "
-        f"How many {foods} does {he} have now?"
-    )
-    return [(question, f"{drawn.fill(form)}, so {name} has {drawn.result} {foods}.")]
+    change = draw_value(rng, _REQUESTS["takes" if drawn.is_minus else "gains"])
+    amount, sign = (f"{drawn.b}", "minus") if drawn.is_minus else (f"{drawn.b} more", "plus")
+    asked = f"{he.capitalize()} {change} {amount}. How many {foods} does {he} have now?"
+    answer = f"{drawn.a} {sign} {drawn.b} is {drawn.result}, so {name} has {drawn.result} {foods}."
+    return [(f"{name} has {drawn.a} {foods}. {asked}", answer)]
 
 
 def _draw_sums(rng: Random) -> list[Turn]:
@@ -181,27 +180,19 @@ def _draw_json(rng: Random) -> list[Turn]:
     return [(task.prompt, task.answer)]
 
 
-def _draw_small_talk(rng: Random) -> list[Turn]:
-    return [draw_small_talk(rng)]
+def _as_turns(draw: Callable[[Random], Turn]) -> Draw:
+    return lambda rng: [draw(rng)]
 
 
-def _draw_unknown(rng: Random) -> list[Turn]:
-    return [draw_unknown(rng)]
-
-
-def _draw_echo(rng: Random) -> list[Turn]:
-    return [draw_echo(rng)]
-
-
-_TURNS: tuple[Callable[[Random], list[Turn]], ...] = (
-    _tell_on_request,
-    read_story,
-    read_sentences,
-    _draw_word_problem,
-    _draw_sums,
-    _draw_json,
-    _draw_small_talk,
-    _draw_unknown,
-    _draw_echo,
-)
-_SHARES = (0.1, 0.07, 0.11, 0.02, 0.28, 0.28, 0.04, 0.06, 0.04)
+_SMALL_TALK, _UNKNOWN, _ECHO = map(_as_turns, (draw_small_talk, draw_unknown, draw_echo))
+_TURNS: dict[Draw, float] = {  # and how often each is drawn
+    _tell_on_request: 0.1,
+    read_story: 0.07,
+    read_sentences: 0.11,
+    _draw_word_problem: 0.02,
+    _draw_sums: 0.28,
+    _draw_json: 0.28,
+    _SMALL_TALK: 0.04,
+    _UNKNOWN: 0.06,
+    _ECHO: 0.04,
+}

@@ -25,9 +25,9 @@ class Topic:
     adjectives: list[Concept]
 
     @property
-    def concepts(self) -> list[Concept]:
-        """All of them."""
-        return self.nouns + self.verbs + self.adjectives
+    def slots(self) -> dict[str, list[Concept]]:
+        """What may fill the slots of a sentence."""
+        return {"n": self.nouns, "m": self.nouns, "v": self.verbs, "a": self.adjectives}
 
 
 def read_topics() -> list[Topic]:
@@ -44,40 +44,35 @@ def read_topics() -> list[Topic]:
 
 
 TOPICS = read_topics()
-CONCEPTS = [concept for topic in TOPICS for concept in topic.concepts]
+CONCEPTS = [concept for topic in TOPICS for concept in topic.nouns + topic.verbs + topic.adjectives]
 WORDS = sorted({word for concept in CONCEPTS for word in concept})
 _SENSES = {word: [concept for concept in CONCEPTS if word in concept] for word in WORDS}
 # Where a word has one meaning only, another of that meaning can take its place.
 SYNONYMS = {word: senses[0] for word, senses in _SENSES.items() if len(senses) == 1 and len(senses[0]) > 1}
 
 # {n} and {m} are nouns, {v} a verb, {a} an adjective; what two sentences share is only what fills them.
-_FORMS = read_phrases("concepts")
-NOUN_FORMS: list[str] = _FORMS["noun_forms"]
-VERB_FORMS: list[str] = _FORMS["verb_forms"]
-ADJECTIVE_FORMS: list[str] = _FORMS["adjective_forms"]
-BOTH_FORMS: list[str] = _FORMS["both_forms"]
-TWO_NOUN_FORMS: list[str] = _FORMS["two_noun_forms"]
-LOOK_FORMS: list[str] = _FORMS["look_forms"]
+_FORMS: dict[str, list[str]] = read_phrases("concepts")
+# A synonym's sentences, by the slots that they have; what is named twice is drawn twice as often.
+_SLOTS_OF = (
+    ("noun_forms", "n"),
+    ("verb_forms", "v"),
+    ("adjective_forms", "a"),
+    ("both_forms", "nv"),
+    ("both_forms", "nv"),
+    ("look_forms", "na"),
+    ("two_noun_forms", "nm"),
+)
 
 
 def draw_synonyms(rng: Random) -> Pair:
     """Two sentences of one meaning; the wrong one shares a word's topic, or all words but one."""
     topic = rng.choice(TOPICS)
-    forms, kinds = rng.choice(
-        (
-            (NOUN_FORMS, {"n": topic.nouns}),
-            (VERB_FORMS, {"v": topic.verbs}),
-            (ADJECTIVE_FORMS, {"a": topic.adjectives}),
-            (BOTH_FORMS, {"n": topic.nouns, "v": topic.verbs}),
-            (BOTH_FORMS, {"n": topic.nouns, "v": topic.verbs}),
-            (LOOK_FORMS, {"n": topic.nouns, "a": topic.adjectives}),
-            (TWO_NOUN_FORMS, {"n": topic.nouns, "m": topic.nouns}),
-        )
-    )
-    meant = {key: rng.choice(concepts) for key, concepts in kinds.items()}
-    changed = rng.choice(list(meant))
-    wrong = meant | {changed: _pick_other(rng, kinds[changed], meant[changed])}
-    first, second = rng.sample(forms, 2)
+    name, slots = rng.choice(_SLOTS_OF)
+    meant = {slot: rng.choice(topic.slots[slot]) for slot in slots}
+    changed = rng.choice(slots)
+    others = [concept for concept in topic.slots[changed] if concept != meant[changed]]
+    wrong = meant | {changed: rng.choice(others or CONCEPTS)}
+    first, second = rng.sample(_FORMS[name], 2)
     key = " ".join(sorted("/".join(concept) for concept in meant.values()))
     return Pair(
         _fill(rng, first, meant), Passage(_fill(rng, second, meant), key), Passage(_fill(rng, second, wrong))
@@ -119,15 +114,10 @@ def make_participle(verb: str) -> str:
     return f"{verb}ing"
 
 
-def _pick_other(rng: Random, concepts: list[Concept], meant: Concept) -> Concept:
-    others = [concept for concept in concepts if concept != meant]
-    return rng.choice(others or CONCEPTS)
-
-
 def _say_something(rng: Random, topic: Topic) -> str:
-    forms = rng.choice((NOUN_FORMS, VERB_FORMS, BOTH_FORMS, LOOK_FORMS, TWO_NOUN_FORMS))
-    meant = {"n": topic.nouns, "m": topic.nouns, "v": topic.verbs, "a": topic.adjectives}
-    return _fill(rng, rng.choice(forms), {key: rng.choice(concepts) for key, concepts in meant.items()})
+    name = rng.choice(("noun_forms", "verb_forms", "both_forms", "look_forms", "two_noun_forms"))
+    form = rng.choice(_FORMS[name])
+    return _fill(rng, form, {slot: rng.choice(concepts) for slot, concepts in topic.slots.items()})
 
 
 def _say_more(rng: Random, topic: Topic) -> str:
@@ -135,8 +125,6 @@ def _say_more(rng: Random, topic: Topic) -> str:
 
 
 def _fill(rng: Random, form: str, meant: dict[str, Concept]) -> str:
-    words = {key: rng.choice(concept) for key, concept in meant.items()}
-    slots = words | {f"{key}s": make_plural(word) for key, word in words.items()}
-    if "v" in words:
-        slots["ving"] = make_participle(words["v"])
-    return form.format_map(slots)
+    words = {slot: rng.choice(concept) for slot, concept in meant.items()}
+    plurals = {f"{slot}s": make_plural(word) for slot, word in words.items()}
+    return form.format_map(words | plurals | {"ving": make_participle(words.get("v", ""))})

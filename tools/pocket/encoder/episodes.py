@@ -5,32 +5,19 @@ questions that the file marks with an exclamation mark.
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from string import Formatter
 from zlib import crc32
 
-from ... import words
-from ...words import BOYS, CITIES, COLORS, GIRLS, PLACES, TOYS, a
-from ..phrases import read_phrases
+from ...words import BOYS, CITIES, COLORS, GIRLS, JOBS, PLACES, TOYS, a
+from ..phrases import Kind, draw_slots, read_phrases
 from .pairs import Pair, Passage, read_sections, split_cells
 
 _EPISODES = read_phrases("episodes")
-MORE_GIRLS: list[str] = _EPISODES["more_girls"]
-MORE_BOYS: list[str] = _EPISODES["more_boys"]
-MORE_CITIES: list[str] = _EPISODES["more_cities"]
-MORE_TOYS: list[str] = _EPISODES["more_toys"]
-LISTS: dict[str, Sequence[str]] = _EPISODES["lists"] | {
-    "spot": words.SPOTS,
-    "city": CITIES + MORE_CITIES,
-    "day": words.DAYS,
-    "color": COLORS,
-    "animal": words.ANIMALS,
-    "pet": words.PET_NAMES,
-    "foods": [plural for _, plural in words.FOODS],
-    "hobby": words.HOBBIES,
-}
+_GIRLS, _TOYS = GIRLS + _EPISODES["more_girls"], TOYS + _EPISODES["more_toys"]
+_NAMES, _CITIES = _GIRLS + BOYS + _EPISODES["more_boys"], CITIES + _EPISODES["more_cities"]
+_KINDS: dict[str, Kind] = _EPISODES["lists"] | {"city": _CITIES}
 SLOTS_OF = {  # drawn and kept together
     "name": ("name", "Name", "he", "He", "him", "his", "His"),
     "friend": ("friend", "Friend", "f_his"),
@@ -39,10 +26,9 @@ SLOTS_OF = {  # drawn and kept together
     "number": ("number", "Number"),
 }
 GROUP_OF = {slot: group for group, slots in SLOTS_OF.items() for slot in slots}
-NAMES = GIRLS + MORE_GIRLS + BOYS + MORE_BOYS
 _WHO_WHERE_WHAT = re.compile(
-    rf"\b({'|'.join((*NAMES, *CITIES, *MORE_CITIES, *(place for _, place in PLACES)))})\b"
-    rf"|\b(?:{'|'.join(COLORS)}) (?:{'|'.join(TOYS + MORE_TOYS)})\b"
+    rf"\b({'|'.join((*_NAMES, *_CITIES, *(place for _, place in PLACES)))})\b"
+    rf"|\b(?:{'|'.join(COLORS)}) (?:{'|'.join(_TOYS)})\b"
 )
 
 
@@ -89,8 +75,8 @@ def _list_groups(form: str) -> list[str]:
 
 
 def _draw_slots(rng: Random) -> dict[str, str]:
-    slots = {key: rng.choice(values) for key, values in LISTS.items()} | _draw_people(rng)
-    thing, job = f"{rng.choice(COLORS)} {rng.choice(TOYS + MORE_TOYS)}", rng.choice(words.JOBS)
+    slots = draw_slots(rng, _KINDS) | _draw_people(rng)
+    thing, job = f"{rng.choice(COLORS)} {rng.choice(_TOYS)}", rng.choice(JOBS)
     slots |= {"thing": thing, "a_thing": a(thing), "job": job, "a_job": a(job)}
     preposition, place = rng.choice(PLACES)
     return slots | {"at_place": f"{preposition} the {place}", "Number": slots["number"].capitalize()}
@@ -98,11 +84,11 @@ def _draw_slots(rng: Random) -> dict[str, str]:
 
 def _draw_people(rng: Random) -> dict[str, str]:
     """Two people; of the second only the name and one pronoun are used."""
-    name, friend = rng.sample(NAMES, 2)
-    he, him, his = ("she", "her", "her") if name in GIRLS + MORE_GIRLS else ("he", "him", "his")
+    name, friend = rng.sample(_NAMES, 2)
+    he, him, his = ("she", "her", "her") if name in _GIRLS else ("he", "him", "his")
     slots = {"name": name, "he": he, "him": him, "his": his}
     slots |= {key.capitalize(): word.capitalize() for key, word in slots.items()}
-    friends = "her" if friend in GIRLS + MORE_GIRLS else "his"
+    friends = "her" if friend in _GIRLS else "his"
     return slots | {"friend": friend, "Friend": friend, "f_his": friends}
 
 

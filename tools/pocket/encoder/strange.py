@@ -12,8 +12,6 @@ from .pairs import Pair, Passage
 
 END = "\n"
 _STRANGE = read_phrases("strange")
-SMALL_WORDS: list[str] = _STRANGE["small_words"]
-QUERY_FORMS: list[str] = _STRANGE["query_forms"]
 
 
 def _count_followers() -> dict[str, list[str]]:
@@ -63,9 +61,8 @@ def draw_shared_words(rng: Random) -> Pair:
     others = {index: _draw_word(rng) for index in chosen if index == chosen[0] or rng.random() < 0.6}
     wrong = [others.get(index, word) for index, word in enumerate(words)]
     asked = " ".join(_inflect(rng, words[index]) for index in chosen)
-    return Pair(
-        rng.choice(QUERY_FORMS).format(asked), Passage(_write(rng, words)), Passage(_write(rng, wrong))
-    )
+    query = rng.choice(_STRANGE["query_forms"]).format(asked)
+    return Pair(query, Passage(_write(rng, words)), Passage(_write(rng, wrong)))
 
 
 def misspell(rng: Random, text: str) -> str:
@@ -99,6 +96,6 @@ def _write(rng: Random, words: list[str]) -> str:
     parts: list[str] = []
     for word in words:
         if rng.random() < 0.5:
-            parts.append(rng.choice(SMALL_WORDS))
+            parts.append(rng.choice(_STRANGE["small_words"]))
         parts.append(word)
     return " ".join(parts) + rng.choice(("", "."))

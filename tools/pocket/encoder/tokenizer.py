@@ -11,7 +11,7 @@ from string import ascii_lowercase, digits, punctuation
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from ...words import listed
+from ..phrases import read_phrases
 from ..tokenizer import write_json
 
 PAD, UNKNOWN, START, SEPARATOR, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -20,7 +20,7 @@ VOCAB_SIZE = 6144
 NUM_PIECES = 3000  # of these tokens all but the special ones are letters and parts of words
 LETTERS = [*ascii_lowercase, *digits, *map(chr, range(0x3B1, 0x3CA)), *map(chr, range(0x430, 0x450))]
 SIGNS = [*punctuation, *"€£§°…•", *map(chr, (0x2013, 0x2014, 0x2018, 0x2019, 0x201C, 0x201D))]
-ENDINGS = listed("s es ed d ing er r ers ly est ness ful less y ning ting ping ging ding ming ned ted ped")
+ENDINGS: list[str] = read_phrases("words")["endings"]
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
