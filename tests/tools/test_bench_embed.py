@@ -1,4 +1,4 @@
-"""The encoders of the bench are read by transformers; texts have the lengths they say; answers are read."""
+"""The encoders of the bench are read by transformers; texts have the lengths they say."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from quire.tools.bench.encoder_models import (
     make_texts,
     write_encoder,
 )
-from quire.tools.bench.http_stream import AnswerError
-from quire.tools.bench.load import RequestRecord, VectorReader
 from quire.tools.bench.model_configs import ENCODERS
 
 pytestmark = pytest.mark.slow
@@ -42,30 +40,6 @@ def test_texts_of_other_contents_have_the_same_lengths() -> None:
     assert first != second
     assert list(map(count_tokens, first)) == list(map(count_tokens, second))
     assert all(16 <= count_tokens(text) <= 256 for text in first)
-
-
-def test_an_answer_counts_when_it_has_a_vector() -> None:
-    record = RequestRecord(0.0)
-    reader = VectorReader(record)
-    reader.take_body(200, b'{"data": [{"embedding": "AAAA"}], "usage"', 0.0)
-    reader.take_body(200, b': {"prompt_tokens": 7}}', 0.0)
-    reader.finish(200)
-    assert (record.num_prompt_tokens, record.has_usage) == (7, True)
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "error"),
-    [
-        (400, b'{"error": {"message": "input: empty"}}', "HTTP 400: input: empty"),
-        (200, b'{"data": [], "usage": {}}', "without vectors"),
-        (200, b"<html>", "without vectors"),
-    ],
-)
-def test_an_answer_without_a_vector_is_a_failure(status: int, body: bytes, error: str) -> None:
-    reader = VectorReader(RequestRecord(0.0))
-    reader.take_body(status, body, 0.0)
-    with pytest.raises(AnswerError, match=error):
-        reader.finish(status)
 
 
 @pytest.mark.slow

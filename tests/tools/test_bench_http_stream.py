@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from mock_openai import Behaviour, MockOpenAI
 from quire.ipc.errors import InputError
 from quire.tools.bench.http_stream import AnswerError, AnswerParser, Endpoint, EventParser, HttpClient
-from quire.tools.bench.load import LoadOptions, LoadRun, RequestRecord, send_request
-from quire.tools.bench.prompts import Ask, BodyOptions, encode_body
+from quire.tools.bench.load import LoadOptions, RequestRecord, VectorReader, run_load, send_request
+from quire.tools.bench.prompts import Ask
 
 pytestmark = pytest.mark.slow
 
@@ -110,9 +110,12 @@ def test_a_key_that_would_break_the_head_is_refused_and_not_shown() -> None:
     assert "secret" not in str(caught.value)
 
 
+def at_once(timeout_s: float) -> LoadOptions:
+    return LoadOptions(float("inf"), max_concurrency=1, timeout_s=timeout_s, seed=0)
+
+
 def ask_for(mock: MockOpenAI, prompt: str) -> bytes:
-    options = BodyOptions("mock", "chat", temperature=0.0, ignore_eos=False)
-    body = encode_body(Ask(prompt, 3), options)
+    body = Ask(prompt, 3).encode("mock", "chat", temperature=0.0, ignore_eos=False)
     return Endpoint.parse(mock.base_url, None).encode_request("POST", "/v1/chat/completions", body)
 
 
@@ -129,8 +132,8 @@ def ask_for(mock: MockOpenAI, prompt: str) -> bytes:
 def test_a_failed_request_has_its_reason_and_the_client_goes_on(how: str, reason: str) -> None:
     async def ask(mock: MockOpenAI) -> tuple[str | None, str | None]:
         client = HttpClient(Endpoint.parse(mock.base_url, None))
-        first = await send_request(client, ask_for(mock, "bad one"), RequestRecord(0.0), 0.2)
-        second = await send_request(client, ask_for(mock, "good one"), RequestRecord(0.0), 5.0)
+        first = await send_request(client, ask_for(mock, "bad one"), RequestRecord(0.0), at_once(0.2))
+        second = await send_request(client, ask_for(mock, "good one"), RequestRecord(0.0), at_once(5.0))
         await client.close()
         return first, second
 
@@ -141,7 +144,7 @@ def test_a_failed_request_has_its_reason_and_the_client_goes_on(how: str, reason
 def test_a_server_that_is_not_there_is_the_reason() -> None:
     async def ask(base_url: str, request: bytes) -> str | None:
         client = HttpClient(Endpoint.parse(base_url, None))
-        return await send_request(client, request, RequestRecord(0.0), 5.0)
+        return await send_request(client, request, RequestRecord(0.0), at_once(5.0))
 
     with MockOpenAI() as mock:
         request, base_url = ask_for(mock, "x"), mock.base_url
@@ -152,8 +155,7 @@ def test_a_server_that_is_not_there_is_the_reason() -> None:
 def test_connections_are_kept_and_a_closed_one_is_replaced(closes: bool, num_connections: int) -> None:
     async def load(mock: MockOpenAI) -> list[str | None]:
         client = HttpClient(Endpoint.parse(mock.base_url, None))
-        options = LoadOptions(float("inf"), max_concurrency=1, timeout_s=5.0, seed=0)
-        result = await LoadRun(client, [ask_for(mock, "x")] * 5, options).run()
+        result = await run_load(client, [ask_for(mock, "x")] * 5, at_once(5.0))
         await client.close()
         return [record.error for record in result.records]
 
@@ -161,3 +163,27 @@ def test_connections_are_kept_and_a_closed_one_is_replaced(closes: bool, num_con
         assert asyncio.run(load(mock)) == [None] * 5
         assert mock.num_connections == num_connections
         assert len(mock.asked) == 5
+
+
+def test_an_answer_counts_when_it_has_a_vector() -> None:
+    record = RequestRecord(0.0)
+    reader = VectorReader(record)
+    reader.take_body(200, b'{"data": [{"embedding": "AAAA"}], "usage"', 0.0)
+    reader.take_body(200, b': {"prompt_tokens": 7}}', 0.0)
+    reader.finish(200)
+    assert (record.num_prompt_tokens, record.has_usage) == (7, True)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [
+        (400, b'{"error": {"message": "input: empty"}}', "HTTP 400: input: empty"),
+        (200, b'{"data": [], "usage": {}}', "without vectors"),
+        (200, b"<html>", "without vectors"),
+    ],
+)
+def test_an_answer_without_a_vector_is_a_failure(status: int, body: bytes, error: str) -> None:
+    reader = VectorReader(RequestRecord(0.0))
+    reader.take_body(status, body, 0.0)
+    with pytest.raises(AnswerError, match=error):
+        reader.finish(status)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
@@ -56,11 +55,8 @@ class AnswerParser:
         """The connection has ended. Raises AnswerError unless the answer may end so."""
         ends_with_connection = self.status is not None and not self._is_chunked and self._num_left is None
         if not (self.is_complete or ends_with_connection):
-            raise AnswerError(
-                "the connection ended before the answer"
-                if self.status is None
-                else "the connection ended within the answer"
-            )
+            place = "before" if self.status is None else "within"
+            raise AnswerError(f"the connection ended {place} the answer")
         self.is_complete = True
 
     def _take_head(self) -> bool:
@@ -140,13 +136,8 @@ class Endpoint:
             port = url.port
         except ValueError:
             raise InputError("base_url", base_url, allowed) from None
-        if (
-            url.scheme not in ("http", "https")
-            or not url.hostname
-            or url.query
-            or url.fragment
-            or url.username
-        ):
+        has_more = url.query or url.fragment or url.username
+        if url.scheme not in ("http", "https") or not url.hostname or has_more:
             raise InputError("base_url", base_url, allowed)
         if not (url.path.isascii() and url.path.isprintable()):
             raise InputError("base_url", base_url, "a path of printable ASCII characters")
@@ -171,12 +162,15 @@ class Endpoint:
         return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-class AnswerReader(ABC):
-    """Takes one answer's body as it comes."""
+class AnswerReader:
+    """Keeps one answer's body as it comes; those of streams take it apart instead."""
 
-    @abstractmethod
-    def take_body(self, status: int, data: bytes, now: float) -> None:
+    def __init__(self) -> None:
+        self.body = b""
+
+    def take_body(self, status: int, data: bytes, now: float) -> None:  # noqa: ARG002
         """Take bytes of the body, read at `now` (time.perf_counter). Called in the order of the body."""
+        self.body += data
 
 
 class Connection(asyncio.Protocol):
@@ -184,10 +178,9 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._parser: AnswerParser | None = None
-        self._reader: AnswerReader | None = None
+        self._parser, self._reader = AnswerParser(), AnswerReader()
         self._done: asyncio.Future[None] | None = None
-        self._has_ended = asyncio.Event()
+        self.has_ended = asyncio.Event()
         self.has_answered = False  # since the last `exchange` began
         self.is_open = False
 
@@ -218,10 +211,6 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def wait_closed(self) -> None:
-        """Wait until the connection has ended, which takes no answer from the other side."""
-        await self._has_ended.wait()
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Of asyncio.Protocol."""
         # A stream's; uvloop's own class is no asyncio.Transport by name.
@@ -229,9 +218,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Of asyncio.Protocol: hands bodies to the reader; what goes wrong is raised in `exchange`."""
-        now = time.perf_counter()
-        parser, reader, done = self._parser, self._reader, self._done
-        if parser is None or reader is None or done is None or done.done():
+        now, parser, done = time.perf_counter(), self._parser, self._done
+        if done is None or done.done():
             self.close()  # nothing was asked, so the server has lost its place
             return
         self.has_answered = True
@@ -239,7 +227,7 @@ class Connection(asyncio.Protocol):
             body = parser.feed(data)
             if body:
                 assert parser.status is not None, "the body comes after the head"
-                reader.take_body(parser.status, body, now)
+                self._reader.take_body(parser.status, body, now)
         except Exception as error:  # whatever it is, whoever awaits the exchange must get it
             done.set_exception(error)
             return
@@ -249,15 +237,14 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Of asyncio.Protocol: ends the exchange, with an error unless the answer may end so."""
         self.is_open = False
-        self._has_ended.set()
-        if self._done is None or self._done.done() or self._parser is None:
-            return
-        if exc is not None:
-            self._done.set_exception(exc)
+        self.has_ended.set()
+        if self._done is None or self._done.done():
             return
         try:
+            if exc is not None:
+                raise exc
             self._parser.end()
-        except AnswerError as error:
+        except Exception as error:
             self._done.set_exception(error)
         else:
             self._done.set_result(None)
@@ -294,7 +281,7 @@ class HttpClient:
             connection.close()
         async with asyncio.timeout(_CLOSE_TIMEOUT_S):
             for connection in self._idle:
-                await connection.wait_closed()
+                await connection.has_ended.wait()
         self._idle.clear()
 
     async def _exchange_on(self, connection: Connection, request: bytes, reader: AnswerReader) -> int:
@@ -321,11 +308,10 @@ def _split_header(line: str) -> tuple[str, str]:
 
 
 def _parse_chunk_size(line: bytes) -> int:
-    digits = line.partition(b";")[0].strip()
     try:
-        size = int(digits, 16)
+        size = int(line.partition(b";")[0].strip(), 16)
     except ValueError:
-        raise AnswerError(f"not a chunk's size: {line[:40]!r}") from None
+        size = -1
     if size < 0:
         raise AnswerError(f"not a chunk's size: {line[:40]!r}")
     return size

@@ -8,11 +8,12 @@ its queue, and a request's times count from when it was due. Closed loop: as man
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,7 +21,6 @@ import msgspec
 from .http_stream import AnswerError, AnswerReader, EventParser, HttpClient
 
 _LAG_PROBE_S = 0.05
-_MAX_ERROR_BYTES = 64 * 1024
 _MAX_REASON_LEN = 300
 
 
@@ -60,23 +60,6 @@ class _Vectors(msgspec.Struct):
 
 
 _CHUNK_DECODER = msgspec.json.Decoder(_Chunk)
-_VECTORS_DECODER = msgspec.json.Decoder(_Vectors)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """How requests are sent. request_rate inf: all that may be sent are sent at once."""
-
-    request_rate: float  # requests/s, Poisson
-    max_concurrency: int | None
-    timeout_s: float  # of one request, from when it is sent
-    seed: int
-    wants_vectors: bool = False  # the answers are whole ones of /v1/embeddings
-
-    @property
-    def is_closed_loop(self) -> bool:
-        """Whether the next request waits for an answer and not for its time."""
-        return self.max_concurrency is not None and math.isinf(self.request_rate)
 
 
 @dataclass(slots=True)
@@ -94,29 +77,36 @@ class RequestRecord:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LoadResult:
-    """What a run recorded, and what the client itself spent on it."""
-
-    records: list[RequestRecord]
-    started_at: float
-    duration_s: float  # from the start to the end of the last answer
-    cpu_s: float  # the client's, over duration_s
-    lags_s: list[float]  # how late the client's own timers were, several a second
-
-
-class StreamReader(AnswerReader):
-    """Reads one streamed answer into a record."""
+class RecordReader(AnswerReader):
+    """Reads one answer into a record."""
 
     def __init__(self, record: RequestRecord) -> None:
+        super().__init__()
         self._record = record
+
+    def finish(self, status: int) -> None:
+        """The answer is complete. Raises AnswerError when it says that the request was not answered."""
+        if status != 200:
+            raise AnswerError(f"HTTP {status}: {_read_refusal(self.body)}")
+
+    def _take_usage(self, usage: _Usage) -> None:
+        self._record.has_usage = True
+        self._record.num_prompt_tokens = usage.prompt_tokens
+        self._record.num_output_tokens = usage.completion_tokens
+
+
+class StreamReader(RecordReader):
+    """Reads a stream of completion chunks."""
+
+    def __init__(self, record: RequestRecord) -> None:
+        super().__init__(record)
         self._events = EventParser()
         self._is_done = False
-        self._refusal = b""
 
     def take_body(self, status: int, data: bytes, now: float) -> None:
+        """Of AnswerReader: a refusal is kept, a stream taken apart."""
         if status != 200:
-            self._refusal += data[: _MAX_ERROR_BYTES - len(self._refusal)]
+            super().take_body(status, data, now)
             return
         for event in self._events.feed(data):
             if event == b"[DONE]":
@@ -125,9 +115,8 @@ class StreamReader(AnswerReader):
                 self._take_chunk(event, now)
 
     def finish(self, status: int) -> None:
-        """The answer is complete. Raises AnswerError when it says that the request was not answered."""
-        if status != 200:
-            raise AnswerError(f"HTTP {status}: {_read_refusal(self._refusal)}")
+        """Of RecordReader."""
+        super().finish(status)
         if not self._is_done:
             raise AnswerError("the stream ended without [DONE]")
         if not self._record.has_usage:
@@ -140,146 +129,106 @@ class StreamReader(AnswerReader):
             raise AnswerError(f"an event that is no completion chunk: {error}") from None
         if chunk.error is not None:
             raise AnswerError(f"error in the stream: {chunk.error.message[:_MAX_REASON_LEN]}")
-        record = self._record
         if chunk.usage is not None:
-            record.has_usage = True
-            record.num_prompt_tokens = chunk.usage.prompt_tokens
-            record.num_output_tokens = chunk.usage.completion_tokens
+            self._take_usage(chunk.usage)
         for choice in chunk.choices:
             if choice.has_text:
-                record.first_at = record.first_at or now
-                record.text_times.append(now)
+                self._record.first_at = self._record.first_at or now
+                self._record.text_times.append(now)
 
 
-class VectorReader(AnswerReader):
-    """Reads one whole answer of /v1/embeddings into a record."""
-
-    def __init__(self, record: RequestRecord) -> None:
-        self._record = record
-        self._body = bytearray()
-
-    def take_body(self, status: int, data: bytes, now: float) -> None:  # noqa: ARG002
-        self._body += data
+class VectorReader(RecordReader):
+    """Reads one whole answer of /v1/embeddings."""
 
     def finish(self, status: int) -> None:
-        """The answer is complete. Raises AnswerError when it has no vector."""
-        if status != 200:
-            raise AnswerError(f"HTTP {status}: {_read_refusal(bytes(self._body[:_MAX_ERROR_BYTES]))}")
+        """Of RecordReader."""
+        super().finish(status)
         try:
-            answer = _VECTORS_DECODER.decode(self._body)
+            answer = msgspec.json.decode(self.body, type=_Vectors)
         except msgspec.DecodeError as error:
             raise AnswerError(f"an answer without vectors: {error}") from None
         if not answer.data:
             raise AnswerError("an answer without vectors")
-        self._record.has_usage = True
-        self._record.num_prompt_tokens = answer.usage.prompt_tokens
+        self._take_usage(answer.usage)
 
 
-class LoadRun:
-    """One run of prepared requests against one server."""
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How requests are sent. request_rate inf: all that may be sent are sent at once."""
 
-    def __init__(
-        self,
-        client: HttpClient,
-        requests: Sequence[bytes],
-        options: LoadOptions,
-        on_answer: Callable[[RequestRecord], None] | None = None,
-    ) -> None:
-        self._client = client
-        self._requests = requests
-        self._options = options
-        self._on_answer = on_answer
-        self._records: list[RequestRecord] = []
-        self._lags_s: list[float] = []
+    request_rate: float  # requests/s, Poisson
+    max_concurrency: int | None
+    timeout_s: float  # of one request, from when it is sent
+    seed: int
+    reader: type[RecordReader] = StreamReader
 
-    async def run(self) -> LoadResult:
-        """Send everything and wait for every answer; each one is waited for `timeout_s` at most."""
-        cpu_before = _measure_cpu_s()
-        start = time.perf_counter()
-        probe = asyncio.create_task(self._probe_lag())
-        try:
-            await (self._run_closed() if self._options.is_closed_loop else self._run_open(start))
-        finally:
-            probe.cancel()
-        cpu_s = _measure_cpu_s() - cpu_before
-        end = max((record.ended_at for record in self._records), default=start)
-        return LoadResult(self._records, start, end - start, cpu_s, self._lags_s)
+    @property
+    def is_closed_loop(self) -> bool:
+        """Whether the next request waits for an answer and not for its time."""
+        return self.max_concurrency is not None and math.isinf(self.request_rate)
 
-    async def _run_closed(self) -> None:
-        queue = iter(self._requests)
-        num_users = min(self._options.max_concurrency or 1, len(self._requests))
-        async with asyncio.TaskGroup() as group:
-            for _ in range(num_users):
-                group.create_task(self._ask_one_by_one(queue))
 
-    async def _ask_one_by_one(self, queue: Iterator[bytes]) -> None:
-        for request in queue:
-            await self._send(request, self._add_record(time.perf_counter()))
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """What a run recorded, and what the client itself spent on it."""
 
-    async def _run_open(self, start: float) -> None:
-        limit = self._options.max_concurrency
-        slots = None if limit is None else asyncio.Semaphore(limit)
-        async with asyncio.TaskGroup() as group:
-            for request, offset_s in zip(
-                self._requests, draw_offsets(len(self._requests), self._options), strict=True
-            ):
-                delay_s = start + offset_s - time.perf_counter()
-                if delay_s > 0:
-                    await asyncio.sleep(delay_s)
-                group.create_task(self._send_in_slot(request, self._add_record(start + offset_s), slots))
+    records: list[RequestRecord]
+    started_at: float
+    duration_s: float  # from the start to the end of the last answer
+    cpu_s: float  # the client's, over duration_s
+    lags_s: list[float]  # how late the client's own timers were, several a second
 
-    async def _send_in_slot(
-        self, request: bytes, record: RequestRecord, slots: asyncio.Semaphore | None
-    ) -> None:
-        if slots is None:
-            await self._send(request, record)
-            return
+
+async def run_load(
+    client: HttpClient,
+    requests: Sequence[bytes],
+    options: LoadOptions,
+    on_answer: Callable[[], object] = lambda: None,
+) -> LoadResult:
+    """Send everything and wait for every answer; each one is waited for `timeout_s` at most."""
+    limit = options.max_concurrency
+    slots = contextlib.nullcontext() if limit is None else asyncio.Semaphore(limit)
+    cpu_before, start, lags_s = _measure_cpu_s(), time.perf_counter(), list[float]()
+    records = [RequestRecord(start + offset_s) for offset_s in draw_offsets(len(requests), options)]
+
+    async def send(request: bytes, record: RequestRecord) -> None:
         async with slots:
-            await self._send(request, record)
+            record.sent_at = time.perf_counter()
+            if options.is_closed_loop:
+                record.due_at = record.sent_at
+            record.error = await send_request(client, request, record, options)
+            on_answer()
 
-    async def _send(self, request: bytes, record: RequestRecord) -> None:
-        record.sent_at = time.perf_counter()
-        options = self._options
-        record.error = await send_request(
-            self._client, request, record, options.timeout_s, wants_vectors=options.wants_vectors
-        )
-        record.ended_at = time.perf_counter() if record.error is not None else record.ended_at
-        if self._on_answer is not None:
-            self._on_answer(record)
-
-    def _add_record(self, due_at: float) -> RequestRecord:
-        record = RequestRecord(due_at)
-        self._records.append(record)
-        return record
-
-    async def _probe_lag(self) -> None:
-        while True:
-            before = time.perf_counter()
-            await asyncio.sleep(_LAG_PROBE_S)
-            self._lags_s.append(max(0.0, time.perf_counter() - before - _LAG_PROBE_S))
+    probe = asyncio.create_task(_probe_lag(lags_s))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for request, record in zip(requests, records, strict=True):
+                if (delay_s := record.due_at - time.perf_counter()) > 0:
+                    await asyncio.sleep(delay_s)
+                group.create_task(send(request, record))
+    finally:
+        probe.cancel()
+    end = max((record.ended_at for record in records), default=start)
+    return LoadResult(records, start, end - start, _measure_cpu_s() - cpu_before, lags_s)
 
 
 async def send_request(
-    client: HttpClient,
-    request: bytes,
-    record: RequestRecord,
-    timeout_s: float,
-    *,
-    wants_vectors: bool = False,
+    client: HttpClient, request: bytes, record: RequestRecord, options: LoadOptions
 ) -> str | None:
     """Fill the record from one request's answer; returns why it failed, or None."""
-    reader = VectorReader(record) if wants_vectors else StreamReader(record)
+    reader = options.reader(record)
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(options.timeout_s):
             status = await client.exchange(request, reader)
-        record.ended_at = time.perf_counter()
         reader.finish(status)
     except TimeoutError:
-        return f"no complete answer within {timeout_s:g} s"
+        return f"no complete answer within {options.timeout_s:g} s"
     except AnswerError as error:
         return str(error)
     except OSError as error:
         return f"{type(error).__name__}: {error.strerror or error}"
+    finally:
+        record.ended_at = time.perf_counter()
     return None
 
 
@@ -292,6 +241,13 @@ def draw_offsets(num_requests: int, options: LoadOptions) -> list[float]:
     while len(offsets) < num_requests:
         offsets.append(offsets[-1] + rng.expovariate(options.request_rate))
     return offsets[:num_requests]
+
+
+async def _probe_lag(lags_s: list[float]) -> None:
+    while True:
+        before = time.perf_counter()
+        await asyncio.sleep(_LAG_PROBE_S)
+        lags_s.append(max(0.0, time.perf_counter() - before - _LAG_PROBE_S))
 
 
 def _read_refusal(body: bytes) -> str:

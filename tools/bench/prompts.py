@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,20 +13,38 @@ import msgspec
 
 from ...ipc.errors import InputError
 from ..words import ANIMALS, BOYS, COLORS, GIRLS, LITTLE, PET_NAMES, TOYS
+from .load import RecordReader, StreamReader, VectorReader
 
 EndpointKind = Literal["chat", "completions", "embeddings"]
 RANDOM = "random"
-PATHS: dict[EndpointKind, str] = {
-    "chat": "/v1/chat/completions",
-    "completions": "/v1/completions",
-    "embeddings": "/v1/embeddings",
-}
 
 # A common word is one or two tokens of most vocabularies; the server counts, and its count is reported.
 _WORDS = (*GIRLS, *BOYS, *PET_NAMES, *ANIMALS, *LITTLE, *COLORS, *TOYS, "a", "the", "and", "in", "with")
 _MAX_LEN = 10_000_000
 _RANGE = re.compile(r"([0-9]{1,8})(?:-([0-9]{1,8}))?")
-_Message = dict[str, Any]
+_Prompt = str | list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """An API: how a body holds a prompt, and what reads the answer. Streams have further fields."""
+
+    path: str
+    put_prompt: Callable[[_Prompt], dict[str, Any]]
+    reader: type[RecordReader] = StreamReader
+
+
+def _as_messages(prompt: _Prompt) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt}
+
+
+FORMS: dict[EndpointKind, Form] = {
+    "chat": Form("/v1/chat/completions", _as_messages),
+    "completions": Form("/v1/completions", lambda prompt: {"prompt": prompt}),
+    "embeddings": Form(
+        "/v1/embeddings", lambda prompt: {"input": prompt, "encoding_format": "base64"}, VectorReader
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +72,23 @@ class LengthRange:
 class Ask:
     """One prompt and the most tokens to answer it with."""
 
-    prompt: str | list[_Message]
+    prompt: _Prompt
     max_tokens: int
 
-
-@dataclass(frozen=True, slots=True)
-class BodyOptions:
-    """What every request body says besides its prompt."""
-
-    model: str
-    endpoint: EndpointKind
-    temperature: float
-    ignore_eos: bool
+    def encode(self, model: str, endpoint: EndpointKind, temperature: float, ignore_eos: bool) -> bytes:
+        """The request body: of a streamed answer that ends with the server's token counts, or of a vector."""
+        form = FORMS[endpoint]
+        body = {"model": model, **form.put_prompt(self.prompt)}
+        if form.reader is StreamReader:
+            body |= {"max_tokens": self.max_tokens, "temperature": temperature, "stream": True}
+            body |= {"stream_options": {"include_usage": True}}
+            body |= {"ignore_eos": True} if ignore_eos else {}
+        return msgspec.json.encode(body)
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
     prompt: str | None = None
-    messages: list[_Message] | None = None
+    messages: list[dict[str, Any]] | None = None
     max_tokens: int | None = None
 
 
@@ -96,7 +115,7 @@ def read_asks(path: str, endpoint: EndpointKind, output_len: LengthRange, seed: 
         raise InputError("dataset", path, f"random, or a file of JSON lines ({error.strerror})") from None
     rng = random.Random(f"bench serve/{seed}")
     asks = [
-        _read_line(path, number, line, endpoint, output_len.draw(rng))
+        _read_line(f"{path}:{number}", line, endpoint, output_len.draw(rng))
         for number, line in enumerate(lines, start=1)
         if line.strip()
     ]
@@ -105,29 +124,7 @@ def read_asks(path: str, endpoint: EndpointKind, output_len: LengthRange, seed: 
     return asks
 
 
-def encode_body(ask: Ask, options: BodyOptions) -> bytes:
-    """The request body: of a streamed answer that ends with the server's token counts, or of a vector."""
-    if options.endpoint == "embeddings":
-        return msgspec.json.encode({"model": options.model, "input": ask.prompt, "encoding_format": "base64"})
-    body: dict[str, Any] = {
-        "model": options.model,
-        "max_tokens": ask.max_tokens,
-        "temperature": options.temperature,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    if options.ignore_eos:
-        body["ignore_eos"] = True
-    if options.endpoint == "completions":
-        body["prompt"] = ask.prompt
-    else:
-        is_text = isinstance(ask.prompt, str)
-        body["messages"] = [{"role": "user", "content": ask.prompt}] if is_text else ask.prompt
-    return msgspec.json.encode(body)
-
-
-def _read_line(path: str, number: int, text: bytes, endpoint: EndpointKind, max_tokens: int) -> Ask:
-    place = f"{path}:{number}"
+def _read_line(place: str, text: bytes, endpoint: EndpointKind, max_tokens: int) -> Ask:
     try:
         line = msgspec.json.decode(text, type=_Line)
     except msgspec.DecodeError as error:

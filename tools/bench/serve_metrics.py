@@ -25,70 +25,26 @@ METRICS = {
     "e2el": "end-to-end latency",
 }
 _GOODPUT_ALLOWED = "NAME:MILLISECONDS with NAME one of ttft, tpot, itl, e2e"
-
-
-@dataclass(frozen=True, slots=True)
-class LatencySummary:
-    """One metric over all answered requests, in ms; None where nothing was measured."""
-
-    count: int
-    mean: float
-    std: float
-    median: float
-    p90: float
-    p99: float
-    max: float
+Summary = dict[str, float]  # statistic -> ms
 
 
 @dataclass(frozen=True, slots=True)
 class ServeMetrics:
     """The figures of a run. Rates are over its duration; failed requests count in `failed` only."""
 
-    completed: int
-    failed: int
-    duration_s: float
-    total_input_tokens: int
-    total_output_tokens: int
+    figures: dict[str, Any]  # by the names of vLLM's result file
     is_counted_by_server: bool  # output tokens; else they are pieces of text
-    max_concurrent_requests: int
-    request_goodput: float | None  # answered within every limit, requests/s; None: no limits were given
-    latencies: dict[str, LatencySummary | None]
+    latencies: dict[str, Summary | None]  # by metric; None where nothing was measured
     errors: dict[str, int]  # reason -> how often, the most frequent first
-
-    @property
-    def request_throughput(self) -> float:
-        """Answered requests/s."""
-        return _divide(self.completed, self.duration_s)
-
-    @property
-    def output_throughput(self) -> float:
-        """Output tokens/s."""
-        return _divide(self.total_output_tokens, self.duration_s)
-
-    @property
-    def total_token_throughput(self) -> float:
-        """Prompt and output tokens/s."""
-        return _divide(self.total_input_tokens + self.total_output_tokens, self.duration_s)
 
     def to_json(self) -> dict[str, Any]:
         """Flat, with the keys of vLLM's result file, and p90 and max beside its p99."""
-        flat: dict[str, Any] = {
-            "duration": self.duration_s,
-            "completed": self.completed,
-            "failed": self.failed,
-            "total_input_tokens": self.total_input_tokens,
-            "total_output_tokens": self.total_output_tokens,
-            "request_throughput": self.request_throughput,
-            "request_goodput": self.request_goodput,
-            "output_throughput": self.output_throughput,
-            "total_token_throughput": self.total_token_throughput,
-            "max_concurrent_requests": self.max_concurrent_requests,
+        flat = {
+            f"{statistic}_{name}_ms": None if summary is None else summary[statistic]
+            for name, summary in self.latencies.items()
+            for statistic in ("mean", "median", "std", "p90", "p99", "max")
         }
-        for name, summary in self.latencies.items():
-            for statistic in ("mean", "median", "std", "p90", "p99", "max"):
-                value = None if summary is None else getattr(summary, statistic)
-                flat[f"{statistic}_{name}_ms"] = value
-        return flat | {"error_counts": self.errors}
+        return self.figures | flat | {"error_counts": self.errors}
 
 
 def parse_goodput(words: Sequence[str]) -> dict[str, float]:
@@ -110,21 +66,34 @@ def parse_goodput(words: Sequence[str]) -> dict[str, float]:
 
 
 def compute_metrics(result: LoadResult, limits_s: dict[str, float]) -> ServeMetrics:
-    """The figures of a run, with its goodput where there are limits."""
+    """The figures of a run; its goodput are the requests that were answered within every limit."""
     answered = [record for record in result.records if record.error is None]
     errors = Counter(record.error for record in result.records if record.error is not None)
-    samples = {name: [s for record in answered for s in measure(record, name)] for name in METRICS}
-    num_good = sum(is_good(record, limits_s) for record in answered)
+    num_prompt_tokens = sum(record.num_prompt_tokens for record in answered)
+    num_output_tokens = sum(record.num_output_tokens for record in answered)
+    num_good = sum(
+        all(value <= limit for name, limit in limits_s.items() for value in measure(record, name))
+        for record in answered
+    )
+    duration_s = result.duration_s or math.inf
     return ServeMetrics(
-        completed=len(answered),
-        failed=len(result.records) - len(answered),
-        duration_s=result.duration_s,
-        total_input_tokens=sum(record.num_prompt_tokens for record in answered),
-        total_output_tokens=sum(record.num_output_tokens for record in answered),
+        figures={
+            "duration": result.duration_s,
+            "completed": len(answered),
+            "failed": len(result.records) - len(answered),
+            "total_input_tokens": num_prompt_tokens,
+            "total_output_tokens": num_output_tokens,
+            "request_throughput": len(answered) / duration_s,
+            "request_goodput": num_good / duration_s if limits_s else None,
+            "output_throughput": num_output_tokens / duration_s,
+            "total_token_throughput": (num_prompt_tokens + num_output_tokens) / duration_s,
+            "max_concurrent_requests": _count_most_at_once(result.records),
+        },
         is_counted_by_server=all(record.has_usage for record in answered),
-        max_concurrent_requests=count_most_at_once(result.records),
-        request_goodput=_divide(num_good, result.duration_s) if limits_s else None,
-        latencies={name: summarize(values) for name, values in samples.items()},
+        latencies={
+            name: summarize([value for record in answered for value in measure(record, name)])
+            for name in METRICS
+        },
         errors=dict(errors.most_common()),
     )
 
@@ -143,20 +112,14 @@ def measure(record: RequestRecord, name: str) -> list[float]:
     return [(times[-1] - times[0]) / (record.num_output_tokens - 1)] if record.num_output_tokens > 1 else []
 
 
-def is_good(record: RequestRecord, limits_s: dict[str, float]) -> bool:
-    """Whether an answered request kept every limit; for itl, in every gap."""
-    return all(value <= limit for name, limit in limits_s.items() for value in measure(record, name))
-
-
-def summarize(values_s: Sequence[float]) -> LatencySummary | None:
-    """Seconds in, milliseconds out."""
+def summarize(values_s: Sequence[float]) -> Summary | None:
+    """Seconds in, milliseconds out; None of no values."""
     if not values_s:
         return None
     values = sorted(value * 1e3 for value in values_s)
-    mean = statistics.fmean(values)
-    std = math.sqrt(statistics.fmean((value - mean) ** 2 for value in values))
-    median, p90, p99 = (compute_percentile(values, share) for share in (0.5, 0.9, 0.99))
-    return LatencySummary(len(values), mean, std, median, p90, p99, values[-1])
+    shares = {"median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+    percentiles = {name: compute_percentile(values, share) for name, share in shares.items()}
+    return {"mean": statistics.fmean(values), "std": statistics.pstdev(values), **percentiles}
 
 
 def compute_percentile(ordered: Sequence[float], share: float) -> float:
@@ -167,15 +130,11 @@ def compute_percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def count_most_at_once(records: Sequence[RequestRecord]) -> int:
+def _count_most_at_once(records: Sequence[RequestRecord]) -> int:
     """The most requests that were sent and not yet answered at one time."""
-    starts = [(record.sent_at, 1) for record in records]
+    changes = [(record.sent_at, 1) for record in records] + [(record.ended_at, -1) for record in records]
     most = running = 0
-    for _, change in sorted(starts + [(record.ended_at, -1) for record in records]):
+    for _, change in sorted(changes):
         running += change
         most = max(most, running)
     return most
-
-
-def _divide(count: float, duration_s: float) -> float:
-    return count / duration_s if duration_s > 0 else 0.0
