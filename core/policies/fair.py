@@ -62,11 +62,14 @@ class FairPolicy(Policy[FairQueue]):
     # -- what a step is to hold
 
     def next_schedule_at(self) -> float | None:
-        """Shortly before the running step ends, while newcomers come beside tenants in excess."""
+        """Shortly before the running step ends, if it is one that newcomers limit."""
         steps = self.batch.in_flight
-        if len(steps) != 1 or self.batch.config.run_ahead == 1 or not steps[0].policy_data.limited:
+        if len(steps) != 1 or self.batch.config.run_ahead == 1:
             return None
-        return self._pacer.find_submit_time(steps[0])
+        paced: PacedStep = steps[0].policy_data
+        left = paced.prompt_budget
+        is_long = left is not None and sum(paced.num_prompt_tokens.values()) > left
+        return self._pacer.find_submit_time(steps[0]) if paced.limited or is_long else None
 
     def choose_victims(self) -> Iterator[Request]:
         """Requests of tenants that hold most."""
@@ -83,10 +86,11 @@ class FairPolicy(Policy[FairQueue]):
         if newcomer is not None:
             self._pacer.note_newcomer(account_of(newcomer), self._count_prompt(newcomer))
         self._was_exclusive = paced.is_exclusive = newcomer is not None and not self._was_exclusive
+        paced.prompt_budget = self._pacer.limit_prompts()
         in_excess = self._pacer.find_in_excess(self._holders | self._recent)
         if in_excess is None:
             return self.batch.requests
-        paced.limited, paced.prompt_budget = in_excess, self._pacer.limit_prompts()
+        paced.limited = in_excess
         chosen: list[Request] = []
         limited: list[Request] = []
         for request in self.batch.requests:  # without account_of: see note_launch

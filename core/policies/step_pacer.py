@@ -4,9 +4,10 @@ A newcomer is a request with a prompt to compute whose tenant runs few requests 
 runs many, or whose prompts fill steps, and that was served no less (a tenant "in excess"). A long step would
 delay it, and so would a next step that was formed before it came. So, until WINDOW_S after the last newcomer,
 tenants in excess get only so many tokens that a step takes about as long as a newcomer's first step does, as
-learned from earlier steps; and the next step is formed SUBMIT_MARGIN_S before the running one is expected to
-end. In that time prompts, whoever's, make no step longer than MAX_PASSES of decodes: a newcomer waits for the
-end of the running step, and longer ones would hardly compute more.
+learned from earlier steps. Until PROMPTS_WINDOW_S after it prompts, whoever's, make no step longer than
+MAX_PASSES of decodes: a newcomer waits for the end of the running step, and longer ones would hardly compute
+more. So long, too, the step after one that is limited in either way is formed SUBMIT_MARGIN_S before that is
+expected to end. Where nothing decodes, as in an encoder, PROMPT_STEP_S stands for both times.
 
 At all times the prompts of a tenant that was served more may lengthen a step for which others' decodes wait
 by at most what the decodes take, or BESIDE_S.
@@ -17,12 +18,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from math import ceil, log2
+from math import ceil, inf, log2
 
 from ..scheduling.step import Step
 from .fair_accounts import Account
 
 WINDOW_S = 10.0  # how long the next newcomer of a tenant is expected
+PROMPTS_WINDOW_S = 600.0  # likewise, where that costs others a tenth of their rate at most
 SUBMIT_MARGIN_S = 0.002  # covers a poll's rounding (1 ms), scheduling and the way to the worker
 EXCESS = 2.0  # the least ratio of shares between a tenant in excess and the newcomer's
 PROMPT_TOKENS_A_ROW = 64  # of a prompt in a step, which weigh as much as a row: most of a step is many rows
@@ -32,8 +34,10 @@ MAX_TURNS = 8  # limited steps until each decode of tenants in excess had its tu
 STRETCH = 1.25
 NUM_SEEN = 8  # the last steps of a size, from which the next one's time is estimated
 MAX_PASSES = 10.0  # of decodes, as which a step with prompts may take: a tenth goes to the weights
+PROMPT_STEP_S = 0.03  # for a step with prompts where nothing decodes, so that no pass is known
 BESIDE_S = 0.005  # for a tenant's prompts, however short steps are without them
 _MIN_BESIDE = 16  # prompt tokens, whatever they take
+_MIN_S = 1e-6
 _MAX_CHANGE = 2.0  # bounds the change that one step suggests,
 _SMOOTHING = 0.25  # of which this part is made
 
@@ -61,12 +65,14 @@ class StepPacer:
         self._ended_at = clock()  # when the last result came
         self._newcomer: Account | None = None  # the last newcomer's tenant
         self._newcomer_tokens = 0  # of its prompt
-        self._newcomer_at = 0.0
+        self._newcomer_at = -inf
         self._limit: float | None = None  # of the tokens of tenants in excess in a step
         self._first_steps: deque[float] = deque(maxlen=NUM_SEEN)  # durations of exclusive steps
         self._durations: dict[tuple[int, int], deque[float]] = {}  # by size of step; some 200 at most
         self._pass_s: float | None = None  # a step of decodes only
         self._token_s: float | None = None  # what a prompt token adds to a step
+        self._has_decoded = False
+        self._lone_token_s: float | None = None  # a step of prompts over its tokens, where nothing decodes
 
     # -- who is in excess
 
@@ -95,7 +101,11 @@ class StepPacer:
 
     def limit_prompts(self) -> int | None:
         """The most tokens of prompts in a step that a newcomer may have to wait for; None: any."""
-        if self._token_s is None or self._pass_s is None or self._newcomer is None:
+        if self._clock() - self._newcomer_at > PROMPTS_WINDOW_S:
+            return None
+        if not self._has_decoded and self._lone_token_s is not None:
+            return max(_MIN_BESIDE, round(self._find_prompt_step_s() / self._lone_token_s))
+        if self._token_s is None or self._pass_s is None:
             return None
         return max(_MIN_BESIDE, round((MAX_PASSES - 1) * self._pass_s / self._token_s))
 
@@ -104,6 +114,10 @@ class StepPacer:
         if self._token_s is None or self._pass_s is None:
             return most
         return min(most, max(_MIN_BESIDE, round(max(BESIDE_S, self._pass_s) / self._token_s)))
+
+    def _find_prompt_step_s(self) -> float:
+        """How long a step may take where nothing decodes."""
+        return max(PROMPT_STEP_S, 2 * _expect(self._first_steps) if self._first_steps else 0.0)
 
     def find_submit_time(self, running: Step) -> float | None:
         """When to form the step after `running`; None: at once."""
@@ -128,12 +142,21 @@ class StepPacer:
         if paced.is_exclusive:
             self._first_steps.append(duration_s)
         elif paced.num_limited_tokens and self._first_steps:
-            self._adapt_limit(paced.num_limited_tokens, STRETCH * _expect(self._first_steps) / _expect(seen))
+            aim_s = STRETCH * _expect(self._first_steps)
+            if not self._has_decoded:
+                aim_s = max(aim_s, PROMPT_STEP_S)
+            self._adapt_limit(paced.num_limited_tokens, aim_s / _expect(seen))
 
     def _note_pace(self, step: Step, duration_s: float) -> None:
         num_prompt_tokens = step.num_scheduled_tokens - len(step.sampled)
+        self._has_decoded |= bool(step.sampled)
         if num_prompt_tokens <= 0:
             self._pass_s = _smooth(self._pass_s, duration_s)
+        elif not self._has_decoded:
+            now = max(_MIN_S, duration_s) / num_prompt_tokens
+            before = self._lone_token_s or now
+            # Where it is more the step had few tokens, and mostly shows what a step without any takes.
+            self._lone_token_s = before + (now - before) * (_SMOOTHING if now < before else _SMOOTHING / 16)
         elif self._pass_s is not None and duration_s > self._pass_s:
             self._token_s = _smooth(self._token_s, (duration_s - self._pass_s) / num_prompt_tokens)
 
@@ -175,4 +198,4 @@ def _expect(seen: deque[float]) -> float:
     worker idle, and a busy machine sometimes adds much. But not the lowest: of two results that come late
     and together, the second seems to have taken no time.
     """
-    return max(1e-6, sorted(seen)[len(seen) // 3])
+    return max(_MIN_S, sorted(seen)[len(seen) // 3])

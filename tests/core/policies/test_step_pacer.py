@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.policies.step_pacer import MAX_TURNS, WINDOW_S
+from quire.ipc.params.pooling_params import PoolingParams
+from quire.ipc.protocol.messages import EngineCoreRequest
 from quire.ipc.protocol.step import SchedulerOutput
 from quire.ipc.spec.config import SchedulerConfig
+from quire.ipc.spec.model_spec import PoolingSpec
 
 TRANSPORT_S = 3e-3  # of a first token that no step is to blame for: frontend, sockets
 
@@ -36,6 +39,7 @@ class Timeline:
     run_ahead: int = 2
     max_num_seqs: int = 128
     num_flood_tokens: int = 0
+    is_encoder: bool = False  # all requests ask for a vector, and nothing decodes
     first_token_s: list[float] = field(default_factory=list[float])
 
     def __post_init__(self) -> None:
@@ -45,7 +49,8 @@ class Timeline:
             max_num_batched_tokens=2048,
             run_ahead=self.run_ahead,
         )
-        config = make_config(max_model_len=1024, block_size=16, scheduler=scheduler)
+        pooling = PoolingSpec(pools=("last",)) if self.is_encoder else None
+        config = make_config(max_model_len=1024, block_size=16, scheduler=scheduler, pooling=pooling)
         self.engine = FakeEngine(config, num_blocks=self.max_num_seqs * 40, verify=False)
         self.ends: deque[float] = deque()  # of the steps in flight
         self.arrivals: dict[str, float] = {}
@@ -89,7 +94,7 @@ class Timeline:
     def count_tokens(self) -> None:
         for output in self.engine.outputs:
             if output.request_id.startswith("flood"):
-                self.num_flood_tokens += len(output.new_token_ids)
+                self.num_flood_tokens += 1 if self.is_encoder else len(output.new_token_ids)
             elif output.start == 0 and output.request_id in self.arrivals:
                 self.first_token_s.append(self.now - self.arrivals[output.request_id] + TRANSPORT_S)
         self.engine.outputs.clear()
@@ -101,7 +106,12 @@ class Timeline:
             name = f"flood{self.num_flood}"
             prompt = [self.num_flood % 997, self.num_flood // 997] * 50
             max_tokens = 50 + self.num_flood * 37 % 250  # few end in one step
-            self.engine.add(make_request(name, prompt, max_tokens=max_tokens), b"heavy")
+            self.engine.add(self.make_request(name, prompt, max_tokens), b"heavy")
+
+    def make_request(self, name: str, prompt: list[int], max_tokens: int) -> EngineCoreRequest:
+        if self.is_encoder:
+            return make_request(name, prompt, pooling_params=PoolingParams(task="embed"))
+        return make_request(name, prompt, max_tokens=max_tokens)
 
     def begin_flood(self, seconds: float = 2.5) -> None:
         self.has_flood = True
@@ -117,7 +127,7 @@ class Timeline:
             name = f"light{len(self.arrivals)}"
             self.arrivals[name] = self.now
             prompt = [len(self.arrivals), 5] * (prompt_len // 2)
-            self.engine.add(make_request(name, prompt, max_tokens=8), b"light")
+            self.engine.add(self.make_request(name, prompt, 8), b"light")
             self.take_turn()
         self.run_until(self.now + 1.0)
         assert len(self.first_token_s) == num_requests
@@ -176,6 +186,19 @@ def test_ten_seconds_after_the_last_newcomer_steps_are_full_and_run_ahead_again(
     assert timeline.engine.core.next_schedule_at() is None
     assert timeline.engine.core.num_in_flight == 2
     assert timeline.measure_flood_rate(2.0) == pytest.approx(alone, rel=0.04)
+
+
+@pytest.mark.parametrize("run_ahead", [1, 2])
+def test_vectors_without_end_keep_anothers_short_but_for_the_first_two(run_ahead: int) -> None:
+    """Before these nobody knows that others come, and a step of the flood takes 0.17 s."""
+    timeline = Timeline(small_cpu, run_ahead, is_encoder=True)
+    alone_s = timeline.send_light(3, 12)
+    timeline.begin_flood()
+    rate = timeline.measure_flood_rate(5.0)
+    timeline.send_light(2, 12)
+    timeline.send_light(40, 12)
+    assert max(timeline.first_token_s) <= 2 * alone_s + 0.04
+    assert timeline.measure_flood_rate(WINDOW_S / 2) >= 0.9 * rate
 
 
 def test_with_one_tenant_no_step_is_limited_or_late():
