@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import tempfile
@@ -223,6 +224,19 @@ class Site:
             num_prompts = 1 + engine.stats().kv_blocks_total * engine.facts.block_size // num_tokens
             prompts = [[number, *[0] * (num_tokens - 1)] for number in range(num_prompts)]
             llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
+
+    def start_grammar_processes(self) -> None:
+        """Have each HTTP process start the one that it keeps from its first grammar on."""
+        body = {"model": self.model, "prompt": "1", "max_tokens": 1, "structured_outputs": {"choice": ["a"]}}
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(f"{self.url}/v1/completions", json.dumps(body).encode(), headers)
+
+        def have_started() -> bool:
+            with urllib.request.urlopen(request, timeout=_SETTLE_TIMEOUT_S, context=self.tls) as answer:
+                answer.read()
+            return all(len(_list_children(pid)) > 1 for pid in self.find_pids("http"))
+
+        wait_until(have_started, _SETTLE_TIMEOUT_S)
 
     def check_settled(self, open_before: dict[tuple[str, int], OpenFiles]) -> list[str]:
         """What is not as it was: requests, blocks, processes, what those have open. Waits a while for it."""

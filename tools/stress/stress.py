@@ -86,6 +86,7 @@ def run_stress(options: Options) -> int:
         spoken = range(len(pool), len(pool) + (_NUM_CONVERSATIONS if site.can_chat else 0))
         pool += draw_conversations(options.seed, len(spoken), options.max_tokens, site.has_thoughts)
         golden = site.compute_golden(pool)
+        site.start_grammar_processes()
         kinds = CLIENT_KINDS if site.grpc_address else CLIENT_KINDS[:-1]
         plans = [_make_plan(site, kind, pool, share) for kind, share in deal(arrivals, kinds).items()]
         if spoken:
