@@ -114,7 +114,7 @@ class AsyncPump:
         """
         if self.is_stopped or link.is_gone:
             return
-        connection, socket, inbox, outbox = link.connection, link.socket, self._inbox, link.protocol.outbox
+        connection, socket, inbox = link.connection, link.socket, self._inbox
         now = time.monotonic()
         while True:
             connection.send_waiting(now)
@@ -122,7 +122,7 @@ class AsyncPump:
             if events & POLLIN and len(inbox) < _MAX_INBOX:
                 if (frames := connection.receive(now)) is not None:
                     inbox.append((link, frames))
-            elif not (events & POLLOUT and outbox):
+            elif not (events & POLLOUT and connection.may_send):
                 break
         if events & POLLIN:
             self._behind.add(link)

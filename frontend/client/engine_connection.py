@@ -15,6 +15,7 @@ from ...ipc.errors import EngineDeadError, ModelError
 from ...ipc.network.keys import ClientKeys
 from ...ipc.protocol.client_protocol import GOODBYE, ClientProtocol
 from ...ipc.protocol.messages import EngineCoreOutput
+from ...ipc.protocol.send_window import SendWindow
 from ...ipc.protocol.sockets import NOBLOCK, connect_dealer, has_message, read_events, receive_event
 from .engines import Engine, PlannedRestart
 from .handshake_watch import FAILURES, HandshakeWatch
@@ -113,7 +114,8 @@ class EngineConnection:
         self._engine = engine
         self._transport = transport
         self._restart: PlannedRestart | None = None
-        self.protocol = ClientProtocol(client_kind, weight, is_supervised=not engine.is_own)
+        window = None if engine.keys is None else SendWindow()
+        self.protocol = ClientProtocol(client_kind, weight, is_supervised=not engine.is_own, window=window)
         self.protocol.engine_started(engine.watch)
 
     def follow_connection(self, now: float) -> None:
@@ -127,12 +129,27 @@ class EngineConnection:
             self.protocol.end(failure)
 
     def send_waiting(self, now: float) -> None:
-        """Send what waits to be sent, as far as the engine's queue takes it."""
-        outbox = self.protocol.outbox
+        """Send what waits to be sent, as far as the engine's queue and the window take it."""
+        outbox, window = self.protocol.outbox, self.protocol.window
         if outbox or not self.protocol.is_open:  # another engine may have come that has heard no Hello
             self.follow_connection(now)
-        while outbox and self._transport.send(outbox[0]):
-            outbox.popleft()
+        while self.may_send:
+            if window is not None and (ping := window.make_ping()) is not None:
+                if not self._transport.send(ping):
+                    break
+                window.note_ping()
+                continue
+            if not self._transport.send(outbox[0]):
+                break
+            (message,) = outbox.popleft()
+            if window is not None:
+                window.note_sent(len(message))
+
+    @property
+    def may_send(self) -> bool:
+        """Whether something waits to be sent that need not wait for an answer of the engine."""
+        window = self.protocol.window
+        return bool(self.protocol.outbox) and (window is None or not window.is_full)
 
     def receive(self, now: float) -> list[bytes] | None:
         """The next message that has arrived, to be handed to `take`; None if there is none."""

@@ -51,6 +51,7 @@ from .messages import (
 )
 from .request_ledger import RequestLedger
 from .request_price import frame_requests
+from .send_window import SendWindow
 
 # Notices that come sooner are of what was sent before the last Hello.
 REGREET_AFTER_S = 1.0
@@ -82,11 +83,18 @@ class ClientProtocol:
     """
 
     def __init__(
-        self, client_kind: str = "private", weight: float = 1.0, *, is_supervised: bool = False
+        self,
+        client_kind: str = "private",
+        weight: float = 1.0,
+        *,
+        is_supervised: bool = False,
+        window: SendWindow | None = None,
     ) -> None:
         """`is_supervised`: a daemon's supervisor starts the engine, as often as it takes, and ends if there
-        will be none. Raises ConfigError for a weight that the engine would not take.
+        will be none. `window`: for the driver to keep to. Raises ConfigError for a weight that the engine
+        would not take.
         """
+        self.window = window
         self._kind, self._weight = make_plain(client_kind), make_plain(weight)
         if not 0.0 < self._weight <= MAX_CLIENT_WEIGHT:
             allowed = f"a number above 0 and up to {MAX_CLIENT_WEIGHT:g}"
@@ -184,6 +192,8 @@ class ClientProtocol:
 
     def _close(self, now: float) -> None:
         self.outbox.clear()
+        if self.window is not None:
+            self.window.reset()
         self._number += 1  # a Welcome that is on its way is of the past, also before the next Hello
         if self._watch is not None:
             self._watch.stop()
@@ -262,6 +272,8 @@ class ClientProtocol:
             case UtilityResult(call_id=call_id):
                 if self._calls.pop(call_id, None) is not None:
                     self.answers[call_id] = message
+                elif self.window is not None:
+                    self.window.note_answer(call_id)
             case EngineDead(reason=reason) | Refusal(reason=reason):
                 self._take_last_words(Refusal(reason), now, is_final=True)
             case ProtocolNotice():

@@ -10,8 +10,18 @@ from frontend_fakes import make_facts
 from quire.frontend.client.engine_connection import EngineConnection
 from quire.frontend.client.engines import Engine, PlannedRestart
 from quire.ipc.errors import EngineDeadError, EngineStartError
+from quire.ipc.network.keys import ClientKeys
 from quire.ipc.protocol.codec import make_client_codec
-from quire.ipc.protocol.messages import PROTOCOL_VERSION, EngineCoreRequest, Hello, StartupProgress, Welcome
+from quire.ipc.protocol.messages import (
+    PROTOCOL_VERSION,
+    EngineCoreRequest,
+    Hello,
+    StartupProgress,
+    UtilityCall,
+    UtilityResult,
+    Welcome,
+)
+from quire.ipc.protocol.send_window import MAX_UNREAD_BYTES
 
 CODEC = make_client_codec()
 NOW = 100.0
@@ -163,3 +173,25 @@ def test_another_daemon_of_the_same_name_gets_no_request(played: Played) -> None
         played.read()
     played.connection.send_waiting(NOW)
     assert played.names() == ["Hello", "Hello"]
+
+
+def test_a_large_batch_for_another_machine_is_sent_no_faster_than_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PlayedEngine, "keys", ClientKeys(b"", b"", b""))
+    played = Played()
+    played.transport.capacity = 1_000_000
+    played.connect()
+    played.read()
+    played.protocol.add_requests([make_request(f"r{n}", [70_000] * 100_000) for n in range(100)], NOW)
+    num_read, unread_bytes = 1, []
+    while played.protocol.outbox or num_read < len(played.transport.sent):
+        played.connection.send_waiting(NOW)
+        unread_bytes.append(sum(len(message) for (message,) in played.transport.sent[num_read:]))
+        message = CODEC.decode(played.transport.sent[num_read])  # the engine reads one
+        num_read += 1
+        if isinstance(message, UtilityCall):
+            played.transport.inbox.append([*CODEC.encode(UtilityResult(message.call_id))])
+            played.read()
+    assert MAX_UNREAD_BYTES / 2 < max(unread_bytes) < 1.5 * MAX_UNREAD_BYTES
+    assert played.names().count("Hello") == 1
