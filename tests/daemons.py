@@ -40,13 +40,16 @@ def runtime_folders() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def fake_modules() -> Iterator[None]:
-    """Engines that are started in this block have a FakeWorker, in daemons too."""
+def fake_modules(module: str = "fake_core") -> Iterator[None]:
+    """Engines that are started in this block have a FakeWorker, in daemons too.
+
+    It is in the core (fake_core.py), or in a process of its own (fake_process.py).
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "subprocess", fork_children())
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-        patch.setattr(engines, "CORE_MODULE", "fake_core")
-        patch.setattr(daemon, "CORE_MODULE", "fake_core")
+        patch.setattr(engines, "CORE_MODULE", module)
+        patch.setattr(daemon, "CORE_MODULE", module)
         yield
 
 

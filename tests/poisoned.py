@@ -13,7 +13,10 @@ import os
 import signal
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # it loads torch, which a fake worker does without
+    from quire.worker.steps.model_runner import LaunchedStep
 
 # Token ids that no test begins another prompt with.
 RAISES, KILLS, RAISES_IN_OTHERS, NEVER_ENDS, HANGS_AGAIN = 7, 8, 9, 10, 11
@@ -38,7 +41,6 @@ def poison_steps() -> None:
     """Watch what this process's workers are to compute."""
     from quire.ipc.protocol.step import SchedulerOutput
     from quire.ipc.protocol.token_ids import decode_token_ids
-    from quire.worker.steps.model_runner import LaunchedStep
     from quire.worker.worker import Worker
 
     launch = Worker.launch

@@ -1,7 +1,11 @@
-"""`quire generate` and `quire chat` for real: processes, the pocket model, pipes, a terminal and Ctrl-C."""
+"""`quire generate` and `quire chat` for real: processes, the pocket model, pipes, a terminal and Ctrl-C.
+
+What is about neither processes nor a terminal is called in this one, over the same daemon.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -12,12 +16,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
 from daemons import Daemon, runtime_folders
+from quire.frontend.cli.entry import run_command
 from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.options.engine_args import EngineArgs
 
@@ -26,10 +32,37 @@ COMMAND = [sys.executable, "-m", "quire"]
 TIMEOUT_S = 60.0
 
 
-def run_quire(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments], input=stdin or "", capture_output=True, text=True, timeout=TIMEOUT_S
-    )
+# The same with fake workers, which generate for as long as they are let, slowly.
+ENDLESS_COMMAND = [
+    sys.executable,
+    "-c",
+    "import sys; from quire.frontend.client import engines; engines.CORE_MODULE = 'fake_process'\n"
+    "from quire.frontend.cli.entry import run_command; sys.exit(run_command())",
+]
+ENDLESS = ("--served-model-name", "slow")
+
+
+class Done(NamedTuple):
+    """How a command has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+RunQuire = Callable[..., Done]
+
+
+@pytest.fixture
+def run_quire(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunQuire:
+    """Calls a command in this process; `stdin` is what is piped into it."""
+
+    def run(*arguments: str, stdin: str = "") -> Done:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        code = run_command(arguments)
+        return Done(code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +72,9 @@ def attach() -> Iterator[tuple[str, str]]:
         yield "--attach", NAME
 
 
-def test_a_story_is_printed_with_its_beginning_and_ends_by_itself(attach: tuple[str, str]) -> None:
+def test_a_story_is_printed_with_its_beginning_and_ends_by_itself(
+    run_quire: RunQuire, attach: tuple[str, str]
+) -> None:
     done = run_quire("generate", *attach, "Once upon a time", "--seed", "1")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -48,7 +83,9 @@ def test_a_story_is_printed_with_its_beginning_and_ends_by_itself(attach: tuple[
     assert len(done.stdout.split()) > 20
 
 
-def test_json_lines_of_several_prompts_are_in_order_and_a_seed_repeats_them(attach: tuple[str, str]) -> None:
+def test_json_lines_of_several_prompts_are_in_order_and_a_seed_repeats_them(
+    run_quire: RunQuire, attach: tuple[str, str]
+) -> None:
     arguments = [
         "generate",
         *attach,
@@ -84,7 +121,9 @@ def test_a_text_for_which_there_is_no_room_ends_with_the_cause(command: str, att
     assert (done.returncode, done.stderr) == (1, "quire: error: No space left on device\n")
 
 
-def test_a_pipe_is_one_prompt_and_a_stop_text_is_cut_off(attach: tuple[str, str]) -> None:
+def test_a_pipe_is_one_prompt_and_a_stop_text_is_cut_off(
+    run_quire: RunQuire, attach: tuple[str, str]
+) -> None:
     done = run_quire(
         "generate", *attach, "--temperature", "0", "--no-echo", "--stop", ".", stdin="Once upon a time\n"
     )
@@ -93,14 +132,14 @@ def test_a_pipe_is_one_prompt_and_a_stop_text_is_cut_off(attach: tuple[str, str]
     assert done.stdout.strip()
 
 
-def test_a_sum_that_is_piped_into_chat_is_answered(attach: tuple[str, str]) -> None:
+def test_a_sum_that_is_piped_into_chat_is_answered(run_quire: RunQuire, attach: tuple[str, str]) -> None:
     done = run_quire("chat", *attach, "--verbose", stdin="What is 12 plus 30?\n")
     assert done.returncode == 0, done.stderr
     assert "42" in done.stdout
     assert "tokens in" in done.stderr
 
 
-def test_a_message_can_be_an_option_as_vllm_has_it(attach: tuple[str, str]) -> None:
+def test_a_message_can_be_an_option_as_vllm_has_it(run_quire: RunQuire, attach: tuple[str, str]) -> None:
     done = run_quire("chat", *attach, "--system-prompt", "Be kind.", "-q", "What is 12 plus 30?")
     assert (done.returncode, done.stderr) == (0, "")
     assert "42" in done.stdout
@@ -111,7 +150,9 @@ def test_a_message_can_be_an_option_as_vllm_has_it(attach: tuple[str, str]) -> N
     assert (done.returncode, "model='model-a, model-b'" in done.stderr) == (2, True)
 
 
-def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(attach: tuple[str, str]) -> None:
+def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(
+    run_quire: RunQuire, attach: tuple[str, str]
+) -> None:
     done = run_quire("generate", *attach, stdin="Once upon a time there was a cat. " * 100)
     assert done.returncode == 2
     assert re.search(r"'\d{3,4} tokens': at most 511", done.stderr)
@@ -119,9 +160,15 @@ def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(attach: tuple[st
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.fixture
+def fake_modules_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children find fake_process.py."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+
+
 @pytest.fixture(scope="module")
 def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pocket model without an end-of-sequence token: it goes on until somebody stops it."""
+    """The pocket model without an end-of-sequence token: a fake worker goes on until somebody stops it."""
     folder = tmp_path_factory.mktemp("models") / "endless"
     shutil.copytree(pocket_folder(), folder)
     (folder / "generation_config.json").unlink()
@@ -130,10 +177,20 @@ def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("fake_modules_path")
 def test_ctrl_c_ends_generation_quickly_and_leaves_no_process(endless_model: Path) -> None:
-    prompts = [f"Story {number}:" for number in range(64)]
+    prompts, limits = [f"Story {number}:" for number in range(64)], ("--max-tokens", "100000")
     process = subprocess.Popen(
-        [*COMMAND, "generate", "--model", str(endless_model), "--stream", "--max-tokens", "100000", *prompts],
+        [
+            *ENDLESS_COMMAND,
+            "generate",
+            "--model",
+            str(endless_model),
+            *ENDLESS,
+            "--stream",
+            *limits,
+            *prompts,
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
@@ -153,12 +210,12 @@ def test_ctrl_c_ends_generation_quickly_and_leaves_no_process(endless_model: Pat
 class TerminalChat:
     """`quire chat` at a pseudo-terminal."""
 
-    def __init__(self, *arguments: str, term: str = "dumb") -> None:
+    def __init__(self, *arguments: str, term: str = "dumb", command: Sequence[str] = COMMAND) -> None:
         self.process_id, self._fd = pty.fork()
         if self.process_id == 0:
             os.environ["TERM"] = term
             signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a run under nohup begins with it ignored
-            os.execv(sys.executable, [*COMMAND, "chat", *arguments])
+            os.execv(sys.executable, [*command, "chat", *arguments])
         self.output = ""
 
     def type(self, text: str) -> None:
@@ -175,6 +232,13 @@ class TerminalChat:
             except OSError:
                 break
         return self.output[since:]
+
+    def wait_for_output(self, since: int) -> None:
+        """Until there is some after position `since`."""
+        while len(self.output) <= since:
+            ready, _, _ = select.select([self._fd], [], [], TIMEOUT_S)
+            assert ready, f"nothing came: {self.output!r}"
+            self.output += os.read(self._fd, 65536).decode(errors="replace")
 
     def press_ctrl_c_until(self, wanted: str) -> None:
         """At a prompt. Python forgets a signal that comes between its prompt and its wait for a key."""
@@ -253,21 +317,22 @@ def test_what_is_typed_is_completed_pasted_whole_and_there_in_the_next_chat(atta
     assert chat.wait() == 0
 
 
+@pytest.mark.usefixtures("fake_modules_path")
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_ctrl_c_stops_an_answer_and_not_the_chat_however_often_it_is_pressed(endless_model: Path) -> None:
-    chat = TerminalChat("--model", str(endless_model), "--verbose")
+    chat = TerminalChat("--model", str(endless_model), *ENDLESS, "--verbose", command=ENDLESS_COMMAND)
     chat.read_until(">>> ", 0)
     since = len(chat.output)
     typed = "Tell me a story.\r\n"
     chat.type(typed.replace("\r", ""))
-    chat.read_until(" ", since + len(typed))
+    chat.wait_for_output(since + len(typed))
     chat.type("\x03")
     after = chat.read_until(">>> ", since)
     num_tokens = int(re.search(r"(\d+) out", after)[1])  # type: ignore[index]
     assert 0 < num_tokens < 2000, "it ended by itself, so nothing was stopped"
     since = len(chat.output)
     chat.type(typed.replace("\r", ""))
-    chat.read_until(" ", since + len(typed))
+    chat.wait_for_output(since + len(typed))
     chat.type("\x03\x03\x03")
     chat.read_until(">>> ", since)
     chat.press_ctrl_c_until("Ctrl-D or /bye leaves")

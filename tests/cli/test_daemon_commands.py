@@ -1,10 +1,12 @@
 """`quire daemon`, `quire ps` and --attach as a person calls them: exit codes, texts and what is left behind.
 
-Most tests run the commands over fake cores; those about weights and memory need a real worker.
+Most run over fake cores; weights and memory need a real worker. What is not about the process that calls is
+called in this one.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -14,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from daemons import find_processes, runtime_folders, wait_for_end, wait_until
@@ -72,13 +75,23 @@ def pid() -> Iterator[int]:
     assert quire("daemon", "stop", "one").returncode == 0
 
 
-def quire(
-    *arguments: str, program: list[str] = FAKE, deadline_s: float = 60.0
-) -> subprocess.CompletedProcess[str]:
-    command = [*program, *arguments]
-    return subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=deadline_s
-    )
+class Done(NamedTuple):
+    """How a command has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def quire(*arguments: str, core_module: str = "fake_core") -> Done:
+    """Calls the command here."""
+    out, errors = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frontend_daemon, "CORE_MODULE", core_module)
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", errors)
+        code = run_command(arguments)
+    return Done(code, *(stream.buffer.getvalue().decode() for stream in (out, errors)))
 
 
 def assert_nothing_is_left(runtime: Path, name: str) -> None:
@@ -132,7 +145,8 @@ def test_ps_answers_in_time_when_an_engine_does_not(pid: int) -> None:
         os.kill(one, signal.SIGSTOP)
     try:
         # A look has 1 s; an ordinary call would wait for 30.
-        [daemon] = json.loads(quire("ps", "--json", deadline_s=20.0).stdout)
+        command = [*FAKE, "ps", "--json"]
+        [daemon] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, timeout=20.0).stdout)
     finally:
         for one in (core_pid, pid):
             os.kill(one, signal.SIGCONT)
@@ -151,15 +165,11 @@ def test_ps_prints_a_table_with_a_row_for_each_daemon(pid: int) -> None:
     assert str(pid) in row
 
 
-def test_several_engines_are_listed_drained_added_and_removed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_engines_are_listed_drained_added_and_removed() -> None:
     def call(*arguments: str) -> tuple[int, str]:
-        code = run_command(arguments)
-        out, errors = capsys.readouterr()
-        return code, out or errors
+        done = quire(*arguments)
+        return done.returncode, done.stdout or done.stderr
 
-    monkeypatch.setattr(frontend_daemon, "CORE_MODULE", "fake_core")
     code, _ = call("daemon", "start", "--name", "few", "--engines", "2", "--max-model-len", "256")
     assert code == 0
     for words, text in (
@@ -283,7 +293,7 @@ def broken_model(tmp_path: Path) -> Path:
 
 
 def test_truncated_weights_are_named_and_leave_nothing(runtime: Path, broken_model: Path) -> None:
-    done = quire("daemon", "start", str(broken_model), "--name", "cut", program=REAL)
+    done = quire("daemon", "start", str(broken_model), "--name", "cut", core_module="quire.core")
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert "safetensors" in done.stderr
@@ -292,7 +302,9 @@ def test_truncated_weights_are_named_and_leave_nothing(runtime: Path, broken_mod
 
 
 def test_too_small_a_cache_is_named_and_leaves_nothing(runtime: Path) -> None:
-    done = quire("daemon", "start", "--name", "small", "--kv-cache-memory-bytes", "20KiB", program=REAL)
+    done = quire(
+        "daemon", "start", "--name", "small", "--kv-cache-memory-bytes", "20KiB", core_module="quire.core"
+    )
     assert done.returncode == 2, done.stderr
     assert "kv_cache_memory_bytes" in done.stderr
     assert len(done.stderr.splitlines()) == 1

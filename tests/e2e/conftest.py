@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from daemons import fake_modules
+from fake_process import MODULE
 from served import Served
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "frontend"))
@@ -21,3 +23,10 @@ def shared_server() -> Iterator[Served]:
     yield server
     server.wait_until_idle()
     assert server.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def fake_worker() -> Iterator[None]:
+    """Engines and daemons of a file have worker processes that need no torch (fake_process.py)."""
+    with fake_modules(MODULE):
+        yield

@@ -1,4 +1,7 @@
-"""One daemon with the model that ships with Quire, shared by frontends of several kinds; then things die."""
+"""One daemon, shared by frontends of several kinds; then things die.
+
+Its worker is fake (fake_process.py), and in slow runs the real one of the pocket model too.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from typing import Any
 import psutil
 import pytest
 from blocking_client import attach_client
-from daemons import Daemon, runtime_folders, wait_for_end, wait_until
+from daemons import Daemon, fake_modules, runtime_folders, wait_for_end, wait_until
+from fake_process import MODULE
 from generated import find_tokens
 from quire import LLM, AsyncLLM, EngineArgs, SamplingParams
 from quire.frontend.daemon import inspect_daemon
@@ -46,12 +50,13 @@ def make_prompts(count: int) -> list[str]:
     return [PROMPTS[i % len(PROMPTS)] for i in range(count)]
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
+@pytest.fixture(scope="module", params=["fake", pytest.param("real", marks=pytest.mark.slow)])
+def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     config = EngineArgs(
         max_model_len=512, num_gpu_blocks_override=1024, enable_prefix_caching=False
     ).create_engine_config()
-    with runtime_folders(), Daemon(NAME, config) as daemon:
+    workers = fake_modules(MODULE) if request.param == "fake" else contextlib.nullcontext()
+    with runtime_folders(), workers, Daemon(NAME, config) as daemon:
         yield daemon
 
 

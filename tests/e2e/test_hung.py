@@ -1,4 +1,7 @@
-"""Real workers on the pocket model that hang, stop or crash, or are sent nonsense: no token is lost."""
+"""Worker processes that hang, stop or crash, or are sent nonsense: no token is lost.
+
+What they compute is fake (fake_process.py); that real ones change no token either is test_exact.py's.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from generated import find_tokens
 from quire import LLM, SamplingParams
 from quire.ipc.errors import EngineStartError
 
-PROMPTS = ["Once upon a time", "The little fox", "One day, a", "What is 3 plus 4?", "Lily went to the"] * 4
+pytestmark = pytest.mark.usefixtures("fake_worker")
+
+PROMPTS = [f"Story number {number}" for number in range(20)]
 PARAMS = [SamplingParams(temperature=1.0, seed=i, max_tokens=50, ignore_eos=True) for i in range(20)]
 
 
@@ -23,7 +28,7 @@ def generate(llm: LLM) -> list[list[int]]:
 def test_hung_and_garbled_steps_cost_no_token_and_a_row_without_numbers_ends_alone(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    hooks = "worker.execute:slow@10,worker.logits:nan@12,worker.execute:hang@30,core.step_frame:corrupt@80"
+    hooks = "worker.execute:slow@10,worker.logits:nan@10,worker.execute:hang@30,core.step_frame:corrupt@80"
     with LLM(max_model_len=512, step_timeout_s=0.5, fault_hooks=hooks) as llm:
         worker = llm.llm_engine.facts.pids["worker"]
         disturbed = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
@@ -41,14 +46,12 @@ def test_hung_and_garbled_steps_cost_no_token_and_a_row_without_numbers_ends_alo
     assert log.count("starting another") == 2
 
 
-@pytest.mark.slow  # beside test_poison.py's, whose requests are the cause
 def test_a_crash_with_twenty_requests_costs_no_token() -> None:
     with LLM(max_model_len=512, fault_hooks="worker.execute:segfault@30") as llm:
         disturbed = generate(llm)
         assert disturbed == generate(llm)
 
 
-@pytest.mark.slow
 def test_a_stopped_worker_is_replaced(capfd: pytest.CaptureFixture[str]) -> None:
     with LLM(max_model_len=512) as llm:
         expected = generate(llm)
@@ -61,7 +64,7 @@ def test_a_stopped_worker_is_replaced(capfd: pytest.CaptureFixture[str]) -> None
         assert "SIGKILL: it is stopped" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("phase", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3, 4, 5))])
+@pytest.mark.parametrize("phase", [1, 3, 5])
 def test_a_worker_that_ends_in_a_phase_of_its_start_is_an_error(phase: int) -> None:
     with pytest.raises(EngineStartError, match=r"worker \(pid \d+\) exited with code 1"):
         LLM(max_model_len=512, fault_hooks=f"worker.start:exit@{phase}")

@@ -1,4 +1,4 @@
-"""A real worker whose memory runs out, and which then garbles a result: no request is lost."""
+"""A worker process whose memory runs out, and which then garbles a result: no request is lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from generated import find_tokens
 from quire import LLM, SamplingParams
 from quire.worker.devices import is_out_of_memory
 
-PROMPTS = ["Once upon a time", "The little fox", "One day, a", "What is 3 plus 4?"] * 4
+PROMPTS = [f"Story number {number}" for number in range(16)]
 PARAMS = [SamplingParams(temperature=1.0, seed=i, max_tokens=40, ignore_eos=True) for i in range(16)]
 
 
@@ -16,6 +16,7 @@ def generate(llm: LLM) -> list[list[int]]:
     return find_tokens(llm.generate(PROMPTS, PARAMS, use_tqdm=False))
 
 
+@pytest.mark.usefixtures("fake_worker")
 def test_a_shortage_of_memory_costs_no_token(capfd: pytest.CaptureFixture[str]) -> None:
     hooks = (
         ",".join(f"worker.execute:oom@{count}" for count in (5, 6, 30)) + ",worker.result_frame:corrupt@50"

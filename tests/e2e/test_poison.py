@@ -1,6 +1,6 @@
 """Requests that make a real worker's steps raise, or kill it, among 64: they alone fail.
 
-Each death of a worker takes a second, and a search among 64 has four; the default test has two requests.
+Each death of a worker takes a second, and a search among 64 has four; the default test has fake workers.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import poisoned_fake
 import pytest
+from daemons import fake_modules
 from generated import find_tokens, make_prompts
 from poisoned import HANGS, HANGS_AGAIN, KILLS, NEVER_ENDS, PANICS, RAISES, poison_steps
 from quire import LLM, SamplingParams, StructuredOutputsParams
@@ -45,11 +47,22 @@ def golden(llm: LLM) -> list[list[int]]:
     [
         (64, {31: RAISES}, "a poisonous prompt"),
         (64, {0: RAISES, 63: RAISES}, "a poisonous prompt"),
-        (2, {1: KILLS}, "was killed by SIGSEGV"),
         pytest.param(64, {40: KILLS}, "was killed by SIGSEGV", marks=pytest.mark.slow),
     ],
 )
 def test_exactly_the_poison_fails(
+    llm: LLM, golden: list[list[int]], count: int, poisoned: dict[int, int], cause: str
+) -> None:
+    check_that_poison_fails_alone(llm, golden, count, poisoned, cause)
+
+
+def test_exactly_the_request_that_kills_workers_fails() -> None:
+    with fake_modules(poisoned_fake.MODULE), LLM(max_model_len=128, max_num_seqs=NUM_REQUESTS) as llm:
+        golden = find_tokens(llm.generate(make_prompts({}, NUM_REQUESTS), PARAMS, use_tqdm=False))
+        check_that_poison_fails_alone(llm, golden, NUM_REQUESTS, {40: KILLS}, "was killed by SIGSEGV")
+
+
+def check_that_poison_fails_alone(
     llm: LLM, golden: list[list[int]], count: int, poisoned: dict[int, int], cause: str
 ) -> None:
     outputs = llm.generate(make_prompts(poisoned, count), PARAMS[:count], use_tqdm=False)

@@ -216,8 +216,8 @@ SCRIPTS = {
         "llm.generate(['a'] * 200, SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)"
     ),
 }
-# Of this one the worker is real too; the others have a core with a fake one, which takes a fifth of the time.
-REAL_WAYS = ("dies",)
+# Of this one the worker has a process; the others have a core with a fake one in it.
+WAYS_WITH_WORKER = ("dies",)
 # Whose means another one has: the others close an engine, leave it to the interpreter's end, or are cut off.
 SLOW_WAYS = ("ends", "raises", "hard exit")
 PRELUDE = """
@@ -243,7 +243,7 @@ def test_however_a_script_ends_its_children_are_gone_within_two_seconds(
 
 
 def check_that_nothing_stays(way: str) -> None:
-    core = "quire.core" if way in REAL_WAYS else "fake_core"
+    core = "fake_process" if way in WAYS_WITH_WORKER else "fake_core"
     with subprocess.Popen(
         [sys.executable, "-c", f"{PRELUDE}\nengines.CORE_MODULE = {core!r}\n{SCRIPTS[way]}"],
         stdout=subprocess.PIPE,
@@ -253,7 +253,7 @@ def check_that_nothing_stays(way: str) -> None:
     ) as script:
         assert script.stdout is not None
         pids = [int(pid) for pid in script.stdout.readline().split()]
-        assert len(pids) == (2 if way in REAL_WAYS else 1)
+        assert len(pids) == (2 if way in WAYS_WITH_WORKER else 1)
         if way == "ctrl-c":
             assert script.stdout.readline() == "busy\n"
             script.send_signal(signal.SIGINT)

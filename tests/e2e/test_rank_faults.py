@@ -28,9 +28,9 @@ LAST_FAULTS = {False: "worker.execute:raise@16", True: "worker.execute#1:raise@1
 # Ranks of a stage, stages, and both: then rank 2 answers.
 BOTH = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
 CUTS = [
-    pytest.param(BOTH, id="both"),
+    pytest.param(BOTH, id="both", marks=pytest.mark.slow),
     pytest.param({"tensor_parallel_size": 2}, id="tensor", marks=pytest.mark.slow),
-    pytest.param({"pipeline_parallel_size": 2}, id="pipeline", marks=pytest.mark.slow),
+    pytest.param({"pipeline_parallel_size": 2}, id="pipeline"),
 ]
 
 

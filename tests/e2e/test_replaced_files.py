@@ -1,4 +1,7 @@
-"""A model's files, and Quire's own, are replaced under a running engine, and a process is killed."""
+"""A model's files, and Quire's own, are replaced under a running engine, and a process is killed.
+
+Cores and worker processes look for that as they do in production; what they compute is fake.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,12 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from daemons import Daemon, runtime_folders, wait_for_end, wait_until
+from daemons import Daemon, fake_modules, runtime_folders, wait_for_end, wait_until
+from fake_process import MODULE
 from quire import LLM, EngineArgs, SamplingParams
 from quire.frontend.cli.entry import run_command
 from quire.frontend.daemon import add_engine, find_log
@@ -35,7 +40,7 @@ WORKER, LOOP = "worker/worker.py", "core/engine/engine_loop.py"
 
 @pytest.fixture(scope="module", autouse=True)
 def folders() -> Iterator[None]:
-    with runtime_folders():
+    with runtime_folders(), fake_modules(MODULE):
         yield
 
 
@@ -73,12 +78,12 @@ def slow_down(first: int) -> str:
     return ",".join(f"worker.execute:slow@{step}" for step in range(first, first + 100))
 
 
-def find_child(module: str, pid: int | None = None) -> psutil.Process:
+def find_child(role: str, pid: int | None = None) -> psutil.Process:
     for process in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):  # one that another test has left is not reaped yet
-            if module in process.cmdline():
+            if role in process.cmdline():
                 return process
-    raise AssertionError(f"no process of {module}")
+    raise AssertionError(f"no {role}")
 
 
 def run(
@@ -102,18 +107,18 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("module", "replace"),
+    ("role", "replace"),
     [
-        ("quire.worker", write_others_in_place),
-        pytest.param("quire.core", put_others, marks=pytest.mark.slow),
-        pytest.param("quire.worker", put_others, marks=pytest.mark.slow),
-        pytest.param("quire.core", write_others_in_place, marks=pytest.mark.slow),
-        pytest.param("quire.worker", Path.unlink, marks=pytest.mark.slow),
-        pytest.param("quire.core", Path.unlink, marks=pytest.mark.slow),
+        ("worker", write_others_in_place),
+        pytest.param("engine-core", put_others, marks=pytest.mark.slow),
+        pytest.param("worker", put_others, marks=pytest.mark.slow),
+        pytest.param("engine-core", write_others_in_place, marks=pytest.mark.slow),
+        pytest.param("worker", Path.unlink, marks=pytest.mark.slow),
+        pytest.param("engine-core", Path.unlink, marks=pytest.mark.slow),
     ],
 )
 def test_weights_that_were_replaced_are_refused_by_name_and_no_token_is_theirs(
-    folder: Path, module: str, replace: Callable[[Path], None]
+    folder: Path, role: str, replace: Callable[[Path], None]
 ) -> None:
     hooks = slow_down(NUM_STEPS + 40)
     engine = LLMEngine.from_engine_args(EngineArgs(model=str(folder), log_level="ERROR", fault_hooks=hooks))
@@ -121,7 +126,7 @@ def test_weights_that_were_replaced_are_refused_by_name_and_no_token_is_theirs(
 
     def attack() -> None:
         replace(folder / WEIGHTS)
-        find_child(module).send_signal(signal.SIGKILL)
+        find_child(role).send_signal(signal.SIGKILL)
 
     try:
         want = run(engine, "before")
@@ -133,21 +138,43 @@ def test_weights_that_were_replaced_are_refused_by_name_and_no_token_is_theirs(
         engine.close()
 
 
+@pytest.mark.usefixtures("restored_torch")
+def test_a_real_worker_refuses_other_weights_than_were_noted_before_and_after_it_has_read_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quire.worker import worker
+
+    config = EngineArgs(model=str(folder)).create_engine_config()
+    load_model = worker.load_model
+
+    def load_then_replace(*arguments: Any) -> Any:
+        model = load_model(*arguments)
+        put_others(folder / WEIGHTS)
+        return model
+
+    monkeypatch.setattr(worker, "load_model", load_then_replace)
+    with pytest.raises(FilesChangedError, match=f"{WEIGHTS}="):
+        worker.Worker(config, lambda _phase: None).start()
+    monkeypatch.setattr(worker, "load_model", lambda *_: pytest.fail("it reads them"))
+    with pytest.raises(FilesChangedError, match=f"{WEIGHTS}="):
+        worker.Worker(config, lambda _phase: None).start()
+
+
 @pytest.mark.parametrize(
-    "modules", [["quire.core"], pytest.param(["quire.worker", "quire.core"], marks=pytest.mark.slow)]
+    "roles", [["engine-core"], pytest.param(["worker", "engine-core"], marks=pytest.mark.slow)]
 )
-def test_the_same_weights_from_elsewhere_cost_no_token(folder: Path, modules: list[str]) -> None:
+def test_the_same_weights_from_elsewhere_cost_no_token(folder: Path, roles: list[str]) -> None:
     engine = LLMEngine.from_engine_args(EngineArgs(model=str(folder), log_level="ERROR"))
     try:
         want = run(engine, "before")
         noted = stamp_file(folder / WEIGHTS)
         assert wait_until(lambda: find_digest(noted) is not None, 10.0)
-        for number, module in enumerate(modules):
+        for number, role in enumerate(roles):
 
-            def attack(module: str = module) -> None:
+            def attack(role: str = role) -> None:
                 put_the_same(folder / WEIGHTS)
                 (folder / WEIGHTS).chmod(0o400)
-                find_child(module).send_signal(signal.SIGKILL)
+                find_child(role).send_signal(signal.SIGKILL)
 
             assert run(engine, f"hit-{number}", 20, attack) == want
         assert stamp_file(folder / WEIGHTS) != noted
@@ -166,7 +193,7 @@ def test_whoever_reads_another_tokenizer_is_refused_by_name(folder: Path) -> Non
             LLM(attach=daemon.name)
         assert llm.generate([PROMPT], PARAMS, use_tqdm=False)[0].outputs[0].token_ids == want
         pid = daemon.pid
-        find_child("quire.worker", pid).send_signal(signal.SIGKILL)
+        find_child("worker", pid).send_signal(signal.SIGKILL)
         with pytest.raises(EngineDeadError, match=f"{TOKENIZER}="):
             llm.generate([PROMPT], PARAMS, use_tqdm=False)
         wait_for_end(pid, 30.0)  # it does not try again and again
@@ -178,10 +205,12 @@ SOURCES = """
 import os, pathlib, shutil, signal, sys
 import psutil, quire
 from quire import EngineArgs, SamplingParams
+from quire.frontend.client import engines
 from quire.frontend.llm_engine import LLMEngine
 
 root = pathlib.Path(quire.__file__).parent
-name, module, how = sys.argv[1:]
+engines.CORE_MODULE = "fake_process"
+name, role, how = sys.argv[1:]
 engine = LLMEngine.from_engine_args(EngineArgs(log_level="ERROR"))
 params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True, detokenize=False)
 engine.add_request("a", "Once upon a time", params)
@@ -208,7 +237,7 @@ else:
     file.unlink()
     file.write_bytes(content)
 children = psutil.Process().children(recursive=True)
-next(one for one in children if module in one.cmdline()).send_signal(signal.SIGKILL)
+next(one for one in children if role in one.cmdline()).send_signal(signal.SIGKILL)
 try:
     while engine.has_unfinished_requests():
         for output in engine.step():
@@ -227,37 +256,37 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "module", "how", "words"),
+    ("name", "role", "how", "words"),
     [
-        (WORKER, "quire.worker", "change", "EngineDeadError .*worker.py=.*has changed"),
+        (WORKER, "worker", "change", "EngineDeadError .*worker.py=.*has changed"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)  # each a case of test_own_sources.py, too
             for case in (
-                (LOOP, "quire.core", "relink", "EngineDeadError .*engine_loop.py=.*has changed"),
-                (LOOP, "quire.core", "relink the same", "finished 400"),
-                (WORKER, "quire.worker", "same", "finished 400"),
-                (LOOP, "quire.core", "change", "EngineDeadError .*engine_loop.py=.*has changed"),
-                ("worker/threads.py", "quire.worker", "remove", "EngineDeadError .*threads.py=.*was removed"),
+                (LOOP, "engine-core", "relink", "EngineDeadError .*engine_loop.py=.*has changed"),
+                (LOOP, "engine-core", "relink the same", "finished 400"),
+                (WORKER, "worker", "same", "finished 400"),
+                (LOOP, "engine-core", "change", "EngineDeadError .*engine_loop.py=.*has changed"),
+                ("worker/threads.py", "worker", "remove", "EngineDeadError .*threads.py=.*was removed"),
                 (
                     "kernels/program/program.h",
-                    "quire.worker",
+                    "worker",
                     "add",
                     "EngineDeadError .*added.py=.*was added",
                 ),
-                ("kernels/linear/linear.cpp", "quire.core", "same", "finished 400"),
-                (WORKER, "quire.worker", "relink", "EngineDeadError .*worker.py=.*has changed"),
+                ("kernels/linear/linear.cpp", "engine-core", "same", "finished 400"),
+                (WORKER, "worker", "relink", "EngineDeadError .*worker.py=.*has changed"),
             )
         ),
     ],
 )
 def test_a_process_starts_only_children_of_its_own_sources(
-    copy: Path, tmp_path: Path, name: str, module: str, how: str, words: str
+    copy: Path, tmp_path: Path, name: str, role: str, how: str, words: str
 ) -> None:
     before = (copy / name).read_bytes()
     link = tmp_path / "current"
     link.symlink_to(copy.parent)
-    environment = {**os.environ, "PYTHONPATH": str(link)}
-    command = [sys.executable, "-c", textwrap.dedent(SOURCES), name, module, how]
+    environment = {**os.environ, "PYTHONPATH": f"{link}:{Path(__file__).parents[1]}"}
+    command = [sys.executable, "-c", textwrap.dedent(SOURCES), name, role, how]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     finally:
@@ -291,7 +320,7 @@ def test_a_restart_after_a_replacement_starts_the_daemon_anew_and_says_why(
         assert run_command(["daemon", "restart", "anew"]) != 0
         assert find_daemon("anew") == first  # what cannot be started ends nothing
         (folder / "config").rename(folder / "config.json")
-        find_child("quire.worker", first).send_signal(signal.SIGKILL)
+        find_child("worker", first).send_signal(signal.SIGKILL)
         wait_for_end(first, 30.0)
         capfd.readouterr()
         assert run_command(["ps"]) == 0
@@ -336,7 +365,7 @@ def test_the_code_of_a_logits_processor_is_one_of_the_files(
 
     def attack() -> None:
         module.write_text(PROCESSOR.replace("return None", "return 1"))
-        find_child("quire.worker").send_signal(signal.SIGKILL)
+        find_child("worker").send_signal(signal.SIGKILL)
 
     try:
         with pytest.raises(EngineDeadError, match=r"same_logits\.py=.*is not the file"):

@@ -43,6 +43,7 @@ def generate_while_one_is_killed(llm: LLM) -> list[list[int]]:
     return list(tokens.values())
 
 
+@pytest.mark.usefixtures("fake_worker")
 def test_two_engines_say_what_one_says_also_when_one_is_killed() -> None:
     params = BeamSearchParams(beam_width=2, max_tokens=10)
     with LLM(max_model_len=512) as llm:

@@ -1,10 +1,12 @@
 """Cores and workers killed at drawn moments under 64 streams; the long versions are slow tests.
 
-QUIRE_STRESS_KILLS sets how many of each the long one kills (200).
+The short ones have fake workers (fake_process.py), and are slow tests with real ones. QUIRE_STRESS_KILLS sets
+how many of each the long one kills (200).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -15,6 +17,8 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from daemons import fake_modules
+from fake_process import MODULE
 from quire.frontend.cli.entry import run_command
 from quire.ipc.errors import InputError
 from quire.ipc.spec.config import RecoveryConfig
@@ -36,11 +40,14 @@ TIMEOUT_S = 240.0  # of a request, which lives through six kills or more
 # An engine that loses a process every 2 s would give up; with a short memory it does not hesitate either.
 RECOVERY = RecoveryConfig(max_core_restarts=1000, max_worker_restarts=1000, restart_window_s=1.0)
 
+ON_REAL_WORKERS = pytest.mark.parametrize("site", ["real"], indirect=True)
 
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
+
+@pytest.fixture(scope="module", params=["fake", pytest.param("real", marks=pytest.mark.slow)])
+def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     left: list[str] = []
-    with open_site(None, left, RECOVERY) as site:
+    workers = fake_modules(MODULE) if request.param == "fake" else contextlib.nullcontext()
+    with workers, open_site(None, left, RECOVERY) as site:
         yield site
     assert left == []
 
@@ -91,6 +98,7 @@ def test_requests_of_a_killed_http_process_are_answered_by_the_next_try(site: Si
 
 
 @pytest.mark.slow
+@ON_REAL_WORKERS
 def test_a_stopped_http_process_is_noticed_and_replaced(site: Site, golden: list[Golden]):
     plan = msgspec.structs.replace(make_plan(site, POOL, seed=4), kind="http", max_concurrency=8)
     before = site.find_pids("http")
@@ -139,6 +147,7 @@ def test_a_killed_and_a_stopped_client_cost_the_others_nothing(site: Site, golde
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
+@ON_REAL_WORKERS
 def test_hundreds_of_kills_under_64_streams_cost_no_token(site: Site, golden: list[Golden], tmp_path: Path):
     num_each = int(os.environ.get("QUIRE_STRESS_KILLS", "200"))
     kill_under_load(site, golden, tmp_path, seed=2, num_each=num_each)

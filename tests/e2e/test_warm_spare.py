@@ -13,7 +13,9 @@ from quire import LLM, SamplingParams
 from quire.frontend.client.async_engine_core_client import AsyncMPClient
 from quire.frontend.client.engines import EngineProcess
 
-PROMPTS = ["Once upon a time", "The little fox", "One day, a", "What is 3 plus 4?"] * 4
+pytestmark = pytest.mark.usefixtures("fake_worker")
+
+PROMPTS = [f"Story number {number}" for number in range(16)]
 PARAMS = [SamplingParams(temperature=1.0, seed=i, max_tokens=60, ignore_eos=True) for i in range(16)]
 
 
@@ -61,7 +63,6 @@ def test_a_spare_replaces_a_lost_worker_and_another_one_starts(capfd: pytest.Cap
     assert log.count("starting another") == 1
 
 
-@pytest.mark.slow  # the next core has 1.5 s to find the spare
 def test_a_spare_is_the_worker_of_the_core_that_replaces_a_lost_one() -> None:
     with LLM(max_model_len=512, warm_spare=True) as llm:
         engine = find_engine(llm)
