@@ -18,7 +18,7 @@ import torch
 
 from ..ipc.errors import ConfigError
 from ..ipc.processes.cgroup import find_free_memory
-from ..ipc.processes.process_limits import find_free_address_space
+from ..ipc.processes.process_limits import describe_address_space, find_free_address_space
 from ..ipc.spec.config import EngineConfig
 from ..ipc.spec.linear_shapes import count_model_bytes
 from ..ipc.spec.model_spec import DTYPE_SIZE_BYTES, LayerSpec
@@ -256,7 +256,7 @@ def _check_one_request(
     )
     if num_blocks:
         text += f", or max_model_len at most {num_blocks * config.cache.block_size}"
-    raise ConfigError(field, value, text)
+    raise ConfigError(field, value, text + describe_address_space())
 
 
 def _check_available(config: EngineConfig, num_blocks: int, free_bytes: int, field: str, value: int) -> None:
@@ -265,7 +265,8 @@ def _check_available(config: EngineConfig, num_blocks: int, free_bytes: int, fie
     if size > free_bytes:
         most = max(0, free_bytes) // config.block_size_bytes
         limit = most if field == "num_gpu_blocks_override" else most * config.block_size_bytes
-        raise ConfigError(field, value, f"at most {limit} ({size} bytes wanted, {max(0, free_bytes)} free)")
+        numbers = f"({size} bytes wanted, {max(0, free_bytes)} free)"
+        raise ConfigError(field, value, f"at most {limit} {numbers}{describe_address_space()}")
 
 
 def _free_share(device: torch.device, num_ranks: int) -> int:
