@@ -427,7 +427,7 @@ LINES = {
     "frontend/requests": (2700, 0),
     "frontend/text": (1100, 1350),
     "core": (8000, 10_400),
-    "ipc": (6000, 8500),
+    "ipc": (6000, 8550),
     "worker": (10_500, 0),
     "kernels": (5500, 0),
     "tools": (15_000, 19_950),

@@ -2,7 +2,8 @@
 
 A file is identified by its stamp, which costs a system call. A file that was written again, moved or copied
 back with the same content has another stamp: then SHA-256 decides, if the old one is known. It is computed
-once a file, after a start (`find_digests`), and kept by the stamp.
+once a file, after a start (`find_digests`), and kept by the stamp. What is written again before that, in the
+first seconds of a model's first start, is refused also where it is the same: nobody knows what was there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import os
 import re
 import stat
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from ..network.served_files import find_model_files, find_tokenizer_files
 _BLOB_NAME = re.compile(r"[0-9a-f]{64}")  # of a large file in the hub's cache: its SHA-256
 _CACHE_NAME = "digests"
 _MAX_DIGESTS = 4096
+CLOCK_TICK_NS = 20_000_000  # file systems take the time of the last timer interrupt: up to 10 ms ago
 _SHOWN = 12  # characters of a hash
 _REMEDY = "start the engine anew for what is there now (`quire daemon restart NAME`)"
 
@@ -90,9 +93,19 @@ def check_tokenizer(noted: NotedFiles | None, tokenizer_folder: str) -> None:
 
 
 def note_files(folder: str, names: Iterable[str]) -> dict[str, FileStamp]:
-    """The stamps of files of a folder. Raises ModelError for a missing one."""
+    """The stamps of files of a folder. Raises ModelError for a missing one.
+
+    Where one has just been written, this waits until the clock by which the kernel stamps files is past its
+    stamp: what is written from then on has another.
+    """
+    names = list(names)
     try:
-        return {name: stamp_file(Path(folder, name)) for name in names}
+        stamps = {name: stamp_file(Path(folder, name)) for name in names}
+        newest_ns = max((stamp.ctime_ns for stamp in stamps.values()), default=0)
+        if 0 <= time.time_ns() - newest_ns < CLOCK_TICK_NS:
+            time.sleep(CLOCK_TICK_NS / 1e9)
+            stamps = {name: stamp_file(Path(folder, name)) for name in names}
+        return stamps
     except OSError as error:
         raise ModelError(
             "model", str(error.filename), f"a file that can be read ({error.strerror})"

@@ -89,7 +89,7 @@ def describe_shortage(error: BaseException) -> str:
 
 
 def describe_address_space() -> str:
-    """A remark on `ulimit -v` for the reason why a worker did not start or has no room; '' without that limit."""
+    """A remark on `ulimit -v` for the reason why a worker did not start, or has no room; '' without it."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return ""

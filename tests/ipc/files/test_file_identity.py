@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from quire.ipc.errors import FilesChangedError
 from quire.ipc.files.file_identity import (
+    CLOCK_TICK_NS,
     check_files,
     check_served,
     compute_digest,
@@ -109,6 +111,12 @@ def test_one_other_bit_of_the_same_size_is_another_file(
     words = "its content is sha256:.* was sha256:" if is_known else "what it held is not known"
     with pytest.raises(FilesChangedError, match=rf"^{NAME}='.*{NAME}': .*{words}.*quire daemon restart"):
         check_files(str(file.parent), noted)
+
+
+def test_a_file_that_was_just_written_is_noted_once_later_writes_have_another_time(file: Path) -> None:
+    write_in_place(file, CONTENT)
+    noted = note_files(str(file.parent), [NAME])
+    assert time.time_ns() - noted[NAME].ctime_ns >= CLOCK_TICK_NS
 
 
 def test_attributes_and_further_names_change_nothing(file: Path) -> None:
