@@ -1,12 +1,13 @@
 """`python -m fake_core`: the real engine core process with FakeWorker in place of a worker process.
 
 Faults are asked for by request id: "poison..." makes the step that computes it fail, "lethal..." kills the
-worker each time, "once..." the first time, "crash..." the core itself. After "once-fails" the next worker
-does not start, after "once-failsalways" none does. The model name "missing" fails the start, "refused-later"
-every start but the first, "unready" never gets a worker; "told" does what is in the file `model`: "missing",
-"short" of memory, "killed", "older" than its clients, or "unready" until it says something else; with
-"shrinks" the first core's second worker has fewer blocks; "paced" waits 2 ms a step, so that there is time to
-do something to it. In the role of a supervisor it is the real one, over fake cores, which it forks.
+worker each time, "once..." the first time, "late..." at each LATE_STEPS-th step, "crash..." the core itself.
+After "once-fails" the next worker does not start, after "once-failsalways" none does. The model name
+"missing" fails the start, "refused-later" every start but the first, "unready" never gets a worker; "told"
+does what is in the file `model`: "missing", "short" of memory, "killed", "older" than its clients, or
+"unready" until it says something else; with "shrinks" the first core's second worker has fewer blocks;
+"paced" waits 2 ms a step, so that there is time to do something to it. In the role of a supervisor it is the
+real one, over fake cores, which it forks.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from quire.ipc.spec.config import EngineConfig
 
 NUM_BLOCKS = 256
 STEP_TIME_S = 0.002
+LATE_STEPS = 4
 
 
 class FakeProcessExecutor(Executor):
@@ -46,6 +48,7 @@ class FakeProcessExecutor(Executor):
         self._is_dead = False
         self._has_died = False
         self._num_failing_starts = 0
+        self._late_rows: dict[int, int] = {}  # of requests that kill late -> steps that they were in
         shrinks = config.model.served_model_name == "shrinks" and _is_first_start(config)
         self._num_blocks_later = NUM_BLOCKS - shrinks
         self._num_blocks = NUM_BLOCKS  # of the next worker
@@ -84,6 +87,7 @@ class FakeProcessExecutor(Executor):
             self._tell(WorkerFailed("no memory just now", "OutOfMemoryError"))
             return
         self._is_dead = False
+        self._late_rows.clear()
         self._worker.lose()
         self._tell(WorkerProgress("load fake weights", 1.0))
         self._tell(WorkerReady(self._num_blocks, "fake", [("weights", 1)]))
@@ -95,7 +99,8 @@ class FakeProcessExecutor(Executor):
         kinds = {new.request_id.partition("-")[0] for new in step.new_requests}
         if "crash" in kinds:
             os._exit(7)
-        if "lethal" in kinds or ("once" in kinds and not self._has_died):
+        is_late = self._is_late(step)
+        if is_late or "lethal" in kinds or ("once" in kinds and not self._has_died):
             self._is_dead = self._has_died = True
             ids = {new.request_id for new in step.new_requests}
             self._num_failing_starts = 1000 if "once-failsalways" in ids else int("once-fails" in ids)
@@ -108,7 +113,17 @@ class FakeProcessExecutor(Executor):
             time.sleep(STEP_TIME_S)
         self._tell(self._worker.execute(step))
 
+    def _is_late(self, step: SchedulerOutput) -> bool:
+        for new in step.new_requests:
+            self._late_rows.pop(new.row, None)
+            if new.request_id.startswith("late-"):
+                self._late_rows[new.row] = 0
+        for row in self._late_rows.keys() & set(step.rows):
+            self._late_rows[row] += 1
+        return LATE_STEPS in self._late_rows.values()
+
     def reset_rows(self) -> None:
+        self._late_rows.clear()
         self._worker.reset_rows()
 
     def receive(self) -> list[ExecutorEvent]:

@@ -256,11 +256,14 @@ class EngineLoop:
             reason = f"the engine did not start: {lost.reason}{describe_address_space()}"
             self.finish(EXIT_START_FAILED, reason, "EngineStartError")
             return
-        death = core.failures.lose_worker(lost.reason, is_overdue=lost.is_overdue)
+        now, budget = self._monotonic(), self._worker_budget
+        death = core.failures.lose_worker(
+            lost.reason, is_overdue=lost.is_overdue, is_last_allowed=budget.is_spent_by_next(now)
+        )
         if death is WorkerDeath.CONVICTED:
-            self._worker_budget.forgive()
-        elif death is WorkerDeath.UNEXPLAINED and self._worker_budget.note_loss(self._monotonic()) is None:
-            self.finish(EXIT_WORKER_LOST, f"{lost.reason}, {self._worker_budget.excess}")
+            budget.forgive()
+        elif death is WorkerDeath.UNEXPLAINED and budget.note_loss(now) is None:
+            self.finish(EXIT_WORKER_LOST, f"{lost.reason}, {budget.excess}")
             return
         _log.error("%s; starting another", lost.reason)
         self._has_worker = False

@@ -4,17 +4,19 @@
    fails alone twice is the culprit; a group is cleared when each member has got a token further. A test
    begins and ends with no step in flight, so that no group answers for another one's last step.
 2. When a step raises or takes too long, all its requests are suspects. When a worker dies, which may have
-   other causes, only those are that were in flight and have got no token since the death before.
+   other causes, only those are that were in flight and have got no token since the death before; but all that
+   were in flight once the engine may bear no further death that nothing explains.
 3. A step that raises costs little, so groups are halved. A lost worker costs seconds and a passed test only
    milliseconds, so its suspects are split into many small groups, the least suspicious first. A group that
    has cost a worker is tested again after all others, and after a pause as long as these were held up, in
    which all requests run but those that have failed. So with up to 64 suspects of a step that took too long
    no request waits longer than that step, a passed test of each suspect, and, for each culprit, one failed
    test and two starts of a worker.
-4. A request that was cleared may hang again later. The suspects of steps that took too long are remembered
-   until one is convicted: in the next search each has to get twice as many tokens further as it did then, or
-   end. These longer tests come later and have fewer groups, and once a group has failed a test the longer
-   ones are spared. A suspect that its client aborts before the verdict is taken for the culprit.
+4. A request that was cleared may hang or kill again later. The suspects of steps that took too long, and of
+   the last death that the engine may bear, are remembered until one is convicted: in the next search each
+   has to get twice as many tokens further as it did then, or end. These longer tests come later and have
+   fewer groups, and once a group has failed a test the longer ones are spared. A suspect that its client
+   aborts before the verdict is taken for the culprit.
 """
 
 from __future__ import annotations
@@ -73,8 +75,8 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class _Overdue:
-    """A request at the time when a step of it took too long."""
+class _Accused:
+    """A request at the time when a step of it took too long, or killed the worker."""
 
     num_tokens: int
     num_steps: int  # of the test that followed
@@ -93,7 +95,7 @@ class Blame:
         self._paused_until = math.inf  # inf until there is a worker again
         self._died_at: dict[str, int] = {}  # requests in flight at the last death -> their output tokens
         self._num_deaths = 0  # since the last good step
-        self._overdue: dict[Request, _Overdue] = {}  # suspects of steps that took too long
+        self._accused: dict[Request, _Accused] = {}  # remembered suspects
         self._was_aborted = False  # a suspect, which may have been the culprit
         self._must_reset = False  # the worker's rows are void
 
@@ -158,10 +160,10 @@ class Blame:
         self._begin_test()
         return culprit
 
-    def take_death(self, suspects: list[Request], overdue: list[Request]) -> Request | None:
+    def take_death(self, suspects: list[Request], accused: list[Request]) -> Request | None:
         """A worker has died with `suspects` in flight: as `take_failure`; the next worker has no rows.
 
-        `overdue`: the requests of a step that took too long, of which some may have ended meanwhile.
+        `accused`: suspects whatever they have got since the death before, of which some may have ended.
         """
         self._preempt_all()
         self._must_reset = False
@@ -171,8 +173,8 @@ class Blame:
                 self._begin_test()  # none of its steps was in flight
                 return None
             return self._take_death_in_test(self._groups.pop())
-        if overdue:
-            self._suspect_overdue(overdue)
+        if accused:
+            self._suspect_accused(accused)
         else:
             died_at = self._died_at
             self._suspect([r for r in suspects if died_at.get(r.request_id) == r.num_output_tokens])
@@ -182,10 +184,10 @@ class Blame:
             self._owes_pause = True
         return None
 
-    def explains(self, overdue: list[Request]) -> bool:
+    def explains(self, accused: list[Request]) -> bool:
         """Whether their step narrows a search: one of them is remembered, or a suspect was aborted."""
-        is_known = any(r in self._overdue or r.finish_reason is FinishReason.ABORT for r in overdue)
-        return is_known or bool(overdue and self._was_aborted)
+        is_known = any(r in self._accused or r.finish_reason is FinishReason.ABORT for r in accused)
+        return is_known or bool(accused and self._was_aborted)
 
     def take_shortage(self) -> None:
         """A step was too large for the device's memory: all running requests wait, and none is suspected."""
@@ -237,7 +239,7 @@ class Blame:
             part.waits_for_pause = True
         self._groups[:0] = reversed(parts)
         if culprit is not None:
-            self._overdue.clear()
+            self._accused.clear()
         # Groups that have not failed are spared tests that are longer than this one.
         most = failed.num_steps
         self._groups = [group for group in self._groups if group.num_steps <= most or group.waits_for_pause]
@@ -245,21 +247,21 @@ class Blame:
         self._begin_test_or_pause()
         return culprit
 
-    def _suspect_overdue(self, overdue: list[Request]) -> None:
+    def _suspect_accused(self, accused: list[Request]) -> None:
         """Suspect the requests of a step that took too long; earlier steps of theirs may have, too."""
         self._was_aborted = False
-        self._overdue = {r: before for r, before in self._overdue.items() if r.finish_reason is None}
+        self._accused = {r: before for r, before in self._accused.items() if r.finish_reason is None}
         by_length: dict[int, list[Request]] = {}  # tests of about the same length are one
-        for request in drop_finished(overdue):
+        for request in drop_finished(accused):
             num_steps = 1
-            if (before := self._overdue.get(request)) is not None:
+            if (before := self._accused.get(request)) is not None:
                 num_steps = 2 * max(request.num_output_tokens - before.num_tokens, before.num_steps)
-            self._overdue[request] = _Overdue(request.num_output_tokens, num_steps)
+            self._accused[request] = _Accused(request.num_output_tokens, num_steps)
             by_length.setdefault(num_steps.bit_length(), []).append(request)
         for _, members in sorted(by_length.items(), reverse=True):
-            self._suspect(members, max(self._overdue[request].num_steps for request in members))
-        if any(request.finish_reason is FinishReason.ABORT for request in overdue):
-            self._overdue.clear()  # it is taken for the culprit
+            self._suspect(members, max(self._accused[request].num_steps for request in members))
+        if any(request.finish_reason is FinishReason.ABORT for request in accused):
+            self._accused.clear()  # it is taken for the culprit
 
     def _suspect(self, members: list[Request], num_steps: int = 1) -> None:
         """Test requests with which a worker was lost next."""
@@ -295,7 +297,7 @@ class Blame:
         for group in self._groups:
             if any(map(group.was_aborted, group.members)):
                 self._was_aborted = True
-                self._overdue.clear()
+                self._accused.clear()
             group.members = [request for request in group.members if not group.has_cleared(request)]
         self._groups = [group for group in self._groups if group.members]
 

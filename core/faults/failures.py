@@ -161,17 +161,24 @@ class Failures:
             self.convict(culprit, ErrorCode.POISON_REQUEST, "step", failed.error, failed.step_id)
         return True
 
-    def lose_worker(self, reason: str, *, is_overdue: bool = False) -> WorkerDeath:
+    def lose_worker(
+        self, reason: str, *, is_overdue: bool = False, is_last_allowed: bool = False
+    ) -> WorkerDeath:
         """The worker was lost: its rows, steps and cache are gone, and every request waits again.
 
         A request that was alone at several deaths ends with `reason`. `is_overdue`: the worker's oldest step
-        took longer than a step may.
+        took longer than a step may. `is_last_allowed`: one more death that nothing explains ends the engine,
+        so the requests of this one's steps are suspects at once.
         """
         steps = self._scheduler.in_flight
         in_flight = {request.request_id: request for step in steps for request in step.requests}
-        overdue = steps[0].requests if is_overdue and steps else []
-        was_searching = self._blame.is_searching or self._blame.explains(overdue)
-        culprit = self._blame.take_death(drop_finished(in_flight.values()), overdue)
+        accused: list[Request] = []
+        if is_overdue and steps:
+            accused = steps[0].requests
+        elif is_last_allowed:
+            accused = list(in_flight.values())
+        was_searching = self._blame.is_searching or self._blame.explains(accused)
+        culprit = self._blame.take_death(drop_finished(in_flight.values()), accused)
         self._scheduler.batch.manager.pool.unregister_all()
         if culprit is not None:
             self.convict(culprit, ErrorCode.POISON_REQUEST, "worker death", reason)

@@ -59,6 +59,11 @@ class RestartBudget:
             return None
         return 0.0 if num_before == 0 else min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(num_before - 1, 32))
 
+    def is_spent_by_next(self, now: float) -> bool:
+        """Whether after the next loss no other is allowed within the window. False where none ever is."""
+        num_before = sum(now - at < self._window_s for at in self._losses)
+        return 0 < self._max_losses <= num_before + 1
+
     def forgive(self) -> None:
         """Forget the losses so far: their cause is gone."""
         self._losses = []

@@ -131,6 +131,13 @@ def test_requests_that_kill_workers_one_after_the_other_do_not_end_the_engine(cl
         run(client, [make_request(f"r-{i}", [i, 2], max_tokens=9)])
 
 
+def test_requests_that_kill_workers_late_fail_alone_and_the_engine_goes_on(client: BlockingClient) -> None:
+    for i in range(3):
+        requests = [make_request(f"r-{i}-{j}", [j + 1, 2], max_tokens=50) for j in range(5)]
+        outputs = run(client, requests, make_request(f"late-{i}", [i + 1], max_tokens=50))
+        assert outputs[f"late-{i}"][-1].error_code is ErrorCode.POISON_REQUEST
+
+
 def test_a_worker_that_no_request_gets_through_ends_the_engine(client: BlockingClient) -> None:
     def ask_and_lose_workers() -> None:
         for i in range(MAX_DEATHS):

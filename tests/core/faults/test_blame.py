@@ -11,6 +11,7 @@ from fakes import make_engine as make_any_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quire.core.faults.blame import MAX_DEATHS, WorkerDeath
+from quire.ipc.processes.restarts import MAX_WORKER_LOSSES, RestartBudget
 from quire.ipc.protocol.messages import EngineCoreRequest, ErrorCode, FinishReason
 from quire.ipc.protocol.step import SchedulerOutput, StepFailed
 
@@ -152,6 +153,51 @@ def test_a_request_that_kills_workers_fails_alone(num_others: int) -> None:
     engine.run()
     engine.check_undisturbed(others)
     assert engine.core.check_integrity() == []
+
+
+@pytest.mark.parametrize("kills_at", [2, 4, 10])
+@pytest.mark.parametrize("num_others", [0, 3, 20])
+@pytest.mark.parametrize("num_lethal", [1, 2, 8])
+def test_who_kills_late_in_each_life_of_a_worker_fails_within_the_engines_budget(
+    num_lethal: int, num_others: int, kills_at: int
+) -> None:
+    engine, budget = make_engine(), RestartBudget(MAX_WORKER_LOSSES)
+    others = make_requests(num_others, max_tokens=100)
+    lethal = [make_request(f"lethal{i}", [9, i + 1], max_tokens=100) for i in range(num_lethal)]
+    for request in (*others, *lethal):
+        engine.add(request)
+    num_steps: dict[str, int] = {}  # that each was in since the worker's start
+    num_deaths = 0
+    while engine.core.num_unfinished:
+        while engine.launch() is not None:
+            pass
+        if not engine.executor.pending:
+            engine.clock.advance(1.0)
+            continue
+        rows = engine.executor.pending[0].rows
+        for request in lethal:
+            live = engine.requests.get(request.request_id)
+            num_steps[request.request_id] = num_steps.get(request.request_id, 0) + bool(
+                live and live.row in rows
+            )
+        if max(num_steps.values()) < kills_at:
+            engine.finish_step()
+            engine.clock.advance(-0.99)
+            continue
+        num_steps, num_deaths = {}, num_deaths + 1
+        engine.executor.pending.clear()
+        engine.worker.lose()
+        now = engine.clock()
+        death = engine.core.failures.lose_worker("killed", is_last_allowed=budget.is_spent_by_next(now))
+        if death is WorkerDeath.CONVICTED:
+            budget.forgive()
+        elif death is WorkerDeath.UNEXPLAINED:
+            assert budget.note_loss(now) is not None, "the engine has ended"
+        engine.deliver()
+    for request in lethal:
+        assert_convicted(engine, request.request_id)
+    assert num_deaths <= MAX_WORKER_LOSSES + 3 * num_lethal
+    engine.check_undisturbed(others)
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "fair"])
