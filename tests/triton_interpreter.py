@@ -1,11 +1,13 @@
-"""Makes Triton's interpreter compute as a GPU does.
+"""Makes Triton's interpreter compute as a GPU does, and faster; for tests/kernels and tests/worker.
 
-As it stands (3.6 to 3.9) it cuts float32 off instead of rounding it to the nearest, and takes bfloat16 for
-integers in products of matrices and in conversions from integers. That of 3.6 rounds `fma` twice.
+Importing this module replaces parts of the interpreter. As it stands (3.6 to 3.9) that cuts float32 off
+instead of rounding it to the nearest, and takes bfloat16 for integers in products of matrices and in
+conversions from integers. That of 3.6 rounds `fma` twice.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from typing import Any
 
@@ -22,8 +24,8 @@ _create_dot = interpreter.InterpreterBuilder.create_dot
 _HAS_FMA = hasattr(getattr(interpreter, "_interpreter", None), "fma_fp32")
 
 
-def make_bfloat16_exact() -> None:
-    """Replace the interpreter's conversions and products. Done once, before the first kernel."""
+def _make_bfloat16_exact() -> None:
+    """Replace the interpreter's conversions and products."""
     interpreter._convert_float = _convert
     interpreter.InterpreterBuilder.cast_impl = _convert_integers
     interpreter.InterpreterBuilder.create_dot = _multiply
@@ -31,13 +33,15 @@ def make_bfloat16_exact() -> None:
         interpreter.InterpreterBuilder.create_fma = _multiply_and_add
 
 
-def look_up_once() -> None:
-    """Replace two searches of the interpreter that give the same each time; done once, as the above.
+def _leave_out_repetitions() -> None:
+    """Replace what the interpreter does again and again to no effect.
 
-    Before a kernel and before each function that it calls, every attribute of `triton.language` is looked at.
+    Half of its time goes there: it looks for an overflow in each sum of integers and tells only a debugger,
+    and before a kernel, and each function that it calls, it replaces every builtin of `triton.language`.
     """
     names: dict[Any, list[str]] = {}
     numpy_types: dict[str, Any] = {}
+    replaced: set[tuple[Any, ...]] = {(tl,)}
 
     def patch_builtins(package: Any, builder: Any, *scope: Any) -> None:
         if package not in names:
@@ -53,8 +57,23 @@ def look_up_once() -> None:
             numpy_types[name] = _get_np_dtype(dtype)
         return numpy_types[name]
 
+    def call_function(function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Of what a function sees, a kernel has replaced `tl`; what is replaced for a function stays so."""
+        seen = function.fn.__globals__.values()
+        packages = tuple(package for package in (tl, tl.core) if any(each is package for each in seen))
+        if packages not in replaced:
+            replaced.add(packages)
+            interpreter._patch_lang(function.fn)
+        try:
+            return function.rewrite()(*args, **kwargs)
+        except Exception as error:
+            raise interpreter.InterpreterError(repr(error)) from error
+
     interpreter._patch_builtin = patch_builtins
     interpreter._get_np_dtype = find_numpy_type
+    interpreter.InterpretedFunction.__call__ = call_function
+    builder = interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
 def multiply_in_order(_builder: Any, a: Any, b: Any, total: Any, *_: Any) -> Any:
@@ -118,3 +137,7 @@ def multiply_and_add(
 
 def _widen(values: NDArray[Any]) -> NDArray[np.float32]:
     return (np.asarray(values).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+_make_bfloat16_exact()
+_leave_out_repetitions()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,10 +14,7 @@ from quire.kernels.linear.linear import Variant, find_variants
 _ATTENTION_VARIANTS = ["amx", "avx512_bf16", "widened"]
 
 if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
-    from triton_interpreter import look_up_once, make_bfloat16_exact
-
-    make_bfloat16_exact()
-    look_up_once()
+    import triton_interpreter
 
 
 @pytest.fixture(params=list(Variant), ids=lambda variant: variant.name)
@@ -49,8 +47,6 @@ def triton_kernels() -> None:
 @pytest.fixture
 def dots_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row's products are added in one order whatever is beside it, as on a GPU: numpy's BLAS may not."""
-    if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
-        import triton_interpreter
-
+    if "triton_interpreter" in sys.modules:
         builder = triton_interpreter.interpreter.InterpreterBuilder
         monkeypatch.setattr(builder, "create_dot", triton_interpreter.multiply_in_order)

@@ -14,17 +14,13 @@ from quire.kernels.triton import triton_runtime
 from quire.tools.gpu import flashinfer
 from quire.tools.gpu.rows import Row
 
-pytest.importorskip("triton")
-
-from triton_interpreter import make_bfloat16_exact
-
+pytest.importorskip("triton_interpreter")
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The stand-in, and a compiler for it."""
-    make_bfloat16_exact()
     monkeypatch.setattr(triton_runtime, "DEVICE_TYPES", {"cpu"})
     monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
     monkeypatch.setattr(fake_flashinfer, "__spec__", importlib.machinery.ModuleSpec("flashinfer", None))

@@ -16,7 +16,7 @@ from quire.worker.attention import make_attention
 from quire.worker.attention.torch_attention import TorchAttention
 from quire.worker.models import load_model
 
-pytest.importorskip("triton")
+pytest.importorskip("triton_interpreter")
 
 LENGTH = 27
 
