@@ -4,6 +4,7 @@ roundings may be."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Self
 
 import torch
@@ -20,6 +21,7 @@ from quire.kernels.choice import native_library
 from torch import Tensor
 
 EPS = torch.finfo(torch.float32).eps
+_rearrange = lru_cache(maxsize=1)(to_native_layout)  # requests that are taken out of a step share its caches
 # Requests as `AttentionStep` takes them: lengths around the borders of blocks (8 to 128 tokens) and tiles.
 MIXED = [(1, 1), (3, 3), (1, 70), (40, 150), (1, 64), (1, 65), (18, 18)]
 SHAPES = [
@@ -90,7 +92,7 @@ class AttentionStep:
         self, window: int | None = None, soft_cap: float | None = None, scale: float | None = None
     ) -> Tensor:
         """By the compiled kernel, whose cache has a layout of its own."""
-        caches = to_native_layout(self.k_cache, self.v_cache)
+        caches = _rearrange(self.k_cache, self.v_cache)
         tensors = self.block_tables, self.query_starts, self.seq_lens
         flat, heads = self.query.flatten(1), self.query.shape[1]
         out = launch_paged_attention(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -26,45 +25,35 @@ _PROGRAMS = {
 }
 
 
-@dataclass
-class Build:
-    """A program that a compiler is at work on."""
-
-    program: Path
-    compiler: subprocess.Popen[str]
-
-    def run(self) -> subprocess.CompletedProcess[str]:
-        """Once it is there."""
-        _, errors = self.compiler.communicate(timeout=60)
-        if "tsan" in errors:
-            pytest.skip("the compiler comes without ThreadSanitizer")
-        assert self.compiler.returncode == 0, errors
-        return subprocess.run([str(self.program)], capture_output=True, text=True, timeout=60)
-
-
 @pytest.fixture(scope="module")
-def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Build]]:
-    """All of them, built side by side."""
-    folder = tmp_path_factory.mktemp("programs")
-    started: dict[str, Build] = {}
-    for name, arguments in _PROGRAMS.items():
-        command = [str(_COMPILER), "-std=c++17", "-pthread", *arguments, f"-I{_SOURCES}"]
-        command += ["-o", str(folder / name), str(_SOURCES / "program" / "thread_pool.cpp")]
-        compiler = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        started[name] = Build(folder / name, compiler)
-    yield started
-    for build in started.values():
-        build.compiler.communicate(timeout=60)
+def programs(pytestconfig: pytest.Config) -> Path:
+    """Where a program is, once it has been built; of other sources there is another folder."""
+    assert pytestconfig.cache is not None
+    sources = [_SOURCES / "program" / f"thread_pool.{end}" for end in ("h", "cpp")]
+    texts = b"".join(path.read_bytes() for path in (*sources, *map(Path, (_STRESS, _FORK))))
+    return pytestconfig.cache.mkdir(f"thread_pool-{hashlib.sha256(texts).hexdigest()[:16]}")
+
+
+def run(programs: Path, name: str) -> subprocess.CompletedProcess[str]:
+    if not (programs / name).exists():
+        command = [str(_COMPILER), "-std=c++17", "-pthread", *_PROGRAMS[name], f"-I{_SOURCES}"]
+        command += ["-o", str(programs / f"{name}.part"), str(_SOURCES / "program" / "thread_pool.cpp")]
+        compiler = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        if "tsan" in compiler.stderr:
+            pytest.skip("the compiler comes without ThreadSanitizer")
+        assert compiler.returncode == 0, compiler.stderr
+        (programs / f"{name}.part").rename(programs / name)
+    return subprocess.run([str(programs / name)], capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize("name", ["plain", "sanitized"])
-def test_every_task_runs_once_and_is_over_when_its_job_is(name: str, builds: dict[str, Build]) -> None:
-    ran = builds[name].run()
+def test_every_task_runs_once_and_is_over_when_its_job_is(name: str, programs: Path) -> None:
+    ran = run(programs, name)
     assert ran.stderr == ""
     assert ran.stdout == "wrong 0 nested some elsewhere some\n"
     assert ran.returncode == 0
 
 
-def test_a_forked_process_starts_threads_of_its_own(builds: dict[str, Build]) -> None:
-    ran = builds["fork"].run()
+def test_a_forked_process_starts_threads_of_its_own(programs: Path) -> None:
+    ran = run(programs, "fork")
     assert (ran.returncode, ran.stdout) == (0, "failed 0\n")

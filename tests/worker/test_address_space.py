@@ -10,7 +10,15 @@ import pytest
 from quire.ipc.processes import process_limits
 
 
-@pytest.mark.parametrize("limit_bytes", [700_000_000, 900_000_000, 1_300_000_000, 2_500_000_000])
+@pytest.mark.parametrize(
+    "limit_bytes",
+    [
+        pytest.param(700_000_000, marks=pytest.mark.slow),
+        900_000_000,
+        pytest.param(1_300_000_000, marks=pytest.mark.slow),
+        pytest.param(2_500_000_000, marks=pytest.mark.slow),
+    ],
+)
 def test_a_start_with_little_address_space_says_the_numbers_or_has_fewer_blocks(limit_bytes: int) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "quire", "generate", "Hi", "--max-tokens", "1", "--max-model-len", "64"],
