@@ -259,19 +259,24 @@ class Blame:
             self._accused[request] = _Accused(request.num_output_tokens, num_steps)
             by_length.setdefault(num_steps.bit_length(), []).append(request)
         for _, members in sorted(by_length.items(), reverse=True):
-            self._suspect(members, max(self._accused[request].num_steps for request in members))
+            num_steps = max(self._accused[request].num_steps for request in members)
+            self._suspect(members, num_steps, were_alone=len(accused) == 1)
         if any(request.finish_reason is FinishReason.ABORT for request in accused):
             self._accused.clear()  # it is taken for the culprit
 
-    def _suspect(self, members: list[Request], num_steps: int = 1) -> None:
-        """Test requests with which a worker was lost next."""
-        _, parts = self._judge(_Group(members, num_steps), _NUM_PARTS)
+    def _suspect(self, members: list[Request], num_steps: int = 1, *, were_alone: bool = True) -> None:
+        """Test requests with which a worker was lost next. `were_alone`: no others were in the step, so that
+        it counts against a single one as a failed test does.
+        """
+        _, parts = self._judge(_Group(members, num_steps), _NUM_PARTS, were_alone=were_alone)
         self._groups += reversed(parts)
 
-    def _judge(self, group: _Group, num_parts: int) -> tuple[Request | None, list[_Group]]:
+    def _judge(
+        self, group: _Group, num_parts: int, *, were_alone: bool = True
+    ) -> tuple[Request | None, list[_Group]]:
         """`group` has failed. Returns the culprit, or the parts that are to be tested."""
         members = sorted(drop_finished(group.members), key=_find_suspicion)
-        num_failures = group.num_failures + 1 if len(members) == 1 else 0
+        num_failures = group.num_failures + were_alone if len(members) == 1 else 0
         if num_failures == FAILURES_ALONE:
             return members[0], []
         if group.num_steps > 1:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fakes import FakeEngine, count_calls_of, make_request
 from fakes import make_engine as make_any_engine
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from quire.core.faults.blame import MAX_DEATHS, WorkerDeath
 from quire.ipc.processes.restarts import MAX_WORKER_LOSSES, RestartBudget
@@ -417,6 +417,35 @@ def test_culprits_that_come_one_after_the_other_cost_old_neighbours_no_long_test
     hanging.run([])
     assert assert_exactly(hanging, neighbours) < MAX_SILENCE_S + 6 * hanging.step_s
     assert hanging.num_hangs == 3 * len(names)
+
+
+@settings(max_examples=50, deadline=None)
+@example(hangs_at=3, num_others=0, newcomers_at=[2], accident_at=6)
+@example(hangs_at=3, num_others=1, newcomers_at=[2], accident_at=10)
+@given(
+    hangs_at=st.integers(1, 6),
+    num_others=st.integers(0, 3),
+    newcomers_at=st.lists(st.integers(0, 30), max_size=3),
+    accident_at=st.integers(0, 40),
+)
+def test_one_accident_beside_hangs_ends_nobody_else(
+    hangs_at: int, num_others: int, newcomers_at: list[int], accident_at: int
+) -> None:
+    hanging = HangingEngine({"slow": hangs_at})
+    requests = [make_request("slow", [9, 9], max_tokens=40), *make_requests(num_others, max_tokens=20)]
+    for request in requests:
+        hanging.add(request)
+    goes_on, num_turns = True, 0
+    while goes_on or num_turns <= max(newcomers_at, default=0):
+        for _ in range(newcomers_at.count(num_turns)):
+            requests.append(make_request(f"new{len(requests)}", [len(requests), 5], max_tokens=12))
+            hanging.add(requests[-1])
+        goes_on = hanging.turn()
+        num_turns += 1
+        if num_turns == accident_at:
+            hanging.engine.launch()
+            hanging.engine.lose_worker()
+    assert_neighbours(hanging, requests)
 
 
 @pytest.mark.parametrize("leaves_during_step", [False, True])
