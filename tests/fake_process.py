@@ -23,7 +23,7 @@ from quire.ipc.spec.config import EngineConfig
 MODULE = "fake_process"
 NUM_BLOCKS = 1024
 STEP_S = 0.001  # of which nobody's processor is used
-STEP_S_BY_NAME = {"slow": 0.02}  # of models that are served under this name
+STEP_S_BY_NAME = {"slow": 0.02}  # of models that are served under this name; "varies" is exact at first
 _PHASES = ("set up device", "load weights", "allocate KV cache", "warm up")
 
 
@@ -57,7 +57,10 @@ class Worker:
         for phase in _PHASES:
             self._on_phase(phase)
             check_loaded(self._config.model.noted, self._config.model.model, self._config.model.tokenizer)
-        return WorkerReady(self._num_blocks, "fake", [("weights", 1)])
+        is_first = self._config.num_blocks_before is None
+        is_exact = is_first or self._config.model.served_model_name != "varies"
+        reason = "" if is_exact else "it varies"
+        return WorkerReady(self._num_blocks, "fake", [("weights", 1)], reason)
 
     def launch(self, step: SchedulerOutput) -> LaunchedStep:
         time.sleep(self._step_s)

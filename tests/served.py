@@ -13,12 +13,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import openai
 import psutil
 
-COMMAND = [sys.executable, "-m", "quire", "serve", "--port", "0", "--log-level", "WARNING"]
+_OPTIONS = ["serve", "--port", "0", "--log-level", "WARNING"]
+COMMAND = [sys.executable, "-m", "quire", *_OPTIONS]
+FAKE_COMMAND = [sys.executable, "-m", "fake_quire", *_OPTIONS]  # with a fake worker
+FAKE_ENV = {"PYTHONPATH": str(Path(__file__).parent)}  # where it is found
 TIMEOUT_S = 60.0
 START_S = 300.0  # a machine with other work took 100; a server that ends instead is not waited for
 STOP_S = 30.0

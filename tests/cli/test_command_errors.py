@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from quire.frontend.cli import streams
-from quire.frontend.cli.commands import daemon
+from quire.frontend.cli.commands import daemon, doctor
 from quire.frontend.cli.entry import COMMANDS, run_command
 from quire.tools.bench import cli as bench
 
@@ -23,12 +23,6 @@ HELPED = [
     *(["daemon", name] for name in daemon._COMMANDS),
     *(["bench", name] for name in bench._KINDS),
 ]
-
-
-def run_quire(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """`quire ...` with a pipe as standard input, as a script would call it."""
-    command = [sys.executable, "-m", "quire", *arguments]
-    return subprocess.run(command, input=stdin or "", capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -71,28 +65,28 @@ def test_bad_input_is_one_line_on_stderr_and_exit_code_2(
     assert errors.startswith(f"quire: error: {message}")
 
 
-def test_a_folder_without_config_json_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    done = run_quire("generate", "--model", str(tmp_path), "x")
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"quire: error: model='{tmp_path}': ")
-    assert "config.json" in done.stderr
+def test_a_folder_without_config_json_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["generate", "--model", str(tmp_path), "x"]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"quire: error: model='{tmp_path}': ")
+    assert "config.json" in errors
 
 
 @pytest.mark.parametrize("flag", ["--version", "-V", "version"])
-def test_the_version_is_printed_alone(flag: str) -> None:
+def test_the_version_is_printed_alone(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     import quire
 
-    done = run_quire(flag)
-    assert (done.returncode, done.stdout) == (0, f"quire {quire.__version__}\n")
+    assert run_command([flag]) == 0
+    assert capsys.readouterr().out == f"quire {quire.__version__}\n"
 
 
-def test_help_lists_every_command_and_says_what_it_does() -> None:
-    from quire.frontend.cli.entry import COMMANDS
-
-    done = run_quire("--help")
-    assert done.returncode == 0
+def test_help_lists_every_command_and_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["--help"]) == 0
+    out = capsys.readouterr().out
     for name, command in COMMANDS.items():
-        assert f"{name:<10} {command.summary}" in done.stdout
+        assert f"{name:<10} {command.summary}" in out
 
 
 @pytest.mark.parametrize("words", HELPED, ids=" ".join)
@@ -106,7 +100,8 @@ def test_every_command_has_help(words: list[str], capsys: pytest.CaptureFixture[
 
 
 def test_without_a_command_help_is_printed_and_the_exit_code_is_2() -> None:
-    done = run_quire()
+    command = [sys.executable, "-m", "quire"]
+    done = subprocess.run(command, input="", capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stdout.startswith("usage: quire COMMAND")
 
@@ -212,6 +207,7 @@ def test_output_for_which_there_is_no_room_is_one_line_of_error(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(doctor, "PARTS", {"pocket models": doctor.check_pocket_models})  # the cheapest
     with open_full(is_buffered) as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert run_command(words) == 1

@@ -33,12 +33,7 @@ TIMEOUT_S = 60.0
 
 
 # The same with fake workers, which generate for as long as they are let, slowly.
-ENDLESS_COMMAND = [
-    sys.executable,
-    "-c",
-    "import sys; from quire.frontend.client import engines; engines.CORE_MODULE = 'fake_process'\n"
-    "from quire.frontend.cli.entry import run_command; sys.exit(run_command())",
-]
+ENDLESS_COMMAND = [sys.executable, "-m", "fake_quire"]
 ENDLESS = ("--served-model-name", "slow")
 
 

@@ -73,12 +73,20 @@ def answer_of(result: dict[str, Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with in.jsonl and, of one run of the pocket model, which embeds too, over it, out.jsonl."""
+def attach() -> Iterator[tuple[str, str]]:
+    """The option that names a running engine, of the pocket model, which embeds too."""
+    config = EngineArgs(runner="generate", convert="embed").create_engine_config()
+    with runtime_folders(), Daemon("batch", config):
+        yield "--attach", "batch"
+
+
+@pytest.fixture(scope="module")
+def finished(attach: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with in.jsonl and, of one run over it, out.jsonl."""
     folder = tmp_path_factory.mktemp("batch")
     (folder / "in.jsonl").write_text("\n".join([*GOOD, *OTHERS]))
     files = [str(folder / "in.jsonl"), str(folder / "out.jsonl")]
-    assert run_command(["run-batch", *files, "--runner", "generate", "--convert", "embed"]) == 1
+    assert run_command(["run-batch", *files, *attach]) == 1
     return folder
 
 
@@ -160,13 +168,6 @@ def after_results(monkeypatch: pytest.MonkeyPatch, count: int, act: Callable[[],
             act()
 
     monkeypatch.setattr(run_batch._Bar, "take", take)
-
-
-@pytest.fixture
-def attach() -> Iterator[tuple[str, str]]:
-    """The option that names a running engine."""
-    with runtime_folders(), Daemon("batch", EngineArgs().create_engine_config()):
-        yield "--attach", "batch"
 
 
 def test_an_interrupted_run_goes_on_and_ends_with_the_same_answers(

@@ -11,7 +11,7 @@ from checkpoints import RECIPES, Checkpoint, make_checkpoint
 from quire import LLM, BeamSearchOutput, BeamSearchParams
 from quire.ipc.errors import SamplingParamsError
 
-MAX_TOKENS = 24
+MAX_TOKENS = 16
 SEARCHES: dict[str, dict[str, Any]] = {
     "narrow": {"beam_width": 2},
     "four": {"beam_width": 4},

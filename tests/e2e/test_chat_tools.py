@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from grammar_judge import find_faults
 from quire import LLM, SamplingParams
-from served import Served
 from tool_model import make_tool_model
 
 USER = {"role": "user", "content": "How warm is it in Rome?"}
@@ -88,35 +87,3 @@ def test_calls_that_are_asked_for_name_an_offered_tool_and_fit_its_schema(
         assert find_faults(SCHEMA, json.loads(call.arguments)) == []
         assert one.message.content == ""
     assert num_ended > 1  # others think, or put white space, for ever
-
-
-def test_over_http_a_stream_equals_the_whole_answer_and_its_call_can_be_answered(folder: Path) -> None:
-    served = Served(str(folder), "--dtype", "float32", "--max-model-len", "1024")
-    try:
-        client = served.client()
-        asked: dict[str, Any] = {
-            "model": client.models.list().data[0].id,
-            "messages": [USER],
-            "tools": TOOLS,
-            "tool_choice": "required",
-            "parallel_tool_calls": False,
-            "seed": 5,
-            "max_tokens": 200,
-            "extra_body": {"thinking_token_budget": 4},
-        }
-        (choice,) = client.chat.completions.create(**asked).choices
-        assert choice.finish_reason == "tool_calls"
-        (call,) = choice.message.tool_calls or []
-        assert call.type == "function"
-        arguments = ""
-        with client.chat.completions.create(**asked, stream=True) as stream:
-            for chunk in stream:
-                for part in chunk.choices[0].delta.tool_calls or []:
-                    assert part.function is not None
-                    arguments += part.function.arguments or ""
-        assert arguments == call.function.arguments
-        answered = [USER, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "20"}]
-        plain = asked | {"messages": answered, "tool_choice": "none", "max_tokens": 4}
-        assert client.chat.completions.create(**plain).choices[0].finish_reason in ("stop", "length")
-    finally:
-        assert served.stop() == 0

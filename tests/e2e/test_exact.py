@@ -176,6 +176,18 @@ def test_without_the_promise_the_same_configuration_starts_and_says_why() -> Non
         assert "torch multiplies" in llm.llm_engine.facts.batch_variance_reason
 
 
+@pytest.mark.usefixtures("fake_worker")
+def test_a_restarted_worker_that_says_that_it_computes_in_another_way_is_logged(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with LLM(max_model_len=128, served_model_name="varies") as llm:
+        assert llm.llm_engine.facts.batch_variance_reason == ""
+        os.kill(llm.llm_engine.facts.pids["worker"], signal.SIGKILL)
+        llm.generate("Once", SamplingParams(max_tokens=2), use_tqdm=False)
+    assert "computes in another way: replays are semantic: it varies" in capfd.readouterr().err
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("library")
 def test_a_restarted_worker_that_computes_in_another_way_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

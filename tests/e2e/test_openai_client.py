@@ -18,7 +18,7 @@ import openai
 import pytest
 from grpc_client import make_client, with_key
 from quire.frontend.cli.entry import run_command
-from served import TIMEOUT_S, Served
+from served import FAKE_COMMAND, FAKE_ENV, TIMEOUT_S, Served
 
 KEY_IN_ENV = {"QUIRE_API_KEY": "from-env"}
 ENDLESS: dict[str, Any] = {"max_tokens": 1900, "extra_body": {"ignore_eos": True}}
@@ -30,7 +30,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text("# mine\nfrom-file\n")
     keys.chmod(0o600)
-    server = Served("--api-key-file", str(keys), "--grpc-port", "0", env=KEY_IN_ENV, api_key="from-env")
+    options = ("--api-key-file", str(keys), "--grpc-port", "0")
+    server = Served(*options, env=KEY_IN_ENV | FAKE_ENV, api_key="from-env", command=FAKE_COMMAND)
     yield server
     if server.process.returncode is None:
         assert server.stop() == 0
@@ -80,7 +81,7 @@ def test_the_printed_curl_line_works_as_printed(served: Served) -> None:
     done = subprocess.run(
         ["sh", "-c", line], capture_output=True, text=True, timeout=TIMEOUT_S, env=os.environ | KEY_IN_ENV
     )
-    assert "12 plus 30 is" in json.loads(done.stdout)["choices"][0]["message"]["content"]  # sampled
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"]
 
 
 def test_the_document_the_docs_the_page_and_metrics_are_there(served: Served) -> None:

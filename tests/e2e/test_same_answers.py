@@ -27,6 +27,12 @@ SCHEMA: dict[str, Any] = {
     "required": ["city", "days", "scales"],
     "additionalProperties": False,
 }
+SMALL_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
 STOPS = ["the", "a", " ", "e", "I", "\n", "{", '"', "\N{REPLACEMENT CHARACTER}", "é", "an", "s and"]
 # Made anew for each answer, or counted by what the prefix cache had.
 VARYING = (
@@ -220,3 +226,32 @@ def test_a_streamed_answer_adds_up_to_the_whole_one(served: Served, api: str) ->
             told, joined = tell_choices(whole.json), join_choices(events)
             assert drop_empty(drop_varying(joined)) == drop_empty(drop_varying(told)), body
     assert num_answers > 3
+
+
+def test_a_call_that_is_asked_for_is_streamed_whole_and_can_be_answered(served: Served) -> None:
+    user = {"role": "user", "content": "How warm is it in Rome?"}
+    with served.client() as client:
+        asked: dict[str, Any] = {
+            "model": "m",
+            "messages": [user],
+            "tools": [{"type": "function", "function": {"name": "weather", "parameters": SMALL_SCHEMA}}],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "seed": 5,
+            "max_tokens": 200,
+            "extra_body": {"thinking_token_budget": 4},
+        }
+        (choice,) = client.chat.completions.create(**asked).choices
+        assert choice.finish_reason == "tool_calls"
+        (call,) = choice.message.tool_calls or []
+        assert call.type == "function"
+        arguments = ""
+        with client.chat.completions.create(**asked, stream=True) as stream:
+            for chunk in stream:
+                for part in chunk.choices[0].delta.tool_calls or []:
+                    assert part.function is not None
+                    arguments += part.function.arguments or ""
+        assert arguments == call.function.arguments
+        answered = [user, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "20"}]
+        plain = asked | {"messages": answered, "tool_choice": "none", "max_tokens": 4}
+        assert client.chat.completions.create(**plain).choices[0].finish_reason in ("stop", "length")

@@ -35,7 +35,7 @@ from quire.tools.stress.victims import Victims
 from served import COMMAND
 
 NUM_STREAMS = 64
-POOL = draw_pool(5, 32, 200)
+POOL = draw_pool(5, 24, 150)
 TIMEOUT_S = 240.0  # of a request, which lives through six kills or more
 # An engine that loses a process every 2 s would give up; with a short memory it does not hesitate either.
 RECOVERY = RecoveryConfig(max_core_restarts=1000, max_worker_restarts=1000, restart_window_s=1.0)

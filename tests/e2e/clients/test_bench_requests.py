@@ -24,7 +24,7 @@ from installed import find_python  # noqa: E402
 
 BENCH_S = 500  # importing vLLM takes minutes on a machine with other work
 TEXTS = ["What is 12 plus 30?", "a cat sleeps", "a dog barks"]
-NUM_TOKENS = 200  # few are one chunk where the server waits for a processor
+NUM_TOKENS = 100  # few are one chunk where the server waits for a processor
 STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -59,8 +59,9 @@ def read_stream(data: bytes) -> tuple[str, int, dict[str, Any]]:
     return text, num_chunks, usage
 
 
-@pytest.mark.parametrize("extra", [{}, {"temperature": 0.0, "top_p": 1.0, "top_k": 1, "min_p": 0.0}])
-@pytest.mark.parametrize("logprobs", [None, 1])
+@pytest.mark.parametrize(
+    ("logprobs", "extra"), [(None, {}), (1, {"temperature": 0.0, "top_p": 1.0, "top_k": 1, "min_p": 0.0})]
+)
 def test_completions_stream_as_it_reads_them(
     shared_server: Served, logprobs: int | None, extra: dict[str, Any]
 ) -> None:
