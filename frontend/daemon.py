@@ -38,6 +38,7 @@ from ..ipc.daemon.daemon_state import (
 )
 from ..ipc.daemon.private_folder import find_state_folder
 from ..ipc.daemon.run_dir import find_daemon, find_named, find_owner, list_daemons
+from ..ipc.decoding import decode_json
 from ..ipc.errors import ConfigError, DaemonError, EngineStartError, QuireError, raise_remote
 from ..ipc.network.tcp_address import check_listening
 from ..ipc.processes.child_args import CORE_MODULE
@@ -169,7 +170,7 @@ class DaemonStarter:
                 raise EngineStartError(self.child.describe_exit())
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
-        return msgspec.json.decode(line, type=SupervisorReport)
+        return decode_json(line, SupervisorReport)
 
 
 def start_daemon(

@@ -15,6 +15,7 @@ import msgspec
 
 from ..ipc.daemon.private_folder import find_state_folder
 from ..ipc.daemon.run_dir import find_named
+from ..ipc.decoding import decode_json
 from ..ipc.errors import DaemonError, FilesChangedError
 from ..ipc.files.file_identity import NotedFiles, check_loaded, check_served
 from ..ipc.processes.own_sources import find_other_version, find_versions, note_own_sources
@@ -85,7 +86,7 @@ def write_record(
 def read_record(name: str) -> DaemonRecord | None:
     """Of the daemon that was started last under this name; None if there is none that can be read."""
     try:
-        return msgspec.json.decode(_find_path(name).read_bytes(), type=DaemonRecord)
+        return decode_json(_find_path(name).read_bytes(), DaemonRecord)
     except (OSError, msgspec.MsgspecError):
         return None
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 import zmq
 
+from ..ipc.decoding import decode_msgpack
 from ..ipc.errors import QuireError
 from ..ipc.processes.child_args import SPARE_ROLE, WorkerArgs
 from ..ipc.processes.collector import paused_collector
@@ -206,7 +207,7 @@ def main() -> None:
             import_torch()  # most of a worker's start
             importlib.import_module(".worker", __package__)
         payload = wait_for_adoption(payload.decode(), lifeline)
-    args = msgspec.msgpack.decode(payload, type=WorkerArgs)
+    args = decode_msgpack(payload, WorkerArgs)
     start_logging("quire worker", args.config.log_level, args.config.log_format)
     code = WorkerProcess(args).run()
     os._exit(code)  # torch's teardown takes 0.3 s, and the kernel frees all anyway

@@ -20,6 +20,7 @@ from typing import NoReturn
 import msgspec
 import zmq
 
+from ...ipc.decoding import decode_msgpack
 from ...ipc.errors import ModelError
 from ...ipc.files.private_cache import keep_entry
 from ...ipc.processes.child_args import PACKAGE_DIR, CoreArgs
@@ -232,6 +233,6 @@ def main() -> NoReturn:
     enable_stack_dumps()
     raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    args = msgspec.msgpack.decode(lifeline.args, type=CoreArgs)
+    args = decode_msgpack(lifeline.args, CoreArgs)
     start_logging(name_engine(args), args.config.log_level, args.config.log_format)
     sys.exit(EngineCoreProcess(args, lifeline.fd, started_at).run())

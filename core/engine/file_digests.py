@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import msgspec
 
+from ...ipc.decoding import decode_msgpack
 from ...ipc.errors import QuireError
 from ...ipc.files.file_identity import FileStamp, find_digests, list_unknown
 from ...ipc.processes.process import EXIT_OK, ChildProcess, Lifeline, wait_readable
@@ -51,7 +52,7 @@ def main() -> NoReturn:
     lifeline.watch(grace_s=0.0)
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    find_digests(msgspec.msgpack.decode(lifeline.args, type=dict[str, FileStamp]))
+    find_digests(decode_msgpack(lifeline.args, dict[str, FileStamp]))
     os._exit(EXIT_OK)
 
 

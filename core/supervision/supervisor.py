@@ -32,6 +32,7 @@ from ...ipc.daemon.daemon_state import (
     write_state,
 )
 from ...ipc.daemon.run_dir import RunDirectory
+from ...ipc.decoding import decode_msgpack
 from ...ipc.errors import EngineStartError, FilesChangedError, QuireError
 from ...ipc.processes.child_args import CORE_MODULE
 from ...ipc.processes.due import until_ms
@@ -275,7 +276,7 @@ def run_supervisor() -> NoReturn:
     """Entry point of `python -m quire.core supervisor`."""
     lifeline = Lifeline()
     raise_file_limit()
-    args = msgspec.msgpack.decode(lifeline.args, type=SupervisorArgs)
+    args = decode_msgpack(lifeline.args, SupervisorArgs)
     start_logging("quire", args.config.log_level, args.config.log_format)
     reporter = Reporter()
     # Before the directory is made: a signal from now on ends in the way that removes it.

@@ -16,6 +16,7 @@ import msgspec
 
 from ...ipc.daemon.daemon_state import read_state
 from ...ipc.daemon.run_dir import find_named
+from ...ipc.decoding import decode_json
 from ...ipc.errors import ConfigError
 from ...ipc.network.tcp_address import is_tcp
 from ...ipc.spec.options import read_options
@@ -162,7 +163,7 @@ def read_list(field: str, texts: Sequence[str]) -> list[str]:
     values: list[str] = []
     for text in texts:
         try:
-            values += msgspec.json.decode(text, type=list[str]) if text.startswith("[") else [text]
+            values += decode_json(text, list[str]) if text.startswith("[") else [text]
         except msgspec.MsgspecError as error:
             raise ConfigError(field, text, f"a text, or a JSON list of texts ({error})") from None
     if not all(values):

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
+from ...ipc.decoding import convert
 from ...ipc.errors import ModelError
 from .output_format import CallFormat, OutputFormat, ThinkingFormat
 
@@ -110,7 +111,7 @@ def _read_quote(place: str, delimiters: object) -> str:
     if not delimiters:
         return ""
     try:
-        [(opened, closed)] = msgspec.convert(delimiters, list[tuple[str, str]])
+        [(opened, closed)] = convert(delimiters, list[tuple[str, str]])
     except (msgspec.ValidationError, ValueError):
         opened, closed = "", "other"
     if opened != closed:

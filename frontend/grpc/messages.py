@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from google.protobuf.message import DecodeError, Message
 
+from ...ipc.decoding import decode_json
 from ...ipc.errors import PromptError
 from ...ipc.params.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_EXTRA_ARGS_BYTES, SAMPLING_FIELDS
 from ..http.bodies.parsing import make_struct
@@ -95,7 +96,7 @@ def _read_object(name: str, text: str) -> dict[str, Any]:
     """What the text of a field has, in which no type of protobuf's would do."""
     try:
         if len(text) <= MAX_EXTRA_ARGS_BYTES:
-            return msgspec.json.decode(text, type=dict[str, Any])
+            return decode_json(text, dict[str, Any])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         pass
     raise FieldError(name, text, f"a JSON object of at most {MAX_EXTRA_ARGS_BYTES} bytes, as text")

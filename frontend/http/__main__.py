@@ -6,8 +6,7 @@ import functools
 import socket
 import sys
 
-import msgspec
-
+from ...ipc.decoding import decode_msgpack
 from ...ipc.errors import QuireError
 from ...ipc.processes.process import EXIT_OK, EXIT_START_FAILED, Lifeline, enable_stack_dumps
 from ..async_llm import AsyncLLM
@@ -56,7 +55,7 @@ def main() -> int:
     lifeline = Lifeline()
     enable_stack_dumps()
     lifeline.watch(_PARENT_LOST_GRACE_S)
-    args = msgspec.msgpack.decode(lifeline.args, type=HttpArgs)
+    args = decode_msgpack(lifeline.args, HttpArgs)
     control = Control(args.control_fd)
     engines = args.attach
     if not isinstance(engines, tuple):

@@ -20,9 +20,9 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
+from ...ipc.decoding import decode_json
 from ...ipc.errors import QuireError, shorten
 from ...ipc.params.request_options import MAX_REQUEST_ID_LENGTH
-from ...ipc.protocol.codec import read_type
 from .bodies import schema
 from .bodies.openapi import Routes
 from .bodies.parsing import parse_body, parse_request
@@ -201,9 +201,8 @@ class _InvokedFields(msgspec.Struct):
 
 def _find_invoked(body: bytes, models: ServedModels) -> str:
     """The path of the route. Raises ApiErrors."""
-    read_type(_InvokedFields)
     try:
-        fields = msgspec.json.decode(body, type=_InvokedFields)
+        fields = decode_json(body, _InvokedFields)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(HTTPStatus.BAD_REQUEST, f"body: JSON ({error})", code="invalid_json") from None
     if fields.prompt is not UNSET:

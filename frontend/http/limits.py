@@ -11,6 +11,7 @@ from typing import Annotated, NamedTuple, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from ...ipc.decoding import convert
 from ...ipc.errors import ConfigError, did_you_mean
 from ...ipc.params.request_options import MAX_CACHE_SALT_LENGTH, MAX_TIMEOUT_S
 from ...ipc.params.sampling_params import (
@@ -158,7 +159,7 @@ def parse_limits(settings: list[str]) -> Limits:
         values[name] = value
     for name, value in values.items():
         try:
-            msgspec.convert({name: value}, Limits, strict=False)
+            convert({name: value}, Limits, strict=False)
         except msgspec.ValidationError as error:
             raise ConfigError(name, value, str(error).split(" - at ")[0]) from None
-    return msgspec.convert(values, Limits, strict=False)
+    return convert(values, Limits, strict=False)

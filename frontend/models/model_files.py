@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 import msgspec
 
+from ...ipc.decoding import decode_json
 from ...ipc.errors import ModelError
 
 POCKET, POCKET_ENCODER = "pocket", "pocket-encoder"  # the models in the package
@@ -79,7 +80,7 @@ def read_json(file: Path) -> dict[str, Any]:
 def read_json_as(file: Path, max_bytes: int, type_: type[_T]) -> _T:
     """A JSON file as a msgspec type, which bounds what it takes in memory. Raises as `read_file`."""
     try:
-        return msgspec.json.decode(read_file(file, max_bytes), type=type_)
+        return decode_json(read_file(file, max_bytes), type_)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(file.name, str(file), f"readable JSON ({error})") from error
 

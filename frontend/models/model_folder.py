@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ...ipc.decoding import decode_json
 from ...ipc.errors import ModelError
 from ...ipc.spec.gguf_tensor import GgufTensor
 from .gguf.files import find_gguf_files
@@ -207,7 +208,7 @@ def read_dtypes(file: Path) -> dict[str, str]:
                 raise ModelError("model", str(file), f"a safetensors file (its {size} bytes have {most})")
             if size < 8 + length:
                 raise _truncated(file, size, 8 + length)
-            entries = msgspec.json.decode(stream.read(length), type=dict[str, _Tensor])
+            entries = decode_json(stream.read(length), dict[str, _Tensor])
     except OSError as error:
         raise ModelError("model", str(file), f"a file that can be read ({error.strerror})") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

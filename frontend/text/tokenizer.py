@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from ...ipc.decoding import convert
 from ...ipc.errors import ModelError
 from ..models.model_files import MAX_TEMPLATE_BYTES, MAX_TOKENIZER_BYTES, check_file, read_file, read_json
 from .token_pieces import TokenPieces, is_readable, make_pieces
@@ -377,7 +378,7 @@ def _read_listed(template: object) -> dict[str, str]:
     if not isinstance(template, list):
         raise _bad_tokens("chat_template", template, "a text, or a list of {name, template}")
     try:
-        named = msgspec.convert(template, list[_NamedTemplate])
+        named = convert(template, list[_NamedTemplate])
     except msgspec.ValidationError as error:
         raise _bad_tokens("chat_template", template, f"a list of {{name, template}} ({error})") from None
     return {entry.name: entry.template for entry in named}

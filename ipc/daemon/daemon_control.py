@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..decoding import decode_json
 from ..errors import DaemonError, raise_remote
 
 CONTROL_SOCKET_NAME = "control.sock"
@@ -99,7 +100,7 @@ class ControlSocket:
             for _ in range(_MAX_COMMANDS):
                 data, sender = self._socket.recvfrom(_MAX_DATAGRAM_BYTES)
                 try:
-                    yield sender, msgspec.json.decode(data, type=Command)
+                    yield sender, decode_json(data, Command)
                 except msgspec.MsgspecError as error:
                     self.answer(sender, CommandRefused(f"the daemon does not know this command: {error}"))
 
@@ -157,7 +158,7 @@ def _wait_for_answer(
     poller.register(asking, select.POLLIN)
     while (left_s := deadline - time.monotonic()) > 0:
         if poller.poll(1000 * min(left_s, _CHECK_INTERVAL_S)):
-            return msgspec.json.decode(asking.recv(_MAX_DATAGRAM_BYTES), type=Answer)
+            return decode_json(asking.recv(_MAX_DATAGRAM_BYTES), Answer)
         check_daemon()
     raise DaemonError(f"the daemon was not done within {timeout_s:g} s; it goes on")
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from ..decoding import decode_json
 from ..spec.config import EngineConfig
 from .daemon_mark import ask_owner
 from .private_folder import find_state_folder
@@ -124,7 +125,7 @@ def read_failures() -> list[DaemonFailure]:
     failures: list[DaemonFailure] = []
     for path in sorted(find_state_folder().glob(f"*{_FAILURE_SUFFIX}")):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            failures.append(msgspec.json.decode(path.read_bytes(), type=DaemonFailure))
+            failures.append(decode_json(path.read_bytes(), DaemonFailure))
     return failures
 
 
@@ -136,6 +137,6 @@ def read_state(directory: Path) -> DaemonState | None:
     """A daemon's answer, or else its state file; None without both."""
     try:
         data = ask_owner(directory) or (directory / _STATE_NAME).read_bytes()
-        return msgspec.json.decode(data, type=DaemonState)
+        return decode_json(data, DaemonState)
     except (OSError, msgspec.MsgspecError):
         return None

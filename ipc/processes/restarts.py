@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from ..decoding import decode_json
+
 MAX_LOSSES = 5  # within LOSS_WINDOW_S; one more is too many
 MAX_WORKER_LOSSES = 3
 LOSS_WINDOW_S = 60.0
@@ -24,7 +26,7 @@ def read_death_record(path: Path) -> DeathRecord:
     """The last core's record; an empty one if none can be read."""
     try:
         with path.open("rb") as file:
-            return msgspec.json.decode(file.read(MAX_RECORD_BYTES), type=DeathRecord)
+            return decode_json(file.read(MAX_RECORD_BYTES), DeathRecord)
     except (OSError, msgspec.MsgspecError):
         return DeathRecord()
 

@@ -6,12 +6,12 @@ that it reads aborts its process (libzmq 4.3.5, fq.cpp: `!_more`; after some 10 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from ..decoding import Encoded, make_msgpack_decoder
 from ..errors import ProtocolError
 from .messages import MESSAGE_TYPES, EngineCoreRequest, RequestId, UtilityCall, UtilityMethod
 from .step import STEP_MESSAGE_TYPES
@@ -19,10 +19,6 @@ from .step import STEP_MESSAGE_TYPES
 # A body above this is refused before it is decoded. What clients send a core has a lower limit
 # (`request_price.find_max_frame_bytes`); this one is of outputs, and of steps with many new requests.
 MAX_BODY_BYTES = 128 * 1024 * 1024
-
-# msgspec 0.22 hands a type that one thread is still reading to another thread, whose decoder then crashes.
-_reading_type = threading.Lock()
-_read_types = set[Any]()
 
 
 class Codec:
@@ -35,7 +31,7 @@ class Codec:
         self._encoder = msgspec.msgpack.Encoder()
         self._struct_of = struct_of
         # Made when the first message of a type comes: together they take a tenth of a frontend's start.
-        self._decoders: dict[bytes, msgspec.msgpack.Decoder[Any]] = {}
+        self._decoders: dict[bytes, Callable[[Encoded], Any]] = {}
         self._kind_of = {cls: kind for kind, cls in struct_of.items()}
 
     def encode(self, message: msgspec.Struct) -> tuple[bytes]:
@@ -47,29 +43,20 @@ class Codec:
         if len(frames) != 1:
             raise ProtocolError(f"a message has 1 frame, not {len(frames)}")
         kind, body = frames[0][:1], memoryview(frames[0])[1:]
-        decoder = self._decoders.get(kind) or self._make_decoder(kind)
+        decode = self._decoders.get(kind) or self._make_decoder(kind)
         if len(body) > self._max_body_bytes:
             raise ProtocolError(f"a body of {len(body)} bytes is over the limit of {self._max_body_bytes}")
         try:
-            return decoder.decode(body)
+            return decode(body)
         except (msgspec.MsgspecError, RecursionError, ValueError, TypeError, OverflowError) as error:
             raise ProtocolError(f"message type {kind!r} does not decode: {error}") from None
 
-    def _make_decoder(self, kind: bytes) -> msgspec.msgpack.Decoder[Any]:
+    def _make_decoder(self, kind: bytes) -> Callable[[Encoded], Any]:
         struct = self._struct_of.get(kind)
         if struct is None:
             raise ProtocolError(f"unknown message type {kind!r}")
-        with _reading_type:
-            decoder = self._decoders[kind] = msgspec.msgpack.Decoder(struct)
-        return decoder
-
-
-def read_type(kind: type[msgspec.Struct]) -> None:
-    """Have msgspec read a type whole, which several threads may then decode or convert to at once."""
-    if kind not in _read_types:
-        with _reading_type:
-            msgspec.json.Decoder(kind)
-        _read_types.add(kind)
+        decode = self._decoders[kind] = make_msgpack_decoder(struct)
+        return decode
 
 
 def make_client_codec(max_body_bytes: int = MAX_BODY_BYTES) -> Codec:
@@ -81,7 +68,7 @@ class _RequestName(msgspec.Struct, array_like=True):
     request_id: RequestId  # the first field of an EngineCoreRequest
 
 
-_decode_name = msgspec.msgpack.Decoder(_RequestName).decode
+_decode_name = make_msgpack_decoder(_RequestName)
 
 
 def find_request_id(frames: Sequence[bytes]) -> str | None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ...ipc.decoding import decode_msgpack
 from ...ipc.params.structured_outputs import COMPILE_S, GrammarTime, find_replay_limit_s, make_timed_limits
 from ...ipc.processes.process import EXIT_OK, Lifeline
 
@@ -54,7 +55,7 @@ class GrammarProcessArgs(msgspec.Struct, array_like=True, frozen=True):
 def main() -> int:
     """Fork a process for each text that comes."""
     lifeline = Lifeline()
-    args = msgspec.msgpack.decode(lifeline.args, type=GrammarProcessArgs)
+    args = decode_msgpack(lifeline.args, GrammarProcessArgs)
     tokenizer = _load(args)
     _limit_memory()
     gc.collect()

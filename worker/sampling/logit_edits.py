@@ -13,12 +13,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, Self
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...ipc.decoding import decode_json
 from ...ipc.protocol.token_ids import TOKEN_SIZE_BYTES
 from ...ipc.protocol.token_lists import is_token_mask, unpack_bad_words
 from ...kernels.choice import choose_kernel
@@ -144,7 +144,7 @@ class CustomProcessors(LogitEdit["CustomProcessors"]):
         try:
             request = LogitsRequest(
                 start.request.sampling_params,
-                msgspec.json.decode(extra_args, type=dict[str, Any]) if extra_args else {},
+                decode_json(extra_args, dict[str, Any]) if extra_args else {},
                 start.prompt.tolist(),
                 start.output.tolist(),
                 start.vocab_size,

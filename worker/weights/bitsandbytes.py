@@ -10,6 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ...ipc.decoding import decode_json
 from ...ipc.spec.weight_format import WeightFormat
 from .compressed_tensors import to_unsigned
 from .integer_weight import IntegerWeight
@@ -66,7 +67,7 @@ def _read_state(tensors: StoredTensors, kind: str) -> _State:
     part = f"weight.quant_state.bitsandbytes__{kind}"
     text = tensors.take_text(part)
     try:
-        return msgspec.json.decode(text, type=_State)
+        return decode_json(text, _State)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise tensors.error(part, "other JSON", f"quant_type, blocksize and shape ({error})") from None
 

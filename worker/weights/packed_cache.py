@@ -24,6 +24,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ...ipc.decoding import decode_msgpack
 from ...ipc.files.file_samples import add_samples
 from ...ipc.files.private_cache import PrivateCache
 from ...ipc.spec.config import EngineConfig
@@ -197,7 +198,7 @@ def _read_index(descriptor: int) -> dict[str, _Layer] | None:
     index = os.pread(descriptor, length, size - _SEAL_BYTES - length)
     if hashlib.sha256(index).digest() != seal[len(_SEAL) : -8]:
         return None
-    return msgspec.msgpack.decode(index, type=dict[str, _Layer])
+    return decode_msgpack(index, dict[str, _Layer])
 
 
 def _read_tensor(descriptor: int, stored: _Stored) -> Tensor | None:

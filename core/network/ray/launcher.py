@@ -21,6 +21,7 @@ from typing import NoReturn
 import msgspec
 import zmq
 
+from ....ipc.decoding import decode_msgpack
 from ....ipc.errors import EngineStartError, ModelError, QuireError, raise_remote
 from ....ipc.files.file_identity import check_loaded
 from ....ipc.files.file_samples import hash_samples
@@ -105,7 +106,7 @@ class Launcher:
         self._note("start an actor")
         args = msgspec.msgpack.encode(self._make_node_args(cluster.host))
         actor = cluster.start(NodeGroup, args, resources, bundle)
-        report = msgspec.msgpack.decode(actor.call("check", ACTOR_TIMEOUT_S), type=NodeReport)
+        report = decode_msgpack(actor.call("check", ACTOR_TIMEOUT_S), NodeReport)
         if report.error:
             raise_remote(report.kind, f"on the node {report.host}: {report.error}")
         self._note(f"start worker on {report.host}")
@@ -134,7 +135,7 @@ class Launcher:
 
         def wait() -> None:
             try:
-                outcome.append(msgspec.msgpack.decode(actor.call("run"), type=NodeEnd))
+                outcome.append(decode_msgpack(actor.call("run"), NodeEnd))
             except NodeLostError as error:
                 outcome.append(error)
             os.eventfd_write(ended, 1)
@@ -189,7 +190,7 @@ def main() -> NoReturn:
     lifeline = Lifeline()
     lifeline.watch(grace_s=0.0)
     signals = catch_signals(signal.SIGUSR1)
-    args = msgspec.msgpack.decode(lifeline.args, type=LaunchArgs)
+    args = decode_msgpack(lifeline.args, LaunchArgs)
     logging.basicConfig(level=args.config.log_level, format="quire worker: %(message)s")
     _end_as(Launcher(args, signals.fileno()).run())
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from ....ipc.decoding import decode_msgpack
 from ....ipc.errors import ModelError, QuireError
 from ....ipc.files.file_identity import NotedFiles, note_files
 from ....ipc.files.file_samples import hash_samples
@@ -84,7 +85,7 @@ class NodeGroup:
 
         This process leaves hard if its parent, Ray's, is gone, and the ranks with it.
         """
-        args = _note_own_files(msgspec.msgpack.decode(self._args, type=NodeArgs))
+        args = _note_own_files(decode_msgpack(self._args, NodeArgs))
         roles = name_roles(args.config.parallel.num_ranks)
         group = WorkerGroup(
             args.config.parallel, lambda rank, fd: start_rank(args.module, roles[rank], args.make(rank), fd)
@@ -106,7 +107,7 @@ def _check_node(payload: bytes) -> None:
     """Raises QuireError, naming what differs or is missing."""
     sources = compute_source_digest()
     try:
-        args = msgspec.msgpack.decode(payload, type=NodeArgs)
+        args = decode_msgpack(payload, NodeArgs)
     except msgspec.MsgspecError:  # another version's
         args = None
     if args is None or args.sources != sources:

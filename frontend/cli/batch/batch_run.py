@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message
 
+from ....ipc.decoding import decode_json
 from ....ipc.errors import EngineDeadError, describe_refusal, did_you_mean
 from ...async_llm import AsyncLLM
 from ...http.app import create_app
@@ -178,8 +179,8 @@ def parse_line(line: files.InputLine) -> _Line:
     if line.is_cut:
         raise LineError("line_too_long", f"line {line.number}: more than {files.MAX_LINE_BYTES} bytes")
     try:
-        request = msgspec.json.decode(line.text, type=_Line)
-        body = msgspec.json.decode(request.body, type=_Body)
+        request = decode_json(line.text, _Line)
+        body = decode_json(request.body, _Body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         code = "invalid_request" if isinstance(error, msgspec.ValidationError) else "invalid_json"
         raise LineError(code, f"line {line.number}: {error}", _read_text(line.text, "custom_id")) from None
@@ -235,7 +236,7 @@ async def call_app(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
 def _read_text(data: bytes, name: str) -> str | None:
     """A field of a JSON object; None where it is no text, or cannot be read."""
     try:
-        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        return msgspec.json.decode(fields[name], type=str)
+        fields = decode_json(data, dict[str, msgspec.Raw])
+        return decode_json(fields[name], str)
     except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

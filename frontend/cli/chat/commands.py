@@ -8,6 +8,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
+from ....ipc.decoding import convert, decode_json
 from ....ipc.errors import InputError, SamplingParamsError, did_you_mean
 from ..sampling_options import NUMBERS
 from .conversation import Conversation
@@ -79,8 +80,8 @@ def load_chat(name: str) -> SavedChat:
         raise InputError("FILE", name, f"a file of at most {_MAX_BYTES} bytes")
     try:
         if body.lstrip().startswith(b"["):
-            return SavedChat(msgspec.json.decode(body, type=list[SavedMessage]))
-        return msgspec.json.decode(body, type=SavedChat)
+            return SavedChat(decode_json(body, list[SavedMessage]))
+        return decode_json(body, SavedChat)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError("FILE", name, f"a conversation as /save writes it ({error})") from None
 
@@ -134,7 +135,7 @@ class Commands:
         if not chat.num_messages:
             raise InputError("/save", rest, "after a question: there is nothing to save")
         params = {name: value for name, value in chat.sampling.items() if name in _SAVED}
-        messages = msgspec.convert(chat.messages, list[SavedMessage])
+        messages = convert(chat.messages, list[SavedMessage])
         saved = SavedChat(messages, chat.facts.served_model_name, params, _FORMAT)
         print(f"{save_chat(_need_file('/save', rest), saved)}: {chat.num_messages} messages")
 

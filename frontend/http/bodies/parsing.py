@@ -23,9 +23,9 @@ import msgspec
 import msgspec.inspect
 from starlette.requests import ClientDisconnect, Request
 
+from ....ipc.decoding import convert, decode_json
 from ....ipc.errors import did_you_mean, shorten, shorten_name
 from ....ipc.params.structured_outputs import RENAMED_FIELDS
-from ....ipc.protocol.codec import read_type
 from ..errors import ApiError, FieldError, missing_field
 from ..headers import find_header
 from ..limits import (
@@ -110,17 +110,16 @@ def parse_body(body: bytes, kind: type[T], ignores_unknown: bool = False) -> T:
     An unknown field that is null is as absent as a known one. ignores_unknown: so is any other, but for an
     old name of what binds the answer.
     """
-    read_type(kind)  # large bodies come here in threads
     try:
         try:
-            return msgspec.json.decode(body, type=kind)
+            return decode_json(body, kind)
         except msgspec.ValidationError as error:
             if not (str(error).startswith(_UNKNOWN) and (ignores_unknown or b"null" in body)):
                 raise
         values = msgspec.json.decode(body)
         renamed = RENAMED_FIELDS if issubclass(kind, SharedFields) else ()
         _prune(values, _plan(kind), ignores_unknown, renamed)
-        return msgspec.json.decode(msgspec.json.encode(values), type=kind)
+        return decode_json(msgspec.json.encode(values), kind)
     except msgspec.ValidationError as error:
         find = functools.partial(_find_value, body) if len(body) <= MAX_CHEAP_BYTES else None
         raise _explain(str(error), find, kind) from None
@@ -132,15 +131,14 @@ def parse_body(body: bytes, kind: type[T], ignores_unknown: bool = False) -> T:
 
 def make_struct(values: dict[str, Any], kind: type[T], ignores_unknown: bool = False) -> T:
     """The Struct of fields that came in another form than JSON, which may lose some; as `parse_body`."""
-    read_type(kind)
     try:
         try:
-            return msgspec.convert(values, kind)
+            return convert(values, kind)
         except msgspec.ValidationError as error:
             if not str(error).startswith(_UNKNOWN):
                 raise
         _prune(values, _plan(kind), ignores_unknown)
-        return msgspec.convert(values, kind)
+        return convert(values, kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error), functools.partial(_follow, values), kind) from None
 

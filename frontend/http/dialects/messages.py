@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from ....ipc.decoding import decode_json
 from ....ipc.errors import SamplingParamsError
 from ....ipc.params.sampling_params import SamplingParams
 from ....ipc.params.structured_outputs import StructuredOutputsParams
@@ -329,7 +330,7 @@ def collect_blocks(events: Iterable[Json]) -> list[Json]:
 def _read_input(text: str) -> msgspec.Raw:
     """Of a call that could not be read, whose input was no object, nothing."""
     try:
-        msgspec.json.decode(text or "{}", type=dict[str, msgspec.Raw])
+        decode_json(text or "{}", dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, RecursionError):
         return _NO_INPUT
     return msgspec.Raw(text.encode() or b"{}")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from starlette.responses import Response
 
+from ....ipc.decoding import decode_json, make_json_decoder
 from ....ipc.params.sampling_params import RequestOutputKind, SamplingParams
 from ...formats.offered_tools import read_tool_choice
 from ...requests.input_processor import PreparedParams
@@ -43,7 +44,7 @@ _MAX_INLINE_ITEMS = 64  # are read in the event loop: half a millisecond
 T = TypeVar("T")
 U = TypeVar("U")
 _ITEM_ALLOWED = "the id of an item of a response that is kept"
-_decode_items = msgspec.json.Decoder(list[body.ConversationItem]).decode
+_decode_items = make_json_decoder(list[body.ConversationItem])
 
 
 def _make_params(serving: Serving, request: body.ResponsesRequest, wants_logprobs: bool) -> SamplingParams:
@@ -231,7 +232,7 @@ async def resolve_references(
         response_id, index = named
         if response_id not in responses:
             kept = await _find_response(serving, response_id, caller, field, "item_not_found")
-            responses[response_id] = msgspec.json.decode(kept.response, type=_Output).output
+            responses[response_id] = decode_json(kept.response, _Output).output
         output = responses[response_id]
         if index >= len(output) or output[index].id != item.id:
             raise FieldError(field, item.id, _ITEM_ALLOWED)

@@ -12,6 +12,7 @@ from typing import Any, cast, get_args
 
 import msgspec
 
+from ....ipc.decoding import make_json_decoder
 from ...formats.offered_tools import ToolFields, check_num_tools, join_names
 from ...tools import Tool
 from ..bodies.parsing import make_struct
@@ -22,7 +23,7 @@ from .conversation import MessageDraft
 
 _TEXT_TYPES = ("input_text", "output_text", "text")
 _THOUGHT_TYPES = ("reasoning_text", "summary_text", "text")
-_check_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_check_object = make_json_decoder(dict[str, msgspec.Raw])
 _KINDS = {str(kind.__struct_config__.tag): kind for kind in get_args(body.InputItem)}
 _TOOL_KINDS = ("function", "namespace")
 _TOOLS_ALLOWED = "'function' or 'namespace': tools that the client runs; this server has none of its own"

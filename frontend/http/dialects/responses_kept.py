@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ....ipc.decoding import make_json_decoder
 from ..bodies.openapi import Routes
 from ..caller import Caller
 from ..engines.served_models import ServedModels
@@ -22,7 +23,7 @@ from .responses_background import encode_stream_failure
 
 _PATH = "/v1/responses/{response_id}"
 _LIMIT, _MAX_LIMIT = 20, 100  # items of a page: OpenAI's
-_decode_items = msgspec.json.Decoder(list[body.InputItem]).decode
+_decode_items = make_json_decoder(list[body.InputItem])
 
 
 def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Request], Caller]) -> None:
@@ -77,7 +78,7 @@ class _Status(msgspec.Struct):
     status: str
 
 
-_decode_status = msgspec.json.Decoder(_Status).decode
+_decode_status = make_json_decoder(_Status)
 
 
 def _read_start(query: Mapping[str, str]) -> int | None:

@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from ....ipc.daemon.daemon_mark import read_peer
+from ....ipc.decoding import decode_msgpack
 from ....ipc.errors import QuireError, shorten
 from ..caller import TenantUsage
 from ..errors import ApiError, overloaded, unavailable
@@ -115,7 +116,7 @@ class Peers:
                 reader, writer = await _connect(self._names[place])
                 try:
                     await _write_frame(writer, msgspec.msgpack.encode(ask))
-                    answer = msgspec.msgpack.decode(await _read_frame(reader), type=ResponseReply)
+                    answer = decode_msgpack(await _read_frame(reader), ResponseReply)
                 except BaseException:
                     writer.close()
                     raise
@@ -138,7 +139,7 @@ class Peers:
             if self._num_asking > _MAX_ASKING or read_peer(connection)[1] != os.getuid():
                 return
             async with asyncio.timeout(_TIMEOUT_S):
-                ask = msgspec.msgpack.decode(await _read_frame(reader, _MAX_ASK_BYTES), type=ResponseQuery)
+                ask = decode_msgpack(await _read_frame(reader, _MAX_ASK_BYTES), ResponseQuery)
             async with asyncio.timeout(_TIMEOUT_S):
                 answer, log = await self._answer(ask)
                 if log is not None and not self._following.has_room(ask.owner, 1, _MAX_FOLLOWING):

@@ -13,8 +13,7 @@ import socket
 import sys
 from collections.abc import Callable
 
-import msgspec
-
+from ....ipc.decoding import decode_msgpack
 from ....ipc.processes.heap import trim_heap
 from ....ipc.processes.process import EXIT_OK, Lifeline
 from ....ipc.processes.process_limits import lower_priority
@@ -31,7 +30,7 @@ _RECEIVE_BYTES = 1 << 20
 def main() -> int:
     """Answer jobs until the socket ends."""
     lifeline = Lifeline()
-    args = msgspec.msgpack.decode(lifeline.args, type=TextArgs)
+    args = decode_msgpack(lifeline.args, TextArgs)
     _limit_memory()
     after_job: Callable[[], object] = bool
     if args.is_background:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ....ipc.decoding import make_msgpack_decoder
 from ....ipc.params.structured_outputs import StructuredOutputsParams
 from ...formats.grammars.rules import OutputRules
 from ...formats.offered_tools import CHAT_FIELDS, ToolFields
@@ -181,8 +182,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 TextAnswer = Ready | TokenIds | Body | Text | Refused
 
 _encoder = msgspec.msgpack.Encoder()
-decode_job: Callable[[bytes], TextJob] = msgspec.msgpack.Decoder(TextJob).decode
-decode_answer: Callable[[bytes], TextAnswer] = msgspec.msgpack.Decoder(TextAnswer).decode
+decode_job: Callable[[bytes], TextJob] = make_msgpack_decoder(TextJob)
+decode_answer: Callable[[bytes], TextAnswer] = make_msgpack_decoder(TextAnswer)
 
 
 def encode_body(message: TextJob | TextAnswer) -> bytes:

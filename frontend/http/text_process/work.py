@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ....ipc.decoding import decode_json
 from ....ipc.errors import InputError, PromptError, describe_refusal
 from ....ipc.protocol.token_ids import decode_token_ids, encode_token_ids
 from ...formats.offered_tools import list_unfollowed
@@ -116,7 +117,7 @@ def _tokenize(tokenizer: Tokenizer, job: jobs.TokenizeJob) -> jobs.TextAnswer:
 
 def _detokenize(tokenizer: Tokenizer, job: jobs.DetokenizeJob) -> jobs.TextAnswer:
     try:
-        ids = msgspec.json.decode(job.token_ids, type=list[schema.TokenId])
+        ids = decode_json(job.token_ids, list[schema.TokenId])
     except (msgspec.DecodeError, RecursionError) as error:
         what, _, place = str(error).partition(" - at `$")
         field = f"tokens{place.rstrip('`')}"

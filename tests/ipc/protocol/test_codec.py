@@ -12,10 +12,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quire.ipc.decoding import convert, decode_json
 from quire.ipc.errors import ProtocolError
 from quire.ipc.params.request_options import MAX_REQUEST_ID_LENGTH
 from quire.ipc.params.sampling_params import SamplingParams
-from quire.ipc.protocol.codec import make_client_codec, make_step_codec, read_type
+from quire.ipc.protocol.codec import make_client_codec, make_step_codec
 from quire.ipc.protocol.messages import (
     MAX_EOS_TOKEN_IDS,
     MESSAGE_TYPES,
@@ -95,8 +96,17 @@ class Body(msgspec.Struct):
     """Of a request that no other test reads."""
 
 
+class Fields(msgspec.Struct):
+    """Likewise."""
+
+
 @pytest.mark.parametrize(
-    ("library", "decode"), [(msgspec.msgpack, decode_outputs), (msgspec.json, lambda: read_type(Body))]
+    ("library", "decode"),
+    [
+        (msgspec.msgpack, decode_outputs),
+        (msgspec.json, lambda: decode_json(b"{}", Body)),
+        (msgspec.json, lambda: convert({}, Fields)),
+    ],
 )
 def test_two_threads_have_types_read_one_after_the_other(
     library: Any, decode: Callable[[], None], monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,57 @@
+"""Typed decoding and conversion by msgspec: the only place that has it read a type.
+
+msgspec 0.22 hands a type whose description one thread still builds to another thread, which then crashes. So
+types are read under one lock, whoever comes first; afterwards this costs a look into a set. It knows no type.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+T = TypeVar("T")
+Encoded = bytes | bytearray | memoryview | msgspec.Raw
+
+_reading = threading.Lock()
+_read_types = set[Any]()
+
+
+def read_type(kind: Any) -> None:
+    """Have msgspec read a type whole, which several threads may then decode or convert to at once."""
+    if kind not in _read_types:
+        with _reading:
+            msgspec.json.Decoder(kind)
+        _read_types.add(kind)
+
+
+def decode_json(data: Encoded | str, kind: type[T]) -> T:
+    """As msgspec.json.decode."""
+    read_type(kind)
+    return msgspec.json.decode(data, type=kind)
+
+
+def decode_msgpack(data: Encoded, kind: type[T]) -> T:
+    """As msgspec.msgpack.decode."""
+    read_type(kind)
+    return msgspec.msgpack.decode(data, type=kind)
+
+
+def convert(value: object, kind: type[T], *, strict: bool = True) -> T:
+    """As msgspec.convert."""
+    read_type(kind)
+    return msgspec.convert(value, kind, strict=strict)
+
+
+def make_json_decoder(kind: type[T]) -> Callable[[Encoded | str], T]:
+    """The `decode` of a Decoder, which is faster than `decode_json`."""
+    with _reading:
+        return cast(Callable[[Encoded | str], T], msgspec.json.Decoder(kind).decode)
+
+
+def make_msgpack_decoder(kind: type[T]) -> Callable[[Encoded], T]:
+    """As make_json_decoder."""
+    with _reading:
+        return cast(Callable[[Encoded], T], msgspec.msgpack.Decoder(kind).decode)
