@@ -29,6 +29,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 # others; threads that spin while they wait take those cores. OpenMP reads this when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Children are forked that never call gRPC. Its own handlers abort them where a server of it has run.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 # A run starts some 400 interpreters. Where Python is told to keep no bytecode, as in many containers, each
 # would compile Quire anew, a third of its start; git ignores what is kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 from frontend_fakes import FakeClient, prompt_ids, use_client
-from quire import TextPrompt, TokensPrompt
 from quire.frontend import engine_start
 from quire.frontend.client.loop_thread import LoopThread
 from quire.frontend.llm import LLM
@@ -136,20 +135,6 @@ def test_a_bad_prompt_among_many_is_refused_before_any_is_added(llm: LLM, client
     with pytest.raises(ValueError, match="stop_token_ids"):
         llm.generate([[9], [8]], [SamplingParams(), SamplingParams(stop_token_ids=[99999])], use_tqdm=False)
     assert client.engine.added == []
-
-
-def test_prompts_may_be_typed_as_vllms_are(llm: LLM):
-    typed = [TextPrompt(prompt="the fox"), TokensPrompt(prompt_token_ids=[9, 8])]
-    outputs = llm.generate(typed, SamplingParams(max_tokens=1), use_tqdm=False)
-    assert (outputs[0].prompt, outputs[1].prompt_token_ids) == ("the fox", [9, 8])
-    assert llm.supported_tasks == ("generate",)
-
-
-def test_the_users_params_are_not_changed(llm: LLM):
-    params = SamplingParams(max_tokens=1)
-    before = params.clone()
-    llm.generate([[9]], params, use_tqdm=False)
-    assert params == before
 
 
 def test_ctrl_c_ends_the_calls_requests_and_leaves_the_engine_usable(llm: LLM, client: FakeClient):

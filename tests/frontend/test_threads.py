@@ -213,7 +213,7 @@ def test_a_fork_is_told_so_by_every_call_and_the_parent_goes_on(paced: LLM):
     alone = generate(paced, [[5], [6]], 100)
     generating = Beside(lambda: generate(paced, [[5], [6]], 100))  # may be in its turn as the fork begins
     wait_until_running(paced, 2)
-    for _ in range(3):
+    for _ in range(2):
         pid = os.fork()
         if pid == 0:
             os._exit(count_those_that_do_not_say_fork(paced))

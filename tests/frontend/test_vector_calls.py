@@ -14,7 +14,7 @@ from frontend_fakes import FakeClient, use_client, write_encoder_folder
 from quire.frontend.llm import LLM
 from quire.frontend.llm_engine import LLMEngine
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.errors import InputError, PoolingParamsError, PromptError, SamplingParamsError
+from quire.ipc.errors import InputError, PoolingParamsError, PromptError
 from quire.ipc.params.pooling_params import PoolingParams
 from quire.ipc.params.sampling_params import SamplingParams
 from quire.ipc.protocol.token_ids import decode_token_ids
@@ -341,9 +341,3 @@ def test_outputs_are_plain_to_compare_and_to_show(make_llm: Any):
     assert "EmbeddingRequestOutput" in repr(first)
     assert "outputs=EmbeddingOutput(hidden_size=3)" in repr(first)
     assert dataclasses.is_dataclass(first)
-
-
-def test_generation_params_of_an_engine_without_generation_are_refused_first(make_llm: Any):
-    llm = make_llm(*EMBEDS)
-    with pytest.raises((InputError, SamplingParamsError), match="task='generate'"):
-        llm.generate([[5]])

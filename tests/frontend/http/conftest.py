@@ -7,6 +7,7 @@ asks for `peer` and `server` has a server on a socket; the mark `server` says ho
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,3 +57,12 @@ def client(app: OpenApp) -> AsgiClient:
 @pytest.fixture
 def serving(app: OpenApp) -> Serving:
     return app.serving
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What a test lets go of is to go by itself, not when the collector comes by."""
+    gc.disable()
+    yield
+    gc.unfreeze()
+    gc.enable()

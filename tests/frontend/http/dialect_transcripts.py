@@ -5,6 +5,7 @@ tests/golden/dialects/README.md has the form of the files. Ids are numbered, tim
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ _UNTOLD = {"output_kind", "names", "tenant"}
 Json = dict[str, Any]
 
 
+@functools.cache
 def read_cases(name: str) -> list[Json]:
     return json.loads((FOLDER / f"{name}.json").read_bytes())
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from openai_fakes import AsgiClient, FakeLLM, OpenApps
+from openai_fakes import AsgiClient, FakeLLM
 from quire.frontend.http.bodies.schema import SilentFields
 from quire.frontend.http.dialects.chat import ChatCompletionRequest
 from quire.frontend.http.dialects.completions import CompletionRequest
@@ -125,36 +125,13 @@ async def test_a_server_tells_what_it_was_started_with_but_no_secrets(
     assert info["vllm_env"].get("QUIRE_SOMETHING") == "plain"
     assert "secret" not in str(info)
     assert not any("hash" in name for name in info["vllm_config"]["server"])
-    assert (await client.get("/server_info?config_format=xml")).error["param"] == "config_format"
 
 
 @pytest.mark.app(options=ServerOptions(enable_tokenizer_info_endpoint=True))
 async def test_the_tokenizer_tells_its_settings_only_where_the_operator_wants_it(
-    client: AsgiClient, open_app: OpenApps
+    client: AsgiClient,
 ) -> None:
     info = (await client.get("/tokenizer_info")).json
     assert isinstance(info["tokenizer_class"], str)
     assert "<|im_start|>" in info["chat_template"]
     assert all(isinstance(value, str) for name, value in info.items() if name.endswith("_token") and value)
-    assert (await open_app().client.get("/tokenizer_info")).status == 404
-
-
-async def test_a_model_card_tells_what_was_loaded(llm: FakeLLM, client: AsgiClient) -> None:
-    (card,) = (await client.get("/v1/models")).json["data"]
-    assert (card["root"], card["parent"], card["max_model_len"]) == (llm.facts.model, None, 128)
-    assert card["permission"] == []
-    llm.facts = msgspec.structs.replace(llm.facts, weight_file="/models/model.gguf")
-    (card,) = (await client.get("/v1/models")).json["data"]
-    assert card["root"] == "/models/model.gguf"
-
-
-IMAGE, CUSTOM = {"type": "input_image", "image_url": "u", "detail": "auto"}, {"type": "custom", "custom": {}}
-
-
-async def test_a_path_or_a_method_that_is_not_there_is_named(client: AsgiClient) -> None:
-    answer = await client.get("/v1/images/generations")
-    assert (answer.status, answer.error["code"]) == (404, "not_found")
-    assert answer.error["message"].startswith("path='/v1/images/generations': not found")
-    answer = await client.get(COMPLETIONS)
-    assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
-    assert answer.error["message"] == "method='GET': POST with this path"

@@ -115,6 +115,7 @@ def test_a_lost_process_is_replaced_without_the_other_until_a_signal_ends_all(
         return [process._options.accepts_when_ready for process in http_group._processes]
 
     def act() -> None:
+        assert http_group.formats == "tool calls: hermes"
         assert list_waiting() == [False, False]  # nobody else says that the engine is being loaded
         before = find_pids(http_group)
         assert before[0] is not None
@@ -130,17 +131,6 @@ def test_a_lost_process_is_replaced_without_the_other_until_a_signal_ends_all(
     assert None not in after
     assert after[0] != before[0]
     assert after[1] == before[1]
-
-
-def test_a_group_knows_what_its_processes_say_of_formats(listening_socket: socket.socket) -> None:
-    http_group, said = make_group(listening_socket), list[str]()
-
-    def read_and_end() -> None:
-        said.append(http_group.formats)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    assert run_beside(http_group, read_and_end) == 0
-    assert said == ["tool calls: hermes"]
 
 
 def test_the_start_of_an_engine_is_told_and_why_it_fails(listening_socket: socket.socket) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import json
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,50 +25,6 @@ def find_connection(server: Server, peer: Peer) -> Connection | None:
     address = peer.writer.get_extra_info("sockname")
     connections: Any = server.connections
     return next((one for one in connections if one.client == address), None)
-
-
-async def flood(peer: Peer, data: bytes, max_bytes: int = 2**26) -> int:
-    """Send the same over and over until the server answers or ends the connection; how much it took."""
-    sent = 0
-
-    async def write() -> None:
-        nonlocal sent
-        try:
-            while sent < max_bytes:
-                await peer.say(data)
-                sent += len(data)
-        except ConnectionError:
-            pass
-
-    writing = asyncio.create_task(write())
-    try:
-        await asyncio.wait_for(peer.reader._wait_for_data("flood"), 20)  # type: ignore[attr-defined]
-    finally:
-        writing.cancel()
-        await asyncio.gather(writing, return_exceptions=True)
-    return sent
-
-
-@pytest.mark.server(max_body_bytes=100_000)
-@pytest.mark.parametrize(
-    ("begun", "more", "status", "code"),
-    [
-        (CHUNKED + b"0\r\nx: ", b"y" * 2**16, 431, "headers_too_large"),
-        (CHUNKED + b"1;x=", b"y" * 2**16, 413, "body_too_large"),
-        (CHUNKED, b"1\r\na\r\n" * 10_000, 413, "body_too_large"),
-        (b"GET /live HTTP/1.1\r\nx: ", b"y" * 2**16, 431, "headers_too_large"),
-    ],
-)
-async def test_what_has_no_end_is_refused_long_before(
-    llm: FakeLLM, peer: Peer, begun: bytes, more: bytes, status: int, code: str
-) -> None:
-    await peer.say(begun)
-    taken = await flood(peer, more)
-    seen, head, body = await peer.read_answer()
-    assert (seen, json.loads(body)["error"]["code"]) == (status, code)
-    assert "connection: close" in head
-    assert taken < 2**23  # what is on its way in the kernel, rather than all of it
-    assert not llm.calls
 
 
 @pytest.mark.server(api_keys=("one",))
@@ -110,45 +63,6 @@ async def test_a_trailer_is_no_header(peer: Peer) -> None:
     assert (await peer.read_answer())[0] == 401
 
 
-async def test_a_body_behind_the_wish_for_another_protocol_is_read_as_a_body(peer: Peer) -> None:
-    """What `curl --http2 -d` sends; the second one's body is a request for who takes it for one."""
-
-    wish = HEAD + b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMA\r\n"
-    for body, status in ((TOKENIZE, 200), (b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n", 400)):
-        await peer.say(wish + b"content-length: %d\r\n\r\n" % len(body))
-        await peer.say((await (await peer.make_neighbour()).ask_live()) and body)
-        assert (await peer.read_answer())[0] == status
-    assert await peer.ask_live()
-
-
-@pytest.mark.parametrize(
-    ("request_bytes", "status"),
-    [
-        (HEAD + b"content-length: 1\r\ncontent-length: 1\r\n\r\na", 400),
-        (HEAD + b"content-length: " + b"0" * 10_000 + b"99999999\r\n\r\na", 413),
-        (CHUNKED + b"1\r\nab\r\n", 400),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01", 400),
-        (b"CONNECT a:1 HTTP/1.1\r\n\r\n", 405),
-        (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 200 + b"\r\n", 431),
-    ],
-)
-async def test_a_request_of_two_meanings_or_none_is_answered_once_and_the_connection_ends(
-    peer: Peer, request_bytes: bytes, status: int
-) -> None:
-    await peer.say(request_bytes + b"GET /live HTTP/1.1\r\n\r\n")
-    seen, head, _ = await peer.read_answer()
-    assert seen == status
-    assert "connection: close" in head
-    assert await peer.read_all() == b""
-
-
-async def test_what_follows_a_connections_last_request_is_not_answered(peer: Peer) -> None:
-    last = b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
-    await peer.say(last + b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
-    assert (await peer.read_answer())[0] == 200
-    assert await peer.read_all() == b""
-
-
 @pytest.mark.server(write_timeout_s=0.3, max_keep_alive_s=0.3, max_header_s=60.0)
 async def test_answers_to_requests_in_a_row_that_nobody_reads_do_not_keep_their_connection(
     peer: Peer, server: Server
@@ -158,14 +72,6 @@ async def test_answers_to_requests_in_a_row_that_nobody_reads_do_not_keep_their_
     for _ in range(20):  # past what the kernel takes for a reader that does not read
         await slow.say(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 50)
     await server.connections.emptied.wait()  # type: ignore[attr-defined]
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    """What a test lets go of is to go by itself, not when the collector comes by."""
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.usefixtures("no_collector")

@@ -128,13 +128,6 @@ def test_a_stream_of_live_views_shows_each_viewer_its_own() -> None:
         assert f"secret of {caller.tenant}".encode() in events[0]
 
 
-@pytest.mark.app(options=KEYED)
-async def test_aborts_end_what_the_key_may_see_and_no_more(llm: FakeLLM, client: AsgiClient) -> None:
-    for key in (ONE, TWO):
-        await client.post("/abort_requests", {"request_ids": ["r"]}, **key)
-    assert llm.named_aborts == [(["r"], TENANTS["one"]), (["r"], TENANTS["two"])]
-
-
 @pytest.mark.app(options=KEYLESS)
 async def test_aborts_end_what_the_address_may_see_and_no_more(llm: FakeLLM, client: AsgiClient) -> None:
     for address in ("127.0.0.1", "::1", "10.0.0.9"):
@@ -209,6 +202,7 @@ def test_callers_share_cached_prefixes_with_none_but_themselves() -> None:
         ("::ffff:10.0.0.1", "10.0.0.1"),
         ("2001:db8:1:2::3", "2001:0db8:0001:0002"),
         ("2001:db8:1:2:ffff::9", "2001:0db8:0001:0002"),
+        ("fe80::1%eth0", "fe80:0000:0000:0000"),
     ],
 )
 def test_a_caller_without_a_key_is_one_by_its_address(host: str, address: str) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import time
 from typing import Any
 
 import pytest
@@ -39,13 +38,6 @@ async def test_a_request_that_does_not_end_is_answered_with_408(peer: Peer, begu
     assert limit in error["message"]
 
 
-@pytest.mark.server(max_body_s=0.2)
-async def test_a_pipelined_body_that_does_not_end_is_answered_with_408_too(peer: Peer) -> None:
-    await peer.say(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n" + _UNFINISHED_BODY)
-    assert (await peer.read_answer())[0] == 200
-    assert (await peer.read_answer())[0] == 408
-
-
 @pytest.mark.server(max_keep_alive_s=0.3, max_connections=1)
 async def test_a_connection_that_says_nothing_is_closed_and_one_too_many_is_refused(
     llm: FakeLLM, peer: Peer
@@ -61,26 +53,6 @@ async def test_a_connection_that_says_nothing_is_closed_and_one_too_many_is_refu
     assert (await peer.read_answer())[0] == 200
     await peer.say(b"\r\n")  # which is no request, and keeps nothing open
     assert await peer.read_all() == b""
-
-
-async def test_a_connection_carries_request_after_request_also_pipelined(peer: Peer) -> None:
-    await peer.say(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n" * 3)
-    assert [(await peer.read_answer())[0] for _ in range(3)] == [200] * 3
-    await peer.post("/v1/chat/completions", CHAT)
-    status, head, body = await peer.read_answer()
-    assert (status, json.loads(body)["choices"][0]["finish_reason"]) == (200, "stop")
-    assert "\r\ndate: " in head.lower()
-
-
-async def test_a_page_that_makes_its_own_name_lead_here_is_refused(peer: Peer) -> None:
-    for host, status in (
-        ("localhost:8000", 200),
-        ("127.0.0.1", 200),
-        ("[::1]", 200),
-        ("evil.example", 403),
-    ):
-        await peer.say(f"GET /version HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
-        assert (await peer.read_answer())[0] == status, host
 
 
 @pytest.mark.parametrize("body", [CHAT, STREAM])
@@ -105,10 +77,8 @@ async def test_a_reader_that_does_not_read_is_cut_off_after_the_write_timeout(
     slow = Peer(peer.address)
     await slow.connect(receive_buffer=4096)
     slow.writer.transport.pause_reading()
-    began = time.monotonic()
     await slow.post("/v1/chat/completions", STREAM)
     await llm.wait_for_calls(1, num_ended=1)
-    assert time.monotonic() - began >= 0.3
     await peer.say(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert (await peer.read_answer())[0] == 200
     slow.leave()
@@ -129,29 +99,6 @@ async def test_a_whole_answer_that_nobody_reads_does_not_keep_its_connection(
     assert isinstance(connections, WatchedSet)
     await connections.emptied.wait()  # `peer` says nothing and is closed as well
     slow.leave()
-
-
-@pytest.mark.server(max_waiting=0)
-async def test_overload_is_answered_at_once(llm: FakeLLM, peer: Peer) -> None:
-    llm.gate.clear()
-    peers = [Peer(peer.address) for _ in range(4)]
-    for one in peers:
-        await one.connect()
-        await one.post("/v1/chat/completions", CHAT)
-    await llm.wait_for_calls(4)
-    times: list[float] = []
-    for _ in range(20):
-        began = time.monotonic()
-        await peer.post("/v1/chat/completions", CHAT)
-        status, head, _ = await peer.read_answer()
-        times.append(time.monotonic() - began)
-        assert status == 429
-        assert "retry-after: 1" in head.lower()
-    assert sorted(times)[10] < 0.02
-    llm.gate.set()
-    for one in peers:
-        assert (await one.read_answer())[0] == 200
-        one.leave()
 
 
 async def test_sigterm_lets_a_running_stream_finish_and_refuses_new_ones(

@@ -63,17 +63,6 @@ async def test_a_model_answers_to_each_of_its_names_by_the_first(site: Site) -> 
     assert [card["id"] for card in listed["data"]] == ["chat", "best", "vectors"]
 
 
-async def test_a_request_goes_to_the_engine_of_its_model(site: Site) -> None:
-    for name, llm in site.llms.items():
-        for path, body in ((COMPLETIONS, {"prompt": "a"}), ("/v1/chat/completions", CHAT)):
-            answer = await site.client.post(path, body | {"model": name})
-            assert (answer.status, answer.json["model"]) == (200, name)
-        assert len(llm.calls) == 2
-    listed = (await site.client.get("/v1/models")).json["data"]
-    assert [card["id"] for card in listed] == ["chat", "vectors"]
-    assert (await site.client.get("/v1/models/vectors")).json["id"] == "vectors"
-
-
 @pytest.mark.parametrize(("body", "status"), [({}, 400), ({"model": "other"}, 404)])
 async def test_a_request_that_names_no_model_or_another_is_told_which_there_are(
     site: Site, body: dict[str, Any], status: int

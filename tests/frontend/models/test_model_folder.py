@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -47,20 +48,10 @@ def test_the_pocket_encoder_is_the_packaged_folder_beside_it():
     assert find_model_folder("pocket-encoder") == pocket_encoder_folder()
 
 
-def test_a_folder_without_config_json_is_refused(tmp_path: Path):
-    with pytest.raises(ModelError, match=r"config\.json"):
-        inspect_model_folder(tmp_path)
-
-
-@pytest.mark.parametrize("content", ["{", "[1]", "\xff"])
-def test_a_config_json_that_is_no_object_is_refused_by_name(tmp_path: Path, content: str):
-    (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(ModelError, match=r"config\.json"):
-        inspect_model_folder(tmp_path)
-
-
-def test_a_config_json_nested_too_deep_is_refused_by_name(tmp_path: Path):
-    (tmp_path / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+@pytest.mark.parametrize("content", ["{", "[1]", "\xff", '{"a":' * 100_000 + "1" + "}" * 100_000, None])
+def test_a_config_json_that_is_no_object_is_refused_by_name(tmp_path: Path, content: str | None):
+    if content is not None:
+        (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ModelError, match=r"config\.json"):
         inspect_model_folder(tmp_path)
 
@@ -87,27 +78,31 @@ def test_a_folder_without_weights_is_refused_unless_they_are_not_wanted(tmp_path
     assert inspect_model_folder(tmp_path, load_weights=False).weight_files == ()
 
 
-@pytest.mark.parametrize("cut", [1, 60])
-def test_a_truncated_file_is_refused_with_both_sizes(tmp_path: Path, cut: int):
+@pytest.mark.parametrize("cut", [1, 60, -1])
+def test_a_file_of_another_size_than_it_declares_is_refused_with_both(tmp_path: Path, cut: int):
     file = write_model(tmp_path) / "model.safetensors"
     whole = file.read_bytes()
-    file.write_bytes(whole[:-cut])
-    with pytest.raises(ModelError, match=rf"{len(whole)} bytes, it has {len(whole) - cut}"):
+    file.write_bytes(whole[:-cut] if cut > 0 else whole + b"x")
+    with pytest.raises(ModelError, match=rf"{len(whole)} bytes.* it has {len(whole) - cut}"):
         inspect_model_folder(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"\x01", b"\xff" * 64, (5).to_bytes(8, "little") + b"[1,2]"])
+def make_header(entry: str) -> bytes:
+    header = f'{{"x": {entry}}}'.encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+WRONG_TYPES = ["3", "[]", '{"data_offsets": 3}', '{"data_offsets": [-1, -1]}', "{}"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\x01", b"\xff" * 64, (5).to_bytes(8, "little") + b"[1,2]", *map(make_header, WRONG_TYPES)],
+)
 def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path, content: bytes):
     write_model(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(ModelError, match=r"model\.safetensors"):
-        inspect_model_folder(tmp_path)
-
-
-def test_bytes_after_the_declared_end_are_refused(tmp_path: Path):
-    file = write_model(tmp_path) / "model.safetensors"
-    file.write_bytes(file.read_bytes() + b"x")
-    with pytest.raises(ModelError, match="as its header declares"):
+    with pytest.raises(ModelError, match=r"model\.safetensors.*safetensors file"):
         inspect_model_folder(tmp_path)
 
 
@@ -214,28 +209,18 @@ def test_a_hub_name_downloads_no_second_copy_and_no_pickles(monkeypatch: Any, tm
 # Files that are no files: each of these blocked the reader, or was read without end.
 
 
-def put_fifo(file: Path) -> None:
-    os.mkfifo(file)
-
-
-def put_endless_device(file: Path) -> None:
-    file.symlink_to("/dev/zero")
-
-
-def put_folder(file: Path) -> None:
-    file.mkdir()
-
-
 def put_socket(file: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(file))
 
 
-def put_loop(file: Path) -> None:
-    file.symlink_to(file.name)
-
-
-PUTS = [put_fifo, put_endless_device, put_folder, put_socket, put_loop]
+PUTS: list[Callable[[Path], object]] = [
+    os.mkfifo,
+    lambda file: file.symlink_to("/dev/zero"),
+    Path.mkdir,
+    put_socket,
+    lambda file: file.symlink_to(file.name),
+]
 
 
 @pytest.fixture
@@ -245,20 +230,15 @@ def short_path() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.parametrize("name", ["generation_config.json", "one.safetensors"])
 @pytest.mark.parametrize("put", PUTS)
-def test_what_is_no_regular_file_is_refused_by_name(put: Callable[[Path], None], short_path: Path):
-    write_model(short_path)
-    put(short_path / "generation_config.json")
-    with pytest.raises(ModelError, match=r"generation_config\.json"):
-        inspect_model_folder(short_path)
-
-
-@pytest.mark.parametrize("put", PUTS)
-def test_weights_that_are_no_regular_file_are_refused_by_name(put: Callable[[Path], None], short_path: Path):
+def test_what_is_no_regular_file_is_refused_by_name(
+    put: Callable[[Path], object], name: str, short_path: Path
+):
     (short_path / "config.json").write_text("{}")
-    put(short_path / "one.safetensors")
-    with pytest.raises(ModelError, match=r"one\.safetensors"):
-        inspect_model_folder(short_path)
+    put(short_path / name)
+    with pytest.raises(ModelError, match=re.escape(name)):
+        inspect_model_folder(short_path, load_weights=name.endswith("safetensors"))
 
 
 def test_a_link_to_weights_that_are_gone_is_refused_by_name(tmp_path: Path):
@@ -281,13 +261,4 @@ def test_a_header_larger_than_any_is_not_read(tmp_path: Path):
     file.write_bytes((99_000_000).to_bytes(8, "little"))
     os.truncate(file, 1 << 30)
     with pytest.raises(ModelError, match="no header of at most"):
-        inspect_model_folder(tmp_path)
-
-
-@pytest.mark.parametrize("entry", ["3", "[]", '{"data_offsets": 3}', '{"data_offsets": [-1, -1]}', "{}"])
-def test_a_header_of_wrong_types_is_refused(tmp_path: Path, entry: str):
-    (tmp_path / "config.json").write_text("{}")
-    header = f'{{"x": {entry}}}'.encode()
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(ModelError, match="a safetensors file"):
         inspect_model_folder(tmp_path)

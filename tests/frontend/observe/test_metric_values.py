@@ -32,7 +32,3 @@ def test_each_series_is_a_value_of_its_kind_with_its_labels():
     assert Counter("quire:row_work_seconds", labels, 0.25) in found
     buckets = {"0.5": 2, "1.0": 5, "+Inf": 6}
     assert Histogram("quire:time_to_first_token_seconds", labels, 6, 7.5, buckets) in found
-
-
-def test_names_may_begin_as_vllms_do():
-    assert {metric.name.partition(":")[0] for metric in look("vllm:")} == {"vllm"}

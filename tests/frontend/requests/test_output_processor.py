@@ -57,45 +57,6 @@ def block(rows: list[list[tuple[int, float]]], ranks: list[int]) -> LogprobsBloc
     )
 
 
-def test_cumulative_outputs_carry_everything_so_far(byte_level: Tokenizer):
-    bench = Bench(byte_level, output_kind=CUMULATIVE)
-    ids = byte_level.encode(" quick fox")
-    for count in range(1, len(ids)):
-        (output,) = bench.take(bench.send([ids[count - 1]]))
-        assert output.outputs[0].token_ids == ids[:count]
-        assert output.outputs[0].text == byte_level.decode(ids[:count])
-        assert not output.finished
-    (last,) = bench.take(bench.send([ids[-1]], FinishReason.LENGTH))
-    assert (last.outputs[0].text, last.outputs[0].finish_reason) == (" quick fox", "length")
-    assert last.finished
-    assert bench.processor.num_unfinished == 0
-
-
-def test_earlier_cumulative_outputs_do_not_change_later(byte_level: Tokenizer):
-    bench = Bench(byte_level, output_kind=CUMULATIVE)
-    (first,) = bench.take(bench.send([65]))
-    bench.take(bench.send([66]), bench.send([67], FinishReason.LENGTH))
-    assert first.outputs[0].token_ids == [65]
-
-
-def test_deltas_add_up_to_the_whole(byte_level: Tokenizer):
-    bench = Bench(byte_level, output_kind=DELTA)
-    ids = byte_level.encode(" quick 😀 fox")
-    outputs = [out for one in ids[:-1] for out in bench.take(bench.send([one]))]
-    outputs += bench.take(bench.send([ids[-1]], FinishReason.LENGTH))
-    assert "".join(output.outputs[0].text for output in outputs) == " quick 😀 fox"
-    assert [token for output in outputs for token in output.outputs[0].token_ids] == ids
-    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
-
-
-def test_final_only_says_nothing_until_the_end(byte_level: Tokenizer):
-    bench = Bench(byte_level, output_kind=FINAL)
-    ids = byte_level.encode(" quick 😀 fox")
-    assert [bench.take(bench.send([one])) for one in ids[:-1]] == [[]] * (len(ids) - 1)
-    (output,) = bench.take(bench.send([ids[-1]], FinishReason.LENGTH))
-    assert (output.outputs[0].text, output.outputs[0].token_ids) == (" quick 😀 fox", ids)
-
-
 def test_a_gap_fails_the_request_and_ends_it_in_the_engine(byte_level: Tokenizer):
     bench = Bench(byte_level)
     bench.take(bench.send([65]))
@@ -368,6 +329,7 @@ def test_grouping_and_repeating_deliveries_changes_nothing(byte_level: Tokenizer
     stop = draw.choice([[], ["lazy"], ["x o", "dog"]])
     bench = Bench(byte_level, output_kind=kind, stop=stop)
     outputs: list[RequestOutput] = []
+    as_taken: list[list[int]] = []  # which later deliveries do not change
     position = 0
     while position < len(ids):
         start = draw.randint(max(0, position - 3), position)
@@ -375,10 +337,20 @@ def test_grouping_and_repeating_deliveries_changes_nothing(byte_level: Tokenizer
         position = max(position, end)
         finish = FinishReason.LENGTH if position == len(ids) else None
         outputs += bench.take(bench.send(ids[start:end], finish, start=start))
-    assert [output.finished for output in outputs].count(True) == 1
-    assert outputs[-1].finished
-    last = outputs[-1].outputs[0]
-    text = "".join(out.outputs[0].text for out in outputs) if kind == DELTA else last.text
+        as_taken += [[*output.outputs[0].token_ids] for output in outputs[len(as_taken) :]]
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    assert bench.processor.num_unfinished == 0
+    parts = [output.outputs[0] for output in outputs]
+    assert [part.token_ids for part in parts] == as_taken
+    text, taken = parts[-1].text, as_taken[-1]
+    if kind == DELTA:
+        text, taken = "".join(part.text for part in parts), [token for part in as_taken for token in part]
     whole = byte_level.decode(ids)
     cut = min((whole.index(one) for one in stop if one in whole), default=len(whole))
     assert text == whole[:cut]
+    assert taken == ids[: len(taken)]
+    assert cut < len(byte_level.decode(taken)) or cut == len(whole)
+    if kind == CUMULATIVE:
+        assert all(text.startswith(part.text) for part in parts)
+        assert all(part == taken[: len(part)] for part in as_taken)
+    assert kind != FINAL or len(outputs) == 1

@@ -34,12 +34,6 @@ def make(tokenizer: Tokenizer, prompt: str = "", **params: Any) -> Detokenizer:
     return Detokenizer(tokenizer, tokenizer.encode(prompt) if prompt else [], SamplingParams(**params))
 
 
-def test_a_word_after_the_prompt_keeps_its_space(metaspace: Tokenizer):
-    prompt, ids = metaspace.encode("hello"), metaspace.encode("world", add_special_tokens=False)
-    assert "".join(stream(Detokenizer(metaspace, prompt, SamplingParams()), ids)) == " world"
-    assert "".join(stream(Detokenizer(metaspace, [], SamplingParams()), ids)) == "world"
-
-
 def test_half_a_character_at_the_prompts_end_is_completed_by_the_output(tokenizer: Tokenizer):
     ids = tokenizer.encode("fox 😀 the", add_special_tokens=False)
     expected = tokenizer.decode(ids, True)
@@ -58,12 +52,6 @@ def test_an_unfinished_character_is_shown_at_the_end(byte_level: Tokenizer):
     assert pieces[0] == "a"
     assert pieces[1:-1] == [""] * (len(pieces) - 2)
     assert pieces[-1] == "\N{REPLACEMENT CHARACTER}"
-
-
-def test_special_tokens_are_skipped_or_shown(byte_level: Tokenizer):
-    ids = byte_level.encode("the<|im_end|> fox")
-    assert "".join(stream(make(byte_level), ids)) == "the fox"
-    assert "".join(stream(make(byte_level, skip_special_tokens=False), ids)) == "the<|im_end|> fox"
 
 
 def test_spaces_between_special_tokens_can_be_left_out():

@@ -149,14 +149,14 @@ def test_what_is_generated_is_read_back(name: str, choice: str) -> None:
     chosen = CHOICES[choice]
     rules = make_rules(name, TOOLS, choice=chosen)
     num_ended = num_calls = 0
-    for seed in range(12):
+    for seed in range(7):
         message = generate(name, rules, TOOLS, "", seed)
         if message is None:
             continue
         num_ended += 1
         num_calls += len(message.tool_calls)
         check(message, TOOLS, chosen)
-    assert num_ended > 3
+    assert num_ended > 1
     assert num_calls > 0
 
 
@@ -185,7 +185,7 @@ def check(message: AssistantMessage, tools: list[Tool], choice: ToolChoice) -> N
 )
 def test_markers_that_are_no_tokens_are_followed_as_text(name: str, kept: str) -> None:
     rules = make_rules(name, STRICT, kept)
-    messages = [generate(name, rules, STRICT, kept, seed) for seed in range(40)]
+    messages = [generate(name, rules, STRICT, kept, seed) for seed in range(20)]
     ended = [message for message in messages if message is not None]
     assert any(message.tool_calls for message in ended)
     assert any(message.reasoning for message in ended) == (rules.format.thinking is not None)

@@ -60,7 +60,7 @@ async def test_what_is_wrong_is_said_in_few_words(
     assert answer.error["message"]
 
 
-@pytest.mark.parametrize("character", ["n", "\0", '"', "\U0001f600"])
+@pytest.mark.parametrize("character", ["\0", "\U0001f600"])
 @pytest.mark.parametrize("path", REQUESTS)
 async def test_no_name_and_no_value_is_repeated_at_length(
     client: AsgiClient, path: str, character: str

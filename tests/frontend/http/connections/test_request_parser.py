@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from quire.frontend.http.connections.request_parser import RequestHead, RequestP
 from quire.frontend.http.errors import ApiError
 from quire.frontend.http.limits import Limits
 
+GOLDEN = Path(__file__).parents[3] / "golden"
 LIMITS = Limits(max_header_bytes=8000, max_body_bytes=10_000, max_headers=9)
 HOST = b"host: localhost\r\n"
 HEAD = b"POST /tokenize HTTP/1.1\r\n" + HOST
@@ -83,76 +86,12 @@ def test_requests_are_the_same_wherever_they_are_cut(
     requests = read(*pieces)
     assert [(one.body, one.is_whole) for one in requests] == [(body, True) for body in bodies]
     assert [one.head for one in requests] == [one.head for one in read(data)]
+    assert [one.body for one in read(*(data[i : i + 1] for i in range(len(data))))] == bodies
 
 
-def test_a_byte_at_a_time_is_the_same_as_all_at_once() -> None:
-    for data, bodies in GOOD:
-        assert [one.body for one in read(*(data[i : i + 1] for i in range(len(data))))] == bodies
-
-
-@pytest.mark.parametrize(
-    ("data", "status"),
-    [
-        (b"junk\r\n\r\n", 400),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01", 400),
-        (b"GET /\0 HTTP/1.1\r\n", 400),
-        (b"GET /live HTTP/1.1\n", 400),
-        (HEAD + b"content-length: 1\r\ncontent-length: 1\r\n\r\na", 400),
-        (HEAD + b"content-length: 1\r\ncontent-length: 2\r\n\r\na", 400),
-        (HEAD + b"content-length: 1, 1\r\n\r\na", 400),
-        (HEAD + b"content-length: -1\r\n\r\na", 400),
-        (HEAD + b"content-length: +1\r\n\r\na", 400),
-        (HEAD + b"content-length: x\r\n\r\na", 400),
-        (HEAD + b"content-length: \r\n\r\na", 400),
-        (HEAD + b"content-length: " + b"9" * 5000 + b"\r\n\r\n", 400),
-        (HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-        (HEAD + b"transfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\n", 400),
-        (HEAD + b"transfer-encoding: identity\r\n\r\n0\r\n\r\n", 400),
-        (HEAD + b"transfer-encoding: chunked, gzip\r\n\r\n0\r\n\r\n", 400),
-        (HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400),
-        (HEAD + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n", 400),
-        (HEAD + b"transfer-encoding: ,chunked\r\n\r\n0\r\n\r\n", 400),
-        (HEAD + b"transfer-encoding: identity\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-        (HEAD + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-        (b"POST /tokenize HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-        (CHUNKED + b"zz\r\n", 400),
-        (CHUNKED + b"-1\r\n", 400),
-        (CHUNKED + b"\r\n", 400),
-        (CHUNKED + b"f" * 17 + b"\r\n", 400),
-        (CHUNKED + b"1\n", 400),
-        (CHUNKED + b"1\r\nab", 400),
-        (CHUNKED + b"1\r\na\n", 400),
-        (CHUNKED + b"1 \r\na\r\n0\r\n\r\n", 400),
-        (CHUNKED + b"0x1\r\na\r\n0\r\n\r\n", 400),
-        (CHUNKED + b"1;a\nb\r\na\r\n0\r\n\r\n", 400),
-        (CHUNKED + b"0\r\ncontent-length: 5\r\n\r\n", 400),
-        (CHUNKED + b"0\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
-        (CHUNKED + b"0\r\nx: a\0\r\n\r\n", 400),
-        (CHUNKED + b"0\r\nno field\r\n\r\n", 400),
-        (HEAD + b"x: a\0b\r\n\r\n", 400),
-        (HEAD + b"x\0: a\r\n\r\n", 400),
-        (HEAD + b"x : a\r\n\r\n", 400),
-        (HEAD + b": a\r\n\r\n", 400),
-        (HEAD + b"x: a\r\n b\r\n\r\n", 400),
-        (HEAD + b"x: y\n\r\n", 400),
-        (HEAD + b"x: y\rz: y\r\n\r\n", 400),
-        (HEAD + b"\n", 400),
-        (HEAD + HOST + b"\r\n", 400),
-        (b"get /live HTTP/1.1\r\n" + HOST + b"\r\n", 400),
-        (b"GET  /live HTTP/1.1\r\n" + HOST + b"\r\n", 400),
-        (b"GET /\xff HTTP/1.1\r\n" + HOST + b"\r\n", 400),
-        (b"GET /live#x HTTP/1.1\r\n" + HOST + b"\r\n", 400),
-        (b"GET http://a HTTP/1.1\r\n\r\n", 400),
-        (b"GET /live HTTP/1.1\r\n\r\n", 400),
-        (b"GET /live\r\n\r\n", 400),
-        (b"GET /live HTTP/0.9\r\n" + HOST + b"\r\n", 400),
-        (b"GET /live HTTP/2.0\r\n" + HOST + b"\r\n", 400),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
-        (b"CONNECT a:1 HTTP/1.1\r\n\r\n", 405),
-        (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 10 + HOST + b"\r\n", 431),
-    ],
-)
-def test_a_request_of_two_meanings_or_none_is_refused(data: bytes, status: int) -> None:
+@pytest.mark.parametrize(("text", "status"), json.loads((GOLDEN / "bad_requests.json").read_bytes()))
+def test_a_request_of_two_meanings_or_none_is_refused(text: str, status: int) -> None:
+    data = text.encode("latin-1")
     assert find_status(data) == status
     assert find_status(*(data[place : place + 1] for place in range(len(data)))) == status
 
@@ -189,30 +128,12 @@ def test_every_part_of_a_request_has_an_end(begun: bytes, more: bytes, status: i
         ("http://localhost/version?a", "evil.test", ("/version?a", "localhost")),
         ("HTTP://localhost", "evil.test", ("/", "localhost")),
         ("http://localhost?a", "evil.test", ("/?a", "localhost")),
-        ("http://a@localhost/version", "localhost", None),
-        ("http:///version", "localhost", None),
-        ("ftp://localhost/version", "localhost", None),
-        ("*", "localhost", None),
-        ("version", "localhost", None),
-        ("/version", "local host", None),
-        ("/version", "localhost/", None),
-        ("/version", "localhost, evil.test", None),
-        ("/version", "user@localhost", None),
-        ("/version", "localhost:80a", None),
-        ("/version", "[::1", None),
-        ("/version", "l\u00f6calhost", None),
     ],
 )
-def test_a_request_says_once_whom_it_is_for(target: str, host: str, found: tuple[str, str] | None) -> None:
-    data = f"GET {target} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode()
-    if found is None:
-        assert find_status(data) == 400
-    else:
-        (request,) = read(data)
-        assert (request.head.target.decode(), request.head.headers) == (
-            found[0],
-            [(b"host", found[1].encode())],
-        )
+def test_a_request_says_once_whom_it_is_for(target: str, host: str, found: tuple[str, str]) -> None:
+    (request,) = read(f"GET {target} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
+    seen = (request.head.target.decode(), request.head.headers)
+    assert seen == (found[0], [(b"host", found[1].encode())])
 
 
 @pytest.mark.parametrize(

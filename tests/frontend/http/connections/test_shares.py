@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from quire.frontend.http.caller import name_address
 from quire.frontend.http.connections.admission import ByteShares, ConnectionTable
 from quire.frontend.http.errors import ApiError
 
@@ -100,18 +98,3 @@ def test_past_the_bound_the_client_that_holds_most_gives_way() -> None:
     shares.hold(a1, 0)
     shares.hold(b1, 0)
     assert shares.num_bytes == 0
-
-
-@pytest.mark.parametrize(
-    ("host", "name"),
-    [
-        ("10.0.0.1", "10.0.0.1"),
-        ("::ffff:10.0.0.1", "::ffff:10.0.0.1"),
-        ("2001:db8:1:2:3:4:5:6", "2001:0db8:0001:0002"),
-        ("2001:db8:1:2::9", "2001:0db8:0001:0002"),
-        ("fe80::1%eth0", "fe80:0000:0000:0000"),
-        ("", ""),
-    ],
-)
-def test_a_network_of_ipv6_is_one_client(host: str, name: str) -> None:
-    assert name_address(host) == name

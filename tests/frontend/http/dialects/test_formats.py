@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from grammar_judge import accepts
 from openai_fakes import AsgiClient, FakeLLM
-from quire.frontend.formats.schemas import compiler
 
 CHAT, COMPLETION, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 LEAST: dict[str, dict[str, Any]] = {
@@ -73,13 +72,3 @@ async def test_a_format_becomes_the_grammar_of_the_request(
     assert answer.status == 200, answer.body
     (call,) = llm.calls
     assert [accepts(call.grammar, text) for text in (yes, no)] == [True, False]
-
-
-async def test_a_format_that_was_taken_is_not_compiled_again(
-    llm: FakeLLM, client: AsgiClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body = {**LEAST[CHAT], **schema_format(STRICT)}
-    assert (await client.post(CHAT, body)).status == 200
-    monkeypatch.setattr(compiler, "make_grammar_text", None)
-    assert (await client.post(CHAT, body)).status == 200
-    assert llm.calls[0].grammar == llm.calls[1].grammar

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from quire.frontend.events import (
     AssistantMessage,
@@ -69,6 +69,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=60)
 @given(st.data())
 def test_a_streamed_input_is_the_whole_one_however_it_is_cut(data: st.DataObject) -> None:
     value = data.draw(st.dictionaries(st.text(max_size=4), JSON, max_size=4))

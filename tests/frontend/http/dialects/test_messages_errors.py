@@ -7,13 +7,10 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
-from openai_fakes import AsgiClient, FakeLLM
-from quire.frontend.http.connections.auth import hash_key
+from openai_fakes import FakeLLM
 from quire.frontend.http.errors import ApiError, encode_answer
-from quire.frontend.http.options import ServerOptions
 from server_fakes import Peer
 
-KEYS = ServerOptions(api_key_hashes=(hash_key("one"), hash_key("two")))
 PATH = "/v1/messages"
 
 
@@ -51,27 +48,6 @@ def test_each_status_has_anthropics_type_below_its_path_only(status: int, kind: 
         headers, body = encode_answer(error, path)
         assert json.loads(body)["error"]["param"] == "x"
         assert "request-id" not in headers
-
-
-@pytest.mark.app(options=KEYS)
-async def test_a_key_may_come_as_x_api_key_and_its_lack_is_told_in_the_paths_form(client: AsgiClient) -> None:
-    for headers in ({}, {"x_api_key": "three"}, {"x_api_key": ""}, {"authorization": "Bearer three"}):
-        answer = await client.post(PATH, {}, **headers)
-        assert answer.status == 401
-        check_error(answer.headers, answer.json, "authentication_error")
-    known: list[dict[str, str]] = [
-        {"x_api_key": "two"},
-        {"x_api_key": "two", "authorization": "Bearer three"},
-        {"x_api_key": "three", "authorization": "Bearer two"},
-    ]
-    for headers in known:
-        assert (await client.get("/v1/models", **headers)).status == 200
-
-
-async def test_an_unknown_route_is_told_in_the_paths_form(client: AsgiClient) -> None:
-    answer = await client.post(f"{PATH}/batches", {})
-    assert answer.status == 404
-    check_error(answer.headers, answer.json, "not_found_error")
 
 
 @pytest.mark.server(max_body_bytes=100_000, api_keys=("one",), options={"allowed_hosts": ("localhost",)})

@@ -10,7 +10,6 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from openai_fakes import AsgiClient, FakeLLM
 from pydantic import TypeAdapter
-from quire.frontend.http.connections.auth import hash_key
 from quire.frontend.http.jobs import registry as registry_module
 from quire.frontend.http.jobs.store import ENDS
 from quire.frontend.http.limits import Limits
@@ -134,21 +133,6 @@ async def test_what_fails_is_kept_as_failed_and_its_stream_says_why(llm: FakeLLM
     assert events[-1]["type"] == "response.failed"
     told = (await client.get(f"{PATH}/{events[0]['response']['id']}")).json
     assert (told["status"], told["error"]["code"]) == ("failed", "poison_request")
-
-
-@pytest.mark.app(options=ServerOptions(api_key_hashes=(hash_key("a"), hash_key("b"))))
-async def test_another_key_sees_none_of_it(llm: FakeLLM, client: AsgiClient) -> None:
-    llm.gate.clear()
-    mine, other = {"authorization": "Bearer a"}, {"authorization": "Bearer b"}
-    begun = (await client.post(PATH, ASKED, **mine)).json
-    path = f"{PATH}/{begun['id']}"
-    gets = [("GET", path), ("GET", f"{path}?stream=true")]
-    for method, where in [*gets, ("POST", f"{path}/cancel"), ("DELETE", path)]:
-        answer = await client.call(method, where, b"", other)
-        assert (answer.status, answer.error["code"]) == (404, "response_not_found")
-    assert llm.aborted == set()
-    llm.gate.set()
-    await wait_for_status(client, begun["id"], "completed", **mine)
 
 
 @pytest.mark.parametrize(

@@ -110,19 +110,6 @@ async def test_what_has_been_kept_long_enough_is_forgotten_though_nobody_asks(
     assert registry._expiry is None
 
 
-async def test_only_its_key_cancels_a_response_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_module, "_CANCEL_S", 0.01)
-    registry = make_registry()
-    response = begin(registry, store=False)
-    with pytest.raises(ApiError):
-        await registry.ask(ResponseQuery("cancel", response["id"], "other"))
-    assert aborted == []
-    found = await registry.ask(ResponseQuery("cancel", response["id"], "key"))
-    assert msgspec.json.decode(found.response)["status"] == "cancelled"
-    assert aborted == [response["id"]]
-    registry.end(response["id"], "key")
-
-
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
 def test_every_process_of_a_group_finds_ends_and_forgets_the_responses_of_the_others(
     monkeypatch: pytest.MonkeyPatch, runner: object
