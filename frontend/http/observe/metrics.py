@@ -11,8 +11,10 @@ background responses, are of all HTTP processes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import accumulate
+from typing import Any, Generic, TypeVar
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -35,6 +37,39 @@ from ..jobs.store import ENDS, EVICTED, RUNNING, STORED, STORED_BYTES
 from .http_counts import BOUNDS_S, STATUSES, HttpCounts, RouteCounts
 from .server_info import ANSWER_S
 
+T = TypeVar("T")
+_REST = 19  # times what a round has computed until the next: a twentieth of this process's time
+
+
+class Rounds(Generic[T]):
+    """A text that is dear to write and the same for everybody: who asks while one is being written, or soon
+    after, waits for the next, which is newer than all that it answers.
+    """
+
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, T]], write: Callable[[T], bytes]) -> None:
+        """`write` computes, of what `ask` waits for."""
+        self._ask, self._write = ask, write
+        self._next: asyncio.Task[bytes] | None = None  # that has not begun
+        self._turn = asyncio.Lock()
+        self._due_at = 0.0  # monotonic
+
+    async def find(self) -> bytes:
+        """The text. Raises what `ask` does."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._run())
+            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(self._next)
+
+    async def _run(self) -> bytes:
+        async with self._turn:
+            if (wait_s := self._due_at - time.monotonic()) > 0:
+                await asyncio.sleep(wait_s)
+            self._next = None
+            answer, began = await self._ask(), time.thread_time()
+            text = self._write(answer)
+            self._due_at = time.monotonic() + _REST * (time.thread_time() - began)
+            return text
+
 
 def add_routes(routes: Routes, models: ServedModels, find_counts: Callable[[], HttpCounts]) -> None:
     """Serve /metrics. The only engine, when it is gone, raises EngineDeadError, for the app to answer."""
@@ -44,17 +79,23 @@ def add_routes(routes: Routes, models: ServedModels, find_counts: Callable[[], H
     PlatformCollector(registry=process_registry)
     GCCollector(registry=process_registry)
 
-    async def show_metrics() -> Response:
+    async def ask() -> dict[str, EnginesMetrics | None]:
         if models.has_several:
             metrics = await asyncio.gather(*map(_ask, models.models))
         else:
             metrics = [await models.only.llm.metrics_by_engine()]
-        names = [model.name for model in models.models]
-        body = format_metrics(dict(zip(names, metrics, strict=True)), prefix)
+        return dict(zip([model.name for model in models.models], metrics, strict=True))
+
+    def write(metrics: dict[str, EnginesMetrics | None]) -> bytes:
+        body = format_metrics(metrics, prefix)
         counts = find_counts()
         body += format_http_counts(counts.read()) + format_response_counts(counts.read_more(), prefix)
-        body += generate_latest(process_registry)
-        return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
+        return body + generate_latest(process_registry)
+
+    rounds = Rounds(ask, write)
+
+    async def show_metrics() -> Response:
+        return Response(await rounds.find(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     routes.add("/metrics", show_metrics, "Prometheus metrics", "text/plain")
 

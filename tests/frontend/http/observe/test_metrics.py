@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import os
 from pathlib import Path
 
+=======
+import asyncio
+
+import pytest
+>>>>>>> 41040580 (Write /metrics in rounds, however many ask)
 from prometheus_client.parser import text_string_to_metric_families
-from quire.frontend.http.observe.metrics import format_metrics
+from quire.frontend.http.observe.metrics import Rounds, format_metrics
+from quire.ipc.errors import EngineDeadError
 from quire.ipc.protocol.engine_views import EngineMetrics, Histogram, SchedulerStats
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "metrics.txt"
@@ -70,3 +77,47 @@ def test_series_have_another_prefix_where_dashboards_want_one() -> None:
     names = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
     assert {"vllm:num_requests_running", "vllm:time_to_first_token_seconds_bucket", "vllm:engine_up"} <= names
     assert all(name.startswith("vllm:") for name in names)
+
+
+async def test_however_many_ask_a_text_is_written_in_rounds_each_newer_than_who_it_answers() -> None:
+    num_asked, num_written, may_answer = 0, 0, asyncio.Event()
+
+    async def ask() -> int:
+        nonlocal num_asked
+        num_asked += 1
+        number = num_asked
+        await may_answer.wait()
+        return number
+
+    def write(number: int) -> bytes:
+        nonlocal num_written
+        num_written += 1
+        return str(number).encode()
+
+    rounds = Rounds(ask, write)
+    first = [asyncio.create_task(rounds.find()) for _ in range(100)]
+    while not num_asked:
+        await asyncio.sleep(0)
+    late = [asyncio.create_task(rounds.find()) for _ in range(100)]  # the first answer may be older than they
+    await asyncio.sleep(0)
+    first[0].cancel()
+    may_answer.set()
+    assert set(await asyncio.gather(*first[1:])) == {b"1"}
+    assert set(await asyncio.gather(*late)) == {b"2"}
+    assert num_written == 2
+
+
+async def test_who_waits_for_a_round_is_told_why_it_fails_and_the_next_goes_well() -> None:
+    fails = True
+
+    async def ask() -> bytes:
+        if fails:
+            raise EngineDeadError("gone")
+        return b"well"
+
+    rounds = Rounds(ask, bytes)
+    for _ in range(2):
+        with pytest.raises(EngineDeadError, match="gone"):
+            await rounds.find()
+    fails = False
+    assert await rounds.find() == b"well"
