@@ -29,7 +29,7 @@ from .connections.auth import ApiKeys
 from .connections.connection import Connection
 from .connections.hosts import find_allowed_hosts
 from .connections.layers import wrap_routes
-from .connections.listen import BACKLOG
+from .connections.listener import Listener
 from .engines.attachments import Attachments, OnlyEngine
 from .engines.daemon_model import DaemonModel
 from .engines.served_models import ServedModels
@@ -40,9 +40,8 @@ from .observe.tracing import Tracing
 from .options import ServerOptions, find_max_grpc_connections
 from .stream import cancel_and_wait
 
-if TYPE_CHECKING:  # what a server without a gRPC port, or without TLS, does not load
+if TYPE_CHECKING:  # what a server without a gRPC port does not load
     from ..grpc.server import GrpcServer
-    from .connections.tls import TlsListener
 
 _ABORT_GRACE_S = 2.0  # for the last chunks of aborted requests
 _TELL_S = 5.0  # between two lines on what a drain waits for
@@ -158,23 +157,18 @@ class Server:
             raise EngineDeadError(f"the engine has ended: {self._engines.dead_error}")
         return 0
 
-    async def _listen(
-        self, listening_socket: socket.socket, factory: Callable[[], Connection]
-    ) -> asyncio.Server | TlsListener:
+    async def _listen(self, listening_socket: socket.socket, factory: Callable[[], Connection]) -> Listener:
         if self._grpc is not None:
             await self._grpc.start()
         if self._peers is not None:
             await self._models.parts.responses.join(self._peers)
-        loop = asyncio.get_running_loop()
         if self._options.tls is not None:
             from .connections.tls import TlsListener
 
             return TlsListener(
                 listening_socket, factory, self._options.tls, self._options.limits.max_header_s
             )
-        if listening_socket.family == socket.AF_UNIX:
-            return await loop.create_unix_server(factory, sock=listening_socket, backlog=BACKLOG)
-        return await loop.create_server(factory, sock=listening_socket, backlog=BACKLOG)
+        return Listener(listening_socket, factory)
 
     def _make_factory(self) -> Callable[[], Connection]:
         options = self._options

@@ -18,11 +18,11 @@ from typing import cast
 from ....ipc.errors import ConfigError
 from ..options import TlsOptions
 from .connection import Connection
+from .listener import Listener
 
 REFRESH_S = 5.0  # between looks at the files
 _CLOSE_S = 1.0  # for the client's last word
 _WRITE_BUFFER_BYTES = 2**16  # as without TLS, whose own default is eight times that for each slow reader
-_ACCEPT_RETRY_S = 1.0  # as asyncio's own server
 _VERIFY_MODES = (ssl.CERT_NONE, ssl.CERT_OPTIONAL, ssl.CERT_REQUIRED)
 _logger = logging.getLogger("quire.serve")
 
@@ -100,8 +100,8 @@ class TlsFiles:
         return [_look_at(path) for path in (options.certfile, options.keyfile, options.ca_certs) if path]
 
 
-class TlsListener:
-    """Accepts connections and hands each over when its handshake is done. `close` ends both."""
+class TlsListener(Listener):
+    """Hands each connection over when its handshake is done."""
 
     def __init__(
         self,
@@ -111,43 +111,22 @@ class TlsListener:
         handshake_s: float,
     ) -> None:
         """Raises ConfigError for a file that cannot be used."""
-        self._socket = listening_socket
-        self._make_protocol = make_protocol
         self._files = TlsFiles(options)
         self._handshake_s = handshake_s
-        self._loop = asyncio.get_running_loop()
-        self._handshakes: set[asyncio.Task[None]] = set()
-        self._socket.setblocking(False)
-        self._accepting = self._loop.create_task(self._accept())
-        self._accepting.add_done_callback(lambda _: listening_socket.close())
+        super().__init__(listening_socket, make_protocol)
         self._refreshing = self._loop.create_task(self._refresh()) if options.refreshes else None
 
     def close(self) -> None:
-        """Accept nothing more; handshakes end."""
-        self._accepting.cancel()
         if self._refreshing is not None:
             self._refreshing.cancel()
-        for handshake in self._handshakes:
-            handshake.cancel()
+        super().close()
 
     async def _refresh(self) -> None:
         while True:
             await asyncio.sleep(REFRESH_S)
             self._files.refresh()
 
-    async def _accept(self) -> None:
-        while True:
-            try:
-                client, address = await self._loop.sock_accept(self._socket)
-            except OSError as error:  # no descriptor is left, or the client has gone already
-                _logger.warning("a connection was not accepted: %s", error)
-                await asyncio.sleep(_ACCEPT_RETRY_S)
-                continue
-            handshake = self._loop.create_task(self._shake_hands(client, address))
-            self._handshakes.add(handshake)
-            handshake.add_done_callback(self._handshakes.discard)
-
-    async def _shake_hands(self, client: socket.socket, address: object) -> None:
+    async def _open(self, client: socket.socket, address: object, /) -> None:
         protocol = self._make_protocol()
         host = str(cast(tuple[object, ...], address)[0]) if isinstance(address, tuple) else ""
         if not protocol.begin_handshake(cast(asyncio.Transport, Handshake(client)), host):
