@@ -6,7 +6,7 @@ A client is a text: the hash of its API key once it has shown one, else its addr
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Coroutine, Hashable
 from enum import IntEnum
 from typing import Any, Generic, Protocol, TypeVar
@@ -20,6 +20,7 @@ from .hosts import AllowedHosts
 
 LARGE_BYTES = 2**17  # of a body; what smaller ones leave is soon taken again
 _TRIM_DELAY_S = 1.0
+_BEGINNINGS_A_TURN = 2  # a request takes 0.3 ms and more of a pass of the event loop
 _READERS_A_TURN = 4  # uvloop reads up to 8 MB of a connection that it does not have to leave
 
 T = TypeVar("T", bound=Hashable)
@@ -149,6 +150,42 @@ class ByteShares:
             victim.give_way(overloaded(f"{self._what}: {held}, at most {self._max_bytes} ({self._limit})"))
 
 
+class BeginningTurns:
+    """Requests that have come and are to be begun: a few in each pass of the event loop, clients in turn.
+
+    One of many connections, or of many requests behind each other, would have all others wait for a pass in
+    which each of its requests is answered, and a request takes several passes.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, deque[Callable[[], bool]]] = OrderedDict()  # the next client first
+        self._num_begun = 0  # in this pass
+        self._is_awaiting_pass = False
+
+    def add(self, client: str, begin: Callable[[], bool]) -> None:
+        """Call `begin` now or in its turn. It returns False if there was nothing to do any more."""
+        self._waiting.setdefault(client, deque()).append(begin)
+        self._begin()
+
+    def _begin_pass(self) -> None:
+        self._num_begun, self._is_awaiting_pass = 0, False
+        if self._waiting:
+            self._begin()
+
+    def _begin(self) -> None:
+        if not self._is_awaiting_pass:
+            self._is_awaiting_pass = True
+            asyncio.get_running_loop().call_soon(self._begin_pass)
+        while self._waiting and self._num_begun < _BEGINNINGS_A_TURN:
+            client, beginnings = next(iter(self._waiting.items()))
+            begin = beginnings.popleft()
+            if beginnings:
+                self._waiting.move_to_end(client)
+            else:
+                del self._waiting[client]
+            self._num_begun += begin()
+
+
 class Admission:
     """What the connections of one process share: its limits, keys and room.
 
@@ -180,6 +217,7 @@ class Admission:
         self.headers = ByteShares("headers", "max_total_header_bytes", limits.max_total_header_bytes)
         max_body_bytes = max(limits.max_total_body_bytes, limits.max_body_bytes)
         self.bodies = ByteShares("bodies", "max_total_body_bytes", max_body_bytes)
+        self.beginnings = BeginningTurns()
         self._trimming: asyncio.TimerHandle | None = None
         self._large_readers: deque[AdmittedConnection] = deque()  # none of them reads
 

@@ -416,7 +416,7 @@ class Connection(asyncio.Protocol):
         has_body = head.body_bytes != 0
         is_post = head.method == "POST" and scope["path"] in admission.body_paths
         stores_body = has_body and is_post and caller is not None
-        self.exchange = Exchange(
+        exchange = self.exchange = Exchange(
             self,
             scope,
             num_header_bytes=head.num_bytes,
@@ -425,11 +425,21 @@ class Connection(asyncio.Protocol):
             stores_body=stores_body,
         )
         if self._access_log is not None:
-            record = self.exchange.record = self._make_record(head.method, scope["path"])
+            record = exchange.record = self._make_record(head.method, scope["path"])
             record.key = caller.key_hash[:KEY_LENGTH] if caller is not None else ""
-            admission.run(self._run_logged(self.exchange, record, self._access_log))
+        admission.beginnings.add(self.client_name, functools.partial(self._run, exchange))
+
+    def _run(self, exchange: Exchange) -> bool:
+        """Have the app answer a request, whose client may be gone by now: then False."""
+        record, log = exchange.record, self._access_log
+        if exchange.is_gone:
+            if record is not None and log is not None:
+                log.note(record)
+        elif record is not None and log is not None:
+            self._admission.run(self._run_logged(exchange, record, log))
         else:
-            admission.run(self.exchange.run(self._app))
+            self._admission.run(exchange.run(self._app))
+        return not exchange.is_gone
 
     async def _run_logged(self, exchange: Exchange, record: AccessRecord, log: AccessLog) -> None:
         try:
