@@ -449,7 +449,11 @@ LINES = {
     "worker": (10_500, 0),
     "kernels": (5500, 0),
     "tools": (15_000, 19_950),
+<<<<<<< HEAD
     "tests": (50_000, 65_750),
+=======
+    "tests": (50_000, 65_750),
+>>>>>>> a67d48e8 (Set the budgets' numbers to what stands)
 }
 _SLACK = 200  # by which a number that only falls may be above what is there
 # What everybody must read: faces, client, protocol, core and runner, without the wings among them.
