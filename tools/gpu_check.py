@@ -1,11 +1,11 @@
 """`python -m quire.tools.gpu_check`, or tools/gpu_check: one command for a machine with a GPU.
 
 Environment, a first answer, kernel tests compiled and under memcheck, golden runs, crowds, graphs on and off;
-a profile, a sweep over attention's tiles, benchmarks beside the cost model, FlashInfer and other engines;
-faults brought about, ranks on two GPUs; ending in a table. Every part is a process of its own with a
-deadline: one that crashes or hangs costs its own rows. Rows are said, and written to --out, as they come. A
-part that lacks a module or the time has failed; --wheels FOLDER installs what a machine without a network
-lacks, from wheels, into a folder of this run. A part that lacks GPUs is skipped, and said to be.
+a profile, kernels and engines beside the cost model, FlashInfer; faults brought about, ranks on two GPUs;
+ending in a table. Every part is a process of its own with a deadline: one that crashes or hangs costs its own
+rows. Rows are said, and written to --out, as they come. A part that lacks a module or the time has failed;
+--wheels FOLDER installs what a machine without a network lacks, from wheels, into a folder of this run. One
+that lacks GPUs is skipped, and said to be. Other engines beside ours are `quire bench offline`'s.
 Exit codes: 0 all that was judged is right, 1 something is not, 2 no GPU or wrong usage.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import json
 import os
 import shlex
 import shutil
@@ -22,34 +21,42 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from .bench.machine import find_commit
 from .bench.table import format_table
 from .gpu.rows import Row, append_line, read_row
 
-# Parts in order, each with the most seconds that it may take: three times what it should, for kernels are
-# compiled the first time. All of them together have --total-s, of which each gets at most what is left.
-PARTS = {
-    "environment": 60.0,
-    "first answer": 120.0,
-    "kernel tests": 240.0,
-    "memcheck": 240.0,
-    "golden": 120.0,
-    "crowds": 420.0,
-    "graphs": 120.0,
-    "profile": 180.0,
-    "attention sweep": 300.0,
-    "kernels": 150.0,
-    "flashinfer": 240.0,
-    "small engine": 240.0,
-    "large engine": 135.0,
-    "contest": 480.0,
-    "faults": 210.0,
-    "ranks": 120.0,
+
+class Part(NamedTuple):
+    """A function of a module of `gpu/`, loaded only for that part, and the most seconds that it may take.
+
+    Those are three times what it should: kernels are compiled the first time. All parts together have
+    --total-s, of which each gets at most what is left.
+    """
+
+    module: str
+    function: str
+    most_s: float
+
+
+PARTS = {  # in order
+    "environment": Part("correctness", "check_environment", 60.0),
+    "first answer": Part("correctness", "check_first_answer", 120.0),
+    "kernel tests": Part("kernel_tests", "check_kernel_tests", 240.0),
+    "memcheck": Part("kernel_tests", "check_memory", 240.0),
+    "golden": Part("correctness", "check_golden", 120.0),
+    "crowds": Part("correctness", "check_crowds", 420.0),
+    "graphs": Part("correctness", "check_graphs", 120.0),
+    "profile": Part("profiler", "profile_steps", 180.0),
+    "kernels": Part("kernels", "bench_kernels", 300.0),
+    "flashinfer": Part("flashinfer", "check_flashinfer", 240.0),
+    "small engine": Part("engine", "bench_small_engine", 240.0),
+    "large engine": Part("engine", "bench_large_engine", 135.0),
+    "faults": Part("faults", "check_faults", 210.0),
+    "ranks": Part("ranks", "check_ranks", 120.0),
 }
 _PART = (sys.executable, "-m", "quire.tools.gpu")  # and its name
 _TOTAL_S = 1750.0  # a machine is lent for half an hour
@@ -59,11 +66,10 @@ _NO_MODULE = "ModuleNotFoundError: No module named "
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the parts and print the table, or JSON."""
+    """Run the parts and print the table."""
     parser = argparse.ArgumentParser(
         prog="tools/gpu_check", description="Checks and measures Quire on a GPU."
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument(
         "--part", action="append", choices=list(PARTS), help="only this part; may be repeated"
     )
@@ -88,8 +94,8 @@ def main(argv: list[str] | None = None) -> int:
     for name in options.part or PARTS:
         left_s = options.total_s - (time.monotonic() - started)
         print(f"gpu_check: {name} ...", file=sys.stderr, flush=True)
-        findings[name] = _run_part(name, min(PARTS[name], left_s), options.out)
-    _report(findings, time.monotonic() - started, options.json)
+        findings[name] = _run_part(name, min(PARTS[name].most_s, left_s), options.out)
+    _report(findings, time.monotonic() - started)
     return int(any(row.is_ok is False for rows in findings.values() for row in rows))
 
 
@@ -160,16 +166,11 @@ def _explain_end(name: str, code: int, stderr: str) -> Row | None:
     return Row(name, f"ended with code {code}: {lines[-1][:200]}", "code 0", False)
 
 
-def _report(findings: dict[str, list[Row]], seconds: float, is_json: bool) -> None:
-    date = _now()
-    if is_json:
-        parts: dict[str, Any] = {name: [asdict(row) for row in rows] for name, rows in findings.items()}
-        print(json.dumps({"date": date, "seconds": round(seconds, 1), "parts": parts}))
-        return
+def _report(findings: dict[str, list[Row]], seconds: float) -> None:
     marks = {True: "ok", False: "NO", None: ""}
     rows = [[row.name, row.value, row.wanted, marks[row.is_ok]] for part in findings.values() for row in part]
     print(format_table(["check", "found", "wanted", ""], rows))
-    print(f"\n{date}, {seconds:.0f} s")
+    print(f"\n{_now()}, {seconds:.0f} s")
 
 
 def _now() -> str:

@@ -12,10 +12,9 @@ import pytest
 import torch
 from quire.tools import gpu_check
 from quire.tools.bench.cost_model import CARDS, StepWork
+from quire.tools.gpu.kernels import judge_report
 from quire.tools.gpu.rows import Row, judge, read_row
 from quire.tools.gpu.targets import find_known_card, judge_step
-
-pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,19 +46,6 @@ SAY = (
 )
 
 
-def test_a_part_that_fails_keeps_its_rows_and_fails_the_check(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake_part(monkeypatch, SAY + "say(Row('first', '7', '7', True)); raise RuntimeError('illegal address')")
-    assert gpu_check.main(["--json", "--part", "golden", "--part", "graphs"]) == 1
-    report = json.loads(capsys.readouterr().out)
-    assert list(report["parts"]) == ["golden", "graphs"]
-    first, end, seconds = report["parts"]["graphs"]
-    assert first == {"name": "first", "value": "7", "wanted": "7", "is_ok": True}
-    assert end["value"] == "ended with code 1: RuntimeError: illegal address"
-    assert seconds["name"] == "graphs, seconds"
-
-
 def test_a_part_without_its_modules_has_failed_and_says_how_to_bring_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,22 +55,31 @@ def test_a_part_without_its_modules_has_failed_and_says_how_to_bring_them(
     assert "not run: no module 'a_module_that_nobody_has'; --wheels FOLDER" in said
 
 
-def test_rows_are_written_as_they_come(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    fake_part(monkeypatch, SAY + "say(Row('first', '7', '7', True)); raise RuntimeError('gone')")
+def check_parts(tmp_path: Path, *names: str) -> list[tuple[str, ...]]:
+    """Runs a check that fails; (part, row, what it found) as they are written while it runs."""
     out = tmp_path / "rows.jsonl"
-    assert gpu_check.main(["--part", "golden", "--part", "graphs", "--out", str(out)]) == 1
+    parts = [word for name in names for word in ("--part", name)]
+    assert gpu_check.main([*parts, "--out", str(out)]) == 1
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["name"] for row in rows[:3]] == ["date", "commit", "command"]
-    del rows[:3]
-    assert [(row["part"], row["name"]) for row in rows] == [
-        ("golden", "first"),
-        ("golden", "golden"),
-        ("graphs", "first"),
-        ("graphs", "graphs"),
+    return [(row["part"], row["name"], row["value"]) for row in rows[3:]]
+
+
+def test_a_part_that_fails_keeps_its_rows_and_fails_the_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    fake_part(monkeypatch, SAY + "say(Row('first', '7', '7', True)); raise RuntimeError('illegal address')")
+    end = "ended with code 1: RuntimeError: illegal address"
+    assert check_parts(tmp_path, "golden", "graphs") == [
+        ("golden", "first", "7"),
+        ("golden", "golden", end),
+        ("graphs", "first", "7"),
+        ("graphs", "graphs", end),
     ]
-    assert "  first: 7" in capsys.readouterr().err
+    said, shown = capsys.readouterr()
+    assert "  first: 7" in shown
+    names = [line.split()[0] for line in said.splitlines()[2:8]]
+    assert names == ["first", "golden", "golden,", "first", "graphs", "graphs,"]
 
 
 def test_a_part_for_which_no_time_is_left_has_failed(
@@ -100,10 +95,6 @@ def test_a_folder_without_wheels_is_refused(tmp_path: Path) -> None:
         gpu_check.main(["--wheels", str(tmp_path)])
 
 
-def test_no_part_takes_longer_than_a_command_may_on_a_lent_machine() -> None:
-    assert max(gpu_check.PARTS.values()) <= 600
-
-
 def test_a_line_that_was_cut_off_is_no_row() -> None:
     row = Row("a", "1", "2", False)
     assert read_row(row.to_line()) == row
@@ -111,13 +102,12 @@ def test_a_line_that_was_cut_off_is_no_row() -> None:
 
 
 def test_a_part_that_takes_too_long_keeps_its_rows_and_has_failed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fake_part(monkeypatch, SAY + "say(Row('first', '7'))\nimport signal; signal.pause()")
-    monkeypatch.setitem(gpu_check.PARTS, "golden", 5.0)
-    assert gpu_check.main(["--json", "--part", "golden"]) == 1
-    first, end, _ = json.loads(capsys.readouterr().out)["parts"]["golden"]
-    assert (first["name"], end["value"]) == ("first", "not done in 5 s")
+    monkeypatch.setitem(gpu_check.PARTS, "golden", gpu_check.PARTS["golden"]._replace(most_s=5.0))
+    rows = [("golden", "first", "7"), ("golden", "golden", "not done in 5 s")]
+    assert check_parts(tmp_path, "golden") == rows
 
 
 def test_a_fraction_is_judged_by_the_least_that_is_wanted() -> None:
@@ -137,12 +127,10 @@ def test_the_parts_that_a_cpu_can_run_do() -> None:
     assert all(row.is_ok for row in rows)
 
 
-def test_every_part_names_a_function() -> None:
-    from quire.tools.gpu.__main__ import PARTS
-
-    assert list(PARTS) == list(gpu_check.PARTS)
-    for module, function in PARTS.values():
-        assert callable(getattr(import_module(f"quire.tools.gpu.{module}"), function))
+def test_every_part_names_a_function_and_has_no_more_than_a_command_may_on_a_lent_machine() -> None:
+    for part in gpu_check.PARTS.values():
+        assert callable(getattr(import_module(f"quire.tools.gpu.{part.module}"), part.function))
+        assert part.most_s <= 600
 
 
 def test_a_part_has_no_more_than_what_is_left_of_half_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,17 +138,32 @@ def test_a_part_has_no_more_than_what_is_left_of_half_an_hour(monkeypatch: pytes
     left: list[float] = []
     clock = iter(range(0, 100_000, 300))
     monkeypatch.setattr(gpu_check.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(gpu_check, "_run_part", lambda _name, timeout_s, _out: left.append(timeout_s) or [])
+    gpu_check.main([])
+    rest = (1750.0 - 300 * (number + 1) for number in range(len(gpu_check.PARTS)))
+    assert left == [min(part.most_s, s) for part, s in zip(gpu_check.PARTS.values(), rest, strict=True)]
 
-    def run_part(name: str, timeout_s: float, out: Path | None) -> list[Row]:
-        del name, out
-        left.append(timeout_s)
-        return []
 
-    monkeypatch.setattr(gpu_check, "_run_part", run_part)
-    gpu_check.main(["--json"])
-    assert len(left) == len(gpu_check.PARTS)
-    wanted = [1750 - 300 * (number + 1) for number in range(len(left))]
-    assert left == [min(most, rest) for most, rest in zip(gpu_check.PARTS.values(), wanted, strict=True)]
+def test_kernels_are_judged_by_the_ceilings_and_a_shape_that_is_missing_has_failed() -> None:
+    ceilings = {"copy_bytes_per_s": 1000.0, "bf16_flops_per_s": 500.0}
+    names = ("decode 64 x 4096", "8b decode 64 x 4096", "decode 1 x 2048")
+    rows = [
+        {"op": "paged attention", "shape": name, "seconds": seconds, "num_bytes": 85, "num_flops": 1}
+        for name, seconds in zip(names, (0.1, 0.11, 9.0), strict=True)
+    ]
+    judged = judge_report({"ceilings": ceilings, "rows": rows})
+    assert [row.is_ok for row in judged] == [True, False, None, False]
+    assert (judged[0].value[:3], judged[0].wanted) == ("85%", "at least 85%")
+    assert judged[3] == Row("8b prefill 8192", "not measured", "done", False)
+    rows.append({**rows[0], "shape": "8b prefill 8192", "num_flops": 26})
+    assert [row.is_ok for row in judge_report({"ceilings": ceilings, "rows": rows})][3] is True
+
+
+def test_every_file_of_kernel_tests_is_there() -> None:
+    from quire.tools.gpu import kernel_tests
+
+    for pattern in (*kernel_tests._TEST_FILES, *kernel_tests._MEMCHECK_FILES):
+        assert list((ROOT / "tests").glob(pattern)), pattern
 
 
 def test_memcheck_without_its_tool_has_failed_and_with_it_runs_the_tests(
@@ -247,5 +250,5 @@ def test_steps_and_engines_are_timed_on_a_cpu_too() -> None:
     assert [row.name for row in rows if row.name.endswith("step")] == [
         f"{name}, step" for name in ("decode 1", "decode 4", "mixed 2 + 6", "prefill 32", "prefill 128")
     ]
-    bench_small_engine(rows.append, device="cpu", model="tiny", batches=((1, 99.0),), workload="W1")
-    assert sum("ms; floor" in row.value for row in rows) == 5 + 3
+    bench_small_engine(rows.append, device="cpu", model="tiny", batches=((1, 99.0),))
+    assert sum("ms; floor" in row.value for row in rows) == 5 + 1

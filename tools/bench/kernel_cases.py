@@ -25,7 +25,7 @@ from ...worker.layers.feed_forward import GatedActivation
 from ...worker.layers.norm import RMSNorm
 from ...worker.sampling.sampler import SamplingBatch, sample
 from .encoder_cases import make_encoder_cases
-from .kernel_case import QWEN3_600M, TINY, Bench, BenchShape, Case, copy_cache
+from .kernel_case import LLAMA_8B, QWEN3_600M, TINY, Bench, BenchShape, Case, copy_cache
 from .linear_cases import make_linear_cases
 
 _NORM_EPS = 1e-6
@@ -37,12 +37,15 @@ def make_attention_cases(bench: Bench) -> Iterator[Case]:
     is_gpu = bench.device.type == "cuda"
     for batch, length in ((1, 2048), (32, 512), (64, 4096 if is_gpu else 2048)):
         yield _make_decode(bench, QWEN3_600M, "", batch, length, torch.bfloat16)
+    if is_gpu:  # too large for a CPU's memory
+        yield _make_decode(bench, LLAMA_8B, "8b ", 64, 4096, torch.bfloat16)
+        yield _make_prefill(bench, LLAMA_8B, "8b ", 8192, torch.bfloat16)
     yield _make_decode(bench, QWEN3_600M, "", 32, 512, torch.float32)
     yield _make_decode(bench, TINY, "tiny ", 1, 256, torch.bfloat16)
     yield _make_decode(bench, TINY, "tiny ", 256, 64, torch.bfloat16)
     for length in (512, 8192 if is_gpu else 2048):
-        yield _make_prefill(bench, QWEN3_600M, length, torch.bfloat16)
-    yield _make_prefill(bench, QWEN3_600M, 512, torch.float32)
+        yield _make_prefill(bench, QWEN3_600M, "", length, torch.bfloat16)
+    yield _make_prefill(bench, QWEN3_600M, "", 512, torch.float32)
 
 
 def _make_decode(
@@ -76,7 +79,7 @@ def _make_decode(
     )
 
 
-def _make_prefill(bench: Bench, shape: BenchShape, length: int, dtype: torch.dtype) -> Case:
+def _make_prefill(bench: Bench, shape: BenchShape, name: str, length: int, dtype: torch.dtype) -> Case:
     """Torch's column is its dense causal attention: it has no paged form."""
     spec = shape.attention
     metadata = bench.make_step([length], [length])
@@ -87,7 +90,7 @@ def _make_prefill(bench: Bench, shape: BenchShape, length: int, dtype: torch.dty
     query, key, value = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
     return Case(
         op="paged attention",
-        shape=f"prefill {length}",
+        shape=f"{name}prefill {length}",
         dtype=dtype,
         calls=[lambda: backend.attend(qkv, cache, metadata, spec)],
         torch_calls=[

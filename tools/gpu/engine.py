@@ -1,5 +1,4 @@
-"""Is the engine fast on this GPU? Decode at fixed batches beside what the cost model says, and nano-vllm's
-workload of 256 requests, alone and beside other engines, on made-up weights.
+"""Is the engine fast on this GPU? Decode of made-up weights beside what the cost model says.
 
 A decode step is timed as the difference between runs of few and of many tokens over the steps between them.
 """
@@ -12,7 +11,7 @@ from typing import Any
 
 from ..bench.bench_model import BenchModel, load_bench_model
 from ..bench.cost_model import Card, StepShape, compute_step_work
-from ..bench.workloads import WORKLOADS, BenchRequest, make_workload
+from .correctness import generate, make_greedy
 from .rows import Row, Say
 from .targets import find_card, judge_step
 
@@ -26,32 +25,18 @@ _LARGE_BATCHES = ((1, 0.97),)
 
 
 def bench_small_engine(
-    say: Say,
-    device: str = "cuda",
-    model: str = "qwen3-0.6b",
-    batches: Batches = _SMALL_BATCHES,
-    workload: str = "W5",
+    say: Say, device: str = "cuda", model: str = "qwen3-0.6b", batches: Batches = _SMALL_BATCHES
 ) -> None:
-    """The shape of Qwen3-0.6B: decode at some batches, with graphs and without, and 256 mixed requests."""
+    """Decode in the shape of Qwen3-0.6B, or another model's."""
     bench, card = load_bench_model(model), find_card(say, device)
     with _make_llm(bench, device) as llm:
         for batch, most in batches:
             say(_bench_decode(llm, bench, batch, card, most))
-            say(_bench_decode(llm, bench, batch, card, None, is_filtered=True))
-        say(_bench_workload(llm, bench, workload))
-    with _make_llm(bench, device, enforce_eager=True) as llm:
-        row = _bench_decode(llm, bench, 1, card, None)
-        say(Row(f"{row.name}, without graphs", row.value))
 
 
-def bench_large_engine(
-    say: Say, device: str = "cuda", model: str = "llama-8b", batches: Batches = _LARGE_BATCHES
-) -> None:
-    """The shape of Llama-3.1-8B: decode of one request."""
-    bench, card = load_bench_model(model), find_card(say, device)
-    with _make_llm(bench, device) as llm:
-        for batch, most in batches:
-            say(_bench_decode(llm, bench, batch, card, most))
+def bench_large_engine(say: Say) -> None:
+    """Decode of one request in the shape of Llama-3.1-8B."""
+    bench_small_engine(say, model="llama-8b", batches=_LARGE_BATCHES)
 
 
 def bench_attention_backend(
@@ -82,29 +67,18 @@ def _make_llm(bench: BenchModel, device: str, **engine_args: Any) -> Any:
     )
 
 
-def _bench_decode(
-    llm: Any,
-    bench: BenchModel,
-    batch: int,
-    card: Card,
-    most: float | None,
-    is_filtered: bool = False,
-) -> Row:
+def _bench_decode(llm: Any, bench: BenchModel, batch: int, card: Card, most: float | None) -> Row:
     """A decode step of `batch` requests beside its floor and the estimate.
 
     No two prompts share a block, so that no request's keys are in the cache because of another one's.
     """
     prompts = [_make_prompt(bench, number) for number in range(batch)]
-    few = [BenchRequest(prompt, _FEW_TOKENS) for prompt in prompts]
-    many = [BenchRequest(prompt, _MANY_TOKENS) for prompt in prompts]
-    _run(llm, many, is_filtered)  # compiles, and captures the graph
-    short = min(_run(llm, few, is_filtered) for _ in range(3))
-    long = min(_run(llm, many, is_filtered) for _ in range(3))
+    _run(llm, prompts, _MANY_TOKENS)  # compiles, and captures the graph
+    short, long = (min(_run(llm, prompts, count) for _ in range(3)) for count in (_FEW_TOKENS, _MANY_TOKENS))
     step_s = (long - short) / (_MANY_TOKENS - _FEW_TOKENS)
     mean_len = _PROMPT_LEN + (_FEW_TOKENS + _MANY_TOKENS) // 2
     work = compute_step_work(bench.spec, "bfloat16", StepShape(batch, mean_len))
-    name = f"{bench.name} decode, batch {batch}" + (", top-k 20, top-p 0.95" if is_filtered else "")
-    return judge_step(f"{name}, step", step_s, work, card, most)
+    return judge_step(f"{bench.name} decode, batch {batch}, step", step_s, work, card, most)
 
 
 def _make_prompt(bench: BenchModel, number: int) -> list[int]:
@@ -113,27 +87,8 @@ def _make_prompt(bench: BenchModel, number: int) -> list[int]:
     return [random.randrange(16, bench.spec.vocab_size) for _ in range(_PROMPT_LEN)]
 
 
-def _bench_workload(llm: Any, bench: BenchModel, name: str) -> Row:
-    # All requests, whose lengths are those of the measured ones: every size of graph has been replayed.
-    _run(llm, make_workload(name, bench.spec.vocab_size, "warm-up").requests)
-    workload = make_workload(name, bench.spec.vocab_size, "round 1")
-    seconds = _run(llm, workload.requests)
-    rate = workload.num_output_tokens / seconds
-    return Row(f"{bench.name}, {WORKLOADS[name].summary}", f"{rate:,.0f} tokens/s out, {seconds:.1f} s")
-
-
-def _run(llm: Any, requests: list[BenchRequest], is_filtered: bool = False) -> float:
-    """Seconds of one `generate`, greedy or sampled as Qwen3's generation_config.json says."""
-    from ...ipc.params.sampling_params import SamplingParams
-
-    prompts = [{"prompt_token_ids": request.prompt_token_ids} for request in requests]
-    how = {"temperature": 0.6, "top_k": 20, "top_p": 0.95} if is_filtered else {"temperature": 0.0}
-    params = [
-        SamplingParams(
-            **how, max_tokens=request.num_output_tokens, ignore_eos=True, detokenize=False, seed=number
-        )
-        for number, request in enumerate(requests)
-    ]
+def _run(llm: Any, prompts: list[list[int]], num_tokens: int) -> float:
+    """Seconds of one greedy `generate`."""
     start = time.perf_counter()
-    llm.generate(prompts, params, use_tqdm=False)
+    generate(llm, prompts, make_greedy(num_tokens))
     return time.perf_counter() - start

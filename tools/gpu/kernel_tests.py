@@ -15,9 +15,12 @@ from .rows import Row, Say
 
 _ROOT = Path(__file__).parents[2]
 _TESTS = _ROOT / "tests"
-_TEST_FILES = ("kernels/test_triton_*.py", "worker/test_triton_model.py", "worker/steps/test_cuda_graphs.py")
-_MEMCHECK_FILES = tuple(
-    f"kernels/test_triton_{name}.py" for name in ("attention", "rotate_and_write", "sample")
+# Of those with other devices' tests only Triton's are run.
+_MIXED_FILES = ("kernels/test_operations.py", "kernels/attention/test_attention.py")
+_MEMCHECK_FILES = (*_MIXED_FILES, "kernels/test_triton_sample.py")
+_TEST_FILES = (
+    *(*_MIXED_FILES, "kernels/test_triton_*.py", "worker/test_triton_model.py"),
+    "worker/steps/test_cuda_graphs.py",
 )
 _TIMEOUT_S = 135.0
 _MEMCHECK_TIMEOUT_S = 235.0
@@ -54,6 +57,7 @@ def _run_tests(path: Path, prefix: Sequence[str], more: Mapping[str, str], timeo
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"} | dict(more)
     # Options of plugins that are not installed here, and warnings of other versions, are no failures.
     pytest = [sys.executable, "-P", "-m", "pytest", "-q", "-W", "default", "-x", "--tb=short", str(path)]
+    pytest += ["-k", "triton"] if str(path.relative_to(_TESTS)) in _MIXED_FILES else []
     try:
         done = subprocess.run(
             [*prefix, *pytest], capture_output=True, text=True, timeout=timeout_s, cwd=_ROOT, env=environment
