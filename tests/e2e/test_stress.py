@@ -20,7 +20,6 @@ import pytest
 from daemons import fake_modules
 from fake_process import MODULE
 from quire.frontend.cli.entry import run_command
-from quire.ipc.errors import InputError
 from quire.ipc.spec.config import RecoveryConfig
 from quire.tools.bench.machine import describe_machine
 from quire.tools.stress.asks import Ask, ClientPlan, draw_arrivals, draw_pool
@@ -47,7 +46,7 @@ ON_REAL_WORKERS = pytest.mark.parametrize("site", ["real"], indirect=True)
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     left: list[str] = []
     workers = fake_modules(MODULE) if request.param == "fake" else contextlib.nullcontext()
-    with workers, open_site(None, left, RECOVERY) as site:
+    with workers, open_site(left, RECOVERY) as site:
         yield site
     assert left == []
 
@@ -109,19 +108,6 @@ def test_a_stopped_http_process_is_noticed_and_replaced(site: Site, golden: list
     assert strike.pid not in site.find_pids("http")
     broken = [at - strike.at for record in result.records for at in record.broken_at]
     assert all(after_s < 10.0 for after_s in broken)  # 1.8 s, unless the machine is busy
-
-
-def test_a_daemon_that_others_reach_is_left_alone(site: Site):
-    command = [*COMMAND, "--attach", site.daemon, "--host", "0.0.0.0", "--insecure-no-key"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as public:
-        assert public.stdout is not None
-        try:
-            assert public.stdout.readline() == b"Quire is ready\n"
-            where = rf"attach='stress': .*0\.0\.0\.0:\d+ \(pid {public.pid}\)"
-            with pytest.raises(InputError, match=where):
-                Site(site.daemon)
-        finally:
-            public.terminate()
 
 
 def test_a_server_that_may_lose_no_http_process_ends_with_its_cause(site: Site):

@@ -21,21 +21,20 @@ from quire.tools.stress.hostile.grammars import GRAMMARS
 from quire.tools.stress.hostile.judge import (
     Cost,
     HostileResult,
-    Latency,
-    Phase,
     check_answers,
     check_costs,
     check_latency,
     check_losses,
     check_memory,
     check_tries,
-    measure,
+    judge_cost,
     measure_costs,
     measure_memory,
 )
 from quire.tools.stress.hostile.plan import Target, TurnReport, draw_turns
 from quire.tools.stress.hostile.report import format_hostile
 from quire.tools.stress.hostile.wire import Exchange, converse, make_request
+from quire.tools.stress.measures import Latency, Phase, Times, measure
 from quire.tools.stress.open_files import OpenFiles
 from quire.tools.stress.record import Record
 from quire.tools.stress.samples import Sample
@@ -71,17 +70,11 @@ def make_record(began_at: float, piece_times: list[float], broken_at: list[float
     )
 
 
-def make_latency(gap_s: float, ttft_s: float) -> Latency:
-    return Latency(
-        num_requests=100,
-        num_gaps=1000,
-        gap_p50_s=gap_s,
-        gap_p99_s=gap_s,
-        gap_max_s=gap_s,
-        ttft_p50_s=ttft_s,
-        ttft_p99_s=ttft_s,
-        ttft_max_s=ttft_s,
-    )
+def make_latency(
+    gap_s: float, first_s: float, num: int = 1000, p99_s: float = 0.0, max_s: float = 0.0
+) -> Latency:
+    gap, first = (Times(num, s, p99_s or s, max_s or s) for s in (gap_s, first_s))
+    return Latency(gap, first)
 
 
 @contextmanager
@@ -142,7 +135,7 @@ def test_every_attack_can_be_made_and_its_requests_fit_into_a_body():
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_grammars_are_others_each_time_and_fit_into_a_body(name: str):
     rng = random.Random(0)
-    drawn = [msgspec.json.encode(one) for _ in range(2) for one in GRAMMARS[name](make_target(), rng)]
+    drawn = [msgspec.json.encode(one) for _ in range(2) for one in GRAMMARS[name][0](make_target(), rng)]
     assert len(set(drawn)) == len(drawn)
     assert max(map(len, drawn)) < MAX_HTTP_BODY
 
@@ -198,18 +191,18 @@ def test_latencies_are_of_what_came_in_the_phase():
     calm, later = measure(records, CALM), measure(records, LATER)
     assert calm is not None
     assert later is not None
-    assert (calm.num_requests, calm.gap_max_s, calm.ttft_max_s) == (1, pytest.approx(0.1), 0.5)
-    assert (later.num_requests, later.gap_max_s) == (1, pytest.approx(0.9))
+    assert (calm.first.num, calm.gaps.max_s, calm.first.max_s) == (1, pytest.approx(0.1), 0.5)
+    assert (later.first.num, later.gaps.max_s) == (1, pytest.approx(0.9))
     assert measure(records, Phase("", 50.0, 60.0)) is None
     early = measure(records, Phase("", 9.0, 10.0, is_to_blame=True))
     assert early is not None
-    assert early.gap_max_s == pytest.approx(0.9)
+    assert early.gaps.max_s == pytest.approx(0.9)
 
 
 def test_latency_may_double_and_gain_the_margin():
     calm = make_latency(0.02, 0.05)
     assert check_latency(calm, make_latency(0.139, 0.199), 0.1) == []
-    frozen = msgspec.structs.replace(make_latency(0.1, 0.1), gap_max_s=2.0)
+    frozen = make_latency(0.1, 0.1, max_s=2.0)
     assert check_latency(calm, frozen, 0.1) == [
         "ordinary streams' longest gap is 2000 ms, at most 2 x 20 + 1000 = 1040 ms"
     ]
@@ -250,26 +243,25 @@ def test_each_attack_costs_what_streams_felt_while_it_ran_alone():
         make_record(22.2, [22.3, 22.4], []),
         make_record(24.1, [25.0, 25.9], []),  # beside both: nobody's
     ]
-    first, second = measure_costs(records, reports)
+    first, second = measure_costs(records, reports, None, 0.1)
     assert (first.attack, second.attack) == ("a", "b")
     assert first.latency is not None
     assert second.latency is not None
-    assert (first.latency.gap_max_s, first.latency.ttft_max_s) == (1.0, 0.5)
-    assert (second.latency.gap_max_s, second.latency.ttft_max_s) == pytest.approx((0.1, 0.1))
-    (never,) = measure_costs(records, [play("a", 24.0, 26.0), play("a", 24.0, 26.0)])
+    assert (first.latency.gaps.max_s, first.latency.first.max_s) == (1.0, 0.5)
+    assert (second.latency.gaps.max_s, second.latency.first.max_s) == pytest.approx((0.1, 0.1))
+    (never,) = measure_costs(records, [play("a", 24.0, 26.0), play("a", 24.0, 26.0)], None, 0.1)
     assert never == Cost(attack="a", latency=None)
 
 
 def test_an_attack_that_costs_too_much_is_named_and_few_samples_are_judged_by_their_median():
     calm = make_latency(0.02, 0.05)
-    slow = msgspec.structs.replace(make_latency(0.02, 0.05), gap_p99_s=0.5, ttft_p99_s=0.5)
-    few = msgspec.structs.replace(slow, num_requests=3)
-    frozen = msgspec.structs.replace(make_latency(0.9, 0.05), num_gaps=16)
+    slow, few = (make_latency(0.02, 0.05, num, p99_s=0.5) for num in (1000, 3))
+    frozen = make_latency(0.9, 0.05, 16, p99_s=0.9)
     costs = [
-        Cost(attack=name, latency=one)
+        judge_cost(Cost(attack=name, latency=one), calm, 0.1)
         for name, one in (("calm", calm), ("slow", slow), ("few", few), ("frozen", frozen), ("none", None))
     ]
-    lines = check_costs(costs, calm, 0.1)
+    lines = check_costs(costs)
     assert lines == [
         "slow, alone: ordinary streams' p99 gap is 500 ms, at most 2 x 20 + 100 = 140 ms",
         "slow, alone: ordinary streams' p99 time to first token is 500 ms, at most 2 x 50 + 100 = 200 ms",
@@ -278,14 +270,13 @@ def test_an_attack_that_costs_too_much_is_named_and_few_samples_are_judged_by_th
     records = [make_record(1.0, [1.05, 1.07], [])]
     result = HostileResult(phases=[CALM, LATER], records=records, costs=costs, broken=lines)
     said = [line.split() for line in format_hostile(result, 0.1).splitlines()]
-    ends = {
-        words[0]: " ".join(words[9:]) for words in said if words and words[0] in {one.attack for one in costs}
-    }
+    names = {one.attack for one in costs}
+    ends = {words[0]: " ".join(words[9:]) for words in said if words and words[0] in names}
     assert ends == {
         "calm": "holds",
-        "slow": "BROKEN",
+        "slow": "BROKEN, p99 gap by 360 ms, p99 time to first token by 300 ms",
         "few": "too few samples, by the median: holds",
-        "frozen": "too few samples, by the median: BROKEN",
+        "frozen": "too few samples, by the median: BROKEN, median gap by 760 ms",
         "none": "no sample alone",
     }
 
@@ -327,7 +318,6 @@ def test_memory_has_a_bound_and_comes_back_and_stays(sizes_mb: list[float], what
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["--attach", "demo"], "attach='demo': not given with --hostile"),
         (["--kills", "core"], "kills='core': not given with --hostile"),
         (["--attacks", "chat,tea"], "attacks='chat,tea': none, or of text, "),
         (["--duration", "0"], "duration=0.0: a number above 0"),

@@ -97,6 +97,11 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         return PoolingParams(task="embed", dimensions=self.dimensions)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it goes to `generate`, many in a call."""
+        return self.beam_width is None and self.chat is None and not self.embeds
+
+    @property
     def is_streamed(self) -> bool:
         """Whether the answer comes in pieces, where a client takes it so."""
         return self.beam_width is None and not self.embeds
@@ -116,49 +121,45 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     def make_response_body(self, model: str) -> dict[str, Any]:
         """Of a chat without tools, as /v1/responses takes it: streamed, and in the background."""
         assert self.chat is not None
-        return {
-            "model": model,
-            "input": self.prompt,
-            **self.chat.fields,
-            "max_output_tokens": self.max_tokens,
-            "temperature": 0.0 if self.seed is None else 1.0,
-            "seed": self.seed,
-            "top_p": 1.0,
-            "ignore_eos": True,
-            "stream": True,
-            "background": True,
-        }
+        fields = {"input": self.prompt, "max_output_tokens": self.max_tokens, "background": True}
+        return {"model": model, **fields, **self.chat.fields, **self._sampling_fields}
 
     def make_body(self, model: str) -> dict[str, Any]:
         """As a server takes it at `path`, streamed if it can be."""
         if self.embeds:
             fields = {} if self.dimensions is None else {"dimensions": self.dimensions}
             return {"model": model, "input": self.prompt, "encoding_format": "base64", **fields}
+        length = {"model": model, "max_tokens": self.max_tokens}
         if self.beam_width is not None:
-            return {
-                "model": model,
-                "prompt": self.prompt,
-                "max_tokens": self.max_tokens,
-                "ignore_eos": True,
-                "n": self.beam_width,
-                "use_beam_search": True,
-            }
+            search = {"ignore_eos": True, "n": self.beam_width, "use_beam_search": True}
+            return {**length, "prompt": self.prompt, **search}
         asked = (
             {"prompt": self.prompt} if self.chat is None else {"messages": self.messages, **self.chat.fields}
         )
         return {
-            "model": model,
+            **length,
             **asked,
-            "max_tokens": self.max_tokens,
-            "temperature": 0.0 if self.seed is None else 1.0,
-            "seed": self.seed,
-            "top_p": 1.0,
-            "ignore_eos": True,
+            **self._sampling_fields,
             "structured_outputs": self.constraint,
             "vllm_xargs": self.extra_args,
-            "stream": True,
             "stream_options": {"include_usage": True},
         }
+
+    @property
+    def _sampling_fields(self) -> dict[str, Any]:
+        temperature = 0.0 if self.seed is None else 1.0
+        fields = {"temperature": temperature, "seed": self.seed, "top_p": 1.0}
+        return {**fields, "ignore_eos": True, "stream": True}
+
+
+class Abilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine may be asked for besides plain text."""
+
+    has_processor: bool = False  # NoRepeat
+    dimensions: list[int | None] = []  # of its vectors, whole (None) and cut
+    chats: list[Chat] = []
+    can_chat: bool = False
+    has_thoughts: bool = False
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,9 +184,8 @@ class ClientPlan(msgspec.Struct, frozen=True, kw_only=True):
     pool: list[Ask]
     arrivals: list[Arrival]
     max_concurrency: int | None = None  # then the next one is sent when there is room, and not when it is due
-    is_endless: bool = (
-        False  # then the arrivals come again and again, with new numbers, until standard input ends
-    )
+    # Then the arrivals come again and again, with new numbers, until standard input ends.
+    is_endless: bool = False
     timeout_s: float  # of one request, from when it is sent
 
     def list_arrivals(self) -> Iterator[Arrival]:
@@ -197,10 +197,12 @@ class ClientPlan(msgspec.Struct, frozen=True, kw_only=True):
             yield msgspec.structs.replace(self.arrivals[number % len(self.arrivals)], number=number)
 
 
-def draw_pool(seed: int, size: int, max_tokens: int) -> list[Ask]:
-    """Distinct requests: texts and ids, short and long, half of them greedy, some of them constrained."""
+def draw_pool(seed: int, size: int, max_tokens: int, abilities: Abilities | None = None) -> list[Ask]:
+    """Distinct requests: texts and ids, short and long, half of them greedy, some of them constrained; and in
+    places of some of them whatever else an engine with these abilities does.
+    """
     rng = random.Random(f"pool/{seed}")
-    return [
+    asks = [
         Ask(
             prompt=_draw_prompt(rng),
             max_tokens=rng.randint(max(1, max_tokens // 4), max_tokens),
@@ -209,54 +211,29 @@ def draw_pool(seed: int, size: int, max_tokens: int) -> list[Ask]:
         )
         for index in range(size)
     ]
+    if abilities is not None:
+        _add_kinds(asks, random.Random(f"kinds/{seed}"), abilities)
+    return asks
 
 
-def add_odd(pool: Sequence[Ask], seed: int, has_processor: bool) -> list[Ask]:
-    """The pool with beam searches in some places, and in others NoRepeat, if the engine has that."""
-    rng = random.Random(f"odd/{seed}")
-    asks = list(pool)
-    places = rng.sample(range(len(pool)), 2 * (len(pool) // _ODD_EVERY))
-    for place in places[::2]:
+def _add_kinds(asks: list[Ask], rng: random.Random, abilities: Abilities) -> None:
+    places = iter(rng.sample(range(len(asks)), len(asks)))
+
+    def take(every: int) -> Iterator[tuple[int, int]]:
+        """(number, place) of one of so many."""
+        return enumerate(itertools.islice(places, len(asks) // every))
+
+    for _, place in take(_ODD_EVERY):
         length, width = min(asks[place].max_tokens, _MAX_SEARCH_TOKENS), rng.randint(2, 4)
         asks[place] = Ask(prompt=_draw_text(rng), max_tokens=length, seed=None, beam_width=width)
-    for place in places[1::2] if has_processor else ():
+    for _, place in take(_ODD_EVERY) if abilities.has_processor else ():
         asks[place] = msgspec.structs.replace(asks[place], extra_args={"no_repeat": True})
-    return asks
-
-
-def add_chats(pool: Sequence[Ask], seed: int, chats: Sequence[Chat]) -> list[Ask]:
-    """The pool with these conversations in some of the places of plain requests."""
-    rng = random.Random(f"chats/{seed}")
-    asks = list(pool)
-    plain = [place for place, ask in enumerate(pool) if ask.beam_width is None and ask.extra_args is None]
-    num_chats = len(pool) // _CHAT_EVERY if chats else 0
-    for number, place in enumerate(rng.sample(plain, min(num_chats, len(plain)))):
-        question, chat = rng.choice(QUESTIONS), chats[number % len(chats)]
+    for number, place in take(_CHAT_EVERY) if abilities.chats else ():
+        question, chat = rng.choice(QUESTIONS), abilities.chats[number % len(abilities.chats)]
         asks[place] = msgspec.structs.replace(asks[place], prompt=question, constraint=None, chat=chat)
-    return asks
-
-
-def add_vectors(pool: Sequence[Ask], seed: int, dimensions: Sequence[int | None]) -> list[Ask]:
-    """The pool with requests for vectors of these dimensions (none: the engine cannot embed) in the place of
-    some plain ones.
-    """
-    rng = random.Random(f"vectors/{seed}")
-    asks = list(pool)
-    plain = [
-        place
-        for place, ask in enumerate(pool)
-        if ask.beam_width is None and ask.extra_args is None and ask.chat is None
-    ]
-    num_vectors = min(len(pool) // _EMBED_EVERY, len(plain)) if dimensions else 0
-    for number, place in enumerate(rng.sample(plain, num_vectors)):
-        asks[place] = Ask(
-            prompt=pool[place].prompt,
-            max_tokens=1,
-            seed=None,
-            embeds=True,
-            dimensions=dimensions[number % len(dimensions)],
-        )
-    return asks
+    for number, place in take(_EMBED_EVERY) if abilities.dimensions else ():
+        size = abilities.dimensions[number % len(abilities.dimensions)]
+        asks[place] = Ask(prompt=asks[place].prompt, max_tokens=1, seed=None, embeds=True, dimensions=size)
 
 
 def _draw_text(rng: random.Random) -> str:
@@ -274,9 +251,9 @@ def draw_arrivals(
     seed: int, rate: float, duration_s: float, pool_size: int, odd_share: float
 ) -> list[Arrival]:
     """A Poisson process of `rate` requests/s; `odd_share` of them leave early or read slowly."""
-    rng = random.Random(f"arrivals/{seed}")
+    rng, due_s = random.Random(f"arrivals/{seed}"), 0.0
     arrivals: list[Arrival] = []
-    for due_s in _draw_times(rng, rate, duration_s):
+    while (due_s := due_s + rng.expovariate(rate)) < duration_s:
         behaviour: Behaviour = "reads"
         if rng.random() < odd_share:
             behaviour = rng.choice(("leaves", "slow"))
@@ -285,7 +262,7 @@ def draw_arrivals(
     return arrivals
 
 
-def draw_conversations(seed: int, count: int, max_tokens: int, has_thoughts: bool) -> list[Ask]:
+def draw_conversations(seed: int, count: int, max_tokens: int, abilities: Abilities) -> list[Ask]:
     """Chats without tools, which are asked for in the background."""
     rng = random.Random(f"conversations/{seed}")
     return [
@@ -293,9 +270,9 @@ def draw_conversations(seed: int, count: int, max_tokens: int, has_thoughts: boo
             prompt=rng.choice(QUESTIONS),
             max_tokens=rng.randint(max(1, max_tokens // 4), max_tokens),
             seed=rng.randrange(2**32) if number % 2 else None,
-            chat=Chat(is_thinking=has_thoughts and number % 4 > 1),
+            chat=Chat(is_thinking=abilities.has_thoughts and number % 4 > 1),
         )
-        for number in range(count)
+        for number in range(count if abilities.can_chat else 0)
     ]
 
 
@@ -313,10 +290,3 @@ def deal(arrivals: list[Arrival], kinds: tuple[ClientKind, ...]) -> dict[ClientK
     for kind in _UNSTREAMED & shares.keys():
         shares[kind] = [msgspec.structs.replace(one, behaviour="reads") for one in shares[kind]]
     return shares
-
-
-def _draw_times(rng: random.Random, rate: float, duration_s: float) -> Iterator[float]:
-    at = rng.expovariate(rate)
-    while at < duration_s:
-        yield at
-        at += rng.expovariate(rate)

@@ -9,29 +9,31 @@ import socket
 import ssl
 import subprocess
 import tempfile
-import threading
 from collections.abc import Generator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ...frontend.http.connections.tls import REFRESH_S
 from ...ipc.errors import InputError, QuireError
+from .beside import Beside
 from .http_client import make_client_context
 from .waiting import wait_until
 
 _HOST = "127.0.0.1"
-_REPLACE_S = REFRESH_S + 2.0  # so that each is used
 _STALE_TIMEOUT_S = 3 * REFRESH_S
 _NUM_LOOKS = 8  # connections in a row, so that each process is likely to have taken one
 _CONNECT_TIMEOUT_S = 5.0
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
 
 
-class Certificates:
+class Certificates(Beside):
     """An authority of the run's own in `ca_path`, and what it has signed for the server."""
+
+    period_s = REFRESH_S + 2.0  # so that each is used
 
     def __init__(self, folder: Path) -> None:
         """Raises QuireError where openssl cannot make them."""
+        super().__init__()
         self._folder = folder
         self.ca_path, self.cert_path, self.key_path = (
             str(folder / name) for name in ("ca.pem", "server.pem", "server.key")
@@ -40,11 +42,9 @@ class Certificates:
         usage = ("-subj", "/CN=quire stress", "-addext", "keyUsage=critical,keyCertSign")
         _run_openssl("-keyout", self._ca_key_path, "-out", self.ca_path, *usage)
         self.num_made = 0
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.replace()
+        self.act()
 
-    def replace(self) -> None:
+    def act(self) -> None:
         """Put another key and certificate in place: one file after the other, as an operator's tools do."""
         new_key, new_cert = str(self._folder / "new.key"), str(self._folder / "new.pem")
         _run_openssl(
@@ -57,19 +57,9 @@ class Certificates:
         os.replace(new_cert, self.cert_path)
         self.num_made += 1
 
-    @contextlib.contextmanager
-    def replacing(self) -> Generator[None]:
-        """Replaces them again and again meanwhile. Once."""
-        self._thread.start()
-        try:
-            yield
-        finally:
-            self._is_over.set()
-            self._thread.join()
-
     def find_stale(self, url: str) -> list[str]:
         """What is wrong when a server still shows another certificate than the newest. Waits a while."""
-        self.replace()
+        self.act()
         newest = ssl.PEM_cert_to_DER_cert(Path(self.cert_path).read_text())
         context = make_client_context(self.ca_path)
         port = urlsplit(url).port or 0
@@ -82,10 +72,6 @@ class Certificates:
         if wait_until(shows_newest, _STALE_TIMEOUT_S):
             return []
         return [f"the server shows an old certificate {_STALE_TIMEOUT_S:g} s after it was replaced"]
-
-    def _run(self) -> None:
-        while not self._is_over.wait(_REPLACE_S):
-            self.replace()
 
 
 @contextlib.contextmanager

@@ -16,9 +16,8 @@ Requests of known tokens come over HTTP, also in the background, and from AsyncL
 processes are killed. Exit code 1 when a request is lost, fails or gets another token than in a run that
 nothing disturbs, or when a block, a process, a file, a file descriptor or a stored response is left.
 
-The engine is one of its own, unless --attach names a running daemon that nobody else uses meanwhile; of that
-one core and worker are killed only with --kill-others, and one that is served beyond this machine is refused.
-Everything stays on this machine: sockets in a private folder, HTTP on 127.0.0.1.
+The engine is one of its own, and everything stays on this machine: sockets in a private folder, HTTP on
+127.0.0.1.
 
 With --hostile 16 streams of one key run undisturbed first, then beside attacks that another key, nobody's
 key, or a program of the same user may make: requests as large as they may be, floods, connections that are
@@ -29,23 +28,14 @@ a process is lost, grows beyond its bound or stays large, or when an attack gets
 _BACKEND = "distributed_executor_backend"
 # What is refused beside an option: the others, and how they are told.
 _CONFLICTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    (
-        "simulate",
-        ("attach", "reproduce", "hostile"),
-        "not given with --simulate, which has no processes",
-    ),
+    ("simulate", ("reproduce", "hostile"), "not given with --simulate, which has no processes"),
     (
         "hostile",
-        ("attach", "reproduce", "kills", "warm_spare", *ENGINE_FIELDS, "network", "ssl", _BACKEND),
+        ("reproduce", "kills", "warm_spare", *ENGINE_FIELDS, "network", "ssl", _BACKEND),
         "not given with --hostile, which attacks an engine of its own",
     ),
-    ("reproduce", ("ssl", "attach", _BACKEND), "not given with --reproduce, which kills its engine"),
+    ("reproduce", ("ssl", _BACKEND), "not given with --reproduce, which kills its engine"),
     ("reproduce", ENGINE_FIELDS, "{default} with --reproduce"),
-    (
-        "attach",
-        ("warm_spare", *ENGINE_FIELDS, "engines", "network", _BACKEND),
-        "not given with --attach: the daemon has its own",
-    ),
 )
 
 
@@ -58,22 +48,13 @@ def run(argv: Sequence[str]) -> int:
             from ..sim.simulate import simulate
 
             return simulate(range(options.seed, options.seed + options.simulate))
-        return _run_hostile(options) if options.hostile else _run(options)
+        if options.hostile:
+            return _run_hostile(options)
+        from .stress import run_reproduction, run_stress
 
-
-def _run(options: Options) -> int:
-    from .stress import run_reproduction, run_stress
-
-    if options.reproduce is not None:
+        if options.reproduce is None:
+            return run_stress(options)
         return run_reproduction(options.reproduce, options.max_tokens, options.seed, options.warm_spare)
-    if options.attach is not None:
-        # A daemon that is not the run's own keeps its supervisor, and its other processes unless it is said.
-        if options.kills_supervisor:
-            raise InputError("kills", options.kills, "no supervisor with --attach: that would end the daemon")
-        if set(options.roles) - {"http", "client"} and not options.kill_others:
-            allowed = "http, client or none with --attach; --kill-others allows core and worker"
-            raise InputError("kills", options.kills, allowed)
-    return run_stress(options)
 
 
 def _run_hostile(options: Options) -> int:

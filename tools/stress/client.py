@@ -21,7 +21,7 @@ from ...ipc.errors import EngineDeadError, QuireError
 from ...ipc.params.sampling_params import RequestOutputKind
 from ..bench.http_stream import Endpoint
 from .answers import answer_all, encode_vector, join_beams
-from .asks import Arrival, Ask, ClientPlan
+from .asks import Arrival, ClientPlan
 from .background import ask_in_background
 from .http_client import ask_http, make_client_context
 from .record import Golden, Record, Sent
@@ -113,43 +113,20 @@ class Client(ABC):
 
 
 class ServerClient(Client):
-    """What asks a server over HTTP: each request over a connection of its own."""
+    """What asks a server over HTTP, also in the background: each request over connections of its own."""
 
     async def start(self) -> None:
         self._tls = None if self._plan.ca_path is None else make_client_context(self._plan.ca_path)
 
     async def ask(self, arrival: Arrival, record: Record) -> None:
-        ask = self._plan.pool[arrival.ask]
+        plan, ask = self._plan, self._plan.pool[arrival.ask]
+        endpoint = Endpoint.parse(plan.url, plan.api_key)
         leave_after = ask.max_tokens // 2 if arrival.behaviour == "leaves" else None
-        pause_s = _SLOW_PAUSE_S if arrival.behaviour == "slow" else 0.0
-        endpoint = Endpoint.parse(self._plan.url, self._plan.api_key)
-        await self.send(endpoint, ask, record, leave_after, pause_s)
-
-    @abstractmethod
-    async def send(
-        self, endpoint: Endpoint, ask: Ask, record: Record, leave_after: int | None, pause_s: float
-    ) -> None:
-        """Fill the record; the request ends after `leave_after` pieces, and pauses after each read."""
-
-
-class HttpClient(ServerClient):
-    """Streams of a server; a connection that breaks is made again and the request sent again."""
-
-    async def send(
-        self, endpoint: Endpoint, ask: Ask, record: Record, leave_after: int | None, pause_s: float
-    ) -> None:
-        body = ask.make_body(self._plan.model)
-        await ask_http(endpoint, ask.path, body, record, leave_after, pause_s, self._tls)
-
-
-class BackgroundClient(ServerClient):
-    """Responses of a server that run in the background; those of a lost HTTP process are asked for again."""
-
-    async def send(
-        self, endpoint: Endpoint, ask: Ask, record: Record, leave_after: int | None, pause_s: float
-    ) -> None:
-        body = ask.make_response_body(self._plan.model)
-        await ask_in_background(endpoint, body, record, leave_after, pause_s, self._tls)
+        how = (record, leave_after, _SLOW_PAUSE_S if arrival.behaviour == "slow" else 0.0, self._tls)
+        if plan.kind == "background":
+            await ask_in_background(endpoint, ask.make_response_body(plan.model), *how)
+        else:
+            await ask_http(endpoint, ask.path, ask.make_body(plan.model), *how)
 
 
 class AsyncClient(Client):
@@ -240,8 +217,8 @@ def main() -> None:
     if plan.kind == "llm":
         run_llm(plan)
     else:
-        kinds = {"http": HttpClient, "async": AsyncClient, "grpc": GrpcClient, "background": BackgroundClient}
-        asyncio.run(kinds[plan.kind](plan).run())
+        kinds = {"async": AsyncClient, "grpc": GrpcClient}
+        asyncio.run(kinds.get(plan.kind, ServerClient)(plan).run())
 
 
 if __name__ == "__main__":

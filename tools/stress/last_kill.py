@@ -11,7 +11,7 @@ import psutil
 
 from .asks import ClientPlan
 from .checks import check_records
-from .client_process import ClientProcess
+from .line_process import ClientProcess, all_ready
 from .record import Golden, Record
 from .site import Site
 from .waiting import wait_until
@@ -28,14 +28,10 @@ def kill_supervisor(site: Site, plans: Sequence[ClientPlan], golden: Sequence[Go
     Returns what is broken. The site's server ends; a daemon of the same name runs afterwards.
     """
     clients = [ClientProcess(plan) for plan in plans]
-    with contextlib.ExitStack() as stack:
-        for client in clients:
-            stack.callback(client.close)
-        for client in clients:
-            client.wait_until_ready()
+    with all_ready(clients):
         for client in clients:
             client.begin()
-        wait_until(lambda: all(client.records for client in clients), _RUN_TIMEOUT_S)
+        wait_until(lambda: all(client.items for client in clients), _RUN_TIMEOUT_S)
         processes = [psutil.Process(pid) for _, pid in site.list_processes()]
         site.supervisor.kill()
         with contextlib.suppress(ChildProcessError):  # start_daemon made it a child of this process
@@ -57,10 +53,10 @@ def _check_told(
     kind = client.plan.kind
     if client.is_running:
         return [f"the {kind} client had no EngineDeadError {told_within_s:g} s after the supervisor's death"]
-    told = [one for one in client.records if one.error.startswith(_DEAD) and one.ended_at >= killed_at]
+    told = [one for one in client.items if one.error.startswith(_DEAD) and one.ended_at >= killed_at]
     if not told:
         return [f"no request of the {kind} client ended with EngineDeadError"]
-    others: list[Record] = [one for one in client.records if one not in told]
+    others: list[Record] = [one for one in client.items if one not in told]
     return check_records([], others, golden)
 
 

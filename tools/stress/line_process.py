@@ -1,28 +1,42 @@
-"""A process that this one starts and talks to in lines: its plan, "ready", a word to begin, its results."""
+"""Processes that a run starts and talks to in lines: their plan, "ready", a word to begin, their results."""
 
 from __future__ import annotations
 
+import contextlib
 import select
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from ...ipc.errors import QuireError
+from .asks import ClientPlan
+from .record import Record, Sent
 
 READY_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 5.0
+_Item = TypeVar("_Item", bound=msgspec.Struct)
+_Last = TypeVar("_Last", bound=msgspec.Struct)
 
 
-class LineProcess:
-    """`python -P -m module`; from `begin` on `take` gets its lines, in a thread, until it returns False."""
+class LineProcess(Generic[_Item, _Last]):
+    """`python -P -m module`; from `begin` on its lines are read in a thread, until its last words.
 
-    def __init__(self, module: str, plan: bytes, take: Callable[[bytes], bool]) -> None:
-        self._name, self._take = module.rpartition(".")[2], take
+    `items` are what has come; `last` are its last words, None before it has said them.
+    """
+
+    def __init__(self, module: str, plan: msgspec.Struct, item: type[_Item], last: type[_Last]) -> None:
+        self.items: list[_Item] = []
+        self.last: _Last | None = None
+        self._name, self._last_type = module.rpartition(".")[2], last
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(item | last)
         command = [sys.executable, "-P", "-m", module]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._reader = threading.Thread(target=self._read, daemon=True)
-        self._write(plan)
+        self._write(msgspec.json.encode(plan))
 
     def wait_until_ready(self) -> None:
         """Raises QuireError."""
@@ -56,9 +70,11 @@ class LineProcess:
         assert self._process.stdin is not None
         self._process.stdin.close()
 
-    def wait_for_last_line(self, timeout_s: float) -> None:
-        """Returns when it has come, or will not."""
+    def end(self, timeout_s: float) -> _Last | None:
+        """Wait for its last words, which are returned, and leave nothing of it."""
         self._reader.join(timeout_s)
+        self.close()
+        return self.last
 
     def close(self) -> None:
         """Leave no process and no pipe; one that still writes is killed, and what it wrote is read."""
@@ -80,12 +96,32 @@ class LineProcess:
         self._process.stdin.flush()
 
     def _read(self) -> None:
-        for line in self._read_whole_lines():
-            if not self._take(line):
-                return
-
-    def _read_whole_lines(self) -> Iterator[bytes]:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.endswith(b"\n"):  # else it was killed within the line
-                yield line
+            if not line.endswith(b"\n"):  # it was killed within the line
+                return
+            item = self._decoder.decode(line)
+            if isinstance(item, self._last_type):
+                self.last = item
+                return
+            self.items.append(item)
+
+
+class ClientProcess(LineProcess[Record, Sent]):
+    """A process of `client`; its items are the records of requests that have ended."""
+
+    def __init__(self, plan: ClientPlan) -> None:
+        super().__init__(f"{__package__}.client", plan, Record, Sent)
+        self.plan = plan
+
+
+@contextlib.contextmanager
+def all_ready(processes: Sequence[LineProcess[Any, Any]]) -> Generator[None]:
+    """They are ready within the block, and gone after it. Raises QuireError."""
+    try:
+        for process in processes:
+            process.wait_until_ready()
+        yield
+    finally:
+        for process in processes:
+            process.close()

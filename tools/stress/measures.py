@@ -1,9 +1,9 @@
-"""Figures of a stress run: how long each kill was felt, and the gaps between pieces of output. Pure."""
+"""Figures of a run: how long answers took in a phase of it, and how long each kill was felt. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -23,12 +23,64 @@ class Recovery(msgspec.Struct, frozen=True):
     recovery_s: float | None
 
 
-class GapFigures(msgspec.Struct, frozen=True):
-    """Seconds between consecutive pieces of one answer, over all answers."""
+class Phase(msgspec.Struct, frozen=True):
+    """A part of the run, by time.monotonic. is_to_blame: for waits that begin in it, else that end in it."""
 
+    name: str
+    begins_at: float
+    ends_at: float
+    is_to_blame: bool = False
+
+    def covers(self, at: float) -> bool:
+        """Whether `at` is within it."""
+        return self.begins_at <= at < self.ends_at
+
+    def has(self, since: float, until: float) -> bool:
+        """Whether a wait is counted here."""
+        return self.covers(since if self.is_to_blame else until)
+
+
+WHOLE = Phase("", 0.0, float("inf"))
+
+
+class Times(msgspec.Struct, frozen=True):
+    """Of some waits, in seconds."""
+
+    num: int
     p50_s: float
     p99_s: float
     max_s: float
+
+    def list_ms(self) -> list[str]:
+        """p50, p99 and max, as tables have them."""
+        return [f"{1e3 * time_s:.0f}" for time_s in (self.p50_s, self.p99_s, self.max_s)]
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """Between pieces of an answer, and from a request to its first piece."""
+
+    gaps: Times
+    first: Times
+
+
+def measure(records: Sequence[Record], phase: Phase = WHOLE) -> Latency | None:
+    """Of the phase's waits; None if there are none."""
+    gaps = _measure_waits(
+        wait for record in records for wait in pairwise(record.piece_times) if phase.has(*wait)
+    )
+    first = _measure_waits(
+        (record.began_at, record.piece_times[0])
+        for record in records
+        if record.piece_times and phase.has(record.began_at, record.piece_times[0])
+    )
+    return None if gaps is None or first is None else Latency(gaps, first)
+
+
+def _measure_waits(waits: Iterable[tuple[float, float]]) -> Times | None:
+    times = sorted(after - before for before, after in waits)
+    if not times:
+        return None
+    return Times(len(times), times[len(times) // 2], times[int(0.99 * (len(times) - 1))], times[-1])
 
 
 def find_recoveries(
@@ -49,14 +101,6 @@ def find_recoveries(
             felt_s = _find_silence_s(records, [strike.at, *heard])
         recoveries.append(Recovery(strike.at - started_at, role, strike.kill.method, felt_s))
     return recoveries
-
-
-def find_gaps(records: Sequence[Record]) -> GapFigures | None:
-    """None when no answer had two pieces."""
-    gaps = sorted(after - before for record in records for before, after in pairwise(record.piece_times))
-    if not gaps:
-        return None
-    return GapFigures(gaps[len(gaps) // 2], gaps[int(0.99 * (len(gaps) - 1))], gaps[-1])
 
 
 def _find_silence_s(records: Sequence[Record], times: Sequence[float]) -> float | None:

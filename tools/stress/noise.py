@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import socket
 import struct
-import threading
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from urllib.parse import urlsplit
@@ -23,9 +22,9 @@ from ...ipc.network.keys import ClientKeys
 from ...ipc.network.tcp_address import parse_tcp_address
 from ...ipc.protocol.sockets import connect_dealer, make_ipc_address
 from ..bench.http_stream import Endpoint
+from .beside import Beside
 from .site import Site
 
-_PERIOD_S = 1.0
 _STORM_SIZE = 12
 _TIMEOUT_S = 2.0
 _TIMEOUT_MS = 2000  # to send one message
@@ -37,36 +36,30 @@ _GREETING = b"\xff" + 8 * b"\0" + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 
 
-class Noise:
-    """Makes noise in a thread of its own, from `start` to `stop`."""
+class Noise(Beside):
+    """Makes noise, and counts it."""
+
+    period_s = 1.0
 
     def __init__(self, site: Site, seed: int) -> None:
+        super().__init__()
         self._site = site
         self._rng = random.Random(f"noise/{seed}")
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
         self._strangers: list[socket.socket] = []
         self.num_connections = 0
         self.num_junk_messages = 0
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End."""
-        self._is_over.set()
-        self._thread.join()
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
         for stranger in self._strangers:
             stranger.close()
 
-    def _run(self) -> None:
-        while not self._is_over.wait(_PERIOD_S):
-            self._storm()
-            self._send_junk_over_http()
-            if isinstance(self._site.attachment, RemoteDaemon):
-                self._send_junk_over_network(self._site.attachment.address)
-            self.num_junk_messages += send_junk_to_core(self._site.daemon, self._rng)
+    def act(self) -> None:
+        self._storm()
+        self._send_junk_over_http()
+        if isinstance(self._site.attachment, RemoteDaemon):
+            self._send_junk_over_network(self._site.attachment.address)
+        self.num_junk_messages += send_junk_to_core(self._site.daemon, self._rng)
 
     def _connect(self, speaks_tls: bool = True) -> socket.socket:
         """speaks_tls: if the server does."""

@@ -7,36 +7,33 @@ from typing import Any, get_args
 
 from ...ipc.errors import InputError
 from ...ipc.spec.weight_format import Quantization
-from ..options import Check, option
+from ..options import POSITIVE, Check, option
 from .kills import METHODS, RAY_ROLES, ROLES, Method, Role
 
 _SUPERVISOR = "supervisor"
 _DURATION_S, _HOSTILE_DURATION_S = 60.0, 300.0
-_POSITIVE = Check(lambda value: 0 < value < float("inf"), "a number above 0")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """Load and deaths together: does every request get its tokens?"""
 
-    attach: str | None = option(None, "a running daemon instead of one of its own", metavar="NAME")
-    kill_others: bool = option(False, "allow to kill that daemon's processes")
     seed: int = option(0, "of the load and the kills (0)", metavar="N")
     duration: float | None = option(
-        None, "of the load (60), of the attacks of --hostile (300)", _POSITIVE, type=float, metavar="S"
+        None, "of the load (60), of the attacks of --hostile (300)", POSITIVE, type=float, metavar="S"
     )
-    rate: float = option(6.0, "requests/s, Poisson (6)", _POSITIVE, metavar="R")
-    max_tokens: int = option(200, "longest answer (200)", _POSITIVE, metavar="N")
+    rate: float = option(6.0, "requests/s, Poisson (6)", POSITIVE, metavar="R")
+    max_tokens: int = option(200, "longest answer (200)", POSITIVE, metavar="N")
     kills: str | None = option(
         None,
-        "who dies: core,worker,http,client and, at last, supervisor (all; http,client with --attach)",
+        "who dies: core,worker,http,client and, at last, supervisor (all)",
         metavar="ROLES",
     )
     signals: str = option(
         "KILL,TERM,STOP,STOP+CONT", "with which signals (KILL,TERM,STOP,STOP+CONT)", metavar="HOW"
     )
     kill_interval: float = option(
-        8.0, "one kill in each (8), later where the engine would give up", _POSITIVE, metavar="S"
+        8.0, "one kill in each (8), later where the engine would give up", POSITIVE, metavar="S"
     )
     noise: bool = option(True, "storms of broken connections, and junk to every socket (on)")
     engines: int = option(1, "of its own daemon, any of which may die (1)", metavar="N")
@@ -94,7 +91,7 @@ class Options:
 
     @property
     def kills_supervisor(self) -> bool:
-        """At last; only of a daemon of its own."""
+        """At last."""
         return _SUPERVISOR in self._list_victims()
 
     @property
@@ -109,8 +106,7 @@ class Options:
 
     def _list_victims(self) -> tuple[Any, ...]:
         allowed = (*ROLES, *(RAY_ROLES if self.has_ray else ()), _SUPERVISOR)
-        default = "http,client" if self.attach else ",".join(allowed)
-        return parse_names("kills", self.kills or default, allowed)
+        return allowed if self.kills is None else parse_names("kills", self.kills, allowed)
 
 
 ENGINE_FIELDS = ("tensor_parallel_size", "pipeline_parallel_size", "model", "quantization")

@@ -10,7 +10,7 @@ from ..bench.machine import write_json
 from ..bench.table import format_table
 from .asks import ClientKind
 from .checks import count_failed
-from .measures import Recovery, find_gaps, find_recoveries
+from .measures import Recovery, find_recoveries, measure
 from .record import Record
 from .run import StressResult
 from .samples import Slope, find_slopes
@@ -21,9 +21,13 @@ _MAX_BROKEN_LINES = 20
 
 def format_run(result: StressResult) -> str:
     """Tables of requests, kills and growth, then what is broken."""
-    recoveries = find_recoveries(result.records, result.strikes, result.started_at)
-    parts = [_format_requests(result), _format_kills(recoveries), _format_slopes(result)]
-    return "\n\n".join([part for part in parts if part] + [format_broken(result.broken)])
+    tables = [_format_requests(result), _format_kills(result), _format_slopes(result)]
+    return format_report(tables, result.broken)
+
+
+def format_report(tables: Sequence[str], broken: Sequence[str]) -> str:
+    """Of any run: the tables that are not empty, and the verdict."""
+    return "\n\n".join([*filter(None, tables), format_broken(broken)])
 
 
 def format_broken(broken: Sequence[str]) -> str:
@@ -45,7 +49,7 @@ def write_run(result: StressResult, facts: dict[str, str], path: str | None) -> 
         "num_requests": len(result.records),
         "num_failed": count_failed(result.records),
         "noise": result.noise,
-        "gaps": find_gaps(result.records),
+        "latency": measure(result.records),
         "kills": find_recoveries(result.records, result.strikes, result.started_at),
         "growth_per_request": _find_slopes(result),
         "broken": result.broken,
@@ -82,24 +86,22 @@ def _format_requests(result: StressResult) -> str:
         records = [record for record in result.records if record.client == kind]
         if not records:
             continue
-        gaps = find_gaps(records)
-        times = (
-            ["-"] * 3 if gaps is None else [f"{s * 1e3:.0f}" for s in (gaps.p50_s, gaps.p99_s, gaps.max_s)]
-        )
+        latency = measure(records)
         counts = (
             len(records),
             count_failed(records),
             sum(record.end == "left" for record in records),
             sum(len(record.broken_at) for record in records),
         )
+        times = ["-"] * 3 if latency is None else latency.gaps.list_ms()
         rows.append([kind, *map(str, counts), *times])
     header = ["client", "requests", "failed", "left early", "tried again", "gap p50 ms", "p99", "max"]
     return format_table(header, rows)
 
 
-def _format_kills(recoveries: Sequence[Recovery]) -> str:
+def _format_kills(result: StressResult) -> str:
     groups: dict[tuple[str, str], list[Recovery]] = {}
-    for one in recoveries:
+    for one in find_recoveries(result.records, result.strikes, result.started_at):
         groups.setdefault((one.role, one.method), []).append(one)
     rows = [
         [f"{role} {method}", str(len(group)), *summarize(group)]
@@ -111,15 +113,15 @@ def _format_kills(recoveries: Sequence[Recovery]) -> str:
 def _format_slopes(result: StressResult) -> str:
     rows = [
         [
-            slope.role,
-            f"{slope.lived_s:.0f}",
-            str(slope.num_requests),
-            f"{slope.rss_bytes / 1e3:+.2f}",
-            *(f"{value:+.4f}" for value in (slope.fds, slope.sockets, slope.shm)),
+            one.role,
+            f"{one.lived_s:.0f}",
+            str(one.num_requests),
+            f"{one.rss_bytes / 1e3:+.2f}",
+            f"{one.fds:+.4f}",
         ]
-        for slope in _find_slopes(result)
+        for one in _find_slopes(result)
     ]
-    header = ["process", "lived s", "requests", "each left: RSS kB", "fds", "sockets", "shm segments"]
+    header = ["process", "lived s", "requests", "each left: RSS kB", "descriptors"]
     return format_table(header, rows) if rows else ""
 
 

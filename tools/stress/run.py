@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from ...ipc.errors import QuireError
 from .asks import ClientPlan
 from .checks import check_records
-from .client_process import ClientProcess
 from .kills import Kill, KillPace, Role, Strike
-from .line_process import READY_TIMEOUT_S
+from .line_process import READY_TIMEOUT_S, ClientProcess, all_ready
 from .noise import Noise
 from .record import Golden, Record
 from .samples import Sample, Sampler
@@ -127,14 +126,10 @@ def run_load(
     sampler = Sampler(site)
     noise = None if noise_seed is None else Noise(site, noise_seed)
     with contextlib.ExitStack() as stack:
-        for one in clients:
-            stack.callback(one.close)
-        for one in clients:
-            one.wait_until_ready()
+        stack.enter_context(all_ready(clients))
         for beside in (sampler, noise, victims):
             if beside is not None:
-                beside.start()
-                stack.callback(beside.stop)
+                stack.enter_context(beside)
         result.started_at = time.monotonic()
         for one in clients:
             one.begin()
@@ -144,7 +139,7 @@ def run_load(
                 kills,
                 result.started_at,
                 lambda: not any(one.is_running for one in clients),
-                lambda: sum(len(one.records) for one in clients),
+                lambda: sum(len(one.items) for one in clients),
             )
         except QuireError as error:
             result.broken.append(f"{error}; the daemon's last words: {site.read_last_words()}")
@@ -153,12 +148,12 @@ def run_load(
             if one.plan.is_endless:
                 one.close_input()
         for one in clients:
-            result.broken += one.end(_find_longest_s(one.plan), golden)
+            result.broken += _end_client(one, golden)
     result.duration_s = time.monotonic() - result.started_at
     result.samples = sampler.samples
     if noise is not None:
         result.noise = {"connections": noise.num_connections, "junk messages": noise.num_junk_messages}
-    result.records = [record for one in clients for record in one.records]
+    result.records = [record for one in clients for record in one.items]
     if victims is not None:
         result.num_lost_clients = victims.num_lost
         result.broken += check_records([], victims.records, golden)
@@ -167,6 +162,15 @@ def run_load(
     if result.broken:
         result.daemon_log = site.read_log()
     return result
+
+
+def _end_client(client: ClientProcess, golden: Sequence[Golden]) -> list[str]:
+    """Wait for its last record; what is broken."""
+    timeout_s = _find_longest_s(client.plan)
+    if (sent := client.end(timeout_s)) is not None:
+        return check_records(sent.numbers, client.items, golden)
+    why = f"within {timeout_s:g} s after the last kill, with {len(client.items)} requests ended"
+    return [f"the {client.plan.kind} client did not come to its end {why}"]
 
 
 def _find_longest_s(plan: ClientPlan) -> float:

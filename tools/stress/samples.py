@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import psutil
 
+from .beside import Beside
 from .open_files import OpenFiles, count_open_files
 from .site import Site
 
-_PERIOD_S = 0.5
 _MIN_LIFE_S = 10.0  # before that a process is still starting
 
 
@@ -36,37 +35,23 @@ class Slope(msgspec.Struct, frozen=True):
     num_requests: int
     rss_bytes: float
     fds: float
-    sockets: float
-    shm: float
 
 
-class Sampler:
-    """Looks at a site's processes in a thread of its own, from `start` to `stop`."""
+class Sampler(Beside):
+    """Looks at a site's processes."""
+
+    period_s = 0.5
 
     def __init__(self, site: Site) -> None:
+        super().__init__()
         self.samples: list[Sample] = []
         self._site = site
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End."""
-        self._is_over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._is_over.wait(_PERIOD_S):
-            for role, pid in self._site.list_processes():
-                self._look(role, pid)
-
-    def _look(self, role: str, pid: int) -> None:
-        with contextlib.suppress(psutil.Error, OSError):
-            rss_bytes = psutil.Process(pid).memory_info().rss
-            self.samples.append(Sample(time.monotonic(), role, pid, rss_bytes, count_open_files(pid)))
+    def act(self) -> None:
+        for role, pid in self._site.list_processes():
+            with contextlib.suppress(psutil.Error, OSError):
+                rss_bytes = psutil.Process(pid).memory_info().rss
+                self.samples.append(Sample(time.monotonic(), role, pid, rss_bytes, count_open_files(pid)))
 
 
 def find_slopes(samples: Sequence[Sample], end_times: Sequence[float]) -> list[Slope]:
@@ -91,21 +76,16 @@ def _find_slope(life: list[Sample], ends: list[float]) -> Slope:
     late = life[len(life) // 2 :]
     counts = [float(bisect_right(ends, sample.at)) for sample in late]
 
-    def fit(measure: Callable[[Sample], int]) -> float:
-        return _fit_slope(counts, [float(measure(sample)) for sample in late])
-
     return Slope(
         role=life[0].role,
         lived_s=life[-1].at - life[0].at,
         num_requests=int(counts[-1] - counts[0]),
-        rss_bytes=fit(lambda one: one.rss_bytes),
-        fds=fit(lambda one: one.open_files.num_fds),
-        sockets=fit(lambda one: one.open_files.num_sockets),
-        shm=fit(lambda one: one.open_files.num_shm),
+        rss_bytes=_fit_slope(counts, [sample.rss_bytes for sample in late]),
+        fds=_fit_slope(counts, [sample.open_files.num_fds for sample in late]),
     )
 
 
-def _fit_slope(xs: list[float], ys: list[float]) -> float:
+def _fit_slope(xs: Sequence[float], ys: Sequence[float]) -> float:
     mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
     spread = sum((x - mean_x) ** 2 for x in xs)
     return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread if spread else 0.0

@@ -1,4 +1,4 @@
-"""What a stress run is run against: a daemon, by default one that nobody else sees, and a server over it."""
+"""What a stress run is run against: a daemon that nobody else sees, and a server over it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 import urllib.request
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,17 @@ import psutil
 from ...frontend.client.handshake_watch import REFUSED_TIMEOUT_S
 from ...frontend.client.remote_daemon import Attachment, RemoteDaemon, choose_attachment
 from ...frontend.daemon import find_log, inspect_daemon, start_daemon, stop_daemon
-from ...frontend.http.connections.listen import is_loopback
-from ...frontend.http.options import HTTP_CLIENT_KIND
 from ...frontend.llm import LLM
 from ...frontend.options.engine_args import EngineArgs
 from ...ipc.daemon.daemon_state import read_state
 from ...ipc.daemon.run_dir import find_base, find_daemon, find_named
-from ...ipc.errors import InputError, QuireError
+from ...ipc.errors import QuireError
 from ...ipc.network.keys import make_keys
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.protocol.messages import EngineFacts
 from ...ipc.spec.config import EngineConfig, RecoveryConfig
 from .answers import answer_all
-from .asks import Arrival, Ask, ClientKind, ClientPlan
+from .asks import Abilities, Arrival, Ask, ClientKind, ClientPlan
 from .certificates import Certificates
 from .chats import list_chats
 from .http_client import make_client_context
@@ -49,54 +47,49 @@ _NUM_LAST_WORDS = 12  # lines of a log
 
 
 class Site:
-    """A running daemon and its server. `config`: of a daemon of one's own, None for one that ran before.
+    """The daemon OWN_NAME and its server. `config`: of another daemon in its place, if there is to be one.
 
-    `api_keys` and `command_prefix` are the server's. Raises InputError for a daemon that others than this
-    machine's users reach.
+    remote: the same daemon, as clients and the server are to come to it over the network. ray: where its
+    workers are. own_shm: gets to know its processes. `api_keys` and `command_prefix` are the server's, and
+    certificates, with which it speaks TLS. has_keyless: a second server, without keys.
     """
 
     def __init__(
         self,
-        daemon: str,
         config: EngineConfig | None = None,
+        *,
         api_keys: Sequence[str] = (),
         command_prefix: Sequence[str] = (),
         remote: RemoteDaemon | None = None,
         ray: RayNodes | None = None,
         own_shm: OwnShm | None = None,
         certificates: Certificates | None = None,
-        *,
         has_keyless: bool = False,
     ) -> None:
-        """remote: the same daemon, as clients and the server are to come to it over the network. ray: where
-        its workers are. own_shm: gets to know its processes.
-        certificates: the server's, which then speaks TLS. has_keyless: a second server, without keys.
-        """
-        self.daemon = daemon
+        self.daemon = OWN_NAME
         self._own_shm = OwnShm() if own_shm is None else own_shm
         self._ray = ray
-        self.attachment: Attachment = daemon if remote is None else remote
+        self.attachment: Attachment = OWN_NAME if remote is None else remote
         self.config = config
-        self.supervisor = psutil.Process(find_daemon(daemon))
-        with LLM(attach=daemon) as llm:
+        self.supervisor = psutil.Process(find_daemon(OWN_NAME))
+        with LLM(attach=OWN_NAME) as llm:
             facts = llm.llm_engine.facts
             self.model, self.recovery = facts.served_model_name, facts.recovery
-            self.has_processor = NO_REPEAT in facts.logits_processors
-            self.dimensions = _list_dimensions(facts)
-            known = llm.llm_engine.input_processor.output_format
-            self.chats = [] if known is None else list_chats(bool(known.calls), bool(known.thinking))
-            self.has_thoughts = known is not None and bool(known.thinking)
-            tokenizer = llm.get_tokenizer()
-            self.can_chat = tokenizer is not None and tokenizer.has_chat_template
-            _check_private(
-                daemon, [one.pid for one in llm.llm_engine.snapshot().clients if one.kind == HTTP_CLIENT_KIND]
-            )
+            known, tokenizer = llm.llm_engine.input_processor.output_format, llm.get_tokenizer()
+        has_thoughts = known is not None and bool(known.thinking)
+        self.abilities = Abilities(
+            has_processor=NO_REPEAT in facts.logits_processors,
+            dimensions=_list_dimensions(facts),
+            chats=[] if known is None else list_chats(bool(known.calls), has_thoughts),
+            can_chat=tokenizer is not None and tokenizer.has_chat_template,
+            has_thoughts=has_thoughts,
+        )
         self._server = Server(self.attachment, api_keys, command_prefix, certificates)
         self.ca_path = None if certificates is None else certificates.ca_path
         self.tls = None if self.ca_path is None else make_client_context(self.ca_path)
         self.grpc_address = self._server.grpc_address
         self.url, self.server = self._server.url, psutil.Process(self._server.pid)
-        self._keyless = Server(daemon, (), command_prefix) if has_keyless else None
+        self._keyless = Server(OWN_NAME, (), command_prefix) if has_keyless else None
         self.keyless_url = self._keyless.url if self._keyless is not None else ""
 
     def plan_client(
@@ -307,7 +300,6 @@ class Site:
 
 @contextlib.contextmanager
 def open_site(
-    attach: str | None,
     broken: list[str],
     recovery: RecoveryConfig | None = None,
     engine: Mapping[str, Any] | None = None,
@@ -316,17 +308,14 @@ def open_site(
     ray: RayNodes | None = None,
     certificates: Certificates | None = None,
 ) -> Generator[Site]:
-    """A site on a running daemon, or with one of its own; what that leaves behind is added to `broken`.
+    """A site with a daemon of its own; what that leaves behind is added to `broken`.
 
-    `recovery` and `engine`, arguments by EngineArgs' names, are the own daemon's; None takes the defaults.
+    `recovery` and `engine`, arguments by EngineArgs' names, are the daemon's; None takes the defaults.
     has_network: its clients come over TCP. ray: its workers are there. certificates: of its server.
     """
-    if attach is not None:
-        with contextlib.closing(Site(attach, certificates=certificates)) as site:
-            yield site
-        return
     own_shm = OwnShm()
-    with own_folders() as folder:
+
+    def start(folder: Path) -> dict[str, Any]:
         args = EngineArgs(
             max_model_len=512,
             num_gpu_blocks_override=1024,
@@ -340,18 +329,34 @@ def open_site(
         )
         config = msgspec.structs.replace(args.create_engine_config(), recovery=recovery or RecoveryConfig())
         remote = start_own_daemon(config, folder if has_network else None)
+        return {
+            "config": config,
+            "remote": remote,
+            "ray": ray,
+            "own_shm": own_shm,
+            "certificates": certificates,
+        }
+
+    with open_started_site(broken, start) as site:
+        yield site
+    if ray is not None:
+        wait_until(lambda: not ray.find_left(), _LEFTOVER_TIMEOUT_S)
+        broken += ray.find_left()
+    broken += [f"shared memory is left: {name}" for name in own_shm.find_abandoned()]
+
+
+@contextlib.contextmanager
+def open_started_site(broken: list[str], start: Callable[[Path], dict[str, Any]]) -> Generator[Site]:
+    """`start` starts the daemon, given its folder, and returns Site's arguments."""
+    with own_folders() as folder:
+        arguments = start(folder)
         try:
-            site = Site(OWN_NAME, config, remote=remote, ray=ray, own_shm=own_shm, certificates=certificates)
-            with contextlib.closing(site):
+            with contextlib.closing(Site(**arguments)) as site:
                 yield site
         finally:
             with contextlib.suppress(QuireError):  # it has ended already, which the checks have seen
                 stop_daemon(OWN_NAME)
         broken += find_leftovers(folder)
-        if ray is not None:
-            wait_until(lambda: not ray.find_left(), _LEFTOVER_TIMEOUT_S)
-            broken += ray.find_left()
-        broken += [f"shared memory is left: {name}" for name in own_shm.find_abandoned()]
 
 
 def start_own_daemon(config: EngineConfig, folder: Path | None) -> RemoteDaemon | None:
@@ -445,15 +450,3 @@ def _lives(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
-
-
-def _check_private(daemon: str, server_pids: list[int]) -> None:
-    """Raises InputError if one of these servers listens where others than this machine's users come in."""
-    for pid in server_pids:
-        with contextlib.suppress(psutil.Error):
-            for one in psutil.Process(pid).net_connections("tcp"):
-                if one.status == psutil.CONN_LISTEN and not is_loopback(one.laddr.ip):
-                    served = f"{one.laddr.ip}:{one.laddr.port} (pid {pid})"
-                    raise InputError(
-                        "attach", daemon, f"a daemon that is served on loopback only, not on {served}"
-                    )

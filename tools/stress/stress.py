@@ -17,9 +17,6 @@ from .asks import (
     Ask,
     ClientKind,
     ClientPlan,
-    add_chats,
-    add_odd,
-    add_vectors,
     deal,
     draw_arrivals,
     draw_conversations,
@@ -30,11 +27,11 @@ from .certificates import open_certificates
 from .checks import count_failed
 from .kills import Kill, KillPace, Role, draw_kills
 from .last_kill import kill_supervisor
-from .measures import find_gaps, find_recoveries
+from .measures import find_recoveries, measure
 from .options import Options
 from .ray_nodes import open_ray
 from .record import Golden
-from .report import BROKEN_EXIT_CODE, format_broken, format_run, summarize, write_run
+from .report import BROKEN_EXIT_CODE, format_report, format_run, summarize, write_run
 from .run import StressResult, run_load
 from .site import Site, open_site
 from .victims import Victims
@@ -69,35 +66,21 @@ def run_stress(options: Options) -> int:
         open_ray(options.engines) if options.has_ray else contextlib.nullcontext() as ray,
         open_certificates() if options.ssl else contextlib.nullcontext() as certificates,
         open_site(
-            options.attach,
-            left,
-            recovery,
-            options.engine,
-            has_network=options.network,
-            ray=ray,
-            certificates=certificates,
+            left, recovery, options.engine, has_network=options.network, ray=ray, certificates=certificates
         ) as site,
     ):
         check_kills(options.roles, site.recovery)
-        pool = draw_pool(options.seed, _POOL_SIZE, options.max_tokens)
-        pool = add_odd(pool, options.seed, site.has_processor)
-        pool = add_chats(pool, options.seed, site.chats)
-        pool = add_vectors(pool, options.seed, site.dimensions)
-        spoken = range(len(pool), len(pool) + (_NUM_CONVERSATIONS if site.can_chat else 0))
-        pool += draw_conversations(options.seed, len(spoken), options.max_tokens, site.has_thoughts)
+        pool = draw_pool(options.seed, _POOL_SIZE, options.max_tokens, site.abilities)
+        spoken = draw_conversations(options.seed, _NUM_CONVERSATIONS, options.max_tokens, site.abilities)
+        first, pool = len(pool), pool + spoken
         golden = site.compute_golden(pool)
         site.start_grammar_processes()
         kinds = CLIENT_KINDS if site.grpc_address else CLIENT_KINDS[:-1]
         plans = [_make_plan(site, kind, pool, share) for kind, share in deal(arrivals, kinds).items()]
         if spoken:
-            talk = draw_arrivals(
-                options.seed,
-                _BACKGROUND_SHARE * options.rate,
-                options.duration_s,
-                len(spoken),
-                _BACKGROUND_ODD_SHARE,
-            )
-            talk = [msgspec.structs.replace(one, ask=spoken[one.ask]) for one in talk]
+            rate = _BACKGROUND_SHARE * options.rate
+            talk = draw_arrivals(options.seed, rate, options.duration_s, len(spoken), _BACKGROUND_ODD_SHARE)
+            talk = [msgspec.structs.replace(one, ask=first + one.ask) for one in talk]
             plans.append(_make_plan(site, "background", pool, talk))
         endless = [
             msgspec.structs.replace(
@@ -107,7 +90,7 @@ def run_stress(options: Options) -> int:
         ]
         victims = Victims(endless) if "client" in options.roles else None
         noise_seed = options.seed if options.noise else None
-        with contextlib.nullcontext() if certificates is None else certificates.replacing():
+        with contextlib.nullcontext() if certificates is None else certificates:
             result = run_load(site, plans, kills, golden, noise_seed, victims)
         if certificates is not None:
             result.broken += certificates.find_stale(site.url)
@@ -146,7 +129,7 @@ def run_reproduction(num_requests: int, max_tokens: int, seed: int, warm_spare: 
     pool = draw_pool(seed, _POOL_SIZE, max_tokens)
     broken: list[str] = []
     rows: list[list[str]] = []
-    with open_site(None, broken, RecoveryConfig(warm_spare=warm_spare)) as site:
+    with open_site(broken, RecoveryConfig(warm_spare=warm_spare)) as site:
         golden = site.compute_golden(pool)
         arrivals = list_all(pool, num_requests)
         plan = msgspec.structs.replace(_make_plan(site, "http", pool, arrivals), max_concurrency=_USERS)
@@ -154,33 +137,24 @@ def run_reproduction(num_requests: int, max_tokens: int, seed: int, warm_spare: 
             result = _kill_one(site, plan, golden, role)
             broken += result.broken
             rows.append(_make_row(role, result))
-    header = [
-        "killed once",
-        "failed",
-        "tried again",
-        "recovery s",
-        "p99 gap ms",
-        "Dynamo: failed",
-        "recovery s",
-    ]
-    print(format_table(header, rows))
-    print(
-        f"\n{_USERS} clients over HTTP, {num_requests} requests, up to {max_tokens} tokens; a client that "
+    header = ["killed once", "failed", "tried again", "recovery s", "p99 gap ms"]
+    note = (
+        f"{_USERS} clients over HTTP, {num_requests} requests, up to {max_tokens} tokens; a client that "
         "gets a broken connection or a 503 asks again.\n"
         "recovery: from the kill to the end of the longest silence (http: until the last broken request has "
         "a token)\nDynamo's own figures are of a larger model on other "
-        f"machines: the counts compare, the seconds do not\n\n{format_broken(broken)}"
+        "machines: the counts compare, the seconds do not"
     )
+    print(format_report([format_table([*header, "Dynamo: failed", "recovery s"], rows), note], broken))
     return BROKEN_EXIT_CODE if broken else 0
 
 
 def _make_plan(site: Site, kind: ClientKind, pool: list[Ask], arrivals: list[Arrival]) -> ClientPlan:
-    if kind == "grpc":  # whose requests know nothing of logits processors
-        arrivals = [one for one in arrivals if pool[one.ask].extra_args is None]
-    if kind in ("async", "grpc"):  # whose requests are prompts
+    """gRPC knows nothing of logits processors and vectors, and its requests, as AsyncLLM's, are prompts."""
+    if kind in ("async", "grpc"):
         arrivals = [one for one in arrivals if pool[one.ask].chat is None]
-    if kind == "grpc":  # which has no vectors
-        arrivals = [one for one in arrivals if not pool[one.ask].embeds]
+    if kind == "grpc":
+        arrivals = [one for one in arrivals if not (pool[one.ask].extra_args or pool[one.ask].embeds)]
     return site.plan_client(kind, pool, arrivals, _TIMEOUT_S)
 
 
@@ -191,15 +165,13 @@ def _kill_one(site: Site, plan: ClientPlan, golden: list[Golden], role: Role) ->
 
 
 def _make_row(role: Role, result: StressResult) -> list[str]:
-    gaps = find_gaps(result.records)
+    latency = measure(result.records)
     recoveries = find_recoveries(result.records, result.strikes, result.started_at)
-    failed, recovery = _DYNAMO[role]
     return [
         role,
         f"{count_failed(result.records)} of {len(result.records)}",
         str(sum(len(record.broken_at) for record in result.records)),
         summarize(recoveries)[0],
-        "-" if gaps is None else f"{gaps.p99_s * 1e3:.0f}",
-        failed,
-        recovery,
+        "-" if latency is None else latency.gaps.list_ms()[1],
+        *_DYNAMO[role],
     ]

@@ -3,61 +3,58 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Sequence
+from typing import Self
 
 import psutil
 
 from ...ipc.errors import QuireError
 from .asks import ClientPlan
-from .client_process import ClientProcess
+from .beside import Beside
+from .line_process import ClientProcess
 from .record import Record
 
-_PERIOD_S = 0.1
 _MAX_STOPPED_S = 3.0  # the engine has dropped it by then; SIGCONT comes sooner if it comes
 
 
-class Victims:
-    """One client a plan, kept running by a thread from `start` to `stop`. The plans are endless.
+class Victims(Beside):
+    """One client a plan, kept running. The plans are endless.
 
     `records` are of the requests that had ended when their client was lost, or at the end.
     """
 
+    period_s = 0.1
+
     def __init__(self, plans: Sequence[ClientPlan]) -> None:
+        super().__init__()
         self.records: list[Record] = []
         self.num_lost = 0
         self._plans = plans
         self._running: list[ClientProcess] = []
         self._stopped_since: dict[int, float] = {}
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
     @property
     def pids(self) -> list[int]:
         """Those that run now."""
         return [one.pid for one in self._running if one.is_running]
 
-    def start(self) -> None:
-        """Begin, with all of them running."""
+    def __enter__(self) -> Self:
         for plan in self._plans:
             self._begin(plan)
-        self._thread.start()
+        return super().__enter__()
 
-    def stop(self) -> None:
-        """Kill all of them."""
-        self._is_over.set()
-        self._thread.join()
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
         for one in self._running:
             self._bury(one)
 
-    def _run(self) -> None:
-        while not self._is_over.wait(_PERIOD_S):
-            for one in [one for one in self._running if self._is_lost(one)]:
-                self._bury(one)
-                self._running.remove(one)
-                self.num_lost += 1
-                self._begin(one.plan)
+    def act(self) -> None:
+        for one in [one for one in self._running if self._is_lost(one)]:
+            self._bury(one)
+            self._running.remove(one)
+            self.num_lost += 1
+            self._begin(one.plan)
 
     def _begin(self, plan: ClientPlan) -> None:
         client = ClientProcess(plan)
@@ -79,4 +76,4 @@ class Victims:
 
     def _bury(self, client: ClientProcess) -> None:
         client.kill()
-        self.records += client.records
+        self.records += client.items

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from .plan import Target
 
@@ -18,11 +20,10 @@ UNANSWERED = frozenset({"cut", "open", "not accepted"})  # as `wire` names them
 Play = Callable[[float], Counter[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Attack:
-    """prepare: before the first turn, outside everybody's time. allowed: the answers that break nothing."""
+class Attack(NamedTuple):
+    """allowed: the answers that break nothing. prepare: before the first turn, outside everybody's time."""
 
-    allowed: frozenset[str]
+    allowed: Collection[str]
     prepare: Callable[[Target, random.Random], Play]
 
 
@@ -35,17 +36,11 @@ def attack(
     """Make an attack of a function that plays it, and needs nothing before."""
 
     def register(play: Callable[[Target, random.Random, float], Counter[str]]) -> None:
-        ATTACKS[name] = Attack(frozenset(allowed), lambda target, rng: lambda until: play(target, rng, until))
+        ATTACKS[name] = Attack(allowed, lambda target, rng: partial(play, target, rng))
 
     return register
 
 
-def prepared_attack(
-    name: str, allowed: Collection[str]
-) -> Callable[[Callable[[Target, random.Random], Play]], None]:
-    """Make an attack of a function that makes what takes long, and returns what plays it."""
-
-    def register(prepare: Callable[[Target, random.Random], Play]) -> None:
-        ATTACKS[name] = Attack(frozenset(allowed), prepare)
-
-    return register
+def sleep_until(until: float) -> None:
+    """By time.monotonic."""
+    time.sleep(max(0.0, until - time.monotonic()))

@@ -19,7 +19,7 @@ import msgspec
 import zmq
 
 from ....ipc.errors import QuireError
-from .attack import Play
+from .attack import Play, sleep_until
 from .attacks import ATTACKS
 from .plan import AttackPlan, Played, Turn, TurnReport
 
@@ -36,14 +36,14 @@ def _write(line: bytes) -> None:
 
 def _play_turn(play: Play, turn: Turn, start: float) -> None:
     """From its beginning to its end, round after round."""
-    time.sleep(max(0.0, start + turn.begins_s - time.monotonic()))
+    sleep_until(start + turn.begins_s)
     began_at, until = time.monotonic(), start + turn.ends_s
     answers: Counter[str] = Counter()
     error = ""
     try:
         while time.monotonic() < until:
             answers += play(until)
-            time.sleep(min(_PAUSE_S, max(0.0, until - time.monotonic())))
+            sleep_until(min(time.monotonic() + _PAUSE_S, until))
     except (QuireError, OSError, zmq.ZMQError) as failure:
         error = f"{type(failure).__name__}: {failure}"
     report = TurnReport(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ....ipc.protocol.messages import MAX_IDS_PER_ABORT
-from .attack import REFUSALS, Play, prepared_attack
+from .attack import ATTACKS, REFUSALS, Attack, Play
 from .plan import Target
 from .wire import Exchange, converse, make_request
 
@@ -28,8 +28,7 @@ _NUMBERS = (b"NaN", b"1e999", b"-1", b"0", b"9" * 400, b"2147483647", b"[]", b'"
 MakeBodies = Callable[[Target], list[bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """What is sent to `path`: each body, `count` times, all at once."""
 
     path: str
@@ -257,13 +256,10 @@ REQUESTS: dict[str, Request] = {
 }
 
 
-def _add_requests(name: str, request: Request) -> None:
-    @prepared_attack(name, ALLOWED)
-    def prepare(target: Target, _rng: random.Random) -> Play:
-        bodies = request.make_bodies(target) * request.count
-        sent = [make_request(target, request.path, body) for body in bodies]
-        return lambda until: converse(target, [Exchange([data]) for data in sent], until)
+def _prepare(request: Request, target: Target, _rng: random.Random) -> Play:
+    bodies = request.make_bodies(target) * request.count
+    sent = [make_request(target, request.path, body) for body in bodies]
+    return lambda until: converse(target, [Exchange([data]) for data in sent], until)
 
 
-for _name, _request in REQUESTS.items():
-    _add_requests(_name, _request)
+ATTACKS |= {name: Attack(ALLOWED, partial(_prepare, request)) for name, request in REQUESTS.items()}

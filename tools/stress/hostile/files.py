@@ -10,7 +10,6 @@ import random
 import shutil
 import tempfile
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from ....frontend.llm import LLM
 from ....frontend.models.model_folder import pocket_folder
 from ....ipc.errors import QuireError
 from ....ipc.params.sampling_params import SamplingParams
-from .attack import Play, prepared_attack
+from .attack import ATTACKS, Attack, Play, sleep_until
 from .plan import Target
 
 _WEIGHTS = "model.safetensors"
@@ -29,7 +28,6 @@ _PROMPT = "Once upon a time"
 _WORKER_MODULE = "quire.worker"
 
 
-@prepared_attack("replaced-file", {"refused", "over"})
 def _replace_weights(_target: Target, rng: random.Random) -> Play:
     """By `mv` or in place, then the worker is killed in the middle of an answer. Once: the engine ends by it.
 
@@ -42,7 +40,7 @@ def _replace_weights(_target: Target, rng: random.Random) -> Play:
 
     def play(until: float) -> Counter[str]:
         if not engines:
-            time.sleep(max(0.0, until - time.monotonic()))
+            sleep_until(until)
             return Counter(over=1)
         llm, said = engines.pop(), list[str]()
         answer = threading.Thread(target=lambda: said.append(_answer(llm, golden)), daemon=True)
@@ -59,6 +57,9 @@ def _replace_weights(_target: Target, rng: random.Random) -> Play:
         return Counter(said)
 
     return play
+
+
+ATTACKS["replaced-file"] = Attack({"refused", "over"}, _replace_weights)
 
 
 def _answer(llm: LLM, golden: list[int]) -> str:

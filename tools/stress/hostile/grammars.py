@@ -8,6 +8,7 @@ import random
 import string
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,30 +21,6 @@ from .wire import Exchange, converse, make_request
 _PATH = "/v1/completions"
 _COUNT = 4  # of each kind, at once
 Draw = Callable[[Target, random.Random], Iterator[dict[str, Any]]]
-
-# By attack: fields of StructuredOutputsParams, one of each kind.
-GRAMMARS: dict[str, Draw] = {}
-
-
-def _grammar_attack(name: str, **fields: Any) -> Callable[[Draw], Draw]:
-    """Requests with these fields, of which each has a grammar of its own. A callable gets the target."""
-
-    def register(draw: Draw) -> Draw:
-        GRAMMARS[name] = draw
-
-        @attack(name, ALLOWED)
-        def play(target: Target, rng: random.Random, until: float) -> Counter[str]:
-            made = {key: value(target) if callable(value) else value for key, value in fields.items()}
-            common = {"model": target.model, "prompt": "Hi", "max_tokens": 8} | made
-            bodies = [
-                common | {"structured_outputs": one} for _ in range(_COUNT) for one in draw(target, rng)
-            ]
-            requests = [make_request(target, _PATH, msgspec.json.encode(body)) for body in bodies]
-            return converse(target, [Exchange([request]) for request in requests], until)
-
-        return draw
-
-    return register
 
 
 def _draw_word(rng: random.Random) -> str:
@@ -62,7 +39,6 @@ def _make_ambiguous(start: str, names: list[str]) -> dict[str, Any]:
     return {"grammar": "\n".join([*rules, *(f"{name}: /[a-z ]/" for name in names)])}
 
 
-@_grammar_attack("dear-grammars")
 def _draw_dear(target: Target, rng: random.Random) -> Iterator[dict[str, Any]]:
     """About the largest that are let in, and about the slowest to compile."""
     words = _draw_words(target, rng, 400)
@@ -77,7 +53,6 @@ def _draw_dear(target: Target, rng: random.Random) -> Iterator[dict[str, Any]]:
     yield {"grammar": "\n".join(["start: r0", *rules, f'r{len(words)}: "a"'])}
 
 
-@_grammar_attack("bad-grammars")
 def _draw_bad(target: Target, rng: random.Random) -> Iterator[dict[str, Any]]:
     """What is huge, deep, recursive or broken: a compiler's worst cases, of which most are refused."""
     depth, word = target.shrink(100_000), _draw_word(rng)
@@ -92,7 +67,6 @@ def _draw_bad(target: Target, rng: random.Random) -> Iterator[dict[str, Any]]:
     yield {"structural_tag": {"triggers": [word] * target.shrink(10_000), "structures": []}}
 
 
-@_grammar_attack("heavy-masks", prompt=["Go on"] * 4, n=32, max_tokens=300)
 def _draw_heavy(target: Target, rng: random.Random) -> Iterator[dict[str, Any]]:
     """Many rows whose next tokens take long to find, to their end."""
     words = _draw_words(target, rng, 500)
@@ -100,7 +74,6 @@ def _draw_heavy(target: Target, rng: random.Random) -> Iterator[dict[str, Any]]:
     yield {"json": {"type": "array", "items": {"enum": [*words, *map(str, range(100))]}, "minItems": 100}}
 
 
-@_grammar_attack("exploding-masks", max_tokens=16)
 def _draw_exploding(target: Target, rng: random.Random) -> Iterator[dict[str, Any]]:
     """Grammars that compile in a moment and of which one mask takes for ever: the first, or a later one."""
     for count in (60, 250, 800):
@@ -108,14 +81,39 @@ def _draw_exploding(target: Target, rng: random.Random) -> Iterator[dict[str, An
         yield _make_ambiguous("/[0-9]{3}#/ z+", _draw_words(target, rng, count))
 
 
-@_grammar_attack("ambiguous-rows", prompt=["Go on"] * 4, n=lambda target: target.shrink(32), max_tokens=64)
 def _draw_ambiguous(_target: Target, rng: random.Random) -> Iterator[dict[str, Any]]:
     """Many rows with a small grammar each of whose masks takes as long as it may."""
     yield _make_ambiguous("z+", [_draw_word(rng) for _ in range(12)])
 
 
-@_grammar_attack("failing-rows", max_tokens=16)
 def _draw_failing(target: Target, rng: random.Random) -> Iterator[dict[str, Any]]:
     """Small requests of which all that are in a step fail in it."""
     for _ in range(target.shrink(19)):
         yield _make_ambiguous("/[0-9]{2}#/ z+", _draw_words(target, rng, 250))
+
+
+# By attack: fields of StructuredOutputsParams, one of each kind; and those of the request, of the target.
+GRAMMARS: dict[str, tuple[Draw, Callable[[Target], dict[str, Any]]]] = {
+    "dear-grammars": (_draw_dear, lambda _: {}),
+    "bad-grammars": (_draw_bad, lambda _: {}),
+    "heavy-masks": (_draw_heavy, lambda _: {"prompt": ["Go on"] * 4, "n": 32, "max_tokens": 300}),
+    "exploding-masks": (_draw_exploding, lambda _: {"max_tokens": 16}),
+    "ambiguous-rows": (
+        _draw_ambiguous,
+        lambda target: {"prompt": ["Go on"] * 4, "n": target.shrink(32), "max_tokens": 64},
+    ),
+    "failing-rows": (_draw_failing, lambda _: {"max_tokens": 16}),
+}
+
+
+def _play(name: str, target: Target, rng: random.Random, until: float) -> Counter[str]:
+    """Requests of which each has a grammar of its own."""
+    draw, make_fields = GRAMMARS[name]
+    common = {"model": target.model, "prompt": "Hi", "max_tokens": 8} | make_fields(target)
+    bodies = [common | {"structured_outputs": one} for _ in range(_COUNT) for one in draw(target, rng)]
+    requests = [make_request(target, _PATH, msgspec.json.encode(body)) for body in bodies]
+    return converse(target, [Exchange([request]) for request in requests], until)
+
+
+for _name in GRAMMARS:
+    attack(_name, ALLOWED)(partial(_play, _name))

@@ -12,7 +12,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
-from .attack import attack
+from .attack import attack, sleep_until
 from .plan import Target
 
 _NOT_SERVED = "not served"
@@ -45,7 +45,7 @@ def _open_connections(target: Target, _rng: random.Random, until: float) -> Coun
                 answers["connected"] += 1
             except OSError:
                 answers["refused"] += 1
-        time.sleep(max(0.0, until - time.monotonic()))
+        sleep_until(until)
     return answers
 
 

@@ -6,11 +6,12 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from typing import Literal
 
 import msgspec
 
 from ..kills import SITE_ROLES
+from ..measures import Latency, Phase, Times, measure
 from ..record import Record
 from ..samples import Sample
 from .attacks import ATTACKS
@@ -43,34 +44,26 @@ _LEAST_S = 1.5  # in which a process has been looked at for sure
 MAX_CREEP_BYTES = 8 * _MB  # within the second half of the settling phase
 
 
-class Phase(msgspec.Struct, frozen=True):
-    """A part of the run, by time.monotonic. is_to_blame: for waits that begin in it, else that end in it."""
+class Excess(msgspec.Struct, frozen=True, kw_only=True):
+    """A latency that is above its bound."""
 
     name: str
-    begins_at: float
-    ends_at: float
-    is_to_blame: bool = False
+    calm_s: float  # while undisturbed
+    now_s: float
+    margin_s: float
 
-    def covers(self, at: float) -> bool:
-        """Whether `at` is within it."""
-        return self.begins_at <= at < self.ends_at
+    @property
+    def brief(self) -> str:
+        """How far above."""
+        over_s = self.now_s - find_bound(self.calm_s, self.margin_s)
+        return f"{self.name} by {1e3 * over_s:.0f} ms"
 
-    def has(self, since: float, until: float) -> bool:
-        """Whether a wait is counted here."""
-        return self.covers(since if self.is_to_blame else until)
-
-
-class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds between pieces of an answer, and from a request to its first piece."""
-
-    num_requests: int
-    num_gaps: int
-    gap_p50_s: float
-    gap_p99_s: float
-    gap_max_s: float
-    ttft_p50_s: float
-    ttft_p99_s: float
-    ttft_max_s: float
+    @property
+    def line(self) -> str:
+        """With the bound and where it comes from."""
+        bound_ms = 1e3 * find_bound(self.calm_s, self.margin_s)
+        sum_ms = f"{LATENCY_FACTOR:g} x {1e3 * self.calm_s:.0f} + {1e3 * self.margin_s:.0f} = {bound_ms:.0f}"
+        return f"ordinary streams' {self.name} is {1e3 * self.now_s:.0f} ms, at most {sum_ms} ms"
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,12 +71,13 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
     attack: str
     latency: Latency | None
+    excesses: list[Excess] = []
 
     @property
     def has_few_samples(self) -> bool:
         """So that a p99 would be a single wait: the median is judged."""
         one = self.latency
-        return one is None or one.num_gaps < _LEAST_GAPS or one.num_requests < _LEAST_FIRST_TOKENS
+        return one is None or one.gaps.num < _LEAST_GAPS or one.first.num < _LEAST_FIRST_TOKENS
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,43 +108,32 @@ class HostileResult:
     logs: str = ""
 
 
-def measure(records: Sequence[Record], phase: Phase) -> Latency | None:
-    """Of the phase's waits; None if there are none."""
-    gaps = sorted(
-        after - before
-        for record in records
-        for before, after in pairwise(record.piece_times)
-        if phase.has(before, after)
-    )
-    first = sorted(
-        record.piece_times[0] - record.began_at
-        for record in records
-        if record.piece_times and phase.has(record.began_at, record.piece_times[0])
-    )
-    if not gaps or not first:
-        return None
-    return Latency(
-        num_requests=len(first),
-        num_gaps=len(gaps),
-        gap_p50_s=gaps[len(gaps) // 2],
-        gap_p99_s=gaps[int(0.99 * (len(gaps) - 1))],
-        gap_max_s=gaps[-1],
-        ttft_p50_s=first[len(first) // 2],
-        ttft_p99_s=first[int(0.99 * (len(first) - 1))],
-        ttft_max_s=first[-1],
-    )
-
-
 def check_latency(calm: Latency | None, hostile: Latency | None, margin_s: float) -> list[str]:
     """What is broken, a line each."""
     if calm is None or hostile is None:
         return [f"no ordinary stream had a token while {'undisturbed' if calm is None else 'attacked'}"]
-    bounds = (
-        ("p99 gap", calm.gap_p99_s, hostile.gap_p99_s, margin_s),
-        ("p99 time to first token", calm.ttft_p99_s, hostile.ttft_p99_s, margin_s),
-        ("longest gap", calm.gap_max_s, hostile.gap_max_s, SILENCE_MARGINS * margin_s),
-    )
-    return [line for bound in bounds for line in _check_bound(*bound)]
+    excesses = _find_excesses(calm, hostile, margin_s, "p99")
+    longest = (calm.gaps.max_s, hostile.gaps.max_s, SILENCE_MARGINS * margin_s)
+    return [one.line for one in excesses + _find_excess("longest gap", *longest)]
+
+
+def _find_excesses(
+    calm: Latency, now: Latency, margin_s: float, what: Literal["p99", "median"]
+) -> list[Excess]:
+    """calm's p99 bounds either of now's."""
+
+    def pick(times: Times) -> float:
+        return times.p99_s if what == "p99" else times.p50_s
+
+    gap = _find_excess(f"{what} gap", calm.gaps.p99_s, pick(now.gaps), margin_s)
+    first = (calm.first.p99_s, pick(now.first), margin_s)
+    return gap + _find_excess(f"{what} time to first token", *first)
+
+
+def _find_excess(name: str, calm_s: float, now_s: float, margin_s: float) -> list[Excess]:
+    if now_s <= find_bound(calm_s, margin_s):
+        return []
+    return [Excess(name=name, calm_s=calm_s, now_s=now_s, margin_s=margin_s)]
 
 
 def find_bound(before_s: float, margin_s: float) -> float:
@@ -158,7 +141,9 @@ def find_bound(before_s: float, margin_s: float) -> float:
     return LATENCY_FACTOR * before_s + margin_s
 
 
-def measure_costs(records: Sequence[Record], reports: Sequence[TurnReport]) -> list[Cost]:
+def measure_costs(
+    records: Sequence[Record], reports: Sequence[TurnReport], calm: Latency | None, margin_s: float
+) -> list[Cost]:
     """Of each attack, from the turn that it had alone."""
     costs: dict[str, Cost] = {}
     for turn in sorted(reports, key=lambda one: one.began_at):
@@ -166,32 +151,22 @@ def measure_costs(records: Sequence[Record], reports: Sequence[TurnReport]) -> l
         if is_alone or turn.attack not in costs:
             phase = Phase(turn.attack, turn.began_at, turn.ended_at, is_to_blame=True)
             latency = measure(records, phase) if is_alone else None
-            costs[turn.attack] = Cost(attack=turn.attack, latency=latency)
+            costs[turn.attack] = judge_cost(Cost(attack=turn.attack, latency=latency), calm, margin_s)
     return [costs[name] for name in sorted(costs)]
 
 
-def check_costs(costs: Sequence[Cost], calm: Latency | None, margin_s: float) -> list[str]:
+def judge_cost(cost: Cost, calm: Latency | None, margin_s: float) -> Cost:
+    """With what is above its bound."""
+    if calm is None or cost.latency is None:
+        return cost
+    what = "median" if cost.has_few_samples else "p99"
+    excesses = _find_excesses(calm, cost.latency, margin_s, what)
+    return msgspec.structs.replace(cost, excesses=excesses)
+
+
+def check_costs(costs: Sequence[Cost]) -> list[str]:
     """Attacks that cost ordinary streams too much while they ran alone, a line each."""
-    broken: list[str] = []
-    for cost in costs:
-        one = cost.latency
-        if calm is None or one is None:
-            continue
-        few = cost.has_few_samples
-        gap_s, ttft_s = (one.gap_p50_s, one.ttft_p50_s) if few else (one.gap_p99_s, one.ttft_p99_s)
-        what = "median" if few else "p99"
-        lines = _check_bound(f"{what} gap", calm.gap_p99_s, gap_s, margin_s)
-        lines += _check_bound(f"{what} time to first token", calm.ttft_p99_s, ttft_s, margin_s)
-        broken += [f"{cost.attack}, alone: {line}" for line in lines]
-    return broken
-
-
-def _check_bound(name: str, before_s: float, now_s: float, more_s: float) -> list[str]:
-    most_s = find_bound(before_s, more_s)
-    if now_s <= most_s:
-        return []
-    sum_ms = f"{LATENCY_FACTOR:g} x {1e3 * before_s:.0f} + {1e3 * more_s:.0f}"
-    return [f"ordinary streams' {name} is {1e3 * now_s:.0f} ms, at most {sum_ms} = {1e3 * most_s:.0f} ms"]
+    return [f"{cost.attack}, alone: {one.line}" for cost in costs for one in cost.excesses]
 
 
 def _overlap(one: TurnReport, other: TurnReport) -> bool:
@@ -276,21 +251,15 @@ def check_memory(memories: Sequence[Memory]) -> list[str]:
     """Roles over their bounds, a line each."""
     broken: list[str] = []
     for one in memories:
+        role, calm = f"memory of {one.role}", f"({_mb(one.calm)} while undisturbed)"
         if one.peak > one.max_peak:
-            broken.append(
-                f"memory of {one.role} reached {_mb(one.peak)} MB, at most {_mb(one.max_peak)} MB"
-                f" ({_mb(one.calm)} while undisturbed)"
-            )
+            broken.append(f"{role} reached {_mb(one.peak)} MB, at most {_mb(one.max_peak)} MB {calm}")
         if one.left > one.max_left:
-            broken.append(
-                f"memory of {one.role} stays at {_mb(one.left)} MB after the attacks, "
-                f"at most {_mb(one.max_left)} MB ({_mb(one.calm)} while undisturbed)"
-            )
+            left = f"stays at {_mb(one.left)} MB after the attacks"
+            broken.append(f"{role} {left}, at most {_mb(one.max_left)} MB {calm}")
         if one.creep > MAX_CREEP_BYTES:
-            broken.append(
-                f"memory of {one.role} grows after the attacks: {_mb(one.creep)} MB in the settling phase's "
-                f"second half, at most {_mb(MAX_CREEP_BYTES)} MB"
-            )
+            creep = f"{_mb(one.creep)} MB in the settling phase's second half"
+            broken.append(f"{role} grows after the attacks: {creep}, at most {_mb(MAX_CREEP_BYTES)} MB")
     return broken
 
 

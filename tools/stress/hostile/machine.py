@@ -29,7 +29,7 @@ from ....ipc.protocol.messages import (
 from ....ipc.protocol.sockets import make_ipc_address
 from ..noise import open_dealer, send_junk_to_core
 from ..waiting import wait_until
-from .attack import attack
+from .attack import attack, sleep_until
 from .plan import Target
 
 _CONNECT_TIMEOUT_S = 2.0
@@ -87,7 +87,7 @@ def _take_descriptors(target: Target, _rng: random.Random, until: float) -> Coun
                 answers["refused"] += 1
                 break
             answers["connected"] += 1
-        _wait_until(until)
+        sleep_until(until)
     return answers
 
 
@@ -108,7 +108,7 @@ def _delete_files(target: Target, _rng: random.Random, until: float) -> Counter[
         else:
             shutil.rmtree(directory, ignore_errors=True)
         answers[_find_end(target, directory)] += 1
-    _wait_until(until)
+    sleep_until(until)
     return answers
 
 
@@ -171,7 +171,3 @@ def _limit_files(process: psutil.Process, size: int | None) -> None:
     with contextlib.suppress(psutil.Error):
         _, hard = process.rlimit(psutil.RLIMIT_FSIZE)
         process.rlimit(psutil.RLIMIT_FSIZE, (hard if size is None else size, hard))
-
-
-def _wait_until(until: float) -> None:
-    time.sleep(max(0.0, until - time.monotonic()))

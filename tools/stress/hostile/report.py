@@ -8,16 +8,16 @@ from typing import Any
 from ...bench.machine import write_json
 from ...bench.table import format_table
 from ..checks import count_failed
-from ..report import format_broken
-from .judge import MAX_HELPER_BYTES, HostileResult, Latency, Memory, Phase, find_bound, measure, sum_answers
+from ..measures import Latency, Phase, measure
+from ..report import format_report
+from .judge import MAX_HELPER_BYTES, HostileResult, Memory, find_bound, sum_answers
 from .plan import TurnReport
 
 
 def format_hostile(result: HostileResult, margin_s: float) -> str:
     """Tables of ordinary streams, what each attack costs them, answers and memory, then what is broken."""
-    parts = [_format_latencies(result), _format_costs(result, margin_s), _format_attacks(result)]
-    parts.append(_format_memory(result.memories))
-    return "\n\n".join([*parts, format_broken(result.broken)])
+    tables = [_format_latencies(result), _format_costs(result, margin_s), _format_attacks(result)]
+    return format_report([*tables, _format_memory(result.memories)], result.broken)
 
 
 def write_hostile(result: HostileResult, facts: dict[str, str], path: str | None) -> None:
@@ -50,40 +50,33 @@ def _format_latencies(result: HostileResult) -> str:
     rows: list[list[str]] = []
     for phase in result.phases:
         one = measure(result.records, phase)
-        rows.append([phase.name, f"{phase.ends_at - phase.begins_at:.0f}", *_list_latency(one)])
+        cells = ["0", *["-"] * 6] if one is None else [str(one.first.num)]
+        cells += [] if one is None else one.gaps.list_ms() + one.first.list_ms()
+        rows.append([phase.name, f"{phase.ends_at - phase.begins_at:.0f}", *cells])
     times = ["gap p50 ms", "p99", "max", "first token p50 ms", "p99", "max"]
     return format_table(["ordinary streams", "s", "requests", *times], rows)
 
 
-def _list_latency(one: Latency | None) -> list[str]:
-    if one is None:
-        return ["0", *["-"] * 6]
-    gaps = (one.gap_p50_s, one.gap_p99_s, one.gap_max_s)
-    first = (one.ttft_p50_s, one.ttft_p99_s, one.ttft_max_s)
-    return [str(one.num_requests), *_list_ms(*gaps, *first)]
-
-
 def _format_costs(result: HostileResult, margin_s: float) -> str:
     """What ordinary streams felt while each attack ran alone, beside what they may."""
-    calm = measure(result.records, result.phases[0])
+    phase = result.phases[0]
+    calm = measure(result.records, phase)
     rows: list[list[str]] = []
     for cost in result.costs:
-        one = cost.latency
-        if one is None or calm is None:
+        if cost.latency is None or calm is None:
             rows.append([cost.attack, *["-"] * 8, "no sample alone"])
             continue
-        most_s = [find_bound(before_s, margin_s) for before_s in (calm.gap_p99_s, calm.ttft_p99_s)]
-        gaps = [str(one.num_gaps), *_list_ms(one.gap_p50_s, one.gap_p99_s, most_s[0])]
-        first = [str(one.num_requests), *_list_ms(one.ttft_p50_s, one.ttft_p99_s, most_s[1])]
-        is_broken = any(line.startswith(f"{cost.attack}, alone:") for line in result.broken)
+        cells = [cost.attack]
+        for now, before in ((cost.latency.gaps, calm.gaps), (cost.latency.first, calm.first)):
+            most_s = find_bound(before.p99_s, margin_s)
+            cells += [str(now.num), *now.list_ms()[:2], f"{1e3 * most_s:.0f}"]
+        over = ", ".join(one.brief for one in cost.excesses)
         few = "too few samples, by the median: " if cost.has_few_samples else ""
-        rows.append([cost.attack, *gaps, *first, few + ("BROKEN" if is_broken else "holds")])
+        rows.append([*cells, few + (f"BROKEN, {over}" if over else "holds")])
     times = ["gaps", "p50 ms", "p99", "at most", "first tokens", "p50 ms", "p99", "at most", "bound"]
-    return format_table(["while it ran alone", *times], rows)
-
-
-def _list_ms(*times_s: float) -> list[str]:
-    return [f"{1e3 * time_s:.0f}" for time_s in times_s]
+    span_s = phase.ends_at - phase.begins_at
+    note = f"(undisturbed, of which bounds are made, was measured once: {span_s:.0f} s before the attacks)"
+    return format_table(["while it ran alone", *times], rows) + "\n" + note
 
 
 def _format_attacks(result: HostileResult) -> str:
@@ -94,17 +87,13 @@ def _format_attacks(result: HostileResult) -> str:
         felt = [_measure_turn(result, one) for one in turns]
         known = [one for one in felt if one is not None]
         lost = sum(one.began_at <= at < one.ended_at for one in turns for at in result.lost_at)
-        rows.append(
-            [
-                attack,
-                str(len(turns)),
-                f"{1e3 * max(one.gap_p99_s for one in known):.0f}" if known else "-",
-                f"{1e3 * max(one.gap_max_s for one in known):.0f}" if known else "-",
-                f"{1e3 * max(one.ttft_max_s for one in known):.0f}" if known else "-",
-                str(lost),
-                "  ".join(f"{answer}: {count}" for answer, count in sorted(answers.items())) or "none",
-            ]
-        )
+        worst_s = [
+            max((pick(one) for one in known), default=None)
+            for pick in (lambda it: it.gaps.p99_s, lambda it: it.gaps.max_s, lambda it: it.first.max_s)
+        ]
+        times = ["-" if time_s is None else f"{1e3 * time_s:.0f}" for time_s in worst_s]
+        said = "  ".join(f"{answer}: {count}" for answer, count in sorted(answers.items())) or "none"
+        rows.append([attack, str(len(turns)), *times, str(lost), said])
     header = ["attack", "turns", "worst gap p99 ms", "max", "first token max", "lost", "answers"]
     return format_table(header, rows)
 

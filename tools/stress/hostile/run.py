@@ -8,13 +8,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from ....frontend.daemon import stop_daemon
 from ....ipc.daemon.daemon_state import read_state
 from ....ipc.daemon.run_dir import find_named
 from ....ipc.errors import QuireError
@@ -22,29 +23,27 @@ from ....ipc.network.keys import add_client, make_keys
 from ...bench.machine import print_machine
 from ..asks import Ask, ClientPlan, draw_pool, list_all
 from ..checks import check_records
-from ..client_process import ClientProcess
+from ..line_process import ClientProcess, LineProcess, all_ready
+from ..measures import Phase, measure
 from ..record import Golden
 from ..report import BROKEN_EXIT_CODE
 from ..samples import Sample, Sampler
 from ..server import NUM_HTTP_PROCESSES
-from ..site import OWN_NAME, Site, find_leftovers, own_folders
+from ..site import OWN_NAME, Site, open_started_site
 from ..waiting import wait_until
-from .attacker_process import AttackerProcess
 from .judge import (
     LATENCY_MARGIN_S,
     HostileResult,
-    Phase,
     check_answers,
     check_costs,
     check_latency,
     check_losses,
     check_memory,
     check_tries,
-    measure,
     measure_costs,
     measure_memory,
 )
-from .plan import AttackPlan, Target, draw_turns
+from .plan import AttackPlan, Played, Target, TurnReport, draw_turns
 from .report import format_hostile, write_hostile
 
 NUM_STREAMS = 16
@@ -91,7 +90,7 @@ def play_hostile(options: HostileOptions) -> HostileResult:
     """Run and judge, on a site of its own."""
     pool = draw_pool(options.seed, _POOL_SIZE, options.max_tokens)
     result, left = HostileResult(), list[str]()
-    with _open_site(left) as site:
+    with open_started_site(left, _start_daemon) as site:
         site.fill_cache()
         golden = site.compute_golden(pool)
         with contextlib.ExitStack() as stack:
@@ -104,17 +103,11 @@ def play_hostile(options: HostileOptions) -> HostileResult:
 def _play(
     site: Site, options: HostileOptions, pool: list[Ask], result: HostileResult, stack: contextlib.ExitStack
 ) -> None:
-    client = ClientProcess(_make_client_plan(site, pool))
-    stack.callback(client.close)
-    attacker = AttackerProcess(_make_attack_plan(site, options))
-    stack.callback(attacker.close)
-    client.wait_until_ready()
-    attacker.wait_until_ready()
-    sampler = Sampler(site)
-    sampler.start()
-    stack.callback(sampler.stop)
+    client, attacker = ClientProcess(_make_client_plan(site, pool)), _start_attacker(site, options)
+    stack.enter_context(all_ready([client, attacker]))
+    sampler = stack.enter_context(Sampler(site))
     client.begin()
-    wait_until(lambda: len(client.records) >= NUM_STREAMS or site.has_ended, _WARM_TIMEOUT_S)
+    wait_until(lambda: len(client.items) >= NUM_STREAMS or site.has_ended, _WARM_TIMEOUT_S)
     # 1. Undisturbed.
     aside_s = min(_MAX_ASIDE_S, max(_MIN_ASIDE_S, options.duration_s / _SHARE))
     times = [time.monotonic()]
@@ -130,17 +123,16 @@ def _play(
     wait_until(lambda: site.has_ended, aside_s)
     times.append(time.monotonic())
     client.close_input()
-    client.wait_for_last_line(0.0 if site.has_ended else 2 * _TIMEOUT_S)
-    client.close()
-    result.started_at, result.records, result.reports = times[0], client.records, attacker.reports
+    client.end(0.0 if site.has_ended else 2 * _TIMEOUT_S)
+    result.started_at, result.records, result.reports = times[0], client.items, attacker.items
     result.samples = sampler.samples
     result.phases = [
         Phase(name, *span, is_to_blame=name == _ATTACKED)
         for name, span in zip(("undisturbed", _ATTACKED, "settling"), itertools.pairwise(times), strict=True)
     ]
-    if client.sent is None:
-        result.broken.append(f"the ordinary client did not end; {len(client.records)} of its requests did")
-    if not attacker.has_played:
+    if client.last is None:
+        result.broken.append(f"the ordinary client did not end; {len(client.items)} of its requests did")
+    if attacker.last is None:
         result.broken.append("the attacks were not played to their end")
 
 
@@ -156,8 +148,8 @@ def _judge(site: Site, options: HostileOptions, golden: Sequence[Golden], result
     result.broken += check_losses(result.samples, _COUNTS, result.logs)
     latencies = [measure(result.records, phase) for phase in (calm, hostile)]
     result.broken += check_latency(latencies[0], latencies[1], options.margin_s)
-    result.costs = measure_costs(result.records, result.reports)
-    result.broken += check_costs(result.costs, latencies[0], options.margin_s)
+    result.costs = measure_costs(result.records, result.reports, latencies[0], options.margin_s)
+    result.broken += check_costs(result.costs)
     result.broken += check_tries(result.records)
     result.broken += check_answers(result.reports)
     result.broken += check_memory(result.memories)
@@ -187,7 +179,7 @@ def _make_client_plan(site: Site, pool: list[Ask]) -> ClientPlan:
     return msgspec.structs.replace(plan, api_key=_KEYS[0], is_endless=True, max_concurrency=NUM_STREAMS)
 
 
-def _make_attack_plan(site: Site, options: HostileOptions) -> AttackPlan:
+def _start_attacker(site: Site, options: HostileOptions) -> LineProcess[TurnReport, Played]:
     url = urlsplit(site.url)
     target = Target(
         host=url.hostname or "",
@@ -204,7 +196,8 @@ def _make_attack_plan(site: Site, options: HostileOptions) -> AttackPlan:
         scale=options.scale,
     )
     turns = draw_turns(options.seed, options.attacks, options.duration_s)
-    return AttackPlan(target=target, seed=options.seed, turns=turns)
+    plan = AttackPlan(target=target, seed=options.seed, turns=turns)
+    return LineProcess(f"{__package__}.attacker", plan, TurnReport, Played)
 
 
 def _find_listen() -> str:
@@ -213,23 +206,15 @@ def _find_listen() -> str:
     return "" if state is None else state.listen
 
 
-@contextlib.contextmanager
-def _open_site(broken: list[str]) -> Generator[Site]:
-    """A site whose processes have few descriptors; what it leaves behind is added to `broken`."""
+def _start_daemon(folder: Path) -> dict[str, Any]:
+    """One whose processes, as its server's, have few descriptors."""
     prefix = ("sh", "-c", f'ulimit -n {MAX_OPEN_FILES} && exec "$@"', "sh")
-    with own_folders() as folder:
-        keys = folder / "keys"
-        make_keys(keys)
-        add_client(keys, folder / _ATTACKERS_KEYS)
-        command = [*prefix, sys.executable, "-P", "-m", "quire", "daemon", "start", "--name", OWN_NAME]
-        command += ["--listen", "tcp://127.0.0.1:0", "--keys", str(keys)]
-        done = subprocess.run([*command, *_ENGINE_OPTIONS], capture_output=True, text=True)
-        if done.returncode:
-            raise QuireError(f"quire daemon start: {done.stderr.strip() or 'failed'}")
-        try:
-            with contextlib.closing(Site(OWN_NAME, None, _KEYS, prefix, has_keyless=True)) as site:
-                yield site
-        finally:
-            with contextlib.suppress(QuireError):  # it has ended already, which the checks have seen
-                stop_daemon(OWN_NAME)
-        broken += find_leftovers(folder)
+    keys = folder / "keys"
+    make_keys(keys)
+    add_client(keys, folder / _ATTACKERS_KEYS)
+    command = [*prefix, sys.executable, "-P", "-m", "quire", "daemon", "start", "--name", OWN_NAME]
+    command += ["--listen", "tcp://127.0.0.1:0", "--keys", str(keys)]
+    done = subprocess.run([*command, *_ENGINE_OPTIONS], capture_output=True, text=True)
+    if done.returncode:
+        raise QuireError(f"quire daemon start: {done.stderr.strip() or 'failed'}")
+    return {"api_keys": _KEYS, "command_prefix": prefix, "has_keyless": True}

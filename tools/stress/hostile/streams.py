@@ -11,6 +11,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import msgspec
 
@@ -44,21 +45,25 @@ def _chunked(target: Target, key: str | None) -> bytes:
     return make_head(target, _PATH, _CHUNKED, key) + b"\r\n"
 
 
-def _add_endless(name: str, begin: Callable[[Target, str | None], bytes], unit: bytes) -> None:
-    @attack(name, {"400", "401", "408", "413", "414", "431"} | UNANSWERED)
-    def play(target: Target, _rng: random.Random, until: float) -> Counter[str]:
-        """Four connections, one of them with the attackers' key."""
-        piece = unit * (_PIECE_BYTES // len(unit))
-        pieces = itertools.repeat(piece, _ENDLESS_BYTES // len(piece))
-        crowd = [
-            Exchange(itertools.chain([begin(target, key)], pieces), is_endless=True)
-            for key in (None, None, "wrong", target.api_key)
-        ]
-        return converse(target, crowd, until)
+def _send_without_end(
+    begin: Callable[[Target, str | None], bytes],
+    unit: bytes,
+    target: Target,
+    _rng: random.Random,
+    until: float,
+) -> Counter[str]:
+    """Four connections, one of them with the attackers' key."""
+    piece = unit * (_PIECE_BYTES // len(unit))
+    pieces = itertools.repeat(piece, _ENDLESS_BYTES // len(piece))
+    crowd = [
+        Exchange(itertools.chain([begin(target, key)], pieces), is_endless=True)
+        for key in (None, None, "wrong", target.api_key)
+    ]
+    return converse(target, crowd, until)
 
 
-for _name, (_begin, _unit) in _ENDLESS.items():
-    _add_endless(_name, _begin, _unit)
+for _name, _sent in _ENDLESS.items():
+    attack(_name, {"400", "401", "408", "413", "414", "431"} | UNANSWERED)(partial(_send_without_end, *_sent))
 
 
 @attack("strangers-bodies", {"401", "429", "503"} | UNANSWERED)
