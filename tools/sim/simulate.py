@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable
 
 from .run import run_scenario
-from .scenario import draw_group_scenario, draw_scenario
-from .shrink import find_violation, shrink
+from .scenario import Scenario, draw_group_scenario, draw_scenario
 from .sim_link import Violation
 
 EXIT_OK = 0
 EXIT_VIOLATED = 1
+_MAX_TRIES = 400  # some 4 ms each
 
 
 def simulate(seeds: Iterable[int], has_groups: bool = False) -> int:
@@ -58,3 +58,28 @@ def describe_failure(seed: int, has_groups: bool = False) -> str:
             f"again: python -m quire.tools.sim --first {seed} --seeds 1{option}",
         ]
     )
+
+
+def find_violation(scenario: Scenario) -> Violation | None:
+    """What goes wrong in this scenario, None if all holds."""
+    try:
+        run_scenario(scenario)
+    except Violation as violation:
+        return violation
+    return None
+
+
+def shrink(scenario: Scenario) -> Scenario:
+    """`scenario`, which fails, with requests and faults left out for as long as it goes on failing."""
+    num_tries = 0
+    is_smaller = True
+    while is_smaller and num_tries < _MAX_TRIES:
+        is_smaller = False
+        for smaller in scenario.list_smaller():
+            num_tries += 1
+            if find_violation(smaller) is not None:
+                scenario, is_smaller = smaller, True
+                break
+            if num_tries == _MAX_TRIES:
+                break
+    return scenario
