@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -151,45 +152,28 @@ def test_scales_clip_where_that_is_less_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "reason"),
+    ("fields", "content", "reason"),
     [
-        ({"group_size": 128}, r"group_size=128: one of 64, 32: model\.layers\.0\.self_attn\.q_proj has 64"),
-        ({"calibration": Path("/no/such/file")}, "calibration='/no/such/file': a file that can be read"),
+        (
+            {"group_size": 128},
+            b"",
+            r"group_size=128: one of 64, 32: model\.layers\.0\.self_attn\.q_proj has 64",
+        ),
+        ({"calibration": Path("/no/such/file")}, b"", "calibration='/no/such/file': a file that can be read"),
+        ({}, b"Once upon a time. " * 100, r"text': a text of at least 1408 tokens"),
+        ({}, b"fine\x8b\x08" * 10000, r"text': a text in UTF-8 \(its byte 4 is none\)"),
+        ({"num_samples": 10**11}, b"", "samples=100000000000: at most 65536 of 64 tokens"),
     ],
 )
-def test_what_does_not_go_is_named(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
-    plain = make_plain(tmp_path, RECIPES["qwen2"])
+def test_what_does_not_go_is_named_and_leaves_nothing(
+    tmp_path: Path, fields: dict[str, Any], content: bytes, reason: str
+) -> None:
+    plain, text = make_plain(tmp_path, RECIPES["qwen2"]), tmp_path / "text"
+    text.write_bytes(content)
+    options = replace(options_for(plain, tmp_path / "out", calibration=text), **fields)
     with pytest.raises(InputError, match=reason):
-        run_quantize(plain, tmp_path / "out", **fields)
-    assert [path.name for path in tmp_path.iterdir()] == ["plain"]
-
-
-def test_more_samples_than_memory_holds_are_refused_before_any_is_drawn(tmp_path: Path) -> None:
-    plain = make_plain(tmp_path, RECIPES["qwen2"])
-    options = replace(options_for(plain, tmp_path / "out"), num_samples=10**11)
-    with pytest.raises(InputError, match="samples=100000000000: at most 65536 of 64 tokens"):
         quantize_folder(options, load_plain(options), lambda _: None)
-
-
-def test_a_place_where_no_folder_can_be_made_is_named(tmp_path: Path) -> None:
-    plain = make_plain(tmp_path, RECIPES["qwen2"])
-    for out in (Path("/proc/out"), tmp_path / "plain" / "config.json" / "out"):
-        with pytest.raises(InputError, match=f"OUT='{out}': a folder that can be made"):
-            run_quantize(plain, out)
-
-
-def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
-    plain, text = make_plain(tmp_path, RECIPES["qwen2"]), tmp_path / "text.txt"
-    text.write_text("Once upon a time. " * 100)
-    with pytest.raises(InputError, match=r"text\.txt': a text of at least 1408 tokens"):
-        run_quantize(plain, tmp_path / "out", calibration=text)
-
-
-def test_a_calibration_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    plain, file = make_plain(tmp_path, RECIPES["qwen2"]), tmp_path / "text.gz"
-    file.write_bytes(b"fine\x8b\x08" * 10000)
-    with pytest.raises(InputError, match=r"text\.gz': a text in UTF-8 \(its byte 4 is none\)"):
-        run_quantize(plain, tmp_path / "out", calibration=file)
+    assert {path.name for path in tmp_path.iterdir()} == {"plain", "text"}
 
 
 def test_a_long_text_may_be_cut_within_a_character(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +202,9 @@ def test_a_folder_that_cannot_be_made_is_one_line(
     (tmp_path / "circle").symlink_to("circle")
     capfd.readouterr()
     assert quantize_by_command(plain, tmp_path / out) == ExitCode.USAGE
-    assert capfd.readouterr().err.startswith("quire: error: OUT=")
+    said = capfd.readouterr().err
+    assert said.startswith("quire: error: OUT=")
+    assert "a folder that can be made" in said
 
 
 def quantize_by_command(folder: Path, out: Path, *arguments: str) -> int:
@@ -226,31 +212,38 @@ def quantize_by_command(folder: Path, out: Path, *arguments: str) -> int:
     return run_command(["quantize", str(folder), str(out), *fields])
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def fail_to_save(*_: Any, **__: Any) -> None:
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+@pytest.mark.parametrize(
+    ("broken", "how", "code", "said"),
+    [
+        (f"{FolderWriter.__module__}.save_file", fail_to_save, ExitCode.FAILED, "0: No space left on device"),
+        (
+            f"{FolderWriter.__module__}.FolderWriter._write_config",
+            lambda *_: signal.raise_signal(signal.SIGTERM),
+            128 + signal.SIGTERM,
+            "",
+        ),
+    ],
+    ids=["full disk", "SIGTERM"],
+)
+def test_nothing_is_left_of_what_ends_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *, broken: str,
+    how: Callable[..., None], code: int, said: str,
+) -> None:  # fmt: skip
     plain = make_plain(tmp_path, RECIPES["qwen2"])
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr(f"{FolderWriter.__module__}.save_file", fail)
+    monkeypatch.setattr(broken, how)
     capfd.readouterr()
-    assert quantize_by_command(plain, tmp_path / "out") == ExitCode.FAILED
-    shown = capfd.readouterr().err
-    assert "shard-0: No space left on device" in shown
-    assert "Traceback" not in shown
-    assert [path.name for path in tmp_path.iterdir()] == ["plain"]
-
-
-def test_nothing_is_left_after_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = make_plain(tmp_path, RECIPES["qwen2"])
-    monkeypatch.setattr(FolderWriter, "_write_config", lambda *_: signal.raise_signal(signal.SIGTERM))
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        assert quantize_by_command(plain, tmp_path / "out") == 128 + signal.SIGTERM
+        assert quantize_by_command(plain, tmp_path / "out") == code
     finally:
         signal.signal(signal.SIGTERM, before)
+    shown = capfd.readouterr().err
+    assert said in shown
+    assert "Traceback" not in shown
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]
 
 

@@ -83,14 +83,15 @@ class LayerStream:
         )
         self._hidden = torch.empty(0)  # [texts, length, hidden size] of the layer before
 
-    def list_linears(self, index: int) -> list[tuple[LinearShape, ...]]:
-        """Those of a layer, as `list_layer_linears` has them."""
-        return list(list_layer_linears(self._make_config(index).model.spec))
+    def record(self, index: int, *, has_grams: bool = True) -> list[Together]:
+        """What the linear layers of layer `index` are given; `advance` has been called for those before.
 
-    def record(self, index: int) -> list[Together]:
-        """What the linear layers of layer `index` are given; `advance` has been called for those before."""
+        Without Gram matrices nothing is computed: which of them are given the same.
+        """
+        together = list(list_layer_linears(self._make_config(index).model.spec))
+        if not has_grams:
+            return [Together(shapes, None) for shapes in together]
         recorders: dict[str, _Recorder] = {}
-        together = self.list_linears(index)
         widths = {shape.name: shape.num_in for shapes in together for shape in shapes}
 
         def wrap(names: Sequence[str], linear: Linear) -> Linear:

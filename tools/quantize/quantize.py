@@ -21,9 +21,8 @@ from ...ipc.spec.config import EngineConfig
 from ...ipc.spec.linear_shapes import LinearShape, list_layer_linears
 from ...kernels.program import native
 from ...worker.threads import count_cores
-from ...worker.weights.weights import SafetensorsSource
 from .folder import FolderWriter, make_quantization_config
-from .layers import LayerStream, Together
+from .layers import LayerStream
 from .rounding import RoundedWeight, choose_scales, factor_gram, round_by_gptq, round_to_nearest
 from .texts import draw_sequences
 
@@ -105,14 +104,9 @@ def quantize_folder(
     with _new_folder(options.out) as folder:
         writer = FolderWriter(folder)
         stream = LayerStream(config, torch.tensor(samples), max(1, _STEP_TOKENS // length))
-        layer_work = _Rounding(options, group_size, stream.weights)
         for index in range(spec.num_layers):
             replaced: dict[str, torch.Tensor] = {}
-            if options.format == "int8":
-                layer = [Together(shapes, None) for shapes in stream.list_linears(index)]
-            else:
-                layer = stream.record(index)
-            for name, rounded in layer_work.round_layer(layer):
+            for name, rounded in _round_layer(stream, index, options, group_size):
                 writer.add(stream.weights.stored_name(f"{name}.weight").removesuffix(".weight"), rounded)
                 replaced[f"{name}.weight"] = rounded.dequantize()
             if options.format != "int8" and index + 1 < spec.num_layers:
@@ -126,28 +120,24 @@ def quantize_folder(
     return held_out
 
 
-class _Rounding:
-    """The linear layers of a layer, one after the other."""
-
-    def __init__(self, options: QuantizeOptions, group_size: int | None, weights: SafetensorsSource) -> None:
-        self._options, self._group_size, self._weights = options, group_size, weights
-
-    def round_layer(self, layer: Sequence[Together]) -> Iterator[tuple[str, RoundedWeight]]:
-        """(name, what becomes of its weight) of each linear layer."""
-        bits = self._options.bits
-        for together in layer:
-            size = self._group_size or together.shapes[0].num_in
-            factor = None if together.gram is None else factor_gram(together.gram, self._options.act_order)
-            for shape in together.shapes:
-                stored = self._weights.read_stored(f"{shape.name}.weight", (shape.num_out, shape.num_in))
-                weight = stored.float()
-                if not bool(torch.isfinite(weight).all()):
-                    raise ModelError(f"{shape.name}.weight", "inf or nan", "finite numbers")
-                scales = choose_scales(weight, bits, size, stored.dtype)
-                if factor is None:
-                    yield shape.name, round_to_nearest(weight, scales, bits, size)
-                else:
-                    yield shape.name, round_by_gptq(weight, scales, *factor, bits, size)
+def _round_layer(
+    stream: LayerStream, index: int, options: QuantizeOptions, group_size: int | None
+) -> Iterator[tuple[str, RoundedWeight]]:
+    """(name, what becomes of its weight) of each linear layer of layer `index`."""
+    bits = options.bits
+    for together in stream.record(index, has_grams=options.format != "int8"):
+        size = group_size or together.shapes[0].num_in
+        factor = None if together.gram is None else factor_gram(together.gram, options.act_order)
+        for shape in together.shapes:
+            stored = stream.weights.read_stored(f"{shape.name}.weight", (shape.num_out, shape.num_in))
+            weight = stored.float()
+            if not bool(torch.isfinite(weight).all()):
+                raise ModelError(f"{shape.name}.weight", "inf or nan", "finite numbers")
+            scales = choose_scales(weight, bits, size, stored.dtype)
+            if factor is None:
+                yield shape.name, round_to_nearest(weight, scales, bits, size)
+            else:
+                yield shape.name, round_by_gptq(weight, scales, *factor, bits, size)
 
 
 def _make_config(config: EngineConfig, bits: int, group_size: int | None) -> dict[str, Any]:
