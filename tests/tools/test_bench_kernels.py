@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from itertools import islice
@@ -11,6 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
+from quire.tools.bench.ceilings import take_better
 from quire.tools.bench.kernel_case import Bench, Case, time_case
 from quire.tools.bench.kernel_cases import MAKERS
 from quire.tools.bench.kernels import Ceilings, Options, Row, format_ceilings, format_rows
@@ -57,8 +58,8 @@ def test_a_floor_is_the_larger_of_bytes_and_operations(row: Row, floor: str, sha
 
 
 def test_the_better_ceilings_count() -> None:
-    other = dataclasses.replace(CEILINGS, read_bytes_per_s=3e9, bf16_flops_per_s=5e11)
-    best = CEILINGS.take_better(other)
+    other = replace(CEILINGS, read_bytes_per_s=3e9, bf16_flops_per_s=5e11)
+    best = take_better(CEILINGS, other)
     assert (best.read_bytes_per_s, best.bf16_flops_per_s) == (3e9, 1e12)
     assert "3.00" in format_ceilings(best)
 

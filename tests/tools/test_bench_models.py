@@ -7,13 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from quire.tools.bench.models import (
-    BENCH_MODELS,
-    DUMMY_MODELS,
-    ensure_model,
-    list_tensor_shapes,
-    write_checkpoint,
-)
+from quire.tools.bench.model_configs import BENCH_MODELS, DUMMY_MODELS, ENCODERS, list_tensor_shapes
+from quire.tools.bench.models import ensure_model, write_checkpoint
+from quire.tools.bench.workloads import count_tokens, make_texts
 
 pytestmark = pytest.mark.slow
 
@@ -40,17 +36,32 @@ def test_a_model_without_weights_is_a_config_and_a_tokenizer(name: str, tmp_path
     assert json.loads((folder / "config.json").read_text()) == DUMMY_MODELS[name]
 
 
-@pytest.mark.parametrize("name", BENCH_MODELS)
+@pytest.mark.parametrize("name", [*BENCH_MODELS, "tiny-encoder"])
 @pytest.mark.filterwarnings("ignore")  # transformers' own
 def test_transformers_finds_every_tensor_and_nothing_else(name: str, tmp_path: Path) -> None:
     import transformers
 
-    config = BENCH_MODELS[name] | {"num_hidden_layers": 1, "vocab_size": 64}  # small enough for a test
+    config = (BENCH_MODELS | ENCODERS)[name] | {"num_hidden_layers": 1, "vocab_size": 64}
     write_checkpoint(config, tmp_path / name)
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / name, dtype="auto", output_loading_info=True
-    )
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    assert model.dtype == torch.bfloat16
-    assert json.loads((tmp_path / name / "config.json").read_text())["model_type"] == model.config.model_type
+    kind = transformers.AutoModel if name in ENCODERS else transformers.AutoModelForCausalLM
+    model, info = kind.from_pretrained(tmp_path / name, dtype="auto", output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert model.dtype == (torch.float32 if name in ENCODERS else torch.bfloat16)
+    assert config["model_type"] == model.config.model_type
+
+
+def test_texts_have_the_tokens_that_they_say_and_lengths_that_do_not_depend_on_contents(
+    tmp_path: Path,
+) -> None:
+    from transformers import AutoTokenizer
+
+    config = ENCODERS["tiny-encoder"]
+    write_checkpoint(config, tmp_path / "encoder", has_weights=False)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "encoder")
+    first, second = (make_texts(config["vocab_size"], 8, 16, 256, contents) for contents in ("a", "b"))
+    assert first != second
+    assert list(map(count_tokens, first)) == list(map(count_tokens, second))
+    for text in first:
+        token_ids = tokenizer(text)["input_ids"]
+        assert 16 <= len(token_ids) == count_tokens(text) <= 256
+        assert tokenizer.unk_token_id not in token_ids

@@ -30,7 +30,7 @@ class SamplingParams(SimpleNamespace):
 class LLM:
     def __init__(self, **settings):
         assert settings["max_num_batched_tokens"] == 2048
-        assert not [path for path in sys.path if path.endswith("bench")], "the bench shadows other modules"
+        assert not [path for path in sys.path if path.endswith("/bench")], "the bench shadows other modules"
         print("vLLM prints to standard output")
         self.max_model_len = settings["max_model_len"]
 
@@ -94,7 +94,7 @@ def test_vllm_runs_jobs_by_its_own_python_and_a_failed_one_does_not_end_it(
     monkeypatch.setattr(peers, "find_preloads", lambda _: [])
     launch = make_launch("vllm", make_model(tmp_path), max_model_len=4)
     assert launch.command[0] == str(python)
-    contestant = Contestant("vllm", launch.command, str(tmp_path / "log"), launch.environment)
+    contestant = Contestant("vllm", launch, str(tmp_path / "log"))
     try:
         contestant.wait_until_ready()
         with pytest.raises(ContestError, match="vllm: ValueError: too long"):
@@ -116,7 +116,7 @@ def test_vllm_runs_jobs_by_its_own_python_and_a_failed_one_does_not_end_it(
 
 def test_a_child_that_dies_is_told_with_the_last_line_of_its_log(tmp_path: Path) -> None:
     launch = Launch([sys.executable, "-m", "quire.tools.bench.no_such_engine"])
-    contestant = Contestant("nobody", launch.command, str(tmp_path / "log"))
+    contestant = Contestant("nobody", launch, str(tmp_path / "log"))
     try:
         with pytest.raises(ContestError, match=r"nobody: ended with code 1: .*No module named"):
             contestant.wait_until_ready()

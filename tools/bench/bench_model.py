@@ -61,7 +61,7 @@ def load_bench_model(name: str, quantization: Quantization | None = None) -> Ben
     """A bench's model (written on first use), 'pocket', a folder, or a GGUF file. Raises InputError."""
     spec = load_spec(name, quantization)
     if name in BENCH_MODELS or name in DUMMY_MODELS:
-        folder = ensure_written("models", name)
+        folder = ensure_written(name)
         return BenchModel(name, folder, spec, "bfloat16", is_dummy=name in DUMMY_MODELS)
     if find_gguf_files(name):
         return BenchModel(Path(name).stem, Path(name).resolve(), spec, "bfloat16")
@@ -71,8 +71,8 @@ def load_bench_model(name: str, quantization: Quantization | None = None) -> Ben
     return BenchModel(Path(name).name, folder, spec, dtype)
 
 
-def ensure_written(module: str, name: str) -> Path:
-    """The folder of a model that `module` writes, by a process that loads torch."""
-    command = [sys.executable, "-m", f"{__package__}.{module}", name]
+def ensure_written(name: str) -> Path:
+    """The folder of a model that models.py writes, by a process that loads torch."""
+    command = [sys.executable, "-m", f"{__package__}.models", name]
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return Path(out.strip().splitlines()[-1])

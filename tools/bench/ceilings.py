@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,22 +22,20 @@ _PACKED_DTYPES = ("bfloat16", "float32")  # those that oneDNN multiplies on ever
 _ROUNDS = 5
 _MIN_CALLS_S = 0.002  # a timed stretch is at least this long, since a cache is read in microseconds
 _TIMEOUT_S = 120.0
+_Rates = TypeVar("_Rates", bound=msgspec.Struct)
 
 
-class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
+class MachineRates(msgspec.Struct, frozen=True):
     """Best of a few rounds, with all usable cores, or of the GPU."""
 
     read_bytes_per_s: float
     flops_per_s: float  # of a matrix product in the number format that was asked for
     device: str = "cpu"
 
-    def take_better(self, other: MachineRates) -> MachineRates:
-        """The best of both: a ceiling is what the device can do, and a shared machine cannot always."""
-        return MachineRates(
-            read_bytes_per_s=max(self.read_bytes_per_s, other.read_bytes_per_s),
-            flops_per_s=max(self.flops_per_s, other.flops_per_s),
-            device=self.device,
-        )
+
+def take_better(first: _Rates, second: _Rates) -> _Rates:
+    """The best of both, of one device: a ceiling is what it can do, and a shared machine cannot always."""
+    return type(first)(*map(max, msgspec.structs.astuple(first), msgspec.structs.astuple(second)))
 
 
 def measure_rates(device: str, dtype: str, size_bytes: int) -> MachineRates:

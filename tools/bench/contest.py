@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
+import select
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,41 +92,34 @@ class Measurement:
 
 
 class Contestant:
-    """The bench's end of one contestant: a process that runs `command`, with `environment` on top of ours."""
+    """The bench's end of one contestant: a process whose standard error goes to a log."""
 
-    def __init__(
-        self, name: str, command: Sequence[str], log_path: str, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, name: str, launch: Launch, log_path: str) -> None:
         self.name = name
         self.ready_s = 0.0
         self.rss_bytes: dict[str, int] = {}
         self._log_path = log_path
         with open(log_path, "wb") as log:
             self._process = subprocess.Popen(
-                command,
+                launch.command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, **launch.environment},
                 start_new_session=True,  # so that all of a peer's processes can be ended together
             )
-        self._reports: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read_reports, name=f"bench-{name}", daemon=True)
-        self._reader.start()
 
     def wait_until_ready(self) -> None:
         """Block until the child can take jobs. Raises ContestError."""
-        report = self._take_report(START_TIMEOUT_S)
-        self.ready_s = report.ready_s or 0.0
+        self.ready_s = self._take_report(START_TIMEOUT_S).ready_s or 0.0
 
     def run(self, job: Job) -> JobResult:
         """Run a job, wait for its result, and then until the child is idle. Raises ContestError."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(msgspec.json.encode(job) + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise ContestError(self._describe_end()) from None
+        stdin = self._process.stdin
+        assert stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # that it has ended is read below
+            stdin.write(msgspec.json.encode(job) + b"\n")
+            stdin.flush()
         report = self._take_report(JOB_TIMEOUT_S)
         if report.result is None:
             raise ContestError(f"{self.name}: {report.error}")
@@ -136,40 +128,33 @@ class Contestant:
 
     def close(self) -> None:
         """End the child: its input ends, it has some time, then it and what it left behind are killed."""
-        assert self._process.stdin is not None
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
         with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
-            self._process.stdin.close()
+            stdin.close()
             self._process.wait(CLOSE_TIMEOUT_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._reader.join()  # the child's end of the pipe is closed, so it has come to its end
+        stdout.close()
 
     def _take_report(self, timeout_s: float) -> ChildReport:
-        try:
-            line = self._reports.get(timeout=timeout_s)
-        except queue.Empty:
-            raise ContestError(f"{self.name}: no answer within {timeout_s:.0f} s") from None
+        """Its next line, which it writes at once. Raises ContestError, with its last words if it ended."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        if not select.select([stdout], [], [], timeout_s)[0]:
+            raise ContestError(f"{self.name}: no answer within {timeout_s:.0f} s")
+        line = stdout.readline()
         if not line:
-            raise ContestError(self._describe_end())
+            code = self._process.wait()
+            with open(self._log_path, errors="replace") as log:
+                said = [line.strip() for line in log if line.strip()] or ["no message"]
+            raise ContestError(f"{self.name}: ended with code {code}: {said[-1]}")
         report = msgspec.json.decode(line, type=ChildReport)
         for role, size in report.rss_bytes.items():
             self.rss_bytes[role] = max(size, self.rss_bytes.get(role, 0))
         return report
-
-    def _read_reports(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as stdout:
-            for line in stdout:
-                self._reports.put(line)
-        self._reports.put(b"")
-
-    def _describe_end(self) -> str:
-        """Why it ended: the last line that it wrote."""
-        code = self._process.wait()
-        with open(self._log_path, errors="replace") as log:
-            lines = [line.strip() for line in log if line.strip()]
-        return f"{self.name}: ended with code {code}: {lines[-1] if lines else 'no message'}"
 
 
 @contextlib.contextmanager
@@ -179,7 +164,7 @@ def open_contestants(launches: Mapping[str, Launch]) -> Generator[list[Contestan
         contestants: list[Contestant] = []
         for name, launch in launches.items():
             say(f"loading {name}")
-            contestant = Contestant(name, launch.command, f"{logs}/{name}.log", launch.environment)
+            contestant = Contestant(name, launch, f"{logs}/{name}.log")
             stack.callback(contestant.close)
             contestant.wait_until_ready()
             contestants.append(contestant)

@@ -11,12 +11,12 @@ import time
 from dataclasses import dataclass
 
 from ...core.engine.engine_core import EngineCore
+from ...frontend.options.engine_args import EngineArgs
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.protocol.messages import EngineCoreRequest
 from ...ipc.protocol.step import ModelRunnerOutput, SchedulerOutput
 from ...ipc.protocol.token_ids import encode_token_ids
-from ...ipc.spec.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SchedulingPolicy
-from ...ipc.spec.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
+from ...ipc.spec.config import SchedulingPolicy
 from ..options import COUNT, option
 from .machine import print_machine
 from .table import format_table
@@ -25,21 +25,14 @@ NUM_RUNNING = 256
 NUM_QUEUED = 10_000
 _PROMPT_LEN = 32  # tokens
 _BLOCK_SIZE = 16  # tokens
-_VOCAB_SIZE = 32_000
+_VOCAB_SIZE = 2048  # of the pocket model, whose config it is
 _CLIENT = b"bench"
 
 
-class FakeWorker:
-    """Samples a random token for each row that is due."""
-
-    def __init__(self) -> None:
-        self._rng = random.Random(0)
-
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """The result that a worker would send for `step`."""
-        rows = step.rows if step.sampled_rows is None else step.sampled_rows
-        tokens = [self._rng.randrange(_VOCAB_SIZE) for _ in rows]
-        return ModelRunnerOutput(step.step_id, rows, tokens)
+def _execute(step: SchedulerOutput, rng: random.Random) -> ModelRunnerOutput:
+    """The result that a worker would send for `step`: a random token for each row that is due."""
+    rows = step.rows if step.sampled_rows is None else step.sampled_rows
+    return ModelRunnerOutput(step.step_id, rows, [rng.randrange(_VOCAB_SIZE) for _ in rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +81,10 @@ def measure_step_cost(
 
     newcomer_every: before each so manieth step a short request of another client comes.
     """
-    core, worker = _make_core(num_steps, num_running, policy), FakeWorker()
+    core, rng = _make_core(num_steps, num_running, policy), random.Random(0)
     for index in range(num_running + num_queued):
         core.add_request(_CLIENT, _make_request(index, num_steps + 32))
-    _run_until_all_decode(core, worker, num_running)
+    _run_until_all_decode(core, rng, num_running)
     schedule_s: list[float] = []
     update_s: list[float] = []
     while len(schedule_s) < num_steps:
@@ -102,7 +95,7 @@ def measure_step_cost(
         schedule_s.append(time.perf_counter() - start)
         assert step is not None, "the bench's requests outlive its steps"
         assert newcomer_every is not None or len(step.rows) == num_running
-        result = worker.execute(step)
+        result = _execute(step, rng)
         start = time.perf_counter()
         core.update(result)
         core.take_outputs()
@@ -116,34 +109,25 @@ def measure_step_cost(
     )
 
 
-def _run_until_all_decode(core: EngineCore, worker: FakeWorker, num_running: int) -> None:
+def _run_until_all_decode(core: EngineCore, rng: random.Random, num_running: int) -> None:
     num_decoding = 0
     while num_decoding < num_running:
         step = core.schedule()
         assert step is not None, "there is always something to run"
-        core.update(worker.execute(step))
+        core.update(_execute(step, rng))
         core.take_outputs()
         num_decoding = sum(count == 1 for count in step.num_tokens)
 
 
 def _make_core(num_steps: int, num_running: int, policy: SchedulingPolicy) -> EngineCore:
-    max_len = _PROMPT_LEN + num_steps + 64
-    attention = AttentionSpec(num_heads=1, num_kv_heads=1, head_size=64)
-    spec = ModelSpec(
-        architecture="LlamaForCausalLM",
-        vocab_size=_VOCAB_SIZE,
-        hidden_size=64,
-        layers=(LayerSpec(attention=attention, ffn=DenseSpec(intermediate_size=64)),),
-        max_position_embeddings=max_len,
-    )
-    config = EngineConfig(
-        model=ModelConfig(
-            model="bench", served_model_name="bench", tokenizer="", spec=spec, max_model_len=max_len
-        ),
-        cache=CacheConfig(block_size=_BLOCK_SIZE),
-        scheduler=SchedulerConfig(max_num_seqs=num_running, max_num_batched_tokens=2048, policy=policy),
-    )
-    blocks_per_request = -(-max_len // _BLOCK_SIZE)
+    config = EngineArgs(
+        load_format="dummy",
+        block_size=_BLOCK_SIZE,
+        max_num_seqs=num_running,
+        max_num_batched_tokens=2048,
+        scheduling_policy=policy,
+    ).create_engine_config()
+    blocks_per_request = -(-(_PROMPT_LEN + num_steps + 64) // _BLOCK_SIZE)
     return EngineCore(config, num_blocks=blocks_per_request * num_running, hash_seed=b"bench")
 
 

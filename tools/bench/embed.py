@@ -7,20 +7,19 @@ table shows medians. Loads no torch itself. For servers there is `quire bench se
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...ipc.spec.model_spec import Dtype
 from ..options import COUNT, option
 from .bench_model import ensure_written, load_spec
 from .ceilings import MEMORY_READ_BYTES, measure_rates
-from .contest import ContestError, Job, Measurement, open_contestants, run_rounds
-from .encoder_models import count_tokens, make_texts
+from .contest import ContestError, Job, open_contestants, run_rounds
 from .floors import compute_prompts_work, make_card
 from .machine import print_machine
 from .model_configs import ENCODERS
 from .peers import NONE, QUIRE, SENTENCE_TRANSFORMERS, VLLM, check_peers, choose_peers, make_embed_launch
 from .table import format_megabytes, format_rate, format_table
+from .workloads import count_tokens, make_texts
 
 _NUM_TEXTS = 256
 _SHORTEST, _LONGEST = 16, 256  # tokens of a text
@@ -57,42 +56,29 @@ def run(options: Options) -> int:
 
 def _measure(model: str, dtype: Dtype, peers: list[str], num_rounds: int) -> list[str]:
     """The row of a model in a number format."""
-    folder = ensure_written("encoder_models", model)
+    folder, vocab_size = ensure_written(model), ENCODERS[model]["vocab_size"]
     launches = {name: make_embed_launch(name, folder, dtype) for name in (QUIRE, *peers)}
 
     def make_job(number: int) -> Job:
-        return Job(texts=make_texts(model, _NUM_TEXTS, _SHORTEST, _LONGEST, f"round {number}"))
+        return Job(texts=make_texts(vocab_size, _NUM_TEXTS, _SHORTEST, _LONGEST, f"round {number}"))
 
     with open_contestants(launches) as contestants:
         measured = run_rounds(contestants, num_rounds, f"{model} {dtype}", make_job)
         ready_s, size = contestants[0].ready_s, sum(contestants[0].rss_bytes.values())
-    _check_results(measured)
-    ours = measured[QUIRE]
-    return [
-        f"{model}, {dtype}",
-        *(format_rate(_NUM_TEXTS / one.seconds) for one in measured.values()),
-        *(_format_ratio(ours, measured[peer]) for peer in peers),
-        f"{_compute_floor_s(str(folder), model, dtype) / ours.seconds:.0%}",
-        f"{ready_s:.2f}",
-        format_megabytes(size),
-    ]
-
-
-def _check_results(measured: Mapping[str, Measurement]) -> None:
     for measurement in measured.values():
         if measurement.error is not None:
             raise ContestError(measurement.error)
-
-
-def _compute_floor_s(folder: str, model: str, dtype: Dtype) -> float:
-    """The operations of the texts over the machine's matrix rate."""
-    lengths = [count_tokens(text) for text in make_texts(model, _NUM_TEXTS, _SHORTEST, _LONGEST, "")]
-    work = compute_prompts_work(load_spec(folder), dtype, lengths)
+    # The floor: the operations of the texts over the machine's matrix rate.
+    work = compute_prompts_work(load_spec(str(folder)), dtype, list(map(count_tokens, make_job(0).texts)))
     rates = measure_rates("cpu", dtype, min(work.weight_bytes, MEMORY_READ_BYTES))
-    return work.find_floor_s(make_card(rates))
-
-
-def _format_ratio(ours: Measurement, theirs: Measurement) -> str:
-    """How many times as fast Quire is, the median over the rounds."""
-    pairs = zip(ours.results, theirs.results, strict=False)
-    return f"{statistics.median(their.seconds / our.seconds for our, their in pairs):.2f}"
+    ours = measured[QUIRE]
+    pairs = {peer: zip(ours.results, measured[peer].results, strict=False) for peer in peers}
+    ratios = [statistics.median(their.seconds / our.seconds for our, their in pairs[peer]) for peer in peers]
+    return [
+        f"{model}, {dtype}",
+        *(format_rate(_NUM_TEXTS / one.seconds) for one in measured.values()),
+        *(f"{ratio:.2f}" for ratio in ratios),
+        f"{work.find_floor_s(make_card(rates)) / ours.seconds:.0%}",
+        f"{ready_s:.2f}",
+        format_megabytes(size),
+    ]

@@ -1,46 +1,22 @@
-"""What a case of `quire bench kernels` is, how it is timed, and the models whose shapes cases have."""
+"""What a case of `quire bench kernels` is, and how it is timed."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...frontend.models.families import read_model_spec
 from ...ipc.spec.model_spec import AttentionSpec
 from ...kernels.program.huge_pages import allocate_huge
 from ...worker.attention.metadata import AttentionMetadata
-from .model_configs import BENCH_MODELS, DUMMY_MODELS
 
 Calls = Sequence[Callable[[], object]]
-BLOCK_SIZE = 16  # tokens
+_BLOCK_SIZE = 16  # tokens
 _ROUNDS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class BenchShape:
-    """Sizes of a model whose layers are alike."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    attention: AttentionSpec
-
-
-def _read_shape(config: dict[str, Any]) -> BenchShape:
-    spec = read_model_spec(config)
-    layer = spec.layers[0]
-    return BenchShape(spec.vocab_size, spec.hidden_size, layer.ffn.intermediate_size, layer.attention)
-
-
-TINY = _read_shape(BENCH_MODELS["tiny"])
-QWEN3_600M = _read_shape(BENCH_MODELS["small"])
-LLAMA_8B = _read_shape(DUMMY_MODELS["llama-8b"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +50,11 @@ class Bench:
 
     def make_step(self, query_lens: list[int], seq_lens: list[int]) -> AttentionMetadata:
         """Requests whose blocks are spread over the cache at random."""
-        counts = [-(-length // BLOCK_SIZE) for length in seq_lens]
+        counts = [-(-length // _BLOCK_SIZE) for length in seq_lens]
         blocks = torch.randperm(sum(counts), dtype=torch.int32).split(counts)
         tables = torch.nn.utils.rnn.pad_sequence(list(blocks), batch_first=True)
         slots = [
-            int(table[position // BLOCK_SIZE]) * BLOCK_SIZE + position % BLOCK_SIZE
+            int(table[position // _BLOCK_SIZE]) * _BLOCK_SIZE + position % _BLOCK_SIZE
             for table, query_len, seq_len in zip(blocks, query_lens, seq_lens, strict=True)
             for position in range(seq_len - query_len, seq_len)
         ]
@@ -99,21 +75,17 @@ class Bench:
         self, spec: AttentionSpec, step: AttentionMetadata, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """K and V of a layer, full of noise: attention's speed does not depend on the layout of a block."""
-        num_blocks = int((step.seq_lens + BLOCK_SIZE - 1).div(BLOCK_SIZE, rounding_mode="floor").sum())
-        size = (num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_size)
+        num_blocks = int((step.seq_lens + _BLOCK_SIZE - 1).div(_BLOCK_SIZE, rounding_mode="floor").sum())
+        size = (num_blocks, spec.num_kv_heads, _BLOCK_SIZE, spec.head_size)
         return copy_cache((self.noise(*size, dtype=dtype), self.noise(*size, dtype=dtype)))
 
 
 def copy_cache(cache: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """The same in memory of its own; on a CPU in huge pages, as the worker has its cache."""
-    key, value = cache
-    return _copy(key), _copy(value)
-
-
-def _copy(part: Tensor) -> Tensor:
-    if part.device.type != "cpu":
-        return part.clone()
-    return allocate_huge(part.nbytes).view(part.dtype).view(part.shape).copy_(part)
+    if cache[0].device.type != "cpu":
+        return cache[0].clone(), cache[1].clone()
+    key, value = (allocate_huge(part.nbytes).view(part.dtype).view(part.shape) for part in cache)
+    return key.copy_(cache[0]), value.copy_(cache[1])
 
 
 def time_case(case: Case, device: torch.device, seconds: float) -> tuple[float, float]:

@@ -1,76 +1,170 @@
-"""The rows of `quire bench kernels`: the operations in the shapes of two models, as the worker runs them.
+"""The rows of `quire bench kernels`: the operations in the shapes of models, as the worker runs them.
 
 The forms are those that the worker's own choosers pick for the device (C++ on a CPU, Triton on CUDA, torch
 elsewhere), beside torch. Weights and caches rotate through more memory than a cache holds, as they do in a
-model; activations stay where the operation before has left them. Legend: T tokens.
+model; activations stay where the operation before has left them. Legend: T or m tokens, K in, N out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...ipc.spec.model_spec import AttentionSpec, ModelSpec
+from ...ipc.spec.weight_format import Quantization, make_online_formats
 from ...kernels.attention.paged_attention import paged_attention_reference
 from ...kernels.attention.rotate_and_write import rotate_and_write_reference
 from ...kernels.linear.gated_activation import gated_activation_reference
+from ...kernels.norm.layer_norm import layer_norm_reference
 from ...kernels.norm.rms_norm import add_rms_norm_reference
 from ...kernels.program.gather_rows import gather_rows_reference
 from ...worker.attention import QKNorm, make_attention
 from ...worker.layers.embedding import Embedding
 from ...worker.layers.feed_forward import GatedActivation
-from ...worker.layers.norm import RMSNorm
+from ...worker.layers.linear import make_linear
+from ...worker.layers.norm import LayerNorm, RMSNorm
 from ...worker.sampling.sampler import SamplingBatch, sample
-from .encoder_cases import make_encoder_cases
-from .kernel_case import LLAMA_8B, QWEN3_600M, TINY, Bench, BenchShape, Case, copy_cache
-from .linear_cases import make_linear_cases
+from ...worker.weights.online import quantize
+from .bench_model import load_spec
+from .kernel_case import Bench, Case, copy_cache
 
-_NORM_EPS = 1e-6
+_TINY, _QWEN3_600M, _LLAMA_8B = (load_spec(name) for name in ("tiny", "small", "llama-8b"))
+_MODELS = (("", _QWEN3_600M), ("tiny ", _TINY))
+_ROWS = (1, 8, 32, 256, 1024)
+_NARROW_ROWS = (1, 2, 4, 8, 32, 256, 1024)  # such weights are read faster than they are multiplied
+_INT4: torch.dtype = torch.uint4  # pyright: ignore[reportAttributeAccessIssue]
+_NARROW: dict[torch.dtype, Quantization] = {_INT4: "int4", torch.int8: "int8"}
+_EPS = 1e-6
 _MAX_INDEXES = 2048  # of the embedding's rows, which are spread over a table of 311 MB
+# A layer of bge-small, over a step of prompts.
+_ENCODER_HIDDEN, _ENCODER_FFN = 384, 1536
+_ENCODER_ATTENTION = AttentionSpec(num_heads=12, num_kv_heads=12, head_size=32, is_causal=False)
+_NUM_PROMPTS, _PROMPT_LEN = 16, 128
+
+
+def _list_linears(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """(K, N) of a model's projections, fused as the worker fuses them."""
+    attention, ffn_size = spec.layers[0].attention, spec.layers[0].ffn.intermediate_size
+    return {
+        "qkv": (spec.hidden_size, attention.qkv_size),
+        "o": (attention.query_size, spec.hidden_size),
+        "gate_up": (spec.hidden_size, 2 * ffn_size),
+        "down": (ffn_size, spec.hidden_size),
+        "head": (spec.hidden_size, spec.vocab_size),
+    }
+
+
+def make_linear_cases(bench: Bench) -> Iterator[Case]:
+    """bfloat16, int4 and int8 weights and float32, from a single row to a prompt's."""
+    small = _list_linears(_QWEN3_600M)
+    for name, size in small.items():
+        yield from _make_linear(bench, name, size, _ROWS)
+    for dtype in (*_NARROW, torch.float32):
+        yield from _make_linear(
+            bench, "gate_up", small["gate_up"], _NARROW_ROWS if dtype in _NARROW else _ROWS, dtype
+        )
+    for name, size in list(_list_linears(_TINY).items())[:3]:
+        yield from _make_linear(bench, f"tiny {name}", size, (1, 32, 256), is_resident=True)
+    if bench.device.type == "cuda":  # a model that fills a GPU, and rows that do not depend on the batch
+        for name, size in _list_linears(_LLAMA_8B).items():
+            yield from _make_linear(bench, f"8B {name}", size, (1, 256))
+        yield from _make_linear(bench, "exact gate_up", small["gate_up"], _ROWS, is_exact=True)
+
+
+def _make_linear(
+    bench: Bench,
+    name: str,
+    size: tuple[int, int],
+    rows: Sequence[int],
+    dtype: torch.dtype = torch.bfloat16,
+    is_resident: bool = False,
+    is_exact: bool = False,
+    activation: str | None = None,
+    has_bias: bool = False,
+) -> Iterator[Case]:
+    """`dtype` is the weight's; torch's column for narrow weights is bfloat16, which they stand in for."""
+    (num_in, num_out), narrow = size, _NARROW.get(dtype)
+    x_dtype = dtype if narrow is None else torch.bfloat16
+    weight = bench.noise(num_out, num_in, dtype=x_dtype)
+    bias = bench.noise(num_out, dtype=x_dtype) if has_bias else None
+    format = None if narrow is None else make_online_formats(narrow, narrow).default
+    stored = weight if format is None else quantize(weight, format)
+    num_bytes = weight.nbytes if format is None else format.count_bytes(num_out, num_in)
+    layers, plain = (
+        [make() for _ in range(1 if is_resident else bench.count_copies(count))]
+        for count, make in (
+            (num_bytes, lambda: make_linear(stored, bias, x_dtype, is_exact)),
+            (weight.nbytes, weight.clone),
+        )
+    )
+    for layer in layers:
+        layer.activation = activation
+
+    def compute_by_torch(x: Tensor, weight: Tensor) -> Tensor:
+        y = F.linear(x, weight, bias)
+        return y if activation is None else F.gelu(y)
+
+    for m in rows:
+        x = bench.noise(m, num_in, dtype=x_dtype) * (num_in**-0.5 if has_bias else 1.0)
+        yield Case(
+            op="encoder linear" if has_bias else "linear",
+            shape=f"{name} {num_in} x {num_out}, m {m}",
+            dtype=dtype,
+            calls=[lambda layer=layer, x=x: layer(x) for layer in layers],
+            torch_calls=[lambda other=other, x=x: compute_by_torch(x, other) for other in plain],
+            num_bytes=num_bytes + x.nbytes + m * num_out * x.element_size(),
+            num_flops=2 * m * num_in * num_out,
+            is_resident=is_resident,
+        )
 
 
 def make_attention_cases(bench: Bench) -> Iterator[Case]:
     """Decoding batches, and prompts of one request."""
-    is_gpu = bench.device.type == "cuda"
+    is_gpu, spec, tiny = bench.device.type == "cuda", *(m.layers[0].attention for _, m in _MODELS)
     for batch, length in ((1, 2048), (32, 512), (64, 4096 if is_gpu else 2048)):
-        yield _make_decode(bench, QWEN3_600M, "", batch, length, torch.bfloat16)
+        yield _make_decode(bench, spec, batch, length)
     if is_gpu:  # too large for a CPU's memory
-        yield _make_decode(bench, LLAMA_8B, "8b ", 64, 4096, torch.bfloat16)
-        yield _make_prefill(bench, LLAMA_8B, "8b ", 8192, torch.bfloat16)
-    yield _make_decode(bench, QWEN3_600M, "", 32, 512, torch.float32)
-    yield _make_decode(bench, TINY, "tiny ", 1, 256, torch.bfloat16)
-    yield _make_decode(bench, TINY, "tiny ", 256, 64, torch.bfloat16)
+        large = _LLAMA_8B.layers[0].attention
+        yield _make_decode(bench, large, 64, 4096, name="8b ")
+        yield _make_prefill(bench, large, 1, 8192, torch.bfloat16, "8b ")
+    yield _make_decode(bench, spec, 32, 512, torch.float32)
+    yield _make_decode(bench, tiny, 1, 256, name="tiny ")
+    yield _make_decode(bench, tiny, 256, 64, name="tiny ")
     for length in (512, 8192 if is_gpu else 2048):
-        yield _make_prefill(bench, QWEN3_600M, "", length, torch.bfloat16)
-    yield _make_prefill(bench, QWEN3_600M, "", 512, torch.float32)
+        yield _make_prefill(bench, spec, 1, length, torch.bfloat16)
+    yield _make_prefill(bench, spec, 1, 512, torch.float32)
 
 
 def _make_decode(
-    bench: Bench, shape: BenchShape, name: str, batch: int, length: int, dtype: torch.dtype
+    bench: Bench,
+    spec: AttentionSpec,
+    batch: int,
+    length: int,
+    dtype: torch.dtype = torch.bfloat16,
+    name: str = "",
 ) -> Case:
-    spec = shape.attention
     metadata = bench.make_step([1] * batch, [length] * batch)
     backend = make_attention(spec, dtype, bench.device)
     qkv = bench.noise(batch, spec.qkv_size, dtype=dtype)
     query = qkv[:, : spec.query_size].reshape(batch, spec.num_heads, spec.head_size)
     num_bytes = 2 * batch * length * spec.kv_size * qkv.element_size()
-    is_resident = shape is TINY
+    is_resident = name == "tiny "
     count = 1 if is_resident else bench.count_copies(num_bytes)
-    first = bench.make_cache(shape.attention, metadata, dtype)
+    first = bench.make_cache(spec, metadata, dtype)
     caches = [first, *(copy_cache(first) for _ in range(count - 1))]
-    starts, lengths = metadata.query_starts_list(), metadata.seq_lens_list()
+    lists = metadata.query_starts_list(), metadata.seq_lens_list()
     return Case(
         op="paged attention",
         shape=f"{name}decode {batch} x {length}",
         dtype=dtype,
         calls=[lambda cache=cache: backend.attend(qkv, cache, metadata, spec) for cache in caches],
         torch_calls=[
-            lambda cache=cache: paged_attention_reference(
-                query, *cache, metadata.block_tables, starts, lengths, None
-            )
+            lambda cache=cache: paged_attention_reference(query, *cache, metadata.block_tables, *lists, None)
             for cache in caches
         ],
         num_bytes=num_bytes,
@@ -79,86 +173,89 @@ def _make_decode(
     )
 
 
-def _make_prefill(bench: Bench, shape: BenchShape, name: str, length: int, dtype: torch.dtype) -> Case:
-    """Torch's column is its dense causal attention: it has no paged form."""
-    spec = shape.attention
-    metadata = bench.make_step([length], [length])
+def _make_prefill(
+    bench: Bench, spec: AttentionSpec, batch: int, length: int, dtype: torch.dtype, name: str = ""
+) -> Case:
+    """Torch's column is its dense attention, over a batch without padding: it has no paged form."""
+    metadata = bench.make_step([length] * batch, [length] * batch)
     backend = make_attention(spec, dtype, bench.device)
-    qkv = bench.noise(length, spec.qkv_size, dtype=dtype)
-    cache = bench.make_cache(shape.attention, metadata, dtype)
-    heads = qkv.view(1, length, -1, spec.head_size).transpose(1, 2)
+    qkv = bench.noise(batch * length, spec.qkv_size, dtype=dtype)
+    cache = bench.make_cache(spec, metadata, dtype)
+    heads = qkv.view(batch, length, -1, spec.head_size).transpose(1, 2)
     query, key, value = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
+    num_pairs = length * (length + 1) // 2 if spec.is_causal else length**2
+    how: dict[str, Any] = {"is_causal": spec.is_causal, "enable_gqa": spec.num_heads != spec.num_kv_heads}
     return Case(
-        op="paged attention",
-        shape=f"{name}prefill {length}",
+        op="paged attention" if spec.is_causal else "encoder attention",
+        shape=f"{name}prefill {length}" if spec.is_causal else f"{batch} x {length}",
         dtype=dtype,
         calls=[lambda: backend.attend(qkv, cache, metadata, spec)],
-        torch_calls=[
-            lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-        ],
-        num_bytes=2 * qkv.nbytes,
-        num_flops=2 * length * (length + 1) * spec.query_size,
+        torch_calls=[lambda: F.scaled_dot_product_attention(query, key, value, **how)],
+        num_bytes=qkv.nbytes * 2 if spec.is_causal else qkv.nbytes * 4 // 3,
+        num_flops=4 * batch * num_pairs * spec.query_size,
+        is_resident=not spec.is_causal,
     )
 
 
 def make_rotate_cases(bench: Bench) -> Iterator[Case]:
     """Norm of q and k by head, rotation, and the write to the cache."""
-    for num_tokens in (1, 32, 512):
-        yield _make_rotate(bench, QWEN3_600M, "", num_tokens)
-    yield _make_rotate(bench, TINY, "tiny ", 1)
-
-
-def _make_rotate(bench: Bench, shape: BenchShape, name: str, num_tokens: int) -> Case:
-    spec = shape.attention
     dtype = torch.bfloat16
-    metadata = bench.make_step([num_tokens], [num_tokens])
-    backend = make_attention(spec, dtype, bench.device)
-    qkv = bench.noise(num_tokens, spec.qkv_size, dtype=dtype)
-    cache = bench.make_cache(shape.attention, metadata, dtype)
-    angles = torch.rand(num_tokens, spec.head_size // 2, device=bench.device)
-    cos, sin = angles.cos(), angles.sin()
-    weight = torch.ones(spec.head_size, dtype=dtype, device=bench.device)
-    norm: QKNorm | None = (weight, weight, _NORM_EPS) if spec.qk_norm else None
-    kv_share = 2 * spec.kv_size / spec.qkv_size
-    return Case(
-        op="rotate and write",
-        shape=f"{name}T {num_tokens}",
-        dtype=dtype,
-        calls=[lambda: backend.rotate_and_write(qkv, (cos, sin), norm, cache, metadata)],
-        torch_calls=[
-            lambda: rotate_and_write_reference(
-                qkv, spec.num_heads, cos, sin, norm, *cache, metadata.slot_mapping
-            )
-        ],
-        # q and k are written in place, k and v to the cache.
-        num_bytes=int(qkv.nbytes * (2 + kv_share / 2)) + cos.nbytes + sin.nbytes,
-        is_resident=True,
-    )
+    for num_tokens, (name, model) in ((1, _MODELS[0]), (32, _MODELS[0]), (512, _MODELS[0]), (1, _MODELS[1])):
+        spec = model.layers[0].attention
+        metadata = bench.make_step([num_tokens], [num_tokens])
+        backend = make_attention(spec, dtype, bench.device)
+        qkv = bench.noise(num_tokens, spec.qkv_size, dtype=dtype)
+        cache = bench.make_cache(spec, metadata, dtype)
+        angles = torch.rand(num_tokens, spec.head_size // 2, device=bench.device)
+        turn = angles.cos(), angles.sin()
+        weight = torch.ones(spec.head_size, dtype=dtype, device=bench.device)
+        norm: QKNorm | None = (weight, weight, _EPS) if spec.qk_norm else None
+        ours = (qkv, turn, norm, cache, metadata)
+        theirs = (qkv, spec.num_heads, *turn, norm, *cache, metadata.slot_mapping)
+        kv_share = 2 * spec.kv_size / spec.qkv_size
+        yield Case(
+            op="rotate and write",
+            shape=f"{name}T {num_tokens}",
+            dtype=dtype,
+            calls=[lambda backend=backend, ours=ours: backend.rotate_and_write(*ours)],
+            torch_calls=[lambda theirs=theirs: rotate_and_write_reference(*theirs)],
+            # q and k are written in place, k and v to the cache.
+            num_bytes=int(qkv.nbytes * (2 + kv_share / 2)) + sum(part.nbytes for part in turn),
+            is_resident=True,
+        )
 
 
 def make_dense_cases(bench: Bench) -> Iterator[Case]:
     """The norm with its residual, the gated activation, and the embedding."""
-    for name, shape in (("", QWEN3_600M), ("tiny ", TINY)):
+    for name, model in _MODELS:
         for num_tokens in (1, 256):
-            yield _make_norm(bench, name, shape.hidden_size, num_tokens)
-    for name, shape in (("", QWEN3_600M), ("tiny ", TINY)):
+            yield _make_norm(bench, f"{name}T", num_tokens, model.hidden_size, torch.bfloat16)
+    for name, model in _MODELS:
         for num_tokens in (1, 256):
-            yield _make_activation(bench, name, shape.intermediate_size, num_tokens)
+            yield _make_activation(bench, name, model.layers[0].ffn.intermediate_size, num_tokens)
     for num_tokens in (1, 256):
-        yield _make_embedding(bench, QWEN3_600M, num_tokens)
+        yield _make_embedding(bench, _QWEN3_600M, num_tokens)
 
 
-def _make_norm(bench: Bench, name: str, size: int, num_tokens: int) -> Case:
-    dtype = torch.bfloat16
+def _make_norm(
+    bench: Bench, name: str, num_tokens: int, size: int, dtype: torch.dtype, is_layer_norm: bool = False
+) -> Case:
     x, residual = (bench.noise(num_tokens, size, dtype=dtype) for _ in range(2))
     zeros = torch.zeros_like(x)  # added in place again and again
-    layer = RMSNorm(torch.ones(size, dtype=dtype, device=bench.device), _NORM_EPS)
+    weight = torch.ones(size, dtype=dtype, device=bench.device)
+    layer = LayerNorm(weight, weight, _EPS) if is_layer_norm else RMSNorm(weight, _EPS)
+
+    def compute_by_torch() -> object:
+        if is_layer_norm:
+            return layer_norm_reference(residual + zeros, weight, weight, _EPS)
+        return add_rms_norm_reference(zeros, residual, weight, _EPS)
+
     return Case(
-        op="rms norm + residual",
-        shape=f"{name}T {num_tokens} x {size}",
+        op="layer norm + residual" if is_layer_norm else "rms norm + residual",
+        shape=f"{name} {num_tokens} x {size}",
         dtype=dtype,
         calls=[lambda: layer.add(zeros, residual)],
-        torch_calls=[lambda: add_rms_norm_reference(zeros, residual, layer.weight, _NORM_EPS)],
+        torch_calls=[compute_by_torch],
         num_bytes=4 * x.nbytes,
         is_resident=True,
     )
@@ -178,15 +275,15 @@ def _make_activation(bench: Bench, name: str, size: int, num_tokens: int) -> Cas
     )
 
 
-def _make_embedding(bench: Bench, shape: BenchShape, num_tokens: int) -> Case:
-    table = bench.noise(shape.vocab_size, shape.hidden_size, dtype=torch.bfloat16)
+def _make_embedding(bench: Bench, spec: ModelSpec, num_tokens: int) -> Case:
+    table = bench.noise(spec.vocab_size, spec.hidden_size, dtype=torch.bfloat16)
     layer = Embedding(table)
-    num_bytes = num_tokens * shape.hidden_size * table.element_size()  # read; the output stays in a cache
+    num_bytes = num_tokens * spec.hidden_size * table.element_size()  # read; the output stays in a cache
     count = min(_MAX_INDEXES, bench.count_copies(num_bytes))
-    indexes = [torch.randint(shape.vocab_size, (num_tokens,), device=bench.device) for _ in range(count)]
+    indexes = [torch.randint(spec.vocab_size, (num_tokens,), device=bench.device) for _ in range(count)]
     return Case(
         op="embedding",
-        shape=f"T {num_tokens} of {shape.vocab_size} x {shape.hidden_size}",
+        shape=f"T {num_tokens} of {spec.vocab_size} x {spec.hidden_size}",
         dtype=torch.bfloat16,
         calls=[lambda index=index: layer(index, index) for index in indexes],
         torch_calls=[lambda index=index: gather_rows_reference(table, index) for index in indexes],
@@ -196,21 +293,24 @@ def _make_embedding(bench: Bench, shape: BenchShape, num_tokens: int) -> Case:
 
 def make_sampling_cases(bench: Bench) -> Iterator[Case]:
     """Greedy, by temperature, and with filters. Torch's column is its usual form of the same."""
-    for name, num_rows, vocab_size in (
-        ("", 1, QWEN3_600M.vocab_size),
-        ("", 32, QWEN3_600M.vocab_size),
-        ("tiny ", 256, TINY.vocab_size),
-    ):
-        logits = bench.noise(num_rows, vocab_size, dtype=torch.float32) * 3
+    for num_rows, (name, model) in ((1, _MODELS[0]), (32, _MODELS[0]), (256, _MODELS[1])):
+        logits = bench.noise(num_rows, model.vocab_size, dtype=torch.float32) * 3
         for kind, temperature, top_k, top_p, other in (
-            ("greedy", 0.0, vocab_size, 1.0, _torch_greedy),
-            ("temperature", 1.0, vocab_size, 1.0, _torch_random),
+            ("greedy", 0.0, model.vocab_size, 1.0, _torch_greedy),
+            ("temperature", 1.0, model.vocab_size, 1.0, _torch_random),
             ("top-k 50, top-p 0.9", 1.0, 50, 0.9, _torch_filtered),
         ):
-            batch = _make_sampling_batch(num_rows, temperature, top_k, top_p)
+            batch = SamplingBatch(
+                temperature=np.full(num_rows, temperature, np.float32),
+                top_k=np.full(num_rows, top_k, np.int64),
+                top_p=np.full(num_rows, top_p, np.float64),
+                min_p=np.zeros(num_rows, np.float32),
+                seeds=np.arange(num_rows, dtype=np.uint64),
+                output_positions=np.zeros(num_rows, np.int64),
+            )
             yield Case(
                 op="sampling",
-                shape=f"{name}{kind}, {num_rows} x {vocab_size}",
+                shape=f"{name}{kind}, {num_rows} x {model.vocab_size}",
                 dtype=torch.float32,
                 calls=[lambda logits=logits, batch=batch: sample(logits, batch)],
                 torch_calls=[lambda logits=logits, other=other: other(logits)],
@@ -234,15 +334,19 @@ def _torch_filtered(logits: Tensor) -> Tensor:
     return index.gather(1, torch.multinomial(weights, 1))
 
 
-def _make_sampling_batch(num_rows: int, temperature: float, top_k: int, top_p: float) -> SamplingBatch:
-    return SamplingBatch(
-        temperature=np.full(num_rows, temperature, np.float32),
-        top_k=np.full(num_rows, top_k, np.int64),
-        top_p=np.full(num_rows, top_p, np.float64),
-        min_p=np.zeros(num_rows, np.float32),
-        seeds=np.arange(num_rows, dtype=np.uint64),
-        output_positions=np.zeros(num_rows, np.int64),
-    )
+def make_encoder_cases(bench: Bench) -> Iterator[Case]:
+    """All are resident: a layer's weights stay in a cache while a step's tokens pass."""
+    num_tokens, hidden, ffn_size = _NUM_PROMPTS * _PROMPT_LEN, _ENCODER_HIDDEN, _ENCODER_FFN
+    for dtype in (torch.bfloat16, torch.float32):
+        for name, size, activation in (
+            ("qkv", (hidden, _ENCODER_ATTENTION.qkv_size), None),
+            ("up + gelu", (hidden, ffn_size), "gelu"),
+            ("down", (ffn_size, hidden), None),
+        ):
+            how = {"is_resident": True, "has_bias": True, "activation": activation}
+            yield from _make_linear(bench, name, size, (num_tokens,), dtype, **how)
+        yield _make_prefill(bench, _ENCODER_ATTENTION, _NUM_PROMPTS, _PROMPT_LEN, dtype)
+        yield _make_norm(bench, "T", num_tokens, hidden, dtype, is_layer_norm=True)
 
 
 MAKERS: dict[str, Callable[[Bench], Iterator[Case]]] = {

@@ -6,14 +6,21 @@ Torch is loaded when it is measured with.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ...ipc.processes.cgroup import count_processors
 from ..options import POSITIVE, option
-from .ceilings import MEMORY_READ_BYTES, measure_copy_rate, measure_matrix_rate, measure_read_rate
+from .ceilings import (
+    MEMORY_READ_BYTES,
+    measure_copy_rate,
+    measure_matrix_rate,
+    measure_read_rate,
+    take_better,
+)
 from .machine import print_machine, write_json
 from .table import format_rate, format_table
 
@@ -24,6 +31,13 @@ _OPS = ("linear", "attention", "rotate", "dense", "sampling", "encoder")
 _CACHE_READ_BYTES = {"cpu": 2**20, "cuda": 16 * 2**20}
 _COLD_BYTES = {"cpu": MEMORY_READ_BYTES, "cuda": 512 * 2**20}  # past an L2 of 50 MB
 _FIGURES = ("us", "floor us", "of floor", "bound by", "GB/s", "GFLOP/s", "torch us", "torch / ours")
+_CEILINGS = (  # of Ceilings, in its order
+    "read from memory, GB/s",
+    "copy in memory (read and written), GB/s",
+    "read from a cache, GB/s",
+    "bfloat16 matrix product, GFLOP/s",
+    "float32 matrix product, GFLOP/s",
+)
 _NOTES = (
     "best of 5 rounds that alternate with torch's; the floor is the larger of bytes and operations at the",
     "ceilings, which are the best of before and after the rows. Weights, tables and KV caches rotate through",
@@ -42,8 +56,7 @@ class Options:
     json: str | None = option(None, "write every figure to a file too", metavar="FILE")
 
 
-@dataclass(frozen=True, slots=True)
-class Ceilings:
+class Ceilings(msgspec.Struct, frozen=True):
     """Measured rates of the device, each the best of some rounds."""
 
     device: str
@@ -52,11 +65,6 @@ class Ceilings:
     cache_bytes_per_s: float
     bf16_flops_per_s: float
     f32_flops_per_s: float
-
-    def take_better(self, other: Ceilings) -> Ceilings:
-        """The best of both: a ceiling is what the device can do, and a shared machine cannot always."""
-        device, *rates = dataclasses.astuple(self)
-        return Ceilings(device, *map(max, rates, dataclasses.astuple(other)[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,7 @@ def run(options: Options) -> int:
             dtype = str(case.dtype).removeprefix("torch.").replace("uint4", "int4")
             sizes = (case.num_bytes, case.num_flops, case.is_resident)
             rows.append(Row(case.op, case.shape, dtype, *times, *sizes))
-    ceilings = ceilings.take_better(_measure_ceilings(device))
+    ceilings = take_better(ceilings, _measure_ceilings(device))
     print(format_ceilings(ceilings) + "\n")
     print(format_rows(rows, ceilings))
     write_json(options.json, {"machine": machine, "ceilings": ceilings, "rows": rows})
@@ -116,13 +124,8 @@ def _measure_ceilings(device: torch.device) -> Ceilings:
 
 def format_ceilings(ceilings: Ceilings) -> str:
     """What the rows are fractions of."""
-    rows = [
-        ["read from memory, GB/s", format_rate(ceilings.read_bytes_per_s / 1e9)],
-        ["copy in memory (read and written), GB/s", format_rate(ceilings.copy_bytes_per_s / 1e9)],
-        ["read from a cache, GB/s", format_rate(ceilings.cache_bytes_per_s / 1e9)],
-        ["bfloat16 matrix product, GFLOP/s", format_rate(ceilings.bf16_flops_per_s / 1e9)],
-        ["float32 matrix product, GFLOP/s", format_rate(ceilings.f32_flops_per_s / 1e9)],
-    ]
+    _, *rates = msgspec.structs.astuple(ceilings)
+    rows = [[label, format_rate(rate / 1e9)] for label, rate in zip(_CEILINGS, rates, strict=True)]
     return format_table([f"measured ceilings of {ceilings.device}", ""], rows)
 
 

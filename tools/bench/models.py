@@ -1,51 +1,37 @@
-"""Writes the bench's checkpoints: random bfloat16 weights of a fixed seed in Hugging Face's layout.
+"""Writes the bench's checkpoints: random weights of a fixed seed in Hugging Face's layout.
 
 `python -m quire.tools.bench.models NAME` writes one if it is not there yet and prints its folder. Needs torch
-and safetensors, not transformers.
+and safetensors, not transformers. Generators have bfloat16 weights; encoders have float32 and the files that
+sentence-transformers reads.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
-
-from .model_configs import BENCH_MODELS, DUMMY_MODELS, WEIGHT_STD, list_tensor_shapes
+from .model_configs import BENCH_MODELS, DUMMY_MODELS, ENCODERS, is_encoder, list_tensor_shapes
 
 _LAYOUT_VERSION = 1  # raise it when a checkpoint's contents change: the folders are cached by it
+_WEIGHT_STD = 0.02  # transformers' initializer_range
+_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")  # an encoder's
+_SENTENCE_MODULES = (("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize"))
 
 
 def ensure_model(name: str, cache_folder: Path | None = None) -> Path:
     """The folder of the bench model `name`, written first if it is not there (small: 1.2 GB, about 20 s)."""
-
-    def write(folder: Path) -> None:
-        if name in DUMMY_MODELS:
-            write_config(DUMMY_MODELS[name], folder)
-        else:
-            write_checkpoint(BENCH_MODELS[name], folder)
-
-    return ensure_folder(name, write, cache_folder)
-
-
-def ensure_folder(name: str, write: Callable[[Path], None], cache_folder: Path | None = None) -> Path:
-    """The cached folder of that name, which `write` fills if it is not there."""
-    folder = (cache_folder or default_cache_folder()) / f"{name}-v{_LAYOUT_VERSION}"
+    folder = (cache_folder or _find_cache_folder()) / f"{name}-v{_LAYOUT_VERSION}"
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Written beside its place and renamed, so that a run that was cut off leaves no half checkpoint there.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as scratch:
         part = Path(scratch) / "model"
-        write(part)
+        write_checkpoint((BENCH_MODELS | DUMMY_MODELS | ENCODERS)[name], part, name not in DUMMY_MODELS)
         try:
             part.rename(folder)
         except OSError:  # another run was faster
@@ -54,60 +40,83 @@ def ensure_folder(name: str, write: Callable[[Path], None], cache_folder: Path |
     return folder
 
 
-def default_cache_folder() -> Path:
+def _find_cache_folder() -> Path:
     """`$XDG_CACHE_HOME/quire/bench`, or the same under ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire" / "bench"
 
 
-def write_checkpoint(config: dict[str, Any], folder: Path, seed: int = 0) -> None:
-    """Write config.json, model.safetensors and tokenizer.json for `config` into a new `folder`."""
-    write_config(config, folder)
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {
-        name: _make_tensor(name, shape, generator) for name, shape in list_tensor_shapes(config).items()
-    }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+def write_checkpoint(config: dict[str, Any], folder: Path, has_weights: bool = True) -> None:
+    """Write a model with what loads it into a new `folder`."""
+    files: dict[str, Any] = {"config.json": config, "tokenizer_config.json": _make_tokenizer_config(config)}
+    if is_encoder(config):
+        files |= _make_sentence_files(config)
+    for name, contents in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(contents, indent=2) + "\n")
+    (folder / "tokenizer.json").write_text(_make_tokenizer(config))
+    if has_weights:
+        _write_weights(config, folder / "model.safetensors")
 
 
-def write_config(config: dict[str, Any], folder: Path) -> None:
-    """Write config.json and tokenizer.json for `config` into a new `folder`."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (folder / "tokenizer.json").write_text(json.dumps(_make_tokenizer(config["vocab_size"])))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "t2", "bos_token": "t1"})
-    )
+def _write_weights(config: dict[str, Any], path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
 
-
-def _make_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    if name.endswith("norm.weight"):
-        return torch.ones(shape, dtype=torch.bfloat16)
-    return torch.empty(shape, dtype=torch.bfloat16).normal_(0.0, WEIGHT_STD, generator=generator)
-
-
-def _make_tokenizer(vocab_size: int) -> dict[str, Any]:
-    """A tokenizer.json whose words are t0, t1, ...: the bench talks in ids, but a model folder has one."""
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {"type": "WordLevel", "vocab": {f"t{i}": i for i in range(vocab_size)}, "unk_token": "t0"},
-    }
-
-
-def main() -> None:
-    """Write the named models and print their folders."""
-    for name in sys.argv[1:]:
-        if name == "--remove":
-            shutil.rmtree(default_cache_folder(), ignore_errors=True)
+    generator = torch.Generator().manual_seed(0)
+    dtype = torch.float32 if is_encoder(config) else torch.bfloat16
+    tensors: dict[str, torch.Tensor] = {}
+    for name, shape in list_tensor_shapes(config).items():
+        if name.lower().endswith("norm.weight"):
+            tensors[name] = torch.ones(shape, dtype=dtype)
         else:
-            print(ensure_model(name))
+            tensors[name] = torch.empty(shape, dtype=dtype).normal_(0.0, _WEIGHT_STD, generator=generator)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _make_tokenizer_config(config: dict[str, Any]) -> dict[str, Any]:
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if not is_encoder(config):
+        return kind | {"eos_token": "t2", "bos_token": "t1"}
+    roles = ("pad_token", "unk_token", "cls_token", "sep_token")
+    limits = {"model_max_length": config["max_position_embeddings"]}
+    return kind | limits | dict(zip(roles, _SPECIAL_TOKENS, strict=True))
+
+
+def _make_sentence_files(config: dict[str, Any]) -> dict[str, Any]:
+    """What sentence-transformers reads beside the rest: the mean of all tokens, normalised."""
+    pooling = {"word_embedding_dimension": config["hidden_size"], "pooling_mode_mean_tokens": True}
+    return {
+        "modules.json": [
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
+            for index, (name, path) in enumerate(_SENTENCE_MODULES)
+        ],
+        "1_Pooling/config.json": pooling | {"pooling_mode_cls_token": False},
+        "sentence_bert_config.json": {
+            "max_seq_length": config["max_position_embeddings"],
+            "do_lower_case": False,
+        },
+    }
+
+
+def _make_tokenizer(config: dict[str, Any]) -> str:
+    """A tokenizer.json whose words are t0, t1, ...; an encoder's first are special."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    special = _SPECIAL_TOKENS if is_encoder(config) else ()
+    names = (*special, *(f"t{token_id}" for token_id in range(len(special), config["vocab_size"])))
+    vocab = {name: token_id for token_id, name in enumerate(names)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=names[1 if special else 0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if special:
+        tokenizer.add_special_tokens(list(special))
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[(name, vocab[name]) for name in ("[CLS]", "[SEP]")],
+        )
+    return tokenizer.to_str()
 
 
 if __name__ == "__main__":
-    main()
+    for model_name in sys.argv[1:]:
+        print(ensure_model(model_name))

@@ -15,7 +15,7 @@ from typing import Any
 from ...ipc.errors import InputError
 from ..options import COUNT, option
 from .bench_model import BenchModel, load_bench_model
-from .ceilings import MEMORY_READ_BYTES, MachineRates, measure_rates
+from .ceilings import MEMORY_READ_BYTES, MachineRates, measure_rates, take_better
 from .contest import Job, Measurement, open_contestants, run_rounds, say
 from .cost_model import StepShape, compute_step_work
 from .floors import Floor, compute_floor
@@ -97,7 +97,7 @@ def run(options: Options) -> int:
         }
         processes = {one.name: (one.ready_s, one.rss_bytes) for one in contestants}
     if rates is not None:
-        rates = rates.take_better(_measure_rates(model, options.roofline, engine_args) or rates)
+        rates = take_better(rates, _measure_rates(model, options.roofline, engine_args) or rates)
     floors = {
         name: compute_floor(workload, model.spec, model.dtype, rates)
         for name, workload in workloads.items()

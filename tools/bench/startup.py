@@ -46,7 +46,7 @@ def run(options: Options) -> int:
     """Measure and print; returns 0. Raises CalledProcessError when a start fails."""
     machine, model, rounds = print_machine(), options.model, options.rounds
     if model in BENCH_MODELS:
-        model = str(ensure_written("models", model))
+        model = str(ensure_written(model))
     quick = {
         "python -c pass (wall)": _time_command(["-c", "pass"]),
         "import quire (inside the process)": _time_import(),

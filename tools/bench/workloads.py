@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 # Ids below this are special tokens in the checkpoints that `models.py` writes and in the pocket model.
 _FIRST_PLAIN_TOKEN = 16
+_FIRST_WORD = 4  # of an encoder's ids; those before it are special tokens
 
 SHARED_PREFIX_LEN = 512  # tokens, W3
 
@@ -109,6 +110,19 @@ def cut_outputs(workload: Workload, max_output_tokens: int) -> Workload:
             for r in workload.requests
         ],
     )
+
+
+def make_texts(vocab_size: int, num_texts: int, low: int, high: int, contents: str) -> list[str]:
+    """Texts of `low` to `high` tokens for the bench's encoders, [CLS] and [SEP] among them."""
+    lengths, ids = random.Random(f"{num_texts} {low} {high}"), random.Random(contents)
+    counts = [lengths.randint(low, high) - 2 for _ in range(num_texts)]
+    last = vocab_size - 1
+    return [" ".join(f"t{ids.randint(_FIRST_WORD, last)}" for _ in range(count)) for count in counts]
+
+
+def count_tokens(text: str) -> int:
+    """Tokens of a text of `make_texts`."""
+    return text.count(" ") + 3
 
 
 def _draw_ids(rng: random.Random, count: int, vocab_size: int) -> list[int]:
