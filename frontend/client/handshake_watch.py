@@ -13,7 +13,7 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import zmq
 
@@ -45,6 +45,7 @@ class HandshakeWatch:
         self._address = address
         self._clock = clock
         self._probe = probe or ConnectProbe(address)
+        self._beside: dict[int, ConnectProbe] = {}  # other ports of the host
         self._was_reached = False
         self._num_broken = 0
         self._broken_since = 0.0
@@ -57,7 +58,7 @@ class HandshakeWatch:
             case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._was_reached = True
                 self._num_broken, self._failing_since, self._refused_since = 0, None, None
-                self._probe.close()
+                self.close()
             case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._fail("does not know this client: client.public is not in the daemon's file `clients`")
             case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
@@ -75,9 +76,24 @@ class HandshakeWatch:
             address, self._clock, self._probe.shift(parse_tcp_address("attach", address).port)
         )
 
+    def find_open_ports(self, ports: Iterable[int]) -> list[int]:
+        """Those ports of the same host that have accepted connections of the last call. Never waits."""
+        found = [port for port, probe in self._beside.items() if probe.has_connected]
+        self._close_beside()
+        self._beside = {port: self._probe.shift(port) for port in ports}
+        for probe in self._beside.values():
+            probe.ask()
+        return found
+
     def close(self) -> None:
         """Nothing more is asked of the network."""
         self._probe.close()
+        self._close_beside()
+
+    def _close_beside(self) -> None:
+        for probe in self._beside.values():
+            probe.close()
+        self._beside.clear()
 
     def _fail(self, why: str) -> None:
         self.failure = self.failure or f"{self._address} {why}"
@@ -135,6 +151,13 @@ class ConnectProbe:
             begun = self._attempt.connect_ex(self._place)
             error = error or (0 if begun == errno.EINPROGRESS else begun)
         return error
+
+    @property
+    def has_connected(self) -> bool:
+        """Whether the attempt that is under way has gone well."""
+        with contextlib.suppress(OSError):
+            return self._attempt is not None and bool(self._attempt.getpeername())
+        return False
 
     def close(self) -> None:
         """End the attempt that is under way."""

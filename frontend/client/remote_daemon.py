@@ -23,6 +23,7 @@ from .handshake_watch import HandshakeWatch
 
 _log = logging.getLogger(__name__)
 
+_SEARCHED_BESIDE = 8  # ports below and above that of an engine that is gone
 _NOT_GIVEN = "not given with attach: the daemon's engine has its own"
 
 
@@ -109,6 +110,7 @@ class RemoteEngine(AttachedEngine):
         self.handshakes = handshakes or HandshakeWatch(self.address)
         self.watch = ChildWatch(self)
         self._reconnect: Callable[[], None] = lambda: None
+        self._seen: set[int] = set()  # what `find_siblings` has returned
         self._checked: ServedFiles | None = None  # what the copies were found equal to
         self.exit_fd = os.eventfd(0, os.EFD_CLOEXEC)  # never readable: its end cannot be seen from here
 
@@ -137,6 +139,19 @@ class RemoteEngine(AttachedEngine):
         daemon = msgspec.structs.replace(self._daemon, address=str(address))
         assert self.handshakes is not None
         return RemoteEngine(daemon, entry.index, self.handshakes.make_sibling(daemon.address))
+
+    def find_siblings(self) -> list[RosterEntry]:
+        """Those at whose ports somebody has listened since the last call, each once: who listens there may be
+        no engine of this daemon, which its handshake shows.
+        """
+        assert self.handshakes is not None
+        place = parse_tcp_address("attach", self.address)
+        indexes = range(max(0, self.index - _SEARCHED_BESIDE), self.index + _SEARCHED_BESIDE + 1)
+        ports = [place.port + index - self.index for index in indexes if index not in self._seen]
+        open_ports = self.handshakes.find_open_ports(port for port in ports if 0 < port < 65536)
+        found = {self.index + port - place.port for port in open_ports}
+        self._seen |= found
+        return [RosterEntry(index, "") for index in sorted(found)]
 
     def note_index(self, index: int) -> None:
         self.index = index

@@ -21,6 +21,7 @@ from quire.frontend.models.model_folder import POCKET, find_model_folder
 from quire.ipc.errors import ConfigError, ModelError
 from quire.ipc.network.keys import make_keys
 from quire.ipc.network.served_files import hash_served_files
+from quire.ipc.protocol.messages import RosterEntry
 
 ADDRESS = "tcp://127.0.0.1:5757"
 
@@ -137,6 +138,23 @@ def test_the_other_engines_of_a_host_are_found_without_a_name_server(
     assert wait_for_error(sibling._probe) == errno.ECONNREFUSED
     assert sibling._probe._place[1] == port
     sibling.close()
+
+
+def test_an_engine_that_came_in_the_place_of_all_that_are_known_is_found_once(keys: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10.0)
+        address = f"tcp://127.0.0.1:{listener.getsockname()[1] - 3}"
+        handshakes = HandshakeWatch(address)
+        engine = RemoteEngine(RemoteDaemon(address, str(keys)), handshakes=handshakes)
+        try:
+            assert engine.find_siblings() == []
+            listener.accept()[0].close()
+            assert RosterEntry(3, "") in engine.find_siblings()
+            engine.find_siblings()
+            assert RosterEntry(3, "") not in engine.find_siblings()
+        finally:
+            handshakes.close()
+            engine.stop()
 
 
 def test_a_port_at_which_nobody_listens_is_given_up_after_a_while(clock: Clock) -> None:
