@@ -2,7 +2,8 @@
 
 1. Suspects are tested in groups while all other requests wait. A group that fails is split; a request that
    fails alone twice is the culprit; a group is cleared when each member has got a token further. A test
-   begins and ends with no step in flight, so that no group answers for another one's last step.
+   begins and ends with no step in flight, so that no group answers for another one's last step. A failure
+   before the search counts as the first of the two if no other request was in flight.
 2. When a step raises or takes too long, all its requests are suspects. When a worker dies, which may have
    other causes, only those are that were in flight and have got no token since the death before; but all that
    were in flight once the engine may bear no further death that nothing explains.
@@ -177,7 +178,8 @@ class Blame:
             self._suspect_accused(accused)
         else:
             died_at = self._died_at
-            self._suspect([r for r in suspects if died_at.get(r.request_id) == r.num_output_tokens])
+            stuck = [r for r in suspects if died_at.get(r.request_id) == r.num_output_tokens]
+            self._suspect(stuck, were_alone=len(suspects) == 1)
         self._died_at = {request.request_id: request.num_output_tokens for request in suspects}
         if self._groups:
             self._begin_test()

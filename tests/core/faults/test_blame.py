@@ -448,6 +448,21 @@ def test_one_accident_beside_hangs_ends_nobody_else(
     assert_neighbours(hanging, requests)
 
 
+def test_a_long_prompt_beside_two_deaths_and_alone_at_a_third_is_not_convicted() -> None:
+    engine = make_any_engine(64, max_num_batched_tokens=8)
+    long = make_request("long", [1 + i % 7 for i in range(100)], max_tokens=4)
+    requests = [*make_requests(1, max_tokens=40), long]
+    for request in requests:
+        engine.add(request)
+    for _ in range(3):  # two deaths by who gets tokens, then an accident while the prompt is tested
+        engine.turn()
+        engine.turn()
+        engine.launch()
+        engine.lose_worker()
+    engine.run()
+    engine.check_undisturbed(requests)
+
+
 @pytest.mark.parametrize("leaves_during_step", [False, True])
 @pytest.mark.parametrize("num_others", [0, 3])
 def test_clients_that_leave_before_the_verdict_do_not_end_the_engine(
