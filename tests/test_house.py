@@ -444,7 +444,7 @@ LINES = {
     "frontend/options": (900, 0),
     "frontend/requests": (2700, 0),
     "frontend/text": (1100, 1350),
-    "core": (8000, 10_400),
+    "core": (8000, 10_450),
     "ipc": (6000, 8600),
     "worker": (10_500, 0),
     "kernels": (5500, 0),
