@@ -113,13 +113,13 @@ def wait_for_end(pid: int, timeout_s: float = 3.0) -> float:
     return time.monotonic() - began
 
 
-def wait_until(is_true: Callable[[], object], timeout_s: float) -> bool:
+def wait_until(is_true: Callable[[], object], timeout_s: float, every_s: float = 0.01) -> bool:
     """Ask again and again, a little apart, until it is; False when the time is over."""
     deadline = time.monotonic() + timeout_s
     while not is_true():
         if time.monotonic() > deadline:
             return False
-        select.select([], [], [], 0.01)
+        select.select([], [], [], every_s)
     return True
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
 
+from forked import patch_process
 from quire.ipc.daemon.daemon_state import SUPERVISOR_ROLE
 from quire.ipc.files.file_identity import check_loaded
 from quire.ipc.processes.fault_hooks import make_fault_hooks
@@ -98,8 +99,15 @@ def use_fake_worker() -> None:
     sys.modules[module.__name__] = module
 
 
+def is_worker() -> bool:
+    """Whether this process has a worker, or is to become one's."""
+    return not {SUPERVISOR_ROLE, "engine-core"} & set(sys.argv)
+
+
 def run(module: str) -> None:
     """The process of the role in argv; its children's module is `module`."""
+    use_fake_worker()
+    patch_process()
     if SUPERVISOR_ROLE in sys.argv:
         from quire.core.supervision import supervisor
 
@@ -117,6 +125,9 @@ def run(module: str) -> None:
         worker_process.main()
 
 
-if __name__ == "__main__":
-    use_fake_worker()
+def main() -> None:
     run(MODULE)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,13 @@ from poisoned import poison_steps
 
 MODULE = "poisoned_fake"
 
-if __name__ == "__main__":
+
+def main() -> None:
     fake_process.use_fake_worker()
-    poison_steps()  # of a worker; other processes have no steps
+    if fake_process.is_worker():
+        poison_steps()
     fake_process.run(MODULE)
+
+
+if __name__ == "__main__":
+    main()

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import pytest
 from daemons import find_processes, runtime_folders, wait_for_end, wait_until
+from forked import fork_children
 from quire.frontend import daemon as frontend_daemon
 from quire.frontend.cli.commands import daemon as daemon_commands
 from quire.frontend.cli.entry import run_command
@@ -27,6 +28,7 @@ from quire.frontend.models.model_folder import pocket_folder
 from quire.ipc.daemon.daemon_state import DaemonState, EngineState
 from quire.ipc.daemon.run_dir import find_daemon, find_named, find_owner, list_daemons
 from quire.ipc.errors import DaemonError, shorten
+from quire.ipc.processes import process
 from quire.ipc.processes.process import is_stopped
 
 REAL = [sys.executable, "-m", "quire"]
@@ -88,6 +90,7 @@ def quire(*arguments: str, core_module: str = "fake_core") -> Done:
     out, errors = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frontend_daemon, "CORE_MODULE", core_module)
+        patch.setattr(process, "subprocess", fork_children())
         patch.setattr(sys, "stdout", out)
         patch.setattr(sys, "stderr", errors)
         code = run_command(arguments)

@@ -25,8 +25,8 @@ def shared_server() -> Iterator[Served]:
     assert server.stop() == 0
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def fake_worker() -> Iterator[None]:
-    """Engines and daemons of a file have worker processes that need no torch (fake_process.py)."""
+    """A test's engines and daemons have worker processes that need no torch (fake_process.py)."""
     with fake_modules(MODULE):
         yield

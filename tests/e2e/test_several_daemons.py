@@ -33,7 +33,7 @@ sys.exit(run_command(sys.argv[1:]))
 """
 ASKED: dict[str, Any] = {
     "prompt": "Once",
-    "max_tokens": 300,
+    "max_tokens": 200,
     "temperature": 0,
     "extra_body": {"ignore_eos": True},
 }
@@ -144,4 +144,4 @@ def wait_until_all_are(server: Served, status: str) -> None:
         except OSError:  # of a process that has just been killed
             return False
 
-    assert wait_until(find, TIMEOUT_S)
+    assert wait_until(find, TIMEOUT_S, every_s=0.1)
