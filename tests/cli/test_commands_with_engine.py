@@ -55,7 +55,8 @@ def run_quire(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     def run(*arguments: str, stdin: str = "") -> Done:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         code = run_command(arguments)
-        return Done(code, *capsys.readouterr())
+        out, errors = capsys.readouterr()
+        return Done(code, out, errors)
 
     return run
 

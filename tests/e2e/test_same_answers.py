@@ -252,6 +252,10 @@ def test_a_call_that_is_asked_for_is_streamed_whole_and_can_be_answered(served: 
                     assert part.function is not None
                     arguments += part.function.arguments or ""
         assert arguments == call.function.arguments
-        answered: list[Any] = [user, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "20"}]
+        answered: list[Any] = [
+            user,
+            choice.message,
+            {"role": "tool", "tool_call_id": call.id, "content": "20"},
+        ]
         plain: dict[str, Any] = asked | {"messages": answered, "tool_choice": "none", "max_tokens": 4}
         assert client.chat.completions.create(**plain).choices[0].finish_reason in ("stop", "length")
