@@ -73,27 +73,10 @@ def test_a_response_template_that_says_too_much_leaves_the_chat_template(
     assert "response_template.version=2" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("template", "calls", "thinking"),
-    [
-        ("{{ messages }}", None, None),
-        ("<tool_call> {{ tools }} </tool_call>", "hermes", None),
-        ("<think> </think> <tool_call>", "hermes", "hermes"),
-        ("<think> </think>", None, "hermes"),
-        ("<tool_call><function=x><parameter=y>", "qwen3_coder", None),
-        ("<tool_call>f<arg_key></think>", "glm45", "glm45"),
-        ("[TOOL_CALLS] [AVAILABLE_TOOLS]", "mistral_list", None),
-        ("[TOOL_CALLS]f[ARGS] [THINK]", "mistral", "mistral"),
-        ("<｜tool▁calls▁begin｜>```json </think>", "deepseek_v3", "deepseek_v3"),  # noqa: RUF001
-        ("<｜tool▁calls▁begin｜><｜tool▁sep｜></think>", "deepseek_v31", "deepseek_v3"),  # noqa: RUF001
-        ("<start_function_call>", "functiongemma", None),
-        ("<|tool_call>call: <|channel>thought", "gemma4", "gemma4"),
-        ("[func_name1(params_name1=1)]", "pythonic", None),
-        ("<|python_start|>", "llama4_pythonic", None),
-        ('<|start_header_id|> {"name": 1, "parameters": 2}', "llama3_json", None),
-        ("<|start|><|channel|>analysis<|message|>", "harmony", "harmony"),
-    ],
-)
+SHOWN: list[Any] = json.loads((GOLDEN / "chat_template_formats.json").read_bytes())
+
+
+@pytest.mark.parametrize(("template", "calls", "thinking"), SHOWN)
 def test_a_chat_template_shows_its_format(template: str, calls: str | None, thinking: str | None) -> None:
     found = choose_output_format(make_own(template))
     if calls is None and thinking is None:

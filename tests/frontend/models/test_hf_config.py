@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,43 +74,9 @@ def check_against_transformers(config: dict[str, Any]) -> ModelSpec:
     return spec
 
 
-ROPES: dict[str, dict[str, Any]] = {
-    "none": {},
-    "theta": {"rope_theta": 500000.0},
-    "old linear": {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
-    "old dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-    "old null": {"rope_scaling": None, "rope_theta": 1e6},
-    "old llama3": {
-        "rope_theta": 500000.0,
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 128,
-        },
-    },
-    "old yarn": {
-        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
-        "rope_theta": 1e6,
-    },
-    "yarn without original": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-    "new default": {"rope_parameters": {"rope_type": "default", "rope_theta": 12345.0}},
-    "new yarn": {
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1e6,
-            "factor": 2.0,
-            "original_max_position_embeddings": 256,
-            "beta_fast": 16.0,
-            "attention_factor": 1.5,
-        }
-    },
-    "original outside": {
-        "original_max_position_embeddings": 64,
-        "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 128},
-    },
-}
+GOLDEN = Path(__file__).parents[2] / "golden"
+CONFIGS = json.loads((GOLDEN / "decoder_configs.json").read_bytes())
+ROPES: dict[str, dict[str, Any]] = CONFIGS["ropes"]
 
 
 @pytest.mark.parametrize("rope", ROPES)
@@ -192,31 +160,7 @@ def test_keys_that_may_be_absent_read_as_in_transformers(family: str, values: di
     check_against_transformers(make_config(family, **values))
 
 
-@pytest.mark.parametrize(
-    ("family", "values"),
-    [
-        ("mistral", {}),
-        ("mistral", {"sliding_window": 16}),
-        ("mistral", {"sliding_window": None}),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 2}),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 0}),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 32}),
-        ("qwen2", {"use_sliding_window": False, "sliding_window": 32, "max_window_layers": 0}),
-        ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}),
-        ("gemma2", {}),
-        ("gemma2", {"sliding_window": 8, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}),
-        ("mixtral", {}),
-        ("mixtral", {"sliding_window": 16}),
-        ("smollm3", {"sliding_window": 16}),
-        ("smollm3", {"sliding_window": 16, "use_sliding_window": True}),
-        ("smollm3", {"sliding_window": 16, "use_sliding_window": True, "no_rope_layers": [0, 1, 0, 1, 1]}),
-        ("qwen3_moe", {"sliding_window": 8}),
-        ("qwen3_moe", {"sliding_window": 8, "use_sliding_window": True}),
-        ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention",
-                   "sliding_attention", "full_attention", "sliding_attention"]}),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("family", "values"), CONFIGS["windows"], ids=str)
 def test_windows_fall_on_the_same_layers_as_in_transformers(family: str, values: dict[str, Any]):
     check_against_transformers(make_config(family, **values))
 
@@ -229,21 +173,6 @@ def test_smollm3_rotates_nothing_on_the_same_layers_as_in_transformers(values: d
     spec, oracle = check_against_transformers(config), oracle_of(config)
     ropes = [(layer.attention.rope or spec.rope).type for layer in spec.layers]
     assert ropes == ["default" if flag else "none" for flag in oracle.no_rope_layers[:4]]
-
-
-def test_bias_flags_are_each_familys_own():
-    def flags(family: str, **values: Any) -> tuple[bool, bool, bool, str | None]:
-        spec = read_model_spec(make_config(family, **values))
-        layer = spec.layers[0]
-        assert isinstance(layer.ffn, DenseSpec)
-        return layer.attention.qkv_bias, layer.attention.o_bias, layer.ffn.bias, layer.attention.qk_norm
-
-    assert flags("llama") == (False, False, False, None)
-    assert flags("llama", attention_bias=True, mlp_bias=True) == (True, True, True, None)
-    assert flags("mistral", attention_bias=False) == (False, False, False, None)
-    assert flags("qwen2") == (True, False, False, None)
-    assert flags("qwen3", attention_bias=True) == (True, True, False, "each_head")
-    assert flags("olmo2", attention_bias=True) == (True, True, False, "all_heads")
 
 
 @pytest.mark.parametrize(
@@ -267,17 +196,6 @@ def test_experts_are_in_the_layers_where_transformers_has_them(values: dict[str,
             router = reference.mlp.gate
             assert (layer.ffn.num_experts, layer.ffn.num_experts_per_tok) == (6, router.top_k)
             assert layer.ffn.norm_topk_prob == router.norm_topk_prob
-
-
-def test_gemmas_caps_and_scale_read_as_in_transformers():
-    spec = read_model_spec(make_config("gemma2", query_pre_attn_scalar=144, final_logit_softcapping=None))
-    attention = spec.layers[0].attention
-    assert (attention.scale, attention.soft_cap, spec.logit_soft_cap) == (1 / 12, 50.0, None)
-    assert (spec.embedding_scale, spec.norm_weight_offset, spec.norm_rounds_normed) == (8.0, 1.0, False)
-
-
-def test_an_absent_architecture_is_told_by_the_model_type():
-    assert read_model_spec(make_config("qwen3", architectures=ABSENT)).architecture == "Qwen3ForCausalLM"
 
 
 @refusals("decoders")

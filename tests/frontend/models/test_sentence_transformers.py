@@ -13,7 +13,7 @@ from quire.frontend.models.sentence_transformers import read_modules, read_text_
 from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import ConfigError, ModelError
 from quire.ipc.spec.config import EngineConfig
-from quire.ipc.spec.model_spec import PoolingSpec, ProjectionSpec
+from quire.ipc.spec.model_spec import PoolingSpec
 from refusals import Refusal, refusals
 
 BERT: dict[str, Any] = {
@@ -31,9 +31,7 @@ QWEN3: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 4096,
 }
-CLASSIFIER: dict[str, Any] = {**BERT, "architectures": ["BertForSequenceClassification"]}
 OLD, NEW = "sentence_transformers.models.", "sentence_transformers.sentence_transformer.modules."
-BASE = "sentence_transformers.base.modules."
 TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": f"{OLD}Transformer"}
 POOLING = {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{OLD}Pooling"}
 DENSE = {"idx": 2, "name": "2", "path": "2_Dense", "type": f"{OLD}Dense"}
@@ -70,79 +68,8 @@ def read_head(folder: Path, files: dict[str, Any], **arguments: Any) -> PoolingS
     return spec.pooling
 
 
-def test_an_old_folder_reads_with_switches_of_pools_and_dense_layers(tmp_path: Path) -> None:
-    files = {
-        "config.json": BERT,
-        "modules.json": [TRANSFORMER, POOLING, DENSE, NORMALIZE],
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": 48,
-            "pooling_mode_cls_token": False,
-            "pooling_mode_mean_tokens": True,
-        },
-        "2_Dense/config.json": DENSE_CONFIG,
-    }
-    dense = ProjectionSpec(
-        name="linear", in_size=48, out_size=32, bias=False, file="2_Dense/model.safetensors"
-    )
-    assert read_head(tmp_path, files) == PoolingSpec(pools=("mean",), projections=(dense,), normalize=True)
-
-
-def test_a_new_folder_reads_with_pools_by_name(tmp_path: Path) -> None:
-    files = {
-        "config.json": BERT,
-        "modules.json": [
-            {"path": "", "type": f"{BASE}transformer.Transformer"},
-            {"path": "1_Pooling", "type": f"{NEW}pooling.Pooling"},
-            {"path": "2_Dropout", "type": f"{NEW}dropout.Dropout"},
-            {"path": "2_Dense", "type": f"{BASE}dense.Dense"},
-        ],
-        "1_Pooling/config.json": {"embedding_dimension": 48, "pooling_mode": ["cls", "weightedmean"]},
-        "2_Dense/config.json": {"in_features": 96, "out_features": 16},
-    }
-    head = read_head(tmp_path, files)
-    assert (head.pools, head.normalize) == (("cls", "weighted_mean"), False)
-    assert [(each.activation, each.bias, each.in_size) for each in head.projections] == [("tanh", True, 96)]
-
-
-def test_every_old_switch_is_a_pool_and_none_is_the_mean(tmp_path: Path) -> None:
-    names = [
-        "cls_token",
-        "max_tokens",
-        "mean_tokens",
-        "mean_sqrt_len_tokens",
-        "weightedmean_tokens",
-        "lasttoken",
-    ]
-    files = {"config.json": BERT, "modules.json": [TRANSFORMER, POOLING]}
-    switches = {"1_Pooling/config.json": {f"pooling_mode_{name}": True for name in names}}
-    pools = ("cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last")
-    assert read_head(tmp_path, files | switches).pools == pools
-    # What may not be pooled is the prompt before a text, which the frontend then refuses.
-    without = read_head(tmp_path, files | {"1_Pooling/config.json": {"include_prompt": False}})
-    assert without == PoolingSpec(pools=("mean",))
-
-
-def test_a_causal_embedder_is_read_with_its_last_token(tmp_path: Path) -> None:
-    files = {
-        "config.json": QWEN3,
-        "modules.json": [TRANSFORMER, POOLING, NORMALIZE],
-        "1_Pooling/config.json": {"pooling_mode_lasttoken": True},
-        "config_sentence_transformers.json": {"prompts": {"query": "Instruct: x\nQuery:", "document": ""}},
-    }
-    config = make_engine_config(tmp_path, files)
-    assert config.model.spec.pooling == PoolingSpec(pools=("last",), normalize=True)
-    assert not config.model.spec.has_logits
-    assert "lm_head." in config.model.spec.unused_tensors
-    assert read_text_encoding(tmp_path).prompts == {"query": "Instruct: x\nQuery:", "document": ""}
-    both = make_engine_config(tmp_path, files, runner="generate", convert="embed").model.spec
-    assert both.has_logits
-    assert both.pooling == config.model.spec.pooling
-    alone = make_engine_config(tmp_path, files, runner="generate").model.spec
-    assert alone.has_logits
-    assert alone.pooling is None
-
-
-def test_a_transformer_in_a_folder_of_its_own_is_found(tmp_path: Path) -> None:
+def test_prompts_and_lower_case_are_read_of_a_folder_and_of_a_transformers_own(tmp_path: Path) -> None:
+    prompts = {"query": "Instruct: x\nQuery:", "document": ""}
     files = {
         "config.json": {"__version__": "0.2.0"},
         "modules.json": [{**TRANSFORMER, "path": "0_BERT"}, POOLING],
@@ -150,23 +77,20 @@ def test_a_transformer_in_a_folder_of_its_own_is_found(tmp_path: Path) -> None:
         "0_BERT/tokenizer.json": {},
         "0_BERT/sentence_bert_config.json": {"max_seq_length": 128, "do_lower_case": True},
         "1_Pooling/config.json": {},
+        "config_sentence_transformers.json": {"prompts": prompts},
     }
     model = make_engine_config(tmp_path, files).model
     assert (model.model, model.tokenizer) == (str(tmp_path), str(tmp_path / "0_BERT"))
-    assert model.max_model_len == 128
-    assert read_text_encoding(tmp_path).do_lower_case
+    encoding = read_text_encoding(tmp_path)
+    assert (encoding.do_lower_case, encoding.prompts) == (True, prompts)
 
 
-def test_an_encoder_takes_what_it_was_made_for_and_more_when_asked(tmp_path: Path) -> None:
-    limit = {"sentence_bert_config.json": {"max_seq_length": 256}}
-    config = make_engine_config(tmp_path, {"config.json": BERT, **limit})
-    assert config.model.max_model_len == 256
-    assert make_engine_config(tmp_path, {}, max_model_len=512).model.max_model_len == 512
+def test_an_encoder_takes_no_more_than_its_positions_and_whole_prompts(tmp_path: Path) -> None:
+    write(tmp_path, {"config.json": BERT, "sentence_bert_config.json": {"max_seq_length": 256}})
     with pytest.raises(ConfigError, match="at most 512"):
         make_engine_config(tmp_path, {}, max_model_len=513)
-    with pytest.raises(
-        ConfigError, match="max_num_batched_tokens=100: at least max_model_len=256 for an encoder"
-    ):
+    said = "max_num_batched_tokens=100: at least max_model_len=256 for an encoder"
+    with pytest.raises(ConfigError, match=said):
         make_engine_config(tmp_path, {}, max_num_batched_tokens=100)
 
 
@@ -304,59 +228,8 @@ def test_what_a_model_cannot_do_is_refused_with_what_it_can(tmp_path: Path, refu
     refusal.check(make)
 
 
-def test_decoders_generate_unless_asked_to_pool(tmp_path: Path) -> None:
-    spec = make_engine_config(tmp_path, {"config.json": QWEN3}).model.spec
-    assert spec.has_logits
-    assert spec.pooling is None
-    for arguments in ({"runner": "pooling"}, {"convert": "embed"}):
-        spec = make_engine_config(tmp_path, {}, **arguments).model.spec
-        assert not spec.has_logits
-        assert spec.pooling == PoolingSpec(pools=("last",), normalize=True)
-
-
-def test_a_poolers_settings_may_be_given(tmp_path: Path) -> None:
-    files = {"config.json": BERT | {"matryoshka_dimensions": [32, 16]}}
-    head = read_head(tmp_path, files, pooler_config={"pooling_type": "MEAN", "use_activation": False})
-    assert (head.pools, head.normalize) == (("mean",), False)
-    assert (head.is_matryoshka, head.matryoshka_dimensions) == (True, (16, 32))
-    files = {"config.json": BERT}
-    head = read_head(tmp_path, files, hf_overrides='{"is_matryoshka": true}')
-    assert (head.is_matryoshka, head.matryoshka_dimensions) == (True, ())
-
-
-def test_a_classifier_may_be_converted_into_an_embedder(tmp_path: Path) -> None:
-    head = read_head(tmp_path, {"config.json": CLASSIFIER})
-    assert (head.num_labels, head.activation) == (2, "softmax")
-    spec = make_engine_config(tmp_path, {}, convert="embed").model.spec
-    assert spec.pooling == PoolingSpec(normalize=True)
-    assert {"bert.pooler.dense.", "classifier."} <= set(spec.unused_tensors)
-
-
-def test_a_cross_encoders_activation_comes_from_its_own_file(tmp_path: Path) -> None:
-    settings = {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.linear.Identity"}
-    files = {
-        "config.json": CLASSIFIER | {"id2label": {"0": "LABEL_0"}},
-        "modules.json": [{"path": "", "type": f"{BASE}transformer.Transformer"}],
-        "config_sentence_transformers.json": settings,
-    }
-    head = read_head(tmp_path, files)
-    assert (head.num_labels, head.activation) == (1, "identity")
-
-
-def test_a_causal_reranker_scores_yes_against_no(tmp_path: Path) -> None:
+def test_a_causal_reranker_needs_tokens_to_score(tmp_path: Path) -> None:
     files = {"config.json": QWEN3, "tokenizer.json": VOCAB}
-    [row] = read_head(tmp_path, files, convert="classify").projections
-    assert (row.name, row.token_rows, row.out_size, row.bias) == ("lm_head", (7, 5), 1, False)
-    tied = {"config.json": QWEN3 | {"tie_word_embeddings": True}, "tokenizer.json": VOCAB}
-    [row] = read_head(tmp_path, tied, convert="classify").projections
-    assert row.name == "model.embed_tokens"
-    vllm = {
-        "architectures": ["Qwen3ForSequenceClassification"],
-        "classifier_from_token": ["yes", "no"],
-        "is_original_qwen3_reranker": True,
-    }
-    head = read_head(tmp_path, files, hf_overrides=vllm)
-    assert (head.projections[0].token_rows, head.activation) == ((5, 7), "sigmoid")
     with pytest.raises(ModelError, match="'maybe': a token of the tokenizer"):
         read_head(tmp_path, files, hf_overrides={"classifier_from_token": ["no", "maybe"]})
     assert has_score_tokens(tmp_path)
@@ -364,16 +237,13 @@ def test_a_causal_reranker_scores_yes_against_no(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"convert='classify': hf_overrides=.* tokenizer has no 'yes'"):
         read_head(tmp_path, silent, convert="classify")
     assert not has_score_tokens(tmp_path)
-    read_head(tmp_path, silent, hf_overrides={"classifier_from_token": ["no", "No"]})
 
 
-def test_a_causal_reranker_with_modules_names_its_tokens_itself(tmp_path: Path) -> None:
+def test_a_causal_reranker_with_modules_names_tokens_that_there_are(tmp_path: Path) -> None:
     files = {
         "config.json": QWEN3,
         "modules.json": [TRANSFORMER, SCORE],
-        "1_LogitScore/config.json": {"true_token_id": 9, "false_token_id": 3},
+        "1_LogitScore/config.json": {"true_token_id": 100, "false_token_id": 3},
     }
-    head = read_head(tmp_path, files)
-    assert (head.projections[0].token_rows, head.num_labels) == ((9, 3), 1)
     with pytest.raises(ModelError, match="LogitScore=100: a token id below 100"):
-        read_head(tmp_path, files | {"1_LogitScore/config.json": {"true_token_id": 100, "false_token_id": 3}})
+        read_head(tmp_path, files)

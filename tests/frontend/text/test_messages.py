@@ -57,6 +57,10 @@ def test_a_turn_with_calls_has_a_content_that_is_none_unless_it_has_text():
     assert check(USER, without)[1]["content"] is None
 
 
+def test_results_may_be_of_any_call_before_them():
+    check(USER, turn(call()), turn(call(id="call_2")), result("call_1"), result("call_2"))
+
+
 def test_a_call_without_an_outer_object_is_left_as_it_is():
     checked = check(
         USER, turn({"name": "f", "arguments": "{}"}), {"role": "tool", "name": "f", "content": "1"}

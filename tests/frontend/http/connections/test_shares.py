@@ -8,12 +8,7 @@ from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
-<<<<<<< HEAD
-from quire.frontend.http.connections.admission import ByteShares, ConnectionTable
-=======
-from quire.frontend.http.caller import name_address
 from quire.frontend.http.connections.admission import BeginningTurns, ByteShares, ConnectionTable
->>>>>>> 8400a5c0 (Begin requests of a crowd in turns of its client)
 from quire.frontend.http.errors import ApiError
 
 
@@ -105,23 +100,6 @@ def test_past_the_bound_the_client_that_holds_most_gives_way() -> None:
     shares.hold(a1, 0)
     shares.hold(b1, 0)
     assert shares.num_bytes == 0
-<<<<<<< HEAD
-=======
-
-
-@pytest.mark.parametrize(
-    ("host", "name"),
-    [
-        ("10.0.0.1", "10.0.0.1"),
-        ("::ffff:10.0.0.1", "::ffff:10.0.0.1"),
-        ("2001:db8:1:2:3:4:5:6", "2001:0db8:0001:0002"),
-        ("2001:db8:1:2::9", "2001:0db8:0001:0002"),
-        ("fe80::1%eth0", "fe80:0000:0000:0000"),
-        ("", ""),
-    ],
-)
-def test_a_network_of_ipv6_is_one_client(host: str, name: str) -> None:
-    assert name_address(host) == name
 
 
 async def test_requests_of_a_crowd_are_begun_a_few_in_a_pass_and_others_in_their_turn() -> None:
@@ -143,4 +121,3 @@ async def test_requests_of_a_crowd_are_begun_a_few_in_a_pass_and_others_in_their
     turns.add("late", functools.partial(begin, "late"))
     await asyncio.sleep(0)
     assert begun[-1] == "late"
->>>>>>> 8400a5c0 (Begin requests of a crowd in turns of its client)

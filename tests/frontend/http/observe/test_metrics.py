@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
+import asyncio
 import os
 from pathlib import Path
 
-=======
-import asyncio
-
 import pytest
->>>>>>> 41040580 (Write /metrics in rounds, however many ask)
 from prometheus_client.parser import text_string_to_metric_families
 from quire.frontend.http.observe.metrics import Rounds, format_metrics
 from quire.ipc.errors import EngineDeadError
