@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import shlex
 import shutil
 import sys
@@ -46,53 +47,37 @@ def test_the_pocket_model_is_the_default():
     assert (config.scheduler.run_ahead, config.parallel.executor_backend) == (2, "mp")
 
 
+PLACES: dict[str, tuple[Any, str]] = {  # argument -> a value, and where it is in the config
+    "served_model_name": ("mine", "model.served_model_name"),
+    "dtype": ("bfloat16", "model.dtype"),
+    "max_model_len": (100, "model.max_model_len"),
+    "load_format": ("dummy", "model.load_format"),
+    "quantization": ("int8", "model.quantization"),
+    "max_logprobs": (-1, "model.max_logprobs"),
+    "tool_call_parser": ("hermes", "model.tool_call_parser"),
+    "reasoning_parser": ("qwen3", "model.reasoning_parser"),
+    "gpu_memory_utilization": (0.5, "cache.gpu_memory_utilization"),
+    "num_gpu_blocks_override": (7, "cache.num_gpu_blocks_override"),
+    "block_size": (8, "cache.block_size"),
+    "enable_prefix_caching": (False, "cache.enable_prefix_caching"),
+    "max_num_batched_tokens": (50, "scheduler.max_num_batched_tokens"),
+    "max_num_seqs": (3, "scheduler.max_num_seqs"),
+    "scheduling_policy": ("priority", "scheduler.policy"),
+    "long_prefill_token_threshold": (9, "scheduler.long_prefill_token_threshold"),
+    "device": ("cpu", "parallel.device"),
+    "distributed_executor_backend": ("uni", "parallel.executor_backend"),
+    "num_threads": (1, "parallel.num_threads"),
+}
+
+
 def test_every_argument_reaches_its_place():
-    config = EngineArgs(
-        served_model_name="mine",
-        dtype="bfloat16",
-        max_model_len=100,
-        seed=None,
-        load_format="dummy",
-        quantization="int8",
-        gpu_memory_utilization=0.5,
-        kv_cache_memory_bytes="2MiB",
-        num_gpu_blocks_override=7,
-        block_size=8,
-        enable_prefix_caching=False,
-        max_num_batched_tokens=50,
-        max_num_seqs=3,
-        scheduling_policy="priority",
-        long_prefill_token_threshold=9,
-        async_scheduling=False,
-        max_logprobs=-1,
-        device="cpu",
-        distributed_executor_backend="uni",
-        num_threads=1,
-        log_level="debug",
-        tool_call_parser="hermes",
-        reasoning_parser="qwen3",
-    ).create_engine_config()
-    assert (config.model.served_model_name, config.model.dtype, config.model.max_model_len) == (
-        "mine",
-        "bfloat16",
-        100,
-    )
-    assert (config.model.seed, config.model.load_format, config.model.max_logprobs) == (0, "dummy", -1)
-    assert config.model.quantization == "int8"
-    assert (config.model.tool_call_parser, config.model.reasoning_parser) == ("hermes", "qwen3")
-    cache = config.cache
-    assert (cache.gpu_memory_utilization, cache.kv_cache_memory_bytes, cache.num_gpu_blocks_override) == (
-        0.5,
-        2 * 2**20,
-        7,
-    )
-    assert (cache.block_size, cache.enable_prefix_caching) == (8, False)
-    scheduler = config.scheduler
-    assert (scheduler.max_num_batched_tokens, scheduler.max_num_seqs, scheduler.policy) == (50, 3, "priority")
-    assert (scheduler.long_prefill_token_threshold, scheduler.run_ahead) == (9, 1)
-    parallel = config.parallel
-    assert (parallel.device, parallel.executor_backend, parallel.num_threads) == ("cpu", "uni", 1)
-    assert config.log_level == "DEBUG"
+    values = {name: value for name, (value, _) in PLACES.items()}
+    others = {"seed": None, "kv_cache_memory_bytes": "2MiB", "async_scheduling": False, "log_level": "debug"}
+    config = EngineArgs(**values, **others).create_engine_config()
+    for value, place in PLACES.values():
+        assert operator.attrgetter(place)(config) == value, place
+    assert (config.model.seed, config.cache.kv_cache_memory_bytes) == (0, 2 * 2**20)
+    assert (config.scheduler.run_ahead, config.log_level) == (1, "DEBUG")
 
 
 @pytest.mark.parametrize("make", [EngineArgs, lambda **values: EngineArgs.from_dict(values)])
