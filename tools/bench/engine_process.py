@@ -74,22 +74,15 @@ class _Transformers:
         transformers.utils.logging.set_verbosity_error()
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         self._torch, self._transformers = torch, transformers
-        self._device: str = settings["device"]
-        self._ways = {"static": self._run_static, "continuous": self._run_continuous}
-        self._ways = {name: self._ways[name] for name in settings["ways"]}
         make: Any = transformers.AutoModelForCausalLM
-        if settings["is_dummy"]:
-            config: Any = transformers.AutoConfig.from_pretrained(settings["model"])
-            self._model: Any = make.from_config(config, dtype=torch.bfloat16)
-        else:
-            self._model = make.from_pretrained(settings["model"], dtype="auto")
-        self._model.to(self._device).eval()
+        self._model: Any = make.from_pretrained(settings["model"], dtype="auto").eval()
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
         """Each way once; padding that a batch generates besides does not count."""
-        seconds = min(run(job["requests"]) for run in self._ways.values())
-        num_output_tokens = sum(request["num_output_tokens"] for request in job["requests"])
-        return _make_result(seconds, len(job["requests"]), num_output_tokens)
+        requests = job["requests"]
+        seconds = min(run(requests) for run in (self._run_static, self._run_continuous))
+        num_output_tokens = sum(request["num_output_tokens"] for request in requests)
+        return _make_result(seconds, len(requests), num_output_tokens)
 
     def _run_static(self, requests: list[dict[str, Any]]) -> float:
         torch: Any = self._torch
@@ -102,10 +95,9 @@ class _Transformers:
             mask[row, start:] = 1
         longest = max(request["num_output_tokens"] for request in requests)
         settings = self._make_settings(longest, None)
-        ids, mask = ids.to(self._device), mask.to(self._device)
         begin = time.perf_counter()
         with torch.inference_mode():
-            out = self._model.generate(ids, attention_mask=mask, generation_config=settings).cpu()
+            out = self._model.generate(ids, attention_mask=mask, generation_config=settings)
         seconds = time.perf_counter() - begin
         _expect_length(out.shape[1] - width, longest)
         return seconds

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 ENTERED_AT = time.monotonic()  # before the imports that are to be measured
 
@@ -19,55 +20,38 @@ from ...frontend.llm import LLM  # noqa: E402
 from ...ipc.params.sampling_params import SamplingParams  # noqa: E402
 
 
-class ColdStart(msgspec.Struct, frozen=True, kw_only=True):
-    """`phases`: (name, seconds) whose sum is the time from spawning to the first token."""
-
-    phases: list[tuple[str, float]]
-    rss_bytes: dict[str, int]
-    idle_cpu_share: float | None  # of one core, over all processes; None if it was not watched
-
-
-def measure_cold_start(spawned_at: float, model: str, idle_s: float) -> ColdStart:
-    """Start, generate one token, watch; ends the engine before it returns."""
+def measure_cold_start(spawned_at: float, model: str, idle_s: float) -> dict[str, Any]:
+    """startup's ColdStart: start, generate one token, watch; ends the engine before it returns."""
     imported_at = time.monotonic()
     with LLM(model=model, log_level="WARNING") as llm:
         ready_at = time.monotonic()
         llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=1), use_tqdm=False)
         first_token_at = time.monotonic()
         engine = llm.llm_engine.startup
-        processes = {"frontend": psutil.Process()} | {
-            role: psutil.Process(pid) for role, pid in llm.llm_engine.facts.pids.items()
-        }
+        pids = llm.llm_engine.facts.pids
+        processes = {"frontend": psutil.Process()} | {role: psutil.Process(pid) for role, pid in pids.items()}
         rss_bytes = {role: process.memory_info().rss for role, process in processes.items()}
-        idle_share = _watch_idle(list(processes.values()), idle_s) if idle_s > 0 else None
-    before = ready_at - imported_at - sum(seconds for _, seconds in engine)
+        before, start = _sum_cpu_s(processes), time.monotonic()
+        time.sleep(idle_s)
+        idle_share = (_sum_cpu_s(processes) - before) / (time.monotonic() - start) if idle_s > 0 else None
     phases = [
         ("interpreter", ENTERED_AT - spawned_at),
         ("import the frontend", imported_at - ENTERED_AT),
-        ("check arguments, load the tokenizer", before),
+        (
+            "check arguments, load the tokenizer",
+            ready_at - imported_at - sum(seconds for _, seconds in engine),
+        ),
         *engine,
         ("first token", first_token_at - ready_at),
     ]
-    return ColdStart(phases=phases, rss_bytes=rss_bytes, idle_cpu_share=idle_share)
+    return {"phases": phases, "rss_bytes": rss_bytes, "idle_cpu_share": idle_share}
 
 
-def _watch_idle(processes: list[psutil.Process], idle_s: float) -> float:
-    before, start = _sum_cpu_s(processes), time.monotonic()
-    time.sleep(idle_s)
-    return (_sum_cpu_s(processes) - before) / (time.monotonic() - start)
-
-
-def _sum_cpu_s(processes: list[psutil.Process]) -> float:
-    times = [process.cpu_times() for process in processes]
+def _sum_cpu_s(processes: dict[str, psutil.Process]) -> float:
+    times = [process.cpu_times() for process in processes.values()]
     return sum(t.user + t.system for t in times)
 
 
-def main() -> None:
-    """Measure this process's own start."""
-    spawned_at, model, idle_s = float(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-    report = measure_cold_start(spawned_at, model, idle_s)
-    sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    report = measure_cold_start(float(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
+    sys.stdout.write(msgspec.json.encode(report).decode() + "\n")

@@ -157,9 +157,8 @@ def format_rates(
     for name, by_name in measurements.items():
         rate = by_name[QUIRE].rate
         row = [f"{name} {WORKLOADS[name].summary}", *(_format_rate(one, rounds) for one in by_name.values())]
-        for peer in peers:
-            other = by_name[peer].rate
-            row.append(f"{rate / other:.2f}x" if rate and other else "-")
+        others = [by_name[peer].rate for peer in peers]
+        row += [f"{rate / other:.2f}x" if rate and other else "-" for other in others]
         if floors:
             floor, num_tokens = floors[name], workloads[name].num_output_tokens
             row.append(format_rate(num_tokens / floor.seconds))

@@ -53,8 +53,7 @@ class Launch:
 
 def default_peer_python(peer: str) -> Path:
     """The Python of a peer's environment: in $XDG_CACHE_HOME/quire/peers/PEER, or the same in ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    cache = Path(base) if base else Path.home() / ".cache"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "quire" / "peers" / peer / "bin" / "python"
 
 
@@ -78,17 +77,10 @@ def check_peers(peers: Sequence[str]) -> dict[str, str]:
 
 def make_launch(name: str, model: BenchModel, max_model_len: int, **engine_args: Any) -> Launch:
     """How a contestant is started to generate with `model`. engine_args: in the place of defaults."""
-    load_format = "dummy" if model.is_dummy else "auto"
     settings: dict[str, Any] = {"model": str(model.path)}
-    if name == TRANSFORMERS:
-        settings |= {"device": "cpu", "is_dummy": model.is_dummy, "ways": ["static", "continuous"]}
-        settings |= engine_args
-    else:
-        settings |= {
-            "load_format": load_format,
-            "skip_tokenizer_init": True,
-            "max_model_len": max_model_len,
-        }
+    if name != TRANSFORMERS:
+        load_format = "dummy" if model.is_dummy else "auto"
+        settings |= {"load_format": load_format, "skip_tokenizer_init": True, "max_model_len": max_model_len}
         settings |= _VLLM_SETTINGS if name == VLLM else {"log_level": "WARNING"} | engine_args
     return _make_launch(name, settings)
 

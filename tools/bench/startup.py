@@ -35,11 +35,11 @@ class Options:
 
 
 class _ColdStart(msgspec.Struct, frozen=True):
-    """What first_token.py prints; declared again because importing it would start its clock."""
+    """What first_token.py prints; `phases` add up to the time from spawning to the first token."""
 
     phases: list[tuple[str, float]]
     rss_bytes: dict[str, int]
-    idle_cpu_share: float | None
+    idle_cpu_share: float | None  # of one core, over all processes; None if it was not watched
 
 
 def run(options: Options) -> int:
@@ -48,16 +48,18 @@ def run(options: Options) -> int:
     if model in BENCH_MODELS:
         model = str(ensure_written(model))
     quick = {
-        "python -c pass (wall)": _time_command(["-c", "pass"]),
-        "import quire (inside the process)": _time_import(),
-        "quire --version (wall)": _time_command(["-m", "quire", "--version"]),
-        "quire --help (wall)": _time_command(["-m", "quire", "--help"]),
+        "python -c pass (wall)": _time("-c", "pass"),
+        "import quire (inside the process)": _time("-c", _IMPORT_SCRIPT),
+        "quire --version (wall)": _time("-m", "quire", "--version"),
+        "quire --help (wall)": _time("-m", "quire", "--help"),
     }
     rows = [[name, f"{seconds * 1e3:.0f}"] for name, seconds in quick.items()]
     print(format_table([f"medians of {_QUICK_ROUNDS}", "ms"], rows) + "\n")
     starts = [_start_cold(model, options.idle if number == rounds - 1 else 0.0) for number in range(rounds)]
     median = sorted(starts, key=_wall_s)[len(starts) // 2]
-    print(format_phases(median.phases, f"cold start to first token, {model}", rounds))
+    rows = [[name, f"{seconds:.3f}"] for name, seconds in [*median.phases, ("total", _wall_s(median))]]
+    title = f"cold start to first token, {model} (the median of {rounds} rounds)"
+    print(format_table([title, "s"], rows))
     print(f"all rounds, s: {', '.join(f'{_wall_s(start):.2f}' for start in starts)}\n")
     last = starts[-1]
     print(format_table(["process", "RSS MB"], [[k, format_megabytes(v)] for k, v in last.rss_bytes.items()]))
@@ -66,13 +68,6 @@ def run(options: Options) -> int:
         print(f"\nidle: {share}, watched for {options.idle:.0f} s")
     write_json(options.json, {"machine": machine, "quick_s": quick, "cold_starts": starts})
     return 0
-
-
-def format_phases(phases: list[tuple[str, float]], title: str, rounds: int) -> str:
-    """The phases of one start with their sum."""
-    rows = [[name, f"{seconds:.3f}"] for name, seconds in phases]
-    rows.append(["total", f"{sum(seconds for _, seconds in phases):.3f}"])
-    return format_table([f"{title} (the median of {rounds} rounds)", "s"], rows)
 
 
 def _wall_s(start: _ColdStart) -> float:
@@ -86,21 +81,13 @@ def _start_cold(model: str, idle_s: float) -> _ColdStart:
     return msgspec.json.decode(out.splitlines()[-1], type=_ColdStart)
 
 
-def _time_command(arguments: list[str]) -> float:
-    """Median wall seconds of a Python command in a fresh process."""
+def _time(*arguments: str) -> float:
+    """Median wall seconds of a Python command in a fresh process, or of what it prints."""
     times: list[float] = []
     for _ in range(_QUICK_ROUNDS):
         start = time.perf_counter()
-        subprocess.run(
-            [sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, timeout=_TIMEOUT_S
-        )
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def _time_import() -> float:
-    times: list[float] = []
-    for _ in range(_QUICK_ROUNDS):
-        command = [sys.executable, "-c", _IMPORT_SCRIPT]
-        times.append(float(subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=60).stdout))
+        command = [sys.executable, *arguments]
+        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=_TIMEOUT_S).stdout
+        wall_s = time.perf_counter() - start
+        times.append(float(out) if _IMPORT_SCRIPT in arguments else wall_s)
     return statistics.median(times)

@@ -93,23 +93,13 @@ def make_workload(name: str, vocab_size: int, contents: str) -> Workload:
     return Workload(name, requests)
 
 
-def take_sample(workload: Workload, num_requests: int) -> Workload:
-    """`num_requests` of the workload's requests, evenly spread over it."""
-    total = len(workload.requests)
-    return Workload(
-        workload.name, [workload.requests[i * total // num_requests] for i in range(num_requests)]
-    )
-
-
 def cut_outputs(workload: Workload, max_output_tokens: int) -> Workload:
     """The same requests with at most that many tokens to generate each."""
-    return Workload(
-        workload.name,
-        [
-            BenchRequest(r.prompt_token_ids, min(max_output_tokens, r.num_output_tokens))
-            for r in workload.requests
-        ],
-    )
+    requests = [
+        BenchRequest(request.prompt_token_ids, min(max_output_tokens, request.num_output_tokens))
+        for request in workload.requests
+    ]
+    return Workload(workload.name, requests)
 
 
 def make_texts(vocab_size: int, num_texts: int, low: int, high: int, contents: str) -> list[str]:
