@@ -25,13 +25,8 @@ def replace_parts(page: str, parts: Mapping[str, str]) -> str:
     if found != list(parts):
         raise ValueError(f"a page with the parts {', '.join(parts)}, not {', '.join(found)}")
     for name, text in parts.items():
-        page = replace_part(page, name, text)
+        match = re.search(rf"<!-- begin {name}\b.*?-->\n(.*?)<!-- end {name} -->", page, re.S)
+        if match is None:
+            raise ValueError(f"a page with a part {name} that ends")
+        page = f"{page[: match.start(1)]}\n{text}\n{page[match.end(1) :]}"
     return page
-
-
-def replace_part(page: str, name: str, text: str) -> str:
-    """The page with this text as one of its parts. ValueError if it has no such part."""
-    match = re.search(rf"<!-- begin {name}\b.*?-->\n(.*?)<!-- end {name} -->", page, re.S)
-    if match is None:
-        raise ValueError(f"a page with a part {name} that ends")
-    return f"{page[: match.start(1)]}\n{text}\n{page[match.end(1) :]}"

@@ -16,9 +16,9 @@ from quire.frontend.cli.commands import daemon
 from quire.frontend.cli.entry import COMMANDS
 from quire.frontend.cli.parser import Parser, UsageError, describe
 from quire.frontend.http.dialects.table import ROUTES
+from quire.tools.docs.__main__ import PAGES, update_page
 from quire.tools.docs.examples import EXAMPLES, shorten_answer
 from quire.tools.docs.http_api import FIELD_TEXTS, make_document
-from quire.tools.docs.pages import PAGES, update_page
 from quire.tools.markdown import format_table, replace_parts
 
 ROOT = Path(__file__).parents[2]

@@ -6,20 +6,37 @@ With the URLs of a server that generates and of one that embeds it asks them for
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
+from ..markdown import replace_parts
+from . import http_api, metrics, options
 from .examples import record_answers
-from .pages import PAGES, update_page
+
+_DOCS = Path(__file__).parents[2] / "docs"
+# Page -> its generated parts, in the order in which they stand there.
+PAGES: dict[Path, dict[str, Callable[[], str]]] = {
+    _DOCS / "options.md": {"engine": options.render_engine_options, "commands": options.render_commands},
+    _DOCS / "http.md": {
+        "routes": http_api.render_routes,
+        "sampling": http_api.render_sampling_fields,
+        "types": http_api.render_types,
+        "silent": http_api.render_silent_fields,
+        "limits": http_api.render_limits,
+    },
+    _DOCS / "metrics.md": {"engine": metrics.render_engine_metrics, "http": metrics.render_http_metrics},
+}
 
 
-def main(urls: list[str]) -> int:
-    """Write the pages."""
-    if urls:
-        record_answers(urls)
-    for path in PAGES:
-        path.write_text(update_page(path), encoding="utf-8")
-        print(path)
-    return 0
+def update_page(path: Path) -> str:
+    """The text that a page of PAGES ought to have: its own, with each generated part as it is today."""
+    parts = {name: render() for name, render in PAGES[path].items()}
+    return replace_parts(path.read_text(encoding="utf-8"), parts)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    if sys.argv[1:]:
+        record_answers(sys.argv[1:])
+    for page in PAGES:
+        page.write_text(update_page(page), encoding="utf-8")
+        print(page)

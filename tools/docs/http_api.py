@@ -97,7 +97,7 @@ def _describe_type(field: dict[str, Any]) -> str:
         kinds = [_describe_type(one) for one in field["anyOf"] if one.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))
     if "$ref" in field:
-        return _name_of(field)
+        return str(field["$ref"]).rpartition("/")[2]
     kind = str(field.get("type", "anything"))
     kind = _TYPE_WORDS.get(kind, kind)
     if kind == "list" and field.get("items"):
@@ -107,10 +107,6 @@ def _describe_type(field: dict[str, Any]) -> str:
     if low is not None:
         kind += f", {'above' if 'exclusiveMinimum' in field else 'from'} {low:,}"
     return kind if high is None else f"{kind} to {high:,}"
-
-
-def _name_of(reference: dict[str, Any]) -> str:
-    return str(reference["$ref"]).rpartition("/")[2]
 
 
 def _find_text(schema: dict[str, Any]) -> str:

@@ -30,18 +30,16 @@ def render_http_metrics() -> str:
 
 
 def _render(text: bytes) -> str:
-    return format_table(("name", "kind", "labels", "meaning"), _list_rows(text.decode()))
-
-
-def _list_rows(text: str) -> list[tuple[str, str, str, str]]:
-    return [
-        (f"`{_name_series(family)}`", family.type, _tell_labels(family), family.documentation)
-        for family in text_string_to_metric_families(text)
+    rows = [
+        (
+            f"`{family.name}{'_total' if family.type == 'counter' else ''}`",
+            family.type,
+            _tell_labels(family),
+            family.documentation,
+        )
+        for family in text_string_to_metric_families(text.decode())
     ]
-
-
-def _name_series(family: Metric) -> str:
-    return f"{family.name}_total" if family.type == "counter" else family.name
+    return format_table(("name", "kind", "labels", "meaning"), rows)
 
 
 def _tell_labels(family: Metric) -> str:

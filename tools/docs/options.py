@@ -79,13 +79,8 @@ def _list_actions(group: Any) -> list[argparse.Action]:
         for action in group._group_actions
         if action.help != argparse.SUPPRESS
         and action.dest != "help"
-        and (action.option_strings or not _is_hidden_flag(action))
+        and (action.option_strings or action.dest not in _ENGINE_NAMES)
     ]
-
-
-def _is_hidden_flag(action: argparse.Action) -> bool:
-    """An option that another one of the same name has taken the place of."""
-    return action.dest in _ENGINE_NAMES
 
 
 def _render_actions(actions: Iterable[argparse.Action]) -> str:
