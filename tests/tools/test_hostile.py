@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import msgspec
@@ -78,7 +78,7 @@ def make_latency(
 
 
 @contextmanager
-def serve(handle: Callable[[socket.socket], None]) -> Iterator[Target]:
+def serve(handle: Callable[[socket.socket], None]) -> Generator[Target]:
     """A server whose every connection is handled in a thread of its own."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

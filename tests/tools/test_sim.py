@@ -207,7 +207,7 @@ def take_twice(take: Any, self: RequestLedger, outputs: list[EngineCoreOutput]) 
 
 
 def append(take: Any, self: RequestState, output: EngineCoreOutput, now: float) -> None:
-    ends = {"error": output.error, "error_code": output.error_code}
+    ends: dict[str, Any] = {"error": output.error, "error_code": output.error_code}
     tokens = (output.new_token_ids, output.finish_reason)
     take(self, EngineCoreOutput(output.request_id, len(self.token_ids), *tokens, **ends), now)
 

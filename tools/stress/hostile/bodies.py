@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -28,7 +29,8 @@ _NUMBERS = (b"NaN", b"1e999", b"-1", b"0", b"9" * 400, b"2147483647", b"[]", b'"
 MakeBodies = Callable[[Target], list[bytes]]
 
 
-class Request(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Request:
     """What is sent to `path`: each body, `count` times, all at once."""
 
     path: str
@@ -262,4 +264,4 @@ def _prepare(request: Request, target: Target, _rng: random.Random) -> Play:
     return lambda until: converse(target, [Exchange([data]) for data in sent], until)
 
 
-ATTACKS |= {name: Attack(ALLOWED, partial(_prepare, request)) for name, request in REQUESTS.items()}
+ATTACKS.update({name: Attack(ALLOWED, partial(_prepare, request)) for name, request in REQUESTS.items()})
