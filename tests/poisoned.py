@@ -2,9 +2,8 @@
 
 A step that computes a request whose prompt begins with RAISES raises; with RAISES_IN_OTHERS, in every rank
 but the one that answers; with KILLS, it ends its worker by a segmentation fault; with NEVER_ENDS, it does not
-end before its worker is given up; with HANGS_AGAIN, neither, from the fourth step on since it has its row.
-A grammar with the text HANGS never compiles, one with PANICS makes the
-library panic.
+end before its worker is given up. With HANGS_AGAIN and KILLS_LATE they do so from the fourth step on since it
+has its row. A grammar with the text HANGS never compiles, one with PANICS makes the library panic.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ if TYPE_CHECKING:  # it loads torch, which a fake worker does without
     from quire.worker.steps.model_runner import LaunchedStep
 
 # Token ids that no test begins another prompt with.
-RAISES, KILLS, RAISES_IN_OTHERS, NEVER_ENDS, HANGS_AGAIN = 7, 8, 9, 10, 11
-_HANGS_AT = 4
+RAISES, KILLS, RAISES_IN_OTHERS, NEVER_ENDS, HANGS_AGAIN, KILLS_LATE = 7, 8, 9, 10, 11, 12
+_LATE_STEP = 4
 HANGS, PANICS = "never compiled", "a panic"
 
 
@@ -54,10 +53,10 @@ def poison_steps() -> None:
         for row in step.rows:
             num_steps[row] += 1
         firsts = {harm[row] for row in step.rows}
-        if KILLS in firsts:
+        late = {harm[row] for row in step.rows if num_steps[row] >= _LATE_STEP}
+        if KILLS in firsts or KILLS_LATE in late:
             os.kill(os.getpid(), signal.SIGSEGV)
-        hangs_again = any(harm[row] == HANGS_AGAIN and num_steps[row] >= _HANGS_AT for row in step.rows)
-        if NEVER_ENDS in firsts or hangs_again:
+        if NEVER_ENDS in firsts or HANGS_AGAIN in late:
             signal.pause()
         is_other = self._rank != self._config.parallel.speaker
         if RAISES in firsts or (RAISES_IN_OTHERS in firsts and is_other):

@@ -12,7 +12,7 @@ import poisoned_fake
 import pytest
 from daemons import fake_modules
 from generated import find_tokens, make_prompts
-from poisoned import HANGS, HANGS_AGAIN, KILLS, NEVER_ENDS, PANICS, RAISES, poison_steps
+from poisoned import HANGS, HANGS_AGAIN, KILLS, KILLS_LATE, NEVER_ENDS, PANICS, RAISES, poison_steps
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.frontend.client import engines
 from quire.frontend.models.model_folder import POCKET_ENCODER
@@ -60,6 +60,17 @@ def test_exactly_the_request_that_kills_workers_fails() -> None:
     with fake_modules(poisoned_fake.MODULE), LLM(max_model_len=128, max_num_seqs=NUM_REQUESTS) as llm:
         golden = find_tokens(llm.generate(make_prompts({}, NUM_REQUESTS), PARAMS, use_tqdm=False))
         check_that_poison_fails_alone(llm, golden, NUM_REQUESTS, {40: KILLS}, "was killed by SIGSEGV")
+
+
+@pytest.mark.slow
+def test_who_kills_workers_some_tokens_later_each_time_fails_before_the_engine_has_lost_too_many(
+    llm: LLM,
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    golden = find_tokens(llm.generate(make_prompts({}, 4), params, use_tqdm=False))
+    outputs = llm.generate(make_prompts({2: KILLS_LATE}, 4), params, use_tqdm=False)
+    assert outputs[2].error_code == "poison_request"
+    assert [list(outputs[i].outputs[0].token_ids) for i in (0, 1, 3)] == [golden[i] for i in (0, 1, 3)]
 
 
 def check_that_poison_fails_alone(
