@@ -256,7 +256,7 @@ def run(
     return sum(engine.num_cached for engine in engines), num_steps
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 def test_conversations_over_shared_prefixes_find_far_more_than_by_turns(seed: int) -> None:
     rng = random.Random(seed)
     prefixes = [text(1000 + number, 512) for number in range(16)]

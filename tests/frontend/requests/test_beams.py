@@ -26,7 +26,7 @@ Logprobs = dict[tuple[int, ...], list[float]]  # output so far -> logprob of eac
 # -- the selection
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), num_tokens=st.integers(1, 4), penalty=st.sampled_from([-1.0, 0.0, 1.0, 2.0]))
 def test_a_beam_as_wide_as_all_sequences_finds_the_best_of_all(
     data: st.DataObject, num_tokens: int, penalty: float
@@ -61,7 +61,7 @@ def list_candidates(values: list[float]) -> Candidates:
     return Candidates(array("i", ids), array("f", [values[token_id] for token_id in ids]))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), width=st.integers(1, 6))
 def test_those_that_go_on_are_the_best_of_all_and_of_equals_the_first(data: st.DataObject, width: int):
     # Beside 2^20 float32 is in eighths: logprobs that differ by less make equal sums.

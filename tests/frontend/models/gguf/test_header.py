@@ -19,7 +19,7 @@ from quire.ipc.spec.gguf_tensor import BLOCKS
 from ....gguf_files import GgufWriter
 from .files import make_tiny
 
-NUM_MUTATIONS = 300
+NUM_MUTATIONS = 200
 MANY_MUTATIONS = 10_000
 
 
