@@ -82,17 +82,8 @@ def test_a_story_is_printed_with_its_beginning_and_ends_by_itself(
 def test_json_lines_of_several_prompts_are_in_order_and_a_seed_repeats_them(
     run_quire: RunQuire, attach: tuple[str, str]
 ) -> None:
-    arguments = [
-        "generate",
-        *attach,
-        "--json",
-        "--seed",
-        "7",
-        "--max-tokens",
-        "12",
-        "Once upon a time",
-        "One day",
-    ]
+    options = ("--json", "--seed", "7", "--max-tokens", "12")
+    arguments = ["generate", *attach, *options, "Once upon a time", "One day"]
     first, second = run_quire(*arguments), run_quire(*arguments)
     assert first.returncode == 0, first.stderr
     assert first.stdout == second.stdout

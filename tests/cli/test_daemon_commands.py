@@ -39,20 +39,8 @@ FAKE = [
     "from quire.frontend.cli.entry import run_command; sys.exit(run_command())",
 ]
 PS_KEYS = [
-    "name",
-    "model",
-    "formats",
-    "state",
-    "uptime_s",
-    "restarts",
-    "clients",
-    "num_running",
-    "num_waiting",
-    "kv_blocks_used",
-    "kv_blocks_total",
-    "tokens_per_s",
-    "processes",
-    "engines",
+    *("name", "model", "formats", "state", "uptime_s", "restarts", "clients", "num_running", "num_waiting"),
+    *("kv_blocks_used", "kv_blocks_total", "tokens_per_s", "processes", "engines"),
 ]
 ENGINE_KEYS = [
     *("index", "state", "restarts", "last_loss"),

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from daemons import wait_for_end
+from generated import find_tokens
 from quire import LLM, AsyncLLM, EngineArgs, RequestOutputKind, SamplingParams
 from quire.frontend.client import engines
 from quire.ipc.daemon.run_dir import find_base
@@ -35,19 +34,7 @@ def llm() -> Iterator[LLM]:
 def generate(
     llm: LLM, params: SamplingParams | list[SamplingParams], prompts: Any = PROMPTS
 ) -> list[list[int]]:
-    return [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)]
-
-
-def wait_for_end(pids: list[int], timeout_s: float) -> float:
-    """Seconds until all processes have ended; fails if they live on."""
-    began = time.monotonic()
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            fd = os.pidfd_open(pid)
-            left_s = timeout_s - (time.monotonic() - began)
-            assert select.select([fd], [], [], max(0.0, left_s))[0], f"process {pid} lives on"
-            os.close(fd)
-    return time.monotonic() - began
+    return find_tokens(llm.generate(prompts, params, use_tqdm=False))
 
 
 def test_the_frontend_loads_no_torch_and_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +186,7 @@ def test_a_killed_core_is_replaced_and_leaves_nothing(llm: LLM) -> None:
     assert llm.generate("Once", params, use_tqdm=False)[0].outputs[0].token_ids == undisturbed
     killer.join()
     assert llm.generate("Once", params, use_tqdm=False)[0].outputs[0].token_ids == undisturbed
-    wait_for_end([pids["worker"]], timeout_s=2.0)
+    wait_for_end(pids["worker"], timeout_s=2.0)
     assert llm.llm_engine.facts.pids["core"] != pids["core"]
 
 
@@ -259,6 +246,7 @@ def check_that_nothing_stays(way: str) -> None:
             script.send_signal(signal.SIGINT)
         code = script.wait(timeout=2.0 + 2.0)
         assert (code == -signal.SIGINT) == (way == "ctrl-c")
-        wait_for_end(pids, timeout_s=2.0)
+        for pid in pids:
+            wait_for_end(pid, timeout_s=2.0)
     if way != "dies" and way != "hard exit":
         assert list(find_base().iterdir()) == []

@@ -5,7 +5,6 @@ Cores and worker processes look for that as they do in production; what they com
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -17,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from daemons import Daemon, fake_modules, runtime_folders, wait_for_end, wait_until
 from fake_process import MODULE
@@ -78,12 +76,8 @@ def slow_down(first: int) -> str:
     return ",".join(f"worker.execute:slow@{step}" for step in range(first, first + 100))
 
 
-def find_child(role: str, pid: int | None = None) -> psutil.Process:
-    for process in psutil.Process(pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # one that another test has left is not reaped yet
-            if role in process.cmdline():
-                return process
-    raise AssertionError(f"no {role}")
+def kill(engine: LLMEngine, role: str) -> None:
+    os.kill(engine.facts.pids[role], signal.SIGKILL)
 
 
 def run(
@@ -110,11 +104,11 @@ def run(
     ("role", "replace"),
     [
         ("worker", write_others_in_place),
-        pytest.param("engine-core", put_others, marks=pytest.mark.slow),
+        pytest.param("core", put_others, marks=pytest.mark.slow),
         pytest.param("worker", put_others, marks=pytest.mark.slow),
-        pytest.param("engine-core", write_others_in_place, marks=pytest.mark.slow),
+        pytest.param("core", write_others_in_place, marks=pytest.mark.slow),
         pytest.param("worker", Path.unlink, marks=pytest.mark.slow),
-        pytest.param("engine-core", Path.unlink, marks=pytest.mark.slow),
+        pytest.param("core", Path.unlink, marks=pytest.mark.slow),
     ],
 )
 def test_weights_that_were_replaced_are_refused_by_name_and_no_token_is_theirs(
@@ -126,7 +120,7 @@ def test_weights_that_were_replaced_are_refused_by_name_and_no_token_is_theirs(
 
     def attack() -> None:
         replace(folder / WEIGHTS)
-        find_child(role).send_signal(signal.SIGKILL)
+        kill(engine, role)
 
     try:
         want = run(engine, "before")
@@ -160,9 +154,7 @@ def test_a_real_worker_refuses_other_weights_than_were_noted_before_and_after_it
         worker.Worker(config, lambda _phase: None).start()
 
 
-@pytest.mark.parametrize(
-    "roles", [["engine-core"], pytest.param(["worker", "engine-core"], marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("roles", [["core"], pytest.param(["worker", "core"], marks=pytest.mark.slow)])
 def test_the_same_weights_from_elsewhere_cost_no_token(folder: Path, roles: list[str]) -> None:
     engine = LLMEngine.from_engine_args(EngineArgs(model=str(folder), log_level="ERROR"))
     try:
@@ -174,7 +166,7 @@ def test_the_same_weights_from_elsewhere_cost_no_token(folder: Path, roles: list
             def attack(role: str = role) -> None:
                 put_the_same(folder / WEIGHTS)
                 (folder / WEIGHTS).chmod(0o400)
-                find_child(role).send_signal(signal.SIGKILL)
+                kill(engine, role)
 
             assert run(engine, f"hit-{number}", 20, attack) == want
         assert stamp_file(folder / WEIGHTS) != noted
@@ -193,7 +185,7 @@ def test_whoever_reads_another_tokenizer_is_refused_by_name(folder: Path) -> Non
             LLM(attach=daemon.name)
         assert llm.generate([PROMPT], PARAMS, use_tqdm=False)[0].outputs[0].token_ids == want
         pid = daemon.pid
-        find_child("worker", pid).send_signal(signal.SIGKILL)
+        kill(llm.llm_engine, "worker")
         with pytest.raises(EngineDeadError, match=f"{TOKENIZER}="):
             llm.generate([PROMPT], PARAMS, use_tqdm=False)
         wait_for_end(pid, 30.0)  # it does not try again and again
@@ -314,13 +306,14 @@ def test_a_restart_after_a_replacement_starts_the_daemon_anew_and_says_why(
         assert wait_until(lambda: "it is not restarted: model.safetensors=" in read_log("anew"), 10.0)
         with LLM(attach="anew") as llm:
             assert llm.generate([PROMPT], PARAMS, use_tqdm=False)[0].error is None
+            worker = llm.llm_engine.facts.pids["worker"]
         with pytest.raises(FilesChangedError, match=WEIGHTS):
             add_engine("anew")
         (folder / "config.json").rename(folder / "config")
         assert run_command(["daemon", "restart", "anew"]) != 0
         assert find_daemon("anew") == first  # what cannot be started ends nothing
         (folder / "config").rename(folder / "config.json")
-        find_child("worker", first).send_signal(signal.SIGKILL)
+        os.kill(worker, signal.SIGKILL)
         wait_for_end(first, 30.0)
         capfd.readouterr()
         assert run_command(["ps"]) == 0
@@ -365,7 +358,7 @@ def test_the_code_of_a_logits_processor_is_one_of_the_files(
 
     def attack() -> None:
         module.write_text(PROCESSOR.replace("return None", "return 1"))
-        find_child("worker").send_signal(signal.SIGKILL)
+        kill(engine, "worker")
 
     try:
         with pytest.raises(EngineDeadError, match=r"same_logits\.py=.*is not the file"):
