@@ -35,6 +35,7 @@ TIMEOUT_S = 60.0
 # The same with fake workers, which generate for as long as they are let, slowly.
 ENDLESS_COMMAND = [sys.executable, "-m", "fake_quire"]
 ENDLESS = ("--served-model-name", "slow")
+ANSWERED = 20  # characters, more than a terminal shows of anything but an answer
 
 
 class Done(NamedTuple):
@@ -312,14 +313,14 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat_however_often_it_is_pressed(end
     since = len(chat.output)
     typed = "Tell me a story.\r\n"
     chat.type(typed.replace("\r", ""))
-    chat.wait_for_output(since + len(typed))
+    chat.wait_for_output(since + len(typed) + ANSWERED)
     chat.type("\x03")
     after = chat.read_until(">>> ", since)
     num_tokens = int(re.search(r"(\d+) out", after)[1])  # type: ignore[index]
     assert 0 < num_tokens < 2000, "it ended by itself, so nothing was stopped"
     since = len(chat.output)
     chat.type(typed.replace("\r", ""))
-    chat.wait_for_output(since + len(typed))
+    chat.wait_for_output(since + len(typed) + ANSWERED)
     chat.type("\x03\x03\x03")
     chat.read_until(">>> ", since)
     chat.press_ctrl_c_until("Ctrl-D or /bye leaves")
