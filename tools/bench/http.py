@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
@@ -32,7 +33,6 @@ _MODULE = "quire.tools.bench.http"
 _START_TIMEOUT_S = 30.0
 _RUN_TIMEOUT_S = 300.0
 _WORD = " word"
-_MODEL = "bench"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 class EndlessLLM:
-    """An AsyncLLM's face; streams take what a turn brings from collectors, as those of an AsyncLLM do."""
+    """What streaming asks of an AsyncLLM; streams take what a turn brings from collectors, as its own do."""
 
     errored = False
     is_running = True
@@ -144,8 +144,11 @@ class EndlessLLM:
         from ...ipc.protocol.messages import EngineFacts
 
         self.tokenizer = load_tokenizer(pocket_folder())
-        _BenchFacts.tokenizer = str(pocket_folder())
-        self.facts = cast(EngineFacts, _BenchFacts())
+        facts = SimpleNamespace(served_model_name="bench", tokenizer=str(pocket_folder()), chat_template=None)
+        facts.max_model_len = facts.max_num_seqs = 2**20
+        facts.vocab_size, facts.tasks = 2048, ("generate",)
+        facts.noted = None  # of files that are looked at again
+        self.facts = cast(EngineFacts, facts)
         self._live: dict[str, tuple[OutputCollector, int]] = {}
         self._turns: asyncio.Task[None] | None = None
 
@@ -161,17 +164,9 @@ class EndlessLLM:
         if self._turns is not None:
             self._turns.cancel()
 
-    async def abort(self, request_id: str) -> None:
-        """Nobody ends a stream."""
-        raise NotImplementedError
-
     def get_default_sampling_params(self) -> SamplingParams:
         """vLLM's."""
         return SamplingParams()
-
-    async def snapshot(self) -> None:
-        """Nobody looks."""
-        raise NotImplementedError
 
     def prepare_params(self, params: SamplingParams) -> PreparedParams:
         """As they are."""
@@ -206,17 +201,6 @@ class EndlessLLM:
                 collector.put(RequestOutput(request_id, None, [1], None, [completion], num_left == 1))
             await asyncio.sleep(0)  # every reader takes its output
             await asyncio.sleep(0)
-
-
-class _BenchFacts:
-    served_model_name = _MODEL
-    tokenizer = ""  # the folder
-    chat_template: str | None = None
-    max_model_len = 2**20
-    max_num_seqs = 2**20
-    vocab_size = 2048
-    tasks = ("generate",)
-    noted = None  # of files that are looked at again
 
 
 def _serve(fd: int) -> int:
