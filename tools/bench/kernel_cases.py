@@ -95,13 +95,10 @@ def _make_linear(
     format = None if narrow is None else make_online_formats(narrow, narrow).default
     stored = weight if format is None else quantize(weight, format)
     num_bytes = weight.nbytes if format is None else format.count_bytes(num_out, num_in)
-    layers, plain = (
-        [make() for _ in range(1 if is_resident else bench.count_copies(count))]
-        for count, make in (
-            (num_bytes, lambda: make_linear(stored, bias, x_dtype, is_exact)),
-            (weight.nbytes, weight.clone),
-        )
-    )
+    sizes = (num_bytes, weight.nbytes)
+    num_layers, num_plain = (1 if is_resident else bench.count_copies(count) for count in sizes)
+    plain = [weight.clone() for _ in range(num_plain)]
+    layers = [make_linear(stored, bias, x_dtype, is_exact) for _ in range(num_layers)]
     for layer in layers:
         layer.activation = activation
 
@@ -343,7 +340,7 @@ def make_encoder_cases(bench: Bench) -> Iterator[Case]:
             ("up + gelu", (hidden, ffn_size), "gelu"),
             ("down", (ffn_size, hidden), None),
         ):
-            how = {"is_resident": True, "has_bias": True, "activation": activation}
+            how: dict[str, Any] = {"is_resident": True, "has_bias": True, "activation": activation}
             yield from _make_linear(bench, name, size, (num_tokens,), dtype, **how)
         yield _make_prefill(bench, _ENCODER_ATTENTION, _NUM_PROMPTS, _PROMPT_LEN, dtype)
         yield _make_norm(bench, "T", num_tokens, hidden, dtype, is_layer_norm=True)

@@ -67,12 +67,12 @@ def list_tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     A name in the tables without `.weight` is of a weight and a bias.
     """
     head = config.get("head_dim", 0)
-    sizes = {
+    sizes: dict[str, int] = {
         "hidden": config["hidden_size"],
         "ffn": config["intermediate_size"],
         "vocab": config["vocab_size"],
         "positions": config["max_position_embeddings"],
-        "types": config.get("type_vocab_size"),
+        "types": config.get("type_vocab_size", 0),
         "head": head,
         "query": config["num_attention_heads"] * head,
         "key": config.get("num_key_value_heads", 0) * head,
