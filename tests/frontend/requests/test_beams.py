@@ -47,6 +47,7 @@ def test_a_beam_as_wide_as_all_sequences_finds_the_best_of_all(
             if token == eos or len(output) + 1 == num_tokens:
                 every[*output, token] = (total + value) / (len(output) + 1) ** penalty
     assert found == pytest.approx(dict(sorted(every.items(), key=lambda item: -item[1])[:width]))
+    assert list(found.values()) == sorted(found.values(), reverse=True)
 
 
 def run_search(table: Logprobs, search: BeamSearch, eos: list[int], num_tokens: int) -> dict[Any, float]:
