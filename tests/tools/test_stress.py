@@ -354,6 +354,13 @@ def test_a_process_that_is_dead_and_unseen_does_not_run():
     assert is_running(os.getpid())
 
 
+def test_what_a_process_has_of_children_may_be_left_out_and_nothing_else():
+    before, now = OpenFiles(40, 11, 0), OpenFiles(43, 12, 0)
+    assert now.without_children(2) == before.without_children(1)
+    assert OpenFiles(44, 12, 0).without_children(2) != before.without_children(1)
+    assert OpenFiles(43, 13, 0).without_children(2) != before.without_children(1)
+
+
 def test_sockets_and_shared_memory_are_counted_and_what_is_abandoned_is_found():
     own, others = OwnShm(), OwnShm()
     counts = count_open_files(os.getpid())

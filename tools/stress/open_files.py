@@ -20,6 +20,10 @@ class OpenFiles(msgspec.Struct, frozen=True):
     num_sockets: int  # of the fds
     num_shm: int  # segments that it has mapped
 
+    def without_children(self, num: int) -> OpenFiles:
+        """Without what this process has of so many children: a socket, a pipe and a pidfd of each."""
+        return OpenFiles(self.num_fds - 3 * num, self.num_sockets - num, self.num_shm)
+
 
 def count_open_files(pid: int) -> OpenFiles:
     """Raises OSError when there is no such process (of this user)."""

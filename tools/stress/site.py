@@ -43,6 +43,7 @@ OWN_NAME = "stress"
 NO_REPEAT = "quire.tools.stress.no_repeat:NoRepeat"  # the logits processor of an engine of one's own
 _SETTLE_TIMEOUT_S = 20.0
 _LEFTOVER_TIMEOUT_S = 3.0
+_MAX_TEXTS = 2  # text processes of an HTTP process
 _NUM_LAST_WORDS = 12  # lines of a log
 
 
@@ -179,11 +180,15 @@ class Site:
         return found
 
     def count_open_files(self) -> dict[tuple[str, int], OpenFiles]:
-        """Of every process, by role and pid."""
+        """Of every process, by role and pid; of an HTTP process without what it has of its text processes.
+
+        Of those it starts the second one when it first needs it, and keeps it.
+        """
         counts: dict[tuple[str, int], OpenFiles] = {}
         for role, pid in self.list_processes():
             with contextlib.suppress(OSError):
-                counts[role, pid] = count_open_files(pid)
+                num_texts = len(_list_children(pid)) if role == "http" else 0
+                counts[role, pid] = count_open_files(pid).without_children(min(num_texts, _MAX_TEXTS))
         return counts
 
     def read_log(self) -> str:
