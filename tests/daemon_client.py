@@ -1,4 +1,4 @@
-"""`python daemon_client.py NAME PREFIX COUNT MAX_TOKENS [NUM_SENDS]`: a client process, to be killed.
+"""`daemon_client NAME PREFIX COUNT MAX_TOKENS [NUM_SENDS]`: a client process, to be killed.
 
 Prints a line when it is attached and one when it has received tokens of every request; once all have ended,
 one with the tokens of each, as JSON. With NUM_SENDS it kills itself when its requests move to another engine
@@ -59,9 +59,11 @@ def die_at_move(num_sends: int) -> None:
     EngineSocket.send = send_and_count  # type: ignore[method-assign]
 
 
-def main(name: str, prefix: str, count: int, max_tokens: int, num_sends: int | None = None) -> None:
-    if num_sends is not None:
-        die_at_move(num_sends)
+def main() -> None:
+    name, prefix = sys.argv[1:3]
+    count, max_tokens, *num_sends = map(int, sys.argv[3:])
+    for number in num_sends:
+        die_at_move(number)
     client = attach_client(name, "script")
     print("attached", flush=True)
     tokens: dict[str, list[int]] = {}
@@ -78,7 +80,3 @@ def main(name: str, prefix: str, count: int, max_tokens: int, num_sends: int | N
             print("busy", flush=True)
     print(json.dumps(tokens), flush=True)
     client.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:3], *map(int, sys.argv[3:]))

@@ -6,18 +6,16 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
-import daemon_client
 import msgspec
 from blocking_client import BlockingClient, attach_client
 from daemon_client import make_requests
-from daemons import wait_until
+from daemons import wait_for_end, wait_until
 from fakes import expected_output, make_config
+from forked import ForkedProcess
 from quire.ipc.daemon.daemon_state import EngineState, read_state
 from quire.ipc.daemon.run_dir import find_named
 from quire.ipc.protocol.engine_views import EngineSnapshot, SchedulerStats
@@ -201,19 +199,25 @@ class Script:
     def __init__(self, name: str, prefix: str, count: int, max_tokens: int, *more: str) -> None:
         self._requests = make_requests(prefix, count, max_tokens)
         arguments = [name, prefix, str(count), str(max_tokens), *more]
-        self.process = subprocess.Popen(
-            [sys.executable, daemon_client.__file__, *arguments], stdout=subprocess.PIPE, text=True
-        )
+        reader, writer = os.pipe()
+        self._process = ForkedProcess(["daemon_client", *arguments], stdout=writer)
+        os.close(writer)
+        self._output = open(reader)  # noqa: SIM115
+        self.pid = self._process.pid
 
     def read_line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        return self._output.readline().strip()
 
     def wait_until_busy(self) -> None:
         assert [self.read_line(), self.read_line()] == ["attached", "busy"]
 
     def send_signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+        os.kill(self.pid, number)
+
+    def wait(self) -> int | None:
+        """Its exit code, once it has ended."""
+        wait_for_end(self.pid, TIMEOUT_S)
+        return self._process.wait()
 
     def assert_undisturbed(self) -> None:
         """It ends with the tokens of an undisturbed run."""
@@ -225,5 +229,8 @@ class Script:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
+        if self._process.poll() is None:
+            self.send_signal(signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._output):
+            stream.close()

@@ -19,6 +19,7 @@ import sys
 import threading
 import traceback
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -35,10 +36,10 @@ class ForkedProcess:
         self,
         args: list[str],
         *,
-        env: dict[str, str],
-        pass_fds: tuple[int, ...],
-        stdout: int | None,
-        stderr: int | None,
+        env: Mapping[str, str] = os.environ,
+        pass_fds: tuple[int, ...] = (),
+        stdout: int | None = None,
+        stderr: int | None = None,
     ) -> None:
         main = importlib.import_module(args[0]).main  # here, once for all children
         reader, writer = os.pipe()
@@ -85,7 +86,7 @@ def patch_process() -> None:
 
 
 def _begin_anew(
-    args: list[str], env: dict[str, str], pass_fds: tuple[int, ...], streams: tuple[int | None, ...]
+    args: list[str], env: Mapping[str, str], pass_fds: tuple[int, ...], streams: tuple[int | None, ...]
 ) -> None:
     gc.freeze()  # nothing of the parent's is finalized here
     os.setsid()

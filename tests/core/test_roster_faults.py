@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 NAME = "roster"
 NUM_REQUESTS = 4
-MAX_TOKENS = 60
+MAX_TOKENS = 30
 
 
 def make_told_config(num_engines: int, told: Path) -> EngineConfig:
@@ -204,7 +204,9 @@ def under_clients(stage: Callable[[], Stage]) -> Generator[Stage]:
         client.finish()
 
 
-@pytest.mark.parametrize("how", ["short", "missing", pytest.param("killed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how", ["short", *(pytest.param(how, marks=pytest.mark.slow) for how in ("missing", "killed"))]
+)
 def test_an_added_engine_that_does_not_start_is_the_rosters_alone(told: Path, how: str) -> None:
     with Daemon(NAME, make_told_config(2, told)):
         with under_clients(lambda: Stage("starting", 2, told)) as stage:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from quire.frontend.daemon import drain_engine, find_log, resume_engine
 from quire.ipc.protocol.messages import UtilityMethod
 
 MAX_DRAIN_S = 10.0  # a client that is stopped is let go within 2
-COUNT, MAX_TOKENS = 8, 400
+COUNT, MAX_TOKENS = 4, 300
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +87,12 @@ def test_a_frontend_that_is_killed_with_half_of_its_move_said_leaves_nothing(
             wait_for_tokens(loads, 50)
             drained = find_engine(client, "victim")
             drain_beside(drained, lambda: None)
-            assert victim.process.wait(TIMEOUT_S) == -signal.SIGKILL
+            assert victim.wait() == -signal.SIGKILL
             assert all(load.is_alive() for load in loads), "they had ended before"
             assert wait_until(lambda: not count_requests(client, 1 - drained, "victim"), 2.0)
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.003, 0.01])
+@pytest.mark.parametrize("delay_s", [0.0, 0.01])
 def test_a_frontend_may_be_killed_at_any_moment_of_a_drain(client: BlockingClient, delay_s: float) -> None:
     with (
         Script("pair", "victim", COUNT, MAX_TOKENS) as victim,
@@ -127,6 +126,6 @@ def test_a_stopped_frontend_that_is_killed_does_not_keep_an_engine_from_being_dr
                 assert wait_until(
                     lambda: {one.request_id[:6] for one in look(client, drained).requests} == {"victim"}, 2.0
                 )
-                os.kill(victim.process.pid, signal.SIGKILL)
+                victim.send_signal(signal.SIGKILL)
 
             drain_beside(drained, kill)

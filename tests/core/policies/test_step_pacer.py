@@ -146,10 +146,10 @@ class Timeline:
 def test_a_flood_at_most_doubles_the_median_time_to_first_token(
     prompt_len: int, duration_of: DurationOf, run_ahead: int
 ):
-    alone = Timeline(duration_of, run_ahead).send_light(12, prompt_len)
+    alone = Timeline(duration_of, run_ahead).send_light(9, prompt_len)
     flooded = Timeline(duration_of, run_ahead)
     flooded.begin_flood()
-    assert flooded.send_light(12, prompt_len) <= 2 * alone
+    assert flooded.send_light(9, prompt_len) <= 2 * alone
     assert flooded.engine.core.check_integrity() == []
 
 
@@ -157,10 +157,10 @@ def measure_rates(duration_of: DurationOf) -> tuple[float, float]:
     """The flood's tokens/s alone, and beside a light client."""
     timeline = Timeline(duration_of)
     timeline.begin_flood()
-    alone = timeline.measure_flood_rate(2.0)
+    alone = timeline.measure_flood_rate(1.0)
     timeline.send_light(5, 64)
     began, before = timeline.now, timeline.num_flood_tokens
-    timeline.send_light(10, 64)
+    timeline.send_light(6, 64)
     return alone, (timeline.num_flood_tokens - before) / (timeline.now - began)
 
 

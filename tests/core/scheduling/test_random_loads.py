@@ -13,7 +13,7 @@ from quire.ipc.spec.config import SchedulerConfig
 
 CLIENTS = (b"one", b"two", b"three")
 WORK_US = (0, 0, 50, 1000, 10_000, 30_000, 250_000)
-NUM_TURNS, MAX_TURNS = 400, 60_000
+MAX_TURNS = 60_000
 
 
 class Load:
@@ -39,9 +39,9 @@ class Load:
         self.work_us = self.engine.worker.work_us
         self.grammars = [f"start: /{i}/" for i in range(draw.choice((1, 3, 40)))]
 
-    def play(self) -> None:
-        for turn in range(NUM_TURNS):
-            if turn < 300 and self.draw.random() < 0.3:
+    def play(self, num_turns: int) -> None:
+        for turn in range(num_turns):
+            if turn < num_turns * 3 / 4 and self.draw.random() < 0.3:
                 for _ in range(self.draw.choice((1, 1, 1, 5, 20))):
                     self.engine.add(self.draw_request(), self.draw.choice(CLIENTS))
             names = list(self.work_us)
@@ -91,7 +91,9 @@ class Load:
         engine.deliver()
 
 
-@pytest.mark.parametrize("first", [0, pytest.param(1000, marks=pytest.mark.slow)])
-def test_random_loads_end_and_no_step_is_missed(first: int) -> None:
-    for seed in range(first, first + (4 if first == 0 else 500)):
-        Load(seed).play()
+@pytest.mark.parametrize(
+    ("seeds", "num_turns"), [(range(4), 120), pytest.param(range(1000, 1500), 400, marks=pytest.mark.slow)]
+)
+def test_random_loads_end_and_no_step_is_missed(seeds: range, num_turns: int) -> None:
+    for seed in seeds:
+        Load(seed).play(num_turns)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from fakes import FakeEngine, count_calls, make_request
 from fakes import make_engine as make_any_engine
+from msgspec.structs import replace
 from quire.ipc.protocol.messages import FinishReason
 
 
@@ -250,15 +251,28 @@ def test_the_next_turn_of_a_conversation_finds_prompt_and_answer(run_ahead: int)
     assert engine.core.counters.prefix_cache_hits == 32
 
 
+def test_who_goes_on_from_a_request_finds_all_that_it_left_and_the_second_copies_its_last_block():
+    engine = make_engine()
+    engine.add(replace(make_request("a", [1] * 9, max_tokens=3), is_continued=True))
+    engine.run()
+    for name in ("b", "c"):
+        request = make_request(name, [1] * 9, output=engine.tokens["a"], max_tokens=20)
+        engine.add(replace(request, is_continued=True))
+    assert engine.compute() == {"b": 1, "c": 1}
+    [(source, destination)] = engine.steps[-1].block_copies
+    assert (engine.requests["b"].block_ids[-1], engine.requests["c"].block_ids[-1]) == (source, destination)
+    engine.run()  # the worker looks at what each reads
+
+
 def test_waiting_requests_cost_a_step_nothing():
     costs = []
-    for num_waiting in (1, 5000):
+    for num_waiting in (1, 1000):
         engine = make_engine(512, max_num_seqs=16)
         for i in range(16 + num_waiting):
             engine.add(make_request(f"r{i}", [i % 900] * 4, max_tokens=100))
         engine.compute()
         costs.append(count_calls(engine))
-    assert costs[1] < costs[0] + 100  # a look at each of them would be thousands
+    assert costs[1] < costs[0] + 100  # a look at each of them would be a thousand
 
 
 def test_a_decode_inside_its_block_does_not_touch_the_cache_manager(monkeypatch: pytest.MonkeyPatch):

@@ -58,7 +58,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 
 def test_a_killed_core_costs_64_streams_no_token(daemon: Daemon) -> None:
-    with under_load(daemon.name) as loads:
+    with under_load(daemon.name, max_tokens=200) as loads:
         wait_for_tokens(loads, 500)
         os.kill(daemon.core_pid, signal.SIGKILL)
     assert daemon.num_restarts == 1
