@@ -14,10 +14,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from blocking_client import BlockingClient, make_client
+from blocking_client import make_client
 from child_fakes import FakeProcess
+from daemon_loads import ask
 from daemons import Daemon, wait_for_end, wait_until
-from fakes import expected_output, make_config, make_request
+from fakes import make_config
 from quire.core.workers.executor import ExecutorEvent, ProcessExecutor, WorkerLost
 from quire.core.workers.local_place import LocalPlace
 from quire.core.workers.worker_group import StepWatch
@@ -27,7 +28,6 @@ from quire.ipc.processes import liveness, process
 from quire.ipc.processes.liveness import Deadline
 from quire.ipc.processes.process import is_computing, is_stopped
 from quire.ipc.protocol.codec import make_step_codec
-from quire.ipc.protocol.messages import EngineCoreOutput
 from quire.ipc.protocol.sockets import connect_dealer
 from quire.ipc.protocol.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
 from quire.ipc.spec.config import EngineConfig
@@ -259,36 +259,11 @@ def test_a_worker_of_an_earlier_core_does_not_reach_the_next_one(
 # A core and its owner.
 
 
-def check_undisturbed(client: BlockingClient, config: EngineConfig) -> None:
-    """Every request ends with the tokens that it would have had."""
-    requests = [make_request(f"r-{i}", [i + 1, 2, 3], max_tokens=NUM_TOKENS) for i in range(NUM_REQUESTS)]
-    for request in requests:
-        client.add_request(request)
-    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
-    live = set(tokens)
-    while live:
-        outputs = client.get_outputs(timeout_s=10.0)
-        assert outputs, f"no output within 10 s, waiting for {sorted(live)}"
-        live -= enter(tokens, outputs)
-    for request in requests:
-        assert tokens[request.request_id] == expected_output(request, config.model.max_model_len)[0]
-
-
-def enter(tokens: dict[str, list[int]], outputs: list[EngineCoreOutput]) -> set[str]:
-    """Merge outputs by position; the ids that have ended."""
-    for output in outputs:
-        own = tokens[output.request_id]
-        assert output.start <= len(own), "a gap"
-        own[output.start :] = output.new_token_ids
-    return {output.request_id for output in outputs if output.finish_reason is not None}
-
-
 @pytest.mark.parametrize("action", ["raise", "segfault", "exit", "slow"])
 def test_a_core_that_ends_in_a_step_costs_no_token(action: str) -> None:
-    config = configure(f"core.schedule:{action}@20")
-    client = make_client(config)
+    client = make_client(configure(f"core.schedule:{action}@20"))
     pid = client.facts.pids["core"]
-    check_undisturbed(client, config)
+    ask(client, "r", NUM_REQUESTS, NUM_TOKENS)
     assert (client.facts.pids["core"] == pid) == (action == "slow")
     client.close()
 
@@ -296,28 +271,25 @@ def test_a_core_that_ends_in_a_step_costs_no_token(action: str) -> None:
 def test_a_core_that_hangs_is_killed_and_costs_no_token(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    config = configure("core.schedule:hang@20")
-    client = make_client(config)
-    check_undisturbed(client, config)
+    client = make_client(configure("core.schedule:hang@20"))
+    ask(client, "r", NUM_REQUESTS, NUM_TOKENS)
     client.close()
     assert "_submit_steps" in capfd.readouterr().err, "its stacks were not written"
 
 
 def test_a_frame_that_does_not_decode_is_asked_for_again() -> None:
-    config = configure("core.outputs_frame:corrupt@3,core.outputs_frame:corrupt@4")
-    client = make_client(config)
+    client = make_client(configure("core.outputs_frame:corrupt@3,core.outputs_frame:corrupt@4"))
     pid = client.facts.pids["core"]
-    check_undisturbed(client, config)
+    ask(client, "r", NUM_REQUESTS, NUM_TOKENS)
     assert client.facts.pids["core"] == pid
     client.close()
 
 
 def test_an_idle_client_replaces_a_core_that_was_killed_before_it_adds() -> None:
-    config = configure()
-    client = make_client(config)
+    client = make_client(configure())
     os.kill(client.facts.pids["core"], signal.SIGKILL)
     wait_for_end(client.facts.pids["core"])
-    check_undisturbed(client, config)
+    ask(client, "r", NUM_REQUESTS, NUM_TOKENS)
     client.close()
 
 

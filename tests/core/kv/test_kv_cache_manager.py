@@ -180,7 +180,7 @@ class ManagerMachine(RuleBasedStateMachine):
         assert self.manager.pool.num_free == 12
 
 
-ManagerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+ManagerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestManagerMachine = ManagerMachine.TestCase
 
 

@@ -37,7 +37,7 @@ class Timeline:
 
     duration_of: DurationOf
     run_ahead: int = 2
-    max_num_seqs: int = 128
+    max_num_seqs: int = 64
     num_flood_tokens: int = 0
     is_encoder: bool = False  # all requests ask for a vector, and nothing decodes
     first_token_s: list[float] = field(default_factory=list[float])
@@ -224,7 +224,7 @@ def test_without_the_flood_no_step_of_its_neighbour_is_late():
 
 
 def test_newcomers_without_end_leave_the_flood_every_second_step_and_each_row_its_turn():
-    timeline = Timeline(small_cpu, max_num_seqs=64)
+    timeline = Timeline(small_cpu)
     timeline.begin_flood()
     scheduler = timeline.engine.scheduler
     waits: dict[str, int] = {}
