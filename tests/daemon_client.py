@@ -23,7 +23,7 @@ from quire.ipc.protocol.request_ledger import LedgerEntry
 _LEAVE_S = 0.01  # in which what was sent leaves this process
 
 
-def make_requests(prefix: str, count: int, max_tokens: int = 200) -> list[EngineCoreRequest]:
+def make_requests(prefix: str, count: int, max_tokens: int = 100) -> list[EngineCoreRequest]:
     """The requests of the client that is called `prefix`."""
     return [
         make_request(f"{prefix}-{i}", [ord(prefix[0]), i, 3], max_tokens=max_tokens + i % 7)

@@ -171,13 +171,13 @@ class Load(threading.Thread):
         return self.outputs
 
 
-def make_loads(name: str, count: int, max_tokens: int = 200) -> list[Load]:
+def make_loads(name: str, count: int, max_tokens: int = 100) -> list[Load]:
     """Two clients with `count` requests."""
     return [Load(name, make_requests(prefix, count, max_tokens)) for prefix in ("a", "b")]
 
 
 @contextlib.contextmanager
-def under_load(name: str, count: int = 32, max_tokens: int = 300) -> Iterator[list[Load]]:
+def under_load(name: str, count: int = 32, max_tokens: int = 150) -> Iterator[list[Load]]:
     """A sync and an async client with `count` requests each; afterwards all must have ended undisturbed."""
     loads = make_loads(name, count, max_tokens)
     for load in loads:

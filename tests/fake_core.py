@@ -6,7 +6,7 @@ After "once-fails" the next worker does not start, after "once-failsalways" none
 "missing" fails the start, "refused-later" every start but the first, "unready" never gets a worker; "told"
 does what is in the file `model`: "missing", "short" of memory, "killed", "older" than its clients, or
 "unready" until it says something else; with "shrinks" the first core's second worker has fewer blocks;
-"paced" waits 2 ms a step, so that there is time to do something to it. In the role of a supervisor it is the
+"paced" waits 4 ms a step, so that there is time to do something to it. In the role of a supervisor it is the
 real one, over fake cores, which it forks.
 """
 
@@ -33,7 +33,7 @@ from quire.ipc.protocol.step import SchedulerOutput, WorkerFailed, WorkerProgres
 from quire.ipc.spec.config import EngineConfig
 
 NUM_BLOCKS = 256
-STEP_TIME_S = 0.002
+STEP_TIME_S = 0.004
 LATE_STEPS = 4
 
 

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 NAME = "roster"
 NUM_REQUESTS = 4
-MAX_TOKENS = 30
+MAX_TOKENS = 20
 
 
 def make_told_config(num_engines: int, told: Path) -> EngineConfig:

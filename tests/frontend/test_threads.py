@@ -20,7 +20,7 @@ TIMEOUT_S = 20.0
 
 
 def start(name: str = "quick") -> LLM:
-    """An LLM whose core is real and whose worker is not; "paced" takes 2 ms a step."""
+    """An LLM whose core is real and whose worker is not; "paced" takes its time for a step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
         patch.setattr(engines, "CORE_MODULE", "fake_core")

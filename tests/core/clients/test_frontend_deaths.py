@@ -18,7 +18,7 @@ from quire.frontend.daemon import drain_engine, find_log, resume_engine
 from quire.ipc.protocol.messages import UtilityMethod
 
 MAX_DRAIN_S = 10.0  # a client that is stopped is let go within 2
-COUNT, MAX_TOKENS = 4, 300
+COUNT, MAX_TOKENS = 4, 150
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_a_frontend_that_is_killed_with_half_of_its_move_said_leaves_nothing(
     with Script("pair", "victim", COUNT, MAX_TOKENS, str(num_sends)) as victim:
         victim.wait_until_busy()
         with under_load("pair", COUNT, MAX_TOKENS) as loads:
-            wait_for_tokens(loads, 50)
+            wait_for_tokens(loads, 25)
             drained = find_engine(client, "victim")
             drain_beside(drained, lambda: None)
             assert victim.wait() == -signal.SIGKILL
@@ -101,7 +101,7 @@ def test_a_frontend_may_be_killed_at_any_moment_of_a_drain(client: BlockingClien
         victim.wait_until_busy()
         other.wait_until_busy()
         with under_load("pair", COUNT, MAX_TOKENS) as loads:
-            wait_for_tokens(loads, 50)
+            wait_for_tokens(loads, 25)
 
             def kill() -> None:
                 threading.Event().wait(delay_s)
@@ -117,7 +117,7 @@ def test_a_stopped_frontend_that_is_killed_does_not_keep_an_engine_from_being_dr
     with Script("pair", "victim", COUNT, MAX_TOKENS) as victim:
         victim.wait_until_busy()
         with under_load("pair", COUNT, MAX_TOKENS) as loads:
-            wait_for_tokens(loads, 50)
+            wait_for_tokens(loads, 25)
             victim.send_signal(signal.SIGSTOP)
             drained = find_engine(client, "victim")
 

@@ -75,7 +75,7 @@ def read_client_pids(client: BlockingClient) -> set[int]:
 
 
 def test_a_killed_clients_requests_are_gone(daemon: Daemon, client: BlockingClient) -> None:
-    with Script(daemon.name, "victim", 8, 450) as victim, Script(daemon.name, "other", 8, 200) as other:
+    with Script(daemon.name, "victim", 8, 225) as victim, Script(daemon.name, "other", 8, 100) as other:
         victim.wait_until_busy()
         other.wait_until_busy()
         victim.send_signal(signal.SIGKILL)
@@ -89,7 +89,7 @@ def test_a_killed_clients_requests_are_gone(daemon: Daemon, client: BlockingClie
 def test_a_stopped_client_is_let_go_and_ends_with_the_right_tokens_when_it_goes_on(
     daemon: Daemon, client: BlockingClient
 ) -> None:
-    with Script(daemon.name, "stopped", 6, 450) as stopped, Script(daemon.name, "other", 4, 200) as other:
+    with Script(daemon.name, "stopped", 6, 225) as stopped, Script(daemon.name, "other", 4, 100) as other:
         stopped.wait_until_busy()
         other.wait_until_busy()
         stopped.send_signal(signal.SIGSTOP)
@@ -109,7 +109,7 @@ def test_a_client_that_does_not_read_is_owed_little_and_loses_nothing(
         ask(slow, "warm", 64, 40)
         before = core.memory_info().rss
         slow.add_requests(requests)
-        ask(client, "fast", 8, 100)
+        ask(client, "fast", 8, 50)
         assert wait_until(lambda: is_idle(client), 20.0)  # all are done, and none of it has been read
         assert next(view.num_unsent for view in look(client).clients if view.kind == "slow") <= 1000
         assert core.memory_info().rss - before < 32e6
@@ -123,7 +123,7 @@ def test_what_a_client_asks_and_never_reads_is_bounded(daemon: Daemon, client: B
         with contextlib.suppress(TimeoutError):  # nothing more goes through
             for _ in range(10000):
                 raw.sendall(make_message(b"\xee" + b"x" * 200))
-        ask(client, "fast", 4, 50)
+        ask(client, "fast", 4, 25)
         seen: list[int] = []
 
         def has_all_it_may() -> bool:
@@ -144,7 +144,7 @@ def test_a_flood_whose_sender_leaves_does_not_end_the_core(daemon: Daemon, clien
         for _ in range(4000):
             rude.send(b"\xee" + b"x" * 64)
             rude.send_multipart(question)
-        ask(client, "fast", 4, 50)
+        ask(client, "fast", 4, 25)
     began = time.monotonic()
     assert wait_until(lambda: time.monotonic() - began > 0.6, 2.0)
 
@@ -239,7 +239,7 @@ def test_requests_that_no_frontend_would_send_end_with_an_error(
 
 
 def test_a_live_id_of_another_client_is_refused_and_its_owner_undisturbed(daemon: Daemon) -> None:
-    with Script(daemon.name, "owner", 2, 300) as owner:
+    with Script(daemon.name, "owner", 2, 150) as owner:
         owner.wait_until_busy()
         with meet(daemon) as thief:
             thief.attach()

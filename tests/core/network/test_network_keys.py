@@ -70,7 +70,7 @@ def test_other_files_cost_nobody_a_token_though_the_core_is_killed_then(
 ) -> None:
     assert callable(change)
     with attach(daemon, copy) as client:
-        requests = make_requests("runs", 4, 300)
+        requests = make_requests("runs", 4, 150)
         client.add_requests(requests)
         outputs = collect_some(client)
         change(keys)

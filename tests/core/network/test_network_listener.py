@@ -107,7 +107,7 @@ def is_closed(raw: socket.socket) -> bool:
 def test_clients_of_both_kinds_get_the_same_tokens(daemon: Daemon, neighbour: BlockingClient) -> None:
     with contextlib.closing(attach_client(daemon.name, "test")) as local:
         for client, prefix in ((neighbour, "far"), (local, "near")):
-            ask(client, prefix, max_tokens=200)
+            ask(client, prefix, max_tokens=100)
     assert neighbour.facts.model == "remote"  # no path of that machine
 
 
@@ -169,7 +169,7 @@ def test_a_remote_client_is_no_supervisor_and_resets_nothing(daemon: Daemon, key
 
 def test_a_connection_that_is_cut_loses_no_token(proxy: TcpProxy, keys: Path) -> None:
     with attach(f"tcp://127.0.0.1:{proxy.port}", keys) as client:
-        requests = make_requests("cut", 4, 300)
+        requests = make_requests("cut", 4, 150)
         client.add_requests(requests)
         outputs: Outputs = {}
         for num_before in (1, 2, 3):
@@ -190,7 +190,7 @@ def test_a_connection_that_falls_silent_is_noticed_on_both_sides(
         contextlib.closing(attach_client(daemon.name, "test")) as local,
     ):
         slow.sendall(GREETING[:11])
-        requests = make_requests("silent", 4, 480)
+        requests = make_requests("silent", 4, 240)
         client.add_requests(requests)
         outputs = collect_some(client)
         proxy.strand()

@@ -23,7 +23,7 @@ from daemons import Daemon, wait_until
 from quire.frontend.daemon import add_engine, drain_engine, remove_engine, restart_engine, resume_engine
 from quire.ipc.errors import DaemonError
 
-MAX_TOKENS = 400
+MAX_TOKENS = 200
 
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -43,7 +43,7 @@ def test_engines_that_are_lost_together_cost_no_token(
     three: str, lost: tuple[int, ...], number: signal.Signals
 ) -> None:
     with under_load(three, 6, MAX_TOKENS) as loads:
-        wait_for_tokens(loads, 50)
+        wait_for_tokens(loads, 25)
         strike(three, *lost, number=number)
     assert [engine.num_restarts for engine in wait_for_engines(three).values()] == [
         int(index in lost) for index in range(3)
@@ -52,7 +52,7 @@ def test_engines_that_are_lost_together_cost_no_token(
 
 def test_an_engine_is_drained_and_removed_while_it_is_away(three: str) -> None:
     with under_load(three, 6, MAX_TOKENS) as loads:
-        wait_for_tokens(loads, 50)
+        wait_for_tokens(loads, 25)
         strike(three, 1, 2)
         drain_engine(three, 1, TIMEOUT_S)
         assert read_engines(three)[1].state == "drained"
@@ -64,7 +64,7 @@ def test_an_engine_is_drained_and_removed_while_it_is_away(three: str) -> None:
 
 def test_an_engine_is_added_in_a_failover_and_takes_what_all_others_had(three: str) -> None:
     with under_load(three, 6, MAX_TOKENS) as loads:
-        wait_for_tokens(loads, 50)
+        wait_for_tokens(loads, 25)
         strike(three, 0, 1, 2, number=signal.SIGSTOP)
         assert add_engine(three, TIMEOUT_S) == 3
         for index in range(3):
@@ -74,7 +74,7 @@ def test_an_engine_is_added_in_a_failover_and_takes_what_all_others_had(three: s
 
 def test_the_only_engine_that_serves_is_lost_while_the_others_drain(three: str) -> None:
     with under_load(three, 6, MAX_TOKENS) as loads:
-        wait_for_tokens(loads, 50)
+        wait_for_tokens(loads, 25)
         for index in (1, 2):
             drain_engine(three, index, TIMEOUT_S)
         strike(three, 0)
@@ -139,7 +139,7 @@ def test_whatever_comes_together_costs_no_token(
     ]
     try:
         with under_load(three, 12, MAX_TOKENS) as loads:
-            wait_for_tokens(loads, 20)
+            wait_for_tokens(loads, 10)
             for thread in threads:
                 thread.start()
             is_over.wait(4.0)

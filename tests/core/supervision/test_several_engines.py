@@ -48,7 +48,7 @@ def client() -> Iterator[BlockingClient]:
     client.close()
 
 
-def make_requests(prefix: str, count: int, max_tokens: int = 100) -> list[EngineCoreRequest]:
+def make_requests(prefix: str, count: int, max_tokens: int = 50) -> list[EngineCoreRequest]:
     return [make_request(f"{prefix}-{i}", [i + 1, 2, 3], max_tokens=max_tokens) for i in range(count)]
 
 
@@ -66,7 +66,7 @@ def test_requests_are_shared_and_end_with_their_tokens(client: BlockingClient) -
     client.add_requests(requests)
     finish(client, requests)
     assert count_generated(client) == {0: 400, 1: 400}
-    client.add_request(make_request("long", [1, 2], max_tokens=400))
+    client.add_request(make_request("long", [1, 2], max_tokens=200))
     client.abort_requests(["long"])
     assert str(collect(client, {"long"})["long"][-1].finish_reason) == "abort"
 
@@ -74,7 +74,7 @@ def test_requests_are_shared_and_end_with_their_tokens(client: BlockingClient) -
 def test_a_killed_engines_requests_go_on_in_the_other_and_it_is_used_again(client: BlockingClient) -> None:
     requests = make_requests("r", 40)
     client.add_requests(requests)
-    outputs = collect_some(client, 200)
+    outputs = collect_some(client, 100)
     kill_core(client, 1)
     finish(client, requests, outputs)
     deadline = time.monotonic() + TIMEOUT_S
@@ -104,7 +104,7 @@ def test_a_call_ends_with_its_engine_and_one_of_any_is_made_of_another(client: B
 def test_a_request_that_kills_cores_is_convicted_after_as_many_as_with_one_engine(
     client: BlockingClient, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    requests = make_requests("r", 20, max_tokens=50)
+    requests = make_requests("r", 20, max_tokens=25)
     client.add_requests([*requests, make_request("crash-1", [55, 66, 77])])
     outputs = collect(client, {request.request_id for request in requests} | {"crash-1"})
     assert outputs["crash-1"][-1].error_code is ErrorCode.POISON_REQUEST
@@ -119,11 +119,11 @@ def test_an_engine_that_is_lost_for_good_leaves_the_others_until_the_last() -> N
     try:
         requests = make_requests("r", 20)
         client.add_requests(requests)
-        outputs = collect_some(client, 100)
+        outputs = collect_some(client, 50)
         kill_core(client, 0)
         finish(client, requests, outputs)
         assert list(client.engines) == [1]
-        client.add_request(make_request("last", [1], max_tokens=300))
+        client.add_request(make_request("last", [1], max_tokens=150))
         kill_core(client, 1)
         with pytest.raises(EngineDeadError, match="once in 60 s"):
             collect(client, {"last"})

@@ -118,8 +118,8 @@ def test_a_drained_engine_ends_what_it_has_and_takes_requests_again_when_told(pa
 
 def test_streams_go_on_elsewhere_when_their_engine_is_killed_or_drained(pair: str) -> None:
     before = read_engines(pair)
-    with under_load(pair, 6, 480) as loads:
-        wait_for_tokens(loads, 50)
+    with under_load(pair, 6, 240) as loads:
+        wait_for_tokens(loads, 25)
         drain_engine(pair, 1, TIMEOUT_S)
         assert all(load.is_alive() for load in loads), "it was drained though its streams had not ended"
         resume_engine(pair, 1, TIMEOUT_S)
@@ -134,7 +134,7 @@ def test_a_restart_rolls_while_one_engine_serves_at_any_time(pair: str) -> None:
     restart = threading.Thread(target=restart_engine, args=(pair, TIMEOUT_S))
     seen: set[tuple[str, ...]] = set()
     with under_load(pair, 8) as loads:
-        wait_for_tokens(loads, 50)
+        wait_for_tokens(loads, 25)
         restart.start()
         while restart.is_alive():
             seen.add(tuple(engine.state for engine in read_engines(pair).values()))
@@ -176,8 +176,8 @@ def test_streams_of_an_only_engine_go_on_at_one_that_takes_its_place(
 ) -> None:
     caplog.set_level(logging.INFO, logger="quire.frontend.client")
     with Daemon("only", make_group_config(1)):
-        with under_load("only", 4, 300) as loads:
-            wait_for_tokens(loads, 20)
+        with under_load("only", 4, 150) as loads:
+            wait_for_tokens(loads, 10)
             assert add_engine("only", TIMEOUT_S) == 1
             remove_engine("only", 0, TIMEOUT_S)
             assert list(read_engines("only")) == [1]

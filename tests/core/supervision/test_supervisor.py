@@ -58,8 +58,8 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 
 def test_a_killed_core_costs_64_streams_no_token(daemon: Daemon) -> None:
-    with under_load(daemon.name, max_tokens=200) as loads:
-        wait_for_tokens(loads, 500)
+    with under_load(daemon.name, max_tokens=100) as loads:
+        wait_for_tokens(loads, 250)
         os.kill(daemon.core_pid, signal.SIGKILL)
     assert daemon.num_restarts == 1
     with contextlib.closing(attach_client(daemon.name, "test")) as client:
@@ -70,9 +70,9 @@ def test_a_killed_core_costs_64_streams_no_token(daemon: Daemon) -> None:
 @pytest.mark.slow
 def test_a_core_killed_five_times_at_any_moment_costs_no_token(daemon: Daemon) -> None:
     rng = random.Random(7)
-    with under_load(daemon.name, 16, 400) as loads:
+    with under_load(daemon.name, 16, 200) as loads:
         for number in range(MAX_LOSSES):
-            at = sum(load.num_tokens for load in loads) + rng.randrange(1, 600)
+            at = sum(load.num_tokens for load in loads) + rng.randrange(1, 300)
             wait_until(lambda at=at: sum(load.num_tokens for load in loads) >= at, 0.5 * rng.random())
             os.kill(daemon.core_pid, signal.SIGKILL)
             assert wait_until(lambda number=number: daemon.num_restarts > number, TIMEOUT_S)
@@ -202,7 +202,7 @@ def test_a_restart_that_is_refused_ends_the_daemon_with_the_cause(tmp_path: Path
 
 def test_sighup_restarts_the_engine_and_costs_no_token(daemon: Daemon) -> None:
     with under_load(daemon.name, 8) as loads:
-        wait_for_tokens(loads, 100)
+        wait_for_tokens(loads, 50)
         before = daemon.core_pid
         restart_engine(daemon.name, TIMEOUT_S)
         assert daemon.core_pid != before
@@ -224,12 +224,12 @@ def test_a_restart_between_two_starts_begins_at_once(daemon: Daemon) -> None:
 def test_a_killed_supervisor_ends_everything_and_clients_are_told(daemon: Daemon) -> None:
     core_pid = daemon.core_pid
     loads = [
-        Load(daemon.name, make_requests("sync", 8, 400)),
-        Load(daemon.name, make_requests("a", 8, 400)),
+        Load(daemon.name, make_requests("sync", 8, 200)),
+        Load(daemon.name, make_requests("a", 8, 200)),
     ]
     for load in loads:
         load.start()
-    wait_for_tokens(loads, 100)
+    wait_for_tokens(loads, 50)
     os.kill(daemon.pid, signal.SIGKILL)
     for load in loads:
         with pytest.raises(EngineDeadError, match="'paced'"):
@@ -307,7 +307,7 @@ def test_a_closed_attached_client_says_so(daemon: Daemon) -> None:
 
 def test_a_daemon_whose_directory_is_deleted_goes_on_and_is_found_again(daemon: Daemon) -> None:
     with under_load(daemon.name, 8) as loads:
-        wait_for_tokens(loads, 100)
+        wait_for_tokens(loads, 50)
         shutil.rmtree(find_named(daemon.name).parent)
         with pytest.raises(DaemonError, match=f"is running already .pid {daemon.pid}."):
             start_daemon(daemon.name, PACED)
