@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -112,6 +112,11 @@ class FakeEngine:
         self.tokens.setdefault(request.request_id, decode_token_ids(request.output_token_ids))
         self.core.add_request(client, request)
         self.deliver()
+
+    def add_all(self, requests: Iterable[EngineCoreRequest]) -> None:
+        """Add these in their order."""
+        for request in requests:
+            self.add(request)
 
     def launch(self) -> SchedulerOutput | None:
         """Schedule one step and send it."""

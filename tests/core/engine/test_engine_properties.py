@@ -300,8 +300,7 @@ def test_a_pool_so_small_that_requests_are_preempted_changes_no_token(run_ahead:
         )
         for i in range(130)
     ]
-    for request in requests:
-        engine.add(request)
+    engine.add_all(requests)
     engine.run()
     assert engine.core.counters.num_preemptions > 10
     engine.check_undisturbed(requests)

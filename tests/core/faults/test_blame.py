@@ -37,8 +37,7 @@ def test_exactly_the_poison_requests_among_64_fail(poisoned: list[int], run_ahea
     engine = make_engine(run_ahead=run_ahead, policy=policy)
     requests = make_requests(64)
     engine.worker.poisoned.update(f"r{i}" for i in poisoned)
-    for request in requests:
-        engine.add(request)
+    engine.add_all(requests)
     engine.run()
     for i in poisoned:
         assert_convicted(engine, f"r{i}")
@@ -49,8 +48,7 @@ def test_exactly_the_poison_requests_among_64_fail(poisoned: list[int], run_ahea
 def test_a_step_that_fails_once_fails_nobody() -> None:
     engine = make_engine()
     requests = make_requests(20)
-    for request in requests:
-        engine.add(request)
+    engine.add_all(requests)
     engine.turn()
     engine.worker.fail_next = "a hiccup"
     engine.run()
@@ -61,12 +59,10 @@ def test_requests_that_come_or_go_during_the_search_are_served_and_ended() -> No
     engine = make_engine()
     requests = make_requests(32)
     engine.worker.poisoned.add("r20")
-    for request in requests:
-        engine.add(request)
+    engine.add_all(requests)
     engine.turn()  # the step fails, the search begins
     late = make_requests(40)[36:]
-    for request in late:
-        engine.add(request)
+    engine.add_all(late)
     engine.core.abort_requests(b"client", ["r0", "r1", "r30", "r37"])  # under test, parked, just arrived
     engine.deliver()
     assert engine.core.check_integrity() == []
@@ -82,8 +78,7 @@ def test_a_whole_group_that_is_aborted_makes_way_for_the_next() -> None:
     engine = make_engine()
     requests = make_requests(4)
     engine.worker.poisoned.add("r3")
-    for request in requests:
-        engine.add(request)
+    engine.add_all(requests)
     engine.turn()
     engine.core.abort_requests(b"client", ["r0", "r1"])  # the first half
     engine.deliver()
@@ -95,8 +90,7 @@ def test_a_whole_group_that_is_aborted_makes_way_for_the_next() -> None:
 def test_a_worker_that_is_killed_now_and_then_convicts_nobody() -> None:
     engine = make_engine()
     requests = make_requests(8, max_tokens=40)
-    for request in requests:
-        engine.add(request)
+    engine.add_all(requests)
     for _ in range(12):
         engine.turn()
         engine.turn()
@@ -130,12 +124,13 @@ def test_requests_are_blamed_for_the_last_death_that_is_not_the_workers_own_and_
 def test_a_request_that_kills_workers_fails_alone(num_others: int) -> None:
     engine = make_engine()
     others = make_requests(num_others)
-    for request in [
-        *others[: num_others // 2],
-        make_request("lethal", [9, 9], max_tokens=5),
-        *others[num_others // 2 :],
-    ]:
-        engine.add(request)
+    engine.add_all(
+        [
+            *others[: num_others // 2],
+            make_request("lethal", [9, 9], max_tokens=5),
+            *others[num_others // 2 :],
+        ]
+    )
     num_deaths = 0
     while "lethal" not in engine.finals:
         while engine.launch() is not None:
@@ -164,8 +159,7 @@ def test_who_kills_late_in_each_life_of_a_worker_fails_within_the_engines_budget
     engine, budget = make_engine(), RestartBudget(MAX_WORKER_LOSSES)
     others = make_requests(num_others, max_tokens=100)
     lethal = [make_request(f"lethal{i}", [9, i + 1], max_tokens=100) for i in range(num_lethal)]
-    for request in (*others, *lethal):
-        engine.add(request)
+    engine.add_all((*others, *lethal))
     num_steps: dict[str, int] = {}  # that each was in since the worker's start
     num_deaths = 0
     while engine.core.num_unfinished:
@@ -205,8 +199,7 @@ def test_those_who_wait_cost_a_search_nothing(policy: str) -> None:
     costs: list[int] = []
     for num_waiting in (1, 1000):
         engine = make_engine(policy=policy, run_ahead=1)
-        for request in make_requests(64 + num_waiting):
-            engine.add(request)
+        engine.add_all(make_requests(64 + num_waiting))
         engine.turn()
         cost = 0
         for _ in range(2):  # the search begins, and its first group is halved
@@ -231,8 +224,7 @@ def test_whatever_happens_during_a_search_every_request_ends_once(
     engine = make_engine()
     engine.worker.poisoned.update(f"r{i}" for i in poisoned)
     requests = make_requests(num_requests)
-    for request in requests:
-        engine.add(request)
+    engine.add_all(requests)
     for place, turn in enumerate(turns):
         if turn == "turn":
             engine.turn()
@@ -526,8 +518,7 @@ def test_whoever_hangs_and_when_exactly_those_end(count: int, culprits: dict[int
 def test_who_is_not_suspected_runs_as_long_as_it_was_held_up_before_the_next_test() -> None:
     engine = make_engine()
     suspects, late = make_requests(2), make_request("late", [5, 5], max_tokens=60)
-    for request in suspects:
-        engine.add(request)
+    engine.add_all(suspects)
     engine.launch()
     engine.lose_worker(is_overdue=True)
     held_since = engine.clock()

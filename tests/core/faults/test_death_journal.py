@@ -54,12 +54,10 @@ def resumed(name: str, num_attempts: int) -> EngineCoreRequest:
 def test_suspects_run_alone_one_after_the_other_and_then_everybody() -> None:
     engine = FakeEngine(make_config(), 64)
     requests = [resumed(f"r{i}", SUSPECT_ATTEMPTS if i in (1, 4) else i % SUSPECT_ATTEMPTS) for i in range(6)]
-    for request in requests[:3]:
-        engine.add(request)
+    engine.add_all(requests[:3])
     alone = [engine.core.blame.alone]
     engine.turn()
-    for request in requests[3:]:
-        engine.add(request)
+    engine.add_all(requests[3:])
     while engine.core.num_unfinished:
         if engine.core.blame.alone is not None:
             alone.append(engine.core.blame.alone)

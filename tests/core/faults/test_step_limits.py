@@ -39,11 +39,6 @@ def make_engine(**scheduler: Any) -> tuple[FakeEngine, ShortWorker]:
     return engine, worker
 
 
-def add_all(engine: FakeEngine, requests: list[EngineCoreRequest]) -> None:
-    for request in requests:
-        engine.add(request)
-
-
 def make_requests(count: int, prompt_length: int = 30) -> list[EngineCoreRequest]:
     return [make_request(f"r{i}", [i, *range(prompt_length)], max_tokens=40) for i in range(count)]
 
@@ -58,7 +53,7 @@ def test_a_batch_that_does_not_fit_is_made_smaller_and_nobody_fails(
     engine, worker = make_engine(policy=policy, run_ahead=run_ahead)
     worker.capacity = capacity
     requests = make_requests(24)
-    add_all(engine, requests)
+    engine.add_all(requests)
     engine.run()
     assert worker.num_shortages > 0
     engine.check_undisturbed(requests)
@@ -68,13 +63,13 @@ def test_steps_grow_again_when_there_is_memory_again() -> None:
     engine, worker = make_engine()
     worker.capacity = 8
     requests = make_requests(24)
-    add_all(engine, requests)
+    engine.add_all(requests)
     while worker.num_shortages < 5:
         engine.turn()
     assert engine.core.failures.step_limits[0] <= 8
     worker.capacity = 1 << 30
     requests += [make_request(f"late{i}", [i, i, 3], max_tokens=100) for i in range(300)]
-    add_all(engine, requests[24:])
+    engine.add_all(requests[24:])
     engine.run()
     assert engine.core.failures.step_limits == (256, 64)
     assert worker.num_shortages == 5
@@ -87,7 +82,7 @@ def test_only_the_requests_that_never_fit_fail_with_their_own_code(splits: bool,
     engine, worker = make_engine(policy=policy, enable_chunked_prefill=splits)
     worker.hungry = frozenset({"r3", "r17"})
     requests = make_requests(24)
-    add_all(engine, requests)
+    engine.add_all(requests)
     engine.run()
     for name in worker.hungry:
         final = engine.finals[name]
@@ -100,7 +95,7 @@ def test_a_shortage_during_a_search_for_a_poison_request_convicts_nobody_else() 
     engine, worker = make_engine()
     worker.poisoned.add("r5")
     requests = make_requests(16)
-    add_all(engine, requests)
+    engine.add_all(requests)
     engine.turn()
     worker.capacity = 6
     engine.run()

@@ -75,7 +75,7 @@ def test_other_files_cost_nobody_a_token_though_the_core_is_killed_then(
         outputs = collect_some(client)
         change(keys)
         with attach(daemon, copy) as late:
-            ask(late, "late")
+            ask(late, "newcomer")
         os.kill(daemon.core_pid, signal.SIGKILL)
         finish(client, requests, outputs)
         with attach(daemon, copy) as later:

@@ -102,10 +102,10 @@ class Core:
 
     @property
     def live(self) -> set[str]:
-        return set(self.engine.core._requests)
+        return set(self.engine.requests)
 
     def find(self, request_id: str) -> Request:
-        return self.engine.core._requests[request_id]
+        return self.engine.requests[request_id]
 
 
 def hello(weight: float = 1.0) -> Hello:

@@ -79,7 +79,9 @@ def test_a_policy_may_hold_requests_back_note_what_it_wants_and_say_why(monkeypa
 @pytest.mark.parametrize("policy", list(POLICIES.values()))
 def test_while_a_cohort_runs_everybody_else_is_parked(policy: type[Policy[RequestQueue]]):
     engine = FakeEngine(make_config(), 32)
-    parts: Policy[RequestQueue] = policy(RunningBatch(SchedulerConfig(), engine.core._manager), engine.clock)
+    parts: Policy[RequestQueue] = policy(
+        RunningBatch(SchedulerConfig(), engine.scheduler.batch.manager), engine.clock
+    )
     for place in range(8):
         engine.add(make_request(f"r{place}", [place], tenant="ab"[place % 2]))
     requests = list(engine.requests.values())

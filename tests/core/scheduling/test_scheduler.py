@@ -281,6 +281,6 @@ def test_a_decode_inside_its_block_does_not_touch_the_cache_manager(monkeypatch:
         engine.add(make_request(f"r{i}", [i] * 9, max_tokens=50))
     engine.compute()
     for name in ("grow", "index_full_blocks", "find_prefix", "allocate", "free"):
-        monkeypatch.setattr(type(engine.core._manager), name, None)
+        monkeypatch.setattr(type(engine.scheduler.batch.manager), name, None)
     for _ in range(5):  # tokens 11 to 15; the 16th completes the second block
         assert engine.compute() == {f"r{i}": 1 for i in range(8)}

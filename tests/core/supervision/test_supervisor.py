@@ -93,12 +93,12 @@ def test_a_request_added_while_there_is_no_core_waits_for_it(daemon: Daemon) -> 
     with contextlib.closing(attach_client(daemon.name, "test")) as client:
         os.kill(daemon.core_pid, signal.SIGKILL)
         wait_for_end(client.facts.pids["core"])
-        requests = make_requests("late", 5, 20)
+        requests = make_requests("waits", 5, 20)
         client.add_requests(requests)
-        client.abort_requests(["late-4"])
+        client.abort_requests(["waits-4"])
         outputs = collect(client, {request.request_id for request in requests})
         assert_undisturbed(requests[:4], outputs)
-        assert str(outputs["late-4"][-1].finish_reason) == "abort"
+        assert str(outputs["waits-4"][-1].finish_reason) == "abort"
         assert read_stats(client).generation_tokens_total <= 5 * 30
 
 
