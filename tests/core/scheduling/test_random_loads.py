@@ -92,7 +92,8 @@ class Load:
 
 
 @pytest.mark.parametrize(
-    ("seeds", "num_turns"), [(range(6, 10), 120), pytest.param(range(1000, 1500), 400, marks=pytest.mark.slow)]
+    ("seeds", "num_turns"),
+    [(range(6, 10), 120), pytest.param(range(1000, 1500), 400, marks=pytest.mark.slow)],
 )
 def test_random_loads_end_and_no_step_is_missed(seeds: range, num_turns: int) -> None:
     for seed in seeds:
