@@ -93,3 +93,15 @@ def test_the_check_names_a_leaked_and_a_doubly_owned_block():
     assert any(f"block {a}" in problem for problem in pool.check(Counter([b])))
     assert any(f"block {b}" in problem for problem in pool.check(Counter([a, b, b])))
     assert not pool.check(Counter([a, b]))
+
+
+def test_an_unregistered_block_is_not_found_and_is_taken_first():
+    pool = BlockPool(2)
+    a, b = pool.take(2)
+    pool.register(a, b"a")
+    pool.register(b, b"b")
+    pool.release([a, b])
+    pool.unregister(b)
+    pool.unregister(b)
+    assert pool.find(b"b") is None
+    assert pool.take(1) == [b]
