@@ -591,17 +591,17 @@ TABLE: list[Line] = [
 
 
 def list_cases(kind: str = "all") -> list[Any]:
-    """A pytest.param of each case: who makes it, and of what.
+    """A pytest.param of each line, implementation and type: its cases, each who makes it and of what.
 
     `kind`: all, those that are computed by parts, or the last of these in each line.
     """
     params: list[Any] = []
-    for make, implementations, dtypes, points, num_by_parts in TABLE:
+    for number, (make, implementations, dtypes, points, num_by_parts) in enumerate(TABLE):
         count = {"all": len(points), "by parts": num_by_parts, "last": min(1, num_by_parts)}[kind]
-        for implementation, dtype in cross(implementations, dtypes):
+        for implementation, dtype in cross(implementations, dtypes) if count else ():
             if make is narrow_linear and (implementation, dtype) == ("TILE", F32):
                 continue  # what is packed for AMX goes with bfloat16
-            for point in points[len(points) - count :]:
-                texts = [make.__name__, implementation, str(dtype).removeprefix("torch."), *map(str, point)]
-                params.append(pytest.param((make, implementation, dtype, *point), id="-".join(texts)))
+            cases = [(make, implementation, dtype, *point) for point in points[len(points) - count :]]
+            name = f"{make.__name__}-{implementation}-{str(dtype).removeprefix('torch.')}-{number}"
+            params.append(pytest.param(cases, id=name))
     return params

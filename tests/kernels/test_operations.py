@@ -46,45 +46,64 @@ def require(implementation: str, library: ctypes.CDLL) -> None:
 
 
 @pytest.fixture
-def case(request: pytest.FixtureRequest, library: ctypes.CDLL) -> OpCase:
-    make, implementation, *arguments = request.param
-    require(implementation, library)
-    return make(implementation, *arguments)
+def cases(request: pytest.FixtureRequest, library: ctypes.CDLL) -> list[tuple[Any, ...]]:
+    require(request.param[0][1], library)
+    return request.param
 
 
-@pytest.mark.parametrize("case", list_cases(), indirect=True)
-def test_an_operation_gives_what_its_reference_does(case: OpCase) -> None:
-    for actual, expected, bound in zip(case.run(), case.expected, case.bounds, strict=True):
-        assert actual.dtype in (expected.dtype, case.rows[0].dtype)
-        if isinstance(bound, float) and bound == 0.0:
-            assert torch.equal(actual, expected.to(actual.dtype))
-        else:
-            assert_within(actual.double(), expected.double(), bound)
+def check_all(cases: list[tuple[Any, ...]], check: Callable[[OpCase], object]) -> None:
+    """Each case; what fails says which it is of."""
+    for make, *arguments in cases:
+        try:
+            check(make(*arguments))
+        except Exception as error:
+            error.add_note(f"{make.__name__} of {arguments}")
+            raise
+
+
+@pytest.mark.parametrize("cases", list_cases(), indirect=True)
+def test_an_operation_gives_what_its_reference_does(cases: list[tuple[Any, ...]]) -> None:
+    def check(case: OpCase) -> None:
+        for actual, expected, bound in zip(case.run(), case.expected, case.bounds, strict=True):
+            assert actual.dtype in (expected.dtype, case.rows[0].dtype)
+            if isinstance(bound, float) and bound == 0.0:
+                assert torch.equal(actual, expected.to(actual.dtype))
+            else:
+                assert_within(actual.double(), expected.double(), bound)
+
+    check_all(cases, check)
 
 
 @pytest.mark.usefixtures("dots_in_order")
-@pytest.mark.parametrize("case", list_cases("by parts"), indirect=True)
+@pytest.mark.parametrize("cases", list_cases("by parts"), indirect=True)
 def test_rows_have_the_same_bits_in_any_company_and_on_any_threads(
-    case: OpCase, set_threads: Callable[[int], None], request: pytest.FixtureRequest
+    cases: list[tuple[Any, ...]], set_threads: Callable[[int], None]
 ) -> None:
-    num_rows, is_triton = len(case.rows[0]), "triton" in request.node.name
-    set_threads(1)
-    whole = case.run()
-    set_threads(3)
-    counts = [count for count in ((1, 3) if is_triton else COUNTS) if count < num_rows]
-    parts = [slice(num_rows - count, num_rows) for count in counts]
-    if not is_triton:
-        parts += [slice(0, count) for count in (0, *counts, num_rows)]
-        parts += [slice(row, row + 1) for row in range(0, num_rows, 1 + num_rows // 40)]
-    for part in parts:
-        for actual, expected in zip(case.run(part), whole, strict=True):
-            assert torch.equal(actual, expected[part]), part
-    set_threads(8)
-    assert all(map(torch.equal, case.run(), whole)) or is_triton
+    is_triton = cases[0][1] == "triton"
+
+    def check(case: OpCase) -> None:
+        num_rows = len(case.rows[0])
+        set_threads(1)
+        whole = case.run()
+        set_threads(3)
+        counts = [count for count in ((1, 3) if is_triton else COUNTS) if count < num_rows]
+        parts = [slice(num_rows - count, num_rows) for count in counts]
+        if not is_triton:
+            parts += [slice(0, count) for count in (0, *counts, num_rows)]
+            parts += [slice(row, row + 1) for row in range(0, num_rows, 1 + num_rows // 40)]
+        for part in parts:
+            for actual, expected in zip(case.run(part), whole, strict=True):
+                assert torch.equal(actual, expected[part]), part
+        set_threads(8)
+        assert is_triton or all(map(torch.equal, case.run(), whole))
+
+    check_all(cases, check)
 
 
-@pytest.mark.parametrize("case", list_cases("last"), indirect=True)
-def test_what_is_not_finite_stays_in_its_row(case: OpCase) -> None:
+@pytest.mark.parametrize("cases", list_cases("last"), indirect=True)
+def test_what_is_not_finite_stays_in_its_row(cases: list[tuple[Any, ...]]) -> None:
+    [(make, *arguments)] = cases
+    case: OpCase = make(*arguments)
     x, num_rows = case.rows[0], len(case.rows[0])
     if num_rows < 3 or not x.is_floating_point():
         pytest.skip("rows of numbers are too few")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
+import msgspec
 import pytest
 import torch
 from checkpoints import RECIPES, Checkpoint, make_checkpoint
@@ -50,8 +52,13 @@ def tokens_of(name: str) -> list[int]:
 
 
 def load(config: EngineConfig, is_native: bool = True) -> Decoder:
-    """A decoder that computes its pass natively, or layer by layer in Python."""
-    decoder = load_model(config, CPU)
+    """A decoder that computes its pass natively, or layer by layer in Python; tests leave it as it is."""
+    return load_once(msgspec.json.encode(config), is_native)
+
+
+@lru_cache(maxsize=8)  # those of a checkpoint
+def load_once(config: bytes, is_native: bool) -> Decoder:
+    decoder = load_model(msgspec.json.decode(config, type=EngineConfig), CPU)
     assert decoder.native is not None
     if not is_native:
         decoder.native = None
@@ -197,7 +204,7 @@ def test_prompt_logprobs_are_scored_where_the_model_has_a_native_pass(checkpoint
 
 
 def test_a_piece_without_a_kernel_leaves_the_whole_pass_to_python(checkpoint: Checkpoint) -> None:
-    decoder = load(checkpoint.engine_config())
+    decoder = load_model(checkpoint.engine_config(), CPU)
     table, ropes = decoder.embedding.table, decoder.ropes
     assert make_native_forward(decoder.emit, checkpoint.spec, table, ropes, decoder.head, True) is not None
     decoder.layers[1].attention.o_proj = TorchLinear(torch.zeros(1, 1), None)

@@ -80,7 +80,7 @@ def find_max_positions(kind: str) -> int:
 
 
 def check_equal(root: Path, family: str, values: dict[str, Any], lengths: tuple[int, ...] = LENGTHS) -> None:
-    """The logits of prompts of these lengths are transformers', in chunks, natively and layer by layer."""
+    """The logits of prompts of these lengths are transformers', in chunks; of the last in Python, too."""
     base, config = make_base(root, family)
     config = config | values
     spec = read_model_spec(json.loads(json.dumps(config)))
@@ -92,7 +92,7 @@ def check_equal(root: Path, family: str, values: dict[str, Any], lengths: tuple[
     for length in lengths:
         token_ids = checkpoint.draw_tokens(length, seed=length)
         expected = checkpoint.compute_reference(token_ids)
-        for decoder.native in (native, None):
+        for decoder.native in (native, None) if length == lengths[-1] else (native,):
             actual, atol = compute_alone(decoder, engine, token_ids, 7), find_tolerance(checkpoint, expected)
             torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
