@@ -39,11 +39,6 @@ def pair(count: int, windows: list[int | None]) -> list[tuple[int, int | None]]:
 needs_triton = pytest.mark.usefixtures("triton_kernels")
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest, set_threads: Callable[[int], None]) -> None:
-    set_threads(request.param)
-
-
 @pytest.fixture(params=[F32, "amx", "avx512_bf16", "widened"], ids=str)
 def native_dtype(request: pytest.FixtureRequest, force_attention: Callable[[str], None]) -> torch.dtype:
     """The type of queries, keys and values; bfloat16 by one variant."""
@@ -170,10 +165,16 @@ def test_triton_bends_every_score_before_the_softmax(num_processors: int) -> Non
 
 
 def assert_equal_alone(
-    step: AttentionStep, compute: Callable[[AttentionStep], Tensor], count: int | None
+    step: AttentionStep,
+    compute: Callable[[AttentionStep], Tensor],
+    count: int | None,
+    set_threads: Callable[[int], None],
 ) -> None:
-    """Each request in chunks of `count` tokens by itself, or whole, against the whole step."""
+    """Each request in chunks of `count` tokens by itself, or whole, against the whole step on one thread."""
+    set_threads(1)
     expected = compute(step)
+    set_threads(2)
+    assert torch.equal(compute(step), expected)
     for request, (start, end) in enumerate(itertools.pairwise(step.query_starts.tolist())):
         size = count or end - start
         for first in range(start, end, size):
@@ -182,27 +183,28 @@ def assert_equal_alone(
             assert torch.equal(alone, expected[first:last])
 
 
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("window", [None, 50, 1500])
 @pytest.mark.parametrize("shape", [*IN_PLACE, (6, 2, 24, 16)])
 def test_a_row_has_the_same_bits_whatever_is_computed_beside_it(
-    native_dtype: torch.dtype, shape: tuple[int, int, int, int], window: int | None
+    native_dtype: torch.dtype,
+    shape: tuple[int, int, int, int],
+    window: int | None,
+    set_threads: Callable[[int], None],
 ) -> None:
     if native_dtype is BF16 and shape != IN_PLACE[0]:
         shape = (6, 2, 32, 16)
     step = AttentionStep.draw([*LONGER, (5, 2100), (30, 300)], *shape, dtype=native_dtype)
-    assert_equal_alone(step, lambda step: step.launch_native(window), 7)
+    assert_equal_alone(step, lambda step: step.launch_native(window), 7, set_threads)
 
 
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("window", [None, 14])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_prompt_has_the_same_bits_alone(
-    native_dtype: torch.dtype, window: int | None, has_bias: bool
+    native_dtype: torch.dtype, window: int | None, has_bias: bool, set_threads: Callable[[int], None]
 ) -> None:
     step = AttentionStep.draw_prompts(LENGTHS, (4, 2, 32), native_dtype)
     bias = step.draw_bias() if has_bias else None
-    assert_equal_alone(step, lambda step: step.launch_encoder(window, None, None, bias), None)
+    assert_equal_alone(step, lambda step: step.launch_encoder(window, None, None, bias), None, set_threads)
 
 
 @needs_triton
