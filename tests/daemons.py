@@ -15,7 +15,7 @@ import pytest
 from forked import fork_children
 from quire.frontend import daemon
 from quire.frontend.client import engines
-from quire.frontend.daemon import start_daemon
+from quire.frontend.daemon import find_log, start_daemon
 from quire.ipc.daemon.daemon_state import read_state
 from quire.ipc.daemon.run_dir import find_daemon, find_named
 from quire.ipc.processes import process
@@ -60,7 +60,12 @@ class Daemon:
         self, name: str, config: EngineConfig, *, listen: str | None = None, keys: str | None = None
     ) -> None:
         self.name = name
-        self.pid = start_daemon(name, config, listen=listen, keys=keys)
+        try:
+            self.pid = start_daemon(name, config, listen=listen, keys=keys)
+        except Exception as error:
+            if find_log(name).exists():
+                error.add_note(find_log(name).read_text())
+            raise
 
     @property
     def core_pid(self) -> int:

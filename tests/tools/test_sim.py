@@ -279,7 +279,7 @@ BREAKS = {
         2212, EngineConnection, "send_waiting", send_unseen
     ),
     "requests that an engine took on are added to the next as new": Break(
-        2244, RequestLedger, "resume", resume_as_new
+        3483, RequestLedger, "resume", resume_as_new
     ),
     "an engine that dropped a client is not told of its requests again": Break(
         19, RequestLedger, "resume", forget

@@ -155,8 +155,8 @@ def test_a_core_killed_while_it_starts_is_started_again() -> None:
 
 def test_a_used_up_budget_ends_the_daemon_with_one_reason_and_every_client_is_told(daemon: Daemon) -> None:
     loads = [
-        Load(daemon.name, make_requests("sync", 4)),
-        Load(daemon.name, make_requests("async", 4)),
+        Load(daemon.name, make_requests("sync", 4, 300)),
+        Load(daemon.name, make_requests("async", 4, 300)),
     ]
     for load in loads:
         load.start()
@@ -168,13 +168,19 @@ def test_a_used_up_budget_ends_the_daemon_with_one_reason_and_every_client_is_to
     def is_ready_or_over(number: int) -> bool:
         state = read_state(find_named(daemon.name))
         is_ready = state is not None and state.state == "ready" and state.num_restarts >= number
-        return is_ready or has_ended()
+        return (is_ready and all(map(has_got_on, loads))) or has_ended()
 
-    for number in range(MAX_LOSSES + 1 + 2 * 8):  # while one of the eight runs alone, a death does not count
+    def has_got_on(load: Load) -> bool:  # else it would be suspected of the deaths, which then do not count
+        counts = {name: len(outputs) for name, outputs in list(load.outputs.items())}
+        return len(counts) == 4 and all(counts[name] > seen.get(name, 0) for name in counts)
+
+    seen: dict[str, int] = {}
+    for number in range(MAX_LOSSES + 1):
         assert wait_until(lambda number=number: is_ready_or_over(number), TIMEOUT_S)
-        if has_ended():
-            break
+        assert not has_ended()
+        seen = {name: len(outputs) for load in loads for name, outputs in list(load.outputs.items())}
         os.kill(daemon.core_pid, signal.SIGKILL)
+    assert wait_until(has_ended, TIMEOUT_S)
     for load in loads:
         with pytest.raises(EngineDeadError, match=f"the daemon 'paced' .pid {daemon.pid}. has ended"):
             load.finish()
