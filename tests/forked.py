@@ -98,10 +98,11 @@ def _begin_anew(
     for place, fd in enumerate(streams):
         if fd is not None:
             os.dup2(fd, place)
+    # Their numbers stay taken: when this process forks, libuv closes what it had by number, whoever has it.
+    null = os.open(os.devnull, os.O_RDWR)
     for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd > 2 and fd not in pass_fds:
-            with contextlib.suppress(OSError):  # that of the list itself
-                os.close(fd)
+        if fd > 2 and fd != null and fd not in pass_fds:
+            os.dup2(null, fd, inheritable=False)
     sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     logging.root.handlers.clear()
