@@ -6,9 +6,11 @@ types are read under one lock, whoever comes first; afterwards this costs a look
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from types import UnionType
+from typing import Any, TypeVar, cast, overload
 
 import msgspec
 
@@ -19,6 +21,15 @@ _reading = threading.Lock()
 _read_types = set[Any]()
 
 
+def _unlock_in_fork() -> None:
+    """The thread that may have held the lock is not there."""
+    global _reading
+    _reading = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_fork)
+
+
 def read_type(kind: Any) -> None:
     """Have msgspec read a type whole, which several threads may then decode or convert to at once."""
     if kind not in _read_types:
@@ -27,7 +38,11 @@ def read_type(kind: Any) -> None:
         _read_types.add(kind)
 
 
-def decode_json(data: Encoded | str, kind: type[T]) -> T:
+@overload
+def decode_json(data: Encoded | str, kind: type[T]) -> T: ...
+@overload
+def decode_json(data: Encoded | str, kind: UnionType) -> Any: ...
+def decode_json(data: Encoded | str, kind: Any) -> Any:
     """As msgspec.json.decode."""
     read_type(kind)
     return msgspec.json.decode(data, type=kind)
@@ -51,7 +66,11 @@ def make_json_decoder(kind: type[T]) -> Callable[[Encoded | str], T]:
         return cast(Callable[[Encoded | str], T], msgspec.json.Decoder(kind).decode)
 
 
-def make_msgpack_decoder(kind: type[T]) -> Callable[[Encoded], T]:
+@overload
+def make_msgpack_decoder(kind: type[T]) -> Callable[[Encoded], T]: ...
+@overload
+def make_msgpack_decoder(kind: UnionType) -> Callable[[Encoded], Any]: ...
+def make_msgpack_decoder(kind: Any) -> Callable[[Encoded], Any]:
     """As make_json_decoder."""
     with _reading:
-        return cast(Callable[[Encoded], T], msgspec.msgpack.Decoder(kind).decode)
+        return msgspec.msgpack.Decoder(kind).decode
