@@ -250,7 +250,7 @@ class Blame:
         return culprit
 
     def _suspect_accused(self, accused: list[Request]) -> None:
-        """Suspect the requests of a step that took too long; earlier steps of theirs may have, too."""
+        """Suspect all of them; each may have been the cause before, too, and then is tested for longer."""
         self._was_aborted = False
         self._accused = {r: before for r, before in self._accused.items() if r.finish_reason is None}
         by_length: dict[int, list[Request]] = {}  # tests of about the same length are one
@@ -266,9 +266,9 @@ class Blame:
         if any(request.finish_reason is FinishReason.ABORT for request in accused):
             self._accused.clear()  # it is taken for the culprit
 
-    def _suspect(self, members: list[Request], num_steps: int = 1, *, were_alone: bool = True) -> None:
-        """Test requests with which a worker was lost next. `were_alone`: no others were in the step, so that
-        it counts against a single one as a failed test does.
+    def _suspect(self, members: list[Request], num_steps: int = 1, *, were_alone: bool) -> None:
+        """Test requests with which a worker was lost next. `were_alone`: no others were in flight, so that
+        the loss counts against a single one as a failed test does.
         """
         _, parts = self._judge(_Group(members, num_steps), _NUM_PARTS, were_alone=were_alone)
         self._groups += reversed(parts)

@@ -68,6 +68,7 @@ class FairPolicy(Policy[FairQueue]):
             return None
         paced: PacedStep = steps[0].policy_data
         left = paced.prompt_budget
+        # Over half of the budget is used. The step after a short one need not be late.
         is_long = left is not None and sum(paced.num_prompt_tokens.values()) > left
         return self._pacer.find_submit_time(steps[0]) if paced.limited or is_long else None
 

@@ -182,7 +182,7 @@ class Observations:
         self._finished[request.finish_reason] += 1
         self._finished_by_kind[request.kind] += 1
         if request.is_continued:
-            return
+            return  # its times and lengths are of a part
         observed: dict[str, float] = {
             "request_prompt_tokens": request.num_prompt_tokens,
             "request_generation_tokens": request.num_output_tokens,

@@ -78,12 +78,12 @@ class HandshakeWatch:
 
     def find_open_ports(self, ports: Iterable[int]) -> list[int]:
         """Those ports of the same host that have accepted connections of the last call. Never waits."""
-        found = [port for port, probe in self._beside.items() if probe.has_connected]
+        open_ports = [port for port, probe in self._beside.items() if probe.has_connected]
         self._close_beside()
         self._beside = {port: self._probe.shift(port) for port in ports}
         for probe in self._beside.values():
             probe.ask()
-        return found
+        return open_ports
 
     def close(self) -> None:
         """Nothing more is asked of the network."""

@@ -149,9 +149,9 @@ class RemoteEngine(AttachedEngine):
         indexes = range(max(0, self.index - _SEARCHED_BESIDE), self.index + _SEARCHED_BESIDE + 1)
         ports = [place.port + index - self.index for index in indexes if index not in self._seen]
         open_ports = self.handshakes.find_open_ports(port for port in ports if 0 < port < 65536)
-        found = {self.index + port - place.port for port in open_ports}
-        self._seen |= found
-        return [RosterEntry(index, "") for index in sorted(found)]
+        listening = {self.index + port - place.port for port in open_ports}
+        self._seen |= listening
+        return [RosterEntry(index, "") for index in sorted(listening)]
 
     def note_index(self, index: int) -> None:
         self.index = index

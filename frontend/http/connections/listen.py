@@ -85,7 +85,7 @@ def _find_owner(port: int) -> str:
 
     try:
         sockets = psutil.net_connections("tcp")
-        listening = [socket for socket in sockets if socket.status == psutil.CONN_LISTEN]
+        listening = [entry for entry in sockets if entry.status == psutil.CONN_LISTEN]
     except psutil.Error:
         return ""
     for connection in listening:

@@ -105,7 +105,7 @@ async def _prepare(
     make = functools.partial(_make_conversation, request, offer, past)
     conversation = await _run_beside([*past.items, *new_items], make, new_items)
     prompt, prepared, reader = await prepare_conversation(serving, caller, params, conversation)
-    response = _make_response(serving, request, offer.given)
+    response = _make_response(serving, request, offer.declared)
     turns = (*past.turns, msgspec.json.encode(new_items)) if response["store"] else ()
     record = Record(caller.owner, caller.tenant, turns, len(past.items) + len(new_items))
     num_top = None if params.logprobs is None else request.top_logprobs or 0

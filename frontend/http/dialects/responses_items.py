@@ -174,7 +174,7 @@ class ToolOffer:
     the model knows, the namespace and the name in it. places: of `tools` in the request.
     """
 
-    given: list[body.OfferedTool] = field(default_factory=list[body.OfferedTool])
+    declared: list[body.OfferedTool] = field(default_factory=list[body.OfferedTool])
     tools: list[Tool] = field(default_factory=list[Tool])
     namespaces: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     places: list[str] = field(default_factory=list[str])
@@ -202,7 +202,7 @@ def read_offer(
     for number, tool in enumerate(tools):
         if isinstance(tool, body.WebSearchTool):
             continue
-        offer.given.append(tool)
+        offer.declared.append(tool)
         check_num_tools(len(offer.tools) + (len(tool.tools) if isinstance(tool, body.NamespaceTool) else 1))
         for place, name, function in _find_functions(tool, f"tools[{number}]"):
             offer.places.append(place)

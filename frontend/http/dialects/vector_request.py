@@ -138,15 +138,15 @@ async def tokenize_inputs(
     serving: Serving, caller: Caller, inputs: Inputs, params: PoolingParams
 ) -> list[PoolingPrompt]:
     """Each input as it is where the engine's own tokenizing does, else its token ids."""
-    places = [place for place, value in enumerate(inputs.given) if isinstance(value, str)]
-    texts = [str(inputs.given[place]) for place in places]
+    places = [place for place, value in enumerate(inputs.prompts) if isinstance(value, str)]
+    texts = [str(inputs.prompts[place]) for place in places]
     queries = None if inputs.queries is None else list(inputs.queries)
     if not texts:
-        return list(inputs.given)
+        return list(inputs.prompts)
     is_cut = inputs.max_tokens_per_text is not None or inputs.truncation is not None
     if not is_cut and _can_inline(serving, texts, queries or [inputs.prompt]):
         if queries is None:
-            return list(inputs.given)
+            return list(inputs.prompts)
         return [TextPair(queries[place % len(queries)], text) for place, text in enumerate(texts)]
     requested = serving.llm.pooling.processor.find_truncation(params)
     job = PoolingJob(
@@ -162,7 +162,7 @@ async def tokenize_inputs(
     )
     answer = await serving.text.run(job, caller.tenant)
     assert isinstance(answer, TokenIds)
-    prompts: list[PoolingPrompt] = list(inputs.given)
+    prompts: list[PoolingPrompt] = list(inputs.prompts)
     for number, (place, packed, type_start) in enumerate(
         zip(places, answer.packed, answer.type_starts, strict=True)
     ):
@@ -198,13 +198,13 @@ _ALLOWED = "a text, texts, token ids, or lists of token ids"
 class Inputs:
     """What vectors are made of. `names`: of each, for errors. prompt: goes before each text.
 
-    queries: then `given` are documents, each read together with its query or with the only one.
-    num_queries: how many of `given`, the first ones, are queries, and the others documents of their own.
+    queries: then `prompts` are documents, each read together with its query or with the only one.
+    num_queries: how many of `prompts`, the first ones, are queries, and the others documents of their own.
     max_tokens_per_text: longer documents are cut. truncation: then what is still too long of a document and
     what goes with it, where the request has no truncation of its own.
     """
 
-    given: Sequence[PromptInput]
+    prompts: Sequence[PromptInput]
     names: Sequence[str]
     prompt: str = ""
     queries: Sequence[str] | None = None
@@ -342,7 +342,7 @@ def find_width(facts: EngineFacts, params: PoolingParams) -> int:
 
 def _find_reservation(serving: Serving, caller: Caller, vector_request: VectorRequest) -> Reservation:
     """What the request takes, for which there is room now; else ApiError 413 or 429."""
-    facts, limits, prompts = serving.llm.facts, serving.options.limits, vector_request.inputs.given
+    facts, limits, prompts = serving.llm.facts, serving.options.limits, vector_request.inputs.prompts
     num_vectors = len(prompts)
     if vector_request.params.is_token_wise:  # a text has about as many tokens as characters, or fewer
         num_vectors = sum(min(len(prompt), facts.max_model_len) for prompt in prompts)
