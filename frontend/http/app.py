@@ -83,9 +83,11 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         error.headers = {"allow": ", ".join(sorted(_find_methods(request)))}
         error.detail = f"method={request.method!r}: {error.headers['allow']} with this path"
     elif isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
-        error.detail = (
-            f"path={shorten(request.scope['path'])}: not found: /openapi.json has this server's paths"
-        )
+        path = request.scope["path"]
+        paths = {route.path for route in request.app.routes if isinstance(route, Route)}
+        close = [other for other in (f"/v1{path}", path.removeprefix("/v1")) if other in paths]
+        hint = f", did you mean {close[0]!r}?" if close else ""
+        error.detail = f"path={shorten(path)}: not found{hint}: /openapi.json has this server's paths"
     return make_error_response(error, request.scope["path"])
 
 
@@ -299,6 +301,9 @@ def _add_model_routes(routes: Routes, models: ServedModels) -> None:
 
     async def get_model(model: str) -> Response:
         models.check_open()
+        names = [name for served in models.models for name in served.names]
+        # A name that begins with a slash stands behind another one, and two are read as one.
+        model = next((name for name in names if name == f"/{model}"), model)
         return respond(models.make_card(models.find(model), model))
 
     routes.add("/version", get_version, "Quire's version.", name="version")

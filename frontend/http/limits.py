@@ -55,7 +55,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, count("open connections of one process; idle ones give way, busy ones do not", "503")
     ] = 4096
     max_header_bytes: Annotated[
-        int, count("bytes of a request's line and headers, and of its trailers", "431")
+        int, count("bytes of a request's line and headers, and of its trailers", "431, 414")
     ] = 65536
     max_headers: Annotated[int, count("headers of a request", "431")] = 100
     max_header_s: Annotated[

@@ -6,6 +6,7 @@ One write path: `_Writer`. While nothing flows it sends comments.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
@@ -23,6 +24,7 @@ DONE = b"data: [DONE]\n\n"
 GONE_EXTENSION = "quire.tell_when_gone"  # of scope["extensions"]: has the client's leaving told, or not
 REQUEST_ID_HEADER = b"x-request-id"  # OpenAI's clients show it; Anthropic's show the other one
 ID_HEADERS = (REQUEST_ID_HEADER, MESSAGES_ID_HEADER.encode())
+_HEAD_WAIT_S = 1.0
 _PING = b": ping\n\n"
 _RECOVERING = b": recovering\n\n"
 _HEADERS = [
@@ -163,7 +165,7 @@ class EventStream(Response):
         )
         pinging = asyncio.ensure_future(self._ping(writer))
         try:
-            await run_while_connected(scope, self._pump(writer))
+            await run_while_connected(scope, self._pump(writer, scope["method"] == "HEAD"))
         except ClientDisconnect:
             pass
         except Exception as error:
@@ -188,11 +190,15 @@ class EventStream(Response):
                 quiet_s = 0.0
             await asyncio.sleep(interval_s - quiet_s if quiet_s < interval_s else interval_s)
 
-    async def _pump(self, writer: _Writer) -> None:
+    async def _pump(self, writer: _Writer, is_head: bool) -> None:
         try:
             async with aclosing(self._events) as events:
-                async for data in events:
-                    await writer.write(data)
+                if is_head:  # its status is GET's, which waits for the first event
+                    with contextlib.suppress(TimeoutError, StopAsyncIteration):
+                        await asyncio.wait_for(anext(events), _HEAD_WAIT_S)
+                else:
+                    async for data in events:
+                        await writer.write(data)
         except Exception as error:
             if not writer.has_started:
                 raise

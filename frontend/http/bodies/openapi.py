@@ -40,13 +40,12 @@ Endpoint = Callable[..., Awaitable[Response]]
 
 
 class _OneRoute(Route):
-    """Takes one method (Starlette adds HEAD to GET), and is `route` in the scope of what it answers."""
+    """Takes one method, and HEAD with GET; is `route` in the scope of what it answers."""
 
     def __init__(self, path: str, endpoint: Endpoint, method: str, name: str) -> None:
         self.parameters = inspect.signature(endpoint).parameters
         self._call = endpoint
-        super().__init__(path, self._answer, methods=[method], name=name)
-        self.methods = {method}
+        super().__init__(path, self._answer, methods=[method], name=name)  # adds HEAD to GET
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child_scope = super().matches(scope)

@@ -39,6 +39,7 @@ _LINGER_S = 1.0  # a client that still sends gets this long to read why it was r
 _MAX_DROPPED_BYTES = 2**20  # that are read meanwhile; what comes then stays in the kernel
 _STATUS_LINES = {int(status): f"HTTP/1.1 {status:d} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _NO_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+_SLASHES = re.compile(rb"/{2,}")
 _NO_FIELD = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")  # what would end a header's value
 
 
@@ -292,8 +293,9 @@ class Connection(asyncio.Protocol):
         """Refuse the request that has come, or is coming, and close; for the app its client is gone."""
         scope = None if self.exchange is None else self.exchange.scope
         path = self._parser.target.partition(b"?")[0].decode("latin-1") if scope is None else scope["path"]
+        method = self._parser.method if scope is None else scope["method"]
         if self._access_log is not None and self.exchange is None:
-            record = self._make_record(self._parser.method, path or "-")
+            record = self._make_record(method, path or "-")
             record.refuse(error.status, error.cause)
             self._access_log.note(record)
         elif self.exchange is not None and self.exchange.record is not None:
@@ -305,7 +307,8 @@ class Connection(asyncio.Protocol):
         headers = {"content-type": "application/json", "content-length": len(body), "connection": "close"}
         lines = [f"HTTP/1.1 {error.status} {error.status.phrase}"]
         lines += [f"{name}: {value}" for name, value in (headers | error_headers).items()]
-        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
+        head = "\r\n".join([*lines, "", ""]).encode()
+        self.transport.write(head if method == "HEAD" else head + body)
         self._linger()
 
     def give_way(self, error: ApiError) -> None:
@@ -451,8 +454,8 @@ class Connection(asyncio.Protocol):
         return AccessRecord(method, path, self.client[0] if self.client else "")
 
     def _make_scope(self, head: RequestHead) -> dict[str, Any]:
-        target = remove_root(head.target, self._admission.root_path)
-        raw_path, _, query = target.partition(b"?")
+        raw_path, _, query = head.target.partition(b"?")
+        raw_path = remove_root(tidy_path(raw_path), self._admission.root_path)
         path = raw_path.decode("ascii")
         return {
             "type": "http",
@@ -560,12 +563,17 @@ class Connection(asyncio.Protocol):
         self._admission.release(self)
 
 
-def remove_root(target: bytes, root_path: bytes) -> bytes:
-    """A target without what a proxy has put before it; one that it has already taken away stays as it is."""
-    rest = target.removeprefix(root_path)
-    if not root_path or rest is target or rest[:1] not in (b"", b"/", b"?"):
-        return target
-    return rest if rest.startswith(b"/") else b"/" + rest
+def tidy_path(path: bytes) -> bytes:
+    """A path with one slash where there are several, and none at its end: clients join URLs so."""
+    return (_SLASHES.sub(b"/", path) if b"//" in path else path).rstrip(b"/") or b"/"
+
+
+def remove_root(path: bytes, root_path: bytes) -> bytes:
+    """A path without what a proxy has put before it; one that it has already taken away stays as it is."""
+    rest = path.removeprefix(root_path)
+    if not root_path or rest is path or rest[:1] not in (b"", b"/"):
+        return path
+    return rest or b"/"
 
 
 @functools.lru_cache(1)

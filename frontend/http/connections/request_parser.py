@@ -2,7 +2,7 @@
 
 Whoever stands before this server may read otherwise what is not plainly HTTP/1.1 (request smuggling): it is
 refused. A part is kept until it is whole, and has a bound meanwhile. Methods raise ApiErrors (400, 405, 413,
-431), behind which the connection says nothing that could be read.
+414, 431), behind which the connection says nothing that could be read.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class RequestParser:
         end = data.find(b"\r\n\r\n", max(0, self._num_searched - 3))
         num_bytes = self._num_blank_bytes + (len(data) if end < 0 else end + 4)
         if num_bytes > limits.max_header_bytes:
-            raise _too_large_head(num_bytes, limits)
+            raise _too_large_head(num_bytes, limits, has_line=self._has_line or not data)
         if end < 0:
             if _NEVER.search(data, max(0, self._num_searched - 1)):
                 raise _refuse("a line or header ends otherwise, or has a control character")
@@ -164,7 +164,8 @@ class RequestParser:
             raise _refuse("METHOD TARGET HTTP/1.1, then NAME: VALUE")
         if self.method == "CONNECT":
             text = "method=CONNECT: this server is no proxy"
-            raise ApiError(HTTPStatus.METHOD_NOT_ALLOWED, text, code="method_not_allowed")
+            allow = {"allow": "DELETE, GET, HEAD, POST"}
+            raise ApiError(HTTPStatus.METHOD_NOT_ALLOWED, text, code="method_not_allowed", headers=allow)
         version = line[3].decode()
         if version not in _VERSIONS:
             raise _refuse_value(f"version={version}: {' or '.join(_VERSIONS)}")
@@ -274,7 +275,10 @@ def find_body_length(headers: Fields, http_version: str) -> int | None:
     return int(length[1]) if length else None
 
 
-def _too_large_head(num_bytes: int, limits: Limits) -> ApiError:
+def _too_large_head(num_bytes: int, limits: Limits, has_line: bool = True) -> ApiError:
+    if not has_line:
+        text = f"target={num_bytes} bytes: at most {limits.max_header_bytes} (max_header_bytes)"
+        return ApiError(HTTPStatus.REQUEST_URI_TOO_LONG, text, code="uri_too_long")
     text = f"headers={num_bytes} bytes: at most {limits.max_header_bytes} (max_header_bytes)"
     return ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text, code="headers_too_large")
 

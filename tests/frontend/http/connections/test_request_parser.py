@@ -100,7 +100,7 @@ def test_a_request_of_two_meanings_or_none_is_refused(text: str, status: int) ->
     ("begun", "more", "status"),
     [
         (b"", b"\r\n", 431),
-        (b"GET /", b"y", 431),
+        (b"GET /", b"y", 414),
         (b"GET /live HTTP/1.1\r\nx: ", b"y", 431),
         (b"GET /live HTTP/1.1\r\n", b"x: y\r\n", 431),
         (CHUNKED + b"0\r\nx: ", b"y", 431),
