@@ -28,6 +28,7 @@ from .bodies.openapi import Routes
 from .bodies.parsing import parse_body, parse_request
 from .caller import Caller
 from .connections.auth import CALLER_KEY
+from .dialects.ollama_models import add_routes as add_ollama_routes
 from .dialects.responses_kept import add_routes as add_stored_responses_routes
 from .dialects.route import PostRoute
 from .dialects.table import ROUTES, check_request
@@ -61,6 +62,7 @@ def create_app(models: ServedModels, peers: PeerSockets | None = None) -> Direct
     _add_model_routes(routes, models)
     endpoints = _add_post_routes(routes, models)
     add_tei_routes(routes, models)
+    add_ollama_routes(routes, models)
     add_stored_responses_routes(routes, models, _find_caller)
     add_metrics_routes(routes, models, lambda: counts)
     add_live_routes(routes, models, _find_caller)

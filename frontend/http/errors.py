@@ -1,6 +1,7 @@
 """Errors as HTTP answers in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
-Below /v1/messages they have Anthropic's: {"type": "error", "error": {"type", "message"}, "request_id"}. One
+Below /v1/messages they have Anthropic's: {"type": "error", "error": {"type", "message"}, "request_id"}; below
+/api Ollama's: {"error": "..."}. One
 function decides the status of every exception; routes, streams and the connection's own refusals use it.
 """
 
@@ -79,6 +80,12 @@ class MessagesErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["error"] = "error"
     error: MessagesErrorBody
     request_id: str
+
+
+class OllamaErrorResponse(msgspec.Struct, frozen=True):
+    """As ErrorResponse, below /api; an error within a stream has the same form."""
+
+    error: str
 
 
 class ApiError(QuireError):
@@ -187,6 +194,18 @@ def is_messages_path(path: str) -> bool:
     return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
 
 
+def is_ollama_path(path: str) -> bool:
+    """Whether clients of the path are Ollama's."""
+    return path.startswith("/api/")
+
+
+def find_error_type(path: str) -> type[msgspec.Struct]:
+    """What errors are answered as with a path."""
+    if is_messages_path(path):
+        return MessagesErrorResponse
+    return OllamaErrorResponse if is_ollama_path(path) else ErrorResponse
+
+
 def encode_error(error: ApiError) -> bytes:
     """The JSON body."""
     body = ErrorBody(str(error), _type_of(error.status), error.param, error.code)
@@ -201,8 +220,15 @@ def encode_messages_error(error: ApiError, request_id: str) -> bytes:
     return msgspec.json.encode(MessagesErrorResponse(error=body, request_id=request_id))
 
 
+def encode_ollama_error(error: ApiError) -> bytes:
+    """The JSON body in Ollama's form."""
+    return msgspec.json.encode(OllamaErrorResponse(str(error)))
+
+
 def encode_answer(error: ApiError, path: str) -> tuple[dict[str, str], bytes]:
     """Headers and JSON body, in the form that clients of the path know."""
+    if is_ollama_path(path):
+        return error.headers, encode_ollama_error(error)
     if not is_messages_path(path):
         return error.headers, encode_error(error)
     request_id = f"req_{uuid.uuid4().hex}"

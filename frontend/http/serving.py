@@ -33,7 +33,7 @@ from ..text.tokenizer import Tokenizer
 from .caller import Caller, TenantUsage
 from .engines.server_parts import ServerParts
 from .errors import ApiError, FieldError, overloaded, unavailable
-from .stream import EventStream
+from .stream import SSE, EventStream, StreamForm
 from .text_process.service import TextService
 
 PromptInput = str | list[int]
@@ -291,10 +291,11 @@ class Serving:
         events: AsyncGenerator[bytes, None],
         request_id: str,
         encode_failure: Callable[[Exception], bytes] | None = None,
+        form: StreamForm = SSE,
     ) -> EventStream:
         """The response that streams `events`."""
         limits = self.options.limits
-        return EventStream(events, limits, encode_failure, request_id, lambda: self.llm.is_recovering)
+        return EventStream(events, limits, encode_failure, request_id, lambda: self.llm.is_recovering, form)
 
 
 def _drop_content(fields: msgspec.Struct) -> None:

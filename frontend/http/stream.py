@@ -1,4 +1,4 @@
-"""Server-sent events, and work that ends when its client leaves.
+"""Streams, of server-sent events or of lines of JSON, and work that ends when its client leaves.
 
 One write path: `_Writer`. While nothing flows it sends comments.
 """
@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -25,13 +25,22 @@ GONE_EXTENSION = "quire.tell_when_gone"  # of scope["extensions"]: has the clien
 REQUEST_ID_HEADER = b"x-request-id"  # OpenAI's clients show it; Anthropic's show the other one
 ID_HEADERS = (REQUEST_ID_HEADER, MESSAGES_ID_HEADER.encode())
 _HEAD_WAIT_S = 1.0
-_PING = b": ping\n\n"
-_RECOVERING = b": recovering\n\n"
 _HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # a proxy shall not collect chunks
 ]
+
+
+class StreamForm(NamedTuple):
+    """How a stream is written. ping: sent while nothing flows; recovering: so while its engine restarts."""
+
+    media_type: bytes
+    ping: bytes
+    recovering: bytes
+
+
+SSE = StreamForm(b"text/event-stream; charset=utf-8", b": ping\n\n", b": recovering\n\n")
+NDJSON = StreamForm(b"application/x-ndjson", b" ", b" ")  # before a line: JSON's readers skip white space
 
 T = TypeVar("T")
 Json = dict[str, Any]  # an object of an answer; what it has is in tests/golden/dialects
@@ -132,11 +141,11 @@ def _ignore(_on_gone: Callable[[], None] | None) -> None:
 
 
 class EventStream(Response):
-    """Sends what `events` yields, ready-made SSE bytes, until it ends or the client leaves.
+    """Sends what `events` yields, ready-made bytes of the `form`, until it ends or the client leaves.
 
     The status line waits for the first event, so that an error before it is answered as an error; an error
     after it becomes an event that OpenAI's clients raise. `encode_failure` makes another form of the latter.
-    `is_recovering` chooses the comment that is sent while nothing flows.
+    `is_recovering` chooses what is sent while nothing flows.
     """
 
     def __init__(
@@ -146,8 +155,10 @@ class EventStream(Response):
         encode_failure: Callable[[Exception], bytes] | None = None,
         request_id: str | None = None,
         is_recovering: Callable[[], bool] = lambda: False,
+        form: StreamForm = SSE,
     ) -> None:
         super().__init__()
+        self._form = form
         self._is_recovering = is_recovering
         self._request_id = request_id
         self.asked_as: str | None = None  # what its caller calls it
@@ -160,9 +171,8 @@ class EventStream(Response):
         names = {} if name is None else dict.fromkeys(ID_HEADERS, name)
         if self.asked_as is not None:
             names[REQUEST_ID_HEADER] = self.asked_as
-        writer = _Writer(
-            send, _HEADERS + [(header, value.encode("latin-1")) for header, value in names.items()]
-        )
+        named = [(header, value.encode("latin-1")) for header, value in names.items()]
+        writer = _Writer(send, [(b"content-type", self._form.media_type), *_HEADERS, *named])
         pinging = asyncio.ensure_future(self._ping(writer))
         try:
             await run_while_connected(scope, self._pump(writer, scope["method"] == "HEAD"))
@@ -181,12 +191,12 @@ class EventStream(Response):
             await self._events.aclose()
 
     async def _ping(self, writer: _Writer) -> None:
-        """A comment where nothing flows. A reader that does not read is the connection's to cut off."""
+        """Something where nothing flows. A reader that does not read is the connection's to cut off."""
         interval_s = self._limits.ping_interval_s
         while True:
             quiet_s = time.monotonic() - writer.last_write
             if quiet_s >= interval_s and not writer.is_blocked:
-                await writer.write(_RECOVERING if self._is_recovering() else _PING)
+                await writer.write(self._form.recovering if self._is_recovering() else self._form.ping)
                 quiet_s = 0.0
             await asyncio.sleep(interval_s - quiet_s if quiet_s < interval_s else interval_s)
 

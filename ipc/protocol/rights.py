@@ -128,6 +128,8 @@ ROUTES: dict[str, Right] = {
         (
             *("/ping", "/", "/openapi.json", "/version", "/v1/models", "/v1/models/{model:path}"),
             *("/info", "/server_info", "/tokenizer_info", "/load", "/metrics"),
+            *("/api/tags", "/api/ps", "/api/show", "/api/version", "/api/pull"),
+            *("/api/create", "/api/copy", "/api/delete", "/api/push"),
         ),
         _TOLD,
     ),
@@ -140,6 +142,7 @@ ROUTES: dict[str, Right] = {
             *("/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize"),
             *("/v1/embeddings", "/v2/embed", "/embed", "/similarity", "/classify", "/pooling"),
             *("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"),
+            *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
             # Requests that were asked for before.
             *("/abort_requests", "/v1/responses/{response_id}"),
             *("/v1/responses/{response_id}/cancel", "/v1/responses/{response_id}/input_items"),

@@ -21,7 +21,7 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from ....ipc.protocol.rights import check_route
-from ..errors import ErrorResponse, MessagesErrorResponse, is_messages_path
+from ..errors import ErrorResponse, find_error_type, is_ollama_path
 
 _SENTENCE_END = re.compile(r"\.(?:\s|$)")
 _REF = "#/components/schemas/{name}"
@@ -70,10 +70,10 @@ class Routes:
         self._paths: dict[str, dict[str, Any]] = {}
         self._types: set[Any] = {ErrorResponse}
 
-    def add_page(self, path: str, endpoint: Endpoint) -> None:
-        """A GET that the document does not name."""
+    def add_page(self, path: str, endpoint: Endpoint, method: str = "GET") -> None:
+        """What the document does not name."""
         check_route(path)
-        self.routes.append(_OneRoute(path, endpoint, "GET", endpoint.__name__))
+        self.routes.append(_OneRoute(path, endpoint, method, endpoint.__name__))
 
     def add(
         self,
@@ -91,15 +91,15 @@ class Routes:
         """A POST if there is a `request`, else a GET, or `method`. `answer`: its type, or a media type.
 
         `summary`: its first sentence is shown; None: that of the endpoint's docstring. `streams`: the answer
-        may be server-sent events. `more`: other answers.
+        may be a stream. `more`: other answers.
         """
         check_route(path)
         content: dict[str, Any] = {answer: {}} if isinstance(answer, str) else self._describe_json(answer)
         if streams:
-            content["text/event-stream"] = {}
+            content["application/x-ndjson" if is_ollama_path(path) else "text/event-stream"] = {}
         responses: dict[str, Any] = {"200": {"description": "Success", "content": content}}
         for status in (401, 503) if request is None else _ERRORS_OF_POSTS:
-            content = self._describe_json(MessagesErrorResponse if is_messages_path(path) else ErrorResponse)
+            content = self._describe_json(find_error_type(path))
             responses[str(status)] = {"description": _ERRORS_OF_POSTS[status], "content": content}
         for status, kind in (more or {}).items():
             responses[str(status)] = {"description": "See the body", "content": self._describe_json(kind)}

@@ -22,11 +22,12 @@ from typing import Any, TypeVar, cast
 import msgspec
 import msgspec.inspect
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Scope
 
 from ....ipc.decoding import convert, decode_json
 from ....ipc.errors import did_you_mean, shorten, shorten_name
 from ....ipc.params.structured_outputs import RENAMED_FIELDS
-from ..errors import ApiError, FieldError, missing_field
+from ..errors import ApiError, FieldError, is_ollama_path, missing_field
 from ..headers import find_header
 from ..limits import (
     MAX_JSON_CONTAINERS,
@@ -76,7 +77,7 @@ async def parse_request(request: Request, parse: Callable[[bytes], R]) -> R:
     """What `parse` makes of the body. Raises ApiError, or ClientDisconnect when the client has left."""
     header = find_header(request.scope["headers"], b"content-type").decode("latin-1")
     content_type = header.partition(";")[0].strip().lower()
-    if content_type != "application/json":
+    if content_type != "application/json" and not _is_sent_by_curl(request.scope, content_type):
         # It also keeps web pages out: a browser sends JSON to another site only when that site agrees.
         raise ApiError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
@@ -97,6 +98,16 @@ async def parse_request(request: Request, parse: Callable[[bytes], R]) -> R:
         del body
         if (note_body := request.scope.get("extensions", {}).get(BODY_EXTENSION)) is not None:
             note_body()
+
+
+def _is_sent_by_curl(scope: Scope, content_type: str) -> bool:
+    """Whether it is JSON as the examples of Ollama's documents send it: as a form, by what is no browser.
+
+    A browser names the page (Origin) with what it sends to another site.
+    """
+    is_form = content_type in ("", "application/x-www-form-urlencoded")
+    is_from_page = any(find_header(scope["headers"], name) for name in (b"origin", b"sec-fetch-site"))
+    return is_form and not is_from_page and is_ollama_path(scope["path"])
 
 
 def _check_and_parse(body: bytes, parse: Callable[[bytes], R]) -> R:

@@ -172,7 +172,7 @@ def make_prompt_conversation(request: ChatCompletionRequest | TokenizeRequest) -
     adds = request.add_generation_prompt
     return Conversation(
         messages=request.messages or [],
-        tools=[_make_tool(number, tool) for number, tool in enumerate(offered)],
+        tools=[make_tool(number, tool) for number, tool in enumerate(offered)],
         variables=request.chat_template_kwargs,
         add_generation_prompt=not continues if adds is None else adds,
         continue_final_message=continues,
@@ -180,7 +180,8 @@ def make_prompt_conversation(request: ChatCompletionRequest | TokenizeRequest) -
     )
 
 
-def _make_tool(number: int, param: ToolParam) -> Tool:
+def make_tool(number: int, param: ToolParam) -> Tool:
+    """A tool of a chat, the entry `number` of them. Raises FieldError."""
     if param.type != "function":
         raise FieldError(f"tools[{number}].type", param.type, "'function'")
     function = param.function

@@ -10,10 +10,8 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 
-from ....ipc.decoding import decode_json
 from ....ipc.errors import SamplingParamsError
 from ....ipc.params.sampling_params import SamplingParams
 from ....ipc.params.structured_outputs import StructuredOutputsParams
@@ -33,7 +31,7 @@ from .conversation import MessageDraft, ParsedOutputs, check_source, parse_outpu
 from .prompts import answer_by_text
 from .route import PostRoute, Refused, is_off
 from .sampling import make_params
-from .tool_input import ToolInput
+from .tool_input import NO_INPUT, ToolInput, read_input
 from .usage import UsageCounter
 
 # A Messages request -> the Conversation that all APIs make of theirs.
@@ -220,12 +218,11 @@ def _check_role(place: str, block: body.BlockParam, role: str) -> None:
 _BUDGET = "thinking.budget_tokens"
 # Clients hand thoughts back with their signature, and may refuse those without one. Nobody checks ours.
 SIGNATURE = "quire"
-_NO_INPUT = msgspec.Raw(b"{}")
 # By kind of block: what it begins with, and the kind of its deltas and their field.
 _BLOCKS: dict[str, tuple[Json, str, str]] = {
     "text": ({"text": "", "citations": None}, "text_delta", "text"),
     "thinking": ({"thinking": "", "signature": ""}, "thinking_delta", "thinking"),
-    "tool_use": ({"input": _NO_INPUT}, "input_json_delta", "partial_json"),
+    "tool_use": ({"input": NO_INPUT}, "input_json_delta", "partial_json"),
 }
 
 
@@ -321,19 +318,10 @@ def collect_blocks(events: Iterable[Json]) -> list[Json]:
                 texts += fragment.values()
             case {"type": "content_block_stop"}:
                 text, kind = "".join(texts), blocks[-1]["type"]
-                blocks[-1] |= {"input": _read_input(text)} if kind == "tool_use" else {kind: text}
+                blocks[-1] |= {"input": read_input(text)} if kind == "tool_use" else {kind: text}
             case _:
                 pass
     return blocks
-
-
-def _read_input(text: str) -> msgspec.Raw:
-    """Of a call that could not be read, whose input was no object, nothing."""
-    try:
-        decode_json(text or "{}", dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, RecursionError):
-        return _NO_INPUT
-    return msgspec.Raw(text.encode() or b"{}")
 
 
 async def create_message(serving: Serving, request: body.MessagesRequest, caller: Caller) -> Response:

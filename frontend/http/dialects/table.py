@@ -8,11 +8,11 @@ import msgspec
 
 from ....ipc.protocol.messages import EngineFacts
 from ..errors import ApiError, FieldError
-from . import chat, cohere, completions, embeddings, messages, ranks, responses, scores, tei, tokenize
+from . import chat, cohere, completions, embeddings, messages, ollama, ranks, responses, scores, tei, tokenize
 from .route import PostRoute
 
 # In the order in which docs/http.md and /openapi.json show them.
-DIALECTS = (chat, completions, responses, messages, embeddings, cohere, tei, ranks, scores, tokenize)
+DIALECTS = (chat, completions, responses, messages, ollama, embeddings, cohere, tei, ranks, scores, tokenize)
 ROUTES: dict[str, PostRoute] = {route.path: route for dialect in DIALECTS for route in dialect.ROUTES}
 
 

@@ -7,6 +7,11 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
+from ....ipc.decoding import decode_json
+
+NO_INPUT = msgspec.Raw(b"{}")
 _TEXT = re.compile(r'[^"\\]+')  # within a text
 # Of a character; one beyond 16 bits takes two, of which the first alone is refused by readers.
 _ESCAPE = re.compile(r"\\(?:[^u]|u(?![dD][89abAB])[0-9a-fA-F]{4}|u[0-9a-fA-F]{4}\\u[0-9a-fA-F]{4})")
@@ -93,3 +98,12 @@ class ToolInput:
         self._waiting.append('"')
         self._in_text = False
         return not self._is_key, place + 1
+
+
+def read_input(text: str) -> msgspec.Raw:
+    """A call's input as JSON; of a call that could not be read, whose input was no object, nothing."""
+    try:
+        decode_json(text or "{}", dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, RecursionError):
+        return NO_INPUT
+    return msgspec.Raw(text.encode() or b"{}")

@@ -139,7 +139,8 @@ class ServedModels:
             self.only.check_open()
 
     def find(self, name: str | None, task: str | None = None) -> ServedModel:
-        """The model of this name; None: the only one, or of several the only one that can do this task.
+        """The model of this name, with ":latest" or without; None: the only one, or of several the only one
+        that can do this task.
 
         ApiError 404 for a name that is not here, 400 for none where it is needed or nobody can do the task.
         """
@@ -150,7 +151,7 @@ class ServedModels:
             if task is not None and not able and all(model.is_known for model in self.models):
                 raise self._refuse(task)
         for model in self.models:
-            if name in model.names:
+            if name in model.names or (name or "").removesuffix(":latest") in model.names:
                 return model
         names = ", ".join(repr(model.name) for model in self.models)
         if name is None:

@@ -1,4 +1,5 @@
-"""The page at "/" and what it shows: one EngineSnapshot at /stats, two a second at /stats/stream.
+"""The page at "/", where programs read what Ollama's clients look for before they ask; and what it shows: one
+EngineSnapshot at /stats, two a second at /stats/stream.
 
 However many look, the engine is asked once each period; while nobody looks it is not asked at all. Of several
 engines `?model=NAME` chooses one.
@@ -19,7 +20,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from ....ipc.protocol.engine_views import EngineSnapshot, hide_others
 from ....ipc.protocol.rights import Reach
@@ -27,6 +28,7 @@ from ..bodies.openapi import Routes
 from ..caller import Caller
 from ..engines.served_models import ServedModel, ServedModels
 from ..errors import ErrorResponse
+from ..headers import find_header
 from ..stream import EventStream, encode_event, respond
 
 PERIOD_S = 0.5
@@ -40,10 +42,13 @@ def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Requ
     """
     page = load_page()
     headers = {"content-security-policy": make_content_security_policy(page), "cache-control": "no-cache"}
+    headers["vary"] = "accept"
     feeds = {model: SnapshotFeed(functools.partial(_look, model)) for model in models.models}
     models.parts.on_drain += [feed.close for feed in feeds.values()]
 
-    async def show_page() -> Response:
+    async def show_page(http: Request) -> Response:
+        if b"text/html" not in find_header(http.scope["headers"], b"accept"):  # who is no browser
+            return PlainTextResponse("Ollama is running", headers={"vary": "accept"})
         return HTMLResponse(page, headers={**headers, "x-content-type-options": "nosniff"})
 
     async def show_stats(http: Request, model: str | None = None) -> Response:

@@ -146,6 +146,8 @@ def test_guidellm_measures_a_server(served: Served, tmp_path: Path) -> None:
         ("anthropic", "anthropic_messages.py", ""),
         ("pydantic-ai-slim", "pydantic_agent.py", "/v1"),
         ("langchain-openai", "langchain_vectors.py", "/v1"),
+        ("ollama", "ollama_python.py", ""),
+        ("langchain-ollama", "langchain_ollama_chat.py", ""),
         ("instructor", "instructor_forms.py", "/v1"),
         ("llama-index-llms-openai-like", "llama_index_chat.py", "/v1"),
         ("llama-index-embeddings-openai-like", "llama_index_vectors.py", "/v1"),

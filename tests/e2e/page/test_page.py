@@ -86,7 +86,7 @@ def open_stream(port: int, method: str, path: str, body: object = None) -> Gener
 def get(port: int, path: str) -> tuple[http.client.HTTPResponse, str]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers={"accept": "text/html"})
         response = connection.getresponse()
         return response, response.read().decode()
     finally:

@@ -23,11 +23,15 @@ from tool_template import PLAIN_TEMPLATE, TEMPLATE
 
 FOLDER = Path(__file__).parents[2] / "golden" / "dialects"
 TEMPLATES = {"tools": TEMPLATE, "plain": PLAIN_TEMPLATE}
-STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/invocations")
+STREAMED_UNASKED = ("/api/chat", "/api/generate")  # where a body that does not say `stream` is for a stream
+STREAMED = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/invocations"),
+    *STREAMED_UNASKED,
+)
 MADE = ("engine", "status", "answer", "stream")  # keys of a turn that a run fills in
 _ID = re.compile(r"\b([a-z]+[-_])([0-9a-f]{24,34})(?![0-9a-f])")
 _NUMBERED_ID = re.compile(r"<(\d+)>")
-_TIMES = ("created", "created_at")
+_TIMES = ("created", "created_at", "modified_at", "total_duration")
 _MAX_TEXT, _MAX_ITEMS = 1200, 100
 # Of parameters, what says nothing of the request.
 _UNTOLD = {"output_kind", "names", "tenant"}
@@ -74,14 +78,15 @@ class Transcript:
             llm.error = RequestFailedError(message, code)
         made = {name: value for name, value in turn.items() if name not in MADE}
         known = self._count_calls()
-        answer = await self._ask(turn)
+        body: Any = turn.get("body")
+        can_stream = turn["ask"] in STREAMED and isinstance(body, dict) and "stream" not in body
+        is_whole = can_stream and turn["ask"] in STREAMED_UNASKED
+        answer = await self._ask(turn | {"body": body | {"stream": False}} if is_whole else turn)
         if engine := self._describe_calls(known):
             made["engine"] = engine
         if answer.status != 200:
             made["status"] = answer.status
         made |= self._describe(answer)
-        body: Any = turn.get("body")
-        can_stream = turn["ask"] in STREAMED and isinstance(body, dict) and "stream" not in body
         if can_stream and (answer.status == 200 or "fails" in turn):
             known = self._count_calls()
             streamed = await self._ask(turn | {"body": body | {"stream": True}})
@@ -115,6 +120,8 @@ class Transcript:
                 return value
 
     def _describe(self, answer: Answer) -> Json:
+        if answer.headers.get("content-type") == "application/x-ndjson":
+            return {"stream": [self._tell(json.loads(line)) for line in answer.body.splitlines()]}
         if not answer.headers.get("content-type", "").startswith("text/event-stream"):
             return {"answer": self._tell(answer.json) if answer.body else None}
         names = [line[7:] for line in answer.body.decode().split("\n") if line.startswith("event: ")]

@@ -27,6 +27,9 @@ OUR_ENDS = ("abort", "repetition")  # finish reasons that OpenAI's types do not 
 
 def judge(turn: Json) -> None:
     """AssertionError or pydantic's ValidationError for what a client could not read."""
+    lines = turn.get("stream")
+    if turn["ask"] in OLLAMA and "answer" in turn and isinstance(lines, list) and "fails" not in turn:
+        assert join_lines(lines) == join_lines([turn["answer"]])
     if turn["ask"] not in KINDS or turn.get("status", 200) != 200 or not is_judged(turn):
         return
     answer, event = KINDS[turn["ask"]]
@@ -155,6 +158,22 @@ def _read_block(block: Json) -> Json:
             pydantic.TypeAdapter(Any).validate_json(given or "{}") if isinstance(given, str) else given
         )
     return kept
+
+
+OLLAMA = ("/api/chat", "/api/generate")
+
+
+def join_lines(lines: list[Any]) -> Any:
+    """What the parts of an answer of Ollama's form add up to, and its end."""
+    joined: Json = {"content": "", "response": "", "thinking": "", "tool_calls": []}
+    for line in lines:
+        part = line | line.get("message", {})
+        for name in joined:
+            joined[name] += part.get(name, type(joined[name])())
+    joined["tool_calls"] = [call["function"] for call in joined["tool_calls"]]  # ids differ
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    untold = (*joined, "message", "logprobs")
+    return joined, {name: value for name, value in lines[-1].items() if name not in untold}
 
 
 JOINS = {
