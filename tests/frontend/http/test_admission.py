@@ -18,7 +18,7 @@ from quire.ipc.errors import EngineDeadError, RequestFailedError
 
 
 async def test_a_wrong_method_is_told_which_are_allowed(client: AsgiClient) -> None:
-    for path, methods in (("/v1/responses/resp_1", "DELETE, GET"), (CHAT, "POST")):
+    for path, methods in (("/v1/responses/resp_1", "DELETE, GET, HEAD"), (CHAT, "POST")):
         assert (await client.call("PUT", path, b"", {})).headers["allow"] == methods
 
 
