@@ -34,6 +34,7 @@ COMMANDS = {
     "embed": Command("turn texts into vectors", ".embed"),
     "rerank": Command("order documents by how well they answer a query", ".rerank"),
     "pull": Command("download a model from the Hugging Face hub", ".pull"),
+    "launch": Command("run a coding agent on a server: claude, codex, opencode", ".launch"),
     "daemon": Command("start, stop, restart an engine in the background", ".daemon", prints=False),
     "keys": Command("make keys for frontends on other machines", ".keys"),
     "ps": Command("list the daemons that run", ".ps"),
@@ -49,6 +50,19 @@ COMMANDS = {
 }
 
 ALIASES = {"complete": "generate", "collect-env": "doctor"}  # as vLLM calls them
+# Commands of Ollama and llama.cpp -> what there is in their place.
+_ELSEWHERE = {
+    "run": "'chat MODEL' or 'generate'",
+    **dict.fromkeys(("list", "ls"), "'ps' (what runs; models are in the cache of the Hugging Face hub)"),
+    "show": "'doctor MODEL'",
+    "stop": "'daemon stop'",
+    "start": "'serve' or 'daemon start'",
+    "logs": "'daemon logs'",
+    **dict.fromkeys(("rm", "remove", "delete"), "'hf cache rm' (models are in the Hugging Face hub's cache)"),
+    **dict.fromkeys(("create", "cp"), "'serve MODEL' (docs/coming-from.md: a Modelfile's lines)"),
+    **dict.fromkeys(("cli", "llama-cli"), "'chat'"),
+    **dict.fromkeys(("server", "llama-server"), "'serve'"),
+}
 
 # What a disk or a terminal answers that takes no more: the cause is the machine's, and the text says it all.
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
@@ -119,6 +133,8 @@ def _dispatch(argv: list[str]) -> int:
     command = COMMANDS.get(name)
     if command is None:
         hint = did_you_mean(name, [*COMMANDS, *ALIASES, "--help", "--version"])
+        if name in _ELSEWHERE:
+            hint = f", did you mean {_ELSEWHERE[name]}?"
         raise UsageError(f"{name!r}: not a command{hint or ', one of ' + ', '.join(COMMANDS)}")
     try:
         with paused_collector():

@@ -127,6 +127,21 @@ _OTHER = re.compile(r"argument (?P<field>[^:]+): (?P<rest>.*)", re.S)
 _NAME_OF_TYPE = {"int": "an integer", "float": "a number"}
 
 
+# Options of llama.cpp and Ollama -> what there is in their place.
+_ELSEWHERE = {
+    **dict.fromkeys(("-c", "--ctx-size", "--num-ctx", "--context-length"), "--max-model-len"),
+    **dict.fromkeys(("-np", "--parallel"), "--max-num-seqs"),
+    **dict.fromkeys(("-ngl", "--gpu-layers", "--n-gpu-layers", "--num-gpu"), "--device"),
+    **dict.fromkeys(("-t", "--threads", "--num-thread"), "--num-threads"),
+    **dict.fromkeys(("-b", "-ub", "--batch-size", "--ubatch-size"), "--max-num-batched-tokens"),
+    **dict.fromkeys(("-n", "--n-predict", "--predict", "--num-predict"), "--max-tokens"),
+    **dict.fromkeys(("-hf", "--hf-repo", "-mu", "--model-url"), "--model"),
+    **dict.fromkeys(("-a", "--alias"), "--served-model-name"),
+    **dict.fromkeys(("--temp", "-temp"), "--temperature"),
+    "--repeat-penalty": "--repetition-penalty",
+}
+
+
 class ExitCode(IntEnum):
     """Every exit code of the `quire` command."""
 
@@ -198,6 +213,7 @@ class Parser(argparse.ArgumentParser):
         words = spell_with_dashes(argv, self._option_string_actions)
         if FLAG in self._option_string_actions:
             words = expand_config(self._option_string_actions, words)
+        self._check_elsewhere(words)
         options, rest = self.parse_known_intermixed_args(words)
         for word in rest:
             if word.startswith("-"):
@@ -209,6 +225,13 @@ class Parser(argparse.ArgumentParser):
         if rest:
             raise UsageError(f"{rest[0]!r}: '{self.prog}' takes no such argument, see {self.prog} --help")
         return options
+
+    def _check_elsewhere(self, words: Sequence[str]) -> None:
+        """Before argparse takes -hf for -h."""
+        known = self._option_string_actions
+        for flag in (word.partition("=")[0] for word in split_at_dashes(words)[0]):
+            if flag not in known and (name := _ELSEWHERE.get(flag)) in known:
+                raise UsageError(f"{flag}: not an option of '{self.prog}', did you mean {name!r}?")
 
     @property
     def actions(self) -> Mapping[str, argparse.Action]:

@@ -29,6 +29,18 @@ HELPED = [
     ("arguments", "message"),
     [
         (["genrate"], "'genrate': not a command, did you mean 'generate'?"),
+        (["run"], "'run': not a command, did you mean 'chat MODEL' or 'generate'?"),
+        (["list"], "'list': not a command, did you mean 'ps' (what runs;"),
+        (["stop"], "'stop': not a command, did you mean 'daemon stop'?"),
+        (
+            ["serve", "--ctx-size", "9"],
+            "--ctx-size: not an option of 'quire serve', did you mean '--max-model-len'?",
+        ),
+        (["serve", "-hf", "a/b"], "-hf: not an option of 'quire serve', did you mean '--model'?"),
+        (
+            ["generate", "--temp=0", "x"],
+            "--temp: not an option of 'quire generate', did you mean '--temperature'?",
+        ),
         (["xyz"], f"'xyz': not a command, one of {', '.join(COMMANDS)}"),
         (["generate", "--temprature", "1", "x"], "--temprature: not an option of 'quire generate', did you"),
         (["generate", "--max-tokens", "many", "x"], "max_tokens='many': an integer"),
