@@ -191,7 +191,9 @@ def _prune(value: Any, plan: _Plan, takes_all: bool, kept: Collection[str] = ())
             _prune(item, plan.items, takes_all)
     elif isinstance(value, dict) and plan.structs:
         fields = cast(dict[str, Any], value)
-        forbids, known, deeper = plan.structs.get(fields.get(plan.tag_field), (False, set[str](), {}))
+        tag = fields.get(plan.tag_field) if plan.tag_field else None
+        tag = tag if tag is None or isinstance(tag, str) else ""  # which none is
+        forbids, known, deeper = plan.structs.get(tag, (False, set[str](), {}))
         for name in fields.keys() - known if forbids else ():
             if fields[name] is None or (takes_all and name not in kept):
                 del fields[name]

@@ -77,7 +77,7 @@ def _make_params(serving: Serving, request: body.GenerationFields) -> SamplingPa
 
 
 def _make_conversation(
-    request: body.GenerationFields, messages: list[ChatMessage], tools: Sequence[ToolParam] = ()
+    request: body.GenerationFields, param: str, messages: list[ChatMessage], tools: Sequence[ToolParam] = ()
 ) -> Conversation:
     check_num_tools(len(tools))
     continues = messages[-1].role == "assistant" and not messages[-1].tool_calls
@@ -87,6 +87,7 @@ def _make_conversation(
         format=_find_format(request.format),
         add_generation_prompt=not continues,
         continue_final_message=continues,
+        param=param,
     )
     if isinstance(request.think, bool):
         conversation.variables = {"enable_thinking": request.think}
@@ -241,7 +242,7 @@ async def create_ollama_chat(serving: Serving, request: body.OllamaChatRequest, 
 
 def _read_chat(serving: Serving, request: body.OllamaChatRequest) -> Conversation | None:
     messages = _make_messages(request.messages or [], serving.options.limits.max_messages)
-    return _make_conversation(request, messages, request.tools or ()) if messages else None
+    return _make_conversation(request, "messages", messages, request.tools or ()) if messages else None
 
 
 async def create_ollama_generation(
@@ -258,9 +259,8 @@ def _read_prompt(serving: Serving, request: body.OllamaGenerateRequest) -> Conve
     if not prompt or request.raw or not (system or serving.tokenizer.has_chat_template):
         return prompt or None
     texts = {"system": system, "user": prompt}
-    return _make_conversation(
-        request, [ChatMessage(role=role, content=text) for role, text in texts.items() if text]
-    )
+    messages = [ChatMessage(role=role, content=text) for role, text in texts.items() if text]
+    return _make_conversation(request, "prompt", messages)
 
 
 async def _answer(
@@ -280,7 +280,9 @@ async def _answer(
     serving.check_room(params, caller)
     if isinstance(source, str):
         reader = AnswerReader(None)
-        prepared = await prepare_params(serving, params, caller, _find_format(request.format))
+        prepared = await prepare_params(
+            serving, params, caller, _find_format(request.format), logprobs_name="top_logprobs"
+        )
         (prompt,) = await tokenize_prompts(serving, [source], None, caller)
     else:
         prompt, prepared, reader = await prepare_conversation(serving, caller, params, source)

@@ -54,8 +54,12 @@ def map_body(context: Any, body: Any) -> Any:
     path = context.operation.path
     if not isinstance(body, dict):
         return body
-    if isinstance(body.get("model"), str):
+    is_refused = path.startswith("/api/") and not body.get("model")
+    if isinstance(body.get("model"), str) and not is_refused:
         body["model"] = "pocket"
+    if path.startswith("/api/") and isinstance(options := body.get("options"), dict):
+        endless = options.get("num_predict") in (None, -1, -2)
+        options["num_predict"] = MAX_TOKENS if endless else _cap(options["num_predict"], MAX_TOKENS)
     if path in VECTOR_PATHS:
         return body | {name: _fold_ids(body[name]) for name in ("input", "inputs") if name in body}
     if path == "/invocations" and not {"prompt", "messages"} & body.keys():

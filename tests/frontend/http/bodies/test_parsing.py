@@ -36,6 +36,8 @@ DEEP = b"[" * 980 + b"]" * 980
         (CHAT, b"[" * 100_000, 400),
         ("/v1/completions", b'{"prompt":%b}' % DEEP, 400),
         ("/v1/completions", b'{"prompt":"x","echo":%b}' % (b"9" * 5000), 400),
+        (CHAT, {"": [], "x": None}, 400),
+        (CHAT, {"response_format": {"type": ["text"], "x": None}}, 400),
         (CHAT, {LONG: 1}, 400),
         (CHAT, {LONG[:1000]: 1}, 400),
         (CHAT, {"messages": [{"role": LONG}]}, 400),

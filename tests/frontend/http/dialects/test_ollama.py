@@ -68,7 +68,7 @@ async def test_a_model_without_a_chat_template_goes_on_from_a_prompt(app: OpenAp
     assert (await app.client.post("/api/generate", asked)).json["response"] == "Hello there!"
     assert app.llm.calls[0].prompt == "Hi"
     refused = await app.client.post("/api/generate", asked | {"system": "Be brief."})
-    assert (refused.status, refused.json["error"].partition(":")[0]) == (400, "messages='a conversation'")
+    assert (refused.status, refused.json["error"].partition(":")[0]) == (400, "prompt='a conversation'")
 
 
 async def test_unknown_options_are_left_out_where_the_operator_says_so(open_app: OpenApps) -> None:
