@@ -31,7 +31,7 @@ _ERRORS_OF_POSTS = {
     404: "No such model",
     408: "Its body came too slowly, or it was aborted or out of time",
     413: "The body is too large",
-    415: "The body is not JSON",
+    415: "The body is not JSON, or is packed in a way that is not known",
     429: "No room now; try again",
     500: "The engine failed this request",
     503: "The server is about to start or to end",

@@ -150,14 +150,15 @@ class ByteShares:
             victim.give_way(overloaded(f"{self._what}: {held}, at most {self._max_bytes} ({self._limit})"))
 
 
-class BeginningTurns:
-    """Requests that have come and are to be begun: a few in each pass of the event loop, clients in turn.
+class ClientTurns:
+    """Work on requests: a few pieces in each pass of the event loop, clients in turn.
 
     One of many connections, or of many requests behind each other, would have all others wait for a pass in
     which each of its requests is answered, and a request takes several passes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_a_pass: int) -> None:
+        self._most_a_pass = most_a_pass
         self._waiting: OrderedDict[str, deque[Callable[[], bool]]] = OrderedDict()  # the next client first
         self._num_begun = 0  # in this pass
         self._is_awaiting_pass = False
@@ -166,6 +167,18 @@ class BeginningTurns:
         """Call `begin` now or in its turn. It returns False if there was nothing to do any more."""
         self._waiting.setdefault(client, deque()).append(begin)
         self._begin()
+
+    async def wait(self, client: str) -> None:
+        """Until it is this client's turn."""
+        turn = asyncio.get_running_loop().create_future()
+
+        def begin() -> bool:
+            if is_due := not turn.done():
+                turn.set_result(None)
+            return is_due
+
+        self.add(client, begin)
+        await turn
 
     def _begin_pass(self) -> None:
         self._num_begun, self._is_awaiting_pass = 0, False
@@ -176,7 +189,7 @@ class BeginningTurns:
         if not self._is_awaiting_pass:
             self._is_awaiting_pass = True
             asyncio.get_running_loop().call_soon(self._begin_pass)
-        while self._waiting and self._num_begun < _BEGINNINGS_A_TURN:
+        while self._waiting and self._num_begun < self._most_a_pass:
             client, beginnings = next(iter(self._waiting.items()))
             begin = beginnings.popleft()
             if beginnings:
@@ -217,7 +230,8 @@ class Admission:
         self.headers = ByteShares("headers", "max_total_header_bytes", limits.max_total_header_bytes)
         max_body_bytes = max(limits.max_total_body_bytes, limits.max_body_bytes)
         self.bodies = ByteShares("bodies", "max_total_body_bytes", max_body_bytes)
-        self.beginnings = BeginningTurns()
+        self.beginnings = ClientTurns(_BEGINNINGS_A_TURN)
+        self.unpackings = ClientTurns(1)
         self._trimming: asyncio.TimerHandle | None = None
         self._large_readers: deque[AdmittedConnection] = deque()  # none of them reads
 

@@ -30,6 +30,7 @@ from ..observe.access_log import CURRENT, KEY_LENGTH, AccessLog, AccessRecord
 from ..stream import GONE_EXTENSION, REQUEST_ID_HEADER
 from .admission import Admission
 from .auth import CALLER_KEY, OPEN_PATHS
+from .packing import find_coding, unpack
 from .request_parser import RequestHead, RequestParser, check_body_length
 
 _MAX_REFUSED = 128  # connections beyond max_connections that are told so
@@ -57,8 +58,10 @@ class Exchange:
     keeps_alive: bool  # the connection stays open behind the answer
     expects_continue: bool
     stores_body: bool
+    coding: bytes = b""  # of the body, while it is packed
     record: AccessRecord | None = None  # where somebody logs it
     body: bytearray = field(default_factory=bytearray)  # as far as it has come and the app has not taken it
+    packed: bytes = b""  # of it, while it is unpacked
     num_body_bytes: int = 0  # of it, taken or not
     is_whole: bool = False  # the request
     is_gone: bool = False  # the client
@@ -108,8 +111,22 @@ class Exchange:
             self.has_changed.clear()
         if self.is_gone or self.is_answered:
             return {"type": "http.disconnect"}
+        if self.coding and not await self._unpack():
+            return {"type": "http.disconnect"}
         body, self.body = bytes(self.body), bytearray()
         return {"type": "http.request", "body": body, "more_body": not self.is_whole}
+
+    async def _unpack(self) -> bool:
+        """Unpack the body, in turns; False when the client is gone, or had to give way. Raises ApiErrors."""
+        self.packed, self.body, coding, self.coding = bytes(self.body), bytearray(), self.coding, b""
+        for piece in unpack(self.packed, coding):
+            self.body += piece
+            self.num_body_bytes += len(piece)
+            await self.connection.hold_unpacked(len(self.body))
+            if self.is_gone:
+                return False
+        self.packed = b""
+        return True
 
     async def send(self, message: Message) -> None:
         """Write a part of the answer; waits for a client that does not read, unless it is gone."""
@@ -356,6 +373,13 @@ class Connection(asyncio.Protocol):
             self._note_bytes()
             self._admission.make_room(self)
 
+    async def hold_unpacked(self, num_bytes: int) -> None:
+        """So much of the body under way is unpacked: waits for the next piece's turn. Raises ApiErrors."""
+        check_body_length(num_bytes, self._limits)
+        self.hold_bytes()
+        if not self.is_ending:
+            await self._admission.unpackings.wait(self.client_name)
+
     # What these have in common.
 
     @property
@@ -380,7 +404,8 @@ class Connection(asyncio.Protocol):
         if exchange is None:
             self._admission.hold(self, num_kept_bytes, 0)
         else:
-            self._admission.hold(self, exchange.num_header_bytes + num_kept_bytes, len(exchange.body))
+            num_body_bytes = len(exchange.body) + len(exchange.packed)
+            self._admission.hold(self, exchange.num_header_bytes + num_kept_bytes, num_body_bytes)
 
     def _take_place(self, host: str) -> bool:
         self.client_name = name_address(host)
@@ -419,6 +444,7 @@ class Connection(asyncio.Protocol):
         has_body = head.body_bytes != 0
         is_post = head.method == "POST" and scope["path"] in admission.body_paths
         stores_body = has_body and is_post and caller is not None
+        coding = find_coding(head.headers) if stores_body else b""
         exchange = self.exchange = Exchange(
             self,
             scope,
@@ -426,6 +452,7 @@ class Connection(asyncio.Protocol):
             keeps_alive=head.keeps_alive and stores_body == has_body,
             expects_continue=head.expects_continue,
             stores_body=stores_body,
+            coding=coding,
         )
         if self._access_log is not None:
             record = exchange.record = self._make_record(head.method, scope["path"])

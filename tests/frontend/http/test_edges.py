@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
+import zlib
+from typing import Any
 
 import pytest
 from openai_fakes import FakeLLM
@@ -151,3 +155,158 @@ async def test_what_asks_for_less_than_the_answer_gets_it_whole(peer: Peer, head
     status, fields = await ask(peer, "GET /live", headers)
     body = await peer.reader.readexactly(int(fields["content-length"]))
     assert (status, json.loads(body)["status"]) == (200, "live")
+
+
+BODY = json.dumps({"prompt": "a" * 40}).encode()
+RAW_DEFLATE = zlib.compress(BODY)[2:-4]
+PACKED = [
+    ("gzip", gzip.compress(BODY)),
+    ("X-GZIP", gzip.compress(BODY)),
+    ("gzip, identity", gzip.compress(BODY[:9]) + gzip.compress(BODY[9:])),
+    ("deflate", zlib.compress(BODY)),
+    ("deflate", RAW_DEFLATE),
+    ("identity", BODY),
+    ("", BODY),
+]
+
+
+async def post_packed(peer: Peer, coding: str, body: bytes, chunk_bytes: int = 0, more: str = "") -> None:
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{JSON}content-encoding: {coding}\r\n{more}"
+    if chunk_bytes:
+        pieces = [body[place : place + chunk_bytes] for place in range(0, len(body), chunk_bytes)]
+        body = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+        head += "transfer-encoding: chunked\r\n\r\n"
+    else:
+        head += f"content-length: {len(body)}\r\n\r\n"
+    await peer.say(head.encode() + body)
+
+
+@pytest.mark.parametrize(("coding", "body"), PACKED, ids=range(len(PACKED)))
+@pytest.mark.parametrize("chunk_bytes", [0, 3])
+async def test_a_packed_body_is_as_the_plain_one(
+    peer: Peer, llm: FakeLLM, coding: str, body: bytes, chunk_bytes: int
+) -> None:
+    await peer.post("/v1/completions", json.loads(BODY))
+    plain = await peer.read_answer()
+    await post_packed(peer, coding, body, chunk_bytes)
+    status, _, answer = await peer.read_answer()
+    assert (status, json.loads(answer)["choices"]) == (200, json.loads(plain[2])["choices"])
+    assert llm.calls[0].prompt == llm.calls[1].prompt
+    assert await peer.ask_live()
+
+
+@pytest.mark.parametrize(
+    "coding", ["br", "zstd", "gzip, gzip", "gzip\r\ncontent-encoding: deflate", "gz\xff"]
+)
+async def test_a_coding_that_is_not_known_is_refused_by_name_with_those_that_are(
+    peer: Peer, coding: str
+) -> None:
+    await post_packed(peer, coding, gzip.compress(gzip.compress(BODY)))
+    status, head, body = await peer.read_answer()
+    assert (status, json.loads(body)["error"]["code"]) == (415, "unsupported_content_encoding")
+    assert f"content-encoding='{coding[:2]}" in body
+    assert "accept-encoding: gzip, deflate, identity\r\n" in head
+
+
+@pytest.mark.server(api_keys=("one",))
+async def test_a_coding_tells_a_stranger_no_more_than_another_header(peer: Peer) -> None:
+    await post_packed(peer, "br", BODY)
+    assert (await peer.read_answer())[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("coding", "body", "text"),
+    [
+        ("gzip", gzip.compress(BODY)[:-9], "this ends too early"),
+        ("gzip", gzip.compress(BODY)[:-1], "this ends too early"),
+        ("gzip", gzip.compress(BODY) + b"junk", "gzip behind its first 1 (incorrect header check)"),
+        ("gzip", gzip.compress(BODY)[:-8] + bytes(8), "incorrect data check"),
+        ("gzip", BODY, "incorrect header check"),
+        ("gzip", gzip.compress(b"") * 300, "at most 256 members"),
+        ("deflate", zlib.compress(BODY) + b"x", "1 more bytes"),
+        ("deflate", RAW_DEFLATE[:-4], "this ends too early"),
+        ("deflate", BODY, "deflate"),
+        ("identity", gzip.compress(BODY), "this is gzip"),
+        ("gzip", gzip.compress(b"no JSON"), "JSON"),
+        ("gzip", gzip.compress(gzip.compress(BODY)), "this is gzip"),
+    ],
+    ids=range(12),
+)
+async def test_a_packed_body_that_is_not_right_is_told_what_is_wrong(
+    peer: Peer, coding: str, body: bytes, text: str
+) -> None:
+    await post_packed(peer, coding, body)
+    status, _, answer = await peer.read_answer()
+    assert status == 400
+    assert text in json.loads(answer)["error"]["message"]
+    assert await peer.ask_live()
+
+
+@pytest.mark.server(max_body_bytes=2**21, max_total_body_bytes=3 * 2**20)
+async def test_what_a_packed_body_unpacks_to_counts_as_a_body(peer: Peer, server: Server) -> None:
+    bombs = [await peer.make_neighbour() for _ in range(3)]
+    (bodies,) = {id(one._admission.bodies): one._admission.bodies for one in server.connections}.values()
+    most = bodies.num_bytes
+    hold = bodies.hold
+
+    def watch(member: Any, num_bytes: int) -> None:
+        nonlocal most
+        hold(member, num_bytes)
+        most = max(most, bodies.num_bytes)
+
+    bodies.hold = watch  # type: ignore[method-assign]
+    for bomb in bombs:
+        await post_packed(bomb, "gzip", gzip.compress(bytes(2**24)))
+    answers = [await bomb.read_answer() for bomb in bombs]
+    assert {status for status, _, _ in answers} == {413, 429}
+    assert 2**21 < most < 3 * 2**20 + 2**18
+    assert bodies.num_bytes == 0
+    assert await peer.ask_live()
+
+
+async def test_another_is_answered_while_a_large_body_is_unpacked(peer: Peer, server: Server) -> None:
+    await peer.ask_live()
+    other = await peer.make_neighbour()
+    await other.ask_live()
+    await post_packed(peer, "gzip", gzip.compress(b'{"prompt":"%b"}' % bytes(2**22)))
+    while not any(one.exchange and len(one.exchange.body) > 2**19 for one in server.connections):
+        await asyncio.sleep(0)
+    assert await other.ask_live()
+    (busy,) = (one for one in server.connections if one.exchange)
+    assert busy.exchange.is_answered is False
+    peer.leave()
+    assert await (await other.make_neighbour()).ask_live()
+    bodies = busy._admission.bodies
+    while bodies.num_bytes:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("charset", ["", "; charset=utf-8", '; charset="UTF-16"'])
+async def test_json_is_read_in_each_of_its_encodings(
+    peer: Peer, llm: FakeLLM, encoding: str, charset: str
+) -> None:
+    blanks = " " * 70_000 * (charset == "")  # a body that is read in a thread
+    body = ("{" + blanks + '"prompt": "ä€😀"}').encode(encoding)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json{charset}\r\n"
+    await peer.say(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    assert (await peer.read_answer())[0] == 200
+    assert llm.calls[0].prompt == "ä€😀"
+
+
+@pytest.mark.parametrize("body", [b"\xff\xfe{\0\0\xd8", b"\xef\xbb\xbf{\xff}", b"{\0", b"\0\0\0\0", b"\xff"])
+async def test_what_is_no_encoding_is_no_json(peer: Peer, body: bytes) -> None:
+    await post_packed(peer, "", body)
+    status, _, answer = await peer.read_answer()
+    assert (status, json.loads(answer)["error"]["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize(
+    "kind", ["", "content-type: application/x-www-form-urlencoded\r\n", "content-type:\r\n"]
+)
+async def test_a_body_has_to_say_that_it_is_json(peer: Peer, kind: str) -> None:
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{kind}content-length: 2\r\n\r\n{{}}"
+    await peer.say(head.encode())
+    status, _, body = await peer.read_answer()
+    assert status == 415
+    assert "application/json" in body

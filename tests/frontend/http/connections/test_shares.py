@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
-from quire.frontend.http.connections.admission import BeginningTurns, ByteShares, ConnectionTable
+from quire.frontend.http.connections.admission import ByteShares, ClientTurns, ConnectionTable
 from quire.frontend.http.errors import ApiError
 
 
@@ -103,7 +103,7 @@ def test_past_the_bound_the_client_that_holds_most_gives_way() -> None:
 
 
 async def test_requests_of_a_crowd_are_begun_a_few_in_a_pass_and_others_in_their_turn() -> None:
-    turns, begun, num_in_pass = BeginningTurns(), list[str](), list[int]()
+    turns, begun, num_in_pass = ClientTurns(2), list[str](), list[int]()
 
     def begin(client: str) -> bool:
         begun.append(client)
