@@ -231,6 +231,7 @@ class Admission:
         max_body_bytes = max(limits.max_total_body_bytes, limits.max_body_bytes)
         self.bodies = ByteShares("bodies", "max_total_body_bytes", max_body_bytes)
         self.beginnings = ClientTurns(_BEGINNINGS_A_TURN)
+        self.handshakes = ClientTurns(1)
         self.unpackings = ClientTurns(1)
         self._trimming: asyncio.TimerHandle | None = None
         self._large_readers: deque[AdmittedConnection] = deque()  # none of them reads

@@ -229,6 +229,8 @@ class Connection(asyncio.Protocol):
         if self._is_admitted:
             if self.is_ending:  # it has lost its place meanwhile
                 transport.abort()
+            elif self._last_error is not None:
+                self.refuse(self._last_error)
         elif not self._take_place(self.client[0] if self.client else ""):
             if len(self._admission.open_connections) > self._limits.max_connections + _MAX_REFUSED:
                 self.close_now()
@@ -245,6 +247,15 @@ class Connection(asyncio.Protocol):
         self.transport = handshake
         self._is_admitted = self._take_place(host)
         return self._is_admitted
+
+    async def wait_for_handshake(self) -> None:
+        """Until it is this client's turn: a handshake takes a ms of processor time and more."""
+        await self._admission.handshakes.wait(self.client_name)
+
+    def refuse_plain_http(self) -> None:
+        """It is going to come without encryption, and is told that it has to have it."""
+        text = "request: HTTP over TLS, as https://; this came as plain http://"
+        self._last_error = ApiError(HTTPStatus.BAD_REQUEST, text, code="tls_required")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self.resume_writing()

@@ -22,6 +22,7 @@ _FIELDS = re.compile(rb"(?:" + _TOKEN + rb":[\t -~\x80-\xff]*\r\n)*")
 _FIELD = re.compile(rb"(" + _TOKEN + rb"):[\t ]*([^\r\n]*)\r\n")
 _NEVER = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n|\r(?!\n|\Z)")  # in a head
 _BLANK_LINES = re.compile(rb"(?:\r\n)+")
+_HANDSHAKE = b"\x16\x03"  # how TLS begins
 _CHUNK_LINE = re.compile(rb"\r\n([0-9A-Fa-f]{1,16})(?:;[\t -~\x80-\xff]*)?\r\n")  # behind another chunk
 _MAX_CHUNK_LINE_BYTES = 4096
 _LENGTH = re.compile(rb"0*([0-9]{1,19})")
@@ -113,6 +114,8 @@ class RequestParser:
             self._num_blank_bytes += blank.end()
             del data[: blank.end()]
             self._num_searched = 0
+        if data.startswith(_HANDSHAKE):
+            raise _refuse_value("request: plain HTTP, as http://; this came encrypted, as https://")
         if not self._has_line:
             self._note_line()
         end = data.find(b"\r\n\r\n", max(0, self._num_searched - 3))

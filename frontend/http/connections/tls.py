@@ -21,6 +21,7 @@ from .connection import Connection
 from .listener import Listener
 
 REFRESH_S = 5.0  # between looks at the files
+_TELL_S = 60.0  # between lines on handshakes that failed
 _CLOSE_S = 1.0  # for the client's last word
 _WRITE_BUFFER_BYTES = 2**16  # as without TLS, whose own default is eight times that for each slow reader
 _VERIFY_MODES = (ssl.CERT_NONE, ssl.CERT_OPTIONAL, ssl.CERT_REQUIRED)
@@ -101,7 +102,10 @@ class TlsFiles:
 
 
 class TlsListener(Listener):
-    """Hands each connection over when its handshake is done."""
+    """Hands each connection over when its handshake is done, which clients begin in turn.
+
+    Who speaks plain HTTP is told so.
+    """
 
     def __init__(
         self,
@@ -113,6 +117,7 @@ class TlsListener(Listener):
         """Raises ConfigError for a file that cannot be used."""
         self._files = TlsFiles(options)
         self._handshake_s = handshake_s
+        self._tell_at = 0.0  # when a failure is logged again
         super().__init__(listening_socket, make_protocol)
         self._refreshing = self._loop.create_task(self._refresh()) if options.refreshes else None
 
@@ -133,6 +138,12 @@ class TlsListener(Listener):
             client.close()
             return
         try:
+            async with asyncio.timeout(self._handshake_s):
+                if (await self._peek(client)).isalpha():  # a method
+                    protocol.refuse_plain_http()
+                    await self._loop.connect_accepted_socket(lambda: protocol, client)
+                    return
+                await protocol.wait_for_handshake()
             transport, _ = await self._loop.connect_accepted_socket(
                 lambda: protocol,
                 client,
@@ -141,9 +152,24 @@ class TlsListener(Listener):
                 ssl_shutdown_timeout=_CLOSE_S,
             )
             transport.set_write_buffer_limits(_WRITE_BUFFER_BYTES)
-        except (OSError, asyncio.CancelledError):  # ssl.SSLError and TimeoutError are OSErrors
+        except (OSError, asyncio.CancelledError) as error:  # ssl.SSLError and TimeoutError are OSErrors
             protocol.connection_lost(None)
             client.close()
+            if isinstance(error, ssl.SSLError) and self._loop.time() >= self._tell_at:
+                self._tell_at = self._loop.time() + _TELL_S
+                _logger.warning("a TLS handshake of %s failed: %s", host or "a local client", error)
+
+    async def _peek(self, client: socket.socket) -> bytes:
+        """The first byte of what a client says, which stays to be read. ConnectionError if it has left."""
+        begun = self._loop.create_future()
+        self._loop.add_reader(client, lambda: begun.done() or begun.set_result(None))
+        try:
+            await begun
+        finally:
+            self._loop.remove_reader(client)
+        if not (first := client.recv(1, socket.MSG_PEEK)):
+            raise ConnectionAbortedError
+        return first
 
 
 class Handshake:

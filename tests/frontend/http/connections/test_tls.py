@@ -82,7 +82,7 @@ async def test_handshakes_that_are_held_open_have_places_as_connections_do(peer:
 
 @pytest.mark.server(options=TLS)
 @pytest.mark.parametrize(
-    "said", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 100, b"\x16\x03\x01\xff\xff" + b"x" * 2**17]
+    "said", [b"\x00" * 100, b"\x16\x03\x01\xff\xff" + b"x" * 2**17]
 )
 async def test_what_is_no_tls_ends_its_own_connection_only(peer: Peer, said: bytes) -> None:
     other = await peer.make_neighbour()
@@ -91,6 +91,37 @@ async def test_what_is_no_tls_ends_its_own_connection_only(peer: Peer, said: byt
     with contextlib.suppress(ConnectionError):
         assert b"HTTP" not in await peer.read_all()
     assert await other.ask_live()
+
+
+@pytest.mark.server(options=TLS)
+@pytest.mark.parametrize("more", [b"", b"x" * 2**17])
+async def test_plain_http_is_told_that_it_has_to_be_encrypted(peer: Peer, more: bytes) -> None:
+    await peer.say(b"POST / HTTP/1.1\r\nhost: localhost\r\n\r\n" + more)
+    status, head, body = await peer.read_answer()
+    assert (status, json.loads(body)["error"]["code"]) == (400, "tls_required")
+    assert "connection: close" in head
+    assert await peer.read_all() == b""
+
+
+@pytest.mark.server(options=TLS)
+async def test_a_handshake_that_fails_is_logged_once_in_a_while(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for client in (peer, await peer.make_neighbour()):
+        with pytest.raises(ssl.SSLError):
+            await client.writer.start_tls(ssl.create_default_context(), server_hostname="localhost")
+    other = await peer.make_neighbour()
+    await encrypt(other)
+    assert await other.ask_live()
+    assert "127.0.0.1 failed: [SSL: TLSV1_ALERT_UNKNOWN_CA]" in caplog.text
+    assert caplog.text.count("handshake") == 1
+
+
+async def test_a_handshake_with_a_plain_port_is_told_that_it_is_one(peer: Peer) -> None:
+    await peer.say(HELLO)
+    status, _, body = await peer.read_answer()
+    assert status == 400
+    assert "http://" in body
 
 
 @pytest.mark.server(options={"tls": TlsOptions(certfile=PEM, ca_certs=PEM, cert_reqs=ssl.CERT_REQUIRED)})
