@@ -119,10 +119,14 @@ def _make_messages(messages: list[body.OllamaMessage], max_messages: int) -> lis
         texts, thoughts = ([text] if text else [] for text in (message.content, message.thinking))
         draft = MessageDraft(message.role.lower(), texts, thoughts, call_id=message.tool_call_id)
         for number, call in enumerate(message.tool_calls or ()):
-            call_id, name = call.id or f"call_{place}_{number}", call.function.name
-            draft.add_call(call_id, name, call.function.arguments)
-            waiting[name].append(call_id)
-            waiting[""].append(call_id)
+            named: Json = {name: value for name, value in call.items() if value is not None}
+            draft.calls.append({"id": f"call_{place}_{number}", "type": "function", **named})
+            if not isinstance(call_id := draft.calls[-1]["id"], str):
+                raise FieldError(f"messages[{place}].tool_calls[{number}].id", call_id, "a text")
+            function: Any = named.get("function")
+            tool = str(function.get("name")) if isinstance(function, dict) else ""
+            for name in {"", tool}:
+                waiting[name].append(call_id)
         queue = waiting[message.tool_name or ""]
         if draft.role == "tool" and draft.call_id is None and queue:
             draft.call_id = queue.popleft()

@@ -75,23 +75,6 @@ class GenerationFields(_Scheduled, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
 
-class CalledFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What was called. index: counts the turn's calls, whose order says it too."""
-
-    name: str
-    arguments: dict[str, Any] = {}
-    index: int | None = None
-
-
-class OllamaCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A call of an earlier turn. index: here Open WebUI sends it."""
-
-    function: CalledFunction
-    id: str | None = None
-    index: int | None = None
-    type: Literal["function"] | None = None
-
-
 class OllamaMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A message of a conversation. tool_name: of the tool whose result it is, for who has no tool_call_id."""
 
@@ -99,7 +82,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     content: str | None = None
     thinking: str | None = None
     images: list[Any] | None = None
-    tool_calls: list[OllamaCall] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -138,19 +121,15 @@ class OllamaEmbeddingsRequest(_Scheduled, kw_only=True, forbid_unknown_fields=Tr
     prompt: str | None = None
 
 
-class OllamaModelRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+_UNREAD = ("verbose", "system", "template", "options", "insecure", "username", "password", "stream")
+_Unread = msgspec.defstruct("_Unread", [(name, Any, None) for name in _UNREAD])
+
+
+class OllamaModelRequest(_Unread, kw_only=True, forbid_unknown_fields=True):
     """POST /api/show and /api/pull. name: as older clients say model. The rest says nothing here."""
 
     model: ModelName = ""
     name: str = ""
-    verbose: bool | None = None
-    system: str | None = None
-    template: str | None = None
-    options: dict[str, Any] | None = None
-    insecure: bool | None = None
-    username: str | None = None
-    password: str | None = None
-    stream: bool | None = None
 
     def __post_init__(self) -> None:
         self.model = self.model or self.name
