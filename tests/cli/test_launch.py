@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quire.frontend.cli.commands.launch import AGENTS
+from quire.frontend.cli.commands import launch
 from quire.frontend.cli.entry import run_command
 
 KEY = "sk-secret"
@@ -112,7 +112,7 @@ def test_opencode_gets_a_config_that_names_the_key_by_its_variable(
     assert command == ["opencode"]
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("agent", launch.AGENTS)
 def test_the_agent_takes_the_place_of_the_command(url: str, agent: str, tmp_path: Path) -> None:
     program = tmp_path / agent
     program.write_text('#!/bin/sh\necho "$$ $# $QUIRE_API_KEY$ANTHROPIC_AUTH_TOKEN"\nexit 7\n')
@@ -156,6 +156,18 @@ def test_what_cannot_be_launched_is_said_with_what_can(
     monkeypatch.setenv("QUIRE_API_KEY", env_key)
     assert run_command(["launch", "--url", url, *arguments]) != 0
     assert line.replace("URL", url) in capsys.readouterr().err
+
+
+def test_the_only_server_that_runs_is_found_by_its_daemons_name(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = ["other", f"serve-{url.rpartition(':')[2]}"]
+    monkeypatch.setattr(launch, "list_daemons", lambda: running)
+    assert run_command(["launch", "claude", "--print"]) == 0
+    assert f"ANTHROPIC_BASE_URL={url}\n" in capsys.readouterr().out
+    running.append("serve-1")
+    assert run_command(["launch", "claude", "--print", "--url", "http://127.0.0.1:1"]) == 1
+    assert "`quire serve --attach other` starts one" in capsys.readouterr().err
 
 
 def test_an_agent_that_is_not_installed_is_named_with_its_package(

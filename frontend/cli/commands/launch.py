@@ -26,6 +26,7 @@ What stands behind -- goes to the agent: quire launch claude -- -p "What is in t
 changed; --print shows them as a shell has them, to put where you like.
 """
 _KEY_VARIABLE = "QUIRE_API_KEY"
+_SERVER = "serve-"  # and its port: the name of a server's daemon
 _TIMEOUT_S = 10.0
 _SMALL_CONTEXT = 16_384  # tokens; agents' own prompts and tools take about as many
 _MAX_OUTPUT = 32_000  # tokens of an answer, or a quarter of the context
@@ -112,8 +113,8 @@ def run(argv: Sequence[str]) -> int:
     words, extra = split_at_dashes(argv)
     parser = Parser("quire launch", "Run a coding agent on a Quire server.", _EPILOG, " AGENT [-- ARGUMENTS]")
     parser.add_argument("agent", choices=AGENTS, metavar="AGENT", help=", ".join(AGENTS))
-    text = "the server (http://127.0.0.1:8000)"
-    parser.add_argument("--url", default="http://127.0.0.1:8000", metavar="URL", help=text)
+    text = "the server; default: the only one of this user that runs, or http://127.0.0.1:8000"
+    parser.add_argument("--url", metavar="URL", help=text)
     parser.add_argument(
         "--model", metavar="NAME", help="one of the server's; default: the first that can chat"
     )
@@ -122,7 +123,8 @@ def run(argv: Sequence[str]) -> int:
     options = parser.parse(words)
     agent = AGENTS[options.agent]
     key: str = options.api_key or os.environ.get(_KEY_VARIABLE) or "none"
-    target = _find_target(options.url.rstrip("/").removesuffix("/v1"), key, options.model)
+    url: str = options.url or f"http://127.0.0.1:{_find_port()}"
+    target = _find_target(url.rstrip("/").removesuffix("/v1"), key, options.model)
     environment, arguments = agent.configure(target)
     if target.context < _SMALL_CONTEXT:
         small = f"{target.model} has a context of {target.context} tokens"
@@ -151,6 +153,12 @@ def _show(environment: dict[str, str], command: list[str], key: str | None) -> N
     print(make_printable(shlex.join(command)))
 
 
+def _find_port() -> str:
+    """Of `quire serve`, whose daemon is named after it."""
+    ports = [name.removeprefix(_SERVER) for name in list_daemons() if name.startswith(_SERVER)]
+    return ports[0] if len(ports) == 1 and ports[0].isdigit() else "8000"
+
+
 def _find_target(url: str, key: str, model: str | None) -> _Target:
     """Ask the server what it has. Raises ConfigError and DaemonError."""
     cards = _ask_models(url, key)
@@ -173,6 +181,6 @@ def _ask_models(url: str, key: str) -> dict[str, dict[str, Any]]:
             raise ConfigError("api_key", "...", f"a key of {url} (--api-key, {_KEY_VARIABLE})") from None
         raise DaemonError(f"{url}/v1/models: {error.code} {error.reason}") from None
     except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
-        running = list_daemons()
+        running = [name for name in list_daemons() if not name.startswith(_SERVER)]
         start = f"quire serve --attach {running[0]}" if running else "quire serve MODEL"
         raise DaemonError(f"url={url}: no server answers there ({error}); `{start}` starts one") from None

@@ -91,6 +91,15 @@ def test_claude_code_calls_a_tool_and_uses_its_result(served: Served, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(AGENT_S + 100)
+def test_launch_starts_claude_code_on_the_server(served: Served, tmp_path: Path) -> None:
+    path = f"{Path(find_node_program('claude')).parent}{os.pathsep}{os.environ['PATH']}"
+    command = [sys.executable, "-m", "quire", "launch", "claude", "--url", served.url, "--"]
+    command += ["-p", "What is 12 plus 30?", "--system-prompt", SYSTEM_PROMPT, "--tools", ""]
+    assert "42" in run(command, tmp_path, PATH=path, QUIRE_API_KEY=KEY)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(AGENT_S + 100)
 def test_codex_calls_a_tool_and_uses_its_result(served: Served, tmp_path: Path) -> None:
     (tmp_path / "prompt.md").write_text(SYSTEM_PROMPT)
     (tmp_path / ".codex").mkdir()
