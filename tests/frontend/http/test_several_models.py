@@ -230,3 +230,15 @@ def test_daemons_that_serve_the_same_name_are_refused_with_both(monkeypatch: pyt
         load_daemon_models(["a-x", "b-x"])
     with pytest.raises(ConfigError, match="attach='a-x': each daemon once"):
         load_daemon_models(["a-x", "a-x"])
+
+
+async def test_ollamas_clients_are_told_of_all_models_and_which_are_loaded(site: Site) -> None:
+    site.models.find("vectors").leave("it has ended")
+    listed = (await site.client.get("/api/tags")).json["models"]
+    assert [model["name"] for model in listed] == ["chat:latest", "vectors:latest"]
+    loaded = (await site.client.get("/api/ps")).json["models"]
+    assert [model["name"] for model in loaded] == ["chat:latest"]
+    answer = await site.client.post("/api/chat", CHAT | {"model": "chat:latest", "stream": False})
+    assert (answer.status, answer.json["model"]) == (200, "chat:latest")
+    away = await site.client.post("/api/chat", CHAT | {"model": "vectors"})
+    assert (away.status, "it has ended" in away.json["error"]) == (503, True)

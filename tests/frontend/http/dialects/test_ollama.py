@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from openai_fakes import OpenApp, OpenApps
+from quire.frontend.http.connections.auth import hash_key
 from quire.frontend.http.limits import Limits
 from quire.frontend.http.options import ServerOptions
 
@@ -76,3 +77,21 @@ async def test_unknown_options_are_left_out_where_the_operator_says_so(open_app:
     body = CHAT | {"stream": False, "options": {"new_topic_penalty": 1, "temperature": 0.5}, "metadata": {}}
     assert (await app.client.post("/api/chat", body)).status == 200
     assert app.llm.calls[0].params.temperature == 0.5
+
+
+@pytest.mark.app(options=ServerOptions(api_key_hashes=(hash_key("sk-a"), hash_key("sk-b")), max_waiting=0))
+async def test_keys_and_shares_hold_for_it(app: OpenApp) -> None:
+    assert (await app.client.post("/api/chat", CHAT)).status == 401
+    stranger = await app.client.get("/api/tags")
+    assert (stranger.status, stranger.json["error"].partition(":")[0]) == (401, "authorization")
+    app.llm.gate.clear()
+    asked = [
+        asyncio.ensure_future(app.client.post("/api/chat", CHAT, authorization="Bearer sk-a"))
+        for _ in range(app.serving.max_sequences)
+    ]
+    await app.llm.wait_for_calls(app.serving.max_sequences)
+    refused = await app.client.post("/api/generate", {"model": "fake", "prompt": "Hi"}, x_api_key="sk-a")
+    assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+    app.llm.gate.set()
+    await asyncio.gather(*asked)
+    assert {call.options.tenant for call in app.llm.calls} == {hash_key("sk-a")[:16]}
