@@ -9,6 +9,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -32,12 +33,12 @@ from . import vector_request as pooling
 from .chat import make_tool
 from .conversation import MessageDraft, ParsedOutputs, parse_outputs, prepare_conversation
 from .logprobs import make_beside, make_chat_logprobs
-from .ollama_models import MODEL_ROUTES, format_time
+from .ollama_models import MODEL_ROUTES
 from .prompts import prepare_params, tokenize_prompts
 from .route import PostRoute, Refused, is_off
 from .sampling import make_params
 from .tool_input import read_input
-from .usage import UsageCounter, take_last
+from .usage import take_last
 
 # A request -> parameters, and the Conversation that all APIs make of theirs.
 
@@ -148,7 +149,6 @@ class _Answer:
         self._num_top = (request.top_logprobs or 0) if request.logprobs else None
         self._began = time.monotonic()
         self._calls = turn.AssistantMessage()
-        self._counter = UsageCounter()
 
     def make_loaded(self) -> Response:
         """What is answered where nothing is to be generated."""
@@ -157,7 +157,6 @@ class _Answer:
     async def complete(self, outputs: ParsedOutputs, reader: AnswerReader) -> Json:
         """The whole answer as one line."""
         output, answers = await take_last(outputs)
-        self._counter.add(output)
         parts = self._read(answers[0])
         whole: Json = {"content": "".join(part.get("content", "") for part in parts)}
         if thinking := "".join(part.get("thinking", "") for part in parts):
@@ -177,7 +176,6 @@ class _Answer:
                     parts = [{}]
                 lines = [self._make_line(part, **logprobs) for part in parts[:1]]
                 lines += [self._make_line(part) for part in parts[1:]]
-                self._counter.add(output)
                 if output.finished:
                     lines.append(self._make_line({}, done=True, **self._make_end(output, reader)))
                 if lines:
@@ -201,7 +199,7 @@ class _Answer:
         return parts
 
     def _make_line(self, part: Json, *, done: bool = False, **more: Any) -> Json:
-        line: Json = {"model": self._model, "created_at": format_time(time.time())}
+        line: Json = {"model": self._model, "created_at": datetime.now(UTC)}
         if self._is_chat:
             line["message"] = {"role": "assistant", "content": "", **part}
         else:
@@ -215,16 +213,16 @@ class _Answer:
         return {"logprobs": make_chat_logprobs(positions, self._num_top, self._tokenizer).content}
 
     def _make_end(self, output: RequestOutput, reader: AnswerReader) -> Json:
-        usage, metrics = self._counter.usage(), output.metrics or RequestMetrics(arrival_time=0.0)
+        metrics = output.metrics or RequestMetrics(arrival_time=0.0)
         begun = metrics.scheduled_ts or metrics.queued_ts or metrics.arrival_time
         first = metrics.first_token_ts or begun
         end: Json = {
             "done_reason": output.outputs[0].finish_reason,
             "total_duration": _to_ns(time.monotonic() - self._began),
             "load_duration": 0,
-            "prompt_eval_count": usage["prompt_tokens"],
+            "prompt_eval_count": len(output.prompt_token_ids),
             "prompt_eval_duration": _to_ns(first - begun),
-            "eval_count": usage["completion_tokens"],
+            "eval_count": metrics.num_generation_tokens,
             "eval_duration": _to_ns((metrics.last_token_ts or first) - first),
         }
         return end | ({"tool_parse_error": True} if reader.num_errors else {})

@@ -34,14 +34,9 @@ _PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _SIZES = {"embedding_length": "hidden_size", "block_count": "num_hidden_layers"}  # as config.json has them
 
 
-def format_time(timestamp: float) -> str:
-    """RFC 3339."""
-    return f"{datetime.fromtimestamp(timestamp, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
-
-
 def add_routes(routes: Routes, models: ServedModels) -> None:
     """Serve those that name no model, and those that are refused."""
-    modified_at = format_time(models.parts.created)
+    modified_at = datetime.fromtimestamp(models.parts.created, UTC)
 
     async def get_ollama_version() -> Response:
         return respond({"version": _API_VERSION})
@@ -93,7 +88,7 @@ async def show_ollama_model(serving: Serving, request: body.OllamaModelRequest, 
             "details": details,
             "model_info": info | {f"{family}.context_length": facts.max_model_len},
             "capabilities": [name for name, is_able in able.items() if is_able],
-            "modified_at": format_time(facts.started_at),
+            "modified_at": datetime.fromtimestamp(facts.started_at, UTC),
         }
     )
 
