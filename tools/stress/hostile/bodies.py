@@ -155,6 +155,16 @@ REQUESTS: dict[str, Request] = {
         "/v1/responses", _large(lambda size: {"input": _text(size), "max_output_tokens": 1})
     ),
     "message-blocks": Request("/v1/messages", _large(_many_blocks)),
+    "ollama-calls": Request(
+        "/api/chat",
+        _large(
+            lambda size: {
+                "messages": _past_calls(size)["messages"],
+                "options": {"num_predict": 1},
+                "stream": False,
+            }
+        ),
+    ),
     "items": Request("/v1/responses", _large(_many_items), 4),
     # What an HTTP process keeps of responses: many, and large ones, of which a token is the prompt.
     "kept-responses": Request("/v1/responses", _json(input="Hi", max_output_tokens=1), 64),
