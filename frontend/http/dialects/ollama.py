@@ -102,8 +102,12 @@ def _find_format(value: str | dict[str, Any] | None) -> GrammarJob | None:
         raise FieldError("format", value, '"json", or a JSON schema that is not empty')
     if not value:
         return None
-    is_schema = isinstance(value, dict)
-    params = StructuredOutputsParams(json=value) if is_schema else StructuredOutputsParams(json_object=True)
+    if isinstance(value, str):
+        return GrammarJob(params=StructuredOutputsParams(json_object=True), place="format")
+    # Objects have the properties that are named, which is all that Ollama's grammars know; not where parts of
+    # one are named apart.
+    is_closed = b'"allOf"' not in msgspec.json.encode(value)
+    params = StructuredOutputsParams(json=value, disable_additional_properties=is_closed)
     return GrammarJob(params=params, place="format")
 
 

@@ -95,3 +95,18 @@ async def test_keys_and_shares_hold_for_it(app: OpenApp) -> None:
     app.llm.gate.set()
     await asyncio.gather(*asked)
     assert {call.options.tenant for call in app.llm.calls} == {hash_key("sk-a")[:16]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_closed"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "integer"}}}, True),
+        ({"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}, False),
+    ],
+)
+async def test_a_format_has_no_properties_but_those_that_it_names(
+    app: OpenApp, schema: dict[str, Any], is_closed: bool
+) -> None:
+    answer = await app.client.post("/api/chat", CHAT | {"format": schema, "stream": False})
+    assert answer.status == 200
+    assert ('"additionalProperties":false' in app.llm.calls[0].grammar.replace(" ", "")) is is_closed
