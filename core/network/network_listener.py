@@ -25,6 +25,7 @@ from ...ipc.network.keys import ClientGrant, ServerKeys
 from ...ipc.processes.cgroup import find_free_memory
 from ...ipc.processes.heap import trim_heap
 from ...ipc.protocol.codec import MAX_BODY_BYTES
+from ...ipc.protocol.send_window import MAX_UNREAD_BYTES
 from ...ipc.protocol.sockets import (
     HEARTBEAT_TIMEOUT_MS,
     NOBLOCK,
@@ -44,9 +45,12 @@ _FRACTION_OF_FILES = 0.2  # of this process's descriptors, at most so many are c
 # loopback all are unread.
 _LEAST_UNREAD_BYTES = 512 << 20
 _FRACTION_OF_MEMORY = 16
+_MAX_RECEIVE_S = 0.001  # of a turn, so that who floods costs the others' steps little
 _RECEIVED, _RECEIVED_AT = struct.Struct("=Q"), 128  # tcpi_bytes_received of struct tcp_info
 _FRAME_BYTES = 2 + 33  # of a frame beside its contents: its head, and CURVE's (RFC 26)
 _LONG_HEAD_BYTES, _LONGEST_SHORT = 7, 255 - 33
+# Of zmq.h. With it an unread message, however small, may keep the 8 KiB that it was received into.
+_ZERO_COPY_RECV = 10
 _LOOK_INTERVAL_S = 0.05  # libzmq reads 1 GB/s at most
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _LOG_INTERVAL_S = 10.0  # between log lines on clients that are not let in
@@ -68,7 +72,8 @@ class NetworkListener(ClientListener):
     ) -> None:
         """`find_grant(key)`, for any thread: None of a client that is not let in. `linger_ms`: what was said
         last gets so long to leave at `stop`. `max_unread_bytes`: when more waits in all, whoever has sent
-        most of it is cut off; only for who lets `receive` run until nothing is left, as long as it has time.
+        most of it is cut off, and anyhow who has sent more than clients do; only for who lets `receive` run
+        until nothing is left, as long as it has time.
         """
         self._find_grant = find_grant
         self._linger_ms = linger_ms
@@ -76,12 +81,15 @@ class NetworkListener(ClientListener):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         most = MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else int(limit * _FRACTION_OF_FILES)
         self._limits = ConnectionLimits(min(MAX_CONNECTIONS, most), MAX_WAITING)
-        self._unread = UnreadBytes(max_unread_bytes)
+        # Twice what Quire's own clients leave unread (SendWindow), with a frame that goes beyond it. Small
+        # messages take five times their bytes here.
+        self._unread = UnreadBytes(max_unread_bytes, 2 * (MAX_UNREAD_BYTES + max_frame_bytes))
         self._is_behind = False  # the last `receive` has left something
         self._look_at = self._log_at = 0.0  # monotonic
         self._copies: dict[int, socket.socket] = {}  # of connections, which libzmq may close at any time
         self._limits_lock = threading.Lock()  # of these, too
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(_ZERO_COPY_RECV, 0)
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP_ADDRESS)
         router = bind_network_router(
@@ -97,17 +105,21 @@ class NetworkListener(ClientListener):
         if self._is_behind:
             self._look()
         self._is_behind = True
+        ends_at = time.monotonic() + _MAX_RECEIVE_S
         with contextlib.suppress(zmq.Again):
             while True:
                 identity, *frames = self.router.recv_multipart(NOBLOCK, copy=False)
                 key = str(identity.get("User-Id")).encode()
                 self._unread.note_read(key, map(len, frames))
-                if self._knows(identity, key):
+                # What a connection has sent that is cut for it is lost with it.
+                if key not in self._unread.cut_off and self._knows(identity, key):
                     yield to_remote_identity(identity.bytes, key), [frame.bytes for frame in frames]
+                if time.monotonic() >= ends_at:
+                    return
         self._is_behind = False
         with self._limits_lock:
             num_bytes = self._unread.forget()
-        if num_bytes > _LEAST_UNREAD_BYTES // 4:
+        if num_bytes > MAX_UNREAD_BYTES:
             trim_heap()
 
     def _look(self) -> None:
@@ -122,7 +134,7 @@ class NetworkListener(ClientListener):
         for fd in excess:
             self._cut(fd)
         if excess:
-            _log.warning("a client is cut off: more than %d bytes are unread", self._unread.most)
+            _log.warning("a client is cut off: it has sent more than is read")
 
     def send(self, identity: bytes, frames: tuple[bytes]) -> None:
         send_to(self.router, to_socket_identity(identity), frames)
@@ -256,10 +268,11 @@ class UnreadBytes:
     except `note_read`, of the reader's.
     """
 
-    def __init__(self, most: int | None) -> None:
-        """`most`: in all; None: nothing is counted."""
+    def __init__(self, most: int | None, most_each: int) -> None:
+        """`most`: in all; None: nothing is counted. `most_each`: of a key, for each of its connections."""
         self.cut_off: set[bytes] = set()  # keys, until all is read
         self.most = most
+        self._most_each = most_each
         self._received: dict[int, int] = {}  # descriptor -> bytes at the last look
         self._is_counting = False
         self._peak = 0
@@ -292,12 +305,16 @@ class UnreadBytes:
                 self._unread[keys.get(fd, b"")] += count - self._received.get(fd, count)
         self._received, self._is_counting = dict(received), True
         self._peak = max(self._peak, self._unread.total())
-        if self.most is None or self._unread.total() <= self.most:
+        if self.most is None:
             return []
-        ((most, _),) = self._unread.most_common(1)
-        if most:
-            self.cut_off.add(most)
-        return [fd for fd in received if keys.get(fd, b"") == most]
+        connections = Counter(keys.get(fd, b"") for fd in received)
+        greedy = {
+            key for key, count in self._unread.items() if count > self._most_each * connections[key] > 0
+        }
+        if self._unread.total() > self.most:
+            greedy.add(self._unread.most_common(1)[0][0])
+        self.cut_off |= greedy - {b""}
+        return [fd for fd in received if keys.get(fd, b"") in greedy]
 
     def forget(self) -> int:
         """All is read. Returns how much was unread at most, as looks have found it."""

@@ -11,7 +11,7 @@ from collections import deque
 from .codec import make_client_codec
 from .messages import UtilityCall, UtilityMethod
 
-# Far below the 512 MiB that an engine takes at least, as it may have many clients. 80 MB/s at 100 ms a round.
+# Half of what an engine takes of a connection. 80 MB/s at 100 ms a round.
 MAX_UNREAD_BYTES = 8 << 20
 PING_BYTES = 1 << 20  # after so many bytes it is asked whether they are read
 

@@ -17,7 +17,7 @@ from blocking_client import BlockingClient, attach_client
 from daemon_loads import PACED, Outputs, ask, collect, collect_some, finish, make_requests, read_stats
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
 from quire.core.network import network_listener
-from quire.core.network.network_listener import NetworkListener, open_copy
+from quire.core.network.network_listener import NetworkListener, count_received_bytes, open_copy
 from quire.core.network.remote_clients import open_network
 from quire.frontend.client import handshake_watch
 from quire.frontend.client.remote_daemon import RemoteDaemon, RemoteEngine
@@ -275,6 +275,31 @@ def test_who_sends_more_than_is_read_is_cut_off_alone(bounded: NetworkListener, 
         while [b"last"] not in heard:
             assert bounded.router.poll(10_000)
             heard += [frames for _, frames in bounded.receive()]
+
+
+def test_small_messages_that_wait_take_little_more_than_they_have(
+    bounded: NetworkListener, keys: Path
+) -> None:
+    def read_rss() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    with BareClient(f"tcp://127.0.0.1:{bounded.port}", read_client_keys(keys.with_name("laptop"))) as client:
+        client.socket.send(b"first")
+        assert bounded.router.poll(10_000)
+        assert [frames for _, frames in bounded.receive()] == [[b"first"]]
+        before, num_unread = read_rss(), 4_000
+        (copy,) = bounded._copies.values()
+        num_bytes = count_received_bytes(copy)
+        for number in range(num_unread):
+            client.socket.send(bytes(100))
+            least = num_bytes + 135 * (number + 1)
+            # They come one by one, as over a network.
+            assert wait_until(lambda least=least: count_received_bytes(copy) >= least, 20.0, 0.0)
+        assert read_rss() - before < num_unread * 2500
+        num_read = 0
+        while num_read < num_unread:
+            assert bounded.router.poll(10_000)
+            num_read += len(list(bounded.receive()))
 
 
 def test_a_number_that_is_something_elses_by_now_is_no_connection(keys: Path) -> None:

@@ -10,7 +10,7 @@ KEYS = {1: ONE, 2: ONE, 3: OTHER}
 
 def start(most: int = 1000) -> UnreadBytes:
     """With a first look, at which so much had come before."""
-    unread = UnreadBytes(most)
+    unread = UnreadBytes(most, most)
     assert unread.look({1: 5000, 2: 5000, 3: 5000}, KEYS) == []
     return unread
 
@@ -57,7 +57,15 @@ def test_who_has_said_nothing_yet_is_cut_for_what_unknown_ones_sent() -> None:
     assert unread.cut_off == set()
 
 
+def test_who_alone_sends_more_than_clients_do_is_cut_before_all_is_full() -> None:
+    unread = UnreadBytes(10_000, most_each=500)
+    assert unread.look({1: 0, 2: 0, 3: 0, 4: 0}, KEYS) == []
+    assert unread.look({1: 1000, 2: 0, 3: 500, 4: 5000}, KEYS) == [4]  # two connections of the first
+    assert unread.look({1: 1001, 2: 0, 3: 500}, KEYS) == [1, 2]
+    assert unread.cut_off == {ONE}
+
+
 def test_without_a_bound_nothing_is_counted() -> None:
-    unread = UnreadBytes(None)
+    unread = UnreadBytes(None, 1)
     for count in (0, 1 << 40):
         assert unread.look({1: count}, KEYS) == []
