@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import bodies, files, grammars, grpc_calls, machine, others, streams
+from . import bodies, files, floods, grammars, grpc_calls, machine, others, streams
 from .attack import ATTACKS
 
-__all__ = ["ATTACKS", "bodies", "files", "grammars", "grpc_calls", "machine", "others", "streams"]
+__all__ = ["ATTACKS", "bodies", "files", "floods", "grammars", "grpc_calls", "machine", "others", "streams"]
