@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import resource
 import subprocess
@@ -191,6 +192,20 @@ def test_more_lines_than_can_be_remembered_are_refused(
     monkeypatch.setattr(batch_files, "MAX_LINES", 5)
     with pytest.raises(InputError, match="at most 5 lines"):
         read_progress(str(batch_input))
+
+
+def test_a_mark_of_utf8_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + LINES)
+    assert next(read_lines(str(path))).text == b'{"custom_id": "a"}'
+
+
+@pytest.mark.parametrize("data", [gzip.compress(LINES), LINES.decode().encode("utf-16"), bytes(100)])
+def test_a_file_that_is_no_text_is_refused_before_anything_starts(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="JSON lines as UTF-8 text"):
+        read_progress(str(path))
 
 
 @pytest.mark.parametrize("path", ["/dev/full", "/dev/null", "/dev", "fifo"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -301,6 +302,35 @@ def test_an_answer_of_a_dead_engine_is_no_result(tmp_path: Path, monkeypatch: py
     with pytest.raises(EngineDeadError, match="the core was killed"):
         run_with_answers(tmp_path, monkeypatch, call_app, llm, 3)
     assert (tmp_path / "out.jsonl").read_bytes() == b""
+
+
+def test_a_signal_ends_a_run_whose_lines_are_all_refused(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("{}\n" * 1000)
+    progress = read_progress(str(source))
+
+    async def run(results: ResultFile) -> BatchRun:
+        lines = read_lines(str(source))
+        batch = BatchRun(
+            cast(AsyncLLM, FakeLLM()),
+            lines,
+            progress,
+            results,
+            1,
+            lambda _: signal.raise_signal(signal.SIGINT),
+        )
+        assert not await batch.run()
+        return batch
+
+    with contextlib.closing(ResultFile.open(str(output), overwrite=False)) as results:
+        assert 0 < asyncio.run(run(results)).counts.num_refused < 1000
+
+
+@pytest.mark.parametrize("name", ["stream", "background"])
+def test_a_line_whose_answer_would_come_later_is_refused(name: str) -> None:
+    text = make_line("a", "/v1/responses", {"input": "x", name: True}).encode()
+    with pytest.raises(LineError, match=f"line 4: {name}: not in a batch"):
+        parse_line(InputLine(4, text, is_cut=False, digest=1))
 
 
 def test_a_cut_line_and_a_deep_one_are_errors() -> None:

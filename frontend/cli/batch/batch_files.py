@@ -6,6 +6,7 @@ Neither file is ever held in memory; a line of the input costs 9 bytes.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -30,6 +31,7 @@ _RESULT_ID = re.compile(r"batch_req_([1-9][0-9]{0,17})_([0-9a-f]{16})")
 # How a line of the result file begins. A whole one, with all logprobs, may be longer than should be read.
 _RESULT_START = re.compile(rb'\s*\{\s*"id"\s*:\s*"([^"]*)"')
 _WRITTEN_START = b'{"id":"batch_req_'
+_NO_TEXT = re.compile(rb"\A\x1f\x8b|\x00")  # gzip, or what has bytes that JSON never has
 _READ_BYTES = 1024 * 1024
 MAX_LINES = 2**25  # 300 MB for what is known of them; OpenAI's batches have 50,000
 _MAX_PIPED_SHARE = 0.5  # of what is free on the disk that a pipe's content is copied to
@@ -170,6 +172,8 @@ def read_progress(path: str) -> Progress:
     """The input's lines, none of them done. Raises InputError when it cannot be read or has too many."""
     digests = array("Q")
     for line in read_lines(path):
+        if line.number == 1 and _NO_TEXT.search(line.text):
+            raise InputError("input", path, "JSON lines as UTF-8 text, not packed, and no UTF-16")
         if line.number > MAX_LINES:
             raise InputError("input", path, f"at most {MAX_LINES} lines")
         digests.append(line.digest)
@@ -189,6 +193,8 @@ def _split_lines(file: BinaryIO) -> Iterator[InputLine]:
     number = 0
     while start := file.readline(MAX_LINE_BYTES):
         number += 1
+        if number == 1:
+            start = start.removeprefix(codecs.BOM_UTF8)
         digest = blake2b(start.strip(), digest_size=8)
         is_cut = False
         last = start

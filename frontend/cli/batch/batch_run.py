@@ -40,6 +40,7 @@ class _Line(msgspec.Struct):
 
 class _Body(msgspec.Struct):
     stream: Any = None
+    background: Any = None
 
 
 class LineError(Exception):
@@ -128,6 +129,7 @@ class BatchRun:
         for line in self.lines:
             if self.progress.is_due(line):
                 self._keep(await self._answer(app, line))
+            await asyncio.sleep(0)  # of a million lines none may need to wait: signals and answers do
 
     def _keep(self, result: files.BatchResult) -> None:
         self.results.append(result)
@@ -191,8 +193,11 @@ def parse_line(line: files.InputLine) -> _Line:
         allowed = f"one of {', '.join(URLS)}{did_you_mean(request.url, URLS)}"
         message = f"line {line.number}: {describe_refusal('url', request.url, allowed)}"
         raise LineError("invalid_url", message, request.custom_id)
-    if body.stream:
-        raise LineError("invalid_request", f"line {line.number}: stream: not in a batch", request.custom_id)
+    for name in ("stream", "background"):  # whose answers come later
+        if getattr(body, name):
+            raise LineError(
+                "invalid_request", f"line {line.number}: {name}: not in a batch", request.custom_id
+            )
     return request
 
 
