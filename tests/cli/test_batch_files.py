@@ -200,7 +200,11 @@ def test_a_mark_of_utf8_is_no_part_of_the_first_line(tmp_path: Path) -> None:
     assert next(read_lines(str(path))).text == b'{"custom_id": "a"}'
 
 
-@pytest.mark.parametrize("data", [gzip.compress(LINES), LINES.decode().encode("utf-16"), bytes(100)])
+@pytest.mark.parametrize(
+    "data",
+    [gzip.compress(LINES), LINES.decode().encode("utf-16"), bytes(100)],
+    ids=["gzip", "utf-16", "zeros"],
+)
 def test_a_file_that_is_no_text_is_refused_before_anything_starts(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(data)
