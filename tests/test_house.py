@@ -433,8 +433,8 @@ def test_every_module_of_ours_that_a_test_imports_is_there() -> None:
 # capabilities to come, and what it may have until then. The second number only falls.
 LINES = {
     "the spine": (22_000, 25_950),
-    "frontend": (30_000, 39_200),
-    "frontend/cli": (3400, 4950),
+    "frontend": (30_000, 39_150),
+    "frontend/cli": (3400, 4850),
     "frontend/client": (2200, 2950),
     "frontend/formats": (3900, 4350),
     "frontend/grpc": (800, 0),

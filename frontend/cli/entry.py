@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ...ipc.errors import InputError, QuireError, did_you_mean, make_printable
 from ...ipc.processes.collector import paused_collector
 from ...ipc.processes.process_limits import discard_unwritable, open_closed_streams, speak_any_text
-from .parser import ExitCode, UsageError
+from .parser import ExitCode, UsageError, read_elsewhere
 
 
 class Command(NamedTuple):
@@ -50,19 +50,6 @@ COMMANDS = {
 }
 
 ALIASES = {"complete": "generate", "collect-env": "doctor"}  # as vLLM calls them
-# Commands of Ollama and llama.cpp -> what there is in their place.
-_ELSEWHERE = {
-    "run": "'chat MODEL' or 'generate'",
-    **dict.fromkeys(("list", "ls"), "'ps' (what runs; models are in the cache of the Hugging Face hub)"),
-    "show": "'doctor MODEL'",
-    "stop": "'daemon stop'",
-    "start": "'serve' or 'daemon start'",
-    "logs": "'daemon logs'",
-    **dict.fromkeys(("rm", "remove", "delete"), "'hf cache rm' (models are in the Hugging Face hub's cache)"),
-    **dict.fromkeys(("create", "cp"), "'serve MODEL' (docs/coming-from.md: a Modelfile's lines)"),
-    **dict.fromkeys(("cli", "llama-cli"), "'chat'"),
-    **dict.fromkeys(("server", "llama-server"), "'serve'"),
-}
 
 # What a disk or a terminal answers that takes no more: the cause is the machine's, and the text says it all.
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
@@ -133,8 +120,8 @@ def _dispatch(argv: list[str]) -> int:
     command = COMMANDS.get(name)
     if command is None:
         hint = did_you_mean(name, [*COMMANDS, *ALIASES, "--help", "--version"])
-        if name in _ELSEWHERE:
-            hint = f", did you mean {_ELSEWHERE[name]}?"
+        if (other := read_elsewhere("commands").get(name)) is not None:
+            hint = f", did you mean {other}?"
         raise UsageError(f"{name!r}: not a command{hint or ', one of ' + ', '.join(COMMANDS)}")
     try:
         with paused_collector():

@@ -127,19 +127,9 @@ _OTHER = re.compile(r"argument (?P<field>[^:]+): (?P<rest>.*)", re.S)
 _NAME_OF_TYPE = {"int": "an integer", "float": "a number"}
 
 
-# Options of llama.cpp and Ollama -> what there is in their place.
-_ELSEWHERE = {
-    **dict.fromkeys(("-c", "--ctx-size", "--num-ctx", "--context-length"), "--max-model-len"),
-    **dict.fromkeys(("-np", "--parallel"), "--max-num-seqs"),
-    **dict.fromkeys(("-ngl", "--gpu-layers", "--n-gpu-layers", "--num-gpu"), "--device"),
-    **dict.fromkeys(("-t", "--threads", "--num-thread"), "--num-threads"),
-    **dict.fromkeys(("-b", "-ub", "--batch-size", "--ubatch-size"), "--max-num-batched-tokens"),
-    **dict.fromkeys(("-n", "--n-predict", "--predict", "--num-predict"), "--max-tokens"),
-    **dict.fromkeys(("-hf", "--hf-repo", "-mu", "--model-url"), "--model"),
-    **dict.fromkeys(("-a", "--alias"), "--served-model-name"),
-    **dict.fromkeys(("--temp", "-temp"), "--temperature"),
-    "--repeat-penalty": "--repetition-penalty",
-}
+def read_elsewhere(kind: str) -> dict[str, str]:
+    """Commands or options of Ollama and llama.cpp, and what there is in their place."""
+    return json.loads(Path(__file__).with_name("elsewhere.json").read_text())[kind]
 
 
 class ExitCode(IntEnum):
@@ -229,8 +219,9 @@ class Parser(argparse.ArgumentParser):
     def _check_elsewhere(self, words: Sequence[str]) -> None:
         """Before argparse takes -hf for -h."""
         known = self._option_string_actions
-        for flag in (word.partition("=")[0] for word in split_at_dashes(words)[0]):
-            if flag not in known and (name := _ELSEWHERE.get(flag)) in known:
+        flags = [word.partition("=")[0] for word in split_at_dashes(words)[0] if word.startswith("-")]
+        for flag in flags if any(flag not in known for flag in flags) else ():
+            if flag not in known and (name := read_elsewhere("options").get(flag)) in known:
                 raise UsageError(f"{flag}: not an option of '{self.prog}', did you mean {name!r}?")
 
     @property
