@@ -55,6 +55,14 @@ _DEEPSEEK_V31 = CallFormat(
     section_open="<｜tool▁calls▁begin｜>",
     section_close="<｜tool▁calls▁end｜>",
 )
+_KIMI_K2 = CallFormat(
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    section_open="<|tool_calls_section_begin|>",
+    section_close="<|tool_calls_section_end|>",
+    is_numbered=True,
+)
 _GLM = CallFormat(
     "<tool_call>",
     "\n",
@@ -96,6 +104,7 @@ FORMATS: dict[str, OutputFormat] = {
         OutputFormat("mistral", _MISTRAL_THINK, _MISTRAL),
         OutputFormat("deepseek_v3", THINK, _DEEPSEEK_V3),
         OutputFormat("deepseek_v31", THINK, _DEEPSEEK_V31),
+        OutputFormat("kimi_k2", THINK, _KIMI_K2),
         OutputFormat("glm45", ThinkingFormat("<think>", "</think>\n"), _GLM),
         OutputFormat("functiongemma", None, _FUNCTION_GEMMA),
         OutputFormat("gemma4", ThinkingFormat("<|channel>thought\n", "<channel|>"), _GEMMA4),
@@ -156,6 +165,7 @@ _CALL_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<arg_key>",), "glm45"),
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
     (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
+    (("<|tool_calls_section_begin|>",), "kimi_k2"),
     (("[TOOL_CALLS]", "[ARGS]"), "mistral"),
     (("[TOOL_CALLS]",), "mistral_list"),
     (("<tool_call>",), "hermes"),

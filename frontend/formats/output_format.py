@@ -59,6 +59,8 @@ class CallFormat:
     # What opens calls is no marker, only a bracket: it counts at the beginning of a turn's content, after
     # `lead`, and where the name of an offered tool follows.
     is_bare: bool = False
+    # Whether names are written as functions.NAME:NUMBER, which is the call's id.
+    is_numbered: bool = False
     # A call's own id may follow its name, behind this; such ids have nine letters and digits.
     call_id_open: str = ""
     # Whether a turn may hold several calls.
@@ -142,6 +144,17 @@ class OutputFormat:
     def _tokens_pattern(self) -> re.Pattern[str] | None:
         return _compile_tokens(self.token_ids)
 
+    @property
+    def bare_open(self) -> str:
+        """What calls begin with whose marker a model leaves out; '' for objects, and where there is none."""
+        if self.calls is None or self.channels is not None:
+            return ""
+        if self.calls.form == "python":
+            return "\n" + self.calls.section_open
+        pieces = [part for piece in self.split_marker(self.calls.open) for part in _split_text(piece)][1:]
+        is_named = self.calls.form != "json" and len(pieces) == 1
+        return pieces[0] if is_named and isinstance(pieces[0], str) else ""
+
     def bind(self, tokenizer: Tokenizer) -> OutputFormat:
         """This format with the ids of a tokenizer."""
         added = tokenizer.backend.get_added_tokens_decoder()
@@ -177,6 +190,10 @@ def is_reasoning_open(output_format: OutputFormat, prompt_token_ids: Sequence[in
         if last == opened[-1] and tuple(prompt_token_ids[max(0, end - len(opened)) : end]) == opened:
             return True
     return False
+
+
+def _split_text(piece: int | str) -> list[int | str]:
+    return [piece] if isinstance(piece, int) else list(piece.split())
 
 
 def _compile_tokens(texts: Collection[str]) -> re.Pattern[str] | None:

@@ -17,9 +17,10 @@ from ..schemas import keywords
 from ..schemas.grammar_text import WHITESPACE_PATTERN, quote, to_json
 from ..schemas.json_schema import make_schema
 from ..schemas.strict_schema import list_schemas
-from .lark import LarkRules
+from .lark import TEXT, LarkRules, escape_text
 from .rules import ToolRule
 
+_NEW_LINE = quote("\n")
 _OPTIONS = {"x-guidance": {"whitespace_pattern": WHITESPACE_PATTERN}}
 _WITHOUT_TAGS = "^(?:[^<]|<+[^</])*<*$"
 # Said of arguments as a whole, which are written one by one.
@@ -34,18 +35,21 @@ class ArgumentsGrammar:
         self._calls = calls
         self._lark = lark
         self._names: dict[str, str] = {}  # of the rule of each place
+        self._end = lark.write("}" if calls.name_key else "", calls.close)
         self.schemas: dict[str, dict[str, Any]] = {}
 
     def add(self, tool: ToolRule) -> str:
-        """What a rule of a call has for the arguments of a tool; '' for nothing."""
+        """What a rule of a call has for the arguments of a tool and the call's end."""
         form = self._calls.form
         if not tool.takes_arguments:
-            return "" if form in ("xml", "python") else '"{}"'
+            return self._end if form in ("xml", "python") else f'"{{}}" {self._end}'
         if tool.parameters is None:
-            return self._add_any()
-        if tool.place not in self._names:
-            self._names[tool.place] = self._add_schema(tool.place, tool.parameters)
-        return self._names[tool.place]
+            arguments = self._add_any()
+        else:
+            if tool.place not in self._names:
+                self._names[tool.place] = self._add_schema(tool.place, tool.parameters)
+            arguments = self._names[tool.place]
+        return arguments if form == "xml" else f"{arguments} {self._end}"
 
     def _add_schema(self, place: str, parameters: dict[str, Any]) -> str:
         schema = _make_object_schema(place, parameters)
@@ -65,18 +69,13 @@ class ArgumentsGrammar:
                 BracesGrammar(lark, self._calls.quote, "any", {}).write_any()
                 return "any_object"
             case "xml":
-                member = self._write_member(lark.add("KEY", KEY), self._write_any_text())
-                return lark.add("any_arguments", f"({member})*")
+                opened = lark.write(self._calls.parameter_open)
+                value = self._write_text_value("any_arguments", "any_parameter", True)
+                lark.add("any_parameter", f"{self._write_key(lark.add('KEY', KEY))} {value}")
+                return lark.add("any_arguments", f"{opened} any_parameter | {self._end}")
             case "python":
-                member = self._write_member(lark.add("KEY", KEY), self._add_python_value())
+                member = f'{lark.add("KEY", KEY)} "=" {self._add_python_value()}'
                 return lark.add("any_arguments", f'({member} (", " {member})*)?')
-
-    def _write_member(self, key: str, value: str) -> str:
-        """One argument. key: as a rule has it."""
-        calls, write = self._calls, self._lark.write
-        if calls.form == "python":
-            return f'{key} "=" {value}'
-        return f"{write(calls.parameter_open)} {key} {write(calls.value_open)} {value}"
 
     # -- by a schema
 
@@ -94,46 +93,95 @@ class ArgumentsGrammar:
             braces = BracesGrammar(self._lark, self._calls.quote, name, schema)
             return f'"{{" {braces.add_members(name, place, schema)} "}}"'
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        members: list[tuple[str, bool]] = []
-        for number, (key, property_schema) in enumerate(properties.items()):
-            where = f"{place}.properties.{key}"
-            value = self._write_value(f"{name}_{number}", where, property_schema, shared)
-            members.append((self._write_member(quote(key), value), key in required))
-        if self._calls.form == "python":
-            return self._lark.add_chain(name, ", ", members)
-        return self._lark.add(name, " ".join(f"({rule}){'' if needed else '?'}" for rule, needed in members))
-
-    def _write_value(self, name: str, place: str, schema: Any, shared: dict[str, Any]) -> str:
         if self._calls.form == "xml":
-            return self._write_xml(name, place, schema, shared)
+            return self._add_parameters(name, place, properties, required, shared)
+        members = [
+            (f'{quote(key)} "=" {self._write_python(f"{name}_{number}", value, shared)}', key in required)
+            for number, (key, value) in enumerate(properties.items())
+        ]
+        return self._lark.add_chain(name, ", ", members)
+
+    def _write_python(self, name: str, schema: Any, shared: dict[str, Any]) -> str:
         if schema == {"type": "boolean"}:
             return '("True" | "False")'
         return self._lark.add(name, _write_json(_as_dict(schema) | shared))
 
-    def _write_xml(self, name: str, place: str, schema: Any, shared: dict[str, Any]) -> str:
-        """A value and what closes it. What may only be a text is read as it stands, all else as JSON."""
+    # -- parameters between tags
+
+    def _add_parameters(
+        self, name: str, place: str, properties: dict[str, Any], required: set[str], shared: dict[str, Any]
+    ) -> str:
+        """A rule: parameters in their order and the call's end."""
+        lark, opened = self._lark, self._lark.write(self._calls.parameter_open)
+        # What may follow a parameter, and what of it stands behind `parameter_open`.
+        rest, following, may_end = self._end, "", True
+        for number, (key, schema) in reversed(list(enumerate(properties.items()))):
+            where = f"{place}.properties.{key}"
+            value = self._write_value(f"{name}_{number}", where, schema, shared, (rest, following, may_end))
+            skipped = f" | {following}" if following and key not in required else ""
+            following = lark.add(f"{name}_from_{number}", f"{self._write_key(quote(key))} {value}{skipped}")
+            may_end = may_end and key not in required
+            end = f" | {self._end}" if may_end else ""
+            rest = lark.add(f"{name}_rest_{number}", f"{opened} {following}{end}")
+        return rest
+
+    def _write_key(self, key: str) -> str:
+        return f"{key} {self._lark.write(self._calls.value_open)}"
+
+    def _write_value(
+        self, name: str, place: str, schema: Any, shared: dict[str, Any], after: tuple[str, str, bool]
+    ) -> str:
+        """A value and what follows. What may only be a text is read as it stands, all else as JSON."""
         schema = resolve(_as_dict(schema), shared)
-        close = self._lark.write(self._calls.parameter_close)
+        values = cast(list[Any], [schema["const"]] if "const" in schema else schema.get("enum", []))
         if not list_types(schema, shared) <= {"string"}:
             made = schema | shared
             if isinstance(self._lark.split(self._calls.parameter_close)[0], str):
                 made = _keep_tags_out(made)
-            return f"{self._lark.add(name, _write_json(made))} {close}"
-        values = cast(list[Any], [schema["const"]] if "const" in schema else schema.get("enum", []))
-        if values:
+            written = self._lark.add(name, _write_json(made))
+        elif values:
             texts = " | ".join(quote(value) for value in values if isinstance(value, str))
-            return f"{self._lark.add(name.upper(), texts)} {close}"
-        for keyword in (*_OF_TEXTS, *_WHOLE):
-            if keyword in schema and keyword != "format":  # which says what a text is for
-                allowed = "none of a text: this model's format has texts as they are"
-                raise SamplingParamsError(f"{place}.{keyword}", schema[keyword], allowed)
-        return self._write_any_text()
+            written = self._lark.add(name.upper(), texts)
+        else:
+            for keyword in (*_OF_TEXTS, *_WHOLE):
+                if keyword in schema and keyword != "format":  # which says what a text is for
+                    allowed = "none of a text: this model's format has texts as they are"
+                    raise SamplingParamsError(f"{place}.{keyword}", schema[keyword], allowed)
+            return self._write_text_value(*after)
+        close, has_tokens = self._lark.write(self._calls.parameter_close), self._has_tag_tokens
+        return f"{written} {f'({close})?' if has_tokens else f'({close} | {_NEW_LINE})'} {after[0]}"
 
-    def _write_any_text(self) -> str:
-        """Any text, and what closes a parameter."""
-        close = self._calls.parameter_close
-        end = self._lark.write(close[len(close.rstrip()) :])
-        return f"{self._lark.add_text_until('parameter_text', close)} {end}"
+    def _write_text_value(self, rest: str, following: str, may_end: bool) -> str:
+        """Any text and what follows, where what closes a parameter may be left out.
+
+        rest: what may follow. following: of that, what stands behind `parameter_open`. may_end: it may be the
+        end of the call.
+        """
+        calls, lark = self._calls, self._lark
+        close, ends = calls.parameter_close.strip(), calls.close.split()
+        space = lark.write(calls.parameter_close[len(calls.parameter_close.rstrip()) :])
+        if self._has_tag_tokens:
+            return f"{lark.any_token}* ({lark.write(close)} {space})? {rest}"
+        whole = r"[ \t\r\n]*".join(map(escape_text, ends))
+        cuts = [rf"\n{escape_text(calls.parameter_open)}", rf"\n{escape_text(ends[0])}"]
+        if len(ends) > 1:
+            cuts.append(rf"({whole}|\n{escape_text(ends[-1])})")
+        text = lark.add("VALUE_TEXT", rf"{TEXT} & ~/(.|\n)*({'|'.join(cuts)})(.|\n)*/")
+        after = [following]
+        if may_end:
+            after += [lark.write(calls.close[len(ends[0]) :]) or '""', '""']
+        choices = [f"{lark.add('parameter_text[lazy]', f'{text} {quote(close)}')} {space} {rest}"]
+        for number, (cut, after_cut) in enumerate(zip(cuts, after, strict=False)):
+            if after_cut:
+                choices.append(f"{lark.add(f'cut_text_{number}[lazy]', f'{text} /{cut}/')} {after_cut}")
+        if may_end and len(ends) > 1 and isinstance(lark.split(ends[-1])[0], int):
+            choices.append(f"{text} {lark.write(ends[-1])}")
+        return f"({' | '.join(choices)})"
+
+    @property
+    def _has_tag_tokens(self) -> bool:
+        markers = (self._calls.parameter_open, self._calls.parameter_close.strip())
+        return all(isinstance(self._lark.split(marker)[0], int) for marker in markers)
 
     # -- any value
 

@@ -7,6 +7,7 @@ nor what a row remembers of it depends on what is written. Loads no llguidance.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from ....ipc.params.structured_outputs import StructuredOutputsParams
@@ -18,6 +19,7 @@ from .rules import OutputRules, ToolRule
 
 # After thoughts, and before a call that has to come: models write a line's end or two there.
 _GAP = r"/[ \n]{1,4}/"
+_SPACE = r"[ \t\r\n]*"
 
 
 def make_output_grammar(
@@ -73,17 +75,31 @@ class _Turn:
         return self._lark.join()
 
     def _write_turn(self) -> str:
-        rules = self._rules
-        if rules.format.thinking is None:
+        rules, thinking = self._rules, self._rules.format.thinking
+        if thinking is None:
             return self._write_rest()
         gap = f"{self._lark.add('GAP', _GAP)}?" if self._has_answer or rules.has_call else ""
-        thoughts = f"{self._write_thoughts(rules.format.thinking)} {gap}"
-        return f"{thoughts if rules.is_reasoning_open else f'({thoughts})?'} {self._write_rest()}"
+        rest = self._lark.add("rest", self._write_rest())
+        thoughts = f"{self._write_thoughts(thinking)} {gap} {rest}"
+        if self._calls and self._are_tokens(thinking):
+            # Some models leave the end of thoughts out before calls.
+            opened = "" if rules.is_reasoning_open else self._lark.write(thinking.open.strip())
+            text = self._lark.write_tokens(rules.thinking_token_budget)
+            thoughts = f"{thoughts} | {opened} {text} {self._calls.add_calls()}"
+        return thoughts if rules.is_reasoning_open else f"{thoughts} | {rest}"
 
     def _write_thoughts(self, thinking: ThinkingFormat) -> str:
         rules, lark = self._rules, self._lark
         opened = "" if rules.is_reasoning_open else lark.write(thinking.open.strip())
         return f"{opened} {lark.add_text_until('thoughts', thinking.close, rules.thinking_token_budget)}"
+
+    def _are_tokens(self, thinking: ThinkingFormat) -> bool:
+        """Whether what ends thoughts and what begins calls are tokens."""
+        calls = self._rules.format.calls
+        opener = "" if calls is None else (calls.section_open or calls.open).strip()
+        return bool(opener) and all(
+            isinstance(self._lark.split(marker)[0], int) for marker in (thinking.close.strip(), opener)
+        )
 
     def _write_rest(self) -> str:
         calls, lark = self._calls, self._lark
@@ -137,55 +153,102 @@ class CallGrammar:
         call = self._add_call("call")
         first = self._add_call("first_call", calls.section_open, dropped) if is_joined or dropped else call
         lead = f"({lark.write(calls.lead)})?" if calls.lead else ""
-        parts = [lead, "" if is_joined else lark.write(calls.section_open), first]
-        if self._rules.has_many_calls:
-            separator = lark.write(calls.separator)
-            parts.append(f"({separator}{'' if calls.separator.strip() or not separator else '?'} {call})*")
-        return lark.add("calls", " ".join([*parts, lark.write(calls.section_close)]))
+        section = "" if is_joined else lark.write(calls.section_open)
+        if section and isinstance(lark.split(calls.open)[0], int):
+            section = f"({section})?"  # some models leave it out
+        parts = [lead, section, first, self._write_more(call)]
+        return lark.add("calls", " ".join(parts))
 
     def add_text_and_calls(self) -> str:
-        """A rule: any text, and then calls or none."""
+        """A rule: any text, and then calls or none, whose marker a model may leave out."""
         calls, lark = self._calls, self._lark
+        text = lark.add("TEXT", lark.write_text(*self._list_refused()))
+        choices = [text, *self._list_unmarked(text)]
+        marker = (calls.lead if calls.is_bare else calls.section_open or calls.open).strip()
         if calls.is_bare:
-            return lark.add("text_and_calls", f"{self._add_bare_text()} | {self.add_calls()}")
-        text, opened = lark.add_text(), lark.split((calls.section_open or calls.open).strip())
-        if isinstance(opened[0], int):
-            return lark.add("text_and_calls", f"{text} {self.add_calls()}?")
-        trigger = (calls.section_open or calls.open).split()[0]
-        begun = lark.add("begun_call[lazy]", f"{text} {quote(trigger)}")
-        return lark.add("text_and_calls", f"{text} | {begun} {self.add_calls(trigger)}")
+            choices.append(self.add_calls())
+        if marker and isinstance(lark.split(marker)[0], int):
+            choices.append(f"{text} {self.add_calls()}")
+        elif marker and not calls.is_bare:
+            trigger = marker.split()[0]
+            begun = lark.add("begun_call[lazy]", f"{text} {quote(trigger)}")
+            choices.append(f"{begun} {self.add_calls(trigger)}")
+        return lark.add("text_and_calls", " | ".join(choices))
 
-    def _add_bare_text(self) -> str:
-        """A terminal: text that no one takes for a call where it begins."""
+    def _list_refused(self) -> list[str]:
+        """Regular expressions of what text does not begin with, so that no one takes it for a call."""
         calls = self._calls
-        if calls.name_key is not None:
+        names = self._join_names(self._rules.tools)
+        refused = [f"(.|\\n)*{self._write_unmarked(names)}"] if self._write_unmarked(names) else []
+        if calls.is_bare and calls.name_key is not None:
             keys = "|".join(sorted({calls.name_key, "arguments", "parameters", "type", "id"}))
-            begins = rf"\{{[ \t\r\n]*\"({keys})\""
-        else:
-            names = "|".join(escape_text(tool.name) for tool in self._rules.tools)
-            begins = rf"{escape_text(calls.section_open)}[ \t\r\n]*({names})[ \t\r\n]*\("
-        return self._lark.add("BARE_TEXT", self._lark.write_text(rf"[ \t\r\n]*{begins}"))
+            refused.append(rf"{_SPACE}\{{{_SPACE}\"({keys})\"")
+        elif calls.is_bare:
+            refused.append(rf"{_SPACE}{escape_text(calls.section_open)}{_SPACE}({names}){_SPACE}\(")
+        return refused
 
-    def _add_call(self, name: str, section_open: str = "", dropped: str = "") -> str:
-        """A rule: a call of one of the tools. Those with the same arguments differ in the name only."""
+    def _join_names(self, tools: Sequence[ToolRule]) -> str:
+        return "|".join(escape_text(tool.name) for tool in tools)
+
+    def _write_unmarked(self, names: str) -> str:
+        """A regular expression: how calls of some tools begin without their marker; '' if none is read so."""
+        calls, opened = self._calls, escape_text(self._rules.format.bare_open)
+        if calls.name_key is not None:
+            key_type, key = (rf"\"{key}\"{_SPACE}:{_SPACE}" for key in ("type", calls.name_key))
+            return rf"\{{{_SPACE}({key_type}\"function\"{_SPACE},{_SPACE})?{key}\"({names})\""
+        if not opened:
+            return ""
+        closed = calls.name_close.strip() or "{"
+        return rf"{opened}{_SPACE}({names}){_SPACE}{escape_text(closed)}"
+
+    def _list_unmarked(self, text: str) -> list[str]:
+        """What text and calls without their marker consist of, one for each kind of arguments."""
+        calls, lark = self._calls, self._lark
+        if calls.form == "braces" or not self._write_unmarked(""):
+            return []
+        after = f', "{calls.arguments_key}": ' if calls.name_key else ""
+        space = quote(after or calls.name_close[len(calls.name_close.rstrip()) :])
+        choices: list[str] = []
+        for number, (arguments, tools) in enumerate(self._group_tools().items()):
+            begun = f"{text} /{self._write_unmarked(self._join_names(tools))}/"
+            begun = lark.add(f"unmarked_call_{number}[lazy]", begun)
+            choices.append(f"{begun} {space} {arguments} {self._write_more('call')}")
+        return choices
+
+    def _group_tools(self) -> dict[str, list[ToolRule]]:
+        """The tools by what follows their names."""
         groups: dict[str, list[ToolRule]] = {}
         for tool in self._rules.tools:
             groups.setdefault(self._arguments.add(tool), []).append(tool)
+        return groups
+
+    def _write_more(self, call: str) -> str:
+        """More calls, and what closes them."""
+        calls, lark = self._calls, self._lark
+        self._add_call(call)
+        separator = lark.write(calls.separator)
+        more = f"({separator}{'' if calls.separator.strip() or not separator else '?'} {call})*"
+        return f"{more if self._rules.has_many_calls else ''} {lark.write(calls.section_close)}"
+
+    def _add_call(self, name: str, section_open: str = "", dropped: str = "") -> str:
+        """A rule: a call of one of the tools. Those with the same arguments differ in the name only."""
         opened = (section_open + self._calls.open).removeprefix(dropped)
         alternatives: list[str] = []
-        for number, (arguments, tools) in enumerate(groups.items()):
+        for number, (arguments, tools) in enumerate(self._group_tools().items()):
             heads = [self._list_head(opened, tool.name) for tool in tools]
             head = self._lark.write_alternatives(f"{name.upper()}_{number}", heads)
-            alternatives.append(f"{head} {arguments} {self._write_end()}")
+            if self._calls.is_numbered:
+                number_rule = self._lark.add("CALL_NUMBER", "/[0-9]{1,4}/")
+                head = f"{head} {number_rule} {self._lark.write(self._calls.name_close)}"
+            alternatives.append(f"{head} {arguments}")
         return self._lark.add(name, " | ".join(alternatives))
 
     def _list_head(self, opened: str, name: str) -> list[Piece]:
         """What stands before the arguments. A call's own id is left out."""
         calls = self._calls
+        if calls.is_numbered:
+            return self._lark.split(opened, f"functions.{name}:")
         if calls.name_key is None:
             return self._lark.split(opened, name, calls.name_close)
         keys = f'{{"{calls.name_key}": {json.dumps(name)}, "{calls.arguments_key}": '
         return self._lark.split(opened, keys)
-
-    def _write_end(self) -> str:
-        return self._lark.write("}" if self._calls.name_key else "", self._calls.close)

@@ -82,9 +82,13 @@ class LarkRules:
 
     def write_text(self, *begins: str) -> str:
         """The same for a terminal, of text that begins with none of some regular expressions."""
-        openers = "" if self._are_openers_tokens else "|".join(map(escape_text, self._list_openers()))
-        refused = [*begins, *([f"(.|\\n)*({openers})"] if openers else [])]
+        markers = "|".join(map(escape_text, sorted({*self._list_openers(), *self.format.token_ids})))
+        refused = [*begins, *([f"(.|\\n)*({markers})"] if markers else [])]
         return " & ".join([TEXT, *(f"~/{text}(.|\\n)*/" for text in refused)])
+
+    def write_tokens(self, most: int | None = None) -> str:
+        """What of a rule is any tokens that are no markers, at most so many."""
+        return "" if most == 0 else self.any_token + ("*" if most is None else f"{{0,{most}}}")
 
     def add_text_until(self, name: str, marker: str, most: int | None = None) -> str:
         """A rule: any text of at most `most` tokens, and then `marker`, without the whitespace around it.
@@ -93,8 +97,7 @@ class LarkRules:
         """
         pieces = self.split(marker.strip())
         if isinstance(pieces[0], int):
-            text = "" if most == 0 else self.any_token + ("*" if most is None else f"{{0,{most}}}")
-            return self.add(name, f"{text} {self.write(marker.strip())}")
+            return self.add(name, f"{self.write_tokens(most)} {self.write(marker.strip())}")
         if most is not None:
             allowed = f"None: the end of this model's thoughts, {marker.strip()!r}, is not one token"
             raise SamplingParamsError("thinking_token_budget", most, allowed)

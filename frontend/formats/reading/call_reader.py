@@ -28,11 +28,14 @@ class ParameterReader:
         self._open = split(calls.parameter_open)
         self._values = split(calls.value_open)
         self._close = split(calls.parameter_close)
+        self._call_open = split(calls.open)
+        self._call_close = split(calls.close)
         # Templates put a text's line between tags: one line break belongs to each tag, others to the text.
         self._lead = "\n" if calls.value_open.endswith("\n") else ""
         self._trail = "\n" if calls.parameter_close.startswith("\n") else ""
         self._key_stop = Stop(self._values[:1])
-        self._value_stop = Stop(self._close[:1])
+        # Models leave `parameter_close` out; then the next parameter or the call's end ends a value.
+        self._value_stop = Stop([self._close[0], self._open[0], *self._call_close])
         self._types: dict[tuple[int, str], frozenset[str]] = {}
 
     def read(self, writer: CallWriter) -> Steps[None]:
@@ -46,14 +49,18 @@ class ParameterReader:
             name = writer.restore("".join(key).strip())
             writer.write(f"{before}{to_json(name)}: ")
             before = ", "
-            if not (yield from source.accept_marker(self._values[1:])):
-                raise Unreadable
+            yield from source.accept_marker(self._values[1:])
             yield from source.accept(self._lead)
             yield from self._read_value(writer, self._find_types(writer.parameters, name))
             yield from source.accept_marker(self._close[1:])
         if source.is_cut_off:  # another parameter may have been to come
             raise Unreadable
         writer.write("{}" if before == "{" else "}")
+
+    def comes_next(self) -> Steps[bool]:
+        """Whether a parameter comes next, or the end of a call without any; reads nothing."""
+        source = self._source
+        return (yield from source.comes(self._open[:1])) or (yield from source.comes(self._call_close[:1]))
 
     def _find_types(self, parameters: Mapping[str, Any], name: str) -> frozenset[str]:
         """The types of a parameter; looked for once, as an enum may be long."""
@@ -66,19 +73,50 @@ class ParameterReader:
         return self._types[key]
 
     def _read_value(self, writer: CallWriter, types: frozenset[str]) -> Steps[None]:
-        read_until = self._source.read_until
         if types <= {"string"}:
             writer.write('"')
-            marker = yield from read_until(self._value_stop, writer.write_text, self._trail)
-            if marker:
-                writer.write('"')
+            yield from self._read_text(writer.write_text, writer.parameters)
+            writer.write('"')
         else:
             pieces: list[str] = []
-            marker = yield from read_until(self._value_stop, pieces.append, self._trail)
-            if marker:
-                writer.write(convert_value(writer.restore("".join(pieces)), types))
-        if not marker:
-            raise Unreadable
+            yield from self._read_text(pieces.append, writer.parameters)
+            writer.write(convert_value(writer.restore("".join(pieces)), types))
+
+    def _read_text(self, sink: Callable[[str], None], parameters: Mapping[str, Any]) -> Steps[None]:
+        """Hand a value's text on, and read what closes it if it is there. Raises Unreadable."""
+        source = self._source
+        while marker := (yield from source.read_until(self._value_stop, sink, "\n")):
+            space = source.dropped_space
+            if marker == self._close[0]:
+                if space and not self._trail:
+                    sink(space)
+                return
+            source.keep(len(marker))
+            is_end = yield from self._ends_value(marker, bool(space), parameters)
+            source.rewind()
+            if is_end:
+                return
+            sink(space + marker)
+            source.position += len(marker)
+        raise Unreadable
+
+    def _ends_value(self, marker: str, is_line: bool, parameters: Mapping[str, Any]) -> Steps[bool]:
+        """Whether a marker within a value is no text: what follows says so. Reads on.
+
+        is_line: a line begins with it, as in templates. A text may quote a call on its lines.
+        """
+        source, closes = self._source, self._call_close
+        if marker == self._open[0]:
+            key = (yield from source.read_word(_NAME)).strip()
+            properties = resolve(resolve(parameters, parameters).get("properties"), {})
+            is_known = key in properties or (not properties and bool(key))
+            return is_known and (yield from source.accept_marker(self._values[:1]))
+        rest = closes[closes.index(marker) + 1 :]
+        is_sure = is_line or len(marker) == 1  # a token
+        for pieces in (rest, self._call_open, self._call_open[1:]) if is_sure else (rest,):
+            if pieces and (yield from source.accept_marker(pieces)):
+                return True
+        return (yield from source.comes_end())
 
 
 def convert_value(text: str, types: frozenset[str]) -> str:
@@ -134,6 +172,10 @@ _READINGS: tuple[Callable[[str], str], ...] = (
 _NAME = re.compile(rf"[^\s<>{{}}()\[\]\"'=,;{MARKS}]*")
 _ARGUMENTS_KEYS = ("arguments", "parameters")  # models take either, whichever their template shows
 _OTHER_KEYS = ("type", "id")
+_FENCE = "```"
+_LANGUAGE = re.compile(r"[a-z_]*")
+# As OpenAI's namespace has it, and as Kimi numbers its calls.
+_LONG_NAME = re.compile(r"(?:call)?:?(?:functions\.)?([\w-]+)(?::[0-9]+)?")
 
 
 class CallReader:
@@ -152,36 +194,79 @@ class CallReader:
         self._parameters = ParameterReader(source, calls, lexicon.split) if calls.form == "xml" else None
         quotes = ("".join(lexicon.split(calls.quote)), '"') if calls.quote else ()
         self._style = PYTHON if calls.form == "python" else load_style(*quotes)
+        self._call_ids: set[str] = set()
+        # What stands around objects, beside markers: a list, a block of Markdown.
+        self._is_list = self._is_fenced = False
 
-    def open_section(self, opener: str) -> Steps[bool]:
-        """Read what comes before the first call, after `opener`; whether that has opened the call itself."""
-        pieces = self._section_open
-        if opener and opener in pieces[:1]:
-            pieces = pieces[1:]
-        elif opener and opener in self._open[:1]:
-            return True
-        if not (yield from self._source.accept_marker(pieces)):
-            raise Unreadable
-        return False
+    def open_section(self, opener: str, is_unmarked: bool) -> Steps[None]:
+        """Read what comes before the first call, after `opener`.
 
-    def read_call(self, writer: CallWriter, is_opened: bool) -> Steps[bool]:
-        """Read a call, whose first piece may be read. False if its arguments are no JSON object."""
-        source = self._source
-        rest = self._open[1:] if is_opened else self._open
-        if not (yield from source.accept_marker(rest)):
+        is_unmarked: the markers before `bare_open` are missing.
+        """
+        self._is_list = self._is_fenced = False
+        if opener:
+            yield from self._skip_markers([opener, *self._section_open])  # some write it twice
+        elif is_unmarked and self._format.form != "python":
+            return
+        elif not (yield from self._source.accept_marker(self._section_open)):
             raise Unreadable
-        if self._format.name_key is not None:
-            yield from self._read_object(writer, self._format.name_key)
+
+    def read_call(self, writer: CallWriter, is_unmarked: bool) -> Steps[bool]:
+        """Read a call. False if its arguments are no JSON object.
+
+        is_unmarked: only its beginning says that it is a call, so that has to be exact.
+        """
+        if is_unmarked and self._format.name_key is None:
+            if not (yield from self._source.accept_marker(self._open[1:])):
+                raise Unreadable
         else:
-            yield from source.skip_space()
-            name = yield from self._read_name(writer)
-            yield from self._read_call_id(writer)
-            yield from source.accept_marker(self._name_close)
-            yield from source.skip_space()
-            yield from self.read_arguments(writer, name)
+            yield from self._skip_markers(self._open)
+        if (yield from self._comes_object()):
+            yield from self._read_object(writer, self._format.name_key or "name", is_unmarked)
+        else:
+            yield from self._read_named(writer, is_unmarked)
         is_valid = writer.end()
         yield from self._read_close(self.close)
         return is_valid
+
+    def _read_named(self, writer: CallWriter, is_unmarked: bool) -> Steps[None]:
+        """Read a call whose name stands before its arguments."""
+        source = self._source
+        yield from source.skip_space()
+        name = yield from self._read_name(writer, is_unmarked)
+        yield from self._read_call_id(writer)
+        is_closed = yield from source.accept_marker(self._name_close)
+        if is_unmarked and not is_closed:
+            raise Unreadable
+        yield from source.skip_space()
+        if is_unmarked and self._parameters and not (yield from self._parameters.comes_next()):
+            raise Unreadable
+        yield from self.read_arguments(writer, name)
+
+    def _comes_object(self) -> Steps[bool]:
+        """Whether a call is an object, which may be in a list and in a block of Markdown; reads up to it."""
+        source = self._source
+        yield from source.skip_space()
+        if self._format.form == "python":
+            return False
+        is_fenced = yield from self._read_fence()
+        is_list = not self._is_list and (yield from source.accept("["))
+        self._is_list = self._is_list or is_list
+        yield from source.skip_space()
+        if (yield from source.peek()) == "{":
+            return True
+        if is_fenced or is_list:
+            raise Unreadable
+        return False
+
+    def _read_fence(self) -> Steps[bool]:
+        """Whether a block of Markdown is opened; reads that."""
+        is_fenced = yield from self._source.accept(_FENCE)
+        if is_fenced:
+            self._is_fenced = True
+            yield from self._source.read_word(_LANGUAGE)
+            yield from self._source.skip_space()
+        return is_fenced
 
     def has_next(self) -> Steps[bool]:
         """Whether a separator announces another call; reads it, or else what closes the calls.
@@ -189,14 +274,23 @@ class CallReader:
         What is read for another call is kept.
         """
         source = self._source
-        if not self._separator and not self._section_close:
+        separator = [","] if self._is_list else self._separator
+        closes = self._section_close
+        if self._is_list or self._is_fenced:
+            closes = ["]"] * self._is_list + [_FENCE] * self._is_fenced + [*self.close, *closes]
+        if not separator and not closes:
             return False
         source.keep()
-        if self._separator and (yield from source.accept_marker(self._separator)):
+        if separator and (yield from source.accept_marker(separator)):
             return True
         source.forget()
-        yield from self._read_close(self._section_close)
+        yield from self._read_close(closes)
         return False
+
+    def _skip_markers(self, pieces: Sequence[str]) -> Steps[None]:
+        """Read those of a marker's pieces that the model writes."""
+        for piece in pieces:
+            yield from self._source.accept_marker([piece])
 
     def _read_close(self, pieces: Sequence[str]) -> Steps[None]:
         """Read what closes something, as far as the model writes it."""
@@ -210,11 +304,24 @@ class CallReader:
         writer.start(name)
         self._source.forget()
 
-    def _read_name(self, writer: CallWriter) -> Steps[str]:
-        name = yield from self._source.read_word(_NAME)
-        if self._source.is_cut_off or not writer.is_offered(name):  # it may be the beginning of another
+    def _read_name(self, writer: CallWriter, is_exact: bool) -> Steps[str]:
+        source = self._source
+        name = yield from source.read_word(_NAME)
+        if source.is_cut_off:  # it may be the beginning of another
             raise Unreadable
-        return name
+        if name == "function" and not writer.is_offered(name) and not is_exact:
+            # A type, as DeepSeek's older models write one.
+            yield from self._skip_markers(self._name_close[:1])
+            name = yield from source.read_word(_NAME)
+        match = None if is_exact else _LONG_NAME.fullmatch(name)
+        found = match[1] if match and not writer.is_offered(name) else name
+        if source.is_cut_off or not writer.is_offered(found):
+            raise Unreadable
+        if self._format.is_numbered:
+            is_own = name.endswith(tuple("0123456789")) and ":" in name and name not in self._call_ids
+            writer.call_id = name if is_own else f"functions.{found}:{len(self._call_ids)}"
+            self._call_ids.add(writer.call_id)
+        return found
 
     def _read_call_id(self, writer: CallWriter) -> Steps[None]:
         if self._call_id_open and (yield from self._source.accept_marker(self._call_id_open)):
@@ -226,18 +333,32 @@ class CallReader:
         if self._format.form == "python":
             yield from self._read_keywords(writer, name)
             return
-        if self._parameters:
+        if self._parameters and (yield from source.peek()) != "{":
             self.start_arguments(writer, name)
             yield from self._parameters.read(writer)
             return
-        if (yield from source.peek()) != "{":
-            yield from self._start_empty(writer, name)
-            return
-        self.start_arguments(writer, name)
-        if self._format.form == "json":
-            yield from read_json(source, writer.write)
+        yield from self._skip_markers(self._open[-1:])
+        yield from self._read_fence()
+        match (yield from source.peek()):
+            case "{":
+                self.start_arguments(writer, name)
+                yield from self._read_members(writer)
+            case '"':
+                arguments = yield from self._read_early_arguments(writer)
+                self.start_arguments(writer, name)
+                writer.write(arguments)
+            case _:
+                yield from self._start_empty(writer, name)
+                return
+        if self._is_fenced:
+            yield from self._read_close([_FENCE])
+
+    def _read_members(self, writer: CallWriter) -> Steps[None]:
+        """Read the object that arguments are."""
+        if self._format.form == "braces":
+            yield from LiteralReader(self._source, writer, self._style).read_value()
         else:
-            yield from LiteralReader(source, writer, self._style).read_value()
+            yield from read_json(self._source, writer.write)
 
     def _start_empty(self, writer: CallWriter, name: str) -> Steps[None]:
         """A call that ends without arguments has none."""
@@ -259,11 +380,13 @@ class CallReader:
         writer.write(f"{{{to_json(key)}: ")
         yield from values.read_keywords()
 
-    def _read_object(self, writer: CallWriter, name_key: str) -> Steps[None]:
+    def _read_object(self, writer: CallWriter, name_key: str, is_unmarked: bool) -> Steps[None]:
         """Read a call that is an object. Its members may stand in any order; the name is told first."""
         source = self._source
-        name, arguments = "", ""
+        is_strict = is_unmarked or self._format.is_bare
         yield from source.expect("{")
+        name = (yield from self._read_first_name(writer, name_key)) if is_unmarked else ""
+        arguments = ""
         while True:
             yield from source.skip_space()
             if (yield from source.accept("}")):
@@ -272,7 +395,9 @@ class CallReader:
             yield from source.expect(":")
             yield from source.skip_space()
             if key == name_key:
-                name = yield from read_json_string(source)
+                word = yield from read_json_string(source)
+                match = _LONG_NAME.fullmatch(word)
+                name = match[1] if match and not writer.is_offered(word) else word
                 if not writer.is_offered(name):
                     raise Unreadable
             elif key in _ARGUMENTS_KEYS and not writer.is_started:
@@ -281,7 +406,7 @@ class CallReader:
                     yield from read_json(source, writer.write)
                 else:
                     arguments = yield from self._read_early_arguments(writer)
-            elif self._format.is_bare and key not in _OTHER_KEYS and not writer.is_started:
+            elif is_strict and key not in _OTHER_KEYS and not writer.is_started:
                 raise Unreadable
             else:
                 yield from read_json_text(source)
@@ -290,10 +415,21 @@ class CallReader:
                 yield from self._end_object(writer)
                 break
         if not writer.is_started:
-            if not name:
+            if not name or (is_unmarked and not arguments):
                 raise Unreadable
             self.start_arguments(writer, name)
             writer.write(arguments or "{}")
+
+    def _read_first_name(self, writer: CallWriter, name_key: str) -> Steps[str]:
+        """Read the members that an object without a marker has to begin with, and the comma behind."""
+        source = self._source
+        yield from source.accept_marker(['"type"', ":", '"function"', ","])
+        if not (yield from source.accept_marker([f'"{name_key}"', ":", '"'])):
+            raise Unreadable
+        name = yield from source.read_word(_NAME)
+        if not writer.is_offered(name) or not (yield from source.accept_marker(['"', ","])):
+            raise Unreadable
+        return name
 
     def _end_object(self, writer: CallWriter) -> Steps[None]:
         """Read an object's closing brace, which some models forget behind that of the arguments."""
@@ -307,7 +443,8 @@ class CallReader:
         text = writer.restore((yield from read_json_text(self._source)))
         value = decode_json(text)
         if isinstance(value, str):
-            text, value = value, decode_json(value)
+            text = value if value.strip()[:2] != "{'" else _convert_literal(value.strip())
+            value = decode_json(text or "{}")
         if value is not None and not isinstance(value, dict):
             raise Unreadable
-        return "{}" if value is None else text
+        return "{}" if value is None else text or "{}"

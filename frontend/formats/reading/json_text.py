@@ -10,31 +10,36 @@ import msgspec
 from .marked_text import MARKS
 from .text_source import Sink, Steps, TextSource, Unreadable
 
-_STRING_BODY = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
-_STRUCTURE = re.compile(rf'[^"{{}}\[\]{MARKS}]*+')
+# What strings hold within either quote, and what of it JSON writes otherwise.
+_BODIES = {quote: re.compile(rf"[^{quote}\\]*+(?:\\.[^{quote}\\]*+)*+", re.DOTALL) for quote in "\"'"}
+_UNLIKE = {'"': re.compile(r"[\x00-\x1f]"), "'": re.compile(r"[\x00-\x1f\"]|\\'")}
+_STRUCTURE = re.compile(rf"[^\"'{{}}\[\]TFN{MARKS}]*+")
+_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 _SCALAR = re.compile(r"[\w.+-]*")
 
 
 def read_json(source: TextSource, sink: Sink) -> Steps[None]:
     """Hand a JSON value on as it comes, up to its end. Brackets and strings are followed, nothing else.
 
-    In a string every marker is text. Raises Unreadable at a marker elsewhere, and at the end of the text.
+    Some models write Python's constants and quotes, which become JSON's, and control characters in strings,
+    which are escaped. In a string every marker is text. Raises Unreadable at a marker elsewhere, and at the
+    end of the text.
     """
     yield from source.skip_space()
-    if (yield from source.peek()) not in ("{", "[", '"'):
+    if (yield from source.peek()) not in ("{", "[", '"', "'"):
         word = yield from source.read_word(_SCALAR)
         sink(word)
         if not word:
             raise Unreadable
         return
-    depth, in_string = 0, False
+    depth, quote = 0, ""
     while True:
-        start = source.position
+        pieces: list[str] = []
         try:
-            depth, in_string, is_done = _scan(source, depth, in_string)
+            depth, quote, is_done = _scan(source, depth, quote, pieces.append)
         finally:
-            if source.position > start:
-                sink(source.text[start : source.position])
+            if read := "".join(pieces):
+                sink(read)
         if is_done:
             return
         if source.is_over():
@@ -52,7 +57,7 @@ def read_json_text(source: TextSource) -> Steps[str]:
 def read_json_string(source: TextSource) -> Steps[str]:
     """Read a JSON string; returns what it means."""
     yield from source.skip_space()
-    if (yield from source.peek()) != '"':
+    if (yield from source.peek()) not in ('"', "'"):
         raise Unreadable
     value = decode_json((yield from read_json_text(source)))
     if not isinstance(value, str):
@@ -84,32 +89,38 @@ def is_json_object(text: str) -> bool:
         return False
 
 
-def _scan(source: TextSource, depth: int, in_string: bool) -> tuple[int, bool, bool]:
-    """Move over what has come, up to the value's end; depth, whether in a string, whether it has ended."""
-    text, place, end = source.text, source.position, len(source.text)
-    while place < end:
-        if in_string:
-            place = _STRING_BODY.match(text, place).end()  # pyright: ignore[reportOptionalMemberAccess]
-            if place == end or text[place] == "\\":
-                break  # the rest of an escape has not come
-            in_string = False
-        else:
-            place = _STRUCTURE.match(text, place).end()  # pyright: ignore[reportOptionalMemberAccess]
-            if place == end:
+def _scan(source: TextSource, depth: int, quote: str, sink: Sink) -> tuple[int, str, bool]:
+    """Move over what has come, up to the value's end; depth, the open string's quote, whether that was it."""
+    text, end = source.text, len(source.text)
+    while (place := source.position) < end:
+        match = (_BODIES[quote] if quote else _STRUCTURE).match(text, place)
+        source.position = stop = match.end() if match else place
+        sink(_UNLIKE[quote].sub(_escape, text[place:stop]) if quote else text[place:stop])
+        if stop == end or (quote and text[stop] == "\\"):
+            break  # the rest of an escape has not come
+        sign = text[stop]
+        if sign in "TFN":
+            word = next((word for word in _CONSTANTS if word.startswith(text[stop : stop + len(word)])), sign)
+            if len(word) > end - stop and not source.is_finished:
                 break
-            match text[place]:
-                case '"':
-                    in_string = True
-                case "{" | "[":
-                    depth += 1
-                case "}" | "]":
-                    depth -= 1
-                case _:
-                    source.position = place
-                    raise Unreadable
-        place += 1
-        if depth == 0 and not in_string:
-            source.position = place
-            return 0, False, True
-    source.position = place
-    return depth, in_string, False
+            sink(_CONSTANTS.get(text[stop : stop + len(word)], text[stop : stop + len(word)]))
+            source.position = min(end, stop + len(word))
+            continue
+        match sign:
+            case '"' | "'":
+                quote = "" if quote else sign
+            case "{" | "[":
+                depth += 1
+            case "}" | "]":
+                depth -= 1
+            case _:
+                raise Unreadable
+        sink('"' if sign == "'" else sign)
+        source.position = stop + 1
+        if depth == 0 and not quote:
+            return 0, "", True
+    return depth, quote, False
+
+
+def _escape(match: re.Match[str]) -> str:
+    return json.dumps(match[0][-1])[1:-1] if match[0] != "\\'" else "'"

@@ -33,8 +33,13 @@ class Lexicon:
         self.thinking_open = self.split(output_format.thinking.open if output_format.thinking else "")
         self.thinking_close = self.split(output_format.thinking.close if output_format.thinking else "")
         self.call_openers = self._find_call_openers()
-        self.content_stop = Stop([*self.call_openers, *self.thinking_open[:1]], any_mark=True)
-        self.thinking_stop = Stop(self.thinking_close[:1])
+        # Where a call may begin whose marker is missing; what follows has to say that it does.
+        self.named_openers = {self.format.bare_open} - {""}
+        has_objects = output_format.calls is not None and output_format.calls.name_key is not None
+        self.bare_openers = {"{", "[", "```"} if has_objects else self.named_openers
+        stops = [*self.call_openers, *self.bare_openers, *self.thinking_open[:1]]
+        self.content_stop = Stop(stops, any_mark=True)
+        self.thinking_stop = Stop([*self.thinking_close[:1], *self.call_openers, *self.named_openers])
         close = self.split(output_format.calls.close if output_format.calls else "")[-1:]
         if output_format.channels:
             close = [piece for end in output_format.channels.ends for piece in self.split(end)]

@@ -2,9 +2,12 @@
 
 Knows no API and no request. A marker that is a token is told from text that looks like it (marked_text.py).
 
-- In thoughts only their end is a marker. In a text within a call's arguments every marker is text.
+- In thoughts only their end is a marker, and calls that the turn ends with. In a text within a call's
+  arguments every marker is text.
 - Markers never reach content, nor does white space around them. One that stands where it means nothing is
   left out, unless it is several tokens: that is text.
+- Models leave markers out and write some twice. What still begins as a call of an offered tool has to is read
+  as one; no other text is.
 - A call that cannot be read stays content, whole. Its name is told once it is complete, is that of an offered
   tool, and the arguments have begun as they should. What is told stays told, so arguments that go wrong later
   end there, and the rest of the call is content. Either counts in `num_errors`.
@@ -104,6 +107,8 @@ class OutputParser:
                 yield from self._open_thoughts(marker)
             elif marker in lexicon.call_openers:
                 yield from self._read_calls(marker)
+            elif marker in lexicon.bare_openers:
+                yield from self._read_unmarked(marker)
             else:
                 yield from source.skip_space()
 
@@ -118,32 +123,90 @@ class OutputParser:
         yield from self._source.skip_space()
 
     def _read_thoughts(self, stop: Stop) -> Steps[str]:
-        """Read thoughts and what closes them."""
-        source = self._source
+        """Read thoughts and what closes them, or calls that the turn ends with before they are closed."""
+        source, lexicon = self._source, self._lexicon
         yield from source.skip_space()
-        marker = yield from source.read_until(stop, self._emit_reasoning)
-        if marker:
-            begin, self._thoughts_begin = self._thoughts_begin or 0, None
+        while True:
+            marker = yield from source.read_until(stop, self._emit_reasoning)
+            space = source.dropped_space
+            is_opener = marker in lexicon.call_openers or marker in lexicon.named_openers
+            if not marker or not is_opener or lexicon.channels:
+                break
             end = self._marked.num_tokens_before(source.place - len(marker))
-            self._num_past_reasoning_tokens += max(0, end - begin)
+            if (yield from self._read_last_calls(marker)):
+                self._end_thoughts(end)
+                return marker
+            self._emit_reasoning(space + marker)
+            source.position += len(marker)
+        if marker:
+            self._end_thoughts(self._marked.num_tokens_before(source.place - len(marker)))
         return marker
 
-    def _read_calls(self, opener: str) -> Steps[None]:
+    def _end_thoughts(self, end: int) -> None:
+        begin, self._thoughts_begin = self._thoughts_begin or 0, None
+        self._num_past_reasoning_tokens += max(0, end - begin)
+
+    def _read_last_calls(self, opener: str) -> Steps[bool]:
+        """Whether nothing but whole calls follows within thoughts, up to the output's end; reads them.
+
+        Thoughts may speak of a call: it is one if the turn ends with it. So it is told at the end.
+        """
+        calls, source = self._calls, self._source
+        assert calls is not None
+        if source.num_rewound > _MAX_REWOUND:
+            source.position -= len(opener)
+            return False
+        source.hold(len(opener))
+        told, num_calls = list[OutputEvent](), self._num_calls
+        try:
+            while opener:
+                is_unmarked = opener in self._lexicon.named_openers
+                source.position -= len(opener) if is_unmarked else 0
+                yield from calls.open_section("" if is_unmarked else opener, is_unmarked)
+                has_next = True
+                while has_next:
+                    if not (yield from calls.read_call(self._make_writer(num_calls, told), is_unmarked)):
+                        raise Unreadable
+                    num_calls += 1
+                    has_next = yield from calls.has_next()
+                openers = (*self._lexicon.call_openers, *self._lexicon.named_openers)
+                opener = yield from source.accept_any(openers)
+            if not (yield from source.comes_end()):
+                raise Unreadable
+        except Unreadable:
+            source.release(goes_back=True)
+            return False
+        source.release(goes_back=False)
+        self._events += told
+        self._num_calls = num_calls
+        return True
+
+    def _read_unmarked(self, beginning: str) -> Steps[None]:
+        """Read calls without their marker if there are any where their beginning was read; else that."""
+        source, num_before, space = self._source, self._num_calls, self._source.dropped_space
+        source.position -= len(beginning)
+        yield from self._read_calls("", is_unmarked=True)
+        if self._num_calls == num_before:
+            self._emit_text(space + beginning)
+            source.position += len(beginning)
+
+    def _read_calls(self, opener: str, is_unmarked: bool = False) -> Steps[None]:
         """Read calls whose first marker was read; without `opener`, calls if there are any."""
         calls, source = self._calls, self._source
         assert calls is not None
         space = source.dropped_space if opener else ""
         if source.num_rewound > _MAX_REWOUND:
-            self._emit_text(space + opener)
+            if opener:
+                self._emit_text(space + opener)
             return
         source.keep(len(opener))
-        is_opened, num_before = False, self._num_calls
+        num_before = self._num_calls
         while True:
             writer = self._make_writer()
             try:
                 if self._num_calls == num_before:
-                    is_opened = yield from calls.open_section(opener)
-                is_valid = yield from calls.read_call(writer, is_opened)
+                    yield from calls.open_section(opener, is_unmarked)
+                is_valid = yield from calls.read_call(writer, is_unmarked)
             except Unreadable:
                 is_call = bool(opener) or self._num_calls > num_before
                 yield from self._give_up(writer, is_call, space)
@@ -212,15 +275,17 @@ class OutputParser:
         self._num_calls += 1
         yield from self._source.skip_space()
 
-    def _make_writer(self) -> CallWriter:
-        restore, emit = self._lexicon.marks.restore, self._events.append
-        return CallWriter(self._num_calls, self._tools, restore, emit, self._has_short_ids)
+    def _make_writer(self, index: int | None = None, events: list[OutputEvent] | None = None) -> CallWriter:
+        restore, emit = self._lexicon.marks.restore, (self._events if events is None else events).append
+        index = self._num_calls if index is None else index
+        return CallWriter(index, self._tools, restore, emit, self._has_short_ids)
 
     def _give_up(self, writer: CallWriter, is_call: bool, space: str) -> Steps[None]:
         """End a call that goes wrong. What was not told of it is content, `space` before it included."""
         source, stop = self._source, self._lexicon.call_stop
         if writer.is_started:
             self._num_calls += 1
+            source.forget()
         else:
             source.rewind()
             if not is_call:

@@ -6,7 +6,7 @@ Readers are the modules beside this one; they neither know how text is cut nor k
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TypeVar
 
 from .marked_text import MARKS, measure_prefix
@@ -51,6 +51,7 @@ class TextSource:
         self.dropped_space = ""  # before the last marker that `read_until` has found
         self._offset = 0  # of `text` in all that has come
         self._mark: int | None = None
+        self._held: int | None = None  # the same for `hold`
         self.num_rewound = 0  # characters that were read more than once
 
     def add(self, text: str, is_finished: bool, is_cut: bool = False) -> None:
@@ -58,7 +59,8 @@ class TextSource:
 
         is_cut: it has finished before who writes it has ended it.
         """
-        done = self.position if self._mark is None else min(self.position, self._mark - self._offset)
+        kept = [mark - self._offset for mark in (self._mark, self._held) if mark is not None]
+        done = min([self.position, *kept])
         self.text = self.text[done:] + text
         self._offset += done
         self.position -= done
@@ -90,6 +92,20 @@ class TextSource:
         """Keep nothing any more."""
         self._mark = None
 
+    def hold(self, num_before: int) -> None:
+        """As `keep` does, for what tries to read all that follows, until `release`."""
+        self._held = self.place - num_before
+        self._has_run_out = False
+
+    def release(self, goes_back: bool) -> None:
+        """Hold nothing any more, and go back to where `hold` was called or not."""
+        assert self._held is not None
+        if goes_back:
+            self.num_rewound += self.place - self._held
+            self.position = self._held - self._offset
+            self._mark = None
+        self._held = None
+
     def is_over(self) -> bool:
         """Asked by a reader that needs more text: whether none will come."""
         self._has_run_out = self.is_finished
@@ -97,7 +113,7 @@ class TextSource:
 
     def wait(self) -> Steps[None]:
         """Wait for more text. Raises Unreadable if too much is kept."""
-        if self._mark is not None and len(self.text) > _MAX_KEPT:
+        if (self._mark is not None or self._held is not None) and len(self.text) > _MAX_KEPT:
             raise Unreadable
         yield
 
@@ -142,6 +158,14 @@ class TextSource:
         self.position += len(literal)
         return True
 
+    def accept_any(self, literals: Iterable[str]) -> Steps[str]:
+        """Read white space, and any of some literals if it comes next; '' if none does."""
+        yield from self.skip_space()
+        for literal in literals:
+            if (yield from self.accept(literal)):
+                return literal
+        return ""
+
     def accept_marker(self, pieces: Sequence[str]) -> Steps[bool]:
         """Read a marker if it comes next, with any white space before and within it; all of it or nothing."""
         ahead = 0  # characters of it that are there
@@ -159,6 +183,24 @@ class TextSource:
             ahead += len(piece)
         self.position += ahead
         return True
+
+    def comes(self, pieces: Sequence[str]) -> Steps[bool]:
+        """Whether a marker comes next; reads nothing."""
+        place = self.place
+        is_there = yield from self.accept_marker(pieces)
+        self.position -= self.place - place
+        return is_there
+
+    def comes_end(self) -> Steps[bool]:
+        """Whether nothing but a little white space is left; reads nothing."""
+        while True:
+            space = _SPACE.match(self.text, self.position)
+            end = space.end() if space else self.position
+            if end < len(self.text) or end - self.position > MAX_WORD:
+                return False
+            if self.is_over():
+                return True
+            yield from self.wait()
 
     def expect(self, literal: str) -> Steps[None]:
         """Read white space and a literal. Raises Unreadable."""

@@ -92,10 +92,14 @@ class Transcript:
         return _bind(self.format, self.tokenizer)
 
 
-TRANSCRIPTS = {
-    case.pop("case"): msgspec.convert(case, Transcript)
-    for case in json.loads((GOLDEN / "output_formats.json").read_bytes())
-}
+def _load(name: str) -> dict[str, Transcript]:
+    cases = json.loads((GOLDEN / name).read_bytes())
+    return {case.pop("case"): msgspec.convert(case, Transcript) for case in cases}
+
+
+TRANSCRIPTS = _load("output_formats.json")
+# What models are reported to write beside their formats.
+SLIPS = _load("output_slips.json")
 
 
 @cache

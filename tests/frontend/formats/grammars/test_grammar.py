@@ -28,7 +28,7 @@ from quire.frontend.tools import Tool, ToolChoice
 from quire.ipc.errors import SamplingParamsError
 from quire.ipc.params.sampling_params import SamplingParams
 from quire.ipc.params.structured_outputs import StructuredOutputsParams
-from transcripts import END, USER, make_tokenizer
+from transcripts import END, SLIPS, USER, make_tokenizer
 
 # What of a marker is a token in the models' own tokenizers.
 TOKEN = re.compile(r"<(?!/?parameter|/?function)[^<>\s=]+>|\[[A-Z_/]+\]")
@@ -77,6 +77,16 @@ def bind(name: str, kept: str = "") -> tuple[Tokenizer, OutputFormat, LLTokenize
     ends = [tokenizer.eos_token_id]
     inner = LLTokenizer(tokenizer.backend.to_str(), n_vocab=tokenizer.vocab_size, eos_token=ends)
     return tokenizer, FORMATS[name].bind(tokenizer), inner
+
+
+@cache
+def bind_slip(case: str) -> tuple[Tokenizer, OutputFormat, LLTokenizer]:
+    """The same for a slip, with its own tokens."""
+    tokenizer = SLIPS[case].tokenizer
+    inner = LLTokenizer(
+        tokenizer.backend.to_str(), n_vocab=tokenizer.vocab_size, eos_token=[tokenizer.eos_token_id]
+    )
+    return tokenizer, SLIPS[case].output_format, inner
 
 
 def make_rules(name: str, tools: list[Tool], kept: str = "", **fields: Any) -> OutputRules:
@@ -202,6 +212,75 @@ def test_without_parallel_calls_there_is_one_at_most(choice: str) -> None:
         if (message := generate("hermes", rules, TOOLS, "", seed)) is not None
     ]
     assert set(counts) == ({0, 1} if choice == "auto" else {1})
+
+
+# -- slips
+
+CLOSERS = ['"', "}", "]", ")", "'", "</function>", "</parameter>", "</think>", "\n", "0"]
+
+
+def end(matcher: LLMatcher, tokenizer: Tokenizer, output_format: OutputFormat, seed: object) -> list[int]:
+    """Write on as a model that wants to end; returns the tokens that it has to write first."""
+    chance, closers = random.Random(str(seed)), [*CLOSERS, *map(str.strip, output_format.list_markers())]
+    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in filter(None, closers)]
+    written: list[int] = []
+    while not (matcher.is_stopped() or matcher.validate_tokens([tokenizer.eos_token_id])):
+        fitting = [ids for ids in encoded if matcher.validate_tokens(ids) == len(ids)]
+        if not fitting or chance.random() < 0.1:
+            fitting = [[token] for token in list_bits(matcher.compute_bitmask())]
+        assert fitting, "neither the end nor anything else may be written"
+        ids = chance.choice(fitting)
+        assert matcher.consume_tokens(ids)
+        written += ids
+        assert len(written) < 3000
+    return written
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_turn_comes_to_its_end_from_wherever_it_is(name: str, choice: str) -> None:
+    for seed, kept in ((0, ""), (1, ""), (2, NONE)):
+        rules = make_rules(name, STRICT if seed else TOOLS, kept, choice=CHOICES[choice])
+        made, (tokenizer, output_format, inner) = make_output_grammar(rules), bind(name, kept)
+        assert made is not None
+        matcher, chance = LLMatcher(inner, made.text, log_level=0), random.Random(seed)
+        for _ in range(chance.randrange(300)):
+            allowed = list_bits(matcher.compute_bitmask())
+            if matcher.is_stopped() or allowed == [inner.eos_token]:
+                break
+            assert matcher.consume_token(
+                chance.choice([token for token in allowed if token != inner.eos_token])
+            )
+        end(matcher, tokenizer, output_format, seed)
+
+
+@pytest.mark.parametrize("case", SLIPS)
+def test_a_slip_is_followed_or_led_back_from(case: str) -> None:
+    """The model writes the slip as far as it may, and then wants to end: calls are those that are read."""
+    slip, (tokenizer, output_format, inner) = SLIPS[case], bind_slip(case)
+    for tools in (slip.tools, [Tool(tool.name, None, tool.parameters, True) for tool in slip.tools]):
+        rules = make_output_rules(output_format, [tokenizer.eos_token_id], tools)
+        made = make_output_grammar(rules)
+        assert made is not None
+        matcher = LLMatcher(inner, made.text, log_level=0)
+        ids = tokenizer.encode(slip.text.removesuffix(END), add_special_tokens=False)
+        num_followed = matcher.validate_tokens(ids)
+        assert matcher.consume_tokens(ids[:num_followed])
+        written = [*ids[:num_followed], *end(matcher, tokenizer, output_format, case), tokenizer.eos_token_id]
+        message = read(rules, tokenizer, list(tools), written)
+        check(message, list(tools), ToolChoice())
+        if num_followed == len(ids):
+            calls = [(call.name, call.arguments) for call in message.tool_calls]
+            assert calls[: len(slip.calls)] == list(slip.calls)
+
+
+def test_thoughts_that_are_not_closed_end_with_the_marker_of_a_call() -> None:
+    for budget in (None, 0, 5):
+        for is_open in (True, False):
+            rules = make_rules("hermes", TOOLS, thinking_token_budget=budget, is_reasoning_open=is_open)
+            text = f"{'' if is_open else '<think>'}{'' if budget == 0 else 'Hm.'}{CALL}"
+            assert follows(start(rules), text)
+            assert not follows(start(rules), text + "b")
 
 
 # -- thoughts

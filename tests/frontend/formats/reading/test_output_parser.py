@@ -29,6 +29,7 @@ from transcripts import (
     FILES,
     QWEN,
     ROME,
+    SLIPS,
     TRANSCRIPTS,
     USER,
     Transcript,
@@ -63,10 +64,21 @@ def test_an_end_of_thoughts_that_nobody_opened_is_left_out() -> None:
     assert parts_of("a \n</think>\n b") == ("ab", "", [])
 
 
-def test_open_thoughts_take_all_that_follows() -> None:
-    found = read(hermes(f"a {CALL}", prompt=USER + "<think>\n"))
-    assert found.parts == ("", f"a {CALL}", [])
-    assert found.num_reasoning_tokens == len(encode(hermes("").tokenizer, f"a {CALL}"))
+@pytest.mark.parametrize("close", ["</tool_call>", ""])
+def test_open_thoughts_end_with_the_calls_that_the_turn_ends_with(close: str) -> None:
+    call = CALL.replace("</tool_call>", close)
+    found = read(hermes(f"a {call}\n{CALL}\n", prompt=USER + "<think>\n"))
+    assert found.parts == ("", "a", [FILES, FILES])
+    assert found.num_reasoning_tokens == 2
+    assert parts_of(f"<think>a{call}{END}") == ("", "a", [FILES])
+
+
+@pytest.mark.parametrize("rest", [" b", f"\n{CALL} b", "\n<tool_call>", " b\n</think>\nc"])
+def test_open_thoughts_take_a_call_that_more_follows(rest: str) -> None:
+    thoughts, _, content = f"a {CALL}{rest}".partition("\n</think>\n")
+    assert parts_of(f"a {CALL}{rest}", prompt=USER + "<think>\n") == (content, thoughts, [])
+    tokens = read(hermes(thoughts, prompt=USER + "<think>\n")).num_reasoning_tokens
+    assert tokens == len(encode(hermes("").tokenizer, thoughts))
 
 
 @pytest.mark.parametrize(
@@ -106,6 +118,27 @@ def test_an_output_that_begins_calls_without_end_is_not_read_again_for_each() ->
     (told,) = parser.take(text, encode(transcript.tokenizer, text), True)
     assert told == TextDelta(text)
     assert len(text) < parser._source.num_rewound < 10 * len(text)
+
+
+@pytest.mark.parametrize(
+    ("format_name", "text"),
+    [
+        ("hermes", "{ " * 2000),
+        ("hermes", "```" * 1500),
+        ("hermes", '{"name": "list_files", "x": 1}' * 300),
+        ("qwen3_coder", "<function=list_files> " * 400),
+        ("qwen3_coder", "<tool_call>\n<function=write>\n<parameter=text>\n" + "\n</function>\n" * 600),
+        ("qwen3_coder", "<tool_call>\n<function=write>\n<parameter=text>\n</function>" + " " * 120_000 + "a"),
+        ("qwen3_coder", "<think>" + "<tool_call>\n<function=list_files>\n</function>\n</tool_call> a" * 200),
+    ],
+)
+def test_what_looks_like_slips_is_not_read_again_for_each(format_name: str, text: str) -> None:
+    transcript = Transcript(format_name, text)
+    parser = OutputParser(transcript.output_format, transcript.tokenizer, [], transcript.tools)
+    pieces = [text[place : place + 50] for place in range(0, len(text), 50)]
+    for number, piece in enumerate(pieces):
+        parser.take(piece, [97], number + 1 == len(pieces))
+    assert parser._source.num_rewound < 3 * len(text)
 
 
 def test_arguments_that_go_wrong_are_counted() -> None:
@@ -291,7 +324,8 @@ SNIPPETS = [*" \n😀a{}[]():,=1'", '"', "\\", "get_weather"]
 @st.composite
 def wild_outputs(draw: st.DrawFn) -> Transcript:
     """Pieces of a transcript's text, in any order, and others."""
-    transcript = TRANSCRIPTS[draw(st.sampled_from(sorted(TRANSCRIPTS)))]
+    known = TRANSCRIPTS | SLIPS
+    transcript = known[draw(st.sampled_from(sorted(known)))]
     tokens = [re.escape(text) for text in (*transcript.special, *transcript.added)]
     pieces = re.findall("|".join([*tokens, r"\w+|\s+|."]), transcript.text.replace("\x00", ""), re.DOTALL)
     begin = draw(st.integers(0, len(pieces)))

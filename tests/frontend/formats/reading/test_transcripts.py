@@ -7,12 +7,22 @@ import random
 import pytest
 from quire.frontend.events import ToolCallEnd
 from quire.frontend.formats.known_formats import FORMATS
-from transcripts import TRANSCRIPTS, Read, Transcript, encode, list_deltas, random_cuts, read, read_deltas
+from transcripts import (
+    SLIPS,
+    TRANSCRIPTS,
+    Read,
+    Transcript,
+    encode,
+    list_deltas,
+    random_cuts,
+    read,
+    read_deltas,
+)
 
 
-@pytest.fixture(params=TRANSCRIPTS)
+@pytest.fixture(params=[*TRANSCRIPTS, *SLIPS])
 def transcript(request: pytest.FixtureRequest) -> Transcript:
-    return TRANSCRIPTS[request.param]
+    return (TRANSCRIPTS | SLIPS)[request.param]
 
 
 def check(transcript: Transcript, found: Read) -> None:
