@@ -157,7 +157,7 @@ class OutputParser:
             source.position -= len(opener)
             return False
         source.hold(len(opener))
-        told, num_calls = list[OutputEvent](), self._num_calls
+        told, num_calls, writer = list[OutputEvent](), self._num_calls, None
         try:
             while opener:
                 is_unmarked = opener in self._lexicon.named_openers
@@ -165,7 +165,8 @@ class OutputParser:
                 yield from calls.open_section("" if is_unmarked else opener, is_unmarked)
                 has_next = True
                 while has_next:
-                    if not (yield from calls.read_call(self._make_writer(num_calls, told), is_unmarked)):
+                    writer = self._make_writer(num_calls, told)
+                    if not (yield from calls.read_call(writer, is_unmarked)):
                         raise Unreadable
                     num_calls += 1
                     has_next = yield from calls.has_next()
@@ -174,8 +175,10 @@ class OutputParser:
             if not (yield from source.comes_end()):
                 raise Unreadable
         except Unreadable:
-            source.release(goes_back=True)
-            return False
+            if writer is None or not (writer.is_started and source.is_cut_off):
+                source.release(goes_back=True)
+                return False
+            source.skip_rest()
         source.release(goes_back=False)
         self._events += told
         self._num_calls = num_calls

@@ -73,6 +73,13 @@ def test_open_thoughts_end_with_the_calls_that_the_turn_ends_with(close: str) ->
     assert parts_of(f"<think>a{call}{END}") == ("", "a", [FILES])
 
 
+def test_open_thoughts_end_with_a_call_that_is_cut() -> None:
+    text = '<think>a <tool_call>{"name": "write", "arguments": {"text": "b'
+    assert parts_of(text) == ("", "a", [("write", '{"text": "b')])
+    assert parts_of(text[:30]) == ("", text[7:30], [])
+    assert parts_of(text + END) == ("", text[7:], [])
+
+
 @pytest.mark.parametrize("rest", [" b", f"\n{CALL} b", "\n<tool_call>", " b\n</think>\nc"])
 def test_open_thoughts_take_a_call_that_more_follows(rest: str) -> None:
     thoughts, _, content = f"a {CALL}{rest}".partition("\n</think>\n")
