@@ -67,7 +67,7 @@ class AsyncLLM(UtilityCalls):
 
         if attach is not None and engine_args is not None:
             raise ConfigError(
-                "attach", attach, "given without engine arguments: the daemon's engine has its own"
+                "attach", attach, "no engine arguments beside it: the daemon's engine has its own"
             )
         if attach is None:
             check_unattached(keys=keys, model=model, tokenizer=tokenizer)

@@ -14,6 +14,10 @@ from typing import NoReturn, cast
 
 _MAX_SHOWN = 120  # characters of a value
 _MAX_NAME = 80  # of a name that a caller has made up
+_STATEMENTS = (  # how a text begins that says what is wrong
+    *("Either ", "When ", "expected ", "its weights ", "no such ", "not ", "only "),
+    *("the chat template failed", "the chat template says", "the packaged "),
+)
 _NOT_OF_WORDS = re.compile(r"[^a-z0-9]+")
 _NEAR_WORD = 0.75  # 'reset' and 'rest' are 0.89, 'tool' and 'lora' 0.5
 _MIN_BEGINNING = 3  # letters: 'mem' for 'memory'
@@ -24,13 +28,13 @@ class QuireError(Exception):
 
 
 class InputError(QuireError, ValueError):
-    """The user's `value` of `field` cannot be used; `allowed` says what would have been accepted."""
+    """The user's `value` of `field` cannot be used; `allowed` completes "expected ..." (describe_allowed)."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         self.field = field
         self.value = value
         self.allowed = allowed
-        super().__init__(f"{field}={shorten(value)}: {allowed}")
+        super().__init__(f"{field}={shorten(value)}: {describe_allowed(allowed)}")
 
 
 class SamplingParamsError(InputError):
@@ -55,6 +59,10 @@ class ModelError(InputError):
 
 class FilesChangedError(ModelError):
     """A file is not as it was at the start of the engine, or of this process: a reader would not fit."""
+
+    def __init__(self, field: str, value: object, change: str) -> None:
+        super().__init__(field, value, change)
+        Exception.__init__(self, f"{field}={shorten(value)}: {change}")
 
 
 class EngineStartError(QuireError, RuntimeError):
@@ -123,7 +131,15 @@ def raise_remote(kind: str, text: str) -> NoReturn:
 
 def describe_refusal(field: str, value: object, allowed: str) -> str:
     """As InputError's text, for a field's name that a remote caller may have made up."""
-    return f"{shorten_name(field)}={shorten(value)}: {allowed}"
+    return f"{shorten_name(field)}={shorten(value)}: {describe_allowed(allowed)}"
+
+
+def describe_allowed(allowed: str) -> str:
+    """What follows the field and its value in every error: 'expected', then what is allowed and why.
+
+    A text that begins as one of _STATEMENTS says what is wrong, and stays as it is.
+    """
+    return allowed if allowed.startswith(_STATEMENTS) else f"expected {allowed}"
 
 
 def shorten_name(name: str) -> str:

@@ -71,7 +71,7 @@ class FakeProcessExecutor(Executor):
 
     def _start_as(self, name: str) -> None:
         if name == "missing" or (name == "refused-later" and not _is_first_start(self._config)):
-            self._tell(WorkerFailed(f"model={name!r}: a folder", "ModelError"))
+            self._tell(WorkerFailed(f"model={name!r}: expected a folder", "ModelError"))
             return
         if name == "unready":
             self._tell(WorkerProgress("load fake weights", 1.0))

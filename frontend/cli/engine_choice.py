@@ -85,7 +85,7 @@ def check_names_end(argv: Sequence[str], names: Sequence[str] | None, argument: 
     """Raise ConfigError where a model may have been taken for the last of several served names."""
     flags = {word.partition("=")[0] for word in argv}
     if len(names or ()) > 1 and argument is None and flags.isdisjoint(("--model", "--config")):
-        allowed = "beside a model, the first argument or --model: the last of them may be meant as one"
+        allowed = "a model beside it, the first argument or --model: the last of them may be meant as one"
         raise ConfigError("served_model_name", " ".join(names or ()), allowed)
 
 

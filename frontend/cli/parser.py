@@ -262,14 +262,13 @@ def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def in_house_form(message: str) -> str:
-    """argparse's error text as field=value: allowed, or unchanged where it names no value."""
+    """argparse's error text as field=value: expected ..., or unchanged where it names no value."""
     if match := _INVALID_VALUE.fullmatch(message):
         allowed = _NAME_OF_TYPE.get(match["kind"], f"a value of type {match['kind']}")
-        return f"{_field_name(match['field'])}={match['value']}: {allowed}"
+        return f"{_field_name(match['field'])}={match['value']}: expected {allowed}"
     if match := _INVALID_CHOICE.fullmatch(message):
-        return (
-            f"{_field_name(match['field'])}={match['value']}: one of {match['allowed'].replace(chr(39), '')}"
-        )
+        allowed = match["allowed"].replace("'", "")
+        return f"{_field_name(match['field'])}={match['value']}: expected one of {allowed}"
     if match := _OTHER.fullmatch(message):
         return f"{match['field']}: {match['rest']}"
     return message

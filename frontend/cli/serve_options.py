@@ -196,7 +196,7 @@ def _read_tls(options: argparse.Namespace) -> TlsOptions | None:
     if not files:
         return None
     if "certfile" not in files and files.keys() == {"refreshes"}:
-        raise ConfigError("enable_ssl_refresh", True, "given with --ssl-certfile")
+        raise ConfigError("enable_ssl_refresh", True, "only with --ssl-certfile")
     if "certfile" not in files:
         raise ConfigError("ssl_certfile", None, f"a PEM file, beside ssl_{next(iter(files))}")
     import ssl

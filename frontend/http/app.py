@@ -83,7 +83,7 @@ def create_app(models: ServedModels, peers: PeerSockets | None = None) -> Direct
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         error.headers = {"allow": ", ".join(sorted(_find_methods(request)))}
-        error.detail = f"method={request.method!r}: {error.headers['allow']} with this path"
+        error.detail = f"method={request.method!r}: expected {error.headers['allow']} with this path"
     elif isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
         path = request.scope["path"]
         paths = {route.path for route in request.app.routes if isinstance(route, Route)}
@@ -208,7 +208,9 @@ def _find_invoked(body: bytes, models: ServedModels) -> str:
     try:
         fields = decode_json(body, _InvokedFields)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(HTTPStatus.BAD_REQUEST, f"body: JSON ({error})", code="invalid_json") from None
+        raise ApiError(
+            HTTPStatus.BAD_REQUEST, f"body: expected JSON ({error})", code="invalid_json"
+        ) from None
     if fields.prompt is not UNSET:
         return "/v1/completions"
     if fields.text_1 is not UNSET or fields.queries is not UNSET:

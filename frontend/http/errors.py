@@ -23,6 +23,7 @@ from ...ipc.errors import (
     InputError,
     QuireError,
     RequestFailedError,
+    describe_allowed,
     describe_refusal,
     shorten_name,
 )
@@ -186,7 +187,7 @@ def _find_answer(error: Exception) -> ApiError:
 
 def _describe_field(field: str, allowed: str) -> str:
     """What is wrong, without the value and without what a chat template says, which may have text in it."""
-    return f"{shorten_name(field)}: {_SAID.sub('', allowed)[:_MAX_MESSAGE]}"
+    return f"{shorten_name(field)}: {describe_allowed(_SAID.sub('', allowed))[:_MAX_MESSAGE]}"
 
 
 def is_messages_path(path: str) -> bool:

@@ -102,11 +102,11 @@ def download(
             model, revision=revision, allow_patterns=list(patterns), ignore_patterns=_IGNORED_FILES
         )
     except RepositoryNotFoundError as error:
-        raise ModelError(field_name, model, f"not on the hub; expected {allowed}") from error
+        raise ModelError(field_name, model, f"{allowed} (not on the hub)") from error
     except LocalEntryNotFoundError as error:
         reason = "not in the local cache, and the hub cannot be reached"
-        raise ModelError(field_name, model, f"{reason}; expected {allowed}") from error
+        raise ModelError(field_name, model, f"{allowed} ({reason})") from error
     except Exception as error:  # the hub client raises what its HTTP library does; to us it is all one
         reason = f"the hub answered: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-        raise ModelError(field_name, model, f"{reason}; expected {allowed}") from error
+        raise ModelError(field_name, model, f"{allowed} ({reason})") from error
     return Path(folder)

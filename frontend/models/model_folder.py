@@ -103,11 +103,13 @@ def find_model_folder(model: str, revision: str | None = None, field_name: str =
             return path.resolve()
         is_file = path.exists()
     except (OSError, RuntimeError) as error:  # too long a name, no permission, ~ of an unknown user
-        raise ModelError(field_name, model, f"cannot be read ({error}); expected {_ALLOWED_MODEL}") from error
+        raise ModelError(
+            field_name, model, f"{_ALLOWED_MODEL} ({getattr(error, 'strerror', None) or error})"
+        ) from error
     if is_file:
-        raise ModelError(field_name, model, f"a file, but expected {_ALLOWED_MODEL}")
+        raise ModelError(field_name, model, f"{_ALLOWED_MODEL} (it is a file)")
     if not _HUB_NAME.fullmatch(model) or model.startswith("."):
-        raise ModelError(field_name, model, f"no such folder; expected {_ALLOWED_MODEL}")
+        raise ModelError(field_name, model, f"{_ALLOWED_MODEL} (no such folder)")
     patterns = _MODEL_FILES if field_name == "model" else ["*.json", *_TOKENIZER_FILES]
     return download(model, revision, field_name, patterns, _ALLOWED_MODEL)
 

@@ -196,7 +196,7 @@ class SamplingParams(
 
     def _verify_combinations(self) -> None:
         if self.best_of is not None and self.best_of < self.n:
-            raise SamplingParamsError("best_of", self.best_of, f"must be at least n={self.n}")
+            raise SamplingParamsError("best_of", self.best_of, f"at least n={self.n}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise SamplingParamsError("min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}")
         if self.stop_strings and not self.detokenize:

@@ -154,5 +154,5 @@ def is_switched_off() -> bool:
     """Whether QUIRE_NATIVE_KERNELS=0. Raises ValueError for another value than 0 and 1."""
     value = os.environ.get(SWITCH, "1")
     if value not in ("0", "1"):
-        raise ValueError(f"{SWITCH}={value!r}: {SWITCH_ALLOWED}")
+        raise ValueError(f"{SWITCH}={value!r}: expected {SWITCH_ALLOWED}")
     return value == "0"

@@ -170,7 +170,7 @@ def test_standard_input_is_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev", "/dev/null"])
 def test_an_input_without_an_end_is_refused(path: str) -> None:
-    with pytest.raises(InputError, match=f"input='{path}': a "), open_input(path):
+    with pytest.raises(InputError, match=f"input='{path}': expected a "), open_input(path):
         pass
 
 
@@ -217,7 +217,7 @@ def test_an_output_that_keeps_nothing_is_refused(path: str, tmp_path: Path) -> N
     if path == "fifo":
         path = str(tmp_path / path)
         os.mkfifo(path)
-    with pytest.raises(InputError, match=f"output='{path}': a "):
+    with pytest.raises(InputError, match=f"output='{path}': expected a "):
         ResultFile.open(path, overwrite=False)
 
 

@@ -60,9 +60,9 @@ def test_a_setting_holds_for_later_answers_and_a_bad_one_changes_nothing(user: C
     first, second = session.params
     assert (first.temperature, first.max_tokens) == (0.0, None)
     assert (second.temperature, second.top_p, second.top_k) == (0.5, 1.0, 20)
-    assert "top_p=7.0: a number from 0 to 1" in out
-    assert "seed='x': an integer" in out
-    assert "seed='': /set seed VALUE" in out
+    assert "top_p=7.0: expected a number from 0 to 1" in out
+    assert "seed='x': expected an integer" in out
+    assert "seed='': expected /set seed VALUE" in out
 
 
 def test_a_conversation_that_became_too_long_is_told_and_can_be_forgotten(user: ChatUser) -> None:
@@ -142,7 +142,7 @@ def test_thinking_can_be_set_and_taken_back(user: ChatUser) -> None:
     out = user.type(make_conversation(session), *typed)
     assert session.thinking == [False, None]
     assert re.search(r"^think +no$", out, re.MULTILINE)
-    assert "think='maybe': yes or no" in out
+    assert "think='maybe': expected yes or no" in out
 
 
 def test_what_is_beside_the_answer_is_dimmed_on_a_terminal(
@@ -222,7 +222,9 @@ def test_the_output_can_be_a_schema_a_regular_expression_or_a_choice(
     assert read("--json-schema", ' {"type": "array"}').json == ' {"type": "array"}'
     assert read("--regex", "a+").regex == "a+"
     assert read("--choice", "yes", "--choice", "no").choice == ["yes", "no"]
-    with pytest.raises(SamplingParamsError, match="--json-schema='nowhere': a JSON schema, or a file"):
+    with pytest.raises(
+        SamplingParamsError, match="--json-schema='nowhere': expected a JSON schema, or a file"
+    ):
         read("--json-schema", "nowhere")
     with pytest.raises(SystemExit):
         read("--regex", "a", "--choice", "b")

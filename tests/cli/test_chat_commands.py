@@ -21,7 +21,7 @@ def test_retry_asks_again_and_keeps_the_old_answer_if_that_fails(user: ChatUser)
     assert [messages[-1]["content"] for messages in session.asked] == ["Hi"] * 4
     assert [len(messages) for messages in session.asked] == [1] * 4
     assert conversation.messages[1]["content"] == "third"
-    assert "/retry='': after a question" in out
+    assert "/retry='': expected after a question" in out
     assert "the step failed" in out
 
 
@@ -56,11 +56,11 @@ def test_a_conversation_is_saved_and_loaded_with_what_was_set(user: ChatUser, tm
         ('{"model": "x"}', "missing required field `messages`"),
         ('[{"role": "robot", "content": ""}]', "Invalid enum value 'robot' - at `$[0].role`"),
         ('[{"role": "user"}]', "missing required field `content` - at `$[0]`"),
-        ('{"messages": [], "params": {"top_p": 7}}', "top_p=7: a number from 0 to 1"),
-        ('{"messages": [], "params": {"n": 7}}', "params='n': one of max_tokens"),
+        ('{"messages": [], "params": {"top_p": 7}}', "top_p=7: expected a number from 0 to 1"),
+        ('{"messages": [], "params": {"n": 7}}', "params='n': expected one of max_tokens"),
         ('[{"role": "user", "content": "", "x": ' + "[" * 100_000, "as /save writes it"),
         (f'{{"messages": {FIVE_MESSAGES}, "params": {{"top_p": 0.5}}}}', "at most 4 (/clear starts anew)"),
-        (THREE_MESSAGES, "messages='3 tokens': fewer than the model's 3 (/clear starts anew)"),
+        (THREE_MESSAGES, "messages='3 tokens': expected fewer than the model's 3 (/clear starts anew)"),
     ],
 )
 def test_a_file_that_cannot_be_loaded_changes_nothing(
@@ -83,7 +83,7 @@ def test_a_file_of_something_else_is_not_written_over(user: ChatUser, tmp_path: 
     conversation = make_conversation(FakeSession(["ok"]))
     typed = ["/save x", "Hi", "/save", f"/save {path}", f"/save {tmp_path}", f"/save {path}/x", "/bye"]
     out = user.type(conversation, *typed)
-    for part in ("after a question", "/save='': /save FILE", "this is another", "(Not a directory)"):
+    for part in ("after a question", "/save='': expected /save FILE", "this is another", "(Not a directory)"):
         assert part in out
     assert path.read_text() == "mine"
     assert list(tmp_path.iterdir()) == [path]

@@ -43,27 +43,36 @@ HELPED = [
         ),
         (["xyz"], f"'xyz': not a command, one of {', '.join(COMMANDS)}"),
         (["generate", "--temprature", "1", "x"], "--temprature: not an option of 'quire generate', did you"),
-        (["generate", "--max-tokens", "many", "x"], "max_tokens='many': an integer"),
-        (["generate", "--max-tokens", "0", "x"], "max_tokens=0: an integer from 1 to 2147483647"),
+        (["generate", "--max-tokens", "many", "x"], "max_tokens='many': expected an integer"),
+        (["generate", "--max-tokens", "0", "x"], "max_tokens=0: expected an integer from 1 to 2147483647"),
         (
             ["generate", "--max-tokens", "9" * 23, "x"],
-            f"max_tokens={'9' * 23}: an integer from 1 to 2147483647",
+            f"max_tokens={'9' * 23}: expected an integer from 1 to 2147483647",
         ),
-        (["generate", "--temperature", "3", "x"], "temperature=3.0: a number from 0 to 2"),
-        (["generate", "--top-p", "0", "x"], "top_p=0.0: a number above 0 and up to 1"),
-        (["generate", "--stop", "", "x"], "stop='': at most 64 texts of 1 to 1024 characters"),
-        (["generate", "--dtype", "int3", "x"], "dtype='int3': one of auto, float32, bfloat16, float16"),
-        (["generate", "--model", "/no/such/folder", "x"], "model='/no/such/folder': no such folder"),
+        (["generate", "--temperature", "3", "x"], "temperature=3.0: expected a number from 0 to 2"),
+        (["generate", "--top-p", "0", "x"], "top_p=0.0: expected a number above 0 and up to 1"),
+        (["generate", "--stop", "", "x"], "stop='': expected at most 64 texts of 1 to 1024 characters"),
+        (
+            ["generate", "--dtype", "int3", "x"],
+            "dtype='int3': expected one of auto, float32, bfloat16, float16",
+        ),
+        (
+            ["generate", "--model", "/no/such/folder", "x"],
+            "model='/no/such/folder': expected an existing folder",
+        ),
         (["generate", "--model"], "--model: expected one argument"),
-        (["generate", "--block-size", "5", "x"], "block_size=5: one of 8, 16, 32, 64, 128"),
-        (["generate", ""], "prompt='': a text that is not empty"),
-        (["generate"], "prompt='': a text that is not empty"),
-        (["chat"], "message='': a text piped in"),
+        (["generate", "--block-size", "5", "x"], "block_size=5: expected one of 8, 16, 32, 64, 128"),
+        (["generate", ""], "prompt='': expected a text that is not empty"),
+        (["generate"], "prompt='': expected a text that is not empty"),
+        (["chat"], "message='': expected a text piped in"),
         (["chat", "pocket", "hello"], "'hello': 'quire chat' takes no such argument"),
-        (["bench", "offlin"], "bench='offlin': one of offline, kernels, "),
-        (["bench", "offline", "--workload", "W9"], "workload='W9': one of W1, W2, W3, W4"),
-        (["bench", "offline", "--model", "/no/such/folder"], "model='/no/such/folder': no such folder"),
-        (["bench", "core", "--steps", "0"], "steps=0: an integer of at least 1"),
+        (["bench", "offlin"], "bench='offlin': expected one of offline, kernels, "),
+        (["bench", "offline", "--workload", "W9"], "workload='W9': expected one of W1, W2, W3, W4"),
+        (
+            ["bench", "offline", "--model", "/no/such/folder"],
+            "model='/no/such/folder': expected an existing folder",
+        ),
+        (["bench", "core", "--steps", "0"], "steps=0: expected an integer of at least 1"),
     ],
 )
 def test_bad_input_is_one_line_on_stderr_and_exit_code_2(
@@ -152,7 +161,7 @@ def test_a_closed_standard_input_is_answered_as_an_empty_pipe() -> None:
         ["sh", "-c", 'exec "$@" <&-', "sh", *command], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "quire: error: message='': a text piped in, or a terminal to chat at\n"
+    assert done.stderr == "quire: error: message='': expected a text piped in, or a terminal to chat at\n"
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-"])
@@ -180,7 +189,7 @@ def test_bytes_that_are_no_text_are_refused(locale: str) -> None:
     environment = os.environ | {"LC_ALL": locale, "PYTHONIOENCODING": "utf-8:strict"}
     done = subprocess.run(command, input=b"a\xffb", capture_output=True, timeout=60, env=environment)
     assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr == b"quire: error: message=b'\\xffb': a text in UTF-8\n"
+    assert done.stderr == b"quire: error: message=b'\\xffb': expected a text in UTF-8\n"
 
 
 def test_the_script_of_pyproject_is_the_commands_main() -> None:

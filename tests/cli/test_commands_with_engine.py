@@ -143,7 +143,7 @@ def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(
 ) -> None:
     done = run_quire("generate", *attach, stdin="Once upon a time there was a cat. " * 100)
     assert done.returncode == 2
-    assert re.search(r"'\d{3,4} tokens': at most 511", done.stderr)
+    assert re.search(r"'\d{3,4} tokens': expected at most 511", done.stderr)
     assert "512" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
@@ -259,7 +259,7 @@ def test_a_conversation_at_a_terminal(attach: tuple[str, str]) -> None:
     chat.read_until(">>> ", 0)
     for typed, wanted in [
         ("/set tempera 1\n", "did you mean 'temperature'?"),
-        ("/set temperature 9\n", "temperature=9.0: a number from 0 to 2"),
+        ("/set temperature 9\n", "temperature=9.0: expected a number from 0 to 2"),
         ("/nothing\n", "/nothing: not a command"),
         ("\udcff no text\n", "\n"),
         ("/reset\n", "forgotten"),

@@ -62,16 +62,19 @@ def test_the_command_line_wins_over_the_file(config: str) -> None:
         ("port: !!int ''", "YAML (string index out of range)"),
         ("port: !!bool maybe", "YAML ('maybe')"),
         ("port: !!timestamp x", "YAML ("),
-        ("port: 0x" + "f" * 10_000, "port='int': plain values (Exceeds"),
+        ("port: 0x" + "f" * 10_000, "port='int': expected plain values (Exceeds"),
         ("unknown: 0x" + "f" * 10_000, "an option of this command"),
-        (r'model: "a\0b"', "model='str': plain values (a zero"),
-        (r'model: "\ud800"', "model='str': plain values ('utf-8' codec"),
-        ("hf_overrides: {a: 2024-01-01}", "hf_overrides='dict': plain values (Object of type date"),
-        ("max_modellen: 5", "max_modellen=5: an option of this command, did you mean '--max-model-len'"),
-        ("config: other.yaml", "config='other.yaml': an option of this command"),
-        ("port: [1, 2]", "port='[1, 2]': an integer"),
-        ("port: true", "port=True: a text or a number"),
-        ("share-port: often", "share-port='often': true or false"),
+        (r'model: "a\0b"', "model='str': expected plain values (a zero"),
+        (r'model: "\ud800"', "model='str': expected plain values ('utf-8' codec"),
+        ("hf_overrides: {a: 2024-01-01}", "hf_overrides='dict': expected plain values (Object of type date"),
+        (
+            "max_modellen: 5",
+            "max_modellen=5: expected an option of this command, did you mean '--max-model-len'",
+        ),
+        ("config: other.yaml", "config='other.yaml': expected an option of this command"),
+        ("port: [1, 2]", "port='[1, 2]': expected an integer"),
+        ("port: true", "port=True: expected a text or a number"),
+        ("share-port: often", "share-port='often': expected true or false"),
         ("- port", "a mapping of options' names to values"),
         ("port: {", "YAML ("),
         ("port: 2026-99-99", "YAML ("),
@@ -89,9 +92,9 @@ def test_a_file_that_cannot_be_used_is_refused_with_the_place(
 
 
 def test_a_file_that_is_not_there_or_one_too_many_is_refused(config: str) -> None:
-    with pytest.raises(ConfigError, match=r"config='/no/such\.yaml': a file that can be read"):
+    with pytest.raises(ConfigError, match=r"config='/no/such\.yaml': expected a file that can be read"):
         make_parser().parse(["--config", "/no/such.yaml"])
-    with pytest.raises(ConfigError, match="config='/dev/zero': a file of at most"):
+    with pytest.raises(ConfigError, match="config='/dev/zero': expected a file of at most"):
         make_parser().parse(["--config", "/dev/zero"])
     with pytest.raises(ConfigError, match="one file"):
         make_parser().parse(["--config", config, "--config", config])
@@ -110,7 +113,7 @@ def test_options_may_be_spelled_with_underscores() -> None:
 def test_two_models_in_one_command_are_an_error(run: object) -> None:
     assert callable(run)
     for argv in (["a", "--model", "b"], ["--model=a", "--model", "b"]):
-        with pytest.raises(ConfigError, match="model='a, b': one model"):
+        with pytest.raises(ConfigError, match="model='a, b': expected one model"):
             run(argv)
 
 

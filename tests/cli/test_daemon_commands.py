@@ -177,7 +177,7 @@ def test_several_engines_are_listed_drained_added_and_removed() -> None:
     for words, expected, error in (
         ("drain few 1", 1, "there is no engine 1; there are 0, 2"),
         ("remove-engine few 0", 1, "engine 0 cannot be removed: no other takes requests"),
-        ("drain few x", 2, "ENGINE='x': an integer"),
+        ("drain few x", 2, "ENGINE='x': expected an integer"),
     ):
         assert call("daemon", *words.split()) == (expected, f"quire: error: {error}\n")
     assert call("daemon", "stop", "few") == (0, "few: stopped\n")
@@ -219,22 +219,29 @@ def test_restart_makes_a_new_core_under_the_same_supervisor(pid: int) -> None:
     [
         (["daemon", "stop", "two"], 2, "no daemon named 'two' is running; those that run: one"),
         (["daemon", "restart", "two"], 2, "no daemon named 'two' is running; those that run: one"),
-        (["daemon", "logs", "two"], 2, "name='two': a daemon that has logged something"),
-        (["daemon", "logs", "--name", "two"], 2, "name='two': a daemon that has logged something"),
-        (["daemon", "stop", "../one"], 2, "name='../one': 1 to 32 letters"),
-        (["daemon", "start", "--name", "p-x"], 2, "name='p-x': 1 to 32 letters"),
+        (["daemon", "logs", "two"], 2, "name='two': expected a daemon that has logged something"),
+        (["daemon", "logs", "--name", "two"], 2, "name='two': expected a daemon that has logged something"),
+        (["daemon", "stop", "../one"], 2, "name='../one': expected 1 to 32 letters"),
+        (["daemon", "start", "--name", "p-x"], 2, "name='p-x': expected 1 to 32 letters"),
         *(
-            (["daemon", word, "--name", ""], 2, "name='': 1 to 32 letters")
+            (["daemon", word, "--name", ""], 2, "name='': expected 1 to 32 letters")
             for word in ("stop", "restart", "logs")
         ),
-        *((["daemon", "stop", name], 2, f"name={shorten(name)}: 1 to 32") for name in ("a\nb", "n" * 5000)),
+        *(
+            (["daemon", "stop", name], 2, f"name={shorten(name)}: expected 1 to 32")
+            for name in ("a\nb", "n" * 5000)
+        ),
         (["daemon", "start", "--name", "x" * 33], 2, f"name='{'x' * 33}': 1 to 32 letters"),
-        (["daemon", "start", "--name", ""], 2, "name='': 1 to 32 letters"),
-        (["daemon", "logs", "one", "-n", "0"], 2, "lines=0: an integer from 1"),
+        (["daemon", "start", "--name", ""], 2, "name='': expected 1 to 32 letters"),
+        (["daemon", "logs", "one", "-n", "0"], 2, "lines=0: expected an integer from 1"),
         (["daemon", "stpo"], 2, "'stpo': not a command of 'quire daemon'"),
         (["daemon", "start", "--nmae", "x"], 2, "--nmae: not an option of 'quire daemon start'"),
-        (["daemon", "start", "--name", "x", "/no/such/folder"], 2, "model='/no/such/folder': no such folder"),
-        (["daemon", "start", "--name", "x", "--block-size", "5"], 2, "block_size=5: one of 8, 16"),
+        (
+            ["daemon", "start", "--name", "x", "/no/such/folder"],
+            2,
+            "model='/no/such/folder': expected an existing folder",
+        ),
+        (["daemon", "start", "--name", "x", "--block-size", "5"], 2, "block_size=5: expected one of 8, 16"),
         (["generate", "--attach", "two", "x"], 2, "no daemon named 'two' is running"),
         (
             ["generate", "--attach", "one", "--block-size", "8", "x"],

@@ -102,13 +102,13 @@ def test_a_model_is_looked_at_with_how_its_calls_would_be_read(
     assert doctor.run([str(folder), "--tensor-parallel-size", "64"], {}) == 1  # no model is cut so often
     assert "note    ranks  64 ranks share" in capsys.readouterr().out
     assert doctor.run(["--tensor-parallel-size", "65"], {}) == 1
-    assert "tensor_parallel_size=65: an integer from 1 to 64" in capsys.readouterr().out
+    assert "tensor_parallel_size=65: expected an integer from 1 to 64" in capsys.readouterr().out
     assert doctor.run([str(folder), "--pipeline-parallel-size", "2", "--tensor-parallel-size", "2"], {}) == 0
     shown = capsys.readouterr().out
     assert "4 ranks share 2 cores" in shown
     assert "stage 0: layers 0-2 (ranks 0, 1), stage 1: layers 3-5 (ranks 2, 3)" in shown
     assert doctor.run([str(folder), "--pipeline-parallel-size", "7"], {}) == 1
-    assert "pipeline_parallel_size=7: at most 6" in capsys.readouterr().out
+    assert "pipeline_parallel_size=7: expected at most 6" in capsys.readouterr().out
     assert doctor.run([str(folder / "none")], {}) == 1
     assert "missing model  model=" in capsys.readouterr().out
 
@@ -122,7 +122,7 @@ def test_the_plan_of_several_engines_says_which_cores_each_has(
     assert doctor.run(["--engines", "3"], {}) == 0
     assert "note    engines  3 engines with 1 thread each" in capsys.readouterr().out
     assert doctor.run(["--engines", "65"], {}) == 1
-    assert "data_parallel_size=65: an integer from 1 to 64" in capsys.readouterr().out
+    assert "data_parallel_size=65: expected an integer from 1 to 64" in capsys.readouterr().out
 
 
 def test_what_weights_take_is_told_before_they_are_read(capsys: pytest.CaptureFixture[str]) -> None:

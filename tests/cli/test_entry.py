@@ -36,7 +36,7 @@ def chained() -> Exception:
 @pytest.mark.parametrize(
     ("error", "code", "last_line"),
     [
-        (ConfigError("dtype", "x", "float32"), ExitCode.USAGE, "quire: error: dtype='x': float32"),
+        (ConfigError("dtype", "x", "float32"), ExitCode.USAGE, "quire: error: dtype='x': expected float32"),
         (EngineStartError("no worker"), ExitCode.FAILED, "quire: error: no worker"),
         (chained(), ExitCode.FAILED, "quire: error: OSError: the disk is full"),
     ],
@@ -64,10 +64,10 @@ def test_ctrl_c_is_exit_code_130_without_a_traceback(
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
-        ("argument --max-tokens: invalid int value: '1x'", "max_tokens='1x': an integer"),
-        ("argument -t/--top-p: invalid float value: 'x'", "top_p='x': a number"),
-        ("argument --dtype: invalid choice: 'a' (choose from 'b', 'c')", "dtype='a': one of b, c"),
-        ("argument --dtype: invalid choice: 'a' (choose from b, c)", "dtype='a': one of b, c"),
+        ("argument --max-tokens: invalid int value: '1x'", "max_tokens='1x': expected an integer"),
+        ("argument -t/--top-p: invalid float value: 'x'", "top_p='x': expected a number"),
+        ("argument --dtype: invalid choice: 'a' (choose from 'b', 'c')", "dtype='a': expected one of b, c"),
+        ("argument --dtype: invalid choice: 'a' (choose from b, c)", "dtype='a': expected one of b, c"),
         ("argument --model: expected one argument", "--model: expected one argument"),
         ("something else", "something else"),
     ],

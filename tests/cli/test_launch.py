@@ -137,10 +137,10 @@ def test_the_agent_takes_the_place_of_the_command(url: str, agent: str, tmp_path
         (
             ["claude", "--model", "encoder"],
             KEY,
-            f"model='encoder': a model of URL that generates: {NAME}, small",
+            f"model='encoder': expected a model of URL that generates: {NAME}, small",
         ),
-        (["claude"], "wrong", "api_key='...': a key of URL (--api-key, QUIRE_API_KEY)"),
-        (["cluade"], KEY, "AGENT='cluade': one of claude, codex, opencode"),
+        (["claude"], "wrong", "api_key='...': expected a key of URL (--api-key, QUIRE_API_KEY)"),
+        (["cluade"], KEY, "AGENT='cluade': expected one of claude, codex, opencode"),
         (["claude", "--url", "http://127.0.0.1:1"], KEY, "`quire serve MODEL` starts one"),
         (["claude", "--url", "nonsense"], KEY, "url=nonsense: no server answers there"),
     ],

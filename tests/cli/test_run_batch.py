@@ -347,7 +347,7 @@ def test_a_cut_line_and_a_deep_one_are_errors() -> None:
 def test_a_line_is_refused_without_repeating_it_at_length(field: str, character: str) -> None:
     asked = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}
     text = json.dumps(asked | {field: character * 10_000}).encode()
-    with pytest.raises(LineError, match=f"^line 4: {field}='.*: (POST|one of /v1/)") as caught:
+    with pytest.raises(LineError, match=f"^line 4: {field}='.*: expected (POST|one of /v1/)") as caught:
         parse_line(InputLine(4, text, is_cut=False, digest=1))
     assert len(str(caught.value)) < 300
 
@@ -357,12 +357,12 @@ def test_a_line_is_refused_without_repeating_it_at_length(field: str, character:
     [
         ([], "input: a file, as in 'quire run-batch in.jsonl out.jsonl'"),
         (["IN"], "output: a file"),
-        (["IN", "OUT", "-i", "x"], "input='x': given once"),
-        (["/no/such/file", "OUT"], "input='/no/such/file': a file that can be read"),
-        (["IN", "/no/such/folder/x"], "output='/no/such/folder/x': a file that can be written"),
-        (["IN", "IN"], "output='IN': another file than the input"),
-        (["IN", "OUT", "--max-concurrency", "0"], "max_concurrency=0: an integer of at least 1"),
-        (["IN", "OUT", "--model", "/no/such/model"], "model='/no/such/model': no such folder"),
+        (["IN", "OUT", "-i", "x"], "input='x': expected once"),
+        (["/no/such/file", "OUT"], "input='/no/such/file': expected a file that can be read"),
+        (["IN", "/no/such/folder/x"], "output='/no/such/folder/x': expected a file that can be written"),
+        (["IN", "IN"], "output='IN': expected another file than the input"),
+        (["IN", "OUT", "--max-concurrency", "0"], "max_concurrency=0: expected an integer of at least 1"),
+        (["IN", "OUT", "--model", "/no/such/model"], "model='/no/such/model': expected an existing folder"),
         (["IN", "OUT", "--attach", "no-such-daemon"], "no daemon named 'no-such-daemon' is running"),
     ],
 )

@@ -48,7 +48,9 @@ def test_a_model_is_served_beside_those_of_daemons(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_model_is_not_taken_for_one_more_of_its_names() -> None:
-    with pytest.raises(ConfigError, match="served_model_name='chat best \\./model': beside a model"):
+    with pytest.raises(
+        ConfigError, match="served_model_name='chat best \\./model': expected a model beside it"
+    ):
         serve.run(["--port", "0", "--served-model-name", "chat", "best", "./model"])
 
 

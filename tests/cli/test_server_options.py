@@ -46,26 +46,26 @@ def test_files_paths_and_names_are_taken_as_they_are_meant() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--root-path", "llm"], "root_path='llm': a path such as /llm"),
+        (["--root-path", "llm"], "root_path='llm': expected a path such as /llm"),
         (["--root-path", "/a b"], "root_path="),
         (["--metrics-prefix", "vllm-"], "metrics_prefix='vllm-'"),
         (["--allowed-origins", '["https://a"'], "allowed_origins="),
         (["--allowed-origins", "[1]"], "allowed_origins="),
         (["--allowed-hosts", ""], "allowed_hosts=''"),
-        (["--allowed-hosts", "x:8000"], "allowed_hosts='x:8000': a name without scheme and port"),
+        (["--allowed-hosts", "x:8000"], "allowed_hosts='x:8000': expected a name without scheme and port"),
         (["--allowed-hosts", "*x"], "allowed_hosts='*x'"),
         (["--allowed-hosts", "http://x"], "allowed_hosts='http://x'"),
-        (["--allowed-origins", "https://*.x"], "allowed_origins='https://*.x': a page's origin"),
+        (["--allowed-origins", "https://*.x"], "allowed_origins='https://*.x': expected a page's origin"),
         (["--allowed-origins", "https://x/"], "allowed_origins='https://x/'"),
-        (["--allowed-headers", "a\r\nb"], "allowed_headers='a\\r\\nb': the name of a header"),
-        (["--allowed-methods", "\u00e9"], "allowed_methods='\u00e9': the name of a method"),
-        (["--ssl-keyfile", PEM], "ssl_certfile=None: a PEM file, beside ssl_keyfile"),
-        (["--ssl-certfile", "/no/such.pem"], "ssl_certfile='/no/such.pem': a file that can be read"),
-        (["--ssl-certfile", PEM, "--ssl-cert-reqs", "5"], "ssl_cert_reqs=5: 0 "),
-        (["--ssl-certfile", PEM, "--ssl-cert-reqs", "2"], "ssl_ca_certs=None: a PEM file, beside"),
+        (["--allowed-headers", "a\r\nb"], "allowed_headers='a\\r\\nb': expected the name of a header"),
+        (["--allowed-methods", "\u00e9"], "allowed_methods='\u00e9': expected the name of a method"),
+        (["--ssl-keyfile", PEM], "ssl_certfile=None: expected a PEM file, beside ssl_keyfile"),
+        (["--ssl-certfile", "/no/such.pem"], "ssl_certfile='/no/such.pem': expected a file that can be read"),
+        (["--ssl-certfile", PEM, "--ssl-cert-reqs", "5"], "ssl_cert_reqs=5: expected 0 "),
+        (["--ssl-certfile", PEM, "--ssl-cert-reqs", "2"], "ssl_ca_certs=None: expected a PEM file, beside"),
         (
             ["--ssl-certfile", PEM, "--ssl-cert-reqs", "1", "--grpc-port", "0"],
-            "ssl_cert_reqs=1: 0 or 2 with grpc_port",
+            "ssl_cert_reqs=1: expected 0 or 2 with grpc_port",
         ),
     ],
 )
@@ -82,5 +82,5 @@ def test_a_unix_socket_needs_no_key_whatever_the_host() -> None:
 
 
 def test_a_file_of_keys_that_never_ends_is_refused() -> None:
-    with pytest.raises(ConfigError, match="api_key_file='/dev/zero': a file of at most"):
+    with pytest.raises(ConfigError, match="api_key_file='/dev/zero': expected a file of at most"):
         collect_keys(make_parser().parse(["--api-key-file", "/dev/zero"]))

@@ -220,7 +220,7 @@ def test_without_a_name_the_only_daemon_is_looked_at_and_several_are_named(
             assert "sorted by age" in out
             with Daemon("two", make_config()):
                 assert run_command(["top"]) == 2
-                assert "NAME=None: one of those that run: one, two" in capsys.readouterr().err
+                assert "NAME=None: expected one of those that run: one, two" in capsys.readouterr().err
                 assert run_command(["top", "two", "--json"]) == 0
                 assert run_command(["ps", "two", "--json"]) == 0
                 capsys.readouterr()

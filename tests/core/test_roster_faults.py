@@ -48,7 +48,7 @@ wait_for = functools.partial(daemon_loads.wait_for_engines, NAME)
 CAUSES = {
     "killed": "the engine did not start: worker (pid 1) was killed by SIGKILL",
     "short": "no memory just now",
-    "missing": "model='missing': a folder",
+    "missing": "model='missing': expected a folder",
 }
 FINAL = ("missing", "older")  # after a good start, too
 

@@ -169,7 +169,7 @@ def test_a_grpc_port_is_refused_where_it_cannot_be_had(
 ) -> None:
     port = served.grpc_address.rpartition(":")[2]
     assert run_command(["serve", "--port", "0", "--grpc-port", port]) == 2
-    assert f"grpc_port={port}: a free port; this one is in use by pid" in capsys.readouterr().err
+    assert f"grpc_port={port}: expected a free port; this one is in use by pid" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "quire.frontend.grpc.server", None)
     assert run_command(["serve", "--port", "0", "--grpc-port", "0"]) == 2
     assert f"grpc_port=0: only with: {sys.executable} -m pip install 'quire[grpc]'" in capsys.readouterr().err

@@ -191,5 +191,7 @@ async def test_errors_name_the_callers_fields(llm: AsyncLLM, client: CountingCli
 
 async def test_a_model_without_vectors_says_what_it_does(llm: AsyncLLM, client: CountingClient) -> None:
     client.facts = msgspec.structs.replace(client.facts, tasks=("generate",))
-    with pytest.raises(PoolingParamsError, match=r"task='embed': one of what this model does: generate"):
+    with pytest.raises(
+        PoolingParamsError, match=r"task='embed': expected one of what this model does: generate"
+    ):
         await anext(llm.encode("a"))

@@ -102,7 +102,7 @@ def test_a_decoder_that_is_not_causal_is_an_encoder(value: bool | None) -> None:
     assert (spec.is_causal, spec.has_logits) == (False, False)
     assert spec.kv_bytes_per_token("float32") == 0
     windows = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
-    with pytest.raises(ModelError, match="is_causal=False: true for a model with attention windows"):
+    with pytest.raises(ModelError, match="is_causal=False: expected true for a model with attention windows"):
         read_model_spec({**sizes, **windows})
 
 

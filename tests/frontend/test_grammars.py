@@ -98,17 +98,23 @@ def test_a_structural_tag_is_refused_at_its_place(compiler: GrammarCompiler, ref
     ("fields", "message"),
     [
         ({"json_object": True, "whitespace_pattern": "("}, "structured_outputs.whitespace_pattern="),
-        ({"regex": "(?=a)b"}, r"structured_outputs.regex='\(\?=a\)b': what can be compiled: .*look-around"),
+        (
+            {"regex": "(?=a)b"},
+            r"structured_outputs.regex='\(\?=a\)b': expected what can be compiled: .*look-around",
+        ),
         ({"grammar": "start: nothing"}, "structured_outputs.grammar=.*unknown name"),
         ({"grammar": '{"grammars": []}'}, "structured_outputs.grammar=.*Lark, or EBNF"),
         ({"grammar": 'start: %json {"nott": {}}'}, r"grammar.%json\[0\].nott=.*did you mean 'not'"),
         ({"grammar": "start: <|nothing|>"}, "unknown special token"),
-        ({"json": "{"}, r"structured_outputs.json='{': JSON \("),
-        ({"json": "[1]"}, r"structured_outputs.json=\[1\]: a JSON schema, which is an object"),
-        ({"json": {"$ref": "#/$defs/a"}}, r"json.\$ref='#/\$defs/a': the place of a schema"),
+        ({"json": "{"}, r"structured_outputs.json='{': expected JSON \("),
+        ({"json": "[1]"}, r"structured_outputs.json=\[1\]: expected a JSON schema, which is an object"),
+        ({"json": {"$ref": "#/$defs/a"}}, r"json.\$ref='#/\$defs/a': expected the place of a schema"),
         ({"json": {"$ref": "#"}}, "what some output can satisfy"),
-        ({"json": {"a": {1, 2}}}, r"json.a=\[1, 2\]: a keyword of JSON Schema"),
-        ({"json": {"multipleOf": 1_000_003}}, "json.multipleOf=1000003: a number above 0 of at most 10000"),
+        ({"json": {"a": {1, 2}}}, r"json.a=\[1, 2\]: expected a keyword of JSON Schema"),
+        (
+            {"json": {"multipleOf": 1_000_003}},
+            "json.multipleOf=1000003: expected a number above 0 of at most 10000",
+        ),
         ({"json": {"oneOf": [{"maxLength": 2}, {"minLength": 3}]}}, "anyOf takes others"),
         ({"regex": "a" * MAX_GRAMMAR_LENGTH}, f"at most {MAX_GRAMMAR_LENGTH}"),
     ],
@@ -211,7 +217,9 @@ def test_requests_that_share_params_share_the_grammar(byte_level: Tokenizer):
 
 def test_without_a_tokenizer_no_grammar_can_be_followed():
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
-    with pytest.raises(SamplingParamsError, match="structured_outputs='regex': None: there is no tokenizer"):
+    with pytest.raises(
+        SamplingParamsError, match="structured_outputs='regex': expected None: there is no tokenizer"
+    ):
         InputProcessor(make_facts(), None).prepare_params(params)
 
 

@@ -75,7 +75,9 @@ def test_a_text_that_the_vocabulary_cannot_hold_is_refused(make_llm: Any, monkey
 
     llm = make_llm(*EMBEDS)
     monkeypatch.setattr(Tokenizer, "encode_texts", fail)
-    with pytest.raises(PromptError, match=r"prompt='the fox': a text that can be tokenized \(WordLevel"):
+    with pytest.raises(
+        PromptError, match=r"prompt='the fox': expected a text that can be tokenized \(WordLevel"
+    ):
         llm.embed("the fox")
 
 
@@ -111,7 +113,9 @@ def test_encode_takes_the_params_task_and_else_embeds(make_llm: Any):
     llm.encode([5], PoolingParams(task="classify"), use_tqdm=False)
     llm.encode([5], use_tqdm=False)
     assert [one.pooling_params.task for one in sent(llm)] == ["classify", "embed"]
-    with pytest.raises(PoolingParamsError, match="task='classify': absent or 'embed', which is the call's"):
+    with pytest.raises(
+        PoolingParamsError, match="task='classify': expected absent or 'embed', which is the call's"
+    ):
         llm.embed([5], pooling_params=PoolingParams(task="classify"))
 
 
@@ -134,20 +138,22 @@ def test_params_may_be_one_a_prompt(make_llm: Any):
     each = [PoolingParams(use_activation=False), PoolingParams()]
     llm.embed([[5], [6]], pooling_params=each, use_tqdm=False)
     assert [one.pooling_params.is_activated for one in sent(llm)] == [False, True]
-    with pytest.raises(InputError, match="pooling_params='2 of them': one, or 1"):
+    with pytest.raises(InputError, match="pooling_params='2 of them': expected one, or 1"):
         llm.embed([5], pooling_params=each)
 
 
 def test_what_a_model_cannot_do_is_said_with_what_it_can(make_llm: Any):
     llm = make_llm("classify", "token_classify")
-    said = r"task='embed': one of what this model does: classify \(LLM.classify\), token_"
+    said = r"task='embed': expected one of what this model does: classify \(LLM.classify\), token_"
     with pytest.raises(PoolingParamsError, match=said):
         llm.embed("fox")
     with pytest.raises(PoolingParamsError, match="task='score'"):
         llm.score("fox", "fox")
-    with pytest.raises(InputError, match=r"task='generate': one of what this model does: classify \(LLM.cl"):
+    with pytest.raises(
+        InputError, match=r"task='generate': expected one of what this model does: classify \(LLM.cl"
+    ):
         llm.generate("fox", SamplingParams())
-    with pytest.raises(InputError, match=r"task='generate': one of"):
+    with pytest.raises(InputError, match=r"task='generate': expected one of"):
         llm.chat([{"role": "user", "content": "fox"}])
     decoder = make_llm("generate", num_gpu_blocks=8)
     said = r"generate .*started with runner='generate', convert='embed' it does this too"
@@ -169,7 +175,7 @@ def test_dimensions_that_the_model_does_not_have_are_refused(
     make_llm: Any, facts: dict[str, Any], asked: int, allowed: str
 ):
     llm = make_llm(*EMBEDS, **facts)
-    with pytest.raises(PoolingParamsError, match=f"dimensions={asked}: {allowed}"):
+    with pytest.raises(PoolingParamsError, match=f"dimensions={asked}: expected {allowed}"):
         llm.embed("fox", pooling_params=PoolingParams(dimensions=asked))
 
 
@@ -182,7 +188,9 @@ def test_dimensions_that_the_model_has_are_sent(make_llm: Any):
 def test_a_prompt_that_is_too_long_is_refused_with_both_numbers_or_cut(make_llm: Any):
     llm = make_llm(*EMBEDS)
     for prompts, name in (("fox " * 70, "prompt"), (["fox", "fox " * 70], r"prompts\[1\]")):
-        with pytest.raises(PromptError, match=rf"{name}='72 tokens': at most 64 \(max_model_len=64\)"):
+        with pytest.raises(
+            PromptError, match=rf"{name}='72 tokens': expected at most 64 \(max_model_len=64\)"
+        ):
             llm.embed(prompts)
     assert len(llm.embed("fox " * 62, use_tqdm=False)[0].prompt_token_ids) == 64  # all of it
     for most, count in ((-1, 64), (9, 9)):
@@ -192,7 +200,7 @@ def test_a_prompt_that_is_too_long_is_refused_with_both_numbers_or_cut(make_llm:
     params = PoolingParams(truncate_prompt_tokens=2, truncation_side="left")
     assert llm.embed([[4, 5, 6]], pooling_params=params, use_tqdm=False)[0].prompt_token_ids == [5, 6]
     assert sent(llm)[-1].pooling_params == PoolingParams(task="embed")  # the rest has been done
-    with pytest.raises(PoolingParamsError, match="=65: -1, or from 1 to max_model_len=64"):
+    with pytest.raises(PoolingParamsError, match="=65: expected -1, or from 1 to max_model_len=64"):
         llm.embed("fox", truncate_prompt_tokens=65)
 
 
@@ -200,8 +208,12 @@ def test_arguments_of_vllm_alone_may_be_none_and_are_refused_by_name(make_llm: A
     llm = make_llm(*EMBEDS)
     llm.embed([5], tokenization_kwargs=None, lora_request=None, use_tqdm=False)
     for name, value, said in (
-        ("tokenization_kwargs", {"truncation": True}, "absent: truncate_prompt_tokens cuts a prompt"),
-        ("lora_request", "one", "absent: Quire does not have adapters"),
+        (
+            "tokenization_kwargs",
+            {"truncation": True},
+            "expected absent: truncate_prompt_tokens cuts a prompt",
+        ),
+        ("lora_request", "one", "expected absent: Quire does not have adapters"),
         ("promptname", "query", "no such argument, did you mean 'prompt_name'?"),
     ):
         for call in llm.embed, llm.encode, llm.classify:
@@ -214,16 +226,18 @@ def test_bad_prompts_are_refused_before_anything_is_sent(make_llm: Any):
     llm = make_llm(*EMBEDS)
     for prompts, said in (
         (["fox", ""], r"prompts\[1\]=''"),
-        ([[1], [9999]], r"prompts\[1\]=9999: token ids from 0 to 499"),
+        ([[1], [9999]], r"prompts\[1\]=9999: expected token ids from 0 to 499"),
         (["\ud800"], r"prompts\[0\]=.* UTF-8"),
-        ([[]], r"prompts\[0\]=\[\]: at least one token"),
-        (5, "prompt=5: a text, a list of token ids"),
+        ([[]], r"prompts\[0\]=\[\]: expected at least one token"),
+        (5, "prompt=5: expected a text, a list of token ids"),
     ):
         with pytest.raises(PromptError, match=said):
             llm.embed(prompts)
-    with pytest.raises(InputError, match="='query': absent or the name of a prompt of this model: none"):
+    with pytest.raises(
+        InputError, match="='query': expected absent or the name of a prompt of this model: none"
+    ):
         llm.embed("fox", prompt_name="query")
-    with pytest.raises(InputError, match=r"prompt_name=\['query'\]: absent or the name"):
+    with pytest.raises(InputError, match=r"prompt_name=\['query'\]: expected absent or the name"):
         llm.embed("fox", prompt_name=["query"])
     with pytest.raises(InputError, match="priority='1 entries'"):
         llm.embed(["fox", "fox"], priority=[1])
@@ -284,13 +298,17 @@ def test_other_models_compare_embeddings_and_embed_a_query_once(make_llm: Any):
 @pytest.mark.parametrize(
     ("first", "second", "said"),
     [
-        (["a", "b"], ["a", "b", "c"], "data_1='2 texts': one text, or as many as data_2, which are 3"),
-        (["a", "b"], "a", "data_1='2 texts': one text, or as many as data_2, which are 1"),
-        ([], ["a"], r"data_1=\[\]: at least one text"),
-        ("a", [], r"data_2=\[\]: at least one text"),
-        ("a", ["b", 5], r"data_2\[1\]=5: a text"),
-        ("a", None, "data_2=None: a text or a list of texts"),
-        ("a", {"b": 1}, "data_2=.*: a text or a list of texts"),
+        (
+            ["a", "b"],
+            ["a", "b", "c"],
+            "data_1='2 texts': expected one text, or as many as data_2, which are 3",
+        ),
+        (["a", "b"], "a", "data_1='2 texts': expected one text, or as many as data_2, which are 1"),
+        ([], ["a"], r"data_1=\[\]: expected at least one text"),
+        ("a", [], r"data_2=\[\]: expected at least one text"),
+        ("a", ["b", 5], r"data_2\[1\]=5: expected a text"),
+        ("a", None, "data_2=None: expected a text or a list of texts"),
+        ("a", {"b": 1}, "data_2=.*: expected a text or a list of texts"),
         ("", "b", "=''"),
     ],
 )
@@ -306,7 +324,7 @@ def test_numbers_of_texts_that_do_not_go_together_are_refused(
 
 def test_of_a_pair_that_is_too_long_the_document_is_cut_if_asked(make_llm: Any):
     llm = make_llm(*CLASSIFIES)
-    with pytest.raises(PromptError, match=r"data_2\[1\]='74 tokens': at most 64"):
+    with pytest.raises(PromptError, match=r"data_2\[1\]='74 tokens': expected at most 64"):
         llm.score("the", ["fox", "fox " * 70])
     (score,) = llm.score("the", "fox " * 70, truncate_prompt_tokens=-1, use_tqdm=False)
     assert len(score.prompt_token_ids) == 64

@@ -127,7 +127,9 @@ def test_a_child_that_dies_is_told_with_the_last_line_of_its_log(tmp_path: Path)
 def test_a_model_without_weights_is_made_up_by_vllm_and_refused_for_transformers(tmp_path: Path) -> None:
     launch = make_launch("vllm", make_model(tmp_path, is_dummy=True), max_model_len=64)
     assert json.loads(launch.command[-1])["load_format"] == "dummy"
-    with pytest.raises(InputError, match=r"peer='transformers': vllm or none: llama-8b has no weights"):
+    with pytest.raises(
+        InputError, match=r"peer='transformers': expected vllm or none: llama-8b has no weights"
+    ):
         run_bench(["offline", "--model", "llama-8b", "--rounds", "1"])
 
 
@@ -135,7 +137,7 @@ def test_a_gguf_file_runs_alone(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     checkpoint = make_checkpoint(tmp_path / "plain", Recipe(family="qwen3", num_layers=2))
     convert_checkpoint(checkpoint.folder).write(file)
-    with pytest.raises(InputError, match=r"peer='transformers': none: model is a GGUF file"):
+    with pytest.raises(InputError, match=r"peer='transformers': expected none: model is a GGUF file"):
         run_bench(["offline", "--model", str(file)])
     model, plain = load_bench_model(str(file)), load_bench_model(str(checkpoint.folder))
     assert (model.name, model.path, model.dtype) == ("model", file, "bfloat16")
@@ -166,5 +168,5 @@ def test_options_for_quire_are_json_or_texts(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(pytest.fail.Exception):
         run_bench(["offline", "--peer", "none", "--engine-arg", "max_num_seqs=8", "dtype=float32"])
     assert seen == [{"max_num_seqs": 8, "dtype": "float32"}]
-    with pytest.raises(InputError, match="engine_arg='x': NAME=VALUE"):
+    with pytest.raises(InputError, match="engine_arg='x': expected NAME=VALUE"):
         run_bench(["offline", "--peer", "none", "--engine-arg", "x"])

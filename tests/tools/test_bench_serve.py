@@ -249,16 +249,19 @@ def test_a_server_that_is_not_there_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--base-url", "nowhere"], "base_url='nowhere': a URL such as"),
-        (["--num-prompts", "0"], "num_prompts=0: an integer of at least 1"),
-        (["--request-rate", "0"], "request_rate=0.0: a number above 0, or inf"),
-        (["--request-rate", "nan"], "request_rate=nan: a number above 0, or inf"),
-        (["--max-concurrency", "-1"], "max_concurrency=-1: an integer of at least 1"),
-        (["--timeout", "0"], "timeout=0.0: seconds above 0"),
-        (["--temperature", "-1"], "temperature=-1.0: a number of at least 0"),
-        (["--goodput", "ttft"], "goodput='ttft': NAME:MILLISECONDS"),
-        (["--dataset", "/no/such/file"], "dataset='/no/such/file': random, or a file"),
-        (["--json", "/no/such/folder/x.json"], "json='/no/such/folder/x.json': a file name in a folder"),
+        (["--base-url", "nowhere"], "base_url='nowhere': expected a URL such as"),
+        (["--num-prompts", "0"], "num_prompts=0: expected an integer of at least 1"),
+        (["--request-rate", "0"], "request_rate=0.0: expected a number above 0, or inf"),
+        (["--request-rate", "nan"], "request_rate=nan: expected a number above 0, or inf"),
+        (["--max-concurrency", "-1"], "max_concurrency=-1: expected an integer of at least 1"),
+        (["--timeout", "0"], "timeout=0.0: expected seconds above 0"),
+        (["--temperature", "-1"], "temperature=-1.0: expected a number of at least 0"),
+        (["--goodput", "ttft"], "goodput='ttft': expected NAME:MILLISECONDS"),
+        (["--dataset", "/no/such/file"], "dataset='/no/such/file': expected random, or a file"),
+        (
+            ["--json", "/no/such/folder/x.json"],
+            "json='/no/such/folder/x.json': expected a file name in a folder",
+        ),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_sent(

@@ -319,8 +319,8 @@ def test_memory_has_a_bound_and_comes_back_and_stays(sizes_mb: list[float], what
     ("arguments", "what"),
     [
         (["--kills", "core"], "kills='core': not given with --hostile"),
-        (["--attacks", "chat,tea"], "attacks='chat,tea': none, or of text, "),
-        (["--duration", "0"], "duration=0.0: a number above 0"),
+        (["--attacks", "chat,tea"], "attacks='chat,tea': expected none, or of text, "),
+        (["--duration", "0"], "duration=0.0: expected a number above 0"),
         (["--simulate", "3"], "hostile=True: not given with --simulate"),
     ],
 )

@@ -157,12 +157,16 @@ def test_scales_clip_where_that_is_less_error() -> None:
         (
             {"group_size": 128},
             b"",
-            r"group_size=128: one of 64, 32: model\.layers\.0\.self_attn\.q_proj has 64",
+            r"group_size=128: expected one of 64, 32: model\.layers\.0\.self_attn\.q_proj has 64",
         ),
-        ({"calibration": Path("/no/such/file")}, b"", "calibration='/no/such/file': a file that can be read"),
-        ({}, b"Once upon a time. " * 100, r"text': a text of at least 1408 tokens"),
-        ({}, b"fine\x8b\x08" * 10000, r"text': a text in UTF-8 \(its byte 4 is none\)"),
-        ({"num_samples": 10**11}, b"", "samples=100000000000: at most 65536 of 64 tokens"),
+        (
+            {"calibration": Path("/no/such/file")},
+            b"",
+            "calibration='/no/such/file': expected a file that can be read",
+        ),
+        ({}, b"Once upon a time. " * 100, r"text': expected a text of at least 1408 tokens"),
+        ({}, b"fine\x8b\x08" * 10000, r"text': expected a text in UTF-8 \(its byte 4 is none\)"),
+        ({"num_samples": 10**11}, b"", "samples=100000000000: expected at most 65536 of 64 tokens"),
     ],
 )
 def test_what_does_not_go_is_named_and_leaves_nothing(
@@ -254,7 +258,7 @@ def test_sequences_of_one_token_are_refused(tmp_path: Path) -> None:
 def test_a_quantized_model_is_not_quantized_again(tmp_path: Path) -> None:
     plain = make_plain(tmp_path, RECIPES["qwen2"])
     out = run_quantize(plain, tmp_path / "out", "int8")
-    with pytest.raises(ModelError, match=r"pack-quantized 8-bit\)': a plain checkpoint"):
+    with pytest.raises(ModelError, match=r"pack-quantized 8-bit\)': expected a plain checkpoint"):
         load_plain(options_for(out, tmp_path / "again"))
 
 

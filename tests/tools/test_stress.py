@@ -261,7 +261,9 @@ def test_an_http_process_that_ends_late_still_counts_within_the_pace():
 def test_a_process_that_an_engine_may_not_lose_is_not_killed():
     recovery = RecoveryConfig(max_core_restarts=3, max_worker_restarts=0)
     check_kills(("core", "http", "client"), recovery)
-    with pytest.raises(InputError, match=r"kills='core,worker': no worker of .*max_worker_restarts=0"):
+    with pytest.raises(
+        InputError, match=r"kills='core,worker': expected no worker of .*max_worker_restarts=0"
+    ):
         check_kills(("core", "worker"), recovery)
     with pytest.raises(InputError, match="no worker of"):  # its death may count as its core's
         check_kills(("worker",), RecoveryConfig(max_core_restarts=0))
@@ -415,18 +417,18 @@ def test_simulated_seeds_are_played_from_the_given_one_on(
     [
         (
             ["--kills", "core,wroker"],
-            "kills='core,wroker': none, or of core, worker, http, client, ",
+            "kills='core,wroker': expected none, or of core, worker, http, client, ",
         ),
-        (["--signals", "HUP"], "signals='HUP': none, or of KILL, TERM, STOP, STOP+CONT"),
-        (["--rate", "0"], "rate=0.0: a number above 0"),
-        (["--duration", "nan"], "duration=nan: a number above 0"),
-        (["--reproduce", "3"], "reproduce=3: at least 8"),
-        (["--pipeline-parallel-size", "2", "--reproduce", "8"], "pipeline_parallel_size=2: 1 with"),
-        (["--model", "m.gguf", "--reproduce", "8"], "model='m.gguf': pocket with --reproduce"),
+        (["--signals", "HUP"], "signals='HUP': expected none, or of KILL, TERM, STOP, STOP+CONT"),
+        (["--rate", "0"], "rate=0.0: expected a number above 0"),
+        (["--duration", "nan"], "duration=nan: expected a number above 0"),
+        (["--reproduce", "3"], "reproduce=3: expected at least 8"),
+        (["--pipeline-parallel-size", "2", "--reproduce", "8"], "pipeline_parallel_size=2: expected 1 with"),
+        (["--model", "m.gguf", "--reproduce", "8"], "model='m.gguf': expected pocket with --reproduce"),
         (["--model", "m.gguf", "--hostile"], "model='m.gguf': not given with --hostile"),
         (["--model", "no/such/folder"], "model='no/such/folder'"),
-        (["--simulate", "0"], "simulate=0: at least 1 seed"),
-        (["--engines", "0"], "data_parallel_size=0: an integer from 1 to 64"),
+        (["--simulate", "0"], "simulate=0: expected at least 1 seed"),
+        (["--engines", "0"], "data_parallel_size=0: expected an integer from 1 to 64"),
     ],
 )
 def test_options_that_cannot_be_used_are_refused_before_anything_starts(

@@ -62,7 +62,9 @@ def test_a_field_that_nothing_computes_is_refused_by_its_name(
 def test_a_part_of_a_head_is_not_rotated_beside_norms_of_heads() -> None:
     rope = msgspec.structs.replace(SPEC.rope, rotated_size=8)
     spec = msgspec.structs.replace(make_spec(Recipe(family="qwen3")), rope=rope)
-    with pytest.raises(ModelError, match=r"qk_norm='each_head': None where a part of a head is rotated"):
+    with pytest.raises(
+        ModelError, match=r"qk_norm='each_head': expected None where a part of a head is rotated"
+    ):
         coverage.check_covered(spec)
 
 
@@ -70,5 +72,7 @@ def test_heads_of_two_sizes_are_refused_by_the_layer() -> None:
     attention = msgspec.structs.replace(SPEC.layers[1].attention, head_size=32)
     other = msgspec.structs.replace(SPEC.layers[1], attention=attention)
     spec = msgspec.structs.replace(SPEC, layers=(SPEC.layers[0], other))
-    with pytest.raises(ModelError, match=r"^spec.layers\[1\].attention.head_size=32: 16, as of the layers"):
+    with pytest.raises(
+        ModelError, match=r"^spec.layers\[1\].attention.head_size=32: expected 16, as of the layers"
+    ):
         coverage.check_covered(spec)

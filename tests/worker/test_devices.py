@@ -54,10 +54,10 @@ def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(monkeypatch: pyt
     with pytest.raises(ConfigError) as refusal:
         resolve_device("cuda:2")
     assert str(refusal.value) == (
-        "device='cuda:2': one of cuda:0 (Card 0), cuda:1 (Card 1), which CUDA_VISIBLE_DEVICES=5,7 leaves; "
-        "a worker would need cuda:2"
+        "device='cuda:2': expected one of cuda:0 (Card 0), cuda:1 (Card 1), which CUDA_VISIBLE_DEVICES=5,7 "
+        "leaves; a worker would need cuda:2"
     )
-    with pytest.raises(ConfigError, match="tensor_parallel_size=2: at most 1"):
+    with pytest.raises(ConfigError, match="tensor_parallel_size=2: expected at most 1"):
         check_num_ranks(ParallelConfig(device="cuda:1", tensor_parallel_size=2), torch.device("cuda"))
 
 

@@ -188,5 +188,7 @@ def test_vllms_names_are_taken(name: str | None) -> None:
 
 
 def test_another_name_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="attention_backend='FLASH_ATTN': one of auto, FLASHINFER, TRITON"):
+    with pytest.raises(
+        ConfigError, match="attention_backend='FLASH_ATTN': expected one of auto, FLASHINFER, TRITON"
+    ):
         EngineArgs(model="m", attention_backend="FLASH_ATTN").create_engine_config()

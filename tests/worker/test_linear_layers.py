@@ -117,9 +117,11 @@ def test_narrow_logits_are_those_of_the_rounded_weights(checkpoint: Checkpoint, 
 
 
 def test_an_unknown_quantization_is_refused_with_what_is_allowed(checkpoint: Checkpoint) -> None:
-    with pytest.raises(ConfigError, match="quantization='awq': one of int4, int8, fp8"):
+    with pytest.raises(ConfigError, match="quantization='awq': expected one of int4, int8, fp8"):
         checkpoint.engine_config(quantization="awq")
-    with pytest.raises(ConfigError, match="lm_head_quantization='int2': one of none, int4, int8, fp8"):
+    with pytest.raises(
+        ConfigError, match="lm_head_quantization='int2': expected one of none, int4, int8, fp8"
+    ):
         checkpoint.engine_config(quantization="int4", lm_head_quantization="int2")
-    with pytest.raises(ConfigError, match="lm_head_quantization='int4': None without quantization"):
+    with pytest.raises(ConfigError, match="lm_head_quantization='int4': expected None without quantization"):
         checkpoint.engine_config(lm_head_quantization="int4")

@@ -44,9 +44,9 @@ def test_another_file_or_setting_is_another_id_and_another_fault_is_not(tmp_path
     [
         (
             ParallelConfig(tensor_parallel_size=4),
-            "tensor_parallel_size=4: at most 2: a rank has a GPU of its own",
+            "tensor_parallel_size=4: expected at most 2: a rank has a GPU of its own",
         ),
-        (ParallelConfig(pipeline_parallel_size=2), "pipeline_parallel_size=2: 1 on a GPU"),
+        (ParallelConfig(pipeline_parallel_size=2), "pipeline_parallel_size=2: expected 1 on a GPU"),
     ],
 )
 def test_ranks_that_the_gpus_cannot_have_are_refused(
@@ -70,4 +70,4 @@ def test_ranks_that_find_devices_of_two_kinds_do_not_begin(library: ctypes.CDLL)
 
     texts = run_ranks(2, join)
     assert texts[0] == texts[1]
-    assert "device='auto': one that all ranks find (rank 0 has cpu, rank 1 has cuda)" in texts[0]
+    assert "device='auto': expected one that all ranks find (rank 0 has cpu, rank 1 has cuda)" in texts[0]

@@ -79,7 +79,7 @@ def golden(llama: Checkpoint) -> dict[int, list[int]]:
 
 def test_a_length_that_no_memory_holds_is_refused_before_anything_is_as_long(llama: Checkpoint) -> None:
     config = llama.engine_config(max_model_len=2**31 - 1)  # as a config.json may say
-    with pytest.raises(ConfigError, match=r"max_model_len=2147483647: at most \d+ .one request"):
+    with pytest.raises(ConfigError, match=r"max_model_len=2147483647: expected at most \d+ .one request"):
         Worker(config, lambda _phase: None).start()
 
 
@@ -114,7 +114,7 @@ def test_the_smallest_possible_engine_starts(llama: Checkpoint) -> None:
 
 def test_a_cache_too_small_fails_the_start(llama: Checkpoint) -> None:
     config = msgspec.structs.replace(_config(llama), cache=CacheConfig(num_gpu_blocks_override=1))
-    with pytest.raises(ConfigError, match="num_gpu_blocks_override=1: at least 4"):
+    with pytest.raises(ConfigError, match="num_gpu_blocks_override=1: expected at least 4"):
         Worker(config, lambda _: None).start()
 
 
@@ -142,7 +142,7 @@ def test_a_missing_gpu_is_named() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     assert resolve_device("auto") == torch.device("cpu")
-    with pytest.raises(ConfigError, match="device='cuda': cpu or auto"):
+    with pytest.raises(ConfigError, match="device='cuda': expected cpu or auto"):
         resolve_device("cuda")
 
 

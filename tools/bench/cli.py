@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
         print("`quire bench KIND --help` has the options.")
         return ExitCode.OK if argv else ExitCode.USAGE
     if kind not in _KINDS:
-        raise UsageError(f"bench={kind!r}: one of {', '.join(_KINDS)}{did_you_mean(kind, _KINDS)}")
+        raise UsageError(f"bench={kind!r}: expected one of {', '.join(_KINDS)}{did_you_mean(kind, _KINDS)}")
     module = import_module(f".{kind}", __package__)
     options = parse_options(module.Options, f"quire bench {kind}", argv[1:], getattr(module, "EPILOG", ""))
     try:

@@ -36,7 +36,7 @@ class StoredTensors:
         """The tensor, of one of the types and shapes. ModelError where it is another or missing."""
         tensor = self.find(part, dtypes, *shapes)
         if tensor is None:
-            raise self.error(part, None, "missing; the layer's format in config.json calls for it")
+            raise self.error(part, None, "a tensor, which the layer's format in config.json calls for")
         return tensor
 
     def find(self, part: str, dtypes: Sequence[torch.dtype], *shapes: Sequence[int]) -> Tensor | None:
@@ -74,7 +74,7 @@ class StoredTensors:
         """The bytes of a vector of uint8, at most MAX_TEXT_BYTES."""
         tensor = self._find(self._full(part), is_read=True)
         if tensor is None:
-            raise self.error(part, None, "missing; the layer's format in config.json calls for it")
+            raise self.error(part, None, "a tensor, which the layer's format in config.json calls for")
         if tensor.dtype != torch.uint8 or tensor.dim() != 1 or len(tensor) > MAX_TEXT_BYTES:
             raise self.error(part, f"{tensor.dtype} {list(tensor.shape)}", f"at most {MAX_TEXT_BYTES} uint8")
         return bytes(tensor.tolist())

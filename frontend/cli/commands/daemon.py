@@ -160,7 +160,7 @@ def _logs(argv: Sequence[str]) -> int:
     parser.add_argument("-f", "--follow", action="store_true", help=text)
     options = parser.parse(argv)
     if options.lines < 1:
-        raise UsageError(f"lines={options.lines}: an integer from 1")
+        raise UsageError(f"lines={options.lines}: expected an integer from 1")
     name = _choose_name(options)
     path = find_log(name)
     try:

@@ -128,7 +128,7 @@ class _Bar:
 
 def _choose_path(field: str, positional: str | None, option: str | None) -> str:
     if positional is not None and option is not None:
-        raise InputError(field, option, f"given once, not beside {positional!r}")
+        raise InputError(field, option, f"once, not beside {positional!r}")
     path = option if positional is None else positional
     if path is None:
         raise UsageError(f"{field}: a file, as in 'quire run-batch in.jsonl out.jsonl'")

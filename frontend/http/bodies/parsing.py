@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Scope
 
 from ....ipc.decoding import convert, decode_json
-from ....ipc.errors import did_you_mean, shorten, shorten_name
+from ....ipc.errors import describe_allowed, describe_refusal, did_you_mean, shorten_name
 from ....ipc.params.structured_outputs import RENAMED_FIELDS
 from ..errors import ApiError, FieldError, is_ollama_path, missing_field
 from ..headers import find_header
@@ -44,7 +44,7 @@ _AT = " - at `$"  # and a path, at the end of msgspec's messages
 _UNKNOWN = "Object contains unknown field `"
 _MISSING = "Object missing required field `"
 _INVALID = ("Invalid value ", "Invalid enum value ")
-_IGNORES = "; --unknown-fields ignore leaves unknown ones out"
+_IGNORES = "; the server's option --unknown-fields ignore leaves unknown ones out"
 # pydantic's words for a bound, which clients of vLLM look for.
 _BOUNDS = {
     ">=": ("greater_than_equal", "greater than or equal to"),
@@ -82,7 +82,7 @@ async def parse_request(request: Request, parse: Callable[[bytes], R]) -> R:
         # It also keeps web pages out: a browser sends JSON to another site only when that site agrees.
         raise ApiError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            f"content-type={shorten(content_type)}: application/json",
+            describe_refusal("content-type", content_type, "application/json"),
             code="unsupported_media_type",
             headers={"connection": "close"},
         )
@@ -123,13 +123,13 @@ def _find_utf8(body: bytes) -> bytes:
     What it is tells the beginning (as to Python's json, and so to vLLM), never a charset in a header.
     """
     if body.startswith(_GZIP):
-        text = "body: JSON; this is gzip, and no content-encoding says so"
+        text = "body: expected JSON; this is gzip, and no content-encoding says so"
         raise ApiError(HTTPStatus.BAD_REQUEST, text, code="invalid_json")
     encoding = json.detect_encoding(body[:4])
     try:
         return body if encoding == "utf-8" else body.decode(encoding).encode()
     except UnicodeDecodeError as error:
-        text = f"body: JSON in UTF-8 ({error.reason} in {encoding})"
+        text = f"body: expected JSON in UTF-8 ({error.reason} in {encoding})"
         raise ApiError(HTTPStatus.BAD_REQUEST, text, code="invalid_json") from None
 
 
@@ -153,9 +153,13 @@ def parse_body(body: bytes, kind: type[T], ignores_unknown: bool = False) -> T:
         find = functools.partial(_find_value, body) if len(body) <= MAX_CHEAP_BYTES else None
         raise _explain(str(error), find, kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(HTTPStatus.BAD_REQUEST, f"body: JSON ({error})", code="invalid_json") from None
+        raise ApiError(
+            HTTPStatus.BAD_REQUEST, f"body: expected JSON ({error})", code="invalid_json"
+        ) from None
     except RecursionError:
-        raise ApiError(HTTPStatus.BAD_REQUEST, "body: JSON of less depth", code="invalid_json") from None
+        raise ApiError(
+            HTTPStatus.BAD_REQUEST, "body: expected JSON of less depth", code="invalid_json"
+        ) from None
 
 
 def make_struct(values: dict[str, Any], kind: type[T], ignores_unknown: bool = False) -> T:
@@ -270,7 +274,9 @@ def _make_field_error(field: str, find: _Find | None, allowed: str, code: str | 
     """A FieldError with the value, if it can be found."""
     shown = shorten_name(field)
     if find is None or shown != field:
-        return ApiError(HTTPStatus.BAD_REQUEST, f"{shown}: {allowed}", param=field, code=code)
+        return ApiError(
+            HTTPStatus.BAD_REQUEST, f"{shown}: {describe_allowed(allowed)}", param=field, code=code
+        )
     return FieldError(field, find("" if field == "body" else field), allowed, code)
 
 
@@ -348,5 +354,5 @@ def _cut_strings(body: bytes) -> bytes:
 
 def _check(what: str, count: int, allowed: int) -> None:
     if count > allowed:
-        text = f"body={count} {what}: at most {allowed} in JSON of more than {MAX_CHEAP_BYTES} bytes"
+        text = f"body={count} {what}: expected at most {allowed} in JSON of more than {MAX_CHEAP_BYTES} bytes"
         raise ApiError(HTTPStatus.BAD_REQUEST, text, code="json_too_complex")

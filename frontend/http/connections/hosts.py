@@ -39,7 +39,9 @@ class AllowedHosts:
             is_allowed = not self._names.isdisjoint((name, *wider, "*"))
             allowed = "a name that this server answers to (--allowed-hosts)"
         if not is_allowed:
-            raise ApiError(HTTPStatus.FORBIDDEN, f"host={shorten(host)}: {allowed}", code="host_not_allowed")
+            raise ApiError(
+                HTTPStatus.FORBIDDEN, f"host={shorten(host)}: expected {allowed}", code="host_not_allowed"
+            )
 
 
 def find_allowed_hosts(options: ServerOptions) -> AllowedHosts | None:

@@ -97,8 +97,8 @@ class ConfigFields:
 
     def error(self, key: str, value: object, allowed: str) -> ModelError:
         """What to raise for a value."""
-        missing = "missing; " if value is None else ""
-        return ModelError(f"{self._file} {self._prefix}{key}", value, f"{missing}{allowed}")
+        missing = " (it is missing)" if value is None else ""
+        return ModelError(f"{self._file} {self._prefix}{key}", value, f"{allowed}{missing}")
 
     def check_rest(self, owner: str) -> None:
         """ModelError for the first key that nobody asked for and that seems to change arithmetic."""

@@ -89,7 +89,7 @@ def test_startup_rows_add_up_to_no_more_than_the_start_took() -> None:
 
 def test_a_failed_start_raises_the_workers_error_and_leaves_nothing() -> None:
     model = msgspec.structs.replace(CONFIG.model, served_model_name="missing")
-    with pytest.raises(ModelError, match="model='missing': a folder"):
+    with pytest.raises(ModelError, match="model='missing': expected a folder"):
         make_client(msgspec.structs.replace(CONFIG, model=model))
 
 

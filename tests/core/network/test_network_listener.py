@@ -136,7 +136,7 @@ def test_a_port_of_something_else_is_told_so(keys: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_told_at_once(daemon: Daemon, keys: Path) -> None:
-    with pytest.raises(ConfigError, match=r"listen='tcp://127.0.0.1:\d+': an address .* free port"):
+    with pytest.raises(ConfigError, match=r"listen='tcp://127.0.0.1:\d+': expected an address .* free port"):
         Daemon("second", PACED, listen=daemon.listen, keys=str(keys))
 
 

@@ -36,5 +36,7 @@ def test_the_port_of_a_lost_engine_refuses_until_it_is_started_again(tmp_path: P
 
 
 def test_a_port_beyond_the_last_is_refused_and_no_other_taken() -> None:
-    with pytest.raises(ConfigError, match=re.escape("listen='tcp://127.0.0.1:65536': a port up to 65535")):
+    with pytest.raises(
+        ConfigError, match=re.escape("listen='tcp://127.0.0.1:65536': expected a port up to 65535")
+    ):
         open_listener(TcpAddress("127.0.0.1", 65535).shift(1))

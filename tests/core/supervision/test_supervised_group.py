@@ -226,6 +226,6 @@ def test_all_engines_end_with_their_supervisor(number: signal.Signals) -> None:
 
 
 def test_a_group_whose_engines_cannot_start_is_refused_with_the_cause() -> None:
-    with pytest.raises(ModelError, match="model='missing': a folder"):
+    with pytest.raises(ModelError, match="model='missing': expected a folder"):
         start_daemon("bad", make_group_config(2, "missing"))
     assert not find_named("bad").exists()

@@ -200,10 +200,10 @@ def test_a_restart_that_is_refused_ends_the_daemon_with_the_cause(tmp_path: Path
     ):
         with pytest.raises(DaemonError, match="ended meanwhile"):
             restart_engine("later", TIMEOUT_S)
-        with pytest.raises(EngineDeadError, match=r"model='refused-later': a folder|has ended"):
+        with pytest.raises(EngineDeadError, match=r"model='refused-later': expected a folder|has ended"):
             client.get_outputs(TIMEOUT_S)
         wait_for_end(daemon.pid)
-        assert "model='refused-later': a folder" in find_log("later").read_text()
+        assert "model='refused-later': expected a folder" in find_log("later").read_text()
 
 
 def test_sighup_restarts_the_engine_and_costs_no_token(daemon: Daemon) -> None:

@@ -43,7 +43,7 @@ def test_stopping_ends_every_process_and_removes_the_run_directory(daemon: Daemo
 
 
 def test_a_start_that_fails_raises_the_cause_and_leaves_nothing() -> None:
-    with pytest.raises(ModelError, match="model='missing': a folder"):
+    with pytest.raises(ModelError, match="model='missing': expected a folder"):
         start_daemon("bad", make_named_config("missing"))
     assert not find_named("bad").exists()
 

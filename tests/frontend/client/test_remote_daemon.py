@@ -36,10 +36,10 @@ def keys(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"attach": ADDRESS}, r"keys=None: a folder with client\.secret and server\.public"),
+        ({"attach": ADDRESS}, r"keys=None: expected a folder with client\.secret and server\.public"),
         ({"attach": "name", "keys": "k"}, r"keys='k': only with attach='tcp://HOST:PORT'"),
         ({"keys": "k"}, r"keys='k': only with attach='tcp://HOST:PORT'"),
-        ({"attach": "tcp://host", "keys": "k"}, r"attach='tcp://host': tcp://HOST:PORT, such as"),
+        ({"attach": "tcp://host", "keys": "k"}, r"attach='tcp://host': expected tcp://HOST:PORT, such as"),
         ({"attach": ADDRESS, "keys": "/nowhere"}, r"/nowhere/client\.secret.*quire keys make"),
         ({"attach": "name", "model": "m"}, r"model='m': not given with attach"),
     ],
@@ -52,11 +52,11 @@ def test_what_does_not_fit_together_is_refused(cls: type, given: dict[str, Any],
 def test_the_command_line_refuses_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["generate", "prompt"], ["top"], ["serve", "--port", "0"]):
         assert main([*command, "--attach", ADDRESS]) == 2
-        assert "keys=None: a folder with client.secret" in capsys.readouterr().err
+        assert "keys=None: expected a folder with client.secret" in capsys.readouterr().err
         assert main([*command, "--keys", "k"]) == 2
         assert "keys='k': only with attach=" in capsys.readouterr().err
     assert main(["daemon", "start", "--listen", "tcp://127.0.0.1:0"]) == 2
-    assert "keys=None: the folder of its keys with listen" in capsys.readouterr().err
+    assert "keys=None: expected the folder of its keys with listen" in capsys.readouterr().err
 
 
 def test_a_host_that_is_not_known_leaves_no_descriptor_behind(

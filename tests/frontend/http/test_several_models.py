@@ -228,7 +228,7 @@ def test_daemons_that_serve_the_same_name_are_refused_with_both(monkeypatch: pyt
     )
     with pytest.raises(ConfigError, match=r"attach='a-x, b-x': .*: both 'x'"):
         load_daemon_models(["a-x", "b-x"])
-    with pytest.raises(ConfigError, match="attach='a-x': each daemon once"):
+    with pytest.raises(ConfigError, match="attach='a-x': expected each daemon once"):
         load_daemon_models(["a-x", "a-x"])
 
 

@@ -118,7 +118,7 @@ async def test_ids_are_those_of_the_template_and_the_tokenizer_short_and_long(
     assert [choice["index"] for choice in many.json["choices"]] == [0, 1]
     long = await client.post("/v1/completions", {"prompt": "a b " * 9000})
     assert long.error["message"].startswith("prompt='")
-    assert "tokens': at most 4095 (max_model_len=4096" in long.error["message"]
+    assert "tokens': expected at most 4095 (max_model_len=4096" in long.error["message"]
     assert long.error["code"] == "context_length_exceeded"
 
 

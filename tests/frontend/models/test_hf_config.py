@@ -231,7 +231,7 @@ def test_end_tokens_come_from_the_generation_config_first():
 
 @pytest.mark.parametrize("value", [[2, 10], -1, True, [True, -1], 2.0, "2", {}])
 def test_what_is_no_token_id_ends_no_sequence(value: Any):
-    with pytest.raises(ModelError, match=r"^config\.json eos_token_id=.*: token ids from 0 to 9"):
+    with pytest.raises(ModelError, match=r"^config\.json eos_token_id=.*: expected token ids from 0 to 9"):
         read_eos_token_ids({"eos_token_id": value}, {}, 10)
     with pytest.raises(ModelError, match=r"^config\.json eos_token_id="):  # also if it does not count
         read_eos_token_ids({"eos_token_id": value}, {"eos_token_id": 2}, 10)
@@ -241,7 +241,7 @@ def test_what_is_no_token_id_ends_no_sequence(value: Any):
 
 def test_more_end_of_sequence_ids_than_a_request_carries_are_refused_at_the_start():
     assert len(read_eos_token_ids({"eos_token_id": list(range(MAX_EOS_TOKEN_IDS))}, {}, 5000)) == 1024
-    with pytest.raises(ModelError, match=r"config.json eos_token_id='1025 ids': at most 1024"):
+    with pytest.raises(ModelError, match=r"config.json eos_token_id='1025 ids': expected at most 1024"):
         read_eos_token_ids({"eos_token_id": list(range(MAX_EOS_TOKEN_IDS + 1))}, {}, 5000)
 
 
@@ -262,7 +262,7 @@ def test_the_length_limit_counts_what_rope_scaling_adds(rope: dict[str, Any], ex
     spec = read_model_spec(make_config(rope_scaling=rope))
     assert compute_max_model_len(spec, None) == expected
     assert compute_max_model_len(spec, expected) == expected
-    with pytest.raises(ConfigError, match=f"max_model_len={expected + 1}: at most {expected}"):
+    with pytest.raises(ConfigError, match=f"max_model_len={expected + 1}: expected at most {expected}"):
         compute_max_model_len(spec, expected + 1)
     with pytest.raises(ConfigError, match="max_model_len"):
         compute_max_model_len(spec, 0)

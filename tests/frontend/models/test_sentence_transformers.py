@@ -89,7 +89,7 @@ def test_an_encoder_takes_no_more_than_its_positions_and_whole_prompts(tmp_path:
     write(tmp_path, {"config.json": BERT, "sentence_bert_config.json": {"max_seq_length": 256}})
     with pytest.raises(ConfigError, match="at most 512"):
         make_engine_config(tmp_path, {}, max_model_len=513)
-    said = "max_num_batched_tokens=100: at least max_model_len=256 for an encoder"
+    said = "max_num_batched_tokens=100: expected at least max_model_len=256 for an encoder"
     with pytest.raises(ConfigError, match=said):
         make_engine_config(tmp_path, {}, max_num_batched_tokens=100)
 
@@ -230,11 +230,13 @@ def test_what_a_model_cannot_do_is_refused_with_what_it_can(tmp_path: Path, refu
 
 def test_a_causal_reranker_needs_tokens_to_score(tmp_path: Path) -> None:
     files = {"config.json": QWEN3, "tokenizer.json": VOCAB}
-    with pytest.raises(ModelError, match="'maybe': a token of the tokenizer"):
+    with pytest.raises(ModelError, match="'maybe': expected a token of the tokenizer"):
         read_head(tmp_path, files, hf_overrides={"classifier_from_token": ["no", "maybe"]})
     assert has_score_tokens(tmp_path)
     silent = files | {"tokenizer.json": {"model": {"vocab": {"no": 5, "No": 7}}}}
-    with pytest.raises(ConfigError, match=r"convert='classify': hf_overrides=.* tokenizer has no 'yes'"):
+    with pytest.raises(
+        ConfigError, match=r"convert='classify': expected hf_overrides=.* tokenizer has no 'yes'"
+    ):
         read_head(tmp_path, silent, convert="classify")
     assert not has_score_tokens(tmp_path)
 
@@ -245,5 +247,5 @@ def test_a_causal_reranker_with_modules_names_tokens_that_there_are(tmp_path: Pa
         "modules.json": [TRANSFORMER, SCORE],
         "1_LogitScore/config.json": {"true_token_id": 100, "false_token_id": 3},
     }
-    with pytest.raises(ModelError, match="LogitScore=100: a token id below 100"):
+    with pytest.raises(ModelError, match="LogitScore=100: expected a token id below 100"):
         read_head(tmp_path, files)

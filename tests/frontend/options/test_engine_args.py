@@ -195,7 +195,9 @@ def test_vllms_arguments_are_taken_at_the_value_that_asks_for_nothing() -> None:
     for name, value in {"enable_lora": True, "cpu_offload_gb": False}.items():
         with pytest.raises(ConfigError, match=name):
             EngineArgs.from_dict({name: value})
-    with pytest.raises(ConfigError, match=r"task='embed': 'auto' or 'generate': .* by runner='pooling'"):
+    with pytest.raises(
+        ConfigError, match=r"task='embed': expected 'auto' or 'generate': .* by runner='pooling'"
+    ):
         EngineArgs(task="embed")  # type: ignore[call-arg]
 
 
@@ -231,5 +233,7 @@ def test_ray_is_refused_with_the_name_of_its_extra_where_it_is_not_installed(mon
     with pytest.raises(ConfigError, match=r"^distributed_executor_backend='ray': .*install 'quire\[ray\]'"):
         EngineArgs(distributed_executor_backend="ray").create_engine_config()
     monkeypatch.setitem(sys.modules, "ray", argparse)  # whatever is there
-    with pytest.raises(ConfigError, match=r"^warm_spare=True: off with distributed_executor_backend='ray'"):
+    with pytest.raises(
+        ConfigError, match=r"^warm_spare=True: expected off with distributed_executor_backend='ray'"
+    ):
         EngineArgs(distributed_executor_backend="ray", warm_spare=True).create_engine_config()

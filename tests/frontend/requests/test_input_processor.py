@@ -84,10 +84,10 @@ def test_a_prompt_that_cannot_run_is_refused_by_name(byte_level: Tokenizer, refu
     [
         (b"bytes", "prompt", "a text, a list of token ids"),
         ({"prompt": "x", "cache_salt": "s\ud800"}, "prompt.cache_salt", "lone surrogate at character 1"),
-        (np.array([True]), "prompt", "prompt=True: integers"),
-        ([np.int64(3), "x"], "prompt", "prompt='x': token ids from 0 to "),
-        (np.array([1.5]), "prompt", "prompt=1.5: token ids from 0 to "),
-        (np.array([[1, 2]]), "prompt", "prompt=[1, 2]: token ids from 0 to "),
+        (np.array([True]), "prompt", "prompt=True: expected integers"),
+        ([np.int64(3), "x"], "prompt", "prompt='x': expected token ids from 0 to "),
+        (np.array([1.5]), "prompt", "prompt=1.5: expected token ids from 0 to "),
+        (np.array([[1, 2]]), "prompt", "prompt=[1, 2]: expected token ids from 0 to "),
         (np.array(5), "prompt", "a text, a list of token ids"),
         (memoryview(b"ab"), "prompt", "a text, a list of token ids"),
         ({"prompt_token_ids": bytearray(b"ab")}, "prompt.prompt_token_ids", "a list of token ids"),
@@ -161,9 +161,9 @@ def test_a_prompt_that_is_too_long_is_cut_where_the_request_asks_for_it(
 
 def test_what_a_prompt_cannot_be_cut_to_is_refused(byte_level: Tokenizer):
     processor = InputProcessor(make_facts(), byte_level)
-    with pytest.raises(SamplingParamsError, match="truncate_prompt_tokens=64: -1, or from 1 to 63"):
+    with pytest.raises(SamplingParamsError, match="truncate_prompt_tokens=64: expected -1, or from 1 to 63"):
         processor.process("a", [5], SamplingParams(truncate_prompt_tokens=64))
-    with pytest.raises(SamplingParamsError, match="-1: max_tokens below 64"):
+    with pytest.raises(SamplingParamsError, match="-1: expected max_tokens below 64"):
         processor.process("a", [5], SamplingParams(truncate_prompt_tokens=-1, max_tokens=70))
     with pytest.raises(PromptError, match="100 tokens"):
         processor.process("a", [5] * 100, SamplingParams())
@@ -175,7 +175,7 @@ def test_the_whole_vocabularys_logprobs_need_the_cap_to_allow_it(byte_level: Tok
     request = processor.process("a", [1], SamplingParams(logprobs=-1, prompt_logprobs=500))
     assert request.sequences[0].sampling_params.logprobs == 500  # which the core can count with
     for name in ("logprobs", "prompt_logprobs"):
-        with pytest.raises(SamplingParamsError, match=f"^{name}=501: at most 500, the vocabulary"):
+        with pytest.raises(SamplingParamsError, match=f"^{name}=501: expected at most 500, the vocabulary"):
             processor.process("a", [1], SamplingParams(**{name: 501}))
 
 
@@ -293,12 +293,14 @@ def test_bad_words_are_encoded_once_for_all_requests_of_their_params(byte_level:
 
 def test_bad_words_of_too_many_tokens_are_refused_with_the_number(processor: InputProcessor):
     params = SamplingParams(bad_words=["".join(map(chr, range(0x4E00, 0x4E00 + 1000)))] * 3)
-    with pytest.raises(SamplingParamsError, match="bad_words='9000 token ids': words of at most 8192"):
+    with pytest.raises(
+        SamplingParamsError, match="bad_words='9000 token ids': expected words of at most 8192"
+    ):
         processor.process("a", [1], params)
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_its_ids_are_looked_at(processor: InputProcessor):
-    with pytest.raises(PromptError, match="'1000 tokens': at most 63"):
+    with pytest.raises(PromptError, match="'1000 tokens': expected at most 63"):
         processor.process("a", [True] * 1000, SamplingParams())
 
 

@@ -143,10 +143,12 @@ def test_calls_and_results_that_a_template_leaves_out_are_refused_by_their_place
         {"role": "tool", "content": "4", "tool_call_id": "c"},
     ]
     contents = LOOP + "{{ m.content }};{% endfor %}"
-    with pytest.raises(PromptError, match=r"messages\[1\]\.tool_calls='1 calls': none: .* shows no calls"):
+    with pytest.raises(
+        PromptError, match=r"messages\[1\]\.tool_calls='1 calls': expected none: .* shows no calls"
+    ):
         ChatTemplate(contents, {}).render(talk)
     calls = LOOP + "{% if m.role != 'tool' %}{{ m.content }}{{ m.tool_calls }}{% endif %}{% endfor %}"
-    with pytest.raises(PromptError, match=r"messages\[2\]\.role='tool': another role"):
+    with pytest.raises(PromptError, match=r"messages\[2\]\.role='tool': expected another role"):
         ChatTemplate(calls, {}).render(talk)
     assert "'name': 'f'" in ChatTemplate(calls, {}).render(talk[:2])
     assert ChatTemplate(LOOP + "{{ m.content }}{{ m.tool_calls }}{% endfor %}", {}).render(talk).endswith("4")

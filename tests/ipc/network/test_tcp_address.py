@@ -58,7 +58,7 @@ def test_any_free_port_is_only_for_who_listens() -> None:
 
 def test_nobody_listens_without_keys_or_has_keys_for_nothing() -> None:
     assert check_listening(None, None) is None
-    with pytest.raises(ConfigError, match="keys=None: the folder of its keys"):
+    with pytest.raises(ConfigError, match="keys=None: expected the folder of its keys"):
         check_listening("tcp://127.0.0.1:0", None)
     with pytest.raises(ConfigError, match="keys='k': only with listen"):
         check_listening(None, "k")

@@ -37,7 +37,7 @@ def test_defaults_are_vllms_and_cost_no_bytes() -> None:
 def test_a_bad_value_is_refused_by_name(field: str, value: object, allowed: str) -> None:
     with pytest.raises(PoolingParamsError) as caught:
         PoolingParams(**{field: value})  # type: ignore[arg-type]
-    assert str(caught.value).startswith(f"{field}={value!r}: {allowed}")
+    assert str(caught.value).startswith(f"{field}={value!r}: expected {allowed}")
 
 
 @pytest.mark.parametrize("name", ["normalize", "softmax", "activation"])
@@ -52,7 +52,7 @@ def test_vllms_older_names_of_the_activation_are_taken(name: str) -> None:
 
 
 def test_fields_that_exclude_each_other_are_refused() -> None:
-    with pytest.raises(PoolingParamsError, match="dimensions=8: absent with task='classify'"):
+    with pytest.raises(PoolingParamsError, match="dimensions=8: expected absent with task='classify'"):
         PoolingParams(task="classify", dimensions=8)
     with pytest.raises(PoolingParamsError, match=r"skip_reading_prefix_cache=False: .*needs every position"):
         PoolingParams(task="token_embed", skip_reading_prefix_cache=False)

@@ -114,7 +114,7 @@ def test_what_is_allowed_is_said_with_its_bounds() -> None:
     ):
         with pytest.raises(SamplingParamsError) as caught:
             SamplingParams(**{name: value})  # type: ignore[arg-type]
-        assert str(caught.value) == f"{name}={value!r}: {allowed}"
+        assert str(caught.value) == f"{name}={value!r}: expected {allowed}"
 
 
 @pytest.mark.parametrize("name", FLOATS)
@@ -226,7 +226,7 @@ def test_a_bad_combination_is_refused() -> None:
         SamplingParams(n=3, best_of=2)
     with pytest.raises(SamplingParamsError, match="stop"):
         SamplingParams(stop="a", detokenize=False)
-    with pytest.raises(SamplingParamsError, match="logprobs=2: None or 0 with logprob_token_ids"):
+    with pytest.raises(SamplingParamsError, match="logprobs=2: expected None or 0 with logprob_token_ids"):
         SamplingParams(logprobs=2, logprob_token_ids=[1])
 
 
@@ -245,7 +245,9 @@ def test_a_bad_combination_is_refused() -> None:
 def test_a_bad_value_of_repetition_detection_is_refused_by_its_own_name(name: str, value: object) -> None:
     fields: dict[str, Any] = {"max_pattern_size": 2, "min_count": 2} | {name: value}
     for detection in (fields, RepetitionDetectionParams(**fields)):
-        with pytest.raises(SamplingParamsError, match=rf"^repetition_detection\.{name}=.*: an integer from"):
+        with pytest.raises(
+            SamplingParamsError, match=rf"^repetition_detection\.{name}=.*: expected an integer from"
+        ):
             SamplingParams(repetition_detection=detection)  # type: ignore[arg-type]
 
 
@@ -254,7 +256,7 @@ def test_prompt_logprobs_skip_the_prefix_cache_and_do_not_let_it_be_read() -> No
     assert SamplingParams(prompt_logprobs=0, skip_reading_prefix_cache=True).reads_prefix_cache is False
     assert not SamplingParams(prompt_logprobs=0).reads_prefix_cache
     assert not SamplingParams(skip_reading_prefix_cache=True).reads_prefix_cache
-    with pytest.raises(SamplingParamsError, match="skip_reading_prefix_cache=False: None or True"):
+    with pytest.raises(SamplingParamsError, match="skip_reading_prefix_cache=False: expected None or True"):
         SamplingParams(prompt_logprobs=0, skip_reading_prefix_cache=False)
 
 

@@ -102,7 +102,9 @@ print("alive")
 
 def test_a_server_that_others_can_reach_refuses_them() -> None:
     argv = ["--host", "0.0.0.0", "--port", "0", "--api-key", "k", "--fault-hooks", "core.schedule:raise"]
-    with pytest.raises(ConfigError, match=r"fault_hooks='core.schedule:raise': none with --host 0\.0"):
+    with pytest.raises(
+        ConfigError, match=r"fault_hooks='core.schedule:raise': expected none with --host 0\.0"
+    ):
         serve.run(argv)
 
 
@@ -116,7 +118,9 @@ def test_a_server_that_others_can_reach_refuses_a_daemon_that_was_started_with_t
         )
         write_state(run_dir, state)
         argv = ["--host", "0.0.0.0", "--port", "0", "--api-key", "k", "--attach", "broken"]
-        with pytest.raises(ConfigError, match=r"fault_hooks='core.schedule:raise': none with --host 0\.0"):
+        with pytest.raises(
+            ConfigError, match=r"fault_hooks='core.schedule:raise': expected none with --host 0\.0"
+        ):
             serve.run(argv)
 
 

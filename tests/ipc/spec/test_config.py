@@ -44,7 +44,7 @@ def test_what_an_option_does_not_allow_is_refused_by_its_name_with_its_range(opt
     for value in list_refused(option):
         with pytest.raises(ConfigError, match=f"^{option.name}=") as caught:
             option.check(value)
-        assert str(caught.value).endswith(f": {option.describe_allowed(value)}")
+        assert str(caught.value).endswith(f": expected {option.describe_allowed(value)}")
 
 
 @pytest.mark.parametrize("part", PARTS[1:5])
@@ -75,7 +75,7 @@ def test_what_is_allowed_is_said_as_users_write_it(
     option = next(option for option in read_options(part) if option.name == name)
     with pytest.raises(ConfigError) as caught:
         option.check(value)
-    assert str(caught.value) == f"{name}={value!r}: {allowed}"
+    assert str(caught.value) == f"{name}={value!r}: expected {allowed}"
 
 
 def test_without_chunked_prefill_a_step_must_hold_the_longest_prompt() -> None:
@@ -92,8 +92,8 @@ def test_a_config_survives_the_launch_pipe() -> None:
 
 
 def test_a_remote_error_keeps_the_class_of_a_user_error_only() -> None:
-    with pytest.raises(ModelError, match=r"^model='x': a folder$"):
-        raise_remote("ModelError", "model='x': a folder")
+    with pytest.raises(ModelError, match=r"^model='x': expected a folder$"):
+        raise_remote("ModelError", "model='x': expected a folder")
     with pytest.raises(EngineStartError, match="boom"):
         raise_remote("SystemExit", "boom")
 

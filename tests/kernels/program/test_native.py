@@ -50,7 +50,7 @@ def test_a_switch_that_says_neither_on_nor_off_is_refused(
 ) -> None:
     monkeypatch.setenv("QUIRE_NATIVE_KERNELS", value)
     for refused, error in ((native.load_library.__wrapped__, ValueError), (check_switch, ConfigError)):
-        with pytest.raises(error, match=f"QUIRE_NATIVE_KERNELS='{value}': 0 .*, 1, or not set"):
+        with pytest.raises(error, match=f"QUIRE_NATIVE_KERNELS='{value}': expected 0 .*, 1, or not set"):
             refused()
 
 

@@ -154,9 +154,13 @@ def test_a_gguf_file_is_quantized_by_its_own_method_only(tmp_path: Path):
     file = tmp_path / "model.gguf"
     assert read(file, quantization="gguf") == config
     assert config.model.weights_name == "gguf Q4_0"
-    with pytest.raises(ValueError, match="quantization='awq': one of int4, int8, fp8; gguf, what the"):
+    with pytest.raises(
+        ValueError, match="quantization='awq': expected one of int4, int8, fp8; gguf, what the"
+    ):
         read(file, quantization="awq")
-    with pytest.raises(ValueError, match="quantization='gguf': one of int4, int8, fp8; this checkpoint is"):
+    with pytest.raises(
+        ValueError, match="quantization='gguf': expected one of int4, int8, fp8; this checkpoint is"
+    ):
         read(tmp_path / "plain", quantization="gguf")
 
 

@@ -116,7 +116,7 @@ def test_a_format_knows_its_bytes_before_anything_is_read() -> None:
         64 + 2 * 2
     )
     assert WeightFormat(bits=8, has_offsets=True).count_bytes(10, 128) == 10 * (128 + 8)
-    with pytest.raises(ConfigError, match="group_size=24: a multiple of 16"):
+    with pytest.raises(ConfigError, match="group_size=24: expected a multiple of 16"):
         WeightFormat(group_size=24)
 
 
@@ -138,6 +138,6 @@ def test_fp8_numbers_that_are_none_are_refused_by_the_layer(code: int) -> None:
     check_weight("layers.3.up", weight, format, 3, 16)
     codes[2, 7] = code
     with pytest.raises(
-        ModelError, match=r"layers\.3\.up values='nan': float8_e4m3fn numbers from -448 to 448"
+        ModelError, match=r"layers\.3\.up values='nan': expected float8_e4m3fn numbers from -448 to 448"
     ):
         check_weight("layers.3.up", weight, format, 3, 16)

@@ -125,7 +125,11 @@ def test_who_has_other_keys_is_not_heard(start: Callable[..., Ranks], host: str)
 @pytest.mark.parametrize(
     ("fault", "kind", "text"),
     [
-        ("alone", "ConfigError", r"distributed_executor_backend='ray': a Ray cluster that this machine"),
+        (
+            "alone",
+            "ConfigError",
+            r"distributed_executor_backend='ray': expected a Ray cluster that this machine",
+        ),
         ("small", "EngineStartError", r"no Ray node had CPU 2 within 30 s; 127.0.0.1 has CPU 0; free in all"),
         ("lost", "EngineStartError", r"no worker could start on a Ray node: The actor died"),
     ],

@@ -339,7 +339,9 @@ def test_a_turn_may_go_without_thoughts_but_not_on_with_those_of_its_prompt() ->
 
 def test_a_budget_needs_an_end_of_thoughts_that_is_a_token() -> None:
     rules = make_rules("hermes", [], kept=NONE, thinking_token_budget=3)
-    with pytest.raises(SamplingParamsError, match="thinking_token_budget=3: None: the end of this model's"):
+    with pytest.raises(
+        SamplingParamsError, match="thinking_token_budget=3: expected None: the end of this model's"
+    ):
         make_output_grammar(rules)
 
 
@@ -391,10 +393,12 @@ def test_what_begins_calls_is_kept_out_where_none_may_be_written(name: str, kept
 
 def test_an_engine_of_token_ids_alone_takes_no_tools() -> None:
     rules = make_rules("hermes", TOOLS)
-    with pytest.raises(SamplingParamsError, match="tools='given': None: there is no tokenizer"):
+    with pytest.raises(SamplingParamsError, match="tools='given': expected None: there is no tokenizer"):
         bind_rules(InputProcessor(make_facts(), None), rules)
     without_end = make_facts(eos_token_ids=())
-    with pytest.raises(SamplingParamsError, match="tools='given': None: this model names no end of sequence"):
+    with pytest.raises(
+        SamplingParamsError, match="tools='given': expected None: this model names no end of sequence"
+    ):
         bind_rules(InputProcessor(without_end, bind("hermes")[0]), rules)
 
 
@@ -451,7 +455,9 @@ def test_tools_that_take_too_much_are_refused_in_numbers() -> None:
     schema = OBJECT | {"properties": properties}
     compiler = GrammarCompiler(bind("hermes")[0])
     tools = [Tool(f"tool_{i}", parameters=schema, strict=True) for i in range(200)]
-    with pytest.raises(SamplingParamsError, match=r"tools='a grammar of [0-9]* characters': at most 262144 "):
+    with pytest.raises(
+        SamplingParamsError, match=r"tools='a grammar of [0-9]* characters': expected at most 262144 "
+    ):
         compiler.compile(None, rules=make_rules("hermes", tools))
     free = [Tool(tool.name, parameters=schema) for tool in tools]
     assert len(compiler.compile(None, rules=make_rules("hermes", free))) < 20_000

@@ -103,7 +103,10 @@ async def test_what_is_no_text_in_a_part_with_a_text_is_named(client: AsgiClient
     answer = await client.post(CHAT, {"messages": [{"role": "user", "content": [part]}]})
     assert answer.status == 400
     assert answer.error["param"] == f"messages[0].content[0].{field}"
-    assert answer.error["message"] == f"{answer.error['param']}={{'url': 'u'}}: none: only text is supported"
+    assert (
+        answer.error["message"]
+        == f"{answer.error['param']}={{'url': 'u'}}: expected none: only text is supported"
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +149,7 @@ async def test_no_depth_of_lists_is_an_internal_error(client: AsgiClient) -> Non
     ],
 )
 def test_a_body_that_is_dear_to_decode_is_refused_with_the_number(values: str, word: str) -> None:
-    with pytest.raises(ApiError, match=rf"body=\d+ .*{word}.*: at most \d+") as caught:
+    with pytest.raises(ApiError, match=rf"body=\d+ .*{word}.*: expected at most \d+") as caught:
         check_json_cost(b'{"x":[' + values.encode() + b"0]}")
     assert caught.value.status == 400
 

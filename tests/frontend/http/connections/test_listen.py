@@ -34,7 +34,7 @@ def test_a_port_is_shared_only_when_asked_for() -> None:
     with bind_socket("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
         with pytest.raises(
-            ConfigError, match=f"port={port}: a free port; this one is in use by pid {os.getpid()} "
+            ConfigError, match=f"port={port}: expected a free port; this one is in use by pid {os.getpid()} "
         ):
             bind_socket("127.0.0.1", port)
         with bind_socket("127.0.0.1", port, share_port=True) as second:
@@ -44,7 +44,7 @@ def test_a_port_is_shared_only_when_asked_for() -> None:
 def test_a_reserved_port_is_given_to_nobody_who_does_not_share_it() -> None:
     with reserve_port("grpc_port", "127.0.0.1", 0) as reserved:
         port = reserved.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"grpc_port={port}: a free port"):
+        with pytest.raises(ConfigError, match=f"grpc_port={port}: expected a free port"):
             reserve_port("grpc_port", "127.0.0.1", port)
         with bind_socket("127.0.0.1", port, share_port=True) as listening:
             assert listening.getsockname() == reserved.getsockname()

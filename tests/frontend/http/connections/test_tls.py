@@ -151,7 +151,7 @@ async def test_a_drain_ends_with_handshakes_held_open(running: RunningServer) ->
 @pytest.mark.parametrize(
     ("given", "field"),
     [
-        ({"certfile": "/no/such.pem"}, "ssl_certfile='/no/such.pem': a file that can be read"),
+        ({"certfile": "/no/such.pem"}, "ssl_certfile='/no/such.pem': expected a file that can be read"),
         ({"certfile": __file__}, "ssl_certfile="),
         ({"certfile": PEM, "keyfile": "/no/such.pem"}, "ssl_keyfile="),
         ({"certfile": PEM, "ca_certs": __file__}, "ssl_ca_certs="),

@@ -102,7 +102,7 @@ def test_an_endpoint_that_is_no_url_is_refused_before_anything_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["serve", "--otlp-traces-endpoint", "collector:4318"]) == 2
-    said = "otlp_traces_endpoint='collector:4318': an http:// or https:// URL"
+    said = "otlp_traces_endpoint='collector:4318': expected an http:// or https:// URL"
     assert said in capsys.readouterr().err
 
 

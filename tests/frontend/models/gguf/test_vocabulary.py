@@ -161,7 +161,9 @@ def test_tokens_of_too_many_parts_that_are_tokens_are_refused(
     monkeypatch.setattr(vocabulary, "MAX_MERGES", 100)
     metadata = make_sentence_piece(tokens=["x" * length for length in range(1, 288)])
     file = make_tiny(**{f"tokenizer.ggml.{key}": value for key, value in metadata.items()})
-    with pytest.raises(ModelError, match=r"tokens='105 pairs at x{15}': tokens of which at most 100 pairs"):
+    with pytest.raises(
+        ModelError, match=r"tokens='105 pairs at x{15}': expected tokens of which at most 100 pairs"
+    ):
         open_gguf([file.write(tmp_path / "model.gguf")])
 
 
@@ -171,6 +173,6 @@ def test_too_many_tokens_that_are_found_before_words_are_refused(
     monkeypatch.setattr(vocabulary, "MAX_ADDED_TOKENS", 100)
     file = make_tiny(**{"tokenizer.ggml.token_type": [3, 4] * 134 + [1]})
     with pytest.raises(
-        ModelError, match=r"token_type='268 of them': at most 100 tokens of the types 3 and 4"
+        ModelError, match=r"token_type='268 of them': expected at most 100 tokens of the types 3 and 4"
     ):
         open_gguf([file.write(tmp_path / "model.gguf")])

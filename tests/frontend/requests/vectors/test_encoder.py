@@ -71,10 +71,12 @@ def test_of_pairs_the_second_text_alone_is_cut(encoder: TextEncoder, judge: Any,
 
 def test_a_query_that_leaves_no_room_is_refused_with_both_numbers(encoder: TextEncoder):
     with pytest.raises(
-        PromptError, match=r"data_2\[3\]='at least \d+ tokens': at most 6, of which \d+ are not"
+        PromptError, match=r"data_2\[3\]='at least \d+ tokens': expected at most 6, of which \d+ are not"
     ):
         encoder.encode_pairs(["data_2[3]"], [TextPair(TEXTS[1], "fox")], Truncation(6, keeps_start=True))
-    with pytest.raises(PromptError, match="prompt='at least 3 tokens': at most 2, of which 2 are not"):
+    with pytest.raises(
+        PromptError, match="prompt='at least 3 tokens': expected at most 2, of which 2 are not"
+    ):
         encoder.encode_texts(["prompt"], ["the fox"], Truncation(2))
 
 
@@ -102,7 +104,7 @@ def test_qwen3s_template_is_that_of_its_model_card(tmp_path: Path):
 
 
 def test_other_models_take_no_instruction(encoder: TextEncoder):
-    with pytest.raises(PromptError, match="instruction='find': absent: this model takes none"):
+    with pytest.raises(PromptError, match="instruction='find': expected absent: this model takes none"):
         encoder.encode_pairs(["x"], [TextPair("a", "b")], None, "find")
 
 
@@ -151,5 +153,7 @@ def test_texts_are_prepared_as_sentence_transformers_does(folder: Path, tmp_path
     (tmp_path / "Pooling" / "config.json").write_text(json.dumps({"include_prompt": False}))
     texts = read_model_texts(tmp_path)
     assert texts.find_prompt("document") == ""
-    with pytest.raises(InputError, match="prompt='Query: ': '': this model pools a text without its prompt"):
+    with pytest.raises(
+        InputError, match="prompt='Query: ': expected '': this model pools a text without its prompt"
+    ):
         texts.find_prompt()

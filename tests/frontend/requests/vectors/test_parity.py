@@ -110,7 +110,7 @@ def test_of_a_long_pair_the_document_is_cut_as_transformers_does(judged: tuple[L
     (cut,) = llm.score(TEXTS[0], TEXTS[-1] * 9, truncate_prompt_tokens=-1, use_tqdm=False)
     expected = compute_score(model, tokenizer, TEXTS[0], TEXTS[-1] * 9, most=64)
     assert cut.outputs.score == pytest.approx(expected, abs=FLOAT32)
-    with pytest.raises(InputError, match=r"data_2='\d+ tokens': at most 64 \(max_model_len=64\)"):
+    with pytest.raises(InputError, match=r"data_2='\d+ tokens': expected at most 64 \(max_model_len=64\)"):
         llm.score(TEXTS[0], TEXTS[-1] * 9)
 
 
@@ -138,7 +138,7 @@ def test_prompts_and_cuts_are_those_of_sentence_transformers_files(embedded: tup
     (asked,) = llm.embed("Fox ", prompt_name="query", use_tqdm=False)
     expected = compute_embedding(model, tokenizer, "the little fox")
     torch.testing.assert_close(torch.tensor(asked.outputs.embedding), expected, atol=FLOAT32, rtol=0)
-    with pytest.raises(InputError, match=r"prompt='\d+ tokens': at most 40 \(max_model_len=40\)"):
+    with pytest.raises(InputError, match=r"prompt='\d+ tokens': expected at most 40 \(max_model_len=40\)"):
         llm.embed(TEXTS[-1] * 9)
     (cut,) = llm.embed(TEXTS[-1] * 9, truncate_prompt_tokens=-1, use_tqdm=False)
     expected = compute_embedding(model, tokenizer, TEXTS[-1] * 9)
@@ -161,6 +161,6 @@ def test_tokens_have_vectors_of_their_own(embedded: tuple[LLM, Any, Any]):
 def test_an_encoder_that_is_to_generate_says_what_it_does(embedded: tuple[LLM, Any, Any]):
     llm, _, _ = embedded
     with pytest.raises(
-        InputError, match=r"task='generate': one of what this model does: embed \(LLM.embed\)"
+        InputError, match=r"task='generate': expected one of what this model does: embed \(LLM.embed\)"
     ):
         llm.generate("the fox", SamplingParams())

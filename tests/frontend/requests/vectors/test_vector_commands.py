@@ -70,15 +70,15 @@ def test_lines_that_are_piped_in_are_texts(client: FakeClient, capsys: Any, monk
     assert len(client.engine.added) == 2
     pipe(monkeypatch, "\n")
     assert run("embed") == ExitCode.USAGE
-    assert "text='': a TEXT, or lines piped in" in capsys.readouterr().err
+    assert "text='': expected a TEXT, or lines piped in" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--dimensions", "2"], "dimensions=2: absent or 3: this model's"),
-        (["--dimensions", "0"], "dimensions=0: an integer from 1"),
-        (["--prompt-name", "query"], "prompt_name='query': absent or"),
+        (["--dimensions", "2"], "dimensions=2: expected absent or 3: this model's"),
+        (["--dimensions", "0"], "dimensions=0: expected an integer from 1"),
+        (["--prompt-name", "query"], "prompt_name='query': expected absent or"),
     ],
 )
 def test_options_that_the_model_does_not_have_are_refused(
@@ -126,11 +126,14 @@ def test_a_ranking_is_scores_and_documents_with_a_tab_between(
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["rerank"], "query='': a QUERY that is not empty"),
-        (["rerank", "fox"], "document='': DOCUMENTs, --documents, or lines piped in"),
-        (["rerank", "fox", "a", "--top-n", "0"], "top_n=0: an integer from 1"),
-        (["rerank", "fox", "--documents", "/nowhere"], "--documents='/nowhere': a file of texts"),
-        (["rerank", "fox", "a", "--instruction", "x"], "instruction='x': absent: this model takes none"),
+        (["rerank"], "query='': expected a QUERY that is not empty"),
+        (["rerank", "fox"], "document='': expected DOCUMENTs, --documents, or lines piped in"),
+        (["rerank", "fox", "a", "--top-n", "0"], "top_n=0: expected an integer from 1"),
+        (["rerank", "fox", "--documents", "/nowhere"], "--documents='/nowhere': expected a file of texts"),
+        (
+            ["rerank", "fox", "a", "--instruction", "x"],
+            "instruction='x': expected absent: this model takes none",
+        ),
         (["embed", "--attach", "x", "--model", "y", "z"], "model='y': not given with --attach"),
     ],
 )
