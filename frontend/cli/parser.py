@@ -248,7 +248,8 @@ def run_subcommand(
         return ExitCode.OK if argv else ExitCode.USAGE
     command = commands.get(name)
     if command is None:
-        raise UsageError(f"{name!r}: not a command of {prog!r}, one of {', '.join(commands)}")
+        hint = did_you_mean(name, commands) or f", one of {', '.join(commands)}"
+        raise UsageError(f"{name!r}: not a command of {prog!r}{hint}")
     return command(argv[1:])
 
 

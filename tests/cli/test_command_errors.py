@@ -31,6 +31,8 @@ HELPED = [
         (["genrate"], "'genrate': not a command, did you mean 'generate'?"),
         (["run"], "'run': not a command, did you mean 'chat MODEL' or 'generate'?"),
         (["list"], "'list': not a command, did you mean 'ps' (what runs;"),
+        (["daemon", "strat"], "'strat': not a command of 'quire daemon', did you mean 'start'?"),
+        (["keys", "xyz"], "'xyz': not a command of 'quire keys', one of make, add"),
         (["stop"], "'stop': not a command, did you mean 'daemon stop'?"),
         (
             ["serve", "--ctx-size", "9"],
