@@ -64,9 +64,10 @@ def _make_params(serving: Serving, request: body.GenerationFields) -> SamplingPa
     values["repetition_penalty"] = options.repeat_penalty
     values["logprobs"] = (request.top_logprobs or 0) if request.logprobs else None
     values = {name: value for name, value in values.items() if value is not None}
-    if options.repeat_last_n == 0:  # of no token: penalties are off
+    window = 64 if options.repeat_last_n is None else options.repeat_last_n
+    if window == 0:  # of no token: penalties are off
         values |= _NO_PENALTIES
-    elif options.repeat_last_n != -1 and options.repeat_penalty not in (None, 1):
+    elif 0 < window < serving.llm.facts.max_model_len and options.repeat_penalty not in (None, 1):
         allowed = "1, or with options.repeat_last_n=-1: it is over the whole prompt and output"
         raise FieldError("options.repeat_penalty", options.repeat_penalty, allowed)
     max_tokens = options.num_predict if (options.num_predict or 0) > 0 else None

@@ -1,4 +1,4 @@
-"""Requests as Open WebUI and Continue send them, over Ollama's API and over OpenAI's.
+"""Requests as Open WebUI, Continue and `ollama` send them, over Ollama's API and over OpenAI's.
 
 By the sources of both: backend/open_webui/utils/payload.py, and core/llm/llms/Ollama.ts.
 """
@@ -136,11 +136,18 @@ CONTINUE: list[tuple[str, Json]] = [
     ),
 ]
 
+# `ollama run` (cmd/cmd.go, api/types.go) writes every field that has no omitempty.
+UNSET: Json = {"suffix": "", "system": "", "template": "", "options": None}
+OLLAMA: list[tuple[str, Json]] = [
+    ("/api/chat", {"model": "pocket", "messages": USER, "options": {}, "stream": True}),
+    ("/api/generate", {"model": "pocket", "prompt": QUESTION, **UNSET, "stream": True}),
+]
+
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [*OPEN_WEBUI, *CONTINUE],
-    ids=[f"{form[0]} {n}" for n, form in enumerate([*OPEN_WEBUI, *CONTINUE])],
+    [*OPEN_WEBUI, *CONTINUE, *OLLAMA],
+    ids=[f"{form[0]} {n}" for n, form in enumerate([*OPEN_WEBUI, *CONTINUE, *OLLAMA])],
 )
 def test_a_chat_program_is_answered(shared_server: Served, path: str, body: Json) -> None:
     answer = shared_server.ask(path, body)
@@ -163,7 +170,7 @@ def read_text(part: Json) -> str:
     return message.get("content") or choice.get("text") or choice.get("response") or ""
 
 
-def test_what_open_webui_and_continue_look_for_at_a_server_is_there(shared_server: Served) -> None:
+def test_what_these_programs_look_for_at_a_server_is_there(shared_server: Served) -> None:
     ask = shared_server.ask
     assert [model["model"] for model in ask("/api/tags").json["models"]] == ["pocket:latest"]
     assert tuple(map(int, ask("/api/version").json["version"].split("."))) > (0, 6, 4)  # what clients ask for
@@ -175,6 +182,9 @@ def test_what_open_webui_and_continue_look_for_at_a_server_is_there(shared_serve
         len(ask("/api/embed", {"model": "pocket", "input": ["a", "b"], "truncate": True}).json["embeddings"])
         == 2
     )
+    told = {"model": "pocket", "system": "", "template": "", "verbose": False, "options": None, "name": ""}
+    assert ask("/api/show", told).json["details"]["family"] == "llama"
+    assert ask("/api/generate", {"model": "pocket", "prompt": "", **UNSET}).json["done_reason"] == "load"
     assert ask("/").json == "Ollama is running"
     request = urllib.request.Request(
         f"{shared_server.url}/", method="HEAD", headers={"authorization": f"Bearer {shared_server.api_key}"}
