@@ -102,7 +102,8 @@ def _describe(model: ServedModel, name: str) -> Json:
     """A model under one of its names, which Ollama's clients look for with a tag."""
     tagged = name if ":" in name.rpartition("/")[2] else f"{name}:latest"
     facts = model.serving.llm.facts if model.is_here else model.facts
-    identity = "\n".join((facts.model, facts.weight_file, facts.formats))
+    # Wherever the files lie.
+    identity = "\n".join((Path(facts.model).name, Path(facts.weight_file).name, facts.formats))
     size, on_gpu = 0, False
     if isinstance(facts, EngineFacts):
         size, on_gpu = dict(facts.ledger).get("weights", 0), facts.device.startswith("cuda")
@@ -111,7 +112,7 @@ def _describe(model: ServedModel, name: str) -> Json:
         "model": tagged,
         "size": size,
         "size_vram": size * on_gpu,
-        "digest": sha256(identity.encode()).hexdigest(),  # of what is served, not of its files
+        "digest": sha256(identity.encode()).hexdigest(),  # not of the files themselves
         "details": _describe_details(facts),
         "context_length": facts.max_model_len,
         "expires_at": _FOREVER,
