@@ -125,7 +125,7 @@ def test_every_attack_has_its_turn_alone_and_in_pairs_and_a_seed_says_when():
 
 
 def test_every_attack_can_be_made_and_its_requests_fit_into_a_body():
-    assert len(ATTACKS) == 81
+    assert len(ATTACKS) == 82
     for name in ATTACKS.keys() - {"replaced-file"}:  # which starts an engine
         assert callable(ATTACKS[name].prepare(make_target(scale=0.001), random.Random(0)))
     for name, request in REQUESTS.items():

@@ -46,6 +46,7 @@ from .plan import Target
 
 _POLL_MS = 20
 _NUM_UNANSWERED = 64  # of its own requests
+_NUM_A_TICK = 100  # requests of a flood
 _MAX_TOKENS = 16
 _TIMEOUT_S = 5.0
 _GUESSES = ("0", "1", "chatcmpl-0", "ordinary", "ordinary-streams")
@@ -87,6 +88,32 @@ def _lie_over_the_network(target: Target, rng: random.Random, until: float) -> C
                     message = codec.decode(dealer.recv_multipart())
                     has_begun = has_begun or isinstance(message, Welcome)
                     answers += _count_answer(message, own, seen)
+    answers["unanswered"] = len(own)
+    return answers
+
+
+@attack("network-flood", {"answered", "refused", "unanswered", "told", "cut"})
+def _flood_over_the_network(target: Target, rng: random.Random, until: float) -> Counter[str]:
+    """One that sends requests, calls and aborts, as many as are taken; it is cut off, and comes again."""
+    if not target.network_address:
+        return Counter(unanswered=1)
+    codec, answers, own, has_begun = make_client_codec(), Counter[str](), set[str](), False
+    with (
+        open_dealer(target.network_address, read_client_keys(Path(target.network_keys))) as dealer,
+        contextlib.suppress(zmq.Again),  # it is not let in yet
+    ):
+        dealer.send_multipart(codec.encode(Hello(PROTOCOL_VERSION, "flood", os.getpid(), MAX_CLIENT_WEIGHT)))
+        while time.monotonic() < until:
+            with contextlib.suppress(zmq.Again):
+                for _ in range(_NUM_A_TICK * has_begun):
+                    lie = _make_lie(target, rng, own)
+                    abort = AbortRequests([lie.request_id], [])
+                    for message in (lie, UtilityCall(1, UtilityMethod.STATS), abort):
+                        dealer.send_multipart(codec.encode(message), zmq.NOBLOCK)
+            while dealer.poll(0 if has_begun else _POLL_MS) and time.monotonic() < until:
+                message = codec.decode(dealer.recv_multipart())
+                has_begun = has_begun or isinstance(message, Welcome)
+                answers += _count_answer(message, own, set())
     answers["unanswered"] = len(own)
     return answers
 
