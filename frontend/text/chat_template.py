@@ -19,9 +19,9 @@ import jinja2.parser
 import jinja2.utils
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ...ipc.errors import ModelError, PromptError
+from ...ipc.errors import ModelError, PromptError, did_you_mean
 from ..tools import Tool
-from .messages import as_plain, as_template_tools, check_messages
+from .messages import ROLES, as_plain, as_template_tools, check_messages
 
 MAX_TEMPLATE_LENGTH = 1_000_000
 MAX_RENDERED_LENGTH = 64_000_000  # characters; far past any context, far below a machine's memory
@@ -84,6 +84,7 @@ class ChatTemplate:
             return self._tool_use.render(
                 messages, add_generation_prompt, continue_final_message, variables, tools, param
             )
+        self._check_roles(chat, param)
         if tools and not self.takes_tools:
             raise PromptError("tools", f"{len(tools)} tools", "none: this model's chat template shows none")
         if has_calls:
@@ -123,6 +124,24 @@ class ChatTemplate:
         except PromptError:
             return True
         return _PROBE_TOOL.name in shown and _PROBE_TOOL.name not in plain
+
+    def _check_roles(self, chat: list[dict[str, Any]], param: str) -> None:
+        """Raise PromptError for a role that nobody knows: many templates would show it as it is."""
+        for place, message in enumerate(chat):
+            role = message["role"]
+            if role not in ROLES and role not in self._named_roles:
+                hint = did_you_mean(role, ROLES)
+                allowed = f"one of {', '.join(ROLES)}, or one that the model's chat template names{hint}"
+                raise PromptError(f"{param}[{place}].role", role, allowed)
+
+    @cached_property
+    def _named_roles(self) -> frozenset[str]:
+        """Texts that the template compares something with."""
+        _ = self._compiled  # what does not compile is told as that
+        compares = list(_environment().parse(self.source).find_all(jinja2.nodes.Compare))
+        keys = {id(item.arg) for compare in compares for item in compare.find_all(jinja2.nodes.Getitem)}
+        texts = (text for compare in compares for text in compare.find_all(jinja2.nodes.Const))
+        return frozenset(text.value for text in texts if isinstance(text.value, str) and id(text) not in keys)
 
     def _check_calls(self, chat: list[dict[str, Any]], has_tools: bool, param: str) -> None:
         """Raise PromptError for the first call, or result, that would silently be left out."""

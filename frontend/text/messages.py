@@ -11,12 +11,31 @@ from ..tools import Tool
 
 _CONTENT_ALLOWED = 'a text, or a list of {"type": "text", "text": ...} parts'
 _REASONING_NAMES = ("reasoning_content", "reasoning")
+_NO_MEDIA = "none: only text is supported"
+ROLES = ("system", "developer", "user", "assistant", "tool")
+TEXT_TYPES = ("text", "input_text", "output_text")
+ONLY_TEXT = "'text': only text is supported"
+_MEDIA_OF_PARTS = ("image_url", "input_audio", "file")
+# What clients add to what they were answered, and dump with their messages.
+_ECHOES = (
+    "refusal",
+    "annotations",
+    "audio",
+    "function_call",
+    "parsed",
+    "provider_specific_fields",
+    "cache_control",
+)
+_LEFT_OUT_IF_EMPTY = ("name", "tool_call_id", "tool_calls", *_REASONING_NAMES)
 _MAX_SHOWN_IDS = 8
 _Message = dict[str, Any]
 
 
 def check_messages(messages: Any, takes_parts: Callable[[], bool], param: str = "messages") -> list[_Message]:
-    """Copies of the messages without their None values, arguments of calls as objects.
+    """Copies of the messages as templates take them, however clients dump them.
+
+    Arguments of calls are objects, parts plain texts; None, empty lists of calls, and what clients echo of an
+    answer are left out.
 
     takes_parts: asked whether a content may stay a list of parts; else their texts are joined. param: what
     the messages are called. Raises PromptError, which names the field that is wrong, also for a tool's result
@@ -72,6 +91,13 @@ def _check_message(name: str, message: Any, takes_parts: Callable[[], bool]) -> 
     role = plain.get("role")
     if not isinstance(role, str) or not role:
         raise PromptError(f"{name}.role", role, "a text such as 'system', 'user' or 'assistant'")
+    for field, allowed in (("audio", _NO_MEDIA), ("function_call", "none: use tool_calls")):
+        if plain.get(field):
+            raise PromptError(f"{name}.{field}", plain[field], allowed)
+    if plain.get("content") is None and plain.get("refusal"):
+        plain["content"] = plain["refusal"]
+    for field in (*_ECHOES, *(field for field in _LEFT_OUT_IF_EMPTY if not plain.get(field))):
+        plain.pop(field, None)
     if thoughts := next((plain[key] for key in _REASONING_NAMES if plain.get(key)), None):
         plain |= dict.fromkeys(_REASONING_NAMES, thoughts)  # templates know one or the other
     if calls := plain.get("tool_calls"):
@@ -85,8 +111,8 @@ def _check_message(name: str, message: Any, takes_parts: Callable[[], bool]) -> 
         plain["content"] = content = ""
     if isinstance(content, list):
         texts = [_part_text(f"{name}.content[{i}]", part) for i, part in enumerate(cast(list[Any], content))]
-        if not takes_parts():
-            plain["content"] = "\n".join(texts)
+        parts = [{"type": "text", "text": text} for text in texts]
+        plain["content"] = parts if takes_parts() else "\n".join(texts)
     elif not isinstance(content, str):
         raise PromptError(f"{name}.content", content, _CONTENT_ALLOWED)
     return plain
@@ -142,9 +168,13 @@ def _check_result(name: str, message: _Message, known_ids: dict[str, None] | Non
 
 
 def _part_text(name: str, part: Any) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text":  # pyright: ignore[reportUnknownMemberType]
+    if not isinstance(part, dict):
         raise PromptError(name, part, 'a part {"type": "text", "text": ...}')
-    text = cast(dict[str, Any], part).get("text")
-    if not isinstance(text, str):
+    fields = cast(dict[str, Any], part)
+    if fields.get("type") not in TEXT_TYPES:
+        raise PromptError(f"{name}.type", fields.get("type"), ONLY_TEXT)
+    if media := next((field for field in _MEDIA_OF_PARTS if fields.get(field)), None):
+        raise PromptError(f"{name}.{media}", fields[media], _NO_MEDIA)
+    if not isinstance(text := fields.get("text"), str):
         raise PromptError(f"{name}.text", text, "a text")
     return text

@@ -19,7 +19,9 @@ class TextFormat(_Format, tag="text", frozen=True):
 
 
 class JsonObjectFormat(_Format, tag="json_object", frozen=True):
-    """Any JSON object."""
+    """Any JSON object; of the schema, where llama.cpp's clients give one."""
+
+    schema: dict[str, Any] | None = None
 
 
 class JsonSchema(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):

@@ -36,6 +36,7 @@ from ..limits import (
     MAX_JSON_STRINGS,
     MAX_JSON_VALUES,
 )
+from .other_fields import MESSAGE_FIELDS, REQUEST_FIELDS, take_other_fields
 from .schema import SharedFields
 
 BODY_EXTENSION = "quire.note_body"  # scope["extensions"]: has the connection look how much it still stores
@@ -136,18 +137,18 @@ def _find_utf8(body: bytes) -> bytes:
 def parse_body(body: bytes, kind: type[T], ignores_unknown: bool = False) -> T:
     """The Struct of a JSON text; raises ApiError with status 400.
 
-    An unknown field that is null is as absent as a known one. ignores_unknown: so is any other, but for an
-    old name of what binds the answer.
+    An unknown field that is null is as absent as a known one; those of other engines and clients are taken as
+    other_fields.py says. ignores_unknown: so is any other, but for an old name of what binds the answer.
     """
     try:
         try:
             return decode_json(body, kind)
         except msgspec.ValidationError as error:
-            if not (str(error).startswith(_UNKNOWN) and (ignores_unknown or b"null" in body)):
+            if not str(error).startswith(_UNKNOWN):
                 raise
         values = msgspec.json.decode(body)
         renamed = RENAMED_FIELDS if issubclass(kind, SharedFields) else ()
-        _prune(values, _plan(kind), ignores_unknown, renamed)
+        _prune(values, _plan(kind), ignores_unknown, kept=renamed)
         return decode_json(msgspec.json.encode(values), kind)
     except msgspec.ValidationError as error:
         find = functools.partial(_find_value, body) if len(body) <= MAX_CHEAP_BYTES else None
@@ -206,21 +207,26 @@ def _make_plan(kind: msgspec.inspect.Type) -> _Plan | None:
     return plan if plan.items or plan.structs else None
 
 
-def _prune(value: Any, plan: _Plan, takes_all: bool, kept: Collection[str] = ()) -> None:
-    """Take unknown fields out of the objects of a decoded value: all but `kept`, or those that are null."""
+_OTHER_FIELDS = {"": REQUEST_FIELDS, "messages[]": MESSAGE_FIELDS}  # by the place without numbers
+
+
+def _prune(value: Any, plan: _Plan, takes_all: bool, place: str = "", kept: Collection[str] = ()) -> None:
+    """Take unknown fields out of a decoded value's objects: all but `kept`, or those that ask for nothing."""
     if isinstance(value, list) and plan.items is not None:
-        for item in cast(list[Any], value):
-            _prune(item, plan.items, takes_all)
+        for number, item in enumerate(cast(list[Any], value)):
+            _prune(item, plan.items, takes_all, f"{place}[{number}]")
     elif isinstance(value, dict) and plan.structs:
         fields = cast(dict[str, Any], value)
         tag = fields.get(plan.tag_field) if plan.tag_field else None
         tag = tag if tag is None or isinstance(tag, str) else ""  # which none is
         forbids, known, deeper = plan.structs.get(tag, (False, set[str](), {}))
+        if forbids and (rows := _OTHER_FIELDS.get(_PLACE.sub("[]", place))):
+            take_other_fields(fields, known, rows, place)
         for name in fields.keys() - known if forbids else ():
             if fields[name] is None or (takes_all and name not in kept):
                 del fields[name]
         for name in deeper.keys() & fields.keys():
-            _prune(fields[name], deeper[name], takes_all)
+            _prune(fields[name], deeper[name], takes_all, f"{place}.{name}" if place else name)
 
 
 def _explain(text: str, find: _Find | None, kind: type[msgspec.Struct]) -> ApiError:
@@ -236,10 +242,7 @@ def _explain(text: str, find: _Find | None, kind: type[msgspec.Struct]) -> ApiEr
         return wrong
     if what.startswith(_UNKNOWN):
         name = _join(path, what[len(_UNKNOWN) : -1])
-        if not path and name in RENAMED_FIELDS:
-            return _make_field_error(name, find, _describe_renamed(RENAMED_FIELDS[name]), "unknown_field")
-        # Only the request's own fields are close enough to a typing mistake to guess from.
-        allowed = f"no such field{'' if path else did_you_mean(name, kind.__struct_fields__)}{_IGNORES}"
+        allowed = _describe_unknown(path, what[len(_UNKNOWN) : -1], kind)
         return _make_field_error(name, find, allowed, "unknown_field")
     if what.startswith(_MISSING):
         name = _join(path, what[len(_MISSING) : -1])
@@ -266,8 +269,13 @@ def _find_wrong_type(path: str, find: _Find | None, kind: type[msgspec.Struct]) 
     return FieldError(f"{path}.type", tag, allowed) if is_wrong else None
 
 
-def _describe_renamed(new_name: str) -> str:
-    return f"no such field: it is {new_name}"
+def _describe_unknown(path: str, name: str, kind: type[msgspec.Struct]) -> str:
+    row = _OTHER_FIELDS.get(_PLACE.sub("[]", path), {}).get(name)
+    if row is not None and (not row.becomes or row.becomes.partition(".")[0] in kind.__struct_fields__):
+        # What binds the answer is not left out, whatever the server's option says.
+        return f"no such field: {row.hint}{'' if name in RENAMED_FIELDS else _IGNORES}"
+    # Only the request's own fields are close enough to a typing mistake to guess from.
+    return f"no such field{'' if path else did_you_mean(name, kind.__struct_fields__)}{_IGNORES}"
 
 
 def _make_field_error(field: str, find: _Find | None, allowed: str, code: str | None = None) -> ApiError:

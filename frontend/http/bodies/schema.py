@@ -27,6 +27,7 @@ from ....ipc.params.sampling_params import (
 from ....ipc.params.structured_outputs import StructuredOutputsFields
 from ....ipc.protocol.messages import MAX_IDS_PER_ABORT
 from ....ipc.protocol.rights import CALLER_OPTIONS
+from ...text.messages import ONLY_TEXT, TEXT_TYPES
 from .formats import ResponseFormat
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -155,8 +156,6 @@ class SamplingFields(_WithSequences, kw_only=True, forbid_unknown_fields=True):
     routed_experts_prompt_start: Annotated[int, Meta(ge=0)] | None = None
 
 
-TEXT_TYPES = ("text", "input_text", "output_text")
-ONLY_TEXT = "'text': only text is supported"
 KNOWN_TYPES_OF_TOOLS = {"tools[]": (("function", "namespace"), "'function'")}
 KNOWN_TYPES_OF_CHATS = {"messages[].content[]": (TEXT_TYPES, ONLY_TEXT)} | KNOWN_TYPES_OF_TOOLS
 

@@ -38,7 +38,7 @@ from .conversation import parse_outputs, prepare_conversation, read_output
 from .formats import find_format
 from .logprobs import make_beside, make_chat_logprobs, make_prompt_logprobs
 from .route import REFUSED_BY_ALL, PostRoute, Refused, is_off
-from .sampling import first_given, make_params, read_beam_search
+from .sampling import check_stream_options, first_given, make_params, read_beam_search
 from .usage import Chunks, take_last
 
 Outputs = AsyncGenerator[RequestOutput, None]
@@ -106,10 +106,9 @@ async def create_chat_completion(
 def _check(serving: Serving, request: ChatCompletionRequest) -> None:
     if request.reasoning_effort not in (None, "none") and not serving.is_thinking:
         raise FieldError("reasoning_effort", request.reasoning_effort, "'none': this model does not think")
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise FieldError("top_logprobs", request.top_logprobs, "only with logprobs=true")
-    if request.stream_options is not None and not request.stream:
-        raise FieldError("stream_options", "given", "only with stream=true")
+    check_stream_options(request)
     if request.echo and request.truncate_prompt_tokens is not None:  # nothing would bound its length
         raise FieldError("echo", True, "false with truncate_prompt_tokens")
     for name in ("echo", "use_beam_search"):
@@ -357,7 +356,7 @@ def wants_logprobs(request: ChatCompletionRequest) -> bool:
 
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-REFUSED_OF_PROMPTS: Refused = {"chat_template": ("none: the template is the model's own", lambda _: False)}
+REFUSED_OF_PROMPTS: Refused = {"chat_template": ("none: the template is the model's own", is_off)}
 REFUSED: Refused = (
     REFUSED_BY_ALL
     | REFUSED_OF_PROMPTS
@@ -366,7 +365,7 @@ REFUSED: Refused = (
         "functions": ("none: use tools", is_off),
         "function_call": ("'none' or 'auto': use tool_choice", lambda value: value in ("none", "auto")),
         "reasoning_effort": (", ".join(map(repr, _EFFORTS)), _EFFORTS.__contains__),
-        "modalities": ("['text']: only text is supported", lambda value: value == ["text"]),
+        "modalities": ("['text']: only text is supported", lambda value: value in ([], ["text"])),
         "audio": ("none: only text is supported", is_off),
         "prediction": ("none: predicted outputs are not supported", is_off),
         "web_search_options": ("none: web search is not supported", lambda _: False),

@@ -35,7 +35,7 @@ from .logprobs import (
 )
 from .prompts import decode_prompt, prepare_params, split_prompts, tokenize_prompts
 from .route import REFUSED_BY_ALL, PostRoute, is_off
-from .sampling import first_given, make_params, read_beam_search
+from .sampling import check_stream_options, first_given, make_params, read_beam_search
 from .usage import Chunks, take_last
 
 _MAX_TOKENS = 16  # OpenAI's default; a chat's is what is left of the context
@@ -165,7 +165,7 @@ class Admitted(NamedTuple):
 
 async def admit_completion(serving: Serving, request: CompletionRequest, caller: Caller) -> Admitted:
     """What is checked and tokenized before anything is generated. Raises as `create_completion`."""
-    _check(request)
+    check_stream_options(request)
     search = read_beam_search(request)
     params = _make_params(serving, request)
     max_prompts, facts = serving.options.limits.max_prompts, serving.llm.facts
@@ -178,11 +178,6 @@ async def admit_completion(serving: Serving, request: CompletionRequest, caller:
     if len(prompts) > 1:  # each alone is checked when it is generated from
         serving.check_room(params, caller, len(prompts), sum(map(len, inputs)))
     return Admitted(prompts, inputs, prepared)
-
-
-def _check(request: CompletionRequest) -> None:
-    if request.stream_options is not None and not request.stream:
-        raise FieldError("stream_options", "given", "only with stream=true")
 
 
 def _check_repeated(request: CompletionRequest, inputs: list[PromptInput], n: int, max_bytes: int) -> None:

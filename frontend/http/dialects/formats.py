@@ -71,6 +71,8 @@ def _read_format(
     response_format: body.ResponseFormat | body.ResponsesFormat | None, place: str
 ) -> GrammarJob | None:
     match response_format:
+        case body.JsonObjectFormat(schema=schema) if schema:
+            return GrammarJob(params=StructuredOutputsParams(json=schema), place=f"{place}.schema")
         case body.JsonObjectFormat():
             return GrammarJob(params=StructuredOutputsParams(json_object=True), place=place)
         case body.JsonSchemaFormat():

@@ -72,15 +72,22 @@ def first_given(*values: int | None) -> int | None:
     return next((value for value in values if value is not None), None)
 
 
+def check_stream_options(request: SamplingFields) -> None:
+    """Raise FieldError for options that ask for something of a stream, where there is none."""
+    options = request.stream_options
+    if options is not None and not request.stream and any(msgspec.structs.astuple(options)):
+        raise FieldError("stream_options", "given", "only with stream=true")
+
+
 def read_beam_search(request: SamplingFields) -> BeamSearch | None:
     """The search that a request asks for, None if it asks for none.
 
     Raises FieldError for a field that a search cannot go by, and one that needs a search.
     """
     if not request.use_beam_search:
-        for name in ("length_penalty", "early_stopping"):
-            if getattr(request, name) is not None:
-                raise FieldError(name, getattr(request, name), "only with use_beam_search=true")
+        for name, off in (("length_penalty", 1.0), ("early_stopping", False)):
+            if (value := getattr(request, name)) not in (None, off):
+                raise FieldError(name, value, "only with use_beam_search=true")
         return None
     if request.stream:
         raise FieldError("stream", True, "false with use_beam_search: which are best is known at the end")

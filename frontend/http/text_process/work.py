@@ -22,7 +22,6 @@ from . import jobs
 if TYPE_CHECKING:
     from ...formats.schemas.compiler import GrammarCompiler
 
-_SILENT_PARTS = ("image_url", "input_audio", "file")
 _PANIC = "PanicException"  # of the tokenizers library's Rust: no Exception, and not to be imported
 MEMORY_ALLOWED = f"what takes at most {MAX_TEXT_MEMORY_BYTES >> 20} MiB of memory to render and tokenize"
 # What the tokenizer holds of a token is some hundred bytes.
@@ -156,7 +155,7 @@ def _render(tokenizer: Tokenizer, job: jobs.Conversation) -> str:
     for place, tool in zip(list_unfollowed(job.tools, job.choice, job.fields), job.tools, strict=True):
         if place and tool.parameters is not None:
             check_valid(place, tool.parameters)
-    messages = [_to_plain(f"{job.param}[{i}]", message) for i, message in enumerate(job.messages)]
+    messages = [msgspec.to_builtins(message) for message in job.messages]
     return template.render(
         messages,
         job.add_generation_prompt,
@@ -165,34 +164,6 @@ def _render(tokenizer: Tokenizer, job: jobs.Conversation) -> str:
         tools=job.tools,
         param=job.param,
     )
-
-
-def _to_plain(name: str, message: schema.ChatMessage) -> dict[str, Any]:
-    """A message as the template takes it, without what clients echo back from an answer."""
-    if message.audio is not None:
-        raise PromptError(f"{name}.audio", message.audio, "none: only text is supported")
-    if message.function_call is not None:
-        raise PromptError(f"{name}.function_call", message.function_call, "none: use tool_calls")
-    content = message.refusal if message.content is None else message.content
-    if isinstance(content, list):
-        content = [_check_part(f"{name}.content[{i}]", part) for i, part in enumerate(content)]
-    plain: dict[str, Any] = {"role": message.role, "content": content}
-    for field in ("name", "tool_call_id", "tool_calls", "reasoning_content", "reasoning"):
-        value = getattr(message, field)
-        if value:
-            plain[field] = value
-    return plain
-
-
-def _check_part(name: str, part: schema.TextPart) -> dict[str, str]:
-    if part.type not in schema.TEXT_TYPES:
-        raise PromptError(f"{name}.type", part.type, schema.ONLY_TEXT)
-    for field in _SILENT_PARTS:
-        if getattr(part, field):
-            raise PromptError(f"{name}.{field}", getattr(part, field), "none: only text is supported")
-    if part.text is None:
-        raise PromptError(f"{name}.text", None, "a text")
-    return {"type": "text", "text": part.text}
 
 
 def encode_for_pooling(tokenizer: Tokenizer, job: jobs.PoolingJob) -> jobs.TokenIds:

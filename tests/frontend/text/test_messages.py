@@ -113,3 +113,48 @@ def test_a_template_that_refuses_what_is_tried_may_show_tools():
     refusal = "{% if messages | length < 2 %}{{ raise_exception('too short') }}{% endif %}"
     source = refusal + "{{ tools[0].function.name }}"
     assert ChatTemplate(source, {}).render([USER, USER], tools=TOOLS) == "f"
+
+
+def test_what_clients_dump_with_an_answer_is_left_out():
+    empty: dict[str, Any] = {"tool_calls": [], "function_call": None, "audio": {}, "annotations": []}
+    echoed = {"refusal": None, "parsed": {"a": 1}, "provider_specific_fields": {}, "cache_control": {}}
+    dumped = {"role": "assistant", "content": "x", "name": "", "reasoning": "", **empty, **echoed}
+    assert check(USER, dumped) == [USER, {"role": "assistant", "content": "x"}]
+    assert check({"role": "assistant", "content": None, "refusal": "No."})[0]["content"] == "No."
+
+
+@pytest.mark.parametrize("takes_parts", [False, True])
+def test_parts_of_every_text_type_are_plain_texts(takes_parts: bool):
+    parts = [{"type": kind, "text": "x", "annotations": []} for kind in ("text", "input_text", "output_text")]
+    (message,) = check_messages([{"role": "user", "content": parts}], lambda: takes_parts)
+    assert message["content"] == ([{"type": "text", "text": "x"}] * 3 if takes_parts else "x\nx\nx")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"function_call": {"name": "f"}}, r"\.function_call=\{.*: expected none: use tool_calls"),
+        ({"audio": {"id": "a"}}, r"\.audio=\{.*: expected none: only text is supported"),
+        ({"content": [{"type": "file"}]}, r"\.content\[0\]\.type='file': expected 'text'"),
+        ({"content": [{"type": "text", "text": "x", "image_url": "u"}]}, r"\.content\[0\]\.image_url='u'"),
+    ],
+)
+def test_what_is_no_text_is_refused_by_its_field(fields: dict[str, Any], said: str):
+    with pytest.raises(PromptError, match=rf"^messages\[0\]{said}"):
+        check({"role": "assistant", "content": "x"} | fields)
+
+
+OF_ROLES = "{% for m in messages %}{% if m['role'] == 'ipython' %}!{% endif %}{{ m['content'] }}{% endfor %}"
+
+
+def test_a_role_that_neither_chats_nor_the_template_know_is_refused():
+    template = ChatTemplate(OF_ROLES, {})
+    for role in ("system", "developer", "user", "assistant", "ipython"):
+        assert "x" in template.render([{"role": role, "content": "x"}])
+    for role, said in (
+        ("sytem", "did you mean 'system'"),
+        ("role", "one of system"),
+        ("r" * 10**6, "one of"),
+    ):
+        with pytest.raises(PromptError, match=rf"^messages\[0\]\.role='r?.*: expected .*{said}"):
+            template.render([{"role": role, "content": "x"}])
