@@ -35,10 +35,30 @@ _QWEN3_CODER = CallFormat(
     value_open=">\n",
     parameter_close="\n</parameter>\n",
 )
+_SEED_OSS = replace(
+    _QWEN3_CODER,
+    open="<seed:tool_call>\n<function=",
+    close="</function>\n</seed:tool_call>",
+    value_open=">",
+    parameter_close="</parameter>\n",
+)
+_MINIMAX_M2 = CallFormat(
+    '<invoke name="',
+    '">\n',
+    "</invoke>\n",
+    section_open="<minimax:tool_call>\n",
+    section_close="</minimax:tool_call>",
+    form="xml",
+    parameter_open='<parameter name="',
+    value_open='">',
+    parameter_close="</parameter>\n",
+)
 _LLAMA3 = CallFormat(
     name_key="name", arguments_key="parameters", separator="; ", lead="<|python_tag|>", is_bare=True
 )
 _MISTRAL_LIST = CallFormat(section_open="[TOOL_CALLS] [", separator=", ", section_close="]", name_key="name")
+_GRANITE = replace(_MISTRAL_LIST, section_open="<|tool_call|>[")
+_HUNYUAN = replace(_MISTRAL_LIST, section_open="<tool_calls>[", section_close="]</tool_calls>")
 _MISTRAL = CallFormat("[TOOL_CALLS]", "[ARGS]", call_id_open="[CALL_ID]")
 _DEEPSEEK_V3 = CallFormat(
     "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
@@ -73,6 +93,9 @@ _GLM = CallFormat(
     value_open="</arg_key>\n<arg_value>",
     parameter_close="</arg_value>\n",
 )
+_GLM47 = replace(
+    _GLM, name_close="", separator="", value_open="</arg_key><arg_value>", parameter_close="</arg_value>"
+)
 _FUNCTION_GEMMA = CallFormat(
     "<start_function_call>call:", "", "<end_function_call>", form="braces", quote="<escape>"
 )
@@ -81,6 +104,9 @@ _PYTHONIC = CallFormat(
     "", "(", ")", section_open="[", separator=", ", section_close="]", form="python", is_bare=True
 )
 _LLAMA4 = replace(_PYTHONIC, lead="<|python_start|>")
+_LFM2 = replace(
+    _PYTHONIC, section_open="<|tool_call_start|>[", section_close="]<|tool_call_end|>", is_bare=False
+)
 _HARMONY = CallFormat(
     "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "<|call|>", is_parallel=False
 )
@@ -106,6 +132,12 @@ FORMATS: dict[str, OutputFormat] = {
         OutputFormat("deepseek_v31", THINK, _DEEPSEEK_V31),
         OutputFormat("kimi_k2", THINK, _KIMI_K2),
         OutputFormat("glm45", ThinkingFormat("<think>", "</think>\n"), _GLM),
+        OutputFormat("glm47", ThinkingFormat("<think>", "</think>"), _GLM47),
+        OutputFormat("seed_oss", ThinkingFormat("<seed:think>", "</seed:think>"), _SEED_OSS),
+        OutputFormat("minimax_m2", THINK, _MINIMAX_M2),
+        OutputFormat("granite", None, _GRANITE),
+        OutputFormat("hunyuan_a13b", ThinkingFormat("<think>\n", "\n</think>\n"), _HUNYUAN),
+        OutputFormat("lfm2", None, _LFM2),
         OutputFormat("functiongemma", None, _FUNCTION_GEMMA),
         OutputFormat("gemma4", ThinkingFormat("<|channel>thought\n", "<channel|>"), _GEMMA4),
         OutputFormat("pythonic", None, _PYTHONIC),
@@ -130,24 +162,22 @@ TOOL_CALL_PARSERS = {name: name for name in FORMATS} | {
     "qwen3_xml": "qwen3_coder",
     "mimo": "qwen3_coder",
     "llama4_json": "llama3_json",
-    "glm47": "glm45",
+    "jamba": "hunyuan_a13b",
+    "ernie45": "hermes",
+    "step3p5": "qwen3_coder",
     "openai": "harmony",
     "granite4": "hermes",
 }
 _THINKING = {
     "granite": ThinkingFormat("Here is my thought process:", "Here is my response:"),
-    "hunyuan_a13b": ThinkingFormat("<think>\n", "\n</think>\n"),
-    "seed_oss": ThinkingFormat("<seed:think>", "</seed:think>"),
 } | {name: known.thinking for name, known in FORMATS.items() if known.thinking and not known.channels}
 REASONING_PARSERS = _THINKING | dict.fromkeys(
     (
         "deepseek_r1",
         "deepseek_v3",
         "qwen3",
-        "glm47",
         "ernie45",
         "mimo",
-        "minimax_m2",
         "nemotron_v3",
         "olmo3",
         "step3p5",
@@ -161,7 +191,10 @@ _CALL_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|channel|>", "<|message|>", "<|start|>"), "harmony"),
     (("<start_function_call>",), "functiongemma"),
     (("<|tool_call>",), "gemma4"),
+    (("<seed:tool_call>",), "seed_oss"),
+    (("<minimax:tool_call>",), "minimax_m2"),
     (("<function=", "<parameter="), "qwen3_coder"),
+    (("</arg_key><arg_value>",), "glm47"),
     (("<arg_key>",), "glm45"),
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
     (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
@@ -169,6 +202,9 @@ _CALL_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("[TOOL_CALLS]", "[ARGS]"), "mistral"),
     (("[TOOL_CALLS]",), "mistral_list"),
     (("<tool_call>",), "hermes"),
+    (("<|tool_call|>",), "granite"),
+    (("<tool_calls>",), "hunyuan_a13b"),
+    (("<|tool_call_start|>",), "lfm2"),
     (("<|python_start|>",), "llama4_pythonic"),
     (("func_name1(",), "pythonic"),
     (("<|python_tag|>",), "llama3_json"),

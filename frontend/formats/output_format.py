@@ -150,10 +150,12 @@ class OutputFormat:
         if self.calls is None or self.channels is not None:
             return ""
         if self.calls.form == "python":
-            return "\n" + self.calls.section_open
-        pieces = [part for piece in self.split_marker(self.calls.open) for part in _split_text(piece)][1:]
-        is_named = self.calls.form != "json" and len(pieces) == 1
-        return pieces[0] if is_named and isinstance(pieces[0], str) else ""
+            return "\n" + self.calls.section_open if self.calls.is_bare else ""
+        match [part for piece in self.split_marker(self.calls.open) for part in _split_text(piece)]:
+            case [marker, str(rest)] if isinstance(marker, int) or marker.endswith(">"):
+                return "" if self.calls.form == "json" else rest
+            case _:
+                return ""
 
     def bind(self, tokenizer: Tokenizer) -> OutputFormat:
         """This format with the ids of a tokenizer."""

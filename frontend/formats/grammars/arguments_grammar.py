@@ -53,7 +53,7 @@ class ArgumentsGrammar:
 
     def _add_schema(self, place: str, parameters: dict[str, Any]) -> str:
         schema = _make_object_schema(place, parameters)
-        name = f"arguments_{len(self._names)}"
+        name = f"args_{len(self._names)}"
         self.schemas[place] = schema
         if self._calls.form == "json":
             return self._lark.add(name, _write_json(schema))
@@ -69,7 +69,7 @@ class ArgumentsGrammar:
                 BracesGrammar(lark, self._calls.quote, "any", {}).write_any()
                 return "any_object"
             case "xml":
-                opened = lark.write(self._calls.parameter_open)
+                opened = lark.add("opened", lark.write(self._calls.parameter_open))
                 value = self._write_text_value("any_arguments", "any_parameter", True)
                 lark.add("any_parameter", f"{self._write_key(lark.add('KEY', KEY))} {value}")
                 return lark.add("any_arguments", f"{opened} any_parameter | {self._end}")
@@ -112,17 +112,18 @@ class ArgumentsGrammar:
         self, name: str, place: str, properties: dict[str, Any], required: set[str], shared: dict[str, Any]
     ) -> str:
         """A rule: parameters in their order and the call's end."""
-        lark, opened = self._lark, self._lark.write(self._calls.parameter_open)
+        lark, opened = self._lark, self._lark.add("opened", self._lark.write(self._calls.parameter_open))
+        ended = lark.add("ended", self._end)
         # What may follow a parameter, and what of it stands behind `parameter_open`.
-        rest, following, may_end = self._end, "", True
+        rest, following, may_end = ended, "", True
         for number, (key, schema) in reversed(list(enumerate(properties.items()))):
             where = f"{place}.properties.{key}"
             value = self._write_value(f"{name}_{number}", where, schema, shared, (rest, following, may_end))
             skipped = f" | {following}" if following and key not in required else ""
-            following = lark.add(f"{name}_from_{number}", f"{self._write_key(quote(key))} {value}{skipped}")
+            following = lark.add(f"{name}_{number}f", f"{self._write_key(quote(key))} {value}{skipped}")
             may_end = may_end and key not in required
-            end = f" | {self._end}" if may_end else ""
-            rest = lark.add(f"{name}_rest_{number}", f"{opened} {following}{end}")
+            end = f" | {ended}" if may_end else ""
+            rest = lark.add(f"{name}_{number}r", f"{opened} {following}{end}")
         return rest
 
     def _write_key(self, key: str) -> str:
@@ -162,20 +163,21 @@ class ArgumentsGrammar:
         space = lark.write(calls.parameter_close[len(calls.parameter_close.rstrip()) :])
         if self._has_tag_tokens:
             return f"{lark.any_token}* ({lark.write(close)} {space})? {rest}"
-        whole = r"[ \t\r\n]*".join(map(escape_text, ends))
         cuts = [rf"\n{escape_text(calls.parameter_open)}", rf"\n{escape_text(ends[0])}"]
         if len(ends) > 1:
+            whole = r"[ \t\r\n]*".join(map(escape_text, ends))
             cuts.append(rf"({whole}|\n{escape_text(ends[-1])})")
         text = lark.add("VALUE_TEXT", rf"{TEXT} & ~/(.|\n)*({'|'.join(cuts)})(.|\n)*/")
-        after = [following]
+        lazy = [lark.add(f"cut_{number}[lazy]", f"{text} /{cut}/") for number, cut in enumerate(cuts)]
+        closed = lark.add("value_closed[lazy]", f"{text} {quote(close)}")
+        choices = [f"{lark.add('value', f'{closed} {space}')} {rest}"]
+        if following:
+            choices.append(f"{lazy[0]} {following}")
         if may_end:
-            after += [lark.write(calls.close[len(ends[0]) :]) or '""', '""']
-        choices = [f"{lark.add('parameter_text[lazy]', f'{text} {quote(close)}')} {space} {rest}"]
-        for number, (cut, after_cut) in enumerate(zip(cuts, after, strict=False)):
-            if after_cut:
-                choices.append(f"{lark.add(f'cut_text_{number}[lazy]', f'{text} /{cut}/')} {after_cut}")
-        if may_end and len(ends) > 1 and isinstance(lark.split(ends[-1])[0], int):
-            choices.append(f"{text} {lark.write(ends[-1])}")
+            ways = [f"{lazy[1]} {lark.write(calls.close[len(ends[0]) :])}", *lazy[2:]]
+            if len(ends) > 1 and isinstance(lark.split(ends[-1])[0], int):
+                ways.append(f"{text} {lark.write(ends[-1])}")
+            choices.append(lark.add("cut_end", " | ".join(ways)))
         return f"({' | '.join(choices)})"
 
     @property

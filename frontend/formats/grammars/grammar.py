@@ -20,6 +20,7 @@ from .rules import OutputRules, ToolRule
 # After thoughts, and before a call that has to come: models write a line's end or two there.
 _GAP = r"/[ \n]{1,4}/"
 _SPACE = r"[ \t\r\n]*"
+_MAX_UNMARKED = 64  # kinds of arguments; more take too long to compile, and such calls need their marker
 
 
 def make_output_grammar(
@@ -136,6 +137,10 @@ class CallGrammar:
         self._calls = calls
         self._lark = lark
         self._arguments = ArgumentsGrammar(calls, lark)
+        # The tools by what follows their names.
+        self._groups: dict[str, list[ToolRule]] = {}
+        for tool in rules.tools:
+            self._groups.setdefault(self._arguments.add(tool), []).append(tool)
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
@@ -156,7 +161,7 @@ class CallGrammar:
         section = "" if is_joined else lark.write(calls.section_open)
         if section and isinstance(lark.split(calls.open)[0], int):
             section = f"({section})?"  # some models leave it out
-        parts = [lead, section, first, self._write_more(call)]
+        parts = [lead, section, first, self._add_more(call)]
         return lark.add("calls", " ".join(parts))
 
     def add_text_and_calls(self) -> str:
@@ -178,8 +183,8 @@ class CallGrammar:
     def _list_refused(self) -> list[str]:
         """Regular expressions of what text does not begin with, so that no one takes it for a call."""
         calls = self._calls
-        names = self._join_names(self._rules.tools)
-        refused = [f"(.|\\n)*{self._write_unmarked(names)}"] if self._write_unmarked(names) else []
+        names, (begin, closed) = self._join_names(self._rules.tools), self._write_unmarked()
+        refused = [f"(.|\\n)*{begin}({names}){closed}"] if begin else []
         if calls.is_bare and calls.name_key is not None:
             keys = "|".join(sorted({calls.name_key, "arguments", "parameters", "type", "id"}))
             refused.append(rf"{_SPACE}\{{{_SPACE}\"({keys})\"")
@@ -190,51 +195,42 @@ class CallGrammar:
     def _join_names(self, tools: Sequence[ToolRule]) -> str:
         return "|".join(escape_text(tool.name) for tool in tools)
 
-    def _write_unmarked(self, names: str) -> str:
-        """A regular expression: how calls of some tools begin without their marker; '' if none is read so."""
+    def _write_unmarked(self) -> tuple[str, str]:
+        """Regular expressions: how calls without their marker begin, around a name; '' if none is read."""
         calls, opened = self._calls, escape_text(self._rules.format.bare_open)
         if calls.name_key is not None:
             key_type, key = (rf"\"{key}\"{_SPACE}:{_SPACE}" for key in ("type", calls.name_key))
-            return rf"\{{{_SPACE}({key_type}\"function\"{_SPACE},{_SPACE})?{key}\"({names})\""
-        if not opened:
-            return ""
+            return rf"\{{{_SPACE}({key_type}\"function\"{_SPACE},{_SPACE})?{key}\"", r"\""
         closed = calls.name_close.strip() or "{"
-        return rf"{opened}{_SPACE}({names}){_SPACE}{escape_text(closed)}"
+        return (opened + _SPACE, _SPACE + escape_text(closed)) if opened else ("", "")
 
     def _list_unmarked(self, text: str) -> list[str]:
         """What text and calls without their marker consist of, one for each kind of arguments."""
-        calls, lark = self._calls, self._lark
-        if calls.form == "braces" or not self._write_unmarked(""):
+        calls, lark, (begin, closed) = self._calls, self._lark, self._write_unmarked()
+        if calls.form == "braces" or not begin or len(self._groups) > _MAX_UNMARKED:
             return []
         after = f', "{calls.arguments_key}": ' if calls.name_key else ""
         space = quote(after or calls.name_close[len(calls.name_close.rstrip()) :])
+        more, begin = self._add_more(self._add_call("call")), lark.add("UNMARKED", f"{text} /{begin}/")
         choices: list[str] = []
-        for number, (arguments, tools) in enumerate(self._group_tools().items()):
-            begun = f"{text} /{self._write_unmarked(self._join_names(tools))}/"
-            begun = lark.add(f"unmarked_call_{number}[lazy]", begun)
-            choices.append(f"{begun} {space} {arguments} {self._write_more('call')}")
+        for number, (arguments, tools) in enumerate(self._groups.items()):
+            head = f"{begin} /({self._join_names(tools)}){closed}/"
+            choices.append(f"{lark.add(f'unmarked_{number}[lazy]', head)} {space} {arguments} {more}")
         return choices
 
-    def _group_tools(self) -> dict[str, list[ToolRule]]:
-        """The tools by what follows their names."""
-        groups: dict[str, list[ToolRule]] = {}
-        for tool in self._rules.tools:
-            groups.setdefault(self._arguments.add(tool), []).append(tool)
-        return groups
-
-    def _write_more(self, call: str) -> str:
-        """More calls, and what closes them."""
+    def _add_more(self, call: str) -> str:
+        """A rule: more calls, and what closes them."""
         calls, lark = self._calls, self._lark
-        self._add_call(call)
         separator = lark.write(calls.separator)
         more = f"({separator}{'' if calls.separator.strip() or not separator else '?'} {call})*"
-        return f"{more if self._rules.has_many_calls else ''} {lark.write(calls.section_close)}"
+        closed = lark.write(calls.section_close)
+        return lark.add("more", f"{more if self._rules.has_many_calls else ''} {closed}")
 
     def _add_call(self, name: str, section_open: str = "", dropped: str = "") -> str:
         """A rule: a call of one of the tools. Those with the same arguments differ in the name only."""
         opened = (section_open + self._calls.open).removeprefix(dropped)
         alternatives: list[str] = []
-        for number, (arguments, tools) in enumerate(self._group_tools().items()):
+        for number, (arguments, tools) in enumerate(self._groups.items()):
             heads = [self._list_head(opened, tool.name) for tool in tools]
             head = self._lark.write_alternatives(f"{name.upper()}_{number}", heads)
             if self._calls.is_numbered:

@@ -30,6 +30,7 @@ class ParameterReader:
         self._close = split(calls.parameter_close)
         self._call_open = split(calls.open)
         self._call_close = split(calls.close)
+        self._after_call = (self._call_open, self._call_open[1:], split(calls.section_close))
         # Templates put a text's line between tags: one line break belongs to each tag, others to the text.
         self._lead = "\n" if calls.value_open.endswith("\n") else ""
         self._trail = "\n" if calls.parameter_close.startswith("\n") else ""
@@ -107,13 +108,15 @@ class ParameterReader:
         """
         source, closes = self._source, self._call_close
         if marker == self._open[0]:
-            key = (yield from source.read_word(_NAME)).strip()
+            if not (yield from source.accept_marker(self._open[1:])):
+                return False
+            key = yield from source.read_word(_NAME)
             properties = resolve(resolve(parameters, parameters).get("properties"), {})
             is_known = key in properties or (not properties and bool(key))
             return is_known and (yield from source.accept_marker(self._values[:1]))
         rest = closes[closes.index(marker) + 1 :]
         is_sure = is_line or len(marker) == 1  # a token
-        for pieces in (rest, self._call_open, self._call_open[1:]) if is_sure else (rest,):
+        for pieces in (rest, *self._after_call) if is_sure else (rest,):
             if pieces and (yield from source.accept_marker(pieces)):
                 return True
         return (yield from source.comes_end())

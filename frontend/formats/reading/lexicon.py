@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -71,13 +72,14 @@ class ChannelLexicon:
         self.header_starts = [*self.openers, *split(channels.recipient)]
         self.header_stop = Stop(split(channels.body))
         self.message_stop = Stop([*(piece for end in channels.ends for piece in split(end)), *self.openers])
-        self._recipient = re.compile(rf"{re.escape(channels.recipient)}([^\s<{MARKS}]+)")
+        to, _, namespace = channels.recipient.partition("=")
+        self._recipient = re.compile(rf"{to}=({re.escape(namespace)})?([^\s<{MARKS}]+)")
         self._channel = re.compile(rf"{re.escape(self.openers[-1])}\s*(\w+)")
 
-    def find_recipient(self, header: str) -> str | None:
-        """The name of the tool that a message is for."""
+    def find_recipient(self, header: str, tools: Collection[str]) -> str | None:
+        """The name of the tool that a message is for; without the tools' namespace only one of `tools`."""
         match = self._recipient.search(header)
-        return match[1] if match else None
+        return match[2] if match and (match[1] or match[2] in tools) else None
 
     def is_thinking(self, header: str) -> bool:
         """Whether a message is the model's thoughts."""

@@ -234,7 +234,7 @@ class OutputParser:
                 self._emit_text(source.text[source.position :])
                 source.position = len(source.text)
                 continue
-            name = channels.find_recipient(header)
+            name = channels.find_recipient(header, self._tools)
             if name is not None and self._calls:
                 yield from self._read_message_call(self._calls, name)
             source.forget()
