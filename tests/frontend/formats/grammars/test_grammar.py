@@ -451,7 +451,7 @@ def test_grammars_of_every_format_compile_within_the_limits(name: str) -> None:
 
 
 def test_tools_that_take_too_much_are_refused_in_numbers() -> None:
-    properties = {f"property_{i}": {"enum": [f"{i}-{j}" for j in range(9)]} for i in range(7)}
+    properties = {f"property_{i}": {"enum": [f"{i}-{j}" for j in range(9)]} for i in range(50)}
     schema = OBJECT | {"properties": properties}
     compiler = GrammarCompiler(bind("hermes")[0])
     tools = [Tool(f"tool_{i}", parameters=schema, strict=True) for i in range(200)]
