@@ -95,6 +95,8 @@ class LLM:
         else:
             check_unattached(keys=keys)
             values = {"model": POCKET if model is None else model, **args}
+            if values.get("max_gap_ms") is None:
+                values["max_gap_ms"] = 0  # calls wait for whole answers: nobody sees a gap
             self.llm_engine = LLMEngine.from_engine_args(EngineArgs.from_dict(values))
         self._request_numbers = itertools.count()
         self._enqueued: deque[RequestBatch[RequestOutput]] = deque()  # that nobody waits for yet

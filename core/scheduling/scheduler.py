@@ -5,8 +5,9 @@
 
 Decodes come first, a token each, so nothing makes a running stream miss a step, or its turn where the
 worker has several stages. Prefill takes what is left; long prompts (`long_prefill_token_threshold`)
-together have a part of a step that also decodes, so they stretch it by a bounded time. Holding short ones
-back costs every stream more than it saves.
+together have a part of a step that also decodes: so many tokens at most, and no more than measured steps say
+may come in the time that streams wait (`max_gap_ms`, step_times.py). Holding short ones back costs every
+stream more than it saves.
 
 Preemption is recompute. A decode that lacks a block takes it from the last request in `Request.order`, so the
 first one always gets on and nothing livelocks.
@@ -29,6 +30,7 @@ from .request_queue import WaitingRequests
 from .running_batch import RunningBatch
 from .stage_turns import take_next_turn, take_turn
 from .step import Step
+from .step_times import StepTimes
 from .work_turns import WorkTurns
 
 # Of the requests that enter rows in one step, beyond the first: 256 prompts of 131,072 tokens whose
@@ -55,6 +57,9 @@ class Scheduler:
         self.policy = POLICIES[config.policy](self.batch, monotonic)
         self.in_flight = self.batch.in_flight
         self._turns = WorkTurns(self.batch)
+        gap_ms = config.max_gap_ms if config.enable_chunked_prefill else 0
+        max_gap_s = None if gap_ms is None else gap_ms / 1000
+        self.times = StepTimes(monotonic, max_gap_s, config.num_stages)
         self._next_step_id = 0
         self._lacks_work = False  # when a step was last to be formed
         self._num_untried = 0  # requests that came, or came back, after the last step was put together
@@ -90,6 +95,7 @@ class Scheduler:
     def complete_step(self) -> Step:
         """Take the oldest step in flight, whose result has come."""
         step = self.in_flight.popleft()
+        self.times.note_end(step)
         self.policy.note_complete(step)
         return step
 
@@ -149,6 +155,8 @@ class Scheduler:
         prefills = self._schedule_decodes(step, turn)
         if step.rows:
             step.long_prefill_budget = min(step.long_prefill_budget, self._long_threshold)
+        if (prefills or self.waiting) and self._delays_streams(step):
+            step.prompt_s = self.times.find_prompt_s(len(step.rows), step.long_prefill_budget)
         for request in self.policy.choose_prompts(step, prefills):
             self._schedule_prompt(step, request)
         if num_stages > 1 and not step.rows:
@@ -158,6 +166,12 @@ class Scheduler:
             if not step.rows and not self.in_flight and not self.policy.is_exclusive(step):
                 self._schedule_decodes(step, self._turns.take_held(step))
         return step
+
+    def _delays_streams(self, step: Step) -> bool:
+        """Whether somebody's next token waits for the end of this step."""
+        if step.rows or self.policy.is_exclusive(step):
+            return True
+        return self._config.num_stages > 1 and any(other.sampled for other in self.in_flight)
 
     def _schedule_decodes(self, step: Step, requests: list[Request]) -> list[Request]:
         """Give each of these that lacks one token this token; return those that lack more.
@@ -257,6 +271,10 @@ class Scheduler:
             num_tokens = min(num_missing, step.long_prefill_budget, step.token_budget)
         else:
             num_tokens = min(num_missing, step.token_budget)
+        if step.prompt_s is not None and (num_missing > self._long_threshold or request.row is not None):
+            context = request.num_tokens - num_missing
+            num_priced = self.times.count_tokens(step, context)
+            num_tokens = min(num_tokens, -(-num_priced // find_token_price(request)))
         return self.policy.limit_chunk(step, request, num_tokens)
 
     def _limit_answers(self, step: Step, request: Request, num_missing: int) -> int:
@@ -301,6 +319,10 @@ class Scheduler:
         has_scores = request.sampling_params.prompt_logprobs is not None
         num_priced = num_tokens * find_token_price(request)
         step.long_prefill_budget = max(0, step.long_prefill_budget - num_priced)
+        step.chunks.append((request.num_computed_tokens, num_priced))
+        if step.prompt_s is not None:
+            token_s = self.times.find_token_s(request.num_computed_tokens)
+            step.prompt_s = max(0.0, step.prompt_s - num_priced * (token_s or step.prompt_s))
         self._counters.prompt_tokens += num_tokens
         step.rows.append(request.row)
         step.num_tokens.append(num_tokens)
@@ -326,6 +348,7 @@ class Scheduler:
     def _launch(self, step: Step) -> SchedulerOutput:
         self._next_step_id += 1
         self.in_flight.append(step)
+        self.times.note_launch(step)
         self.policy.note_launch(step)
         return SchedulerOutput(
             step.step_id,

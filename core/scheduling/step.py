@@ -39,6 +39,10 @@ class Step:
     )  # us, of the dear rows in it (work_turns.py)
     held: list[Request] = field(default_factory=list)  # dear ones that could have decoded in it
     has_begun_dear: bool = False  # one of the dear rows is new
+    launched_at: float = 0.0  # monotonic clock
+    # (tokens of its request before it, tokens; more where each costs more) of each part of a prompt
+    chunks: list[tuple[int, int]] = field(default_factory=list)
+    prompt_s: float | None = None  # what is left for long prompts to take; None: anything
     policy_data: Any = None  # what the scheduling policy notes of it; nobody else's business
 
     @property

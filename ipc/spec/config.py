@@ -152,6 +152,18 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     long_prefill_token_threshold: Annotated[
         int, option("most prompt tokens of one request beside decodes; 0: a quarter of a step", 0)
     ] = 0
+    max_gap_ms: (
+        Annotated[
+            int,
+            option(
+                "longest wait for a stream's next token while long prompts come in, which take longer then; "
+                "default: twice a step without them, or 100; 0: any",
+                0,
+                3_600_000,
+            ),
+        ]
+        | None
+    ) = None  # at least a few prompt tokens are in each step
     policy: Annotated[
         SchedulingPolicy,
         option(

@@ -21,6 +21,7 @@ from quire.core.faults.death_journal import DeathJournal
 from quire.core.faults.failures import StepLimits
 from quire.core.kv.kv_cache_manager import KVCacheManager
 from quire.core.scheduling.scheduler import Scheduler
+from quire.core.scheduling.step_times import StepTimes
 from quire.core.scheduling.work_turns import WorkTurns
 from quire.core.supervision.group_commands import GroupCommands
 from quire.core.supervision.supervised_engine import SupervisedEngine
@@ -290,6 +291,7 @@ BREAKS = {
     "rows whose tokens take long are in every step": Break(
         602, WorkTurns, "limit", lambda _limit, _self, _step, decodes: decodes
     ),
+    "chunks beside streams go by tokens alone": Break(0, StepTimes, "find_prompt_s", lambda *_: None),
     "a supervisor that waits for a core to be empty never sleeps": Break(
         30,
         SupervisedEngine,

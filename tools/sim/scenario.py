@@ -26,6 +26,7 @@ _NO_LIMIT = 1_000_000
 _POOLING_SHARE = 0.3  # of the runs
 _WORK_SHARE = 0.25  # likewise
 _HANG_SHARE = 0.2  # likewise
+_LONG_SHARE = 0.15  # likewise
 _WORK_US = (0, 300, 4000, 9000, 9000, 10_000)
 _BUSY_S = 0.6  # requests arrive and faults happen within this time
 
@@ -113,6 +114,7 @@ class Scenario:
     repeat_share: float  # of the messages to clients that arrive again later
     num_engines: int = 1
     num_stages: int = 1
+    token_s: float = 0.0  # that each token of a prompt takes in a step
 
     @property
     def poisons(self) -> dict[str, SimRequest]:
@@ -159,6 +161,8 @@ class Scenario:
             yield replace(self, repeat_share=0.0)
         if self.capacity is not None:
             yield replace(self, capacity=None)
+        if self.token_s:
+            yield replace(self, token_s=0.0)
         if self.num_stages > 1:
             yield replace(self, num_stages=1)
         if self.num_engines > 2:
@@ -191,6 +195,7 @@ def draw_scenario(seed: int) -> Scenario:
     scenario = replace(scenario, num_stages=random.Random(f"stages/{seed}").choice([1, 1, 1, 2, 3]))
     scenario = _maybe_work(random.Random(f"work/{seed}"), scenario)
     scenario = _maybe_hang(random.Random(f"hang/{seed}"), scenario)
+    scenario = _maybe_be_long(random.Random(f"long/{seed}"), scenario)
     pooling_rng = random.Random(f"pooling/{seed}")
     if pooling_rng.random() >= _POOLING_SHARE:
         return scenario
@@ -242,6 +247,19 @@ def _maybe_hang(rng: random.Random, scenario: Scenario) -> Scenario:
                 requests[place], poison="hang", poison_from=poison_from, max_tokens=max_tokens
             )
     return replace(scenario, requests=tuple(requests))
+
+
+def _maybe_be_long(rng: random.Random, scenario: Scenario) -> Scenario:
+    """In some runs prompts that take long come beside streams."""
+    if rng.random() >= _LONG_SHARE:
+        return scenario
+    requests = list(scenario.requests)
+    for place in range(1, len(requests), 2):
+        prompt = tuple(rng.randint(1, 3) for _ in range(rng.randint(36, 44)))
+        requests[place] = replace(requests[place], prompt=prompt, max_tokens=rng.randint(1, 4))
+    return replace(
+        scenario, requests=tuple(requests), max_num_batched_tokens=128, num_blocks=30, token_s=0.01
+    )
 
 
 def _maybe_pool(rng: random.Random, request: SimRequest) -> SimRequest:

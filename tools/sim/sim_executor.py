@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 
+from ...core.scheduling.step_times import MIN_CHUNK
 from ...core.scheduling.work_turns import BURST_US, MAX_ROW_WORK_US
 from ...core.workers.executor import Executor, ExecutorEvent, WorkerLost
 from ...ipc.protocol.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerFailed, WorkerReady
@@ -24,6 +25,7 @@ _FAILED_STARTS: dict[str, ExecutorEvent] = {
     "missing": WorkerFailed("model='missing': a folder", "ModelError"),
 }
 _NUM_UNKNOWN = 4  # tokens of a row: two that are measured, and those in flight meanwhile
+_NUM_UNTIMED = 8  # steps until what was seen of one is known where they are formed
 _LONGEST_STEP_S = 0.01
 _LONGEST_NOTICE_S = 0.02  # until the core knows that its worker is dead
 
@@ -48,6 +50,9 @@ class PoisonedWorker(FakeWorker):
     num_known: dict[str, int]  # tokens of requests since they have their rows: what the core has heard of
     num_before: dict[str, int]  # tokens of requests when they got their rows
     is_short: bool = False  # of memory for the next step, however small
+    takes_long: bool = False  # each token of a prompt does
+    pass_at: int | None = None  # the first step of decodes only
+    prompt_at: int | None = None  # the first with prompts
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput | StepFailed:
         """As FakeWorker's; no step holds much of what is known to take long."""
@@ -62,7 +67,33 @@ class PoisonedWorker(FakeWorker):
                 self.num_known[name] += 1
             budget_us = BURST_US if 0 in known else 2 * BURST_US  # beside others, and without
             assert sum(known) <= budget_us + MAX_ROW_WORK_US, f"step {step.step_id} holds rows' work {known}"
+        if isinstance(answer, ModelRunnerOutput) and self.takes_long:
+            self._check_chunks(step)
         return answer
+
+    def _check_chunks(self, step: SchedulerOutput) -> None:
+        """Once it is known what passes and prompts take, no long prompt makes streams wait for much of it."""
+        states = [self.rows[row] for row in step.rows]
+        befores = [state.num_computed - count for state, count in zip(states, step.num_tokens, strict=True)]
+        new = {one.row for one in step.new_requests}
+        decodes = [
+            count == 1 and before >= one.num_prompt_tokens and row not in new
+            for row, one, before, count in zip(step.rows, states, befores, step.num_tokens, strict=True)
+        ]
+        if self.pass_at is None and all(decodes):
+            self.pass_at = step.step_id
+        if self.prompt_at is None and not any(decodes):
+            self.prompt_at = step.step_id
+        if self.pass_at is None or self.prompt_at is None or not any(decodes):
+            return
+        if step.step_id - max(self.pass_at, self.prompt_at) <= _NUM_UNTIMED:
+            return
+        threshold = self.config.scheduler.max_prompt_tokens_beside_decodes
+        for state, before, count in zip(states, befores, step.num_tokens, strict=True):
+            is_long = state.num_prompt_tokens - before > threshold
+            assert not is_long or count <= MIN_CHUNK, (
+                f"step {step.step_id}: streams wait for {count} tokens of {state.request_id}"
+            )
 
     def find_failure(self, step: SchedulerOutput) -> StepFailed | None:
         num_tokens = sum(step.num_tokens)
@@ -179,6 +210,7 @@ class SimExecutor(Executor):
         worker.poisons, worker.capacity = self._scenario.poisons, self._scenario.capacity
         worker.work_us = {one.name: one.work_us for one in self._scenario.requests if one.work_us}
         worker.num_known, worker.num_before = {}, {}
+        worker.takes_long = self._scenario.token_s > 0
         self._steps = FakeExecutor(worker)
         self._tell(WorkerReady(self._scenario.num_blocks, "fake", []))
 
@@ -202,4 +234,7 @@ class SimExecutor(Executor):
                 if steps.pending:
                     self._run_step(steps)
 
-        self._call_within(_LONGEST_STEP_S, finish)
+        step = steps.pending[0]
+        num_prompt_tokens = sum(step.num_tokens) - len(step.rows)
+        lasts_s = self._rng.uniform(0.0, _LONGEST_STEP_S) + self._scenario.token_s * num_prompt_tokens
+        self._timeline.call_at(self._timeline.now + lasts_s, finish)

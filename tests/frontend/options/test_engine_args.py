@@ -64,6 +64,7 @@ PLACES: dict[str, tuple[Any, str]] = {  # argument -> a value, and where it is i
     "max_num_seqs": (3, "scheduler.max_num_seqs"),
     "scheduling_policy": ("priority", "scheduler.policy"),
     "long_prefill_token_threshold": (9, "scheduler.long_prefill_token_threshold"),
+    "max_gap_ms": (250, "scheduler.max_gap_ms"),
     "device": ("cpu", "parallel.device"),
     "distributed_executor_backend": ("uni", "parallel.executor_backend"),
     "num_threads": (1, "parallel.num_threads"),
