@@ -37,7 +37,8 @@ class Timeline:
 
     def __init__(self, device: Device, **options: Any) -> None:
         self.device = device
-        scheduler = SchedulerConfig(**{"max_num_seqs": 32, "max_num_batched_tokens": 2048} | options)
+        values: dict[str, Any] = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, **options}
+        scheduler = SchedulerConfig(**values)
         config = make_config(max_model_len=LONG + 64, block_size=16, scheduler=scheduler)
         self.engine = FakeEngine(config, num_blocks=6000, verify=False)
         self.num_steps = 0
