@@ -84,6 +84,8 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         error.headers = {"allow": ", ".join(sorted(_find_methods(request)))}
         error.detail = f"method={request.method!r}: expected {error.headers['allow']} with this path"
+        if "access-control-request-method" in request.headers:
+            error.detail += " (pages of other origins may ask with --allowed-origins)"
     elif isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
         path = request.scope["path"]
         paths = {route.path for route in request.app.routes if isinstance(route, Route)}

@@ -80,7 +80,8 @@ class Caller(msgspec.Struct, frozen=True):
 
 def name_address(host: str) -> str:
     """The client that an address stands for: an IPv4 address, an IPv6 network of 64 bits, '' without one."""
-    if ":" not in host or host.startswith("::ffff:"):  # the latter is IPv4 on a socket for both
+    host = host.removeprefix("::ffff:")  # IPv4 on a socket for both
+    if ":" not in host:
         return host
     try:
         return socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:_NETWORK_BYTES].hex(":", 2)

@@ -147,7 +147,9 @@ class ByteShares:
             of_largest = (holder for holder in reversed(self._held) if holder.client_name == largest)
             victim = member if member.client_name == largest else next(of_largest)
             held = f"{self.num_bytes} bytes under way, {totals[largest]} of them yours"
-            victim.give_way(overloaded(f"{self._what}: {held}, at most {self._max_bytes} ({self._limit})"))
+            victim.give_way(
+                overloaded(f"{self._what}: {held}, expected at most {self._max_bytes} ({self._limit})")
+            )
 
 
 class ClientTurns:

@@ -224,7 +224,8 @@ class Connection(asyncio.Protocol):
             # asyncio does so only for sockets made with a protocol number; without it an answer that is
             # written in parts waits 40 ms for the client's delayed acknowledgement.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.client = (transport.get_extra_info("peername") or ("", 0))[:2]
+            host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
+            self.client = host.removeprefix("::ffff:"), port  # IPv4 on a socket for both
         self._expect("request")
         if self._is_admitted:
             if self.is_ending:  # it has lost its place meanwhile
@@ -237,7 +238,7 @@ class Connection(asyncio.Protocol):
                 return
             allowed = f"at most {self._limits.max_connections} (max_connections), and none of them is idle"
             status = HTTPStatus.SERVICE_UNAVAILABLE
-            self.refuse(ApiError(status, f"connections: {allowed}", code="too_many_connections"))
+            self.refuse(ApiError(status, f"connections: expected {allowed}", code="too_many_connections"))
 
     def begin_handshake(self, handshake: asyncio.Transport, host: str) -> bool:
         """A connection that is not encrypted yet takes its place; False: there is none.
@@ -254,7 +255,7 @@ class Connection(asyncio.Protocol):
 
     def refuse_plain_http(self) -> None:
         """It is going to come without encryption, and is told that it has to have it."""
-        text = "request: HTTP over TLS, as https://; this came as plain http://"
+        text = "request: expected HTTP over TLS, as https://; this came as plain http://"
         self._last_error = ApiError(HTTPStatus.BAD_REQUEST, text, code="tls_required")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
@@ -529,7 +530,7 @@ class Connection(asyncio.Protocol):
                 self._disarm()
 
     def _refuse_as_late(self, part: str, max_s: float) -> None:
-        text = f"{part}: complete within {max_s:g} s (max_{part}_s)"
+        text = f"{part}: expected complete within {max_s:g} s (max_{part}_s)"
         self.refuse(ApiError(HTTPStatus.REQUEST_TIMEOUT, text, code="request_timeout"))
 
     def _on_write_deadline(self) -> None:

@@ -28,7 +28,7 @@ def find_coding(headers: Fields) -> bytes:
         shown = shorten(b", ".join(codings).decode("latin-1"))
         raise ApiError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            f"content-encoding={shown}: one of {_TAKEN}",
+            f"content-encoding={shown}: expected one of {_TAKEN}",
             code="unsupported_content_encoding",
             headers={"accept-encoding": _TAKEN},
         )
@@ -68,4 +68,4 @@ def unpack(packed: bytes, coding: bytes) -> Iterator[bytes]:
 
 
 def _refuse(expected: str) -> ApiError:
-    return ApiError(HTTPStatus.BAD_REQUEST, f"body: {expected}", code="invalid_content_encoding")
+    return ApiError(HTTPStatus.BAD_REQUEST, f"body: expected {expected}", code="invalid_content_encoding")

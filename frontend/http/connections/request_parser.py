@@ -115,7 +115,7 @@ class RequestParser:
             del data[: blank.end()]
             self._num_searched = 0
         if data.startswith(_HANDSHAKE):
-            raise _refuse_value("request: plain HTTP, as http://; this came encrypted, as https://")
+            raise _refuse_value("request: expected plain HTTP, as http://; this came encrypted, as https://")
         if not self._has_line:
             self._note_line()
         end = data.find(b"\r\n\r\n", max(0, self._num_searched - 3))
@@ -171,10 +171,10 @@ class RequestParser:
             raise ApiError(HTTPStatus.METHOD_NOT_ALLOWED, text, code="method_not_allowed", headers=allow)
         version = line[3].decode()
         if version not in _VERSIONS:
-            raise _refuse_value(f"version={version}: {' or '.join(_VERSIONS)}")
+            raise _refuse_value(f"version={version}: expected {' or '.join(_VERSIONS)}")
         headers = [(name.lower(), value.rstrip(b" \t")) for name, value in _FIELD.findall(head, line.end())]
         if len(headers) > self._limits.max_headers:
-            text = f"headers: at most {self._limits.max_headers} (max_headers)"
+            text = f"headers: expected at most {self._limits.max_headers} (max_headers)"
             raise ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text, code="too_many_headers")
         self.target = find_target(self.target, headers, version)
         body_bytes = find_body_length(headers, version)
@@ -213,7 +213,7 @@ class RequestParser:
     def _check_chunk_line(self, line: bytes) -> None:
         """Refuse what is not going to be one."""
         if len(line) > _MAX_CHUNK_LINE_BYTES:
-            text = f"body: {len(line)} bytes of a chunk's line: at most {_MAX_CHUNK_LINE_BYTES}"
+            text = f"body: {len(line)} bytes of a chunk's line: expected at most {_MAX_CHUNK_LINE_BYTES}"
             raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, code="body_too_large")
         if not b"\r\n".startswith(line[:2]) or b"\n" in line[2:]:
             raise _refuse("a chunk has its size in hexadecimal digits, and so many bytes")
@@ -239,7 +239,7 @@ class RequestParser:
 def check_body_length(num_bytes: int, limits: Limits) -> None:
     """ApiError 413 for a body, come or announced, that is too long."""
     if num_bytes > limits.max_body_bytes:
-        text = f"body={num_bytes} bytes: at most {limits.max_body_bytes} (max_body_bytes)"
+        text = f"body={num_bytes} bytes: expected at most {limits.max_body_bytes} (max_body_bytes)"
         raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, code="body_too_large")
 
 
@@ -250,14 +250,14 @@ def find_target(target: bytes, headers: Fields, http_version: str) -> bytes:
     """
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) != 1 and (hosts or http_version != "1.0"):
-        raise _refuse_value(f"host: one Host header, not {len(hosts)}")
+        raise _refuse_value(f"host: expected one Host header, not {len(hosts)}")
     if hosts and not _HOST.fullmatch(hosts[0]):
-        raise _refuse_value(f"host={_show(hosts[0])}: a name or an address, and a port")
+        raise _refuse_value(f"host={_show(hosts[0])}: expected a name or an address, and a port")
     if target.startswith(b"/"):
         return target
     absolute = _ABSOLUTE.fullmatch(target)
     if absolute is None or not _HOST.fullmatch(absolute[1]):
-        raise _refuse_value(f"target={_show(target)}: a path, or http://HOST/PATH")
+        raise _refuse_value(f"target={_show(target)}: expected a path, or http://HOST/PATH")
     headers[:] = [field for field in headers if field[0] != b"host"] + [(b"host", absolute[1])]
     return absolute[2] if absolute[2].startswith(b"/") else b"/" + absolute[2]
 
@@ -270,24 +270,24 @@ def find_body_length(headers: Fields, http_version: str) -> int | None:
     name, value = framing[0]
     if name == b"transfer-encoding" and (value.lower() != b"chunked" or http_version == "1.0"):
         codings = b", ".join(value for _, value in framing)
-        raise _refuse_value(f"transfer-encoding={_show(codings)}: chunked, once, in HTTP/1.1")
+        raise _refuse_value(f"transfer-encoding={_show(codings)}: expected chunked, once, in HTTP/1.1")
     length = _LENGTH.fullmatch(value)
     if len(framing) > 1 or (name == b"content-length" and length is None):
         framed = ", ".join(f"{name.decode()}={_show(value)}" for name, value in framing)
-        raise _refuse_value(f"{framed}: one content-length, or transfer-encoding in its place")
+        raise _refuse_value(f"{framed}: expected one content-length, or transfer-encoding in its place")
     return int(length[1]) if length else None
 
 
 def _too_large_head(num_bytes: int, limits: Limits, has_line: bool = True) -> ApiError:
     if not has_line:
-        text = f"target={num_bytes} bytes: at most {limits.max_header_bytes} (max_header_bytes)"
+        text = f"target={num_bytes} bytes: expected at most {limits.max_header_bytes} (max_header_bytes)"
         return ApiError(HTTPStatus.REQUEST_URI_TOO_LONG, text, code="uri_too_long")
-    text = f"headers={num_bytes} bytes: at most {limits.max_header_bytes} (max_header_bytes)"
+    text = f"headers={num_bytes} bytes: expected at most {limits.max_header_bytes} (max_header_bytes)"
     return ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text, code="headers_too_large")
 
 
 def _refuse(allowed: str) -> ApiError:
-    return _refuse_value(f"request: valid HTTP/1.1 ({allowed})")
+    return _refuse_value(f"request: expected valid HTTP/1.1 ({allowed})")
 
 
 def _refuse_value(text: str) -> ApiError:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import socket
 import zlib
 from typing import Any
 
 import pytest
 from openai_fakes import FakeLLM
 from quire.frontend.http.server import Server
-from server_fakes import Peer
+from server_fakes import OpenServer, Peer
 from top_fakes import make_snapshot
 
 JSON = "content-type: application/json\r\n"
@@ -310,3 +311,42 @@ async def test_a_body_has_to_say_that_it_is_json(peer: Peer, kind: str) -> None:
     status, _, body = await peer.read_answer()
     assert status == 415
     assert "application/json" in body
+
+
+@pytest.mark.parametrize(
+    ("body", "more"),
+    [({"stream": True}, ""), ({}, "connection: keep-alive\r\n"), ({}, "expect: 100-continue\r\n")],
+)
+async def test_a_client_of_1_0_gets_what_it_knows(peer: Peer, body: dict[str, Any], more: str) -> None:
+    data = json.dumps({"prompt": "a"} | body).encode()
+    head = f"POST /v1/completions HTTP/1.0\r\n{JSON}{more}content-length: {len(data)}\r\n\r\n"
+    await peer.say(head.encode() + data)
+    answer, _, rest = (await peer.read_all()).partition(b"\r\n\r\n")  # until the connection ends
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"connection: close" in answer
+    assert b"chunked" not in answer
+    assert rest.startswith(b"data: {" if body else b'{"id"')
+    assert rest.endswith(b"data: [DONE]\n\n" if body else b"}")
+
+
+async def test_a_page_of_another_origin_is_told_which_option_lets_it_in(peer: Peer) -> None:
+    head = "OPTIONS /v1/models HTTP/1.1\r\nhost: localhost\r\norigin: http://a\r\n"
+    await peer.say(f"{head}access-control-request-method: GET\r\n\r\n".encode())
+    status, _, body = await peer.read_answer()
+    assert status == 405
+    assert "--allowed-origins" in body
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_a_socket_for_both_families_calls_an_address_by_its_own_name(
+    open_server: OpenServer, host: str
+) -> None:
+    listener = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    running = await open_server(listener=listener)
+    reader, writer = await asyncio.open_connection(host, listener.getsockname()[1])
+    writer.write(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    await reader.readuntil(b"\r\n\r\n")
+    assert host in {one.client[0] for one in running.server.connections}
+    names = {one.client_name for one in running.server.connections}
+    assert names == ({"127.0.0.1"} if host == "127.0.0.1" else {"127.0.0.1", "0000:0000:0000:0000"})
+    writer.close()

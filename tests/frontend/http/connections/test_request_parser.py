@@ -179,7 +179,7 @@ def test_a_line_that_could_be_read_is_told_also_of_a_request_that_is_refused() -
     assert parser.take_head() is None
     assert (parser.method, parser.target, parser.num_kept_bytes) == ("GET", b"/live?x", 23)
     parser.feed(b"\0")
-    with pytest.raises(ApiError, match=r"^request: valid HTTP/1.1 \("):
+    with pytest.raises(ApiError, match=r"^request: expected valid HTTP/1.1 \("):
         parser.take_head()
     assert (parser.method, parser.target) == ("GET", b"/live?x")
     parser.drop()
