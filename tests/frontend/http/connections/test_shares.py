@@ -93,7 +93,7 @@ def test_past_the_bound_the_client_that_holds_most_gives_way() -> None:
         shares.hold(holder, num_bytes)
     shares.make_room(b1)
     assert [one.is_ending for one in (a1, b1, a2)] == [False, False, True]  # the youngest of the largest
-    assert a2.error == "bodies: 105 bytes under way, 70 of them yours, at most 100 (max_x)"
+    assert a2.error == "bodies: 105 bytes under way, 70 of them yours, expected at most 100 (max_x)"
     shares.hold(a3, 30)
     shares.make_room(a3)
     assert (a3.is_ending, a1.is_ending) == (True, False)  # who asks, when it is the largest's
