@@ -71,7 +71,9 @@ async def test_a_refusal_says_its_cause_without_the_text(
     lines = await read_lines(running, capfd)
     assert [line["path"] for line in lines] == [path for path, *_ in refused] + ["-"]
     assert {line["level"] for line in lines} == {"WARNING"}
-    for line, (*_, status, cause) in zip(lines, [*refused, (400, "request: expected valid HTTP/1.1")], strict=True):
+    for line, (*_, status, cause) in zip(
+        lines, [*refused, (400, "request: expected valid HTTP/1.1")], strict=True
+    ):
         assert line["status"] == status
         assert line["cause"].startswith(cause)
     assert SECRET not in str(lines)
