@@ -172,15 +172,9 @@ class ClientTurns:
 
     async def wait(self, client: str) -> None:
         """Until it is this client's turn."""
-        turn = asyncio.get_running_loop().create_future()
-
-        def begin() -> bool:
-            if is_due := not turn.done():
-                turn.set_result(None)
-            return is_due
-
-        self.add(client, begin)
-        await turn
+        turn = asyncio.Event()
+        self.add(client, lambda: turn.set() is None)
+        await turn.wait()
 
     def _begin_pass(self) -> None:
         self._num_begun, self._is_awaiting_pass = 0, False

@@ -19,20 +19,17 @@ _MAX_MEMBERS = 256  # of gzip; each costs some us however little is in it
 
 def find_coding(headers: Fields) -> bytes:
     """How a body is packed, b"" if it is not. ApiError 415 (RFC 9110 15.5.16) for what is not taken."""
-    values = [value.lower() for name, value in headers if name == b"content-encoding"]
-    codings = [coding for value in values for part in value.split(b",") if (coding := part.strip())]
-    codings = [coding for coding in codings if coding != b"identity"]
-    if not codings:
-        return b""
-    if len(codings) > 1 or codings[0] not in (*_GZIP, b"deflate"):
-        shown = shorten(b", ".join(codings).decode("latin-1"))
+    values = b",".join(value.lower() for name, value in headers if name == b"content-encoding").split(b",")
+    coding = b", ".join(value.strip() for value in values if value.strip() not in (b"", b"identity"))
+    if coding not in (b"", *_GZIP, b"deflate"):
+        shown = shorten(coding.decode("latin-1"))
         raise ApiError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             f"content-encoding={shown}: expected one of {_TAKEN}",
             code="unsupported_content_encoding",
             headers={"accept-encoding": _TAKEN},
         )
-    return codings[0]
+    return coding
 
 
 def unpack(packed: bytes, coding: bytes) -> Iterator[bytes]:

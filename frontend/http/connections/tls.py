@@ -161,10 +161,10 @@ class TlsListener(Listener):
 
     async def _peek(self, client: socket.socket) -> bytes:
         """The first byte of what a client says, which stays to be read. ConnectionError if it has left."""
-        begun = self._loop.create_future()
-        self._loop.add_reader(client, lambda: begun.done() or begun.set_result(None))
+        begun = asyncio.Event()
+        self._loop.add_reader(client, begun.set)
         try:
-            await begun
+            await begun.wait()
         finally:
             self._loop.remove_reader(client)
         if not (first := client.recv(1, socket.MSG_PEEK)):
