@@ -107,3 +107,16 @@ async function* readEvents(response) {
     }
   }
 }
+
+// -- how the page looks, kept in this browser
+
+const THEME = "quire_theme", LIVE = "quire_live";
+
+function showTheme() {
+  const theme = localStorage.getItem(THEME) ?? "";
+  byId("theme").value = theme;
+  document.documentElement.dataset.theme = theme;
+}
+
+byId("theme").addEventListener("change", () => { localStorage.setItem(THEME, byId("theme").value); showTheme(); });
+showTheme();

@@ -2,7 +2,8 @@
 // The chat: turns are what is sent and kept, views show them. A turn is {message, end}; while its answer comes, also
 // asked (its name), response ({id, after}: the number of the last event that is in the message) and calls.
 
-const FRAME_MS = 33, SAVE_MS = 1000, MAX_SAID = 2000, FIELDS = ["system", "temperature", "max_tokens", "think", "tools"];
+const FRAME_MS = 33, SAVE_MS = 1000, MAX_SAID = 2000, NUMBERS = ["temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty"];
+const FIELDS = ["system", ...NUMBERS, "max_tokens", "think", "stop_texts", "schema", "tools"];
 const NAMES = { user: "You", assistant: "Model", tool: "Result of a tool", error: "Error" };
 const ENDS = {
   length: "Cut: the answer is as long as Max tokens or the context allows.", stopped: "Stopped.", running: "Interrupted.",
@@ -54,15 +55,26 @@ function writeFields(fields) { for (const id of FIELDS) byId(id).value = fields?
 // A field left empty is left to the model's defaults.
 const numberOf = (id, name = id) => byId(id).value === "" ? {} : { [name]: Number(byId(id).value) };
 
-function readTools() {
-  const text = byId("tools").value.trim();
-  try { return text ? { tools: JSON.parse(text).map(makeTool) } : {}; } catch (error) { throw new Error(`tools: ${error.message}`); }
+// What `use` makes of a field's JSON, {} of an empty field.
+function readJson(id, use) {
+  const text = byId(id).value.trim();
+  try { return text ? use(JSON.parse(text)) : {}; } catch (error) { throw new Error(`${id}: ${error.message}`); }
+}
+
+const readTools = () => readJson("tools", (tools) => ({ tools: tools.map(makeTool) }));
+
+const readSchema = () => readJson("schema", (schema) => ({ text: { format: { type: "json_schema", name: "answer", schema } } }));
+
+function readStops() {
+  const stop = byId("stop_texts").value.split("\n").filter(Boolean);
+  return stop.length ? { stop } : {};
 }
 
 function readOptions() {
   const think = byId("think").value;
   return {
-    ...numberOf("temperature"), ...numberOf("max_tokens", "max_output_tokens"), ...readTools(),
+    ...Object.assign({}, ...NUMBERS.map((id) => numberOf(id))), ...numberOf("max_tokens", "max_output_tokens"),
+    ...readStops(), ...readSchema(), ...readTools(),
     ...(think ? { chat_template_kwargs: { enable_thinking: think === "true" } } : {}),
   };
 }
@@ -391,30 +403,6 @@ async function takeUp() {
   await start();
 }
 
-function showChats() {
-  const rows = listChats().map((one) => make("li", {},
-    makeButton(titleOf(one), () => openKept(one.id), { class: "open" }),
-    make("span", {}, new Date(one.at).toLocaleString()),
-    makeButton("Delete", () => forget(one.id), { "aria-label": `Delete ${titleOf(one)}` })));
-  byId("chat_list").replaceChildren(...rows);
-  byId("no_chats").hidden = rows.length > 0;
-  if (!byId("chats").open) byId("chats").showModal();
-}
-
-async function openKept(id) {
-  byId("chats").close();
-  if (id !== chat.id) await openChat(loadChat(id) ?? newChat(readFields()));
-}
-
-// An answer that is under way in it ends first: it would keep the chat.
-async function forget(id) {
-  const last = loadChat(id)?.turns.at(-1);
-  if (id === chat.id) await openChat(newChat(readFields()), "deleted");
-  else if (isRunning(last)) cancelAnswer(last.response).catch(() => {});
-  deleteChat(id);
-  showChats();
-}
-
 byId("compose").addEventListener("submit", (event) => { event.preventDefault(); submit(); });
 byId("message").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -432,8 +420,6 @@ byId("stop").addEventListener("click", () => stopper?.abort());
 byId("edit_cancel").addEventListener("click", () => { byId("message").value = ""; stopEditing(); byId("message").focus(); });
 byId("models").addEventListener("change", allowChat);
 byId("new").addEventListener("click", () => openChat(newChat(readFields())));
-byId("chats_button").addEventListener("click", showChats);
-byId("chats_close").addEventListener("click", () => byId("chats").close());
 // What ends because the page does was interrupted, not refused: it stays as it is kept here.
 addEventListener("pagehide", () => { saveChat(chat); isGone = true; });
 addEventListener("pageshow", () => { isGone = false; });

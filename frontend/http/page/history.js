@@ -19,9 +19,9 @@ function loadChat(id) {
 }
 
 // Where there is no room for it, the oldest go.
-function saveChat(chat) {
+function saveChat(chat, at = Date.now()) {
   if (!chat.turns.length || isGone) return;
-  chat.at = Date.now();
+  chat.at = at;
   const key = CHAT + chat.id, text = JSON.stringify(chat);
   if (localStorage.getItem(key) === null) listChats().slice(MAX_CHATS - 1).forEach(({ id }) => deleteChat(id));
   if (hasRoom(key, text)) return;
@@ -45,6 +45,7 @@ function listChats() {
 }
 
 function titleOf(chat) {
+  if (chat.name) return chat.name;
   const text = `${chat.turns.find((turn) => turn.message.role === "user")?.message.content ?? "Chat"}`;
   return text.length > TITLE_LENGTH ? `${text.slice(0, TITLE_LENGTH)}\u2026` : text;
 }

@@ -145,11 +145,26 @@ async function watch() {
 function watchAgain() {
   watching?.abort();
   watching = null;
-  if (!document.hidden) watch();
+  if (!document.hidden && !byId("live").hidden) watch();
 }
 
+// Who hides the engine does not have it watched; the model's name is asked for once.
+function showLive() {
+  const isHidden = localStorage.getItem(LIVE) === "hidden";
+  byId("live").hidden = isHidden;
+  document.querySelector("main").classList.toggle("alone", isHidden);
+  byId("live_button").setAttribute("aria-expanded", `${!isHidden}`);
+  byId("link").hidden = isHidden;
+  if (isHidden) findModel().then((model) => setText("model", model), () => {});  // who asks it something is told why not
+  watchAgain();
+}
+
+byId("live_button").addEventListener("click", () => {
+  localStorage.setItem(LIVE, byId("live").hidden ? "" : "hidden");
+  showLive();
+});
 document.addEventListener("visibilitychange", watchAgain);
 byId("models").addEventListener("change", () => { spark.length = 0; watchAgain(); });
 byId("key_button").addEventListener("click", async () => { if (await askForKey()) watchAgain(); });
-watch();
+showLive();
 takeUp();

@@ -1,6 +1,7 @@
 // Drives the page against answers that are written here, as a person would, and fails with what was not as it should be.
 //   node scripted.mjs URL CHROMIUM
 import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
 import { fulfil, makeEvents, refuse } from "./answers.mjs";
 import { answered, browser, hasANameForEverythingOneCanUse, hasText, lastAnswer, lastButton, openPage, readKept, send } from "./browser.mjs";
 
@@ -228,6 +229,89 @@ async function foldsThoughtsAndAsksForResultsOfCalls() {
   await page.context().close();
 }
 
+async function sendsWhatTheSettingsSay() {
+  const asked = [], { page, complaints } = await openScripted([says("{}")], asked), schema = { type: "object" };
+  await page.click("#compose summary");
+  const numbers = { top_p: 0.9, top_k: 5, min_p: 0.1, seed: 7, presence_penalty: 0.5, frequency_penalty: -0.5, repetition_penalty: 1.1 };
+  for (const [id, value] of Object.entries(numbers)) await page.fill(`#${id}`, `${value}`);
+  await page.fill("#stop_texts", "END\n\nSTOP");
+  await page.fill("#schema", "{");
+  await send(page, "Hello");
+  await hasText(page, ".message.error", /^schema: /);
+  await answered(page);
+  await page.fill("#schema", JSON.stringify(schema));
+  await page.press("#message", "Enter");
+  await hasText(page, ".message.assistant .body", /{}/);
+  await answered(page);
+  const sent = Object.fromEntries(Object.keys(numbers).map((name) => [name, asked[0][name]]));
+  assert.deepEqual(sent, numbers);
+  assert.deepEqual([asked[0].stop, asked[0].text.format.schema], [["END", "STOP"], schema]);
+  assert.deepEqual(complaints, []);
+  await page.context().close();
+}
+
+// Of a file that is imported only what is known is kept, as text, and of one that is none of ours nothing.
+async function keepsChatsInFilesAndFindsThem() {
+  const { page, complaints } = await openScripted([says("Red <b>fox</b>"), says("Blue")]);
+  for (const text of ["First", "Second"]) {
+    await page.click("#new");
+    await send(page, text);
+    await hasText(page, ".message.assistant .body", /Red|Blue/);
+    await answered(page);
+  }
+  await page.click("#chats_button");
+  const titles = () => page.locator("#chat_list button.open").allTextContents();
+  await page.fill("#search", "FOX");
+  assert.deepEqual(await titles(), ["First"]);
+  await page.getByRole("button", { name: "Rename First" }).click();
+  await page.fill("#chat_list input", "Animals");
+  await page.press("#chat_list input", "Enter");
+  assert.deepEqual(await titles(), ["Animals"]);
+  const read = async (name) => {
+    const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name, exact: true }).click()]);
+    return readFile(await download.path(), "utf8");
+  };
+  assert.match(await read("Markdown Animals"), /^# Animals\n\n## You\n\nFirst\n\n## Model\n\nRed <b>fox<\/b>\n/);
+  const exported = await read("Export all");
+  assert.equal(JSON.parse(exported).chats.length, 2);
+  await page.getByRole("button", { name: "Delete Animals" }).click();
+  await page.fill("#search", "");
+  const load = (text) => page.setInputFiles("#import_file", { name: "a.json", mimeType: "application/json", buffer: Buffer.from(text) });
+  const before = (await titles()).length;
+  for (const bad of ["no JSON", "[]", '{"quire_chats": 1, "chats": [{"turns": [{"message": {"role": "system", "content": "x"}}]}]}', `"${"x".repeat(4_000_001)}"`]) {
+    await load("{}");
+    await load(bad);
+    await hasText(page, "#chats_note", /was not imported/);
+    assert.equal((await titles()).length, before);
+  }
+  await load(exported);
+  await hasText(page, "#chats_note", /^Imported: 2/);
+  assert.equal((await titles()).length, before + 2);
+  assert.ok((await titles()).includes("Animals"));
+  await hasANameForEverythingOneCanUse({ page });
+  assert.deepEqual(complaints, []);
+  await page.context().close();
+}
+
+async function keepsThemeAndWhatIsHidden() {
+  const { page, complaints } = await openScripted([]);
+  const ground = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+  const light = await ground();
+  await page.selectOption("#theme", "dark");
+  assert.notEqual(await ground(), light);
+  await page.click("#live_button");
+  const dark = await ground();
+  await page.reload();
+  assert.equal(await ground(), dark);
+  assert.equal(await page.isVisible("#live"), false);
+  await hasText(page, "#model", /pocket/);
+  await page.click("#live_button");
+  await hasText(page, "#link", /^up /);
+  assert.equal(await page.isVisible("#live"), true);
+  assert.deepEqual(complaints, []);
+  await page.context().close();
+}
+
 async function asksForAKey() {
   const { page } = await openPage((page) => page.route(/stats|v1/, async (route) => {
     if (route.request().headers().authorization === "Bearer sesame") return route.continue();
@@ -277,7 +361,7 @@ try {
     connectsAgainWhereAStreamBrokeOff, saysThatTheServerHasLostAnAnswer, goesWithoutWhereNothingIsKept,
     foldsThoughtsAndAsksForResultsOfCalls, drawsMarkdownAndNoMarkup, stopsABurst, paintsABurstSeldom,
     givesBackWhatWasRefused, retriesEditsAndGoesOn, asksForAKey, asksForAKeyOnceUnlessItIsWanted,
-    takesNoMessageForAModelThatCannotChat,
+    takesNoMessageForAModelThatCannotChat, sendsWhatTheSettingsSay, keepsChatsInFilesAndFindsThem, keepsThemeAndWhatIsHidden,
   ]) await check();
   console.log("ok");
 } finally {
