@@ -25,6 +25,7 @@ THINK = ThinkingFormat("<think>\n", "\n</think>\n\n")
 _MISTRAL_THINK = ThinkingFormat("[THINK]", "[/THINK]")
 
 _HERMES = CallFormat("<tool_call>\n", "", "\n</tool_call>", separator="\n", name_key="name")
+_LONGCAT = replace(_HERMES, open="<longcat_tool_call>\n", close="\n</longcat_tool_call>")
 _QWEN3_CODER = CallFormat(
     "<tool_call>\n<function=",
     ">\n",
@@ -125,6 +126,7 @@ FORMATS: dict[str, OutputFormat] = {
     for output_format in (
         OutputFormat("hermes", THINK, _HERMES),
         OutputFormat("qwen3_coder", THINK, _QWEN3_CODER),
+        OutputFormat("longcat", THINK, _LONGCAT),
         OutputFormat("llama3_json", None, _LLAMA3),
         OutputFormat("mistral_list", _MISTRAL_THINK, _MISTRAL_LIST),
         OutputFormat("mistral", _MISTRAL_THINK, _MISTRAL),
@@ -201,10 +203,12 @@ _CALL_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|tool_calls_section_begin|>",), "kimi_k2"),
     (("[TOOL_CALLS]", "[ARGS]"), "mistral"),
     (("[TOOL_CALLS]",), "mistral_list"),
+    (("<longcat_tool_call>",), "longcat"),
     (("<tool_call>",), "hermes"),
     (("<|tool_call|>",), "granite"),
     (("<tool_calls>",), "hunyuan_a13b"),
     (("<|tool_call_start|>",), "lfm2"),
+    (("<|tool_list_start|>",), "lfm2"),
     (("<|python_start|>",), "llama4_pythonic"),
     (("func_name1(",), "pythonic"),
     (("<|python_tag|>",), "llama3_json"),

@@ -128,13 +128,16 @@ def convert_value(text: str, types: frozenset[str]) -> str:
     for reading in _READINGS:
         candidate = reading(word)
         try:
-            kind = type_of(decode_json(candidate)) if candidate else ""
+            value = decode_json(candidate) if candidate else None
+            kind = type_of(value) if candidate else ""
         except Unreadable:
             continue
         if kind in types or (kind == "integer" and "number" in types):
             return candidate
         if kind == "number" and "integer" in types and float(word).is_integer():
             return str(int(float(word)))
+        if isinstance(value, str) and word[:1] == '"' and "string" not in types:  # a number in quotes
+            return convert_value(value, types)
     return to_json(text)
 
 

@@ -10,9 +10,12 @@ import msgspec
 from .marked_text import MARKS
 from .text_source import Sink, Steps, TextSource, Unreadable
 
-# What strings hold within either quote, and what of it JSON writes otherwise.
-_BODIES = {quote: re.compile(rf"[^{quote}\\]*+(?:\\.[^{quote}\\]*+)*+", re.DOTALL) for quote in "\"'"}
-_UNLIKE = {'"': re.compile(r"[\x00-\x1f]"), "'": re.compile(r"[\x00-\x1f\"]|\\'")}
+# What strings hold within either quote up to an escape whose rest has not come, and what of it JSON writes
+# otherwise, behind the escapes that JSON has.
+_REST = r"(?:u(?![0-9a-fA-F]{0,3}\Z)|[^u])"
+_BODIES = {quote: re.compile(rf"[^{quote}\\]*+(?:\\{_REST}[^{quote}\\]*+)*+") for quote in "\"'"}
+_ESCAPE = r"\\(?:[\"\\/bfnrt']|u[0-9a-fA-F]{4})"
+_UNLIKE = {'"': re.compile(rf"{_ESCAPE}|[\x00-\x1f\\]"), "'": re.compile(rf"{_ESCAPE}|[\x00-\x1f\\\"]")}
 _STRUCTURE = re.compile(rf"[^\"'{{}}\[\]TFN{MARKS}]*+")
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 _SCALAR = re.compile(r"[\w.+-]*")
@@ -21,9 +24,9 @@ _SCALAR = re.compile(r"[\w.+-]*")
 def read_json(source: TextSource, sink: Sink) -> Steps[None]:
     """Hand a JSON value on as it comes, up to its end. Brackets and strings are followed, nothing else.
 
-    Some models write Python's constants and quotes, which become JSON's, and control characters in strings,
-    which are escaped. In a string every marker is text. Raises Unreadable at a marker elsewhere, and at the
-    end of the text.
+    Some models write Python's constants and quotes, which become JSON's, and control characters and lone
+    backslashes in strings, which are escaped. In a string every marker is text. Raises Unreadable at a marker
+    elsewhere, and at the end of the text.
     """
     yield from source.skip_space()
     if (yield from source.peek()) not in ("{", "[", '"', "'"):
@@ -123,4 +126,7 @@ def _scan(source: TextSource, depth: int, quote: str, sink: Sink) -> tuple[int, 
 
 
 def _escape(match: re.Match[str]) -> str:
-    return json.dumps(match[0][-1])[1:-1] if match[0] != "\\'" else "'"
+    text = match[0]
+    if len(text) > 1:
+        return text if text[1] != "'" else "'"
+    return json.dumps(text)[1:-1]

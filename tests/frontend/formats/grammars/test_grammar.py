@@ -274,6 +274,17 @@ def test_a_slip_is_followed_or_led_back_from(case: str) -> None:
             assert calls[: len(slip.calls)] == list(slip.calls)
 
 
+def test_text_begins_no_call_without_its_marker_where_too_many_kinds_of_calls_are_offered() -> None:
+    schemas = [OBJECT | {"properties": {f"p{number}": {"type": "integer"}}} for number in range(70)]
+    tools = [Tool(f"f{number}", None, schema, True) for number, schema in enumerate(schemas)]
+    text = 'So: {"name": "f9", "arguments": {"p9": 1}}\n</tool_call>'
+    assert follows(start(make_rules("hermes", tools[:20])), text)
+    many = make_rules("hermes", tools)
+    assert not follows(start(many), text)
+    assert follows(start(many), text.replace("f9", "g9").partition("\n")[0])
+    assert follows(start(many), f"So: <tool_call>\n{text[4:]}")
+
+
 def test_thoughts_that_are_not_closed_end_with_the_marker_of_a_call() -> None:
     for budget in (None, 0, 5):
         for is_open in (True, False):
