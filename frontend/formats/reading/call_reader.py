@@ -184,6 +184,12 @@ _LANGUAGE = re.compile(r"[a-z_]*")
 _LONG_NAME = re.compile(r"(?:call)?:?(?:functions\.)?([\w-]+)(?::[0-9]+)?")
 
 
+def _shorten(name: str, writer: CallWriter) -> str:
+    """A name without what models write around it, unless a tool has all of it."""
+    match = None if writer.is_offered(name) else _LONG_NAME.fullmatch(name)
+    return match[1] if match else name
+
+
 class CallReader:
     """Reads calls from `source`. All its readers raise Unreadable."""
 
@@ -200,7 +206,7 @@ class CallReader:
         self._parameters = ParameterReader(source, calls, lexicon.split) if calls.form == "xml" else None
         quotes = ("".join(lexicon.split(calls.quote)), '"') if calls.quote else ()
         self._style = PYTHON if calls.form == "python" else load_style(*quotes)
-        self._call_ids: set[str] = set()
+        self.call_ids: frozenset[str] = frozenset()  # those that the model wrote
         # What stands around objects, beside markers: a list, a block of Markdown.
         self._is_list = self._is_fenced = False
 
@@ -319,15 +325,14 @@ class CallReader:
             # A type, as DeepSeek's older models write one.
             yield from self._skip_markers(self._name_close[:1])
             name = yield from source.read_word(_NAME)
-        match = None if is_exact else _LONG_NAME.fullmatch(name)
-        found = match[1] if match and not writer.is_offered(name) else name
-        if source.is_cut_off or not writer.is_offered(found):
+        offered_name = name if is_exact else _shorten(name, writer)
+        if source.is_cut_off or not writer.is_offered(offered_name):
             raise Unreadable
         if self._format.is_numbered:
-            is_own = name.endswith(tuple("0123456789")) and ":" in name and name not in self._call_ids
-            writer.call_id = name if is_own else f"functions.{found}:{len(self._call_ids)}"
-            self._call_ids.add(writer.call_id)
-        return found
+            is_own = ":" in name and name not in self.call_ids
+            writer.call_id = name if is_own else f"functions.{offered_name}:{len(self.call_ids)}"
+            self.call_ids = self.call_ids | {writer.call_id}
+        return offered_name
 
     def _read_call_id(self, writer: CallWriter) -> Steps[None]:
         if self._call_id_open and (yield from self._source.accept_marker(self._call_id_open)):
@@ -401,9 +406,7 @@ class CallReader:
             yield from source.expect(":")
             yield from source.skip_space()
             if key == name_key:
-                word = yield from read_json_string(source)
-                match = _LONG_NAME.fullmatch(word)
-                name = match[1] if match and not writer.is_offered(word) else word
+                name = _shorten((yield from read_json_string(source)), writer)
                 if not writer.is_offered(name):
                     raise Unreadable
             elif key in _ARGUMENTS_KEYS and not writer.is_started:

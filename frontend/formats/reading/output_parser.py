@@ -158,6 +158,7 @@ class OutputParser:
             return False
         source.hold(len(opener))
         told, num_calls, writer = list[OutputEvent](), self._num_calls, None
+        call_ids = calls.call_ids
         try:
             while opener:
                 is_unmarked = opener in self._lexicon.named_openers
@@ -177,6 +178,7 @@ class OutputParser:
         except Unreadable:
             if writer is None or not (writer.is_started and source.is_cut_off):
                 source.release(goes_back=True)
+                calls.call_ids = call_ids
                 return False
             source.skip_rest()
         source.release(goes_back=False)

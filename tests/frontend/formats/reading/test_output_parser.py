@@ -251,6 +251,20 @@ def test_mistrals_call_ids_have_nine_letters_and_digits() -> None:
     assert re.fullmatch("[0-9A-Za-z]{9}", made_id)
 
 
+def test_kimis_calls_keep_the_ids_that_it_wrote() -> None:
+    call = "<|tool_call_begin|>{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    names = ["functions.list_files:7", "functions.list_files:7", "functions.list_files", "list_files:9"]
+    text = f"<think>{call.format(names[0])} hm</think>" + "".join(map(call.format, names))
+    found = read(replace(TRANSCRIPTS["kimi_k2"], text=text))
+    ids = [call.call_id for call in found.message.tool_calls]
+    assert ids == [
+        "functions.list_files:7",
+        "functions.list_files:1",
+        "functions.list_files:2",
+        "list_files:9",
+    ]
+
+
 def test_markers_are_found_where_a_decoder_puts_spaces_around_tokens(metaspace: Tokenizer) -> None:
     backend = Backend.from_str(metaspace.backend.to_str())
     backend.add_special_tokens(["[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"])
