@@ -100,6 +100,7 @@ def _load(name: str) -> dict[str, Transcript]:
 TRANSCRIPTS = _load("output_formats.json")
 # What models are reported to write beside their formats.
 SLIPS = _load("output_slips.json")
+ALL = TRANSCRIPTS | SLIPS
 
 
 @cache

@@ -79,16 +79,6 @@ def bind(name: str, kept: str = "") -> tuple[Tokenizer, OutputFormat, LLTokenize
     return tokenizer, FORMATS[name].bind(tokenizer), inner
 
 
-@cache
-def bind_slip(case: str) -> tuple[Tokenizer, OutputFormat, LLTokenizer]:
-    """The same for a slip, with its own tokens."""
-    tokenizer = SLIPS[case].tokenizer
-    inner = LLTokenizer(
-        tokenizer.backend.to_str(), n_vocab=tokenizer.vocab_size, eos_token=[tokenizer.eos_token_id]
-    )
-    return tokenizer, SLIPS[case].output_format, inner
-
-
 def make_rules(name: str, tools: list[Tool], kept: str = "", **fields: Any) -> OutputRules:
     tokenizer, output_format, _ = bind(name, kept)
     choice = fields.pop("choice", ToolChoice())
@@ -216,12 +206,11 @@ def test_without_parallel_calls_there_is_one_at_most(choice: str) -> None:
 
 # -- slips
 
-CLOSERS = ['"', "}", "]", ")", "'", "</function>", "</parameter>", "</think>", "\n", "0"]
-
 
 def end(matcher: LLMatcher, tokenizer: Tokenizer, output_format: OutputFormat, seed: object) -> list[int]:
     """Write on as a model that wants to end; returns the tokens that it has to write first."""
-    chance, closers = random.Random(str(seed)), [*CLOSERS, *map(str.strip, output_format.list_markers())]
+    closers = ['"', "}", "]", ")", "'", "\n", "0"]
+    chance, closers = random.Random(str(seed)), [*closers, *map(str.strip, output_format.list_markers())]
     encoded = [tokenizer.encode(text, add_special_tokens=False) for text in filter(None, closers)]
     written: list[int] = []
     while not (matcher.is_stopped() or matcher.validate_tokens([tokenizer.eos_token_id])):
@@ -257,7 +246,8 @@ def test_a_turn_comes_to_its_end_from_wherever_it_is(name: str, choice: str) -> 
 @pytest.mark.parametrize("case", SLIPS)
 def test_a_slip_is_followed_or_led_back_from(case: str) -> None:
     """The model writes the slip as far as it may, and then wants to end: calls are those that are read."""
-    slip, (tokenizer, output_format, inner) = SLIPS[case], bind_slip(case)
+    slip, tokenizer, output_format = SLIPS[case], SLIPS[case].tokenizer, SLIPS[case].output_format
+    inner = LLTokenizer(tokenizer.backend.to_str(), tokenizer.vocab_size, tokenizer.eos_token_id)
     for tools in (slip.tools, [Tool(tool.name, None, tool.parameters, True) for tool in slip.tools]):
         rules = make_output_rules(output_format, [tokenizer.eos_token_id], tools)
         made = make_output_grammar(rules)

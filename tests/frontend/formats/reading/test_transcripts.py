@@ -7,22 +7,12 @@ import random
 import pytest
 from quire.frontend.events import ToolCallEnd
 from quire.frontend.formats.known_formats import FORMATS
-from transcripts import (
-    SLIPS,
-    TRANSCRIPTS,
-    Read,
-    Transcript,
-    encode,
-    list_deltas,
-    random_cuts,
-    read,
-    read_deltas,
-)
+from transcripts import ALL, Read, Transcript, encode, list_deltas, random_cuts, read, read_deltas
 
 
-@pytest.fixture(params=[*TRANSCRIPTS, *SLIPS])
+@pytest.fixture(params=ALL)
 def transcript(request: pytest.FixtureRequest) -> Transcript:
-    return (TRANSCRIPTS | SLIPS)[request.param]
+    return ALL[request.param]
 
 
 def check(transcript: Transcript, found: Read) -> None:
@@ -33,7 +23,7 @@ def check(transcript: Transcript, found: Read) -> None:
 
 
 def test_every_format_has_a_transcript() -> None:
-    assert {transcript.format for transcript in TRANSCRIPTS.values()} == set(FORMATS)
+    assert {transcript.format for transcript in ALL.values()} == set(FORMATS)
 
 
 def test_a_transcript_is_read_whole_and_token_by_token(transcript: Transcript) -> None:
