@@ -39,7 +39,7 @@ class FairPolicy(Policy[FairQueue]):
     def __init__(self, batch: RunningBatch, monotonic: Callable[[], float]) -> None:
         super().__init__(batch, monotonic)
         self._accounts = Accounts()
-        self._pacer = StepPacer(monotonic)
+        self._pacer = StepPacer(monotonic, batch.times)
         self._holders: dict[Account, None] = {}  # tenants of running requests
         self._preemption = FairPreemption(batch, self._holders)
         self._recent: dict[Account, None] = {}  # tenants with `recent_load`
@@ -276,7 +276,6 @@ class FairPolicy(Policy[FairQueue]):
                 account.is_served = True
                 record.num_charged_tokens = num_computed
         self._note_load(step.policy_data.num_prompt_tokens)
-        self._pacer.note_launch(step)
 
     def _note_load(self, num_prompt_tokens: dict[Account, int]) -> None:
         """Let the rows and prompts of earlier steps fade, and count this one's."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf, log2
 
 from ..scheduling.step import Step
+from ..scheduling.step_times import StepTimes
 from .fair_accounts import Account
 
 WINDOW_S = 10.0  # how long the next newcomer of a tenant is expected
@@ -37,7 +38,6 @@ MAX_PASSES = 10.0  # of decodes, as which a step with prompts may take: a tenth 
 PROMPT_STEP_S = 0.03  # for a step with prompts where nothing decodes, so that no pass is known
 BESIDE_S = 0.005  # for a tenant's prompts, however short steps are without them
 _MIN_BESIDE = 16  # prompt tokens, whatever they take
-_MIN_S = 1e-6
 _MAX_CHANGE = 2.0  # bounds the change that one step suggests,
 _SMOOTHING = 0.25  # of which this part is made
 
@@ -46,7 +46,6 @@ _SMOOTHING = 0.25  # of which this part is made
 class PacedStep:
     """`policy_data` of a step."""
 
-    launched_at: float = 0.0  # monotonic clock
     is_exclusive: bool = False  # it has a newcomer's prompt, and no decodes of tenants in excess
     limited: frozenset[Account] = frozenset()  # the tenants in excess
     limited_budget: int = 0  # tokens left for their prompts
@@ -58,19 +57,18 @@ class PacedStep:
 
 
 class StepPacer:
-    """Learns from steps' durations by `clock`; the policy says what each step holds."""
+    """Learns from steps' durations; the policy says what each step holds."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], times: StepTimes) -> None:
+        """`times` is told of each step before this."""
         self._clock = clock
-        self._ended_at = clock()  # when the last result came
+        self._times = times
         self._newcomer: Account | None = None  # the last newcomer's tenant
         self._newcomer_tokens = 0  # of its prompt
         self._newcomer_at = -inf
         self._limit: float | None = None  # of the tokens of tenants in excess in a step
         self._first_steps: deque[float] = deque(maxlen=NUM_SEEN)  # durations of exclusive steps
         self._durations: dict[tuple[int, int], deque[float]] = {}  # by size of step; some 200 at most
-        self._pass_s: float | None = None  # a step of decodes only
-        self._token_s: float | None = None  # what a prompt token adds to a step
         self._has_decoded = False
         self._lone_token_s: float | None = None  # a step of prompts over its tokens, where nothing decodes
 
@@ -105,15 +103,17 @@ class StepPacer:
             return None
         if not self._has_decoded and self._lone_token_s is not None:
             return max(_MIN_BESIDE, round(self._find_prompt_step_s() / self._lone_token_s))
-        if self._token_s is None or self._pass_s is None:
+        token_s, pass_s = self._times.find_token_s(0), self._times.pass_s
+        if token_s is None or pass_s is None:
             return None
-        return max(_MIN_BESIDE, round((MAX_PASSES - 1) * self._pass_s / self._token_s))
+        return max(_MIN_BESIDE, round((MAX_PASSES - 1) * pass_s / token_s))
 
     def limit_beside(self, most: int) -> int:
         """The most tokens of a tenant's prompts in a step for which others' decodes wait; at most `most`."""
-        if self._token_s is None or self._pass_s is None:
+        token_s, pass_s = self._times.find_token_s(0), self._times.pass_s
+        if token_s is None or pass_s is None:
             return most
-        return min(most, max(_MIN_BESIDE, round(max(BESIDE_S, self._pass_s) / self._token_s)))
+        return min(most, max(_MIN_BESIDE, round(max(BESIDE_S, pass_s) / token_s)))
 
     def _find_prompt_step_s(self) -> float:
         """How long a step may take where nothing decodes."""
@@ -122,20 +122,14 @@ class StepPacer:
     def find_submit_time(self, running: Step) -> float | None:
         """When to form the step after `running`; None: at once."""
         seen = self._durations.get(_size_of(running))
-        return None if seen is None else self._began_at(running) + _expect(seen) - SUBMIT_MARGIN_S
+        return None if seen is None else self._times.find_begin(running) + _expect(seen) - SUBMIT_MARGIN_S
 
     # -- what steps were
-
-    def note_launch(self, step: Step) -> None:
-        """A step was formed and goes to the worker."""
-        step.policy_data.launched_at = self._clock()
 
     def note_end(self, step: Step) -> None:
         """The result of the oldest step has come."""
         paced: PacedStep = step.policy_data
-        now = self._clock()
-        duration_s = now - self._began_at(step)
-        self._ended_at = now
+        duration_s = step.duration_s
         seen = self._durations.setdefault(_size_of(step), deque(maxlen=NUM_SEEN))
         seen.append(duration_s)
         self._note_pace(step, duration_s)
@@ -150,15 +144,11 @@ class StepPacer:
     def _note_pace(self, step: Step, duration_s: float) -> None:
         num_prompt_tokens = step.num_scheduled_tokens - len(step.sampled)
         self._has_decoded |= bool(step.sampled)
-        if num_prompt_tokens <= 0:
-            self._pass_s = _smooth(self._pass_s, duration_s)
-        elif not self._has_decoded:
-            now = max(_MIN_S, duration_s) / num_prompt_tokens
+        if num_prompt_tokens > 0 and not self._has_decoded:
+            now = duration_s / num_prompt_tokens
             before = self._lone_token_s or now
             # Where it is more the step had few tokens, and mostly shows what a step without any takes.
             self._lone_token_s = before + (now - before) * (_SMOOTHING if now < before else _SMOOTHING / 16)
-        elif self._pass_s is not None and duration_s > self._pass_s:
-            self._token_s = _smooth(self._token_s, (duration_s - self._pass_s) / num_prompt_tokens)
 
     def _adapt_limit(self, num_tokens: int, change: float) -> None:
         """Aim at steps that take `change` times as long as one with `num_tokens` limited tokens did."""
@@ -167,10 +157,6 @@ class StepPacer:
             self._limit = limit if change < 1 else None
         elif change < 1 or num_tokens >= 0.9 * self._limit:  # else the limit was not what kept it short
             self._limit += _SMOOTHING * (limit - self._limit)
-
-    def _began_at(self, step: Step) -> float:
-        """When the worker began it: after the step before."""
-        return max(step.policy_data.launched_at, self._ended_at)
 
 
 def is_in_excess(tenant: Account, newcomer: Account, num_prompt_tokens: int) -> bool:
@@ -189,13 +175,9 @@ def _size_of(step: Step) -> tuple[int, int]:
     return round(2 * log2(step.num_scheduled_tokens)), round(2 * log2(1 + len(step.sampled)))
 
 
-def _smooth(before: float | None, now: float) -> float:
-    return now if before is None else before + _SMOOTHING * (min(now, _MAX_CHANGE * before) - before)
-
-
 def _expect(seen: deque[float]) -> float:
     """The lower third of the durations. Rather low than high: a step that is formed too late leaves the
     worker idle, and a busy machine sometimes adds much. But not the lowest: of two results that come late
     and together, the second seems to have taken no time.
     """
-    return max(_MIN_S, sorted(seen)[len(seen) // 3])
+    return sorted(seen)[len(seen) // 3]

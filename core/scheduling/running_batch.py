@@ -13,13 +13,15 @@ from ...ipc.spec.config import SchedulerConfig
 from ..kv.kv_cache_manager import KVCacheManager
 from .request import Request, RequestStatus
 from .step import Step
+from .step_times import StepTimes
 
 
 class RunningBatch:
     """Running requests sorted by `Request.order`, each with a row of its own and its blocks."""
 
-    def __init__(self, config: SchedulerConfig, manager: KVCacheManager) -> None:
+    def __init__(self, config: SchedulerConfig, manager: KVCacheManager, times: StepTimes) -> None:
         self.config = config
+        self.times = times
         self.manager = manager
         self.requests: list[Request] = []  # sorted, so the last one is the one to preempt
         self.in_flight: deque[Step] = deque()  # steps that the worker has not answered, the oldest first

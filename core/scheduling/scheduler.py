@@ -53,13 +53,13 @@ class Scheduler:
         self._manager = manager
         self._counters = counters
         self._long_threshold = config.max_prompt_tokens_beside_decodes
-        self.batch = RunningBatch(config, manager)
-        self.policy = POLICIES[config.policy](self.batch, monotonic)
-        self.in_flight = self.batch.in_flight
-        self._turns = WorkTurns(self.batch)
         gap_ms = config.max_gap_ms if config.enable_chunked_prefill else 0
         max_gap_s = None if gap_ms is None else gap_ms / 1000
         self.times = StepTimes(monotonic, max_gap_s, config.num_stages)
+        self.batch = RunningBatch(config, manager, self.times)
+        self.policy = POLICIES[config.policy](self.batch, monotonic)
+        self.in_flight = self.batch.in_flight
+        self._turns = WorkTurns(self.batch)
         self._next_step_id = 0
         self._lacks_work = False  # when a step was last to be formed
         self._num_untried = 0  # requests that came, or came back, after the last step was put together
@@ -322,7 +322,7 @@ class Scheduler:
         step.chunks.append((request.num_computed_tokens, num_priced))
         if step.prompt_s is not None:
             token_s = self.times.find_token_s(request.num_computed_tokens)
-            step.prompt_s = max(0.0, step.prompt_s - num_priced * (token_s or step.prompt_s))
+            step.prompt_s = max(0.0, step.prompt_s - num_priced * (token_s or 0.0))
         self._counters.prompt_tokens += num_tokens
         step.rows.append(request.row)
         step.num_tokens.append(num_tokens)

@@ -40,6 +40,7 @@ class Step:
     held: list[Request] = field(default_factory=list)  # dear ones that could have decoded in it
     has_begun_dear: bool = False  # one of the dear rows is new
     launched_at: float = 0.0  # monotonic clock
+    duration_s: float = 0.0  # once its result is there
     # (tokens of its request before it, tokens; more where each costs more) of each part of a prompt
     chunks: list[tuple[int, int]] = field(default_factory=list)
     prompt_s: float | None = None  # what is left for long prompts to take; None: anything

@@ -16,6 +16,7 @@ MIN_GAP_S = 0.09  # which nobody minds: 100 ms with a tenth for what comes late
 GAP_PASSES = 2.0  # what a step may take by default, in passes of decodes, where that is more
 MIN_CHUNK = 16  # prompt tokens, whatever they take: prompts get on
 FIRST_CHUNK = 64  # likewise while nothing is known
+_MANY_TOKENS = 256  # of prompts alone, which take longer than the pass with them
 _CONTEXT_BITS = 9  # contexts up to 512 tokens are a class, then each doubling
 _AIM = 0.95  # of a gap that was asked for, since contexts grow faster than what is known of them
 _MAX_CHANGE = 1.5  # bounds the change that one step suggests,
@@ -35,7 +36,7 @@ class StepTimes:
         self._max_gap_s = max_gap_s
         self._num_stages = num_stages
         self._ended_at = clock()  # when the last result came
-        self._pass_s: float | None = None  # a step of decodes only
+        self.pass_s: float | None = None  # a step of decodes only
         self._pass_rows = 0  # their number in the last such step
         self._token_s: dict[int, float] = {}  # by class of context
         self._num_until_look = 0
@@ -52,16 +53,16 @@ class StepTimes:
             return None
         self._num_until_look -= 1
         longest_s = self._find_step_s()
-        is_known = self._pass_s is not None and num_decodes <= 2 * self._pass_rows <= 4 * num_decodes
+        is_known = self.pass_s is not None and num_decodes <= 2 * self._pass_rows <= 4 * num_decodes
         if (
             num_decodes
             and not is_known
             and self._num_until_look < 0
             and self._may_take(num_tokens) > longest_s
         ):
-            self._num_until_look = _FIRST_LOOK_STEPS if self._pass_s is None else _LOOK_STEPS
+            self._num_until_look = _FIRST_LOOK_STEPS if self.pass_s is None else _LOOK_STEPS
             return 0.0
-        return max(_MIN_TOKEN_S, longest_s - (self._pass_s or 0.0))
+        return max(_MIN_TOKEN_S, longest_s - (self.pass_s or 0.0))
 
     def count_tokens(self, step: Step, context: int) -> int:
         """How many tokens of a prompt after so many others take what is left of `prompt_s`.
@@ -72,7 +73,7 @@ class StepTimes:
             return 0
         token_s = self.find_token_s(context)
         if token_s is None:
-            return 0 if step.chunks else FIRST_CHUNK
+            return max(0, FIRST_CHUNK - sum(num_tokens for _, num_tokens in step.chunks))
         return max(0 if step.chunks else MIN_CHUNK, int(step.prompt_s / token_s))
 
     def find_token_s(self, context: int) -> float | None:
@@ -89,7 +90,7 @@ class StepTimes:
         """How long a step may take that decodes, too: a stream's token comes once in `num_stages` steps."""
         if self._max_gap_s is not None:
             return _AIM * self._max_gap_s / self._num_stages
-        return max(MIN_GAP_S / self._num_stages, GAP_PASSES * (self._pass_s or 0.0))
+        return max(MIN_GAP_S / self._num_stages, GAP_PASSES * (self.pass_s or 0.0))
 
     def _may_take(self, num_tokens: int) -> float:
         return num_tokens * max(self._token_s.values(), default=0.0)
@@ -100,21 +101,27 @@ class StepTimes:
         """A step was formed and goes to the worker."""
         step.launched_at = self._clock()
 
+    def find_begin(self, step: Step) -> float:
+        """When the worker began the oldest step in flight: after the step before."""
+        return max(step.launched_at, self._ended_at)
+
     def note_end(self, step: Step) -> None:
         """The result of the oldest step has come."""
         now = self._clock()
-        duration_s = max(_MIN_S, now - max(step.launched_at, self._ended_at))
+        duration_s = step.duration_s = max(_MIN_S, now - self.find_begin(step))
         self._ended_at = now
         if not step.chunks:
-            self._pass_s = duration_s if self._pass_s is None else _approach(self._pass_s, duration_s)
+            self.pass_s = duration_s if self.pass_s is None else _approach(self.pass_s, duration_s)
             self._pass_rows = len(step.sampled)
             return
-        num_decodes = len(step.rows) - len(step.chunks)
-        if num_decodes and self._pass_s is None:
+        decodes = len(step.rows) > len(step.chunks)
+        if not decodes and sum(count for _, count in step.chunks) < _MANY_TOKENS:
+            return  # it mostly shows what a step takes without any
+        if decodes and self.pass_s is None:
             return  # which part is whose?
         # Where nothing decodes weights are read, too, but that need not take a whole pass.
-        least_s = _MIN_TOKEN_S if num_decodes else duration_s / 2
-        self._note_tokens(step, max(least_s, duration_s - (self._pass_s or 0.0)))
+        least_s = _MIN_TOKEN_S if decodes else duration_s / 2
+        self._note_tokens(step, max(least_s, duration_s - (self.pass_s or 0.0)))
 
     def _note_tokens(self, step: Step, prompt_s: float) -> None:
         """All prompt tokens of a step took so long: each class that is in it was off by the same ratio."""

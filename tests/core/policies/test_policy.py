@@ -80,7 +80,7 @@ def test_a_policy_may_hold_requests_back_note_what_it_wants_and_say_why(monkeypa
 def test_while_a_cohort_runs_everybody_else_is_parked(policy: type[Policy[RequestQueue]]):
     engine = FakeEngine(make_config(), 32)
     parts: Policy[RequestQueue] = policy(
-        RunningBatch(SchedulerConfig(), engine.scheduler.batch.manager), engine.clock
+        RunningBatch(SchedulerConfig(), engine.scheduler.batch.manager, engine.scheduler.times), engine.clock
     )
     for place in range(8):
         engine.add(make_request(f"r{place}", [place], tenant="ab"[place % 2]))
