@@ -291,7 +291,7 @@ BREAKS = {
     "rows whose tokens take long are in every step": Break(
         602, WorkTurns, "limit", lambda _limit, _self, _step, decodes: decodes
     ),
-    "chunks beside streams go by tokens alone": Break(0, StepTimes, "find_prompt_s", lambda *_: None),
+    "chunks beside streams go by tokens alone": Break(54, StepTimes, "find_prompt_s", lambda *_: None),
     "a supervisor that waits for a core to be empty never sleeps": Break(
         30,
         SupervisedEngine,

@@ -253,10 +253,15 @@ def _maybe_be_long(rng: random.Random, scenario: Scenario) -> Scenario:
     """In some runs prompts that take long come beside streams."""
     if rng.random() >= _LONG_SHARE:
         return scenario
-    requests = list(scenario.requests)
+    requests = [
+        replace(one, at=one.at / 10, max_tokens=24, num_stops=0) if one.beam_width is None else one
+        for one in scenario.requests
+    ]
     for place in range(1, len(requests), 2):
         prompt = tuple(rng.randint(1, 3) for _ in range(rng.randint(36, 44)))
-        requests[place] = replace(requests[place], prompt=prompt, max_tokens=rng.randint(1, 4))
+        requests[place] = replace(
+            requests[place], at=rng.uniform(0.05, 1.0), prompt=prompt, max_tokens=rng.randint(1, 4)
+        )
     return replace(
         scenario, requests=tuple(requests), max_num_batched_tokens=128, num_blocks=30, token_s=0.01
     )

@@ -25,7 +25,7 @@ _FAILED_STARTS: dict[str, ExecutorEvent] = {
     "missing": WorkerFailed("model='missing': a folder", "ModelError"),
 }
 _NUM_UNKNOWN = 4  # tokens of a row: two that are measured, and those in flight meanwhile
-_NUM_UNTIMED = 8  # steps until what was seen of one is known where they are formed
+_NUM_UNTIMED = 5  # steps until what was seen of one is known where they are formed
 _LONGEST_STEP_S = 0.01
 _LONGEST_NOTICE_S = 0.02  # until the core knows that its worker is dead
 
@@ -52,7 +52,7 @@ class PoisonedWorker(FakeWorker):
     is_short: bool = False  # of memory for the next step, however small
     takes_long: bool = False  # each token of a prompt does
     pass_at: int | None = None  # the first step of decodes only
-    prompt_at: int | None = None  # the first with prompts
+    prompt_at: int | None = None  # the first with prompts beside decodes after that
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput | StepFailed:
         """As FakeWorker's; no step holds much of what is known to take long."""
@@ -80,13 +80,14 @@ class PoisonedWorker(FakeWorker):
             count == 1 and before >= one.num_prompt_tokens and row not in new
             for row, one, before, count in zip(step.rows, states, befores, step.num_tokens, strict=True)
         ]
-        if self.pass_at is None and all(decodes):
-            self.pass_at = step.step_id
-        if self.prompt_at is None and not any(decodes):
-            self.prompt_at = step.step_id
-        if self.pass_at is None or self.prompt_at is None or not any(decodes):
+        if not any(decodes):
             return
-        if step.step_id - max(self.pass_at, self.prompt_at) <= _NUM_UNTIMED:
+        if self.pass_at is None:
+            self.pass_at = step.step_id if all(decodes) else None
+        elif self.prompt_at is None:
+            is_telling = step.step_id - self.pass_at > _NUM_UNTIMED and not all(decodes)
+            self.prompt_at = step.step_id if is_telling else None
+        if self.prompt_at is None or step.step_id - self.prompt_at <= _NUM_UNTIMED:
             return
         threshold = self.config.scheduler.max_prompt_tokens_beside_decodes
         for state, before, count in zip(states, befores, step.num_tokens, strict=True):
