@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ..ipc.errors import ConfigError, EngineDeadError, RequestFailedError
+from ..ipc.params.absent_arguments import check_absent
 from ..ipc.params.beam_search import BeamSearch, BeamSearchParams
 from ..ipc.params.pooling_params import PoolingParams, PoolingTask
 from ..ipc.params.request_options import NO_OPTIONS, RequestKeywords, RequestOptions, read_options
@@ -85,8 +86,9 @@ class AsyncLLM(UtilityCalls):
         self.tokenizer: Tokenizer | None = None
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
-        """vLLM's spelling of the constructor; needs no event loop."""
+    def from_engine_args(cls, engine_args: EngineArgs, **others: Any) -> Self:
+        """vLLM's spelling of the constructor; needs no event loop. others: vLLM's that ask for nothing."""
+        check_absent(others, ())
         return cls(engine_args)
 
     async def start(self, on_phase: Callable[[str], None] | None = None) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast
 
 from ..ipc.errors import ConfigError, InputError, PromptError
+from ..ipc.params.absent_arguments import check_absent
 from ..ipc.params.beam_search import BeamSearchParams
 from ..ipc.params.pooling_params import PoolingParams, PoolingTask
 from ..ipc.params.request_options import read_priorities
@@ -45,7 +46,10 @@ _NO_CODE = (
     "not possible: Quire's processes take typed messages and run nobody's code. stats(), get_metrics(), "
     "start_profile() and reset_prefix_cache() ask an engine; logits_processors brings code to a worker"
 )
-
+_CHAT_ARGUMENTS = (
+    *("sampling_params", "use_tqdm", "chat_template", "chat_template_kwargs", "add_generation_prompt"),
+    *("continue_final_message", "priority", "tools", "tool_choice", "parallel_tool_calls"),
+)
 
 Message = Mapping[str, Any]
 Params = SamplingParams | PreparedParams | Sequence[SamplingParams | PreparedParams] | None
@@ -113,16 +117,19 @@ class LLM:
         *,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Generate for one prompt or many; the outputs are in the prompts' order.
 
         prompts: a text, a list of token ids, a dict with 'prompt' or 'prompt_token_ids' (and 'cache_salt'),
         or a list of those. sampling_params: one for all, or one a prompt; None takes the model's defaults.
-        priority: one a prompt, with scheduling_policy='priority'. use_tqdm: a callable replaces tqdm.
+        priority: one a prompt, with scheduling_policy='priority'. use_tqdm: a callable replaces tqdm. others:
+        vLLM's, of which each is taken where it asks for nothing (ipc/params/absent_arguments.py).
         A prompt or parameter that cannot be used raises a ValueError before anything runs. A request that
         the engine fails comes back with finish_reason 'error' and the cause in `error`; the others are
         unaffected.
         """
+        check_absent(others, ("priority", "use_tqdm", "sampling_params"))
         return run_batches([self._make_batch(prompts, sampling_params, priority)], use_tqdm)
 
     def enqueue(
@@ -131,11 +138,13 @@ class LLM:
         sampling_params: Params = None,
         *,
         priority: Sequence[int] | None = None,
+        **others: Any,
     ) -> list[str]:
         """Hand prompts to the engine as `generate` does and return at once, with an id for each.
 
         Their outputs are kept until `wait_for_completion`.
         """
+        check_absent(others, ("priority", "sampling_params"))
         batch = self._make_batch(prompts, sampling_params, priority)
         try:
             batch.add()
@@ -172,6 +181,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Generate the next message of one conversation or many (a list of message lists).
 
@@ -182,6 +192,7 @@ class LLM:
         """
         from .requests.chat import ChatTurns  # with the readers of outputs
 
+        check_absent(others, _CHAT_ARGUMENTS)
         self.llm_engine.check_usable()
         check_task(self.llm_engine.facts, "generate")
         tokenizer = self.llm_engine.tokenizer
@@ -217,11 +228,13 @@ class LLM:
         params: BeamSearchParams,
         *,
         use_tqdm: bool | Callable[..., Any] = False,
+        **others: Any,
     ) -> list[BeamSearchOutput]:
         """The `beam_width` best sequences of each prompt, best first; the outputs are in the prompts' order.
 
         Raises RequestFailedError if the engine fails one of them; otherwise as `generate`.
         """
+        check_absent(others, ("params", "use_tqdm"))
         self.llm_engine.check_usable()
         prepared = prepare_beam_search(self.llm_engine.input_processor, params)
         outputs = run_batches([self._make_batch(prompts, prepared, None)], use_tqdm)
@@ -271,6 +284,7 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         pooling_params: PoolingParams | None = None,
         instruction: str | None = None,
+        **others: Any,
     ) -> list[ScoringRequestOutput]:
         """How well texts fit: one with one, one with each of many, or each of many with its own.
 
@@ -278,6 +292,7 @@ class LLM:
         `instruction` is what one that takes any is to judge by. With a model that embeds texts it is the
         cosine of their embeddings, with its prompts for queries and for documents. Otherwise as `embed`.
         """
+        check_absent(others, ("truncate_prompt_tokens", "use_tqdm", "pooling_params", "instruction"))
         return self._pooling.score(
             data_1,
             data_2,

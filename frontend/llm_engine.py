@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from ..ipc.errors import EngineDeadError, InputError, QuireError
+from ..ipc.params.absent_arguments import check_absent
 from ..ipc.params.request_options import RequestKeywords, read_options
 from ..ipc.params.sampling_params import RequestOutputKind, SamplingParams
 from ..ipc.protocol.messages import EngineFacts
@@ -75,13 +76,17 @@ class LLMEngine:
         self._finalizer = weakref.finalize(self, loop.close, finish)
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs, on_phase: Callable[[str], None] | None = None) -> Self:
+    def from_engine_args(
+        cls, engine_args: EngineArgs, on_phase: Callable[[str], None] | None = None, **others: Any
+    ) -> Self:
         """Check the arguments, start the engine's processes and wait until they are ready.
 
-        `on_phase` is told each start-up phase as it begins. Raises ConfigError, ModelError, EngineStartError.
+        `on_phase` is told each start-up phase as it begins. others: vLLM's that ask for nothing.
+        Raises ConfigError, ModelError, EngineStartError.
         """
         from .engine_start import start_engine_here
 
+        check_absent(others, ("on_phase",))
         config = engine_args.create_engine_config()
         with _starting() as loop:
             client, tokenizer = loop.run(lambda: start_engine_here(config, on_phase))

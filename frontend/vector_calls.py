@@ -10,7 +10,8 @@ from typing import Any, TypedDict, Unpack, cast
 
 import msgspec
 
-from ..ipc.errors import InputError, RequestFailedError, did_you_mean
+from ..ipc.errors import InputError, RequestFailedError
+from ..ipc.params.absent_arguments import check_absent
 from ..ipc.params.pooling_params import PoolingParams, PoolingTask
 from ..ipc.params.request_options import (
     NO_OPTIONS,
@@ -42,14 +43,6 @@ class PoolingOptions(TypedDict, total=False):
     priority: Sequence[int] | None
 
 
-# vLLM's that Quire does not have, which may be None, with what to do instead.
-_VLLMS = {
-    "tokenization_kwargs": "absent: truncate_prompt_tokens cuts a prompt (-1: to what fits), "
-    "PoolingParams(truncation_side=...) says where",
-    "lora_request": "absent: Quire does not have adapters",
-}
-
-
 class PoolingCalls:
     """Over one engine; `request_numbers` make ids."""
 
@@ -72,7 +65,7 @@ class PoolingCalls:
         **others: Any,
     ) -> list[Pooled]:
         """What is pooled of each prompt, in their order. Arguments and errors are LLM's."""
-        _refuse(others)
+        check_absent(others, PoolingOptions.__annotations__)
         self._engine.check_usable()
         has_many = is_many(prompts)
         many = list(cast(Sequence[Prompt], prompts)) if has_many else [cast(Prompt, prompts)]
@@ -123,15 +116,6 @@ class PoolingCalls:
         make, numbers = self._processor.make_input, self._request_numbers
         requests = [make(str(next(numbers)), *parts) for parts in zip(prompts, params, options, strict=True)]
         return run_batches([RequestBatch[Pooled](self._engine, requests)], use_tqdm)
-
-
-def _refuse(others: Mapping[str, Any]) -> None:
-    for name, value in others.items():
-        if name not in _VLLMS:
-            known = PoolingOptions.__annotations__
-            raise InputError(name, value, f"no such argument{did_you_mean(name, known)}")
-        if value is not None:
-            raise InputError(name, value, _VLLMS[name])
 
 
 def _with_truncation(params: PoolingParams | None, truncation: int | None) -> PoolingParams | None:

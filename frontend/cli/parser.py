@@ -46,6 +46,11 @@ def expand_config(actions: _Actions, words: Sequence[str]) -> list[str]:
     expanded: list[str] = []
     for name, value in _read_options(paths[0]).items():
         flag = f"--{name.replace('_', '-')}"
+        if flag not in actions and "--max-model-len" in actions:
+            from ..options.off_values import drop_off_values
+
+            if not drop_off_values({name.replace("-", "_"): value}):
+                continue
         if flag not in actions or flag in (FLAG, "--help"):
             hint = did_you_mean(flag, actions)
             raise ConfigError(f"config {paths[0]} {name}", value, f"an option of this command{hint}")
@@ -204,6 +209,7 @@ class Parser(argparse.ArgumentParser):
         if FLAG in self._option_string_actions:
             words = expand_config(self._option_string_actions, words)
         self._check_elsewhere(words)
+        words = _drop_off_options(words, self._option_string_actions)
         options, rest = self.parse_known_intermixed_args(words)
         for word in rest:
             if word.startswith("-"):
@@ -280,6 +286,16 @@ def _field_name(flags: str) -> str:
     return flags.split("/")[-1].lstrip("-").replace("-", "_")
 
 
+def _drop_off_options(words: list[str], known: Mapping[str, argparse.Action]) -> list[str]:
+    """Without vLLM's engine options that ask for nothing, where the engine's options are."""
+    flags = (word.partition("=")[0] for word in words if word.startswith("--"))
+    if "--max-model-len" not in known or all(flag in known for flag in flags):
+        return words
+    from ..options.off_values import drop_off_options
+
+    return drop_off_options(words, known)
+
+
 class FlexibleArgumentParser(argparse.ArgumentParser):
     """Options may be spelled with '_' for '-', and a `--config FILE.yaml` that it has is read.
 
@@ -291,6 +307,7 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
         words = spell_with_dashes(sys.argv[1:] if args is None else args, known)
         if FLAG in known:
             words = expand_config(known, words)
+        words = _drop_off_options(words, known)
         return super().parse_known_args(words, namespace)
 
 

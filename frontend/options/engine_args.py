@@ -34,7 +34,7 @@ from ...ipc.spec.options import Option, read_options
 from ...ipc.spec.weight_format import CHECKPOINT_METHODS, Quantization
 from ..models.model_files import POCKET
 from ..text.chosen_template import read_chosen_template
-from .off_values import OFF_VALUES, DropsOffValues, describe_off_values
+from .off_values import DropsOffValues, drop_off_values
 
 if TYPE_CHECKING:
     import argparse
@@ -374,9 +374,7 @@ def _read_object(name: str, value: object) -> dict[str, Any]:
 
 def _check_names(values: dict[str, Any]) -> None:
     known = EngineArgs.__dataclass_fields__
-    for name, value in values.items():
-        if name in OFF_VALUES:
-            raise ConfigError(name, value, describe_off_values(name))
+    for name, value in drop_off_values(values).items():
         if name not in known:
             raise ConfigError(name, value, f"no such engine argument{did_you_mean(name, known)}")
 

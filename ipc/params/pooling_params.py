@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import PoolingParamsError
+from .absent_arguments import PARAMS_FIELDS, drop_absent
 from .param_fields import MAX_INT, bounds, make_plain, read_fields
 from .sampling_params import TruncationSide
 
@@ -28,7 +29,7 @@ class _TakesOldNames(msgspec.StructMeta):
             for name in _OLD_NAMES:
                 if (value := values.pop(name, None)) is not None:
                     values["use_activation"] = value
-            return super().__call__(**values)
+            return super().__call__(**drop_absent(values, PARAMS_FIELDS, PoolingParamsError))
 
 
 class PoolingParams(

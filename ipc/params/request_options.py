@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import InputError, PromptError
+from .absent_arguments import drop_absent
 from .param_fields import make_plain, read_fields
 
 MAX_CACHE_SALT_LENGTH = 128
@@ -77,9 +78,13 @@ NO_OPTIONS = RequestOptions()
 
 
 def read_options(options: RequestOptions = NO_OPTIONS, **keywords: Any) -> RequestOptions:
-    """The options with those that a call names replaced. Raises InputError; TypeError for no field's name."""
+    """The options with those that a call names replaced. Raises InputError; TypeError for no field's name.
+
+    vLLM's arguments of calls for what Quire does not have are left out where they ask for nothing.
+    """
     if not keywords:
         return options
+    keywords = drop_absent(keywords)
     for name in keywords.keys() & _CHECKS:
         keywords[name] = _CHECKS[name](make_plain(keywords[name]))
     return msgspec.structs.replace(options, **keywords)

@@ -20,9 +20,10 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import SamplingParamsError
+from .absent_arguments import PARAMS_FIELDS, AbsentArgument, drop_absent
 from .param_fields import MAX_INT, bounds, make_plain, read_fields
 from .repetition_detection import RepetitionDetectionParams, check_repetition_detection
-from .structured_outputs import StructuredOutputsParams, check_renamed
+from .structured_outputs import RENAMED_FIELDS, StructuredOutputsParams, check_renamed
 
 MAX_N = 128
 MAX_STOP_STRINGS = 64
@@ -72,8 +73,13 @@ class _ChecksNames(msgspec.StructMeta):
         try:
             return super().__call__(*args, **fields)
         except TypeError:
-            check_renamed(fields)
-            raise
+            check_renamed(name for name, value in fields.items() if value is not None)
+            kept = drop_absent(
+                fields, PARAMS_FIELDS | dict.fromkeys(RENAMED_FIELDS, AbsentArgument("")), SamplingParamsError
+            )
+            if len(kept) == len(fields):
+                raise
+        return super().__call__(*args, **kept)
 
 
 class SamplingParams(

@@ -353,3 +353,36 @@ def test_ctrl_c_while_outputs_are_taken_in_loses_none_of_them(llm: LLM, client: 
             tokens[output.request_id] = output.outputs[0].token_ids
     assert num_interrupts > 10
     assert tokens == {"a": list(range(20, 1, -1)), "b": list(range(9, 1, -1))}
+
+
+@pytest.mark.parametrize("call", ["generate", "chat", "enqueue", "beam_search"])
+def test_vllms_arguments_of_calls_may_ask_for_nothing(call: str, llm: LLM):
+    prompt: Any = [{"role": "user", "content": "x"}] if call == "chat" else "x"
+    ask: Any = getattr(llm, call)
+    for name, value, said in (
+        ("lora_request", "a", "lora_request='a': expected None: Quire has no LoRA adapters yet"),
+        ("promt", 1, "promt=1: no such argument"),
+    ):
+        with pytest.raises(InputError) as caught:
+            ask(
+                prompt,
+                SamplingParams(),
+                **{name: value, "mm_processor_kwargs": None, "tokenization_kwargs": {}},
+            )
+        assert str(caught.value).startswith(said)
+    if call in ("generate", "chat"):
+        assert ask(
+            prompt, SamplingParams(max_tokens=1), lora_request=None, mm_processor_kwargs=None, use_tqdm=False
+        )
+
+
+def test_chat_takes_histories_as_http_does(llm: LLM):
+    dumped: dict[str, Any] = {"tool_calls": [], "function_call": None, "refusal": None, "annotations": []}
+    history = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    parts: list[Any] = [{"type": "input_text", "text": "x"}]
+    odd = [{"role": "user", "content": parts, "name": None}, {"role": "assistant", "content": "y", **dumped}]
+    plain, same = llm.chat([history, odd], SamplingParams(max_tokens=1), use_tqdm=False)
+    assert plain.prompt == same.prompt
+    refuses = "{% if 'tool_calls' in m %}{{ raise_exception('calls') }}{% endif %}"
+    template = "{% for m in messages %}" + refuses + "{% endfor %}x"
+    assert llm.chat(odd, SamplingParams(max_tokens=1), use_tqdm=False, chat_template=template)

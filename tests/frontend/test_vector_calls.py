@@ -211,9 +211,9 @@ def test_arguments_of_vllm_alone_may_be_none_and_are_refused_by_name(make_llm: A
         (
             "tokenization_kwargs",
             {"truncation": True},
-            "expected absent: truncate_prompt_tokens cuts a prompt",
+            "expected None: truncate_prompt_tokens cuts a prompt",
         ),
-        ("lora_request", "one", "expected absent: Quire does not have adapters"),
+        ("lora_request", "one", "expected None: Quire has no LoRA adapters yet"),
         ("promptname", "query", "no such argument, did you mean 'prompt_name'?"),
     ):
         for call in llm.embed, llm.encode, llm.classify:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from ....ipc.params.absent_arguments import AbsentArgument, read_rows
 from ..errors import FieldError
 
 _MAX_DROPPED_BYTES = 4096  # of a value that is taken and says nothing of the answer
@@ -31,19 +32,16 @@ class OtherField(NamedTuple):
     unless: Mapping[str, Any] = {}
 
 
-def _off(hint: str, *values: Any) -> OtherField:
-    """Taken if it is one of the values, or empty; True is not taken for 1."""
-
-    def read(value: Any) -> Any:
-        is_off = any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in values)
-        return DROPPED if is_off or value in ("", [], {}) else None
-
-    return OtherField(hint, read)
+def _off(row: AbsentArgument) -> OtherField:
+    """Taken if it asks for nothing, or is empty."""
+    return OtherField(
+        row.reason, lambda value: DROPPED if row.is_off(value) or value in ("", [], {}) else None
+    )
 
 
 def _same(name: str, *off_values: Any) -> OtherField:
     """Another name of our field `name`, whose own check knows its values."""
-    off = _off("", *off_values).read
+    off = _off(AbsentArgument("", off_values)).read
     return OtherField(f"it is {name} here", lambda value: off(value) or value, name)
 
 
@@ -63,14 +61,8 @@ def _read_reasoning(value: Any) -> Any:
             return DROPPED if value in ({}, {"exclude": False}) else None
 
 
-def _read_table(rows: Mapping[str, str]) -> dict[str, OtherField]:
-    """Of what is said instead -> names, each with the values that ask for nothing: name=JSON,JSON."""
-    fields: dict[str, OtherField] = {}
-    for hint, words in rows.items():
-        for word in words.split():
-            name, _, values = word.partition("=")
-            fields[name] = _off(hint, *msgspec.json.decode(f"[{values}]"))
-    return fields
+def _read_table(table: Mapping[str, str]) -> dict[str, OtherField]:
+    return {name: _off(row) for name, row in read_rows(table).items()}
 
 
 _REPEAT = "repetition_penalty, which counts the prompt and all of the answer"
