@@ -73,9 +73,8 @@ def first_given(*values: int | None) -> int | None:
 
 
 def check_stream_options(request: SamplingFields) -> None:
-    """Raise FieldError for options that ask for something of a stream, where there is none."""
-    options = request.stream_options
-    if options is not None and not request.stream and any(msgspec.structs.astuple(options)):
+    """Raise FieldError for options of a stream where there is none, as vLLM does, whatever they say."""
+    if request.stream_options is not None and not request.stream:
         raise FieldError("stream_options", "given", "only with stream=true")
 
 

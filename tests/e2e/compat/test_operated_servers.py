@@ -204,7 +204,7 @@ def test_tls_is_served_by_each_of_several_processes(both: tuple[Operated, Operat
     assert counted == {"8.0"}  # all processes say the same
     with socket.create_connection(("localhost", port), timeout=TIMEOUT_S) as plain:
         plain.sendall(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert b"HTTP" not in plain.recv(1000)
+        assert b"tls_required" in plain.recv(1000)
 
 
 def test_the_end_waits_for_what_runs_says_so_and_logs_no_text(
