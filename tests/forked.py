@@ -71,7 +71,7 @@ def fork_children() -> SimpleNamespace:
     """What takes the place of `subprocess` where children are started: those of MODULES are forked."""
 
     def start(command: list[str], **options: Any) -> object:
-        args = command[command.index("-m") + 1 :]
+        args = command[3:]  # as module_command makes it
         if args[0] not in MODULES:
             return subprocess.Popen(command, **options)
         names = ("env", "pass_fds", "stdout", "stderr")

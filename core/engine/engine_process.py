@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import secrets
 import signal
 import sys
@@ -23,7 +22,7 @@ import zmq
 from ...ipc.decoding import decode_msgpack
 from ...ipc.errors import ModelError
 from ...ipc.files.private_cache import keep_entry
-from ...ipc.processes.child_args import PACKAGE_DIR, CoreArgs
+from ...ipc.processes.child_args import CoreArgs
 from ...ipc.processes.due import until_ms
 from ...ipc.processes.fault_hooks import make_fault_hooks
 from ...ipc.processes.log_lines import start_logging
@@ -64,7 +63,7 @@ class EngineCoreProcess:
         config = args.config
         if config.model.gguf_tensors:
             keep_entry(config.model.model)  # a folder in the cache, which later clients read
-        self._starter_package_dir, self._model = args.package_dir, config.model
+        self._model = config.model
         self._faults = make_fault_hooks(config.fault_hooks, "core")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         if self._faults is not None:
@@ -126,13 +125,6 @@ class EngineCoreProcess:
         return self._loop.end
 
     def _start(self) -> None:
-        if os.path.realpath(self._starter_package_dir) != os.path.realpath(PACKAGE_DIR):
-            reason = (
-                f"the frontend runs quire from {self._starter_package_dir}, its engine core from "
-                f"{PACKAGE_DIR}: start Python in another folder, or install the checkout with pip install -e"
-            )
-            self._loop.finish(EXIT_START_FAILED, reason, "EngineStartError")
-            return
         if self._remote_clients is not None:
             try:
                 self._remote_clients.note_files(self._model)

@@ -7,7 +7,6 @@ import msgspec
 from ..network.keys import ClientKeys, ServerKeys
 from ..protocol.messages import EngineRoster
 from ..spec.config import EngineConfig
-from .own_sources import PACKAGE_DIR
 
 CORE_MODULE = "quire.core"
 WORKER_MODULE = "quire.worker"
@@ -29,7 +28,6 @@ class CoreArgs(msgspec.Struct, frozen=True, kw_only=True):
     worker_address: str
     config: EngineConfig
     journal_path: str = ""  # where one core tells the next what ran when it died
-    package_dir: str = PACKAGE_DIR  # where the starter's quire lies; the child's must be the same
     engine_index: int = 0
     roster: EngineRoster | None = None  # of the group that it belongs to; None: there is no other engine
     owner_identity: bytes = b""  # of the supervisor's socket, from which rosters come; empty: there is none

@@ -1,9 +1,9 @@
 """Child processes: how they are started, watched and ended, and how a child notices that its parent is gone.
 
-A child is `python -P -m MODULE` with a pipe as standard input: first its arguments, later end-of-file, when
-the parent is gone or wants it to end. Nothing is forked and no `__main__` is re-run, so it works in scripts
-without a guard and in notebooks. The parent-death signal would not do: it fires when the starting *thread*
-ends.
+A child is a module of its parent's Quire (`module_command`) with a pipe as standard input: first its
+arguments, later end-of-file, when the parent is gone or wants it to end. Nothing is forked and no `__main__`
+is re-run, so it works in scripts without a guard and in notebooks. The parent-death signal would not do: it
+fires when the starting *thread* ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 
-from .own_sources import check_own_sources, note_own_sources
+from .own_sources import PACKAGE_DIR, check_own_sources, note_own_sources
 from .process_limits import open_closed_streams
 
 EXIT_OK = 0
@@ -156,7 +156,7 @@ class ChildProcess(ProcessHandle):
         stderr: int | None = None,
         pass_fds: tuple[int, ...] = (),
     ) -> ChildProcess:
-        """Start `python -P -m module role` and hand it `args`. `env` is added to this process's environment.
+        """Start a child and hand it `args`. `env` is added to this process's environment.
 
         The child has its own session: Ctrl-C reaches only the user's program, which then ends it. stdout and
         stderr are file descriptors, None for this process's; `pass_fds` stay open in the child. Raises
@@ -164,7 +164,7 @@ class ChildProcess(ProcessHandle):
         """
         check_own_sources()
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, role],
+            module_command(module, role),
             stdin=subprocess.PIPE,
             stdout=stdout,
             stderr=stderr,
@@ -247,6 +247,11 @@ class Lifeline:
             return read_args(lambda size: os.read(self.fd, size))
         except ConnectionResetError:
             os._exit(EXIT_PARENT_LOST)
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module of this process's own Quire, whichever is first on Python's path."""
+    return [sys.executable, "-P", f"{PACKAGE_DIR}/ipc/processes/run_module.py", module, *arguments]
 
 
 def pack_args(args: bytes) -> bytes:

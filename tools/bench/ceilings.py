@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ...ipc.processes.process import module_command
+
 MEMORY_READ_BYTES = 2**30  # past the largest cache of a server's processor
 _GEMM_SHAPES = ((256, 1024, 3072), (1024, 1024, 3072), (1024, 4096, 4096))  # rows, K, N
 _GPU_GEMM_SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192))
@@ -43,7 +45,7 @@ def measure_rates(device: str, dtype: str, size_bytes: int) -> MachineRates:
 
     device 'auto': CUDA if torch has it. Raises CalledProcessError with torch's words on stderr.
     """
-    command = [sys.executable, "-m", "quire.tools.bench.ceilings", device, dtype, str(size_bytes)]
+    command = module_command("quire.tools.bench.ceilings", device, dtype, str(size_bytes))
     out = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=_TIMEOUT_S).stdout
     return msgspec.json.decode(out, type=MachineRates)
 

@@ -25,6 +25,7 @@ from ...frontend.outputs import CompletionOutput, RequestOutput
 from ...frontend.requests.input_processor import PreparedParams
 from ...ipc.errors import QuireError
 from ...ipc.params.sampling_params import SamplingParams
+from ...ipc.processes.process import module_command
 from ..options import COUNT, option
 from .machine import print_machine
 from .table import format_table
@@ -72,7 +73,7 @@ async def measure_chunk_cost(path: str, num_streams: int, num_chunks: int) -> Ch
     """Start a server, read `num_streams` streams of `num_chunks` chunks at the same time, and end it."""
     with socket.create_server(("127.0.0.1", 0), backlog=num_streams) as listener:
         port = listener.getsockname()[1]
-        command = [sys.executable, "-P", "-m", _MODULE, str(listener.fileno())]
+        command = module_command(_MODULE, str(listener.fileno()))
         child = subprocess.Popen(command, pass_fds=[listener.fileno()], stdout=subprocess.PIPE)
     try:
         async with asyncio.timeout(_START_TIMEOUT_S):

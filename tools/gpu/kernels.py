@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ...ipc.processes.process import module_command
 from .rows import Row, Say, judge
 
 # Shape -> what is counted, the ceiling, and the least part of that. "8b": 32 heads with 8 of keys, else 16.
@@ -21,7 +22,7 @@ def bench_kernels(say: Say, device: str = "cuda") -> None:
     """Attention, rotation and the write to the cache, each as a fraction of what the device allows."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
-        command = [sys.executable, "-P", "-m", "quire", "bench", "kernels", "--device", device]
+        command = module_command("quire", "bench", "kernels", "--device", device)
         command += ["--op", "attention", "rotate", "--json", str(path)]
         subprocess.run(command, stdout=sys.stderr, check=True)
         report = json.loads(path.read_text())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import select
 import subprocess
-import sys
 import threading
 from collections.abc import Generator, Sequence
 from typing import Any, Generic, TypeVar
@@ -13,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ...ipc.errors import QuireError
+from ...ipc.processes.process import module_command
 from .asks import ClientPlan
 from .record import Record, Sent
 
@@ -33,7 +33,7 @@ class LineProcess(Generic[_Item, _Last]):
         self.last: _Last | None = None
         self._name, self._last_type = module.rpartition(".")[2], last
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(item | last)
-        command = [sys.executable, "-P", "-m", module]
+        command = module_command(module)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._write(msgspec.json.encode(plan))

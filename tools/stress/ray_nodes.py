@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from ...ipc.errors import ConfigError, EngineStartError, describe_install
-from ...ipc.processes.child_args import PACKAGE_DIR
+from ...ipc.processes.own_sources import PACKAGE_DIR
 from .kills import Role
 
 _STORE_BYTES = 80 << 20

@@ -7,13 +7,13 @@ import os
 import re
 import select
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 
 from ...frontend.client.remote_daemon import Attachment, RemoteDaemon
 from ...ipc.errors import QuireError
+from ...ipc.processes.process import module_command
 from .certificates import Certificates
 
 NUM_HTTP_PROCESSES = 2
@@ -35,7 +35,7 @@ class Server:
         command_prefix: Sequence[str] = (),
         certificates: Certificates | None = None,
     ) -> None:
-        command = [*command_prefix, sys.executable, "-P", "-m", "quire", "serve", "--attach", str(daemon)]
+        command = [*command_prefix, *module_command("quire", "serve", "--attach", str(daemon))]
         if isinstance(daemon, RemoteDaemon):
             command += ["--keys", daemon.keys]
         command += ["--port", "0", "--api-server-count", str(NUM_HTTP_PROCESSES), "--log-level", "ERROR"]

@@ -23,6 +23,7 @@ from ....ipc.daemon.run_dir import RunDirectory
 from ....ipc.errors import EngineStartError, QuireError
 from ....ipc.processes.cgroup import count_processors
 from ....ipc.processes.cpu_cores import describe_engines, describe_ranks, list_cores
+from ....ipc.processes.process import module_command
 from ....ipc.spec.config import ModelConfig, ParallelConfig
 from ....ipc.spec.linear_shapes import count_model_bytes
 from ....ipc.spec.model_spec import ModelSpec, PoolingSpec, find_stages
@@ -138,7 +139,7 @@ def list_required_packages() -> list[str]:
 @functools.cache
 def probe() -> dict[str, Any]:
     """What torch says, in a child process. Raises EngineStartError with its last line if it cannot."""
-    command = [sys.executable, "-m", "quire.tools.probe"]
+    command = module_command("quire.tools.probe")
     done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
@@ -175,7 +176,7 @@ def check_ray() -> Iterator[Check]:
 
     if find_version("ray") is None:
         return
-    command = [sys.executable, "-P", "-m", "quire.core.network.ray.probe"]
+    command = module_command("quire.core.network.ray.probe")
     done = subprocess.run(command, capture_output=True, text=True, timeout=_RAY_TIMEOUT_S)
     lines = done.stdout.strip().splitlines()
     detail = lines[-1] if lines else f"ended with code {done.returncode}"

@@ -19,8 +19,7 @@ from daemons import wait_for_end
 from fakes import make_config, make_request
 from quire.core.faults.blame import MAX_DEATHS
 from quire.frontend.client.async_engine_core_client import make_async_client
-from quire.ipc.errors import EngineDeadError, EngineStartError, ModelError
-from quire.ipc.processes import managed_child
+from quire.ipc.errors import EngineDeadError, ModelError
 from quire.ipc.protocol.messages import (
     EngineCoreRequest,
     ErrorCode,
@@ -189,16 +188,6 @@ def test_a_core_lost_more_often_than_allowed_ends_the_engine_with_its_cause() ->
             client.get_outputs(timeout_s=10.0)
         with pytest.raises(EngineDeadError, match="code 7"):
             client.add_request(make_request("r-2", [1]))
-
-
-def test_a_core_of_another_checkout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    import functools
-
-    from quire.ipc.processes.child_args import CoreArgs
-
-    monkeypatch.setattr(managed_child, "CoreArgs", functools.partial(CoreArgs, package_dir="/elsewhere"))
-    with pytest.raises(EngineStartError, match="runs quire from /elsewhere"):
-        make_client(CONFIG)
 
 
 def test_close_ends_the_core_and_removes_its_files() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from quire.ipc.processes.own_sources import PACKAGE_DIR
 from quire.ipc.processes.process import EXIT_PARENT_LOST, ChildProcess
 
 CHILD = """
@@ -28,6 +30,20 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "lifeline_child.py").write_text(CHILD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     return "lifeline_child"
+
+
+def test_children_run_the_package_of_their_parent(tmp_path: Path) -> None:
+    package = tmp_path / "quire"
+    shutil.copytree(f"{PACKAGE_DIR}/ipc", package / "ipc")
+    shutil.copy(f"{PACKAGE_DIR}/__init__.py", package)
+    (package / "where.py").write_text("import quire, sys; print(quire.__file__, sys.argv)")
+    program = tmp_path / "program.py"  # the folder of a script is first on its path, not on its children's
+    program.write_text(
+        "import subprocess; from quire.ipc.processes import process\n"
+        "subprocess.run(process.module_command('quire.where', 'role'), check=True)"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{package}/__init__.py {[f'{package}/where.py', 'role']}\n", done.stderr
 
 
 def _wait_for_text(path: Path, child: ChildProcess) -> str:

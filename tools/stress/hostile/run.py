@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from ....ipc.daemon.daemon_state import read_state
 from ....ipc.daemon.run_dir import find_named
 from ....ipc.errors import QuireError
 from ....ipc.network.keys import add_client, make_keys
+from ....ipc.processes.process import module_command
 from ...bench.machine import print_machine
 from ..asks import Ask, ClientPlan, draw_pool, list_all
 from ..checks import check_records
@@ -212,7 +212,7 @@ def _start_daemon(folder: Path) -> dict[str, Any]:
     keys = folder / "keys"
     make_keys(keys)
     add_client(keys, folder / _ATTACKERS_KEYS)
-    command = [*prefix, sys.executable, "-P", "-m", "quire", "daemon", "start", "--name", OWN_NAME]
+    command = [*prefix, *module_command("quire", "daemon", "start", "--name", OWN_NAME)]
     command += ["--listen", "tcp://127.0.0.1:0", "--keys", str(keys)]
     done = subprocess.run([*command, *_ENGINE_OPTIONS], capture_output=True, text=True)
     if done.returncode:
