@@ -445,7 +445,7 @@ LINES = {
     "frontend/requests": (2700, 0),
     "frontend/text": (1100, 1400),
     "core": (8000, 10_600),
-    "ipc": (6000, 8750),
+    "ipc": (6000, 8800),
     "worker": (10_500, 0),
     "kernels": (5500, 0),
     "tools": (15_000, 19_300),
