@@ -123,10 +123,11 @@ _TOLD = _make_server_right(Reach.COUNTS)
 ROUTES: dict[str, Right] = {
     # Whether the server is up; /health names a request that gets no token to its own caller.
     **dict.fromkeys(("/live", "/ready", "/health"), _OPEN),
+    "/": _OPEN,  # The page is the same for all, and asks for a key itself.
     # What it is.
     **dict.fromkeys(
         (
-            *("/ping", "/", "/openapi.json", "/version", "/v1/models", "/v1/models/{model:path}"),
+            *("/ping", "/openapi.json", "/version", "/v1/models", "/v1/models/{model:path}"),
             *("/info", "/server_info", "/tokenizer_info", "/load", "/metrics"),
             *("/api/tags", "/api/ps", "/api/show", "/api/version", "/api/pull"),
             *("/api/create", "/api/copy", "/api/delete", "/api/push"),

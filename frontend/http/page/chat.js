@@ -86,8 +86,9 @@ class TurnView {
     this.role = role;
     this.node = make("article", { class: `message ${role}`, "aria-label": NAMES[role] });
     this.note = make("p", { class: "note", hidden: "" });
+    this.facts = make("p", { class: "facts", hidden: "" });
     this.actions = make("div", { class: "actions" });
-    this.node.append(this.note, this.actions);
+    this.node.append(this.note, this.facts, this.actions);
     this.parts = new Map();
   }
 
@@ -120,12 +121,24 @@ class TurnView {
     const why = this.role !== "assistant" ? "" : ENDS[end] ?? (isEmpty ? "The answer is empty." : "");
     this.note.hidden = !why;
     this.note.textContent = why;
+    this.facts.hidden = !turn.facts;
+    this.facts.textContent = turn.facts ? describeFacts(turn.facts) : "";
     const buttons = message.content ? [makeButton("Copy", (button) => copyText(message.content, button))] : [];
     if (this.role === "user") buttons.push(makeButton("Edit", () => edit(place)));
     if (this.role === "assistant" || isLast) buttons.push(makeButton("Retry", () => retry(place)));
     if (isLast && canGoOn(turn)) buttons.push(makeButton("Continue", goOn, { class: "continue" }));
     this.actions.replaceChildren(...buttons);
   }
+}
+
+// What an answer took: its tokens, of what the model can hold, and how fast it came.
+function describeFacts({ prompt, output, firstMs, rate }) {
+  const context = findCard()?.max_model_len, used = prompt + output;
+  return [
+    `${prompt} prompt + ${output} answer tokens`,
+    ...(context ? [`${Math.round(100 * used / context)} % of the context of ${context.toLocaleString("en")}`] : []),
+    ...(firstMs ? [`first token after ${firstMs.toFixed(0)} ms`] : []), ...(rate ? [`${rate.toFixed(1)} tokens/s`] : []),
+  ].join(" \u00b7 ");
 }
 
 const makeFold = () => make("details", {}, make("summary", {}, "Thoughts"), make("div", { class: "plain" }));
@@ -163,11 +176,18 @@ const clearErrors = () => document.querySelectorAll(".message.error").forEach((n
 class Timing {
   constructor(takesUp) { Object.assign(this, { takesUp, began: performance.now(), first: null, last: null, pieces: 0, tokens: null }); }
   take(hasText, usage) {
-    if (usage) this.tokens = usage.output_tokens;
+    if (usage) Object.assign(this, { tokens: usage.output_tokens, promptTokens: usage.input_tokens });
     if (!hasText) return;
     this.last = performance.now();
     this.first ??= this.last;
     this.pieces += 1;
+  }
+  // None of an answer that the server has not counted; no times of one that was taken up.
+  sum() {
+    if (this.tokens === null) return {};
+    const seconds = (this.last - this.first) / 1000, isTimed = !this.takesUp && this.first !== null;
+    const rate = isTimed && this.tokens > 1 && seconds > 0 ? (this.tokens - 1) / seconds : 0;
+    return { facts: { prompt: this.promptTokens, output: this.tokens, firstMs: isTimed ? this.first - this.began : 0, rate } };
   }
   describe(prefix) {
     if (this.takesUp) return prefix + (this.tokens === null ? "taken up where it was" : `taken up, ${this.tokens} tokens`);
@@ -229,6 +249,7 @@ class Answer {
     this.paint();
     this.view.node.classList.remove("busy");
     if (turn.end === "running") return;  // somebody has left: it is going to be taken up
+    Object.assign(turn, this.timing.sum());
     if (turn.calls.length && turn.end === "stop") turn.message.tool_calls = turn.calls;
     for (const name of ["calls", "asked", "response"]) delete turn[name];
   }

@@ -10,7 +10,7 @@ async function openScripted(answers, asked = []) {
   return openPage((page) => page.route("**/v1/responses", (route) => {
     asked.push(route.request().postDataJSON());
     const { refusal, ...answer } = answers.shift();
-    return refusal ? refuse(route, { message: refusal }) : fulfil(route, makeEvents(answer));
+    return refusal ? refuse(route, { message: refusal }) : fulfil(route, makeEvents(answer, answer.more));
   }));
 }
 
@@ -229,6 +229,18 @@ async function foldsThoughtsAndAsksForResultsOfCalls() {
   await page.context().close();
 }
 
+async function saysWhatAnAnswerTook() {
+  const { page, complaints } = await openScripted([{ ...says("One"), more: { usage: { input_tokens: 500, output_tokens: 12 } } }]);
+  await send(page, "Count");
+  await answered(page);
+  const facts = /^500 prompt \+ 12 answer tokens · \d+ % of the context of [\d,]+ · first token after \d+ ms/;
+  await hasText(page, ".message.assistant .facts", facts);
+  await page.reload();
+  await hasText(page, ".message.assistant .facts", /^500 prompt \+ 12 answer tokens/);
+  assert.deepEqual(complaints, []);
+  await page.context().close();
+}
+
 async function sendsWhatTheSettingsSay() {
   const asked = [], { page, complaints } = await openScripted([says("{}")], asked), schema = { type: "object" };
   await page.click("#compose summary");
@@ -361,7 +373,7 @@ try {
     connectsAgainWhereAStreamBrokeOff, saysThatTheServerHasLostAnAnswer, goesWithoutWhereNothingIsKept,
     foldsThoughtsAndAsksForResultsOfCalls, drawsMarkdownAndNoMarkup, stopsABurst, paintsABurstSeldom,
     givesBackWhatWasRefused, retriesEditsAndGoesOn, asksForAKey, asksForAKeyOnceUnlessItIsWanted,
-    takesNoMessageForAModelThatCannotChat, sendsWhatTheSettingsSay, keepsChatsInFilesAndFindsThem, keepsThemeAndWhatIsHidden,
+    takesNoMessageForAModelThatCannotChat, saysWhatAnAnswerTook, sendsWhatTheSettingsSay, keepsChatsInFilesAndFindsThem, keepsThemeAndWhatIsHidden,
   ]) await check();
   console.log("ok");
 } finally {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 
 import pytest
-from quire.frontend.http.connections.auth import ApiKeys, hash_key
+from quire.frontend.http.connections.auth import OPEN_PATHS, ApiKeys, hash_key
 
 KEYS = ApiKeys([hash_key("one"), hash_key("two")])
 PASSWORD = b"Basic " + base64.b64encode(b"me:one")
@@ -43,3 +43,8 @@ def test_a_key_may_come_in_each_of_the_headers(headers: list[tuple[bytes, bytes]
 )
 def test_what_is_no_key_lets_nobody_in(headers: list[tuple[bytes, bytes]]) -> None:
     assert KEYS.identify(headers) is None
+
+
+def test_the_page_comes_without_a_key_and_asks_for_it_itself_but_what_it_shows_does_not() -> None:
+    assert "/" in OPEN_PATHS
+    assert not OPEN_PATHS & {"/stats", "/stats/stream", "/v1/models", "/v1/responses"}
