@@ -70,7 +70,7 @@ class Worker:
                 wait_for_memory(part, device, num_ranks)
             check_max_model_len(part, device)
             check_weights_fit(part, device, config.parallel.tensor_parallel_size)
-        if device.type != "cpu" or config.logits_processors:
+        if device.type != "cpu" or config.logits_processors or config.model.load_format == "dummy":
             load_meta_kernels()
         processors = load_logits_processors(config.logits_processors, config.logits_processor_folders)
         self._on_phase("load weights")

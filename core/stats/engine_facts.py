@@ -127,6 +127,8 @@ def format_startup(facts: EngineFacts) -> list[str]:
     ]
     if facts.tasks != ("generate",):
         lines.append(f"tasks: {', '.join(facts.tasks)}")
+    if "generate" in facts.tasks:
+        lines.append(f"answers end at token {' or '.join(map(str, facts.eos_token_ids)) or 'none'}")
     lines.append(format_level(facts.batch_variance_reason))
     if facts.logits_processors:
         lines.append(f"logits processors: {', '.join(facts.logits_processors)}")

@@ -49,7 +49,7 @@ class Checkpoint:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The end-of-sequence ids of a model that generates."""
+        """The end-of-sequence ids that the files of a model that generates name beside its tokenizer's."""
         if not self.spec.has_logits:
             return ()
         return read_eos_token_ids(self.folder.config, self.folder.generation_config, self.spec.vocab_size)

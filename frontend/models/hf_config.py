@@ -33,28 +33,28 @@ def read_dtype(config: Mapping[str, Any], stored_dtype: str | None) -> Dtype:
 def read_eos_token_ids(
     config: Mapping[str, Any], generation_config: Mapping[str, Any], vocab_size: int
 ) -> tuple[int, ...]:
-    """End-of-sequence ids: generation_config.json's if it has the key, else config.json's.
+    """End-of-sequence ids: generation_config.json's and config.json's. Raises ModelError for a bad value.
 
-    ModelError for a bad value in either, also in the one that does not count.
+    What no output can hold ends none, in transformers too: -1, and ids beyond the vocabulary.
     """
     files = (("generation_config.json", generation_config), ("config.json", config))
-    named = [
-        _read_token_ids(f"{name} eos_token_id", values["eos_token_id"], vocab_size)
+    ids = dict.fromkeys(
+        token_id
         for name, values in files
-        if values.get("eos_token_id") is not None
-    ]
-    return named[0] if named else ()
+        for token_id in _read_token_ids(f"{name} eos_token_id", values.get("eos_token_id"))
+        if 0 <= token_id < vocab_size
+    )
+    if len(ids) > MAX_EOS_TOKEN_IDS:  # each request carries them
+        raise ModelError("config.json eos_token_id", f"{len(ids)} ids", f"at most {MAX_EOS_TOKEN_IDS}")
+    return tuple(ids)
 
 
-def _read_token_ids(field: str, value: Any, vocab_size: int) -> tuple[int, ...]:
+def _read_token_ids(field: str, value: Any) -> list[int]:
     ids: list[Any] = cast(list[Any], value) if isinstance(value, list) else [value]
     for token_id in ids:
-        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
-            raise ModelError(field, value, f"token ids from 0 to {vocab_size - 1}")
-    distinct = tuple(dict.fromkeys(ids))
-    if len(distinct) > MAX_EOS_TOKEN_IDS:  # each request carries them
-        raise ModelError(field, f"{len(distinct)} ids", f"at most {MAX_EOS_TOKEN_IDS}")
-    return distinct
+        if token_id is not None and type(token_id) is not int:
+            raise ModelError(field, value, "a token id, or a list of them")
+    return [token_id for token_id in ids if token_id is not None]
 
 
 def read_default_sampling(generation_config: Mapping[str, Any]) -> dict[str, Any]:

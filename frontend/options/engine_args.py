@@ -39,6 +39,8 @@ from .off_values import DropsOffValues, drop_off_values
 if TYPE_CHECKING:
     import argparse
 
+    from ..models.checkpoint import Checkpoint
+
 SHARED_MAX_QUEUED_BYTES = "1GiB"  # of engines that many clients share; a private one has no bound
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _Part = TypeVar("_Part", bound=msgspec.Struct)
@@ -312,12 +314,13 @@ class EngineArgs(metaclass=DropsOffValues):
         seed = 0 if self.seed is None else self.seed
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError("seed", seed, "an integer from 0 to 2**63 - 1, or None")
+        template = None if self.chat_template is None else read_chosen_template(self.chat_template)
         return self._make(
             ModelConfig,
             model=root,
             served_model_name=names[0],
             served_model_aliases=tuple(names[1:]),
-            chat_template=None if self.chat_template is None else read_chosen_template(self.chat_template),
+            chat_template=template,
             tokenizer=tokenizer,
             spec=checkpoint.spec,
             dtype=checkpoint.dtype if self.dtype == "auto" else named,
@@ -328,7 +331,7 @@ class EngineArgs(metaclass=DropsOffValues):
             noted=note_model(root, tokenizer, files, modules),
             gguf_tensors=checkpoint.folder.gguf_tensors,
             seed=seed,
-            eos_token_ids=checkpoint.eos_token_ids,
+            eos_token_ids=_find_ends(checkpoint, tokenizer, template),
         )
 
     def _create_scheduler_config(self, model: ModelConfig) -> SchedulerConfig:
@@ -406,3 +409,19 @@ def add_option(
     else:
         options["metavar"] = name.rsplit("_", 1)[-1].upper()
     group.add_argument(f"--{name.replace('_', '-')}", *([alias] if alias else []), **options)
+
+
+def _find_ends(checkpoint: Checkpoint, tokenizer: str, chat_template: str | None) -> tuple[int, ...]:
+    """What ends an answer: what the model's files and its tokenizer name; if they name nothing, the end of a
+    turn in the chat template.
+    """
+    ids = checkpoint.eos_token_ids
+    if not tokenizer or not checkpoint.spec.has_logits:
+        return ids
+    from ..text.end_tokens import find_turn_end, read_eos_token_id
+
+    end = read_eos_token_id(tokenizer)
+    if end is None and not ids:
+        end = find_turn_end(tokenizer, chat_template)
+    is_new = end is not None and end < checkpoint.spec.vocab_size and end not in ids
+    return (*ids, end) if is_new else ids

@@ -257,7 +257,7 @@ def load_tokenizer(folder: str | Path, chat_template: str | None = None) -> Toke
     backend.no_padding()
     config = read_json(path / "tokenizer_config.json")
     _check_splitting(backend, config)
-    named = _read_named_tokens(config, read_json(path / "special_tokens_map.json"))
+    named = read_named_tokens(config, read_json(path / "special_tokens_map.json"))
     _add_missing_tokens(backend, config, named)
     templates = _read_templates(path, config) if chat_template is None else {"default": chat_template}
     inputs: Any = config.get("model_input_names")
@@ -285,7 +285,7 @@ def _check_splitting(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -
             raise _bad_tokens("add_prefix_space", prefix, allowed)
 
 
-def _read_named_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, str]:
+def read_named_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, str]:
     named: dict[str, str] = {}
     for name in _NAMED_TOKENS:
         text = _token_text(config.get(name)) or _token_text(special_map.get(name))

@@ -32,6 +32,7 @@ from ...formats.known_formats import choose_output_format, summarize
 from ...models.model_folder import inspect_model_folder, pocket_encoder_folder, pocket_folder
 from ...options.engine_args import EngineArgs
 from ...options.gpu_cards import find_card
+from ...text.end_tokens import describe_ends
 from ...text.tokenizer import load_tokenizer
 from ..engine_choice import choose_model
 from ..parser import ExitCode, Parser
@@ -245,6 +246,8 @@ def check_model(args: EngineArgs) -> Iterator[Check]:
         return
     tokenizer = load_tokenizer(config.tokenizer)
     known = choose_output_format(tokenizer, config.tool_call_parser, config.reasoning_parser)
+    ends = describe_ends(tokenizer, config.eos_token_ids)
+    yield Check("ends", Status.OK if config.eos_token_ids else Status.NOTE, ends)
     yield Check("formats", Status.OK if known else Status.NOTE, summarize(known, config))
 
 

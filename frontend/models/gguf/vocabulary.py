@@ -53,9 +53,13 @@ _REPLACE_SPACES: Json = {"type": "Replace", "pattern": {"String": " "}, "content
 _CONTROL, _USER_DEFINED = 3, 4  # of token_type
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _ENDS = ("eos", "eot", "eom")
-# Control tokens that end a turn or a text in any model that has them; llama.cpp looks for these too.
+# Tokens that end a turn or a text in any model that has them, whatever type the file gives them: llama.cpp's
+# list, which makes control tokens of them.
 _END_TEXTS = frozenset(
-    ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
+    [
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
+        *("<|eom_id|>", "<|return|>", "<|call|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>"),
+    ]
 )
 # Merges are looked for in every place of every token: 262,144 tokens of Gemma have 2,000,000 characters.
 MAX_MERGED_CHARACTERS = 16 << 20
@@ -81,7 +85,11 @@ class Vocabulary:
             if key.startswith("tokenizer.chat_template") and isinstance(value, str)
         }
         self.tokens: list[str] = self._list("tokens", str)
-        self.types: list[int] = self._list("token_type", int, len(self.tokens))
+        types = self._list("token_type", int, len(self.tokens))
+        self.types: list[int] = [
+            _CONTROL if token in _END_TEXTS else kind
+            for token, kind in zip(self.tokens, types, strict=False)
+        ]
         self.kind = self.fields.get("model")
         self.pre: str = self.fields.get("pre", "default")
         if not isinstance(self.pre, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -148,11 +156,13 @@ class Vocabulary:
 
 
 def find_end_ids(header: GgufHeader) -> list[int]:
-    """Tokens that end an output: the named ones, and control tokens whose text says so."""
+    """Tokens that end an output: the named ones, and those whose text says so."""
     vocabulary = Vocabulary(header)
     ends = [token_id for name in _ENDS if (token_id := vocabulary.find_token_id(name)) is not None]
-    pairs = enumerate(zip(vocabulary.tokens, vocabulary.types, strict=False))
-    ends += [index for index, (token, kind) in pairs if kind == _CONTROL and token in _END_TEXTS]
+    texts = {token: index for index, token in enumerate(vocabulary.tokens) if token in _END_TEXTS}
+    if {"<|return|>", "<|call|>", "<|end|>"} <= texts.keys():  # gpt-oss goes on after the end of a message
+        del texts["<|end|>"]
+    ends += texts.values()
     return list(dict.fromkeys(ends))[:MAX_EOS_TOKEN_IDS]
 
 

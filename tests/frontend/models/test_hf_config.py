@@ -223,18 +223,22 @@ def test_a_number_format_without_kernels_is_refused():
         read_dtype({"torch_dtype": "float8_e4m3fn"}, None)
 
 
-def test_end_tokens_come_from_the_generation_config_first():
+def test_end_tokens_are_those_of_both_files():
     assert read_eos_token_ids({"eos_token_id": 2}, {"eos_token_id": [5, 2, 5]}, 10) == (5, 2)
+    assert read_eos_token_ids({"eos_token_id": 3}, {"eos_token_id": [5, None]}, 10) == (5, 3)
     assert read_eos_token_ids({"eos_token_id": 2}, {}, 10) == (2,)
     assert read_eos_token_ids({"eos_token_id": None}, {}, 10) == ()
 
 
-@pytest.mark.parametrize("value", [[2, 10], -1, True, [True, -1], 2.0, "2", {}])
+@pytest.mark.parametrize("value", [-1, 10, [-1, 10], 2**80, []])
+def test_an_id_that_no_output_can_hold_ends_none(value: Any):
+    assert read_eos_token_ids({"eos_token_id": value}, {}, 10) == ()
+
+
+@pytest.mark.parametrize("value", [True, [True, -1], 2.0, "2", {}])
 def test_what_is_no_token_id_ends_no_sequence(value: Any):
-    with pytest.raises(ModelError, match=r"^config\.json eos_token_id=.*: expected token ids from 0 to 9"):
+    with pytest.raises(ModelError, match=r"^config\.json eos_token_id=.*: expected a token id"):
         read_eos_token_ids({"eos_token_id": value}, {}, 10)
-    with pytest.raises(ModelError, match=r"^config\.json eos_token_id="):  # also if it does not count
-        read_eos_token_ids({"eos_token_id": value}, {"eos_token_id": 2}, 10)
     with pytest.raises(ModelError, match=r"^generation_config\.json eos_token_id="):
         read_eos_token_ids({"eos_token_id": 2}, {"eos_token_id": value}, 10)
 

@@ -1,0 +1,64 @@
+"""Which tokens end an answer by a tokenizer's files. Loads the tokenizer only where these do not say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ...ipc.errors import QuireError
+from ..models.model_files import MAX_TOKENIZER_BYTES, read_json, read_json_as
+from .tokenizer import load_tokenizer, read_named_tokens
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
+
+_ANSWER = "Answer"
+_MAX_SHOWN = 8
+
+
+class _Token(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _TokenizerFile(msgspec.Struct):
+    added_tokens: list[_Token] = []
+
+
+def read_eos_token_id(folder: str) -> int | None:
+    """As `load_tokenizer(folder).eos_token_id`. Raises ModelError for a file that cannot be read."""
+    path = Path(folder)
+    config = read_json(path / "tokenizer_config.json")
+    text = read_named_tokens(config, read_json(path / "special_tokens_map.json")).get("eos_token")
+    if text is None:
+        return None
+    added = read_json_as(path / "tokenizer.json", MAX_TOKENIZER_BYTES, _TokenizerFile).added_tokens
+    ids = (token.id for token in added if token.content == text)
+    token_id = next(ids, None)
+    return load_tokenizer(folder).eos_token_id if token_id is None else token_id
+
+
+def find_turn_end(folder: str, chat_template: str | None = None) -> int | None:
+    """The special token that a chat template, by default the folder's, writes behind an answer; None: none."""
+    tokenizer = load_tokenizer(folder, chat_template)
+    if tokenizer.chat_template is None:
+        return None
+    chat = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        behind = tokenizer.chat_template.render(chat, add_generation_prompt=False).rpartition(_ANSWER)[2].lstrip()
+    except QuireError:  # a template that takes no such chat
+        return None
+    texts = tokenizer.special_token_texts.items()
+    ends = [(len(text), token_id) for token_id, text in texts if behind.startswith(text)]
+    return max(ends)[1] if ends else None
+
+
+def describe_ends(tokenizer: Tokenizer | None, token_ids: Iterable[int]) -> str:
+    """Such as "'<|im_end|>' (2), '<|endoftext|>' (0)", or 'nothing: ...'."""
+    ids = list(token_ids)
+    texts = [f"{tokenizer.backend.id_to_token(id_)!r} ({id_})" if tokenizer else str(id_) for id_ in ids]
+    shown = ", ".join(texts[:_MAX_SHOWN]) + (f" and {len(ids) - _MAX_SHOWN} more" if ids[_MAX_SHOWN:] else "")
+    return shown or "nothing: an answer runs to max_tokens"
