@@ -48,7 +48,9 @@ def find_turn_end(folder: str, chat_template: str | None = None) -> int | None:
         return None
     chat = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": _ANSWER}]
     try:
-        behind = tokenizer.chat_template.render(chat, add_generation_prompt=False).rpartition(_ANSWER)[2].lstrip()
+        behind = (
+            tokenizer.chat_template.render(chat, add_generation_prompt=False).rpartition(_ANSWER)[2].lstrip()
+        )
     except QuireError:  # a template that takes no such chat
         return None
     texts = tokenizer.special_token_texts.items()

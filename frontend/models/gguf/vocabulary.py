@@ -87,8 +87,7 @@ class Vocabulary:
         self.tokens: list[str] = self._list("tokens", str)
         types = self._list("token_type", int, len(self.tokens))
         self.types: list[int] = [
-            _CONTROL if token in _END_TEXTS else kind
-            for token, kind in zip(self.tokens, types, strict=False)
+            _CONTROL if token in _END_TEXTS else kind for token, kind in zip(self.tokens, types, strict=False)
         ]
         self.kind = self.fields.get("model")
         self.pre: str = self.fields.get("pre", "default")

@@ -15,6 +15,7 @@ from quire.frontend.models.gguf.folder import open_gguf
 from quire.frontend.models.gguf.header import GgufHeader, read_header
 from quire.frontend.models.gguf.tensors import name_tensors
 from quire.frontend.options.engine_args import EngineArgs
+from quire.frontend.text.tokenizer import load_tokenizer
 from quire.ipc.errors import ModelError
 from quire.ipc.spec.config import ModelConfig
 from quire.ipc.spec.model_spec import RopeConfig
@@ -47,6 +48,17 @@ def test_a_file_is_served_like_a_folder(tmp_path: Path):
     ends = msgspec.json.decode(Path(model.model, "generation_config.json").read_bytes())["eos_token_id"]
     assert list(model.eos_token_ids) == ends
     assert len(ends) == 2  # <|im_end|>, and <|endoftext|>, which ends a text in every model
+
+
+def test_ends_are_found_by_their_text_whatever_type_they_have(tmp_path: Path):
+    writer = make_tiny()
+    texts = writer.metadata["tokenizer.ggml.tokens"]
+    types = writer.metadata["tokenizer.ggml.token_type"]
+    types[texts.index("<|im_end|>")] = 1
+    writer.metadata["tokenizer.ggml.eos_token_id"] = texts.index("<|endoftext|>")
+    model = read_args(writer.write(tmp_path / "model.gguf"))
+    assert set(model.eos_token_ids) == {texts.index("<|im_end|>"), texts.index("<|endoftext|>")}
+    assert texts.index("<|im_end|>") in load_tokenizer(model.tokenizer).all_special_ids
 
 
 def test_files_with_the_same_header_share_a_folder_and_others_do_not(tmp_path: Path):
