@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from types import ModuleType
 
@@ -21,7 +20,7 @@ _TRACING = ("_decomp", "_dynamo", "_functorch", "_inductor", "_prims", "_refs", 
 class _TracingFinder(MetaPathFinder):
     """Finds nothing itself: it has the meta kernels loaded before what needs them is looked for."""
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+    def find_spec(self, fullname: str, *_where: object) -> None:
         if fullname.startswith("torch.") and fullname.split(".")[1] in _TRACING:
             load_meta_kernels()
 

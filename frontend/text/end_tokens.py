@@ -42,7 +42,7 @@ def read_eos_token_id(folder: str) -> int | None:
 
 
 def find_turn_end(folder: str, chat_template: str | None = None) -> int | None:
-    """The special token that a chat template, by default the folder's, writes behind an answer; None: none."""
+    """The special token that a chat template, else the folder's, writes behind an answer; None: none."""
     tokenizer = load_tokenizer(folder, chat_template)
     if tokenizer.chat_template is None:
         return None
