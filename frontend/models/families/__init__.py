@@ -35,6 +35,7 @@ _DECODERS: dict[str, tuple[str, Reader]] = {
     "SmolLM3ForCausalLM": ("smollm3", smollm3.read_spec),
 }
 ARCHITECTURES = tuple(_DECODERS)
+_OLD_NAMES = {"LLaMAForCausalLM": "LlamaForCausalLM"}  # of the first conversions
 # A decoder may be saved without its language head, and with another one in its place.
 _HEADS: dict[str, Callable[[Reader], Reader]] = {
     "Model": without_head,
@@ -77,8 +78,8 @@ def _read_architecture(config: Mapping[str, Any]) -> str:
         names = [name for name, (known, _) in _FAMILIES.items() if known == model_type] or [model_type]
     if isinstance(names, list):
         for name in cast(list[Any], names):
-            if isinstance(name, str) and name in _FAMILIES:
-                return name
+            if isinstance(name, str) and (known := _OLD_NAMES.get(name, name)) in _FAMILIES:
+                return known
     allowed = f"one of {', '.join(ARCHITECTURES)}; of these also ...{' and ...'.join(_HEADS)}"
     encoders = ", ".join(name for name in _FAMILIES if name in ENCODERS or "Reward" in name)
     raise ModelError("config.json architectures", names, f"{allowed}; or one of {encoders}")

@@ -11,6 +11,8 @@ from ....ipc.errors import ModelError, shorten
 from ....ipc.spec.model_spec import RopeConfig, RopeType
 from .config_fields import ConfigFields
 
+# Of scaled ropes; transformers' default one has no use for them.
+_SCALING = ("factor", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -101,6 +103,10 @@ def _read_object(fields: ConfigFields, name: str) -> dict[str, Any]:
 def _read_rotated_size(rope: ConfigFields, fields: ConfigFields, head_size: int | None) -> int | None:
     """How many numbers of a head are rotated; None: all."""
     key = "partial_rotary_factor"
+    if head_size is None and (rope.get("rope_type") or rope.get("type", "default")) == "default":
+        fields.ignore(key)  # the whole head is rotated, as transformers does
+        rope.ignore(key)
+        return None
     factor = rope.number(key, fields.number(key, 1.0))
     if factor == 1:
         return None
@@ -123,6 +129,7 @@ def _read_kind(
 ) -> RopeConfig:
     kind = _read_rope_type(rope, has_factors=rotated_size is not None)
     if kind == "default":
+        rope.ignore(*_SCALING, "original_max_position_embeddings")
         return RopeConfig(theta=theta)
     if kind in ("linear", "dynamic"):
         return RopeConfig(theta=theta, type=kind, factor=rope.number("factor"))
