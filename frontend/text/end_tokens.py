@@ -43,15 +43,15 @@ def read_eos_token_id(folder: str) -> int | None:
 
 def find_turn_end(folder: str, chat_template: str | None = None) -> int | None:
     """The special token that a chat template, else the folder's, writes behind an answer; None: none."""
-    tokenizer = load_tokenizer(folder, chat_template)
-    if tokenizer.chat_template is None:
-        return None
     chat = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": _ANSWER}]
     try:
+        tokenizer = load_tokenizer(folder, chat_template)
+        if tokenizer.chat_template is None:
+            return None
         behind = (
             tokenizer.chat_template.render(chat, add_generation_prompt=False).rpartition(_ANSWER)[2].lstrip()
         )
-    except QuireError:  # a template that takes no such chat
+    except QuireError:  # a template without such chats; what cannot be read is refused where it is used
         return None
     texts = tokenizer.special_token_texts.items()
     ends = [(len(text), token_id) for token_id, text in texts if behind.startswith(text)]

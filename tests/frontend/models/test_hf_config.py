@@ -198,6 +198,40 @@ def test_experts_are_in_the_layers_where_transformers_has_them(values: dict[str,
             assert layer.ffn.norm_topk_prob == router.norm_topk_prob
 
 
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "gemma", "olmo2"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"rope_scaling": {"factor": 2.0}},
+        {"rope_scaling": {"rope_type": "default", "factor": 2.0, "beta_fast": 3.0}},
+        {"partial_rotary_factor": 0.5},
+        {"logits_scaling": 8.0},
+        {"sliding_window": 64},
+    ],
+    ids=str,
+)
+def test_what_transformers_computes_without_changes_nothing(model_type: str, values: dict[str, Any]):
+    """The logits of a prompt: its numbers are the same with and without, and the spec is."""
+    import torch
+    import transformers
+
+    plain, changed = make_config(model_type), make_config(model_type, **values)
+    assert read_model_spec(changed) == read_model_spec(plain)
+    logits: list[Any] = []
+    for config in (plain, changed):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(oracle_of(config)).eval()
+        with torch.no_grad():
+            logits.append(model(torch.arange(1, 81)[None]).logits)
+    assert torch.equal(*logits)
+
+
+def test_the_first_name_of_llama_is_known():
+    config = make_config("llama")
+    named = read_model_spec(config | {"architectures": ["LLaMAForCausalLM"]})
+    assert named == read_model_spec(config)
+
+
 @refusals("decoders")
 def test_a_value_that_makes_no_sense_is_refused_by_its_key(refusal: Refusal):
     refusal.check(lambda values: read_model_spec(make_config(**values)))
