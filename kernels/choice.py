@@ -28,6 +28,7 @@ _IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "gated_activation": ("triton", "native"),
     "gather_rows": ("triton",),
     "layer_norm": ("triton", "native"),
+    "likeliest": ("native",),
     "linear": ("native", "triton"),
     "log_totals": ("triton",),
     "paged_attention": ("triton", "native"),

@@ -235,20 +235,62 @@ int pad(float* values, int count) {
     return round_up(count, kLanes);
 }
 
-// Copies those of kLanes weights that are `least` or more; writes up to kLanes numbers, returns the end of the copy.
-inline float* copy_from(const float* weights, float least, float* to) {
+// Copies those of kLanes weights that are `least` or more and below `end`; writes up to kLanes numbers, returns the
+// end of the copy, which may overlap what has been read.
+inline float* copy_between(const float* weights, float least, float end, float* to) {
 #if defined(__AVX512F__)
     const __m512 all = _mm512_loadu_ps(weights);
-    const __mmask16 is_kept = _mm512_cmp_ps_mask(all, _mm512_set1_ps(least), _CMP_GE_OQ);
+    const __mmask16 is_kept = _mm512_cmp_ps_mask(all, _mm512_set1_ps(least), _CMP_GE_OQ) &
+                              _mm512_cmp_ps_mask(all, _mm512_set1_ps(end), _CMP_LT_OQ);
     _mm512_storeu_ps(to, _mm512_maskz_compress_ps(is_kept, all));  // into memory it takes some 100 cycles on Zen 4
     return to + __builtin_popcount(is_kept);
 #else
     for (int i = 0; i < kLanes; ++i) {
-        *to = weights[i];
-        to += weights[i] >= least;
+        const float weight = weights[i];
+        *to = weight;
+        to += weight >= least && weight < end;
     }
     return to;
 #endif
+}
+
+// As select(values, count, target, sum_from), bit for bit; values that are not 0 are `least` or more. Only those that
+// are not decided yet are summed again: rounding may move such a sum by `slack`, and where that matters all are summed
+// in their order. `memory` is as long as `values`.
+float select_sum(const float* values, int count, double target, float least, float* memory) {
+    const double total = sum_from(values, count, least);
+    const double slack = std::ldexp(total * (count + 64), -52);
+    double above = 0.0;  // of those that are decided to be kept
+    float found = 0.0f, end = INFINITY;
+    const float* undecided = values;
+    int size = count;
+    for (uint32_t bit = 1u << 29, bits = 0; bit > 0; bit >>= 1) {
+        const uint32_t next = bits | bit;
+        float middle;
+        std::memcpy(&middle, &next, sizeof middle);
+        if (middle > least) {
+            const double inside = sum_from(undecided, size, middle);
+            double sum = above + inside;
+            if (std::fabs(sum - target) <= slack) sum = sum_from(values, count, middle);
+            const bool is_enough = sum >= target;
+            if (is_enough) {
+                least = middle;
+            } else {
+                end = middle;
+                above += inside;
+            }
+            float* to = memory;
+            for (int i = 0; i < size; i += kLanes) to = copy_between(undecided + i, least, end, to);
+            undecided = memory;
+            size = pad(memory, int(to - memory));
+            if (!is_enough) continue;
+        } else if (total < target) {
+            continue;
+        }
+        bits = next;
+        found = middle;
+    }
+    return found;
 }
 
 // The weights of the row that are `least` or more and not 0, with zeros up to a multiple of kLanes, and how many.
@@ -258,7 +300,7 @@ int copy_weights(const Row& row, float least, float* to) {
     for (int b = 0; b * kBlock < row.size; ++b) {
         if (row.sums[b] == 0.0 || row.largest[b] < least) continue;
         const float* block = row.weights + b * kBlock;
-        for (int i = 0; i < kBlock; i += kLanes) end = copy_from(block + i, least, end);
+        for (int i = 0; i < kBlock; i += kLanes) end = copy_between(block + i, least, INFINITY, end);
     }
     return pad(to, int(end - to));
 }
@@ -284,9 +326,11 @@ int sample_row(Row& row, int64_t top_k, double top_p, double noise, float* memor
     }
     if (top_p < 1.0) {
         // Weights below this cannot matter: all of them together are less than what top-p leaves out.
-        const double total = row.add_all(), least = 0.999 * (1.0 - top_p) * total / row.size;
-        const int count = copy_weights(row, float(least), memory);
-        row.raise(select(memory, count, top_p * total, sum_from));
+        const double total = row.add_all();
+        const float least = float(0.999 * (1.0 - top_p) * total / row.size);
+        const int count = copy_weights(row, least, memory);
+        const float smallest = std::max({row.least, least, std::numeric_limits<float>::denorm_min()});
+        row.raise(select_sum(memory, count, top_p * total, smallest, memory + count));
     }
     return row.find_quantile(noise);
 }
@@ -306,7 +350,7 @@ extern "C" void quire_sample(const float* logits, int rows, int size, const floa
         if (!(temperature[r] > 0.0f) || !std::isfinite(top[r])) return;
         const bool is_kept = top_k[r] < size || top_p[r] < 1.0;
         const size_t blocks = padded / kBlock, before = round_up(3 * int(blocks), kLanes);
-        float* memory = thread_memory(before + (is_kept ? 2 * size_t(padded) + kBlock : 0));
+        float* memory = thread_memory(before + (is_kept ? 3 * size_t(padded) + 2 * kBlock : 0));
         row.top = top[r], row.scale = 1.0f / temperature[r], row.least = min_p[r];
         row.sums = reinterpret_cast<double*>(memory);
         row.largest = is_kept ? memory + 2 * blocks : nullptr;

@@ -28,7 +28,7 @@ from ...worker.layers.embedding import Embedding
 from ...worker.layers.feed_forward import GatedActivation
 from ...worker.layers.linear import make_linear
 from ...worker.layers.norm import LayerNorm, RMSNorm
-from ...worker.sampling.sampler import SamplingBatch, sample
+from ...worker.sampling.sampler import LogprobGroup, SamplingBatch, sample
 from ...worker.weights.online import quantize
 from .bench_model import load_spec
 from .kernel_case import Bench, Case, copy_cache
@@ -289,14 +289,18 @@ def _make_embedding(bench: Bench, spec: ModelSpec, num_tokens: int) -> Case:
 
 
 def make_sampling_cases(bench: Bench) -> Iterator[Case]:
-    """Greedy, by temperature, and with filters. Torch's column is its usual form of the same."""
+    """Greedy, by temperature, with filters and logprobs. Torch's column is its usual form of the same."""
     for num_rows, (name, model) in ((1, _MODELS[0]), (32, _MODELS[0]), (256, _MODELS[1])):
         logits = bench.noise(num_rows, model.vocab_size, dtype=torch.float32) * 3
-        for kind, temperature, top_k, top_p, other in (
-            ("greedy", 0.0, model.vocab_size, 1.0, _torch_greedy),
-            ("temperature", 1.0, model.vocab_size, 1.0, _torch_random),
-            ("top-k 50, top-p 0.9", 1.0, 50, 0.9, _torch_filtered),
+        for kind, temperature, top_k, top_p, num_logprobs, other in (
+            ("greedy", 0.0, model.vocab_size, 1.0, None, _torch_greedy),
+            ("temperature", 1.0, model.vocab_size, 1.0, None, _torch_random),
+            ("top-k 50, top-p 0.9", 1.0, 50, 0.9, None, _torch_filtered),
+            ("top-p 0.95", 1.0, model.vocab_size, 0.95, None, _torch_top_p),
+            ("greedy, logprobs 0", 0.0, model.vocab_size, 1.0, 0, _torch_logprobs),
+            ("greedy, logprobs 20", 0.0, model.vocab_size, 1.0, 20, _torch_logprobs),
         ):
+            rows = list(range(num_rows))
             batch = SamplingBatch(
                 temperature=np.full(num_rows, temperature, np.float32),
                 top_k=np.full(num_rows, top_k, np.int64),
@@ -304,6 +308,7 @@ def make_sampling_cases(bench: Bench) -> Iterator[Case]:
                 min_p=np.zeros(num_rows, np.float32),
                 seeds=np.arange(num_rows, dtype=np.uint64),
                 output_positions=np.zeros(num_rows, np.int64),
+                logprob_groups=[] if num_logprobs is None else [LogprobGroup(num_logprobs, rows)],
             )
             yield Case(
                 op="sampling",
@@ -329,6 +334,16 @@ def _torch_filtered(logits: Tensor) -> Tensor:
     weights = values.softmax(-1)
     weights = weights.masked_fill(weights.cumsum(-1) - weights > 0.9, 0.0)
     return index.gather(1, torch.multinomial(weights, 1))
+
+
+def _torch_top_p(logits: Tensor) -> Tensor:
+    weights, index = logits.softmax(-1).sort(-1, descending=True)
+    weights = weights.masked_fill(weights.cumsum(-1) - weights > 0.95, 0.0)
+    return index.gather(1, torch.multinomial(weights, 1))
+
+
+def _torch_logprobs(logits: Tensor) -> object:
+    return logits.log_softmax(-1).topk(20, -1)
 
 
 def make_encoder_cases(bench: Bench) -> Iterator[Case]:

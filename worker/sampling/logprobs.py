@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...ipc.protocol.messages import LogprobsBlock
-from ...kernels.choice import choose_kernel
+from ...kernels.choice import choose_kernel, native_library
+from ...kernels.sampling.likeliest import launch_likeliest
 from ..steps.row_ops import block_sums, largest_ids, row_slices
 
 
@@ -31,12 +32,14 @@ def compute_logprobs(logits: Tensor, token_ids: Tensor, others: int | Tensor) ->
 
     others: K, for the K largest of each row, or the ids themselves, int64 [S, K].
     """
-    slices = row_slices(logits.shape[0], logits.shape[1], logits.device)
-    parts = [
+    parts = list(row_slices(logits.shape[0], logits.shape[1], logits.device))
+    if choose_kernel("likeliest", logits.dtype, logits.device) == "native":
+        return _compute_native(logits.contiguous(), token_ids.contiguous(), others, parts)
+    slices = [
         _compute_slice(logits[part], token_ids[part], others if isinstance(others, int) else others[part])
-        for part in slices
+        for part in parts
     ]
-    return parts[0] if len(parts) == 1 else join_logprobs(parts)
+    return slices[0] if len(slices) == 1 else join_logprobs(slices)
 
 
 def join_logprobs(parts: list[LogprobsTensors]) -> LogprobsTensors:
@@ -51,13 +54,30 @@ def pack_logprobs(token_ids: NDArray[Any], logprobs: NDArray[Any], ranks: NDArra
     return LogprobsBlock(num_positions, width, token_ids.tobytes(), logprobs.tobytes(), ranks.tobytes())
 
 
+def _compute_native(
+    logits: Tensor, token_ids: Tensor, others: int | Tensor, parts: list[slice]
+) -> LogprobsTensors:
+    count = others if isinstance(others, int) else 0
+    likeliest, ranks = launch_likeliest(native_library(), logits, token_ids, count)
+    log_totals = torch.empty(len(logits), dtype=torch.float64)
+    scratch = torch.empty_like(logits[parts[0]])  # kept: a new one costs its page faults, slice by slice
+    for part in parts:
+        log_totals[part] = _sum_exp(logits[part], scratch)
+    others = likeliest if isinstance(others, int) else others
+    return _gather(logits, token_ids, others, log_totals, ranks)
+
+
 def _compute_slice(logits: Tensor, token_ids: Tensor, others: int | Tensor) -> LogprobsTensors:
     log_totals, ranks = _sum_and_rank(logits, token_ids)
-    ids = token_ids[:, None]
-    if not isinstance(others, int):
-        ids = torch.cat((ids, others), dim=1)
-    elif others:
-        ids = torch.cat((ids, largest_ids(logits, others)), dim=1)
+    if isinstance(others, int):
+        others = largest_ids(logits, others) if others else token_ids.new_empty((len(token_ids), 0))
+    return _gather(logits, token_ids, others, log_totals, ranks)
+
+
+def _gather(
+    logits: Tensor, token_ids: Tensor, others: Tensor, log_totals: Tensor, ranks: Tensor
+) -> LogprobsTensors:
+    ids = torch.cat((token_ids[:, None], others), dim=1)
     logprobs = (logits.gather(1, ids).double() - log_totals[:, None]).float()
     return LogprobsTensors(ids.to(torch.int32), logprobs, ranks)
 
@@ -68,9 +88,15 @@ def _sum_and_rank(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         from ...kernels.sampling.log_totals_triton import launch_log_totals
 
         return launch_log_totals(logits, token_ids)
-    top = logits.amax(dim=1, keepdim=True)
-    sums = block_sums((logits - top).exp_()).cumsum(dim=1)
+    scratch = torch.empty_like(logits)
+    log_totals = _sum_exp(logits, scratch)
     # Counted in float32, which is exact up to 2**24 tokens and 5 times faster than summing booleans.
-    is_above = torch.gt(logits, logits.gather(1, token_ids[:, None]), out=torch.empty_like(logits))
-    ranks = 1 + is_above.sum(dim=1)
-    return top[:, 0].double() + sums[:, -1].log(), ranks.to(torch.int32)
+    is_above = torch.gt(logits, logits.gather(1, token_ids[:, None]), out=scratch)
+    return log_totals, (1 + is_above.sum(dim=1)).to(torch.int32)
+
+
+def _sum_exp(logits: Tensor, scratch: Tensor) -> Tensor:
+    """float64 [S] log(sum(exp(logits))); `scratch` has room for [S, V]."""
+    top = logits.amax(dim=1, keepdim=True)
+    weights = torch.sub(logits, top, out=scratch[: len(logits)]).exp_()
+    return top[:, 0].double() + block_sums(weights).cumsum(dim=1)[:, -1].log()

@@ -122,7 +122,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> SampledTokens:
     """
     if batch.edited or batch.logprob_groups:
         logits = logits.float()
-    raw = [(group, logits[_index(group.rows, logits.device)]) for group in batch.logprob_groups]
+    raw = [(group, _take_raw(logits, group, batch)) for group in batch.logprob_groups]
     masks = _edit(logits, batch) if batch.edited else None
     token_ids, top = _choose_tokens(logits, batch, masks)
     work_us = {row.index: row.work_us for row in batch.edited}
@@ -136,6 +136,12 @@ def sample(logits: Tensor, batch: SamplingBatch) -> SampledTokens:
             work_us[index] = work_us.get(index, 0) + share_us
     failures = [row for row in batch.edited if row.failure]
     return SampledTokens(token_ids, ~torch.isfinite(top), logprobs, failures, work_us)
+
+
+def _take_raw(logits: Tensor, group: LogprobGroup, batch: SamplingBatch) -> Tensor:
+    """The group's rows as they are before edits: a copy only of what is edited, or a part."""
+    is_whole = not batch.edited and len(group.rows) == len(logits)
+    return logits if is_whole else logits[_index(group.rows, logits.device)]
 
 
 def _edit(logits: Tensor, batch: SamplingBatch) -> Int64s | None:

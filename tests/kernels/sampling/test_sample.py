@@ -1,4 +1,4 @@
-"""Native sampling with token bitmasks: the same bits as of logits that were masked first."""
+"""Native sampling: token bitmasks as if logits were masked first, and what top-p keeps."""
 
 from __future__ import annotations
 
@@ -46,3 +46,52 @@ def test_a_mask_gives_the_tokens_of_logits_that_were_masked_first(library: ctype
     expected_tokens, expected_top = launch_sample(library, logits, *columns)
     assert torch.equal(tokens, expected_tokens)
     assert torch.equal(top.view(torch.int32), expected_top.view(torch.int32))
+
+
+def _find_last_kept(logits: torch.Tensor, top_p: float) -> tuple[int, float]:
+    """The last token that top-p keeps of falling logits, and how far, of all, its border is from top_p."""
+    weights = torch.exp((logits - logits[0]).double()).numpy()
+    shares = weights.cumsum() / weights.sum()
+    is_last = np.append(logits[1:].numpy() < logits[:-1].numpy(), True)  # of its equals
+    least = logits[np.searchsorted(shares, top_p)].item()
+    return int(np.flatnonzero(is_last & (logits.numpy() == least))[0]), float(np.abs(shares - top_p).min())
+
+
+@pytest.mark.parametrize("size", [1, 17, 128, 129, 2100, 20_011])
+@pytest.mark.parametrize("step", [0.0, 0.25, 1e-6])
+def test_top_p_keeps_the_fewest_tokens_that_reach_it_and_their_equals(
+    library: ctypes.CDLL, size: int, step: float
+) -> None:
+    generator, rng = torch.Generator().manual_seed(size), np.random.default_rng(size)
+    logits = torch.randn(size, generator=generator) * 3
+    logits = (logits / step).round() * step if step else logits
+    logits = logits.sort(descending=True).values
+    asked = [1e-300, 1e-7, 0.5, *rng.random(60), 1 - 1e-3]
+    found = [(top_p, *_find_last_kept(logits, top_p)) for top_p in asked]
+    clear = [(top_p, last) for top_p, last, margin in found if margin > 1e-6]
+    num_rows = len(clear)
+    # The last quantile is the last token that is kept.
+    tokens, _ = launch_sample(
+        library,
+        logits.expand(num_rows, -1).contiguous(),
+        np.ones(num_rows, np.float32),
+        np.full(num_rows, size),
+        np.array([top_p for top_p, _ in clear]),
+        np.zeros(num_rows, np.float32),
+        np.full(num_rows, 1 - 2**-53),
+    )
+    assert tokens.tolist() == [last for _, last in clear]
+
+
+@pytest.mark.parametrize("count", [2, 64, 128, 2048])
+def test_top_p_at_the_very_border_takes_no_more(library: ctypes.CDLL, count: int) -> None:
+    logits = torch.full((1, 4096), -torch.inf)
+    logits[0, :count] = 0.0  # equal weights: exact sums, half of them reach the target exactly
+    logits[0, : count // 2] = np.log(2.0)
+    weights = np.exp(logits[0].double().numpy() - np.log(2.0))
+    share = weights[: count // 2].sum() / weights.sum()
+    columns = [np.ones(1, np.float32), np.array([4096]), np.array([share - 1e-6]), np.zeros(1, np.float32)]
+    for top_p, last in ((share - 1e-6, count // 2 - 1), (share + 1e-6, count - 1)):
+        columns[2] = np.array([top_p])
+        tokens, _ = launch_sample(library, logits, *columns, np.full(1, 1 - 2**-53))
+        assert tokens.tolist() == [last]
