@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from frontend_fakes import make_facts
 from grammar_judge import TOKENIZER, accepts, find_faults, write
+from jsonschema import Draft7Validator, Draft202012Validator
+from jsonschema.validators import validator_for
 from llguidance import LLMatcher, LLParserLimits
 from quire.frontend.formats.schemas import compiler as module
 from quire.frontend.formats.schemas.compiler import GrammarCompiler
@@ -28,6 +30,8 @@ from schemas import SchemaCase, all_schemas
 CASES = all_schemas()
 GOLDEN = Path(__file__).parents[1] / "golden"
 FOLLOWED: list[dict[str, Any]] = json.loads((GOLDEN / "followed_grammars.json").read_bytes())
+GENERATED: list[list[Any]] = json.loads((GOLDEN / "generated_schemas.json").read_bytes())
+KEYWORDS: list[list[Any]] = json.loads((GOLDEN / "schema_keywords.json").read_bytes())
 PAIR = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
@@ -65,6 +69,54 @@ def test_what_follows_a_schema_satisfies_it(compiler: GrammarCompiler):
             num_ended += 1
             assert find_faults(case.schema, json.loads(written)) == [], (case.name, written)
     assert num_ended > len(followed) * 0.9
+
+
+@pytest.mark.parametrize(("name", "refused", "schema"), GENERATED, ids=[case[0] for case in GENERATED])
+def test_what_generators_of_schemas_write_is_followed_or_refused_at_its_place(
+    compiler: GrammarCompiler, name: str, refused: str | None, schema: dict[str, Any]
+):
+    if refused is not None:
+        assert refuse(compiler, json=schema).field.endswith(refused)
+        return
+    grammar = compiler.compile(StructuredOutputsParams(json=schema))
+    written = [text for seed in range(8) if (text := write(grammar, f"{name}-{seed}")) is not None]
+    assert written
+    if "openapi" not in name.lower():  # of whose nullable jsonschema knows nothing
+        is_old = '"items": [' in json.dumps(schema)
+        default = Draft7Validator if is_old else Draft202012Validator
+        judge = validator_for(schema, default=default)(schema)
+        assert [error.message for text in written for error in judge.iter_errors(json.loads(text))] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed", "forbidden"), KEYWORDS, ids=[json.dumps(case[0])[:60] for case in KEYWORDS]
+)
+def test_what_a_keyword_says_is_said_of_output(
+    compiler: GrammarCompiler, schema: dict[str, Any], allowed: list[str], forbidden: list[str]
+):
+    grammar = compiler.compile(StructuredOutputsParams(json=schema))
+    assert [text for text in allowed if not accepts(grammar, text)] == []
+    assert [text for text in forbidden if accepts(grammar, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "bound"), [("minimum", 10**18), ("exclusiveMaximum", -1e30), ("minimum", 1e300)]
+)
+def test_a_bound_that_no_number_reaches_is_refused_in_words(
+    compiler: GrammarCompiler, name: str, bound: float
+):
+    error = refuse(compiler, json={"type": "number", name: bound})
+    assert error.field.endswith(f".{name}")
+    assert "from 0" in str(error)
+
+
+def test_names_that_are_required_are_written_out_within_a_bound(compiler: GrammarCompiler):
+    schema: dict[str, Any] = {"type": "integer"}
+    names = [f"n{number}" for number in range(10)]
+    for _ in range(8):
+        record = {"propertyNames": {"enum": names}, "additionalProperties": schema, "required": names}
+        schema = {"type": "object", **record}
+    assert "schemas" in str(refuse(compiler, json=schema))
 
 
 @pytest.mark.parametrize("year", [0, 1, 4, 100, 400, 1000, 1900, 2000, 2023, 2024, 2096, 9999])

@@ -19,13 +19,15 @@ class ToolRule(msgspec.Struct, frozen=True):
     """A tool that may be called.
 
     parameters: the schema that its arguments have to satisfy, None for any JSON object. place: what the
-    schema is called in errors. takes_arguments False: its arguments are {}.
+    schema is called in errors. takes_arguments False: its arguments are {}. is_strict: a schema that cannot
+    be followed is refused; else it is left out.
     """
 
     name: str
     parameters: dict[str, Any] | None = None
     place: str = ""
     takes_arguments: bool = True
+    is_strict: bool = False
 
 
 class OutputRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +108,7 @@ def _make_rule(tool: Tool, place: str, is_followed: bool) -> ToolRule:
     schema = tool.parameters
     if not schema or (schema.get("properties") == {} and not _OPEN.intersection(schema)):
         return ToolRule(tool.name, takes_arguments=False)
-    return ToolRule(tool.name, schema if is_followed else None, place)
+    return ToolRule(tool.name, schema if is_followed else None, place, is_strict=tool.strict)
 
 
 # With one of these an object may have properties beside those of `properties`, or is said more of.

@@ -8,11 +8,14 @@ a second to load the model's vocabulary checks it. llguidance is imported by the
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ....ipc.errors import SamplingParamsError
 from ....ipc.params.structured_outputs import (
@@ -27,11 +30,14 @@ from ..grammars.grammar import make_output_grammar
 from ..grammars.rules import OutputRules
 from .grammar_cache import GrammarCache, make_key
 from .grammar_text import GrammarText, make_grammar_text, wrap_schema
+from .json_schema import check_valid
 from .strict_schema import list_parts
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
+_logger = logging.getLogger(__name__)
+_MAX_LEFT_OUT = 16  # schemas of tools that are left out of a request's grammar
 MAX_COMPILE_S = 0.1  # of processor time; a worker compiles what passes once more, with all its rows waiting
 _MAX_TRIES = 100  # schemas within a schema that are compiled to find which one is refused, and
 _MAX_TRY_S = 0.02  # the longest that each may take
@@ -89,6 +95,21 @@ class GrammarCompiler:
             return known
         if params is not None and params.whitespace_pattern is not None:
             self._check_alone("structured_outputs.whitespace_pattern", params.whitespace_pattern)
+        for _ in range(_MAX_LEFT_OUT):
+            try:
+                return self._make(key, params, place, is_strict, rules)
+            except SamplingParamsError as error:
+                rules = _leave_schema_out(rules, error)
+        return self._make(key, params, place, is_strict, rules)
+
+    def _make(
+        self,
+        key: bytes,
+        params: StructuredOutputsParams | None,
+        place: str | None,
+        is_strict: bool,
+        rules: OutputRules | None,
+    ) -> str:
         grammar = _make_grammar(params, place, is_strict, rules)
         if grammar is None:
             return ""
@@ -159,6 +180,21 @@ class GrammarCompiler:
                     break
             else:
                 return place, schema
+
+
+def _leave_schema_out(rules: OutputRules | None, error: SamplingParamsError) -> OutputRules:
+    """The rules without the schema that is refused, if it is one, and of a tool that is not strict: arguments
+    are then any JSON object. Else raises the error.
+    """
+    for number, tool in enumerate(rules.tools if rules is not None else ()):
+        is_its = error.field == tool.place or error.field.startswith(f"{tool.place}.")
+        if rules is not None and is_its and tool.parameters is not None and not tool.is_strict:
+            check_valid(tool.place, tool.parameters)
+            _logger.warning("a tool's schema is not followed: %.300r", str(error))
+            tools = [*rules.tools]
+            tools[number] = msgspec.structs.replace(tool, parameters=None)
+            return msgspec.structs.replace(rules, tools=tuple(tools))
+    raise error
 
 
 def _make_grammar(

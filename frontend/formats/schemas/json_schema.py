@@ -9,6 +9,7 @@ may overlap, patterns, what nothing can satisfy) is left to it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, cast
 from urllib.parse import unquote
@@ -112,7 +113,10 @@ _MAX_REFERRED_NESTING = 1000
 # Properties between two that are required: each may come next, and is 4 items of a parser's row (of 1,000,
 # ipc/params/structured_outputs.py). A row is parsed first where an output comes to it.
 _MAX_OPTIONAL = 240
+_MAX_SCHEMAS = 25_000  # more than a text that may be sent holds, unless they are written out by name
 _MAX_COUNT = 2**31 - 1
+_MAX_INTEGER = 2**63 - 1024  # the largest that is a double
+_MAX_NUMBER = 10**18
 _MAX_MULTIPLE = 10_000  # of 1 or of a power of ten below: a state of the lexer each
 
 Schema = dict[str, Any] | bool
@@ -165,7 +169,7 @@ def make_schema(
     decoded = read_json(place, value)
     if not isinstance(decoded, dict):
         raise SamplingParamsError(place, decoded, "a JSON schema, which is an object")
-    walk = _Walk(place, closes_objects)
+    walk = _Walk(place, closes_objects, cast(dict[str, Any], decoded))
     made = walk.visit(decoded, place, "#")
     if is_strict:
         check_strict(place, cast(dict[str, Any], decoded))
@@ -177,20 +181,29 @@ def make_schema(
 class _Walk:
     """One pass over a schema, which notes which schemas there are and which are referred to."""
 
-    def __init__(self, place: str, closes_objects: bool) -> None:
+    def __init__(self, place: str, closes_objects: bool, root: dict[str, Any]) -> None:
         self._place = place
+        self._root = root
+        self._num_visited = 0
         self._closes_objects = closes_objects
         self._depths: dict[str, int] = {}  # by pointer, of each schema: levels below it
         self._references: dict[str, str] = {}  # pointer -> the place of the first $ref to it
 
     def visit(self, schema: Any, place: str, pointer: str) -> Schema:
         """The schema of `pointer` (RFC 6901) as it is followed."""
+        self._num_visited += 1
+        if self._num_visited > _MAX_SCHEMAS:
+            allowed = f"at most {_MAX_SCHEMAS} schemas, one for each name that propertyNames requires"
+            raise SamplingParamsError(self._place, "more schemas", allowed)
         if isinstance(schema, bool):
             self._depths[pointer] = 0
             return schema
         if not isinstance(schema, dict):
             raise SamplingParamsError(place, schema, "a schema: an object, true or false")
-        schema = _replace_old_forms(cast(dict[str, Any], schema))
+        if _is_never(cast(dict[str, Any], schema)) and pointer != "#":
+            self._depths[pointer] = 0
+            return False
+        schema = _replace_other_forms(cast(dict[str, Any], schema), place, self._root)
         made: dict[str, Any] = {}
         depth = 0
         for name, value in schema.items():
@@ -209,6 +222,7 @@ class _Walk:
             else:
                 _check_dropped(name, value, where, pointer)
         _check_format(made, schema, place)
+        _settle_bounds(made, place)
         _check_optional(made, place)
         if self._closes_objects and ("properties" in made or "patternProperties" in made):
             made.setdefault("additionalProperties", False)
@@ -259,9 +273,16 @@ def _escape(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _replace_old_forms(schema: dict[str, Any]) -> dict[str, Any]:
-    """Without additionalItems, and with prefixItems for a list of items, as older drafts have it."""
-    if "additionalItems" not in schema and not isinstance(schema.get("items"), list):
+def _is_never(schema: dict[str, Any]) -> bool:
+    """Whether it is zod's way to write false, {"not": {}}."""
+    return schema.get("not") in ({}, True) and all(
+        name == "not" or name in keywords.ANNOTATIONS for name in schema
+    )
+
+
+def _replace_other_forms(schema: dict[str, Any], place: str, root: dict[str, Any]) -> dict[str, Any]:
+    """With this draft's keywords for those of older drafts, of OpenAPI, and for names of properties."""
+    if not keywords.OTHER_FORMS.intersection(schema) and not isinstance(schema.get("items"), list):
         return schema
     schema = dict(schema)
     rest = schema.pop("additionalItems", True)
@@ -269,12 +290,74 @@ def _replace_old_forms(schema: dict[str, Any]) -> dict[str, Any]:
         schema["prefixItems"] = schema.pop("items")
         if rest is not True:
             schema["items"] = rest
-    return schema
+    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if schema.get(exclusive) is True and bound in schema:
+            schema[exclusive] = schema.pop(bound)
+        elif schema.get(exclusive) is False:
+            del schema[exclusive]
+    if schema.get("nullable") is True and isinstance(schema.get("type"), str):
+        schema["type"] = [schema["type"], *({"null"} - {schema["type"]})]
+        del schema["nullable"]
+    if "propertyNames" in schema:
+        schema |= _replace_names(schema, place, root)
+    return {name: value for name, value in schema.items() if value is not _REPLACED}
+
+
+_REPLACED = object()
+
+
+def _replace_names(schema: dict[str, Any], place: str, root: dict[str, Any]) -> dict[str, Any]:
+    """What says of an object's properties what its propertyNames says; nothing where nothing else can."""
+    names = schema["propertyNames"]
+    names = resolve(names, root) if _is_reference(names) else names
+    if not isinstance(names, dict) or "properties" in schema or "patternProperties" in schema:
+        return {}
+    says = {
+        name: value for name, value in cast(dict[str, Any], names).items() if name not in keywords.ANNOTATIONS
+    }
+    place, rest = f"{place}.propertyNames", schema.get("additionalProperties", True)
+    if says.pop("type", "string") != "string":
+        return {}
+    if "pattern" in says:
+        says.pop("format", None)  # as zod writes it, which says with a pattern what it means by a format
+    required: list[str] = []
+    match list(says):
+        case ["pattern"]:
+            pattern = _check_pattern(f"{place}.pattern", says["pattern"])
+        case ["minLength" | "maxLength", *others] if set(others) < {"minLength", "maxLength"}:
+            least, most = (
+                _check_count(f"{place}.{name}", says[name]) if name in says else "" for name in _LENGTHS
+            )
+            pattern = f"^(?s:.){{{least or 0},{most}}}$"
+        case ["enum" | "const" as name]:
+            values = says[name] if name == "const" else _check_enum(f"{place}.enum", says[name])
+            texts = [value for value in (values if name == "enum" else [values]) if isinstance(value, str)]
+            # llguidance comes to no end where a pattern has no other names than those that are required.
+            required = [text for text in texts if text in schema.get("required", ())]
+            pattern = "|".join(re.escape(text) for text in texts if text not in required)
+            pattern = f"^(?:{pattern})$" if len(texts) > len(required) else ""
+        case _:
+            return {}
+    made: dict[str, Any] = {"additionalProperties": False, "propertyNames": _REPLACED}
+    made |= {"properties": dict.fromkeys(required, rest)} if required else {}
+    return made | ({"patternProperties": {pattern: rest}} if pattern else {})
+
+
+def _says_nothing(name: str, value: Any) -> bool:
+    """Whether a keyword that cannot be honoured has a value with which it allows everything."""
+    if name == "propertyNames" and isinstance(value, dict):
+        # Names are texts.
+        return all(
+            key in keywords.ANNOTATIONS or (key == "type" and (part == "string" or "string" in part))
+            for key, part in cast(dict[str, Any], value).items()
+        )
+    neutral = keywords.NEUTRAL.get(name, ())
+    return any(type(value) is type(other) and value == other for other in neutral)
 
 
 def _check_dropped(name: str, value: Any, place: str, pointer: str) -> None:
     """Nothing, if the keyword says nothing about the output."""
-    if name in keywords.NEUTRAL and value is keywords.NEUTRAL[name]:
+    if _says_nothing(name, value):
         return
     if name in keywords.REFUSED:
         allowed = f"no such keyword: it cannot be honoured{keywords.REFUSED[name]}"
@@ -350,13 +433,52 @@ def _check_format(made: dict[str, Any], schema: dict[str, Any], place: str) -> N
     types = schema.get("type")
     has_texts = types is None or "string" in types
     hints = keywords.TEXT_HINTS if has_texts else keywords.NUMBER_FORMATS
-    if isinstance(value, str) and value in hints:
+    # With a pattern beside it, as zod writes it, a format is the pattern's name.
+    if isinstance(value, str) and (value in hints or ("pattern" in made and value not in keywords.FORMATS)):
         made.pop("format", None)
+        return
+    if isinstance(value, str) and value in keywords.FORMAT_PATTERNS:
+        del made["format"]
+        made["allOf"] = [*made.get("allOf", []), {"pattern": keywords.FORMAT_PATTERNS[value]}]
         return
     if not isinstance(value, str) or value not in keywords.FORMATS:
         raise SamplingParamsError(f"{place}.format", value, f"one of {', '.join(keywords.FORMATS)}")
     if value in keywords.FORMAT_BOUNDS:
         made["allOf"] = [*made.get("allOf", []), *keywords.FORMAT_BOUNDS[value]]
+
+
+def _settle_bounds(made: dict[str, Any], place: str) -> None:
+    """Let bounds be what llguidance follows: its integers have 64 bits, and its numbers no exponent."""
+    types = made.get("type")
+    is_integer = types == "integer" or (isinstance(types, list) and "number" not in types)
+    most = _MAX_INTEGER if is_integer else _MAX_NUMBER
+    for name, sign in (("minimum", -1), ("exclusiveMinimum", -1), ("maximum", 1), ("exclusiveMaximum", 1)):
+        if name not in made:
+            continue
+        bound = made[name] * sign
+        if bound > most:
+            made[name] = most * sign  # no model writes a number beyond it
+        elif bound <= -_MAX_NUMBER:
+            raise SamplingParamsError(f"{place}.{name}", made[name], f"less than {_MAX_NUMBER} from 0")
+    if not is_integer:
+        _round_exclusive(made)
+
+
+def _round_exclusive(made: dict[str, Any]) -> None:
+    """Write an exclusive bound as one within it, where llguidance would let the bound itself through: at an
+    integer that is less than 1 from the other bound, and nearer to 0.
+    """
+    for name, other, sign in (("Minimum", "Maximum", 1), ("Maximum", "Minimum", -1)):
+        bound = made.get(f"exclusive{name}")
+        ends = [made[key] for key in (f"exclusive{other}", other.lower()) if key in made]
+        if bound is None or bound * sign < 0 or bound != int(bound):
+            continue
+        if any(0 < (end - bound) * sign < 1 for end in ends):
+            digits = min(9, 15 - len(str(abs(int(bound)))))
+            del made[f"exclusive{name}"]
+            key = name.lower()
+            within = round(bound + sign * 10**-digits, digits)
+            made[key] = sign * max(sign * within, sign * made.get(key, within))
 
 
 def _check_optional(made: dict[str, Any], place: str) -> None:
@@ -393,6 +515,7 @@ PLAIN_CHECKS = {name: check for name, check in _CHECKS.items() if check is not _
 }
 
 
+_LENGTHS = ("minLength", "maxLength")
 _SCHEMAS = keywords.SCHEMA | {"not", "if", "then", "else", "contains", "propertyNames", "additionalItems"}
 
 

@@ -43,13 +43,22 @@ ANNOTATIONS = frozenset(
     }
 )
 
-# Keywords that cannot be honoured, but say nothing when they have this value.
-NEUTRAL: dict[str, object] = {
-    "uniqueItems": False,
-    "nullable": False,
-    "unevaluatedProperties": True,
-    "unevaluatedItems": True,
+# Keywords that cannot be honoured, but say nothing when they have one of these values.
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "uniqueItems": (False,),
+    "nullable": (False,),
+    "unevaluatedProperties": (True, {}),
+    "unevaluatedItems": (True, {}),
+    "propertyNames": (True,),
+    "dependencies": ({},),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "$recursiveAnchor": (False,),
 }
+# Those that another keyword says.
+OTHER_FORMS = frozenset(
+    {"additionalItems", "exclusiveMinimum", "exclusiveMaximum", "nullable", "propertyNames"}
+)
 
 # Keywords that are known and cannot be honoured, with what does instead, if something does.
 REFUSED = {
@@ -97,6 +106,15 @@ FORMAT_BOUNDS: dict[str, list[dict[str, Any]]] = {
     "date-time": [_DAY, _SECOND],
     "time": [_SECOND],
     "hostname": [{"maxLength": 253}],
+}
+# Formats that llguidance does not know.
+_BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+_UUID = "^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
+FORMAT_PATTERNS = {
+    "base64": _BASE64,
+    "byte": _BASE64,
+    "base64url": "^(?:[A-Za-z0-9_-]{4})*(?:[A-Za-z0-9_-]{2}==|[A-Za-z0-9_-]{3}=)?$",
+    **{f"uuid{version}": _UUID.format(version) for version in range(1, 9)},
 }
 # Formats that say what a text is for, not which there are: OpenAPI's, and pydantic's of secrets and paths.
 TEXT_HINTS = frozenset({"password", "binary", "path", "file-path", "directory-path"})
