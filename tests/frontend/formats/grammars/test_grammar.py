@@ -8,6 +8,7 @@ import re
 from functools import cache
 from typing import Any
 
+import msgspec
 import pytest
 from frontend_fakes import make_facts
 from grammar_judge import find_faults
@@ -422,7 +423,7 @@ def test_a_schema_that_is_not_followed_may_say_anything() -> None:
 @pytest.mark.parametrize(
     ("name", "schema", "place"),
     [
-        ("hermes", {"properties": {"x": {"not": {}}}}, "properties.x.not"),
+        ("hermes", {"properties": {"x": {"not": {"type": "null"}}}}, "properties.x.not"),
         ("hermes", {"type": "array"}, "type"),
         ("hermes", {"properties": {"x": {"pattern": "(?=a)"}}}, "properties.x"),
         ("qwen3_coder", {"anyOf": [{"required": ["x"]}]}, "anyOf"),
@@ -438,6 +439,37 @@ def test_a_schema_that_cannot_be_followed_is_refused_at_its_place(
     with pytest.raises(SamplingParamsError) as caught:
         GrammarCompiler(bind(name)[0]).compile(None, rules=make_rules(name, tools))
     assert caught.value.field == f"tools[1].function.parameters.{place}"
+    # A call that has to come follows schemas, too; without strict, what cannot be followed is left out.
+    required = ToolChoice("required")
+    free = [TOOLS[0], Tool("bad", parameters={"type": "object"} | schema)]
+    other = [TOOLS[0], Tool("bad", parameters={"additionalProperties": True})]
+    if place != "type":  # which is checked with the tools
+        made = [make_rules(name, tools, choice=required) for tools in (free, other)]
+        follow = GrammarCompiler(bind(name)[0]).compile
+        assert follow(None, rules=made[0]) == follow(None, rules=drop_schema(made[1], 1))
+
+
+def drop_schema(rules: OutputRules, number: int) -> OutputRules:
+    tools = [*rules.tools]
+    tools[number] = msgspec.structs.replace(tools[number], parameters=None)
+    return msgspec.structs.replace(rules, tools=tuple(tools))
+
+
+def test_a_tool_that_is_not_strict_needs_a_schema_all_the_same() -> None:
+    bad = Tool("bad", parameters={"type": "object", "properties": {"x": {"type": "text"}}})
+    with pytest.raises(SamplingParamsError, match=r"properties.x.type='text': expected one of null"):
+        compile_required([bad])
+    assert compile_required([Tool(f"t{i}", parameters=UNFOLLOWED) for i in range(16)])
+    with pytest.raises(SamplingParamsError, match="no such keyword"):
+        compile_required([Tool(f"t{i}", parameters=UNFOLLOWED) for i in range(17)])
+
+
+UNFOLLOWED = {"type": "object", "properties": {"x": {"not": {"type": "null"}}}}
+
+
+def compile_required(tools: list[Tool]) -> str:
+    rules = make_rules("hermes", tools, choice=ToolChoice("required"))
+    return GrammarCompiler(bind("hermes")[0]).compile(None, rules=rules)
 
 
 @pytest.mark.parametrize("name", FORMATS)
