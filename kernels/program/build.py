@@ -55,7 +55,9 @@ def build_library() -> Path:
     if not _claim(cache, name):
         with _locked(cache.folder):
             if not _claim(cache, name):  # another process has built it meanwhile
-                _log.info("compiling the CPU kernels for this machine, which is done once")
+                _log.warning(
+                    "compiling the CPU kernels for this machine, once: 10 to 30 seconds on two cores"
+                )
                 _build(cache, folder, sources, name)
                 if not _claim(cache, name):
                     raise RuntimeError(f"{cache.folder / name} changed while it was built")
