@@ -55,9 +55,6 @@ def build_library() -> Path:
     if not _claim(cache, name):
         with _locked(cache.folder):
             if not _claim(cache, name):  # another process has built it meanwhile
-                _log.warning(
-                    "compiling the CPU kernels for this machine, once: 10 to 30 seconds on two cores"
-                )
                 _build(cache, folder, sources, name)
                 if not _claim(cache, name):
                     raise RuntimeError(f"{cache.folder / name} changed while it was built")
@@ -107,6 +104,7 @@ def _build(cache: PrivateCache, folder: Path, sources: list[Path], name: str) ->
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise RuntimeError("no C++ compiler (g++ or c++) is on PATH")
+    _log.warning("compiling the CPU kernels for this machine, once: 10 to 30 seconds on two cores")
     # Left by one that was killed: this process has the lock.
     for left in cache.folder.glob(f"{_SCRATCH_PREFIX}*"):
         shutil.rmtree(left, ignore_errors=True)
