@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 NUM_KEPT = 64
 MAX_BYTES = 512 << 20  # a large vocabulary takes 10 to 30 MB
-_VERSION = b"1"  # of what is written; another one makes other folders
+_VERSION = b"2"  # of what is written; another one makes other folders
 _CHUNK_BYTES = 1 << 20
 
 

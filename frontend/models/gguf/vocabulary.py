@@ -50,17 +50,24 @@ _PREFIX = "tokenizer.ggml."
 TOKENS = f"{_PREFIX}tokens"
 _SPACE = "\u2581"  # how SentencePiece writes one
 _REPLACE_SPACES: Json = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-_CONTROL, _USER_DEFINED = 3, 4  # of token_type
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # of token_type
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _ENDS = ("eos", "eot", "eom")
 # Tokens that end a turn or a text in any model that has them, whatever type the file gives them: llama.cpp's
-# list, which makes control tokens of them.
+# list (is_eog in llama-vocab.cpp), which makes control tokens of them.
 _END_TEXTS = frozenset(
     [
-        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
-        *("<|eom_id|>", "<|return|>", "<|call|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>"),
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "[EOS]", "[EOT]"),
+        *("<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<|tool_response>", "<EOT>", "_<EOT>"),
+        *(
+            "<end_of_utterance>",
+            "<|endoftext|>",
+            "<|end_of_text|>",
+            "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        ),
     ]
 )
+_CONTROL_ENDS = ("</s>", "<eos>")  # only as control tokens: Gemma has tags of HTML, too
 # Merges are looked for in every place of every token: 262,144 tokens of Gemma have 2,000,000 characters.
 MAX_MERGED_CHARACTERS = 16 << 20
 MAX_MERGED_TOKEN = 1024
@@ -85,9 +92,10 @@ class Vocabulary:
             if key.startswith("tokenizer.chat_template") and isinstance(value, str)
         }
         self.tokens: list[str] = self._list("tokens", str)
-        types = self._list("token_type", int, len(self.tokens))
+        types = self._list("token_type", int, len(self.tokens)) or [_NORMAL] * len(self.tokens)
+        self.ends = _find_end_texts(self.tokens, types)
         self.types: list[int] = [
-            _CONTROL if token in _END_TEXTS else kind for token, kind in zip(self.tokens, types, strict=False)
+            _CONTROL if token in self.ends else kind for token, kind in zip(self.tokens, types, strict=True)
         ]
         self.kind = self.fields.get("model")
         self.pre: str = self.fields.get("pre", "default")
@@ -149,19 +157,27 @@ class Vocabulary:
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         return [
             {"id": index, "content": token, **flags, "special": kind == _CONTROL}
-            for index, (token, kind) in enumerate(zip(self.tokens, self.types, strict=False))
+            for index, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
             if kind in (_CONTROL, _USER_DEFINED) and token
         ]
+
+
+def _find_end_texts(tokens: list[str], types: list[int]) -> dict[str, int]:
+    ends = {
+        token: index
+        for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if token in _END_TEXTS or (kind == _CONTROL and token in _CONTROL_ENDS)
+    }
+    if not ends.keys().isdisjoint(("<|call|>", "<|calls|>")):  # gpt-oss and Solar go on after a message's end
+        ends.pop("<|end|>", None)
+    return ends
 
 
 def find_end_ids(header: GgufHeader) -> list[int]:
     """Tokens that end an output: the named ones, and those whose text says so."""
     vocabulary = Vocabulary(header)
     ends = [token_id for name in _ENDS if (token_id := vocabulary.find_token_id(name)) is not None]
-    texts = {token: index for index, token in enumerate(vocabulary.tokens) if token in _END_TEXTS}
-    if {"<|return|>", "<|call|>", "<|end|>"} <= texts.keys():  # gpt-oss goes on after the end of a message
-        del texts["<|end|>"]
-    ends += texts.values()
+    ends += vocabulary.ends.values()
     return list(dict.fromkeys(ends))[:MAX_EOS_TOKEN_IDS]
 
 
@@ -196,10 +212,9 @@ def _make_byte_level(vocabulary: Vocabulary) -> Json:
     letters = _spell_bytes()
     known = frozenset(letters)
     plain = {_CONTROL, _USER_DEFINED}
-    types = vocabulary.types or [1] * len(vocabulary.tokens)
     vocab = {
         token if kind in plain or known.issuperset(token) else _spell(token, letters): index
-        for index, (token, kind) in enumerate(zip(vocabulary.tokens, types, strict=True))
+        for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
     }
     model = {"continuing_subword_prefix": "", "end_of_word_suffix": "", "ignore_merges": pre in TAKES_WORDS}
     split = [

@@ -61,6 +61,28 @@ def test_ends_are_found_by_their_text_whatever_type_they_have(tmp_path: Path):
     assert texts.index("<|im_end|>") in load_tokenizer(model.tokenizer).all_special_ids
 
 
+@pytest.mark.parametrize(
+    ("text", "type_", "other", "is_end"),
+    [
+        ("<|eot_id|>", 1, "word", True),
+        ("<turn|>", None, "word", True),  # a file without types
+        ("<|end|>", 3, "word", True),
+        ("<|end|>", 3, "<|call|>", False),  # gpt-oss goes on
+        ("</s>", 3, "word", True),
+        ("</s>", 1, "word", False),  # a tag of HTML
+    ],
+)
+def test_an_end_is_one_in_every_file_that_has_it(
+    tmp_path: Path, text: str, type_: int | None, other: str, is_end: bool
+):
+    writer = make_tiny()
+    texts, types = (writer.metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "token_type"))
+    texts[-1], types[-1], texts[-4] = text, type_, other
+    if type_ is None:
+        del writer.metadata["tokenizer.ggml.token_type"]
+    assert (len(texts) - 1 in read_args(writer.write(tmp_path / "model.gguf")).eos_token_ids) == is_end
+
+
 def test_files_with_the_same_header_share_a_folder_and_others_do_not(tmp_path: Path):
     first, second = make_tiny(), make_tiny()
     second.tensors["blk.0.attn_q.weight"] = ("Q4_0", (32, 32), bytes(32 * 18))
