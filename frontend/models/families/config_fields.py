@@ -22,7 +22,9 @@ _ARITHMETIC = re.compile(
     r"|norm|parallel|qkv?|residual|rmsnorm|rope|rotary|router|scale|scaling|shared|sinks?|softcap|softcapping"
     r"|sparse|ssm|topk|window)(_|$)"
 )
-_SCALE = re.compile(r"(^|_)(scale|scaling|multiplier|factor)(_|$)")  # of which 1 is the neutral value
+_SCALE = re.compile(
+    r"(^|_)(scale|scaling|multiplier|factor|pct|ratio)(_|$)"
+)  # of which 1 is the neutral value
 # Of keys that have such a word and yet decide nothing here: training, other outputs, other implementations.
 _HARMLESS = re.compile(
     r"_|output_|.*(drop|loss|jitter|initializer|implementation|flash|checkpoint|cross_attention)"
@@ -114,4 +116,6 @@ def _is_arithmetic(key: str) -> bool:
 def _is_neutral(key: str, value: object) -> bool:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value == (1 if _SCALE.search(key.lower()) else 0)
+    if isinstance(value, list):  # layer_types, of a family that has no other kind
+        return all(kind == "full_attention" for kind in cast(list[Any], value))
     return not value

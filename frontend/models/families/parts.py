@@ -44,8 +44,8 @@ def read_model(
 
     `rope` and `computed` are fields of ModelSpec that the family has read itself.
     """
-    # Granite's, and the window of a family whose layers have none: transformers computes without them.
-    fields.ignore("logits_scaling", "sliding_window")
+    # Granite's, and windows of a family whose layers have none or always: transformers computes without them.
+    fields.ignore("logits_scaling", "sliding_window", "use_sliding_window", "max_window_layers")
     max_positions = fields.integer("max_position_embeddings", max_positions)
     rope = read_rope(fields, max_positions, rope_theta) if rope is None else rope
     spec = ModelSpec(

@@ -129,7 +129,8 @@ def _read_kind(
 ) -> RopeConfig:
     kind = _read_rope_type(rope, has_factors=rotated_size is not None)
     if kind == "default":
-        rope.ignore(*_SCALING, "original_max_position_embeddings")
+        # A text has the same position in all sections.
+        rope.ignore(*_SCALING, "original_max_position_embeddings", "mrope_section")
         return RopeConfig(theta=theta)
     if kind in ("linear", "dynamic"):
         return RopeConfig(theta=theta, type=kind, factor=rope.number("factor"))

@@ -207,6 +207,10 @@ def test_experts_are_in_the_layers_where_transformers_has_them(values: dict[str,
         {"partial_rotary_factor": 0.5},
         {"logits_scaling": 8.0},
         {"sliding_window": 64},
+        {"use_sliding_window": False, "sliding_window": 64, "max_window_layers": 2},
+        {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 3, 3]}},
+        {"rotary_pct": 1.0, "rope_ratio": 1},
+        {"layer_types": ["full_attention"] * 4},
     ],
     ids=str,
 )
@@ -224,6 +228,15 @@ def test_what_transformers_computes_without_changes_nothing(model_type: str, val
         with torch.no_grad():
             logits.append(model(torch.arange(1, 81)[None]).logits)
     assert torch.equal(*logits)
+
+
+def test_a_switch_for_windows_is_for_families_that_have_it():
+    switched = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2}
+    assert read_model_spec(make_config(**switched)) == read_model_spec(make_config())
+    windows = [layer.attention.window for layer in read_model_spec(make_config("qwen2", **switched)).layers]
+    assert windows == [None, None, 64, 64]
+    with pytest.raises(ModelError, match="layer_types"):
+        read_model_spec(make_config(layer_types=["full_attention", "linear_attention"] * 2))
 
 
 def test_the_first_name_of_llama_is_known():
