@@ -42,7 +42,7 @@ def read_eos_token_id(folder: str) -> int | None:
 
 
 def find_turn_end(folder: str, chat_template: str | None = None) -> int | None:
-    """The special token that a chat template, else the folder's, writes behind an answer; None: none."""
+    """The added token that a chat template, else the folder's, writes behind an answer; None: none."""
     chat = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": _ANSWER}]
     try:
         tokenizer = load_tokenizer(folder, chat_template)
@@ -53,8 +53,8 @@ def find_turn_end(folder: str, chat_template: str | None = None) -> int | None:
         )
     except QuireError:  # a template without such chats; what cannot be read is refused where it is used
         return None
-    texts = tokenizer.special_token_texts.items()
-    ends = [(len(text), token_id) for token_id, text in texts if behind.startswith(text)]
+    added = tokenizer.backend.get_added_tokens_decoder().items()  # an end of turn need not be special
+    ends = [(len(token.content), id_) for id_, token in added if behind.startswith(token.content)]
     return max(ends)[1] if ends else None
 
 

@@ -55,6 +55,20 @@ def test_ends_are_those_of_all_files(
     assert find_ends(make_folder(tmp_path, config, generation, tokenizer)) == expected
 
 
+def test_an_end_of_turn_need_not_be_special(tmp_path: Path):
+    model = Path(make_folder(tmp_path, None, None, None))
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    turn = next(token for token in tokenizer["added_tokens"] if token["content"] == TURN)
+    turn["special"] = False
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (model / "tokenizer_config.json").write_text(
+        json.dumps(
+            {"chat_template": json.loads((model / "tokenizer_config.json").read_text())["chat_template"]}
+        )
+    )
+    assert find_ends(str(model)) == {2}
+
+
 def test_without_ends_and_template_nothing_ends_an_answer(tmp_path: Path):
     model = make_folder(tmp_path, None, None, None)
     plain = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
