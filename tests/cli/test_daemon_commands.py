@@ -231,7 +231,7 @@ def test_restart_makes_a_new_core_under_the_same_supervisor(pid: int) -> None:
             (["daemon", "stop", name], 2, f"name={shorten(name)}: expected 1 to 32")
             for name in ("a\nb", "n" * 5000)
         ),
-        (["daemon", "start", "--name", "x" * 33], 2, f"name='{'x' * 33}': 1 to 32 letters"),
+        (["daemon", "start", "--name", "x" * 33], 2, f"name='{'x' * 33}': expected 1 to 32 letters"),
         (["daemon", "start", "--name", ""], 2, "name='': expected 1 to 32 letters"),
         (["daemon", "logs", "one", "-n", "0"], 2, "lines=0: expected an integer from 1"),
         (["daemon", "stpo"], 2, "'stpo': not a command of 'quire daemon'"),

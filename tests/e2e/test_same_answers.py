@@ -88,7 +88,10 @@ def draw_body(rng: random.Random, api: str) -> dict[str, Any]:
         return body | {"prompt": rng.choice(["Hello, ", "The 漢字", [5, 6, 200]]), "echo": rng.random() < 0.3}
     turns = [{"role": "user", "content": rng.choice(["How warm is it in Rome?", "Hi!"])}]
     body["input" if api == "responses" else "messages"] = turns
-    return body | (draw_tools(rng, api) if rng.random() < 0.7 else {})
+    if rng.random() < 0.7:
+        body |= draw_tools(rng, api)
+        body.pop("allowed_token_ids", None)  # with which a call, or the end of thoughts, may not be possible
+    return body
 
 
 def draw_tools(rng: random.Random, api: str) -> dict[str, Any]:

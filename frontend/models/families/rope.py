@@ -129,6 +129,8 @@ def _read_kind(
 ) -> RopeConfig:
     kind = _read_rope_type(rope, has_factors=rotated_size is not None)
     if kind == "default":
+        if (other := rope.get("type", kind)) != kind:
+            raise rope.error("rope_type", kind, f"{other!r}, as type says, or no type")
         # A text has the same position in all sections.
         rope.ignore(*_SCALING, "original_max_position_embeddings", "mrope_section")
         return RopeConfig(theta=theta)

@@ -45,7 +45,7 @@ def test_a_part_stands_for_the_same_numbers(weight: NarrowWeight) -> None:
 
 
 def test_a_cut_within_a_group_is_refused_with_the_ranks_that_could_share_it() -> None:
-    allowed = r"^w='96 inputs in groups of 32': tensor_parallel_size one of 1, 3:"
+    allowed = r"^w='96 inputs in groups of 32': expected tensor_parallel_size one of 1, 3:"
     with pytest.raises(ModelError, match=allowed):
         cut_weight("w", make_integers(8, 32), TensorSlice(columns=range(48, 96)))
     turned = replace(make_integers(8, 32), permutation=torch.randperm(96).int())
