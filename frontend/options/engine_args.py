@@ -423,5 +423,6 @@ def _find_ends(checkpoint: Checkpoint, tokenizer: str, chat_template: str | None
     end = read_eos_token_id(tokenizer)
     if end is None and not ids:
         end = find_turn_end(tokenizer, chat_template)
-    is_new = end is not None and end < checkpoint.spec.vocab_size and end not in ids
-    return (*ids, end) if is_new else ids
+    if end is None or end >= checkpoint.spec.vocab_size or end in ids:
+        return ids
+    return (*ids, end)
