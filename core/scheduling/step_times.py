@@ -25,6 +25,9 @@ _LOOK_STEPS = 32  # at least so many from one step that is kept free of long pro
 _FIRST_LOOK_STEPS = 3  # so many until one has shown a pass: short prompts may be in it
 _MIN_S = 1e-4  # of a step: of two results that come together the second seems to have taken no time
 _MIN_TOKEN_S = 1e-9
+# Of a pass, for a token: a pass that was held up must not make tokens seem to take nothing, which one step
+# after the other would have to put right.
+_LEAST_SHARE = 1 / 512
 
 
 class StepTimes:
@@ -115,12 +118,13 @@ class StepTimes:
             self._pass_rows = len(step.sampled)
             return
         decodes = len(step.rows) > len(step.chunks)
-        if not decodes and sum(count for _, count in step.chunks) < _MANY_TOKENS:
+        num_tokens = sum(count for _, count in step.chunks)
+        if num_tokens < (MIN_CHUNK if decodes else _MANY_TOKENS):
             return  # it mostly shows what a step takes without any
         if decodes and self.pass_s is None:
             return  # which part is whose?
         # Where nothing decodes weights are read, too, but that need not take a whole pass.
-        least_s = _MIN_TOKEN_S if decodes else duration_s / 2
+        least_s = num_tokens * _LEAST_SHARE * (self.pass_s or 0.0) if decodes else duration_s / 2
         self._note_tokens(step, max(least_s, duration_s - (self.pass_s or 0.0)))
 
     def _note_tokens(self, step: Step, prompt_s: float) -> None:

@@ -79,7 +79,7 @@ def test_what_generators_of_schemas_write_is_followed_or_refused_at_its_place(
         assert refuse(compiler, json=schema).field.endswith(refused)
         return
     grammar = compiler.compile(StructuredOutputsParams(json=schema))
-    written = [text for seed in range(8) if (text := write(grammar, f"{name}-{seed}")) is not None]
+    written = [text for seed in range(3) if (text := write(grammar, f"{name}-{seed}")) is not None]
     assert written
     if "openapi" not in name.lower():  # of whose nullable jsonschema knows nothing
         is_old = '"items": [' in json.dumps(schema)

@@ -85,7 +85,10 @@ class PoisonedWorker(FakeWorker):
         if self.pass_at is None:
             self.pass_at = step.step_id if all(decodes) else None
         elif self.prompt_at is None:
-            is_telling = step.step_id - self.pass_at > _NUM_UNTIMED and not all(decodes)
+            num_tokens = sum(
+                count for count, is_decode in zip(step.num_tokens, decodes, strict=True) if not is_decode
+            )
+            is_telling = step.step_id - self.pass_at > _NUM_UNTIMED and num_tokens >= MIN_CHUNK
             self.prompt_at = step.step_id if is_telling else None
         if self.prompt_at is None or step.step_id - self.prompt_at <= _NUM_UNTIMED:
             return
