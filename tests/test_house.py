@@ -436,7 +436,7 @@ LINES = {
     "frontend": (30_000, 40_300),
     "frontend/cli": (3400, 4900),
     "frontend/client": (2200, 2950),
-    "frontend/formats": (3900, 4950),
+    "frontend/formats": (3900, 5000),
     "frontend/grpc": (800, 0),
     "frontend/http": (8800, 14_200),
     "frontend/models": (5200, 0),

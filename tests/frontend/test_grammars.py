@@ -110,6 +110,21 @@ def test_a_bound_that_no_number_reaches_is_refused_in_words(
     assert "from 0" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"propertyNames": {"enum": ["a"]}, "required": 5}, ".required"),
+        ({"propertyNames": {"type": 5}}, ".propertyNames.type"),
+        ({"propertyNames": {"enum": 5}}, ".propertyNames.enum"),
+        ({"properties": {"a": {"not": 1}}}, ".properties.a.not"),
+    ],
+)
+def test_odd_values_of_keywords_are_refused_at_their_place(
+    compiler: GrammarCompiler, schema: dict[str, Any], place: str
+):
+    assert refuse(compiler, json={"type": "object", **schema}).field.endswith(place)
+
+
 def test_names_that_are_required_are_written_out_within_a_bound(compiler: GrammarCompiler):
     schema: dict[str, Any] = {"type": "integer"}
     names = [f"n{number}" for number in range(10)]

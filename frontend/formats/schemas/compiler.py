@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 _logger = logging.getLogger(__name__)
-_MAX_LEFT_OUT = 16  # schemas of tools that are left out of a request's grammar
+_MAX_LEFT_OUT = 16  # schemas of tools that are left out of a request's grammar,
+_MAX_LEFT_OUT_S = 1.0  # and the processor time after which no more are
 MAX_COMPILE_S = 0.1  # of processor time; a worker compiles what passes once more, with all its rows waiting
 _MAX_TRIES = 100  # schemas within a schema that are compiled to find which one is refused, and
 _MAX_TRY_S = 0.02  # the longest that each may take
@@ -95,10 +96,13 @@ class GrammarCompiler:
             return known
         if params is not None and params.whitespace_pattern is not None:
             self._check_alone("structured_outputs.whitespace_pattern", params.whitespace_pattern)
+        ends_at = time.thread_time() + _MAX_LEFT_OUT_S
         for _ in range(_MAX_LEFT_OUT):
             try:
                 return self._make(key, params, place, is_strict, rules)
             except SamplingParamsError as error:
+                if time.thread_time() > ends_at:
+                    raise
                 rules = _leave_schema_out(rules, error)
         return self._make(key, params, place, is_strict, rules)
 

@@ -275,7 +275,7 @@ def _escape(name: str) -> str:
 
 def _is_never(schema: dict[str, Any]) -> bool:
     """Whether it is zod's way to write false, {"not": {}}."""
-    return schema.get("not") in ({}, True) and all(
+    return (schema.get("not") is True or schema.get("not") == {}) and all(
         name == "not" or name in keywords.ANNOTATIONS for name in schema
     )
 
@@ -298,12 +298,10 @@ def _replace_other_forms(schema: dict[str, Any], place: str, root: dict[str, Any
     if schema.get("nullable") is True and isinstance(schema.get("type"), str):
         schema["type"] = [schema["type"], *({"null"} - {schema["type"]})]
         del schema["nullable"]
-    if "propertyNames" in schema:
-        schema |= _replace_names(schema, place, root)
-    return {name: value for name, value in schema.items() if value is not _REPLACED}
-
-
-_REPLACED = object()
+    if "propertyNames" in schema and (replaced := _replace_names(schema, place, root)):
+        del schema["propertyNames"]
+        schema |= replaced
+    return schema
 
 
 def _replace_names(schema: dict[str, Any], place: str, root: dict[str, Any]) -> dict[str, Any]:
@@ -330,25 +328,26 @@ def _replace_names(schema: dict[str, Any], place: str, root: dict[str, Any]) -> 
             )
             pattern = f"^(?s:.){{{least or 0},{most}}}$"
         case ["enum" | "const" as name]:
-            values = says[name] if name == "const" else _check_enum(f"{place}.enum", says[name])
-            texts = [value for value in (values if name == "enum" else [values]) if isinstance(value, str)]
+            values = [says[name]] if name == "const" else _check_enum(f"{place}.enum", says[name])
+            texts = [value for value in values if isinstance(value, str)]
             # llguidance comes to no end where a pattern has no other names than those that are required.
-            required = [text for text in texts if text in schema.get("required", ())]
-            pattern = "|".join(re.escape(text) for text in texts if text not in required)
+            needed = set(_check_required(f"{place.rpartition('.')[0]}.required", schema.get("required", [])))
+            required = [text for text in texts if text in needed]
+            pattern = "|".join(re.escape(text) for text in texts if text not in needed)
             pattern = f"^(?:{pattern})$" if len(texts) > len(required) else ""
         case _:
             return {}
-    made: dict[str, Any] = {"additionalProperties": False, "propertyNames": _REPLACED}
+    made: dict[str, Any] = {"additionalProperties": False}
     made |= {"properties": dict.fromkeys(required, rest)} if required else {}
     return made | ({"patternProperties": {pattern: rest}} if pattern else {})
 
 
-def _says_nothing(name: str, value: Any) -> bool:
+def _says_nothing(name: str, value: Any, place: str) -> bool:
     """Whether a keyword that cannot be honoured has a value with which it allows everything."""
     if name == "propertyNames" and isinstance(value, dict):
         # Names are texts.
         return all(
-            key in keywords.ANNOTATIONS or (key == "type" and (part == "string" or "string" in part))
+            key in keywords.ANNOTATIONS or (key == "type" and "string" in _check_type(f"{place}.type", part))
             for key, part in cast(dict[str, Any], value).items()
         )
     neutral = keywords.NEUTRAL.get(name, ())
@@ -357,7 +356,7 @@ def _says_nothing(name: str, value: Any) -> bool:
 
 def _check_dropped(name: str, value: Any, place: str, pointer: str) -> None:
     """Nothing, if the keyword says nothing about the output."""
-    if _says_nothing(name, value):
+    if _says_nothing(name, value, place):
         return
     if name in keywords.REFUSED:
         allowed = f"no such keyword: it cannot be honoured{keywords.REFUSED[name]}"
