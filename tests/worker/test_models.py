@@ -9,6 +9,7 @@ import pytest
 import torch
 from checkpoints import OTHERS, ROPE_TYPES, Checkpoint, Recipe, find_tolerance, make_checkpoint, make_spec
 from checkpoints import RECIPES as USUAL
+from decoders import DECODERS
 from paged import compute_alone
 from quire.frontend.models.families import ARCHITECTURES, read_model_spec
 from quire.worker.models import load_model
@@ -53,7 +54,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoin
 
 
 def test_every_architecture_is_among_the_recipes() -> None:
-    assert {make_spec(recipe).architecture for recipe in RECIPES.values()} == set(ARCHITECTURES)
+    recipes = {make_spec(recipe).architecture for recipe in RECIPES.values()}
+    assert recipes | {architecture for architecture, _ in DECODERS.values()} == set(ARCHITECTURES)
 
 
 def test_config_json_means_the_spec_that_is_stated_by_hand(checkpoints: dict[str, Checkpoint]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import OTHERS, RECIPES, Checkpoint, Recipe, make_checkpoint
+from checkpoints import RECIPES, Checkpoint, Recipe, make_checkpoint
 from encoders import ENCODERS, LENGTHS, EncoderStep, compute_reference, make_encoder
 from gloo import make_group
 from paged import compute_alone
@@ -29,9 +29,9 @@ SIZES = {name: (2, 4) if name == "distilbert" else (2,) for name in ENCODERS}
 pytestmark = pytest.mark.usefixtures("library")
 
 
-@pytest.fixture(scope="module", params=[*RECIPES, *OTHERS, *UNEVEN])
+@pytest.fixture(scope="module", params=[*RECIPES, *UNEVEN])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    recipe = (RECIPES | OTHERS | UNEVEN)[request.param]
+    recipe = (RECIPES | UNEVEN)[request.param]
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), recipe)
 
 

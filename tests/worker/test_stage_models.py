@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import OTHERS, RECIPES, Checkpoint, make_checkpoint
+from checkpoints import RECIPES, Checkpoint, make_checkpoint
 from encoders import ENCODERS, EncoderStep, compute_reference, make_encoder
 from msgspec.structs import replace
 from paged import compute_alone
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("library")
 
 @pytest.fixture(scope="module", params=NAMES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    recipe = dataclasses.replace((RECIPES | OTHERS)[request.param], num_layers=4)
+    recipe = dataclasses.replace(RECIPES[request.param], num_layers=4)
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), recipe)
 
 
@@ -55,7 +55,7 @@ def test_logits_of_stages_have_the_bits_of_the_whole_model(
         torch.testing.assert_close(expected, reference, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("checkpoint", [*RECIPES, *OTHERS], indirect=True)
+@pytest.mark.parametrize("checkpoint", RECIPES, indirect=True)
 def test_two_stages_of_two_ranks_equal_transformers_with_the_same_bits_always(checkpoint: Checkpoint) -> None:
     config = with_ranks(checkpoint.engine_config(), 2)
 
