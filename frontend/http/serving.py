@@ -160,8 +160,12 @@ class Serving:
 
     @property
     def model_id(self) -> str:
-        """The name under which the model is served."""
+        """The first name under which the model is served."""
         return self.llm.facts.served_model_name
+
+    def find_name(self, asked: str | None) -> str:
+        """What an answer calls the model: the name that it was asked for by, else the first."""
+        return asked if asked in self.llm.facts.served_model_aliases else self.model_id
 
     @property
     def tokenizer(self) -> Tokenizer:

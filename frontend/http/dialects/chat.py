@@ -201,7 +201,8 @@ class ChatChunks(Chunks):
         """`echoed`: what each answer begins with. `reader`: knows which calls could not be read."""
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         is_forced = serving.options.enable_force_include_usage
-        super().__init__(kind, request_id, serving.model_id, request.stream_options, is_forced)
+        model = serving.find_name(request.model)
+        super().__init__(kind, request_id, model, request.stream_options, is_forced)
         self._request, self._echoed = request, echoed
         self._reader, self._tokenizer = reader, serving.tokenizer
         self._says_more = self.always_has_usage or bool(request.return_token_ids)  # in each chunk

@@ -214,7 +214,7 @@ class _Job:
         self._logprobs = LogprobsOfChoices(request, prepared.sampling_params, serving.llm.tokenizer)
         self._hides_output = request.max_tokens == 0
         is_forced = serving.options.enable_force_include_usage
-        model, options = serving.model_id, request.stream_options
+        model, options = serving.find_name(request.model), request.stream_options
         self._chunks = Chunks("text_completion", make_id("cmpl"), model, options, is_forced)
         self._counts_tokens = not request.stream or self._chunks.has_usage
         self._says_more = self._chunks.always_has_usage or bool(request.return_token_ids)  # in each chunk

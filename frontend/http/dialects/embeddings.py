@@ -116,7 +116,8 @@ async def create_classification(serving: Serving, request: ClassifyRequest, call
         items = (
             _encode(_classify(index, read_floats(data), labels)) for index, data in enumerate(vectors.data)
         )
-        return write_list(vector_request.answer_id, serving.model_id, items, vectors.num_tokens)
+        model = serving.find_name(vector_request.fields.model)
+        return write_list(vector_request.answer_id, model, items, vectors.num_tokens)
 
     return JsonResponse(await write_beside(vectors.data, "float", make), vector_request.answer_id)
 
@@ -168,7 +169,8 @@ async def _respond(
 
     def make() -> bytes:
         items = [item % (index, write(data)) for index, data in enumerate(vectors.data)]
-        return write_list(vector_request.answer_id, serving.model_id, items, vectors.num_tokens)
+        model = serving.find_name(vector_request.fields.model)
+        return write_list(vector_request.answer_id, model, items, vectors.num_tokens)
 
     return JsonResponse(await write_beside(vectors.data, vector_request.form, make), vector_request.answer_id)
 

@@ -338,7 +338,8 @@ async def create_message(serving: Serving, request: body.MessagesRequest, caller
         )
     except ApiError as error:
         raise _rename(error) from None
-    answer = _Answer(serving.model_id, reader, getattr(thinking, "display", None) != "omitted")
+    shows_thinking = getattr(thinking, "display", None) != "omitted"
+    answer = _Answer(serving.find_name(request.model), reader, shows_thinking)
     outputs = serving.generate(answer.id, prompt, prepared, caller, request)
     parsed = parse_outputs(serving, outputs, reader)
     if request.stream:

@@ -107,7 +107,8 @@ async def _rank(
         | ({"document": {"text": pairs.seconds[place]}} if shows_texts else {})
         for place in _order(scores)[: request.top_n]
     ]
-    body = {"id": answer_id, "object": "list", "model": serving.model_id, "results": results}
+    model = serving.find_name(request.model)
+    body: Json = {"id": answer_id, "object": "list", "model": model, "results": results}
     body |= {"usage": make_usage(scores.num_tokens), "meta": make_meta(scores.num_tokens)}
     return respond(body, answer_id)
 

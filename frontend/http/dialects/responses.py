@@ -170,7 +170,7 @@ def _make_response(serving: Serving, request: body.ResponsesRequest, tools: list
         "object": "response",
         "created_at": int(time.time()),
         "status": "in_progress",
-        "model": serving.model_id,
+        "model": serving.find_name(request.model),
         "output": [],
         "usage": None,
         "error": None,

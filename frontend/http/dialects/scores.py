@@ -79,7 +79,8 @@ async def create_score(serving: Serving, request: ScoreRequest, caller: Caller) 
         _encode({"index": index, "object": "score", "score": value})
         for index, value in enumerate(scores.values)
     )
-    return JsonResponse(write_list(answer_id, serving.model_id, items, scores.num_tokens), answer_id)
+    model = serving.find_name(request.model)
+    return JsonResponse(write_list(answer_id, model, items, scores.num_tokens), answer_id)
 
 
 def _read_pairs(request: ScoreRequest, max_inputs: int) -> Pairs:

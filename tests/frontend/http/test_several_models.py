@@ -52,15 +52,38 @@ def site() -> Site:
     return site
 
 
-async def test_a_model_answers_to_each_of_its_names_by_the_first(site: Site) -> None:
+async def test_a_model_answers_by_the_name_that_it_is_asked_by(site: Site) -> None:
     site.llms["chat"] = FakeLLM(served_model_name="chat", served_model_aliases=("best",))
     site.arrive("chat")
+    bodies: dict[str, dict[str, Any]] = {
+        COMPLETIONS: {"prompt": "a"},
+        "/v1/chat/completions": CHAT,
+        "/v1/messages": CHAT | {"max_tokens": 4},
+        "/v1/responses": {"input": "Hi"},
+        "/api/chat": CHAT | {"stream": False},
+    }
     for name in ("chat", "best"):
-        answer = await site.client.post(COMPLETIONS, {"model": name, "prompt": "a"})
-        assert (answer.status, answer.json["model"]) == (200, "chat")
+        for path, body in bodies.items():
+            answer = await site.client.post(path, {"model": name} | body)
+            assert (answer.status, answer.json["model"]) == (200, name)
+        streamed = await site.client.post("/v1/chat/completions", CHAT | {"model": name, "stream": True})
+        assert f'"model":"{name}"'.encode() in streamed.body
         assert (await site.client.get(f"/v1/models/{name}")).json["id"] == name
     listed = (await site.client.get("/v1/models")).json
     assert [card["id"] for card in listed["data"]] == ["chat", "best", "vectors"]
+    tasks = ("embed", "score", "classify")
+    site.llms["vectors"] = FakeLLM(
+        served_model_name="vectors", served_model_aliases=("v",), tasks=tasks, embedding_size=8
+    )
+    site.arrive("vectors")
+    bodies = {
+        "/v1/embeddings": {"input": "a"},
+        "/classify": {"input": "a"},
+        "/score": {"text_1": "a", "text_2": "b"},
+        "/v1/rerank": {"query": "a", "documents": ["b"]},
+    }
+    for path, body in bodies.items():
+        assert (await site.client.post(path, {"model": "v"} | body)).json["model"] == "v"
 
 
 @pytest.mark.parametrize(("body", "status"), [({}, 400), ({"model": "other"}, 404)])
