@@ -89,26 +89,14 @@ def check_names_end(argv: Sequence[str], names: Sequence[str] | None, argument: 
         raise ConfigError("served_model_name", " ".join(names or ()), allowed)
 
 
-def _choose_only_daemon() -> str:
-    """The name of the only daemon of this user that runs. Raises ConfigError if there are several, and
-    DaemonError if there is none.
-    """
-    running = list_daemons()
-    if len(running) == 1:
-        return running[0]
-    if not running:
-        raise DaemonError("no daemon runs; `quire daemon start` starts one")
-    raise ConfigError("NAME", None, f"one of those that run: {', '.join(running)}")
-
-
 def choose_daemons(names: Sequence[str], keys: str | None) -> list[Attachment]:
-    """Daemons only to look at, without names the only one that runs. Raises ConfigError and DaemonError."""
+    """Daemons only to look at, without names all that run. Raises ConfigError, and DaemonError for none."""
     if not any(map(is_tcp, names)):
         check_unattached(keys=keys)
-    return [
-        choose_attachment(name, keys if is_tcp(name) else None, looks_only=True)
-        for name in names or [_choose_only_daemon()]
-    ]
+    names = names or list_daemons()
+    if not names:
+        raise DaemonError("no daemon runs; `quire daemon start` starts one")
+    return [choose_attachment(name, keys if is_tcp(name) else None, looks_only=True) for name in names]
 
 
 def _is_remote(attach: str | list[str]) -> bool:

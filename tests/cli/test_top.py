@@ -61,6 +61,10 @@ def test_each_of_several_engines_has_a_line_as_long_as_there_is_room():
     assert shown[1].rstrip() == expected
     for height in range(1, 30):
         assert len(draw(make_snapshot(engines=engines), height=height).splitlines()) <= max(height, 10)
+    of_two_daemons = draw(make_snapshot(engines=engines[:2]), height=12)
+    assert "engine 0 " in of_two_daemons
+    assert "engine 1 " in of_two_daemons
+    assert "and 2 more engines" in draw(make_snapshot(engines=engines), height=12)
 
 
 def test_a_frame_shows_rates_load_blocks_clients_and_requests():
@@ -206,7 +210,7 @@ def test_quantiles_are_of_what_came_in_between():
     assert find_quantiles(before, now) is None  # another core has begun to count
 
 
-def test_without_a_name_the_only_daemon_is_looked_at_and_several_are_named(
+def test_without_a_name_all_daemons_are_looked_at(
     capsys: pytest.CaptureFixture[str],
 ):
     with runtime_folders(), fake_modules():
@@ -219,8 +223,8 @@ def test_without_a_name_the_only_daemon_is_looked_at_and_several_are_named(
             assert "% CPU" in out
             assert "sorted by age" in out
             with Daemon("two", make_config()):
-                assert run_command(["top"]) == 2
-                assert "NAME=None: expected one of those that run: one, two" in capsys.readouterr().err
+                assert run_command(["top"]) == 0
+                assert capsys.readouterr().out.count("Quire fake") == 2
                 assert run_command(["top", "two", "--json"]) == 0
                 assert run_command(["ps", "two", "--json"]) == 0
                 capsys.readouterr()

@@ -63,7 +63,7 @@ def attach_engine(daemon: Attachment) -> LLMEngine:
 def _make_parser() -> Parser:
     text = "Watch engines: rates, requests, KV blocks, clients. On a terminal `h` lists the keys."
     parser = Parser("quire top", text, arguments=" [NAME ...]")
-    text = "which daemons, as --attach (the only one that runs); several: one below the other"
+    text = "which daemons, as --attach (all that run); several: one below the other"
     parser.add_argument("name", nargs="*", metavar="NAME", help=text)
     parser.add_argument("--attach", action="append", metavar="NAME", help="a daemon, also of another machine")
     add_keys_option(parser)

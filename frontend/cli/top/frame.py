@@ -53,9 +53,9 @@ def render(look: FrameData, width: int, height: int, view: View | None = None) -
     if height - len(lines) < _MIN_HEIGHT_OF_TABLES:
         lines = lines[:4]
     room = max(0, height - len(lines) - _NUM_TABLE_LINES - 1)  # for a last line, too
-    engines = snapshot.engines[: room // 3]
-    clients = snapshot.clients[: min(_MAX_CLIENTS, (room - len(engines)) // 3)]
-    lines += map(_render_engine, engines)
+    engines = _render_engines(snapshot.engines, max(1, 2 * room // 3))
+    clients = snapshot.clients[: max(0, min(_MAX_CLIENTS, (room - len(engines)) // 3))]
+    lines += engines
     tables = [Text(""), _render_clients(clients, width)] if clients else []
     num_rows = max(0, height - len(lines) - (len(clients) + 2 if clients else 0) - 3)
     requests = _render_requests(snapshot, num_rows, width, view or View())
@@ -159,8 +159,15 @@ def _render_status(view: View) -> Text:
     return _join(view.message) if view.message or view.is_plain else _join((f"sorted by {view.sort}", _MUTED))
 
 
+def _render_engines(engines: Sequence[EngineLoad], num_lines: int) -> list[Text]:
+    """A line for each of several engines; the last line counts those that have no room."""
+    if len(engines) <= num_lines:
+        return list(map(_render_engine, engines))
+    shown = [_render_engine(engine) for engine in engines[: num_lines - 1]]
+    return [*shown, _join((f"and {len(engines) - len(shown)} more engines", _MUTED))]
+
+
 def _render_engine(engine: EngineLoad) -> Text:
-    """One line of one of several engines."""
     return _join(
         (f"engine {engine.index}", "bold"),
         (f"   {engine.generation_tokens_per_s:,.0f}", _ACCENT),
