@@ -167,6 +167,12 @@ def check_route(path: str) -> None:
     assert path in ROUTES or path in METHODS, f"{path} has no row in ipc/protocol/rights.py"
 
 
+def list_open() -> list[str]:
+    """Routes and methods that answer callers without one of the server's keys."""
+    rights = (ROUTES | METHODS).items()
+    return [path for path, right in rights if right.find(Standing.STRANGER) is not Reach.NONE]
+
+
 def find_reach(path: str, standing: Standing) -> Reach:
     """What a caller reaches by a route or a method; NONE of one that has no row."""
     right = ROUTES.get(path) or METHODS.get(path)

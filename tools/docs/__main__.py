@@ -18,6 +18,7 @@ _DOCS = Path(__file__).parents[2] / "docs"
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     _DOCS / "options.md": {"engine": options.render_engine_options, "commands": options.render_commands},
     _DOCS / "http.md": {
+        "open": http_api.render_open_routes,
         "routes": http_api.render_routes,
         "sampling": http_api.render_sampling_fields,
         "types": http_api.render_types,

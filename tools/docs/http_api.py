@@ -15,6 +15,7 @@ from ...frontend.http.engines.served_models import ServedModels, ServerParts
 from ...frontend.http.limits import Limits, list_limits
 from ...frontend.http.options import ServerOptions
 from ...ipc.params.param_fields import MAX_INT
+from ...ipc.protocol.rights import list_open
 from ..markdown import format_table
 from .examples import find_example
 
@@ -32,6 +33,11 @@ def make_document() -> dict[str, Any]:
     """The OpenAPI document of a server with every route."""
     options = ServerOptions(enable_tokenizer_info_endpoint=True)
     return create_app(ServedModels(ServerParts(options), [])).routes.document
+
+
+def render_open_routes() -> str:
+    """Routes that need no key, and gRPC's methods."""
+    return f"Without a key: {', '.join(f'`{path}`' for path in list_open())}.\n"
 
 
 def render_routes() -> str:

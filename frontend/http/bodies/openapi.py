@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from ....ipc.protocol.rights import check_route
+from ....ipc.protocol.rights import check_route, list_open
 from ..errors import ErrorResponse, find_error_type, is_ollama_path
 
 _SENTENCE_END = re.compile(r"\.(?:\s|$)")
@@ -103,6 +103,9 @@ class Routes:
             responses[str(status)] = {"description": _ERRORS_OF_POSTS[status], "content": content}
         for status, kind in (more or {}).items():
             responses[str(status)] = {"description": "See the body", "content": self._describe_json(kind)}
+        is_open = path in list_open()
+        if is_open:
+            del responses["401"]
         method = method or ("GET" if request is None else "POST")
         route = _OneRoute(path, endpoint, method, name or endpoint.__name__)
         operation: dict[str, Any] = {
@@ -124,6 +127,8 @@ class Routes:
         if request is not None:
             self._types.update(getattr(request, "CHECKED_LATER", ()))  # kinds that msgspec does not see in it
             operation["requestBody"] = {"required": True, "content": self._describe_json(request)}
+        if is_open:
+            operation["security"] = []
         self.routes.append(route)
         self._paths.setdefault(route.path_format, {})[method.lower()] = operation
 

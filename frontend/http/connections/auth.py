@@ -11,13 +11,11 @@ from http import HTTPStatus
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ....ipc.protocol.rights import ROUTES, Reach, Standing
+from ....ipc.protocol.rights import list_open
 from ..caller import Caller
 from ..errors import ApiError, make_error_response
 
-OPEN_PATHS = frozenset(
-    path for path, right in ROUTES.items() if right.find(Standing.STRANGER) is not Reach.NONE
-)
+OPEN_PATHS = frozenset(list_open())
 CALLER_KEY = "quire.caller"  # of scope["state"]
 STRANGER = Caller(is_stranger=True)
 _KEY_HEADERS = (b"x-api-key", b"api-key")  # whose value is the key

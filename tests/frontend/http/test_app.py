@@ -17,6 +17,7 @@ from quire.frontend.http.dialects.messages_body import MessageParam, MessagesReq
 from quire.frontend.http.serving import Serving
 from quire.frontend.http.stream import EventStream
 from quire.ipc.params.sampling_params import SAMPLING_FIELDS
+from quire.ipc.protocol.rights import list_open
 
 LARGE = "x" * 100_000
 
@@ -54,6 +55,8 @@ async def test_every_reference_of_the_openapi_document_leads_somewhere(client: A
     post = document["paths"][CHAT]["post"]
     assert {"200", "400", "401", "404", "413", "429", "503"} <= set(post["responses"])
     assert "422" not in post["responses"]
+    assert "security" not in post
+    assert document["paths"]["/live"]["get"]["security"] == []
     assert {"JsonSchemaFormat", "JsonSchema", "StructuredOutputsFields", "ResponsesText"} <= names
     assert "MessagesErrorResponse" in json.dumps(
         document["paths"]["/v1/messages"]["post"]["responses"]["400"]
@@ -62,7 +65,8 @@ async def test_every_reference_of_the_openapi_document_leads_somewhere(client: A
     for path, operations in document["paths"].items():
         for operation in operations.values():
             assert operation["responses"]["200"]["content"], path
-            assert {"401", "503"} <= set(operation["responses"]), path
+            assert {"503"} <= set(operation["responses"]), path
+            assert ("401" in operation["responses"]) == (path not in list_open()), path
 
 
 async def test_a_stream_holds_neither_its_prompts_nor_what_else_is_large_in_its_request(
