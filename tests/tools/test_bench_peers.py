@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from checkpoints import Recipe, make_checkpoint
 from gguf_files import convert_checkpoint
-from quire.ipc.errors import InputError
+from quire.frontend.models.model_folder import pocket_folder
+from quire.ipc.errors import ConfigError, InputError
 from quire.tools.bench import offline, peers
 from quire.tools.bench.bench_model import BenchModel, load_bench_model, load_spec
 from quire.tools.bench.cli import run as run_bench
@@ -162,11 +163,15 @@ def test_the_command_measures_quire_and_its_peer(
 
 def test_options_for_quire_are_json_or_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, object]] = []
-    monkeypatch.setattr(offline, "load_bench_model", lambda *_: make_model(Path("m")))
+    monkeypatch.setattr(offline, "load_bench_model", lambda *_: make_model(pocket_folder()))
     monkeypatch.setattr(offline, "make_launch", lambda *_, **args: seen.append(args))
     monkeypatch.setattr(offline, "open_contestants", lambda _: pytest.fail("started"))
     with pytest.raises(pytest.fail.Exception):
         run_bench(["offline", "--peer", "none", "--engine-arg", "max_num_seqs=8", "dtype=float32"])
     assert seen == [{"max_num_seqs": 8, "dtype": "float32"}]
+    for bad in ("max_num_seqs=many", "quantization=int3", "max_num_sqes=8"):
+        with pytest.raises(ConfigError, match=bad.partition("=")[0]):
+            run_bench(["offline", "--peer", "none", "--engine-arg", bad])
+    assert len(seen) == 1
     with pytest.raises(InputError, match="engine_arg='x': expected NAME=VALUE"):
         run_bench(["offline", "--peer", "none", "--engine-arg", "x"])

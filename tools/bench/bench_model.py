@@ -57,9 +57,9 @@ def load_spec(model: str, quantization: Quantization | None = None) -> ModelSpec
     return replace(spec, weight_formats=formats)
 
 
-def load_bench_model(name: str, quantization: Quantization | None = None) -> BenchModel:
+def load_bench_model(name: str) -> BenchModel:
     """A bench's model (written on first use), 'pocket', a folder, or a GGUF file. Raises InputError."""
-    spec = load_spec(name, quantization)
+    spec = load_spec(name)
     if name in BENCH_MODELS or name in DUMMY_MODELS:
         folder = ensure_written(name)
         return BenchModel(name, folder, spec, "bfloat16", is_dummy=name in DUMMY_MODELS)

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...frontend.options.engine_args import EngineArgs
 from ...ipc.errors import InputError
 from ..options import COUNT, option
-from .bench_model import BenchModel, load_bench_model
+from .bench_model import BenchModel, load_bench_model, load_spec
 from .ceilings import MEMORY_READ_BYTES, MachineRates, measure_rates, take_better
 from .contest import Job, Measurement, open_contestants, run_rounds, say
 from .cost_model import StepShape, compute_step_work
@@ -74,7 +75,10 @@ def run(options: Options) -> int:
     peers = choose_peers(options.peer, _PEERS)
     engine_args = dict(_parse_engine_arg(text) for text in options.engine_arg)
     versions = check_peers(peers)
-    model = load_bench_model(options.model, engine_args.get("quantization"))
+    model = load_bench_model(options.model)
+    EngineArgs(model=str(model.path), **engine_args).create_engine_config()  # refused before a child starts
+    if quantization := engine_args.get("quantization"):
+        model = dataclasses.replace(model, spec=load_spec(options.model, quantization))
     if model.is_dummy and TRANSFORMERS in peers:
         raise InputError("peer", TRANSFORMERS, f"{VLLM} or {NONE}: {model.name} has no weights to load")
     if peers and model.path.is_file():
