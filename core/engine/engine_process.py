@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
 import msgspec
@@ -23,7 +23,7 @@ from ...ipc.decoding import decode_msgpack
 from ...ipc.errors import ModelError
 from ...ipc.files.private_cache import keep_entry
 from ...ipc.processes.child_args import CoreArgs
-from ...ipc.processes.due import until_ms
+from ...ipc.processes.due import find_earliest, until_ms
 from ...ipc.processes.fault_hooks import make_fault_hooks
 from ...ipc.processes.log_lines import start_logging
 from ...ipc.processes.process import (
@@ -75,13 +75,14 @@ class EngineCoreProcess:
         self._executor = make_executor(config, self._context, args.worker_address)
         group = GroupRoster(args.engine_index, args.roster, args.owner_identity)
         self._registry = ClientRegistry(secrets.token_hex(8), started_at, self._send, group=group)
-        self._remote_clients = None
+        self._network = self._remote_clients = None
         if args.network is not None:
             from ..network.remote_clients import open_network  # with what only it needs
 
-            network, self._remote_clients = open_network(args.network, args.journal_path, max_frame_bytes)
+            opened = open_network(args.network, args.journal_path, max_frame_bytes)
+            self._network, self._remote_clients = opened
             self._registry.find_remote_origin = self._remote_clients.find_origin
-            self._listeners.append(network)
+            self._listeners.append(self._network)
         startup = StartupClock("start core", started_at)
         self._loop = EngineLoop(config, self._executor, self._registry, startup, args.journal_path)
         self._lifeline_fd = lifeline_fd
@@ -142,12 +143,14 @@ class EngineCoreProcess:
         if any(listener.lost_fd in ready and listener.has_lost_one() for listener in self._listeners):
             self._registry.leases.note_disconnect()
         self._listener.restore(time.monotonic())
-        has_messages = any(listener.router in ready for listener in self._listeners)
-        self._loop.run_turn(self._receive() if has_messages else ())
+        readable = [listener for listener in self._listeners if listener.router in ready]
+        self._loop.run_turn(_receive(readable))
 
     def _wait(self) -> dict[object, int]:
         """Until something arrives or the loop has something to do."""
         next_turn_at = self._loop.next_turn_at
+        if self._network is not None:
+            next_turn_at = find_earliest(next_turn_at, self._network.register(self._poller))
         timeout_ms = None if next_turn_at is None else until_ms(next_turn_at)
         core = self._registry.core
         if core is None or not core.num_in_flight:
@@ -160,10 +163,6 @@ class EngineCoreProcess:
         return ready
 
     # Clients.
-
-    def _receive(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        for listener in self._listeners:
-            yield from listener.receive()
 
     def _send(self, identity: bytes, message: msgspec.Struct) -> bool:
         """True if queued, False if this client's queue is full. Raises ConnectionResetError if it is gone."""
@@ -186,7 +185,7 @@ class EngineCoreProcess:
             deadline = time.monotonic() + FIRST_HELLO_TIMEOUT_S
             while not self._registry.has_owner and (left_s := deadline - time.monotonic()) > 0:
                 self._client_poller.poll(int(left_s * 1000))
-                self._loop.take_messages(self._receive())
+                self._loop.take_messages(_receive(self._listeners))
             self._registry.refuse(end.reason, end.kind)
             self._wait_for_goodbyes()
         elif end.exit_code == EXIT_WORKER_LOST:
@@ -205,8 +204,13 @@ class EngineCoreProcess:
         self._registry.deliver()
         while self._registry.clients and (left_s := deadline - time.monotonic()) > 0:
             if self._client_poller.poll(int(left_s * 1000)):
-                self._loop.take_messages(self._receive())
+                self._loop.take_messages(_receive(self._listeners))
             self._registry.deliver()
+
+
+def _receive(listeners: Iterable[ClientListener]) -> Iterator[tuple[bytes, list[bytes]]]:
+    for listener in listeners:
+        yield from listener.receive()
 
 
 def name_engine(args: CoreArgs) -> str:

@@ -46,6 +46,8 @@ _FRACTION_OF_FILES = 0.2  # of this process's descriptors, at most so many are c
 _LEAST_UNREAD_BYTES = 512 << 20
 _FRACTION_OF_MEMORY = 16
 _MAX_RECEIVE_S = 0.001  # of a turn, so that who floods costs the others' steps little
+# Times what a turn took that left something, until the next one: a flood gets a quarter of a processor.
+_REST, _MAX_REST_S = 3, 0.1
 _RECEIVED, _RECEIVED_AT = struct.Struct("=Q"), 128  # tcpi_bytes_received of struct tcp_info
 _FRAME_BYTES = 2 + 33  # of a frame beside its contents: its head, and CURVE's (RFC 26)
 _LONG_HEAD_BYTES, _LONGEST_SHORT = 7, 255 - 33
@@ -84,7 +86,8 @@ class NetworkListener(ClientListener):
         # Twice what Quire's own clients leave unread (SendWindow), with a frame that goes beyond it. Small
         # messages take five times their bytes here.
         self._unread = UnreadBytes(max_unread_bytes, 2 * (MAX_UNREAD_BYTES + max_frame_bytes))
-        self._is_behind = False  # the last `receive` has left something
+        self._is_behind = False  # the last `receive` has left something,
+        self._rests_until = 0.0  # and the next one is due at this moment (monotonic)
         self._look_at = self._log_at = 0.0  # monotonic
         self._copies: dict[int, socket.socket] = {}  # of connections, which libzmq may close at any time
         self._limits_lock = threading.Lock()  # of these, too
@@ -105,7 +108,25 @@ class NetworkListener(ClientListener):
         if self._is_behind:
             self._look()
         self._is_behind = True
-        ends_at = time.monotonic() + _MAX_RECEIVE_S
+        began = time.monotonic()
+        try:
+            yield from self._read(began + _MAX_RECEIVE_S)
+        finally:  # the reader may have had enough before
+            if self._is_behind:
+                now = time.monotonic()
+                self._rests_until = now + min(_REST * (now - began), _MAX_REST_S)
+
+    def register(self, poller: zmq.Poller) -> float | None:
+        """Have the poller look at the socket, or not while what is unread has to wait; until when, if so."""
+        if self._rests_until <= time.monotonic():
+            poller.register(self.router, zmq.POLLIN)
+            return None
+        if self.router in poller:
+            poller.unregister(self.router)
+        return self._rests_until
+
+    def _read(self, ends_at: float) -> Iterator[tuple[bytes, list[bytes]]]:
+        """Until nothing is left, or it is so late."""
         with contextlib.suppress(zmq.Again):
             while True:
                 identity, *frames = self.router.recv_multipart(NOBLOCK, copy=False)

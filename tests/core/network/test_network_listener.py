@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -275,6 +276,30 @@ def test_who_sends_more_than_is_read_is_cut_off_alone(bounded: NetworkListener, 
         while [b"last"] not in heard:
             assert bounded.router.poll(10_000)
             heard += [frames for _, frames in bounded.receive()]
+
+
+def test_what_is_left_unread_waits_three_times_as_long_as_was_read(
+    bounded: NetworkListener, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, poller = [100.0], zmq.Poller()
+    monkeypatch.setattr(network_listener, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert bounded.register(poller) is None
+    with BareClient(f"tcp://127.0.0.1:{bounded.port}", read_client_keys(keys)) as client:
+        for message, lasts_s, rest_s in ((b"first", 0.02, 0.06), (b"second", 9.0, 0.1)):
+            client.socket.send(message)
+            assert poller.poll(10_000)
+            reading = bounded.receive()
+            assert next(reading)[1] == [message]
+            now[0] += lasts_s
+            reading.close()  # the reader has had enough: it does not know what is left
+            assert bounded.register(poller) == pytest.approx(now[0] + rest_s)
+            assert bounded.router not in poller
+            now[0] += rest_s + 0.001
+            assert bounded.register(poller) is None
+        client.socket.send(b"third")
+        assert poller.poll(10_000)
+        assert [frames for _, frames in bounded.receive()] == [[b"third"]]
+        assert bounded.register(poller) is None
 
 
 def test_small_messages_that_wait_take_little_more_than_they_have(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import Callable
@@ -118,7 +119,7 @@ def test_what_is_no_key_is_not_shown(folder: Path) -> None:
 def test_the_list_is_read_again_when_it_changes_also_after_a_line_without_an_end(
     folder: Path, tmp_path: Path
 ) -> None:
-    clients, first = AuthorizedClients(folder), read_client_keys(folder).public
+    clients, first = AuthorizedClients(folder, itertools.count().__next__), read_client_keys(folder).public
     assert clients.find_grant(first) == ClientGrant("client")
     (folder / CLIENTS).write_bytes((folder / CLIENTS).read_bytes().rstrip())
     add_client(folder, tmp_path / "laptop")
@@ -134,12 +135,23 @@ def test_the_list_is_read_again_when_it_changes_also_after_a_line_without_an_end
 
 
 def test_without_its_list_nobody_is_let_in(folder: Path) -> None:
-    clients, key = AuthorizedClients(folder), read_client_keys(folder).public
+    clients, key = AuthorizedClients(folder, itertools.count().__next__), read_client_keys(folder).public
     text = (folder / CLIENTS).read_bytes()
     (folder / CLIENTS).unlink()
     assert clients.find_grant(key) is None
     (folder / CLIENTS).write_bytes(text)
     assert clients.find_grant(key) == ClientGrant("client")
+
+
+def test_the_list_is_looked_at_a_hundred_times_a_second(folder: Path) -> None:
+    now = [0.0]
+    clients, key = AuthorizedClients(folder, lambda: now[0]), read_client_keys(folder).public
+    assert clients.find_grant(key) is not None
+    (folder / CLIENTS).write_text("# nobody\n")
+    now[0] = 0.009
+    assert clients.find_grant(key) is not None
+    now[0] = 0.011
+    assert clients.find_grant(key) is None
 
 
 def test_what_makes_no_sense_adds_nobody(folder: Path, tmp_path: Path) -> None:
