@@ -14,7 +14,7 @@ from itertools import islice
 
 from ...ipc.errors import ProtocolError
 from ...ipc.processes.due import find_earliest
-from ...ipc.protocol.engine_views import EngineMetrics, EngineSnapshot, Owns, SchedulerStats
+from ...ipc.protocol.engine_views import EngineHistory, EngineMetrics, EngineSnapshot, Owns, SchedulerStats
 from ...ipc.protocol.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
@@ -350,6 +350,10 @@ class EngineCore:
     def snapshot(self, process: CoreProcessInfo) -> EngineSnapshot:
         """What live views show."""
         return self._stats_collector.snapshot(process, self._ids_of, self._clock())
+
+    def history(self) -> EngineHistory:
+        """What charts show."""
+        return self._stats_collector.history.look(self._clock(), self._pool.num_blocks)
 
     def metrics(self, num_clients: int | None = None) -> EngineMetrics:
         """Everything that was counted since the start; `num_clients` as for `stats`."""

@@ -155,6 +155,8 @@ def call_utility(core: EngineCore, call: UtilityCall, process: CoreProcessInfo) 
             return UtilityResult(call.call_id, error="; ".join(core.check_integrity()) or None)
         case UtilityMethod.SNAPSHOT:
             return UtilityResult(call.call_id, snapshot=core.snapshot(process))
+        case UtilityMethod.HISTORY:
+            return UtilityResult(call.call_id, history=core.history())
         case UtilityMethod.METRICS:
             return UtilityResult(call.call_id, metrics=core.metrics(len(process.clients)))
         case UtilityMethod.DIGEST:

@@ -92,8 +92,10 @@ class _Sample(NamedTuple):
 class RateWindow:
     """Samples of the counters, at most one each half second and none while the engine is idle."""
 
-    def __init__(self, counters: EngineCounters) -> None:
+    def __init__(self, counters: EngineCounters, on_sample: Callable[[float, bool], None]) -> None:
+        """`on_sample(now, is_start)` is called with each sample."""
         self._counters = counters
+        self._on_sample = on_sample
         self._samples: deque[_Sample] = deque(maxlen=int(WINDOW_S / _SAMPLE_PERIOD_S) + 2)
         self._sampled_at = 0.0
         self._next_at = 0.0
@@ -104,6 +106,7 @@ class RateWindow:
             return
         self._sampled_at, self._next_at = now, now + _SAMPLE_PERIOD_S
         self._samples.append(_Sample(now, is_start, replace(self._counters)))
+        self._on_sample(now, is_start)
 
     def measure(self, now: float) -> Rates:
         """Rates from the oldest sample in the window up to `now`."""
@@ -157,6 +160,14 @@ class Observations:
         self._finished = dict.fromkeys(FinishReason, 0)
         self.tool_parse_errors_total = self.reasoning_tokens_total = 0  # as frontends say
         self._finished_by_kind: dict[str, int] = dict.fromkeys(get_args(RequestKind), 0)
+
+    def sum_latencies(self) -> dict[str, float]:
+        """Times to first and between tokens, and how many; named as in HistoryPoint."""
+        first, gap = (
+            self._histograms[f"{name}_seconds"] for name in ("time_to_first_token", "inter_token_latency")
+        )
+        counts = {"num_first_tokens": sum(first.counts), "num_gaps": sum(gap.counts)}
+        return {**counts, "first_token_s": first.sum, "gap_s": gap.sum}
 
     def observe_step(self, num_tokens: int) -> None:
         """A step's result is in; it computed `num_tokens`."""

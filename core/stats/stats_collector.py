@@ -25,6 +25,7 @@ from ..kv.block_pool import BlockPool
 from ..scheduling.request import Request, RequestStatus
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.tenant import TenantLedger
+from .history import History
 from .stalls import DeviceFreeTime, find_stall
 from .stats import EngineCounters, Observations, RateWindow
 
@@ -53,7 +54,6 @@ class StatsCollector:
         pool: BlockPool,
         tenants: TenantLedger,
     ) -> None:
-        self.window = RateWindow(counters)
         self.observations = Observations(config.model.max_model_len)
         self.free_time = DeviceFreeTime()
         self._config = config
@@ -61,6 +61,8 @@ class StatsCollector:
         self._scheduler = scheduler
         self._pool = pool
         self._tenants = tenants
+        self.history = History(self._count, self._gauge)
+        self.window = RateWindow(counters, self.history.note)
         self._tokens_of_ended: dict[bytes, int] = {}  # client -> tokens of its requests that have ended
 
     def note_end(self, request: Request) -> None:
@@ -77,15 +79,27 @@ class StatsCollector:
     def stats(self, num_clients: int, now: float) -> SchedulerStats:
         """The counts of this moment."""
         return SchedulerStats(
-            num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting) + len(self._scheduler.policy.parked),
+            **self._gauge(),
             num_clients=num_clients,
-            kv_blocks_used=self._pool.num_blocks - self._pool.num_free,
             kv_blocks_total=self._pool.num_blocks,
             held_bytes=self._tenants.held_bytes,
             stall=find_stall(self._live(), self.free_time, now),
             **{f"{name}_total": value for name, value in asdict(self._counters).items()},
         )
+
+    def _count(self) -> dict[str, float]:
+        num_prompt, num_generated = self._counters.prompt_tokens, self._counters.generation_tokens
+        return self.observations.sum_latencies() | {
+            "prompt_tokens": num_prompt,
+            "generation_tokens": num_generated,
+        }
+
+    def _gauge(self) -> dict[str, int]:
+        return {
+            "num_running": len(self._scheduler.running),
+            "num_waiting": len(self._scheduler.waiting) + len(self._scheduler.policy.parked),
+            "kv_blocks_used": self._pool.num_blocks - self._pool.num_free,
+        }
 
     def metrics(self, stats: SchedulerStats) -> EngineMetrics:
         """Everything that was counted since the start."""

@@ -16,6 +16,7 @@ import msgspec
 from ...ipc.errors import RequestFailedError
 from ...ipc.protocol.engine_views import (
     ClientView,
+    EngineHistory,
     EngineLoad,
     EngineMetrics,
     EngineSnapshot,
@@ -56,6 +57,10 @@ class UtilityCalls(ABC):
     async def metrics_by_engine(self) -> dict[int, EngineMetrics]:
         """What each engine has counted since it started."""
         return _expect(await self.call_each(UtilityMethod.METRICS), "metrics")
+
+    async def history_by_engine(self) -> dict[int, EngineHistory]:
+        """What each engine did in the last quarter of an hour."""
+        return _expect(await self.call_each(UtilityMethod.HISTORY), "history")
 
     async def start_profile(self) -> None:
         """Have the engine note when each step is scheduled, computed and taken in, until `stop_profile`.

@@ -158,6 +158,30 @@ class Histogram(msgspec.Struct, kw_only=True):
         self.sum += value * times
 
 
+class HistoryPoint(msgspec.Struct, kw_only=True):
+    """What an engine did in one period."""
+
+    at: float  # when the period began, wall clock: a multiple of its length
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    num_first_tokens: int = 0  # requests that got their first one
+    first_token_s: float = 0.0  # their sum of times to it
+    num_gaps: int = 0  # tokens behind another one of the same request
+    gap_s: float = 0.0  # the sum of times between the two
+    num_running: int = 0  # the highest of what was seen twice a second; so are the next two
+    num_waiting: int = 0
+    kv_blocks_used: int = 0
+
+
+class EngineHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """The last quarter of an hour; a period without work has no point."""
+
+    at: float  # wall clock
+    period_s: float
+    kv_blocks_total: int
+    points: list[HistoryPoint]
+
+
 class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is counted since the core started, over all clients; names without the prefix."""
 

@@ -28,7 +28,7 @@ from ..params.request_options import (
 )
 from ..params.sampling_params import MAX_EXTRA_ARGS_BYTES, MAX_N, SamplingParams
 from ..spec.config import RecoveryConfig
-from .engine_views import EngineMetrics, EngineSnapshot, SchedulerStats, StepTrace
+from .engine_views import EngineHistory, EngineMetrics, EngineSnapshot, SchedulerStats, StepTrace
 from .fair_share import MAX_CLIENT_WEIGHT
 from .prefix_digest import EngineDigest
 from .token_lists import TokenLists
@@ -98,6 +98,7 @@ class UtilityMethod(IntEnum):
     DIGEST = 6  # -> EngineDigest; from the first one on the engine notes which prompts it has had
     START_PROFILE = 7  # from here on the engine notes its steps; an error if it does so already
     STOP_PROFILE = 8  # -> StepTrace
+    HISTORY = 9  # -> EngineHistory
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
@@ -307,6 +308,7 @@ class UtilityResult(msgspec.Struct, array_like=True, frozen=True):
     metrics: EngineMetrics | None = None
     digest: EngineDigest | None = None
     trace: StepTrace | None = None
+    history: EngineHistory | None = None
 
 
 class Goodbye(msgspec.Struct, array_like=True, frozen=True):

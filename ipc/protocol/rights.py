@@ -96,6 +96,7 @@ UTILITIES: dict[UtilityMethod, Right] = {
     UtilityMethod.STATS: _OWN_REQUESTS,  # counts, and the id of a request that stalls
     UtilityMethod.METRICS: _OWN_REQUESTS,  # likewise
     UtilityMethod.SNAPSHOT: _OWN_REQUESTS,
+    UtilityMethod.HISTORY: _FACTS,
     UtilityMethod.DIGEST: _OWN_REQUESTS,  # names of the beginnings of prompts
     UtilityMethod.CHECK_INTEGRITY: _OWN_REQUESTS,  # whether there are problems; in words to whom all may see
     UtilityMethod.RESET_PREFIX_CACHE: _LOCAL_ONLY,
@@ -128,7 +129,7 @@ ROUTES: dict[str, Right] = {
     **dict.fromkeys(
         (
             *("/ping", "/openapi.json", "/version", "/v1/models", "/v1/models/{model:path}"),
-            *("/info", "/server_info", "/tokenizer_info", "/load", "/metrics"),
+            *("/info", "/server_info", "/tokenizer_info", "/load", "/metrics", "/stats/history"),
             *("/api/tags", "/api/ps", "/api/show", "/api/version", "/api/pull"),
             *("/api/create", "/api/copy", "/api/delete", "/api/push"),
         ),

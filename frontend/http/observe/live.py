@@ -54,12 +54,16 @@ def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Requ
     async def show_stats(http: Request, model: str | None = None) -> Response:
         return respond(_show(await _look(models.find(model)), find_caller(http), "/stats"))
 
+    async def show_history(model: str | None = None) -> Response:
+        return respond({"engines": list((await models.find(model).serving.llm.history_by_engine()).values())})
+
     async def stream_stats(http: Request, model: str | None = None) -> Response:
         events = feeds[models.find(model)].watch(find_caller(http))
         return EventStream(events, models.parts.options.limits)
 
     routes.add_page("/", show_page)
     routes.add("/stats", show_stats, "The engine at this moment", EngineSnapshot, more={404: ErrorResponse})
+    routes.add("/stats/history", show_history, "Each engine's last quarter of an hour, in periods")
     summary = "The engine, twice a second, as events"
     routes.add("/stats/stream", stream_stats, summary, "text/event-stream")
 

@@ -34,7 +34,7 @@ from quire.ipc.params.beam_search import BeamSearch
 from quire.ipc.params.pooling_params import PoolingParams
 from quire.ipc.params.request_options import RequestOptions
 from quire.ipc.params.sampling_params import RequestOutputKind, SamplingParams
-from quire.ipc.protocol.engine_views import SchedulerStats
+from quire.ipc.protocol.engine_views import EngineHistory, HistoryPoint, SchedulerStats
 from quire.ipc.protocol.messages import FrontendCounts
 from tool_template import CHATML_TEMPLATE
 
@@ -176,6 +176,9 @@ class FakeLLM:
         if self.answered_snapshot is None:
             raise self.dead_error or NotImplementedError
         return self.answered_snapshot
+
+    async def history_by_engine(self) -> dict[int, EngineHistory]:
+        return {0: EngineHistory(at=7.0, period_s=5.0, kv_blocks_total=64, points=[HistoryPoint(at=5.0)])}
 
     async def stats(self) -> SchedulerStats:
         return self.answered_stats
