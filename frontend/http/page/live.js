@@ -1,14 +1,7 @@
 "use strict";
 // The live view of the engine.
 
-const SPARK_POINTS = 120;
-
-const spark = [];
-const percent = (part, whole) => whole ? `${Math.round(100 * part / whole)} %` : "0 %";
-const milliseconds = (value) => `${value.toFixed(value < 10 ? 2 : 0)} ms`;
-const duration = (s) => s < 60 ? `${s.toFixed(s < 10 ? 1 : 0)} s` : s < 3600 ? `${Math.floor(s / 60)} min` : `${Math.floor(s / 3600)} h ${Math.floor(s % 3600 / 60)} min`;
-const size = (bytes) => bytes < 1e6 ? `${Math.round(bytes / 1e3)} kB` : `${Math.round(bytes / 1e6)} MB`;
-const count = (value) => Math.round(value).toLocaleString("en");
+const CHARTS_MS = 5000;
 
 function show(snapshot) {
   const stats = snapshot.stats;
@@ -20,7 +13,6 @@ function show(snapshot) {
   setText("waiting", count(stats.num_waiting));
   setText("kv", percent(stats.kv_blocks_used, stats.kv_blocks_total));
   setText("hits", percent(stats.prefix_cache_hits_total, stats.prefix_cache_queries_total));
-  showSpark(snapshot.generation_tokens_per_s);
   showRequests(snapshot);
   showBlocks(snapshot);
   showSplit(snapshot);
@@ -35,15 +27,6 @@ function show(snapshot) {
       client.num_unsent, client.weight, duration(client.connected_s)];
     values.forEach((value, place) => { cells[place].textContent = `${value}`; });
   });
-}
-
-function showSpark(rate) {
-  spark.push(rate);
-  if (spark.length > SPARK_POINTS) spark.shift();
-  const top = Math.max(1, ...spark), from = SPARK_POINTS - spark.length;
-  byId("spark").setAttribute("points", spark.map((value, place) => `${from + place},${(58 - 56 * value / top).toFixed(1)}`).join(" "));
-  setText("spark_top", `top ${count(top)}`);
-  setText("spark_text", `${count(rate)} tokens per second now, at most ${count(top)} in the last minute`);
 }
 
 // Gives `table` a row of `width` cells for each item, made once and then changed in place.
@@ -123,13 +106,18 @@ let watching = null;
 
 async function watch() {
   const stop = watching = new AbortController();
+  let chartsAt = 0;
   while (!stop.signal.aborted) {
     try {
-      const path = `/stats/stream?model=${encodeURIComponent(await findModel())}`;
-      for await (const snapshot of readEvents(await call(path, { signal: stop.signal }))) {
+      const model = encodeURIComponent(await findModel());
+      for await (const snapshot of readEvents(await call(`/stats/stream?model=${model}`, { signal: stop.signal }))) {
         byId("link").className = "up";
         byId("live").classList.remove("stale");
         show(snapshot);
+        if (performance.now() < chartsAt) continue;
+        chartsAt = performance.now() + CHARTS_MS;
+        const history = await call(`/stats/history?model=${model}`, { signal: stop.signal });
+        showCharts(await history.json(), snapshot.uptime_s);
       }
       throw new Error("the server ended the stream");
     } catch (error) {
@@ -164,7 +152,7 @@ byId("live_button").addEventListener("click", () => {
   showLive();
 });
 document.addEventListener("visibilitychange", watchAgain);
-byId("models").addEventListener("change", () => { spark.length = 0; watchAgain(); });
+byId("models").addEventListener("change", () => { watchAgain(); });
 byId("key_button").addEventListener("click", async () => { if (await askForKey()) watchAgain(); });
 showLive();
 takeUp();

@@ -76,7 +76,7 @@ async function showsTheEngine({ page }) {
   const progress = () => page.evaluate(() => document.querySelector("#requests progress").value);
   const before = await progress();
   await page.waitForFunction((value) => document.querySelector("#requests progress").value > value, before);
-  await page.waitForFunction(() => new Set([...document.querySelector("#spark").getAttribute("points").matchAll(/,([\d.]+)/g)].map((m) => m[1])).size > 2);
+  await drawsCharts(page);
   assert.match(await page.textContent("#clients tbody"), /\d/);
   assert.match(await page.textContent("#steps"), /[1-9].* steps\/s/);
   const colors = await page.evaluate(() => {
@@ -85,6 +85,28 @@ async function showsTheEngine({ page }) {
   });
   assert.ok(colors >= 2, "the block map has one colour");
   return endLoad;
+}
+
+// Each has a line, and axes that end above it; what is drawn is there again after a reload, for the engine keeps it.
+async function drawsCharts(page) {
+  await page.waitForFunction(() => ["generation", "prompt", "first_token", "gap", "queue", "kv"].every((id) =>
+    /h0/.test(document.querySelector(`#chart_${id} .line0[d]`)?.getAttribute("d"))) && /[1-9]/.test(document.querySelector("#chart_generation .reading").textContent));
+  assert.match(await page.textContent("#chart_generation .values"), /^[1-9]/);
+  assert.match(await page.textContent("#first_token"), /^[\d.]+ m?s$/);
+  assert.match(await page.getAttribute("#chart_gap svg", "aria-label"), /^Time between tokens, mean, at most [\d.]+ m?s in 15 minutes$/);
+  const seen = await page.textContent("#chart_generation .reading");
+  assert.match(seen, /^at most [1-9][\d,]* in 15 minutes$/);
+  await page.hover("#chart_generation svg", { position: { x: 5, y: 5 } });
+  await hasText(page, "#chart_generation .reading", /\d:\d\d.*: [\d,]+ tokens\/s$/);
+  await page.mouse.move(0, 0);
+}
+
+async function showsChartsAgainAfterAReload() {
+  const { page, complaints } = await openPage();
+  await hasText(page, "#chart_generation .reading", /^at most [1-9]/);
+  await hasText(page, "#first_token", /s$/);
+  assert.deepEqual(complaints, []);
+  await page.context().close();
 }
 
 async function stops({ page }) {
@@ -215,6 +237,7 @@ try {
   await becomesIdle(opened);
   await worksInTheDarkAndOnAPhone(opened);
   assert.deepEqual(opened.complaints, []);
+  await showsChartsAgainAfterAReload();
   await takesUpAnAnswerAfterReloads();
   await stopsWhatWasTakenUp();
   await goesOnInAChatThatWasLeft();

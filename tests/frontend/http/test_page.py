@@ -24,6 +24,7 @@ def test_the_policy_allows_the_pages_own_script_and_nothing_else():
 
 def test_the_page_loads_nothing_and_writes_no_markup():
     page = "".join(path.read_text() for path in (Path(http.__path__[0]) / "page").glob("*.*"))
+    page = page.replace("http://www.w3.org/2000/svg", "")  # the name of a kind of node
     for word in (
         "http://",
         "https://",
