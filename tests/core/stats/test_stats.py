@@ -51,7 +51,7 @@ def counters() -> EngineCounters:
 @pytest.fixture
 def window(counters: EngineCounters) -> RateWindow:
     """Work began at 100."""
-    window = RateWindow(counters, lambda now, is_start: None)
+    window = RateWindow(counters, lambda _now, _is_start: None)
     window.note(100.0, is_start=True)
     return window
 
