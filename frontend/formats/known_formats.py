@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 THINK = ThinkingFormat("<think>\n", "\n</think>\n\n")
+_COHERE_THINK = ThinkingFormat("<|START_THINKING|>", "<|END_THINKING|>")
 _MISTRAL_THINK = ThinkingFormat("[THINK]", "[/THINK]")
 
 _HERMES = CallFormat("<tool_call>\n", "", "\n</tool_call>", separator="\n", name_key="name")
@@ -108,6 +109,86 @@ _LLAMA4 = replace(_PYTHONIC, lead="<|python_start|>")
 _LFM2 = replace(
     _PYTHONIC, section_open="<|tool_call_start|>[", section_close="]<|tool_call_end|>", is_bare=False
 )
+_OLMO3 = replace(
+    _PYTHONIC,
+    section_open="<function_calls>",
+    section_close="</function_calls>",
+    separator="\n",
+    is_bare=False,
+)
+_INTERNLM = CallFormat(
+    "<|action_start|><|plugin|>\n",
+    "",
+    "<|action_end|>\n",
+    name_key="name",
+    arguments_key="parameters",
+    is_parallel=False,
+)
+_GRANITE_20B = replace(_HERMES, open="<function_call> ", close="")
+_GIGACHAT3 = replace(_HERMES, open="<|function_call|>", close="", is_parallel=False)
+_NEMOTRON_V2 = replace(_MISTRAL_LIST, section_open="<TOOLCALL>[", section_close="]</TOOLCALL>")
+_FUNCTOOLS = replace(_MISTRAL_LIST, section_open="functools[")
+_PHI4_MINI = replace(_GRANITE, section_close="]<|/tool_call|>")
+_XLAM = replace(_MISTRAL_LIST, section_open="[", is_bare=True)
+_COHERE = CallFormat(
+    section_open="<|START_ACTION|>[\n    ",
+    separator=",\n    ",
+    section_close="\n]<|END_ACTION|>",
+    name_key="tool_name",
+    arguments_key="parameters",
+    number_key="tool_call_id",
+)
+_APERTUS = CallFormat(
+    '{"', '": ', "}", section_open="<|tools_prefix|>[", separator=", ", section_close="]<|tools_suffix|>"
+)
+_FUNCTIONARY = CallFormat("<function=", ">", "</function>")
+_MINICPM5 = replace(
+    _QWEN3_CODER,
+    open='<function name="',
+    name_close='">',
+    close="</function>",
+    parameter_open='<param name="',
+    value_open='">',
+    parameter_close="</param>",
+)
+_DEEPSEEK_V32 = replace(
+    _MINIMAX_M2,
+    open='<｜DSML｜invoke name="',
+    close="</｜DSML｜invoke>\n",
+    section_open="<｜DSML｜function_calls>\n",
+    section_close="</｜DSML｜function_calls>",
+    lead="<｜DSML｜tool_calls>",
+    parameter_open='<｜DSML｜parameter name="',
+    value_open='" string="true">',
+    json_value_open='" string="false">',
+    parameter_close="</｜DSML｜parameter>\n",
+)
+_DEEPSEEK_V4 = replace(
+    _DEEPSEEK_V32,
+    section_open="<｜DSML｜tool_calls>\n",
+    section_close="</｜DSML｜tool_calls>",
+    lead="<｜DSML｜function_calls>",
+)
+_STEP3 = replace(
+    _MINIMAX_M2,
+    open='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
+    close="</steptml:invoke><｜tool_call_end｜>\n",
+    section_open="<｜tool_calls_begin｜>\n",
+    section_close="<｜tool_calls_end｜>",
+    parameter_open='<steptml:parameter name="',
+    parameter_close="</steptml:parameter>\n",
+)
+_HY_V3 = replace(
+    _GLM, name_close="<tool_sep>\n", section_open="<tool_calls>\n", section_close="\n</tool_calls>"
+)
+_SOLAR_OPEN2 = replace(
+    _GLM,
+    open="<|tool_call:start|>",
+    close="<|tool_call:end|>",
+    parameter_open="<|tool_arg:start|>",
+    value_open="<|tool_arg:value|>",
+    parameter_close="<|tool_arg:end|>\n",
+)
 _HARMONY = CallFormat(
     "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "<|call|>", is_parallel=False
 )
@@ -140,6 +221,23 @@ FORMATS: dict[str, OutputFormat] = {
         OutputFormat("granite", None, _GRANITE),
         OutputFormat("hunyuan_a13b", ThinkingFormat("<think>\n", "\n</think>\n"), _HUNYUAN),
         OutputFormat("lfm2", None, _LFM2),
+        OutputFormat("olmo3", THINK, _OLMO3),
+        OutputFormat("internlm", None, _INTERNLM),
+        OutputFormat("granite-20b-fc", None, _GRANITE_20B),
+        OutputFormat("gigachat3", None, _GIGACHAT3),
+        OutputFormat("nemotron_v2", THINK, _NEMOTRON_V2),
+        OutputFormat("phi4_mini", None, _PHI4_MINI),
+        OutputFormat("phi4_mini_json", None, _FUNCTOOLS),
+        OutputFormat("xlam", None, _XLAM),
+        OutputFormat("cohere_command3", _COHERE_THINK, _COHERE),
+        OutputFormat("apertus", ThinkingFormat("<|inner_prefix|>", "<|inner_suffix|>"), _APERTUS),
+        OutputFormat("functionary_v31", None, _FUNCTIONARY),
+        OutputFormat("minicpm5", THINK, _MINICPM5),
+        OutputFormat("deepseek_v32", THINK, _DEEPSEEK_V32),
+        OutputFormat("deepseek_v4", THINK, _DEEPSEEK_V4),
+        OutputFormat("step3", THINK, _STEP3),
+        OutputFormat("hy_v3", THINK, _HY_V3),
+        OutputFormat("solar_open2", None, _SOLAR_OPEN2),
         OutputFormat("functiongemma", None, _FUNCTION_GEMMA),
         OutputFormat("gemma4", ThinkingFormat("<|channel>thought\n", "<channel|>"), _GEMMA4),
         OutputFormat("pythonic", None, _PYTHONIC),
@@ -169,9 +267,12 @@ TOOL_CALL_PARSERS = {name: name for name in FORMATS} | {
     "step3p5": "qwen3_coder",
     "openai": "harmony",
     "granite4": "hermes",
+    "poolside_v1": "glm45",
+    "cohere_command4": "cohere_command3",
 }
 _THINKING = {
     "granite": ThinkingFormat("Here is my thought process:", "Here is my response:"),
+    "cohere_command4": _COHERE_THINK,
 } | {name: known.thinking for name, known in FORMATS.items() if known.thinking and not known.channels}
 REASONING_PARSERS = _THINKING | dict.fromkeys(
     (
@@ -183,6 +284,7 @@ REASONING_PARSERS = _THINKING | dict.fromkeys(
         "nemotron_v3",
         "olmo3",
         "step3p5",
+        "poolside_v1",
     ),
     THINK,
 )
@@ -193,6 +295,20 @@ _CALL_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|channel|>", "<|message|>", "<|start|>"), "harmony"),
     (("<start_function_call>",), "functiongemma"),
     (("<|tool_call>",), "gemma4"),
+    (("｜DSML｜", "function_calls>"), "deepseek_v32"),
+    (("｜DSML｜",), "deepseek_v4"),
+    (("<steptml:invoke",), "step3"),
+    (("<tool_sep>", "<arg_key>"), "hy_v3"),
+    (("<|tool_call:start|>",), "solar_open2"),
+    (("<|START_ACTION|>",), "cohere_command3"),
+    (("<|tools_prefix|>",), "apertus"),
+    (("<|action_start|>",), "internlm"),
+    (("<|function_call|>",), "gigachat3"),
+    (("<TOOLCALL>",), "nemotron_v2"),
+    (("<param name=",), "minicpm5"),
+    (("functools[",), "phi4_mini_json"),
+    (("<|/tool|>",), "phi4_mini"),
+    (("<function_calls>",), "olmo3"),
     (("<seed:tool_call>",), "seed_oss"),
     (("<minimax:tool_call>",), "minimax_m2"),
     (("<function=", "<parameter="), "qwen3_coder"),
@@ -201,6 +317,7 @@ _CALL_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
     (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
     (("<|tool_calls_section_begin|>",), "kimi_k2"),
+    (("<function=",), "functionary_v31"),
     (("[TOOL_CALLS]", "[ARGS]"), "mistral"),
     (("[TOOL_CALLS]",), "mistral_list"),
     (("<longcat_tool_call>",), "longcat"),
@@ -216,6 +333,8 @@ _CALL_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 _THINKING_SIGNS: tuple[tuple[str, str], ...] = (
     ("<|channel>thought", "gemma4"),
+    ("<|START_THINKING|>", "cohere_command3"),
+    ("<|inner_prefix|>", "apertus"),
     ("[THINK]", "mistral"),
     ("<seed:think>", "seed_oss"),
     ("</think>", "deepseek_r1"),

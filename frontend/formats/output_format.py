@@ -52,6 +52,8 @@ class CallFormat:
     form: ArgumentForm = "json"
     parameter_open: str = ""
     value_open: str = ""
+    # In its place before a value that is no text, where the two differ.
+    json_value_open: str = ""
     parameter_close: str = ""
     quote: str = ""
     # A token that announces calls and may be missing.
@@ -61,6 +63,8 @@ class CallFormat:
     is_bare: bool = False
     # Whether names are written as functions.NAME:NUMBER, which is the call's id.
     is_numbered: bool = False
+    # With a `name_key`: objects begin with this key, whose value is the call's number as a text.
+    number_key: str = ""
     # A call's own id may follow its name, behind this; such ids have nine letters and digits.
     call_id_open: str = ""
     # Whether a turn may hold several calls.
@@ -129,7 +133,7 @@ class OutputFormat:
                 calls.call_id_open,
             ]
             texts += [calls.open, calls.name_close, calls.close, calls.quote]
-            texts += [calls.parameter_open, calls.value_open, calls.parameter_close]
+            texts += [calls.parameter_open, calls.value_open, calls.json_value_open, calls.parameter_close]
         if channels:
             texts += [channels.start, channels.channel, channels.body, *channels.ends]
         return [text for text in texts if text]
@@ -158,12 +162,20 @@ class OutputFormat:
                 return ""
 
     def bind(self, tokenizer: Tokenizer) -> OutputFormat:
-        """This format with the ids of a tokenizer."""
+        """This format with the ids of a tokenizer.
+
+        A token behind text in the word that opens calls is text too: only a word's first token can be looked
+        for.
+        """
         added = tokenizer.backend.get_added_tokens_decoder()
         ids = {token.content: token_id for token_id, token in added.items()}
         pattern = _compile_tokens(ids)
         token_ids = {text: ids[text] for marker in self.list_markers() for text in _find(pattern, marker)}
         hidden = tokenizer.all_special_ids.difference(token_ids.values())
+        opener = (self.calls.section_open or self.calls.open).split() if self.calls else []
+        if opener and pattern and not pattern.match(opener[0]):
+            inner = pattern.findall(opener[0])
+            token_ids = {text: token_id for text, token_id in token_ids.items() if text not in inner}
         bound = replace(self, token_ids=token_ids, hidden_ids=hidden)
         if self.thinking is None:
             return bound

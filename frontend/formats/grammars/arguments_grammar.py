@@ -61,17 +61,19 @@ class ArgumentsGrammar:
 
     def _add_any(self) -> str:
         """Any object. A name may come twice, as it may in JSON."""
-        lark = self._lark
-        match self._calls.form:
+        lark, calls = self._lark, self._calls
+        match calls.form:
             case "json":
                 return lark.add("any_arguments", _write_json({"type": "object"}))
             case "braces":
-                BracesGrammar(lark, self._calls.quote, "any", {}).write_any()
+                BracesGrammar(lark, calls.quote, "any", {}).write_any()
                 return "any_object"
             case "xml":
-                opened = lark.add("opened", lark.write(self._calls.parameter_open))
+                opened = lark.add("opened", lark.write(calls.parameter_open))
                 value = self._write_text_value("any_arguments", "any_parameter", True)
-                lark.add("any_parameter", f"{self._write_key(lark.add('KEY', KEY))} {value}")
+                begins = [lark.write(begin) for begin in (calls.value_open, calls.json_value_open) if begin]
+                key = f"{lark.add('KEY', KEY)} ({' | '.join(begins)})"
+                lark.add("any_parameter", f"{key} {value}")
                 return lark.add("any_arguments", f"{opened} any_parameter | {self._end}")
             case "python":
                 member = f'{lark.add("KEY", KEY)} "=" {self._add_python_value()}'
@@ -120,26 +122,27 @@ class ArgumentsGrammar:
             where = f"{place}.properties.{key}"
             value = self._write_value(f"{name}_{number}", where, schema, shared, (rest, following, may_end))
             skipped = f" | {following}" if following and key not in required else ""
-            following = lark.add(f"{name}_{number}f", f"{self._write_key(quote(key))} {value}{skipped}")
+            following = lark.add(f"{name}_{number}f", f"{quote(key)} {value}{skipped}")
             may_end = may_end and key not in required
             end = f" | {ended}" if may_end else ""
             rest = lark.add(f"{name}_{number}r", f"{opened} {following}{end}")
         return rest
 
-    def _write_key(self, key: str) -> str:
-        return f"{key} {self._lark.write(self._calls.value_open)}"
-
     def _write_value(
         self, name: str, place: str, schema: Any, shared: dict[str, Any], after: tuple[str, str, bool]
     ) -> str:
-        """A value and what follows. What may only be a text is read as it stands, all else as JSON."""
+        """A value with what opens it and what follows. What may only be a text is read as it stands, all else
+        as JSON.
+        """
+        opened = self._lark.write(self._calls.value_open)
         schema = resolve(_as_dict(schema), shared)
         values = cast(list[Any], [schema["const"]] if "const" in schema else schema.get("enum", []))
         if not list_types(schema, shared) <= {"string"}:
             made = schema | shared
-            if isinstance(self._lark.split(self._calls.parameter_close)[0], str):
+            if not self._is_token(self._calls.parameter_close):
                 made = _keep_tags_out(made)
             written = self._lark.add(name, _write_json(made))
+            opened = self._lark.write(self._calls.json_value_open or self._calls.value_open)
         elif values:
             texts = " | ".join(quote(value) for value in values if isinstance(value, str))
             written = self._lark.add(name.upper(), texts)
@@ -148,9 +151,9 @@ class ArgumentsGrammar:
                 if keyword in schema and keyword != "format":  # which says what a text is for
                     allowed = "none of a text: this model's format has texts as they are"
                     raise SamplingParamsError(f"{place}.{keyword}", schema[keyword], allowed)
-            return self._write_text_value(*after)
+            return f"{opened} {self._write_text_value(*after)}"
         close, has_tokens = self._lark.write(self._calls.parameter_close), self._has_tag_tokens
-        return f"{written} {f'({close})?' if has_tokens else f'({close} | {_NEW_LINE})'} {after[0]}"
+        return f"{opened} {written} {f'({close})?' if has_tokens else f'({close} | {_NEW_LINE})'} {after[0]}"
 
     def _write_text_value(self, rest: str, following: str, may_end: bool) -> str:
         """Any text and what follows, where what closes a parameter may be left out.
@@ -169,13 +172,18 @@ class ArgumentsGrammar:
             cuts.append(rf"({whole}|\n{escape_text(ends[-1])})")
         text = lark.add("VALUE_TEXT", rf"{TEXT} & ~/(.|\n)*({'|'.join(cuts)})(.|\n)*/")
         lazy = [lark.add(f"cut_{number}[lazy]", f"{text} /{cut}/") for number, cut in enumerate(cuts)]
-        closed = lark.add("value_closed[lazy]", f"{text} {quote(close)}")
+        for number, marker in enumerate((calls.parameter_open, ends[0])):
+            if self._is_token(marker):  # which no text ends with
+                lazy[number] = f"{text} {lark.write(marker)}"
+        closed = f"{text} {lark.write(close)}"
+        if not self._is_token(close):
+            closed = lark.add("value_closed[lazy]", f"{text} {quote(close)}")
         choices = [f"{lark.add('value', f'{closed} {space}')} {rest}"]
         if following:
             choices.append(f"{lazy[0]} {following}")
         if may_end:
             ways = [f"{lazy[1]} {lark.write(calls.close[len(ends[0]) :])}", *lazy[2:]]
-            if len(ends) > 1 and isinstance(lark.split(ends[-1])[0], int):
+            if len(ends) > 1 and self._is_token(ends[-1]):
                 ways.append(f"{text} {lark.write(ends[-1])}")
             choices.append(lark.add("cut_end", " | ".join(ways)))
         return f"({' | '.join(choices)})"
@@ -183,7 +191,11 @@ class ArgumentsGrammar:
     @property
     def _has_tag_tokens(self) -> bool:
         markers = (self._calls.parameter_open, self._calls.parameter_close.strip())
-        return all(isinstance(self._lark.split(marker)[0], int) for marker in markers)
+        return all(map(self._is_token, markers))
+
+    def _is_token(self, marker: str) -> bool:
+        """Whether a marker begins with a token."""
+        return isinstance(self._lark.split(marker)[0], int)
 
     # -- any value
 

@@ -159,7 +159,7 @@ class CallGrammar:
         first = self._add_call("first_call", calls.section_open, dropped) if is_joined or dropped else call
         lead = f"({lark.write(calls.lead)})?" if calls.lead else ""
         section = "" if is_joined else lark.write(calls.section_open)
-        if section and isinstance(lark.split(calls.open)[0], int):
+        if section and calls.open and isinstance(lark.split(calls.open)[0], int):
             section = f"({section})?"  # some models leave it out
         parts = [lead, section, first, self._add_more(call)]
         return lark.add("calls", " ".join(parts))
@@ -190,6 +190,7 @@ class CallGrammar:
             refused.append(rf"{_SPACE}\{{{_SPACE}\"({keys})\"")
         elif calls.is_bare:
             refused.append(rf"{_SPACE}{escape_text(calls.section_open)}{_SPACE}({names}){_SPACE}\(")
+            refused.append(rf"(.|\n)*{_begin_object('name')}({names})\"")
         return refused
 
     def _join_names(self, tools: Sequence[ToolRule]) -> str:
@@ -199,8 +200,7 @@ class CallGrammar:
         """Regular expressions: how calls without their marker begin, around a name; '' if none is read."""
         calls, opened = self._calls, escape_text(self._rules.format.bare_open)
         if calls.name_key is not None:
-            key_type, key = (rf"\"{key}\"{_SPACE}:{_SPACE}" for key in ("type", calls.name_key))
-            return rf"\{{{_SPACE}({key_type}\"function\"{_SPACE},{_SPACE})?{key}\"", r"\""
+            return _begin_object(calls.name_key), r"\""
         closed = calls.name_close.strip() or "{"
         return (opened + _SPACE, _SPACE + escape_text(closed)) if opened else ("", "")
 
@@ -234,10 +234,15 @@ class CallGrammar:
             heads = [self._list_head(opened, tool.name) for tool in tools]
             head = self._lark.write_alternatives(f"{name.upper()}_{number}", heads)
             if self._calls.is_numbered:
-                number_rule = self._lark.add("CALL_NUMBER", "/[0-9]{1,4}/")
-                head = f"{head} {number_rule} {self._lark.write(self._calls.name_close)}"
+                head = f"{head} {self._add_number()} {self._lark.write(self._calls.name_close)}"
+            elif self._calls.number_key:
+                begin = self._lark.write(opened, f'{{"{self._calls.number_key}": "')
+                head = f"{begin} {self._add_number()} {head}"
             alternatives.append(f"{head} {arguments}")
         return self._lark.add(name, " | ".join(alternatives))
+
+    def _add_number(self) -> str:
+        return self._lark.add("CALL_NUMBER", "/[0-9]{1,4}/")
 
     def _list_head(self, opened: str, name: str) -> list[Piece]:
         """What stands before the arguments. A call's own id is left out."""
@@ -246,5 +251,11 @@ class CallGrammar:
             return self._lark.split(opened, f"functions.{name}:")
         if calls.name_key is None:
             return self._lark.split(opened, name, calls.name_close)
-        keys = f'{{"{calls.name_key}": {json.dumps(name)}, "{calls.arguments_key}": '
-        return self._lark.split(opened, keys)
+        keys = f'"{calls.name_key}": {json.dumps(name)}, "{calls.arguments_key}": '
+        return self._lark.split(*(['", '] if calls.number_key else [opened, "{"]), keys)
+
+
+def _begin_object(name_key: str) -> str:
+    """A regular expression: what stands before the name in a call that is an object."""
+    key_type, key = (rf"\"{key}\"{_SPACE}:{_SPACE}" for key in ("type", name_key))
+    return rf"\{{{_SPACE}({key_type}\"function\"{_SPACE},{_SPACE})?{key}\""

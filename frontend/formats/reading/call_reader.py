@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ...tools import Tool
 from ..offered_tools import list_types, resolve, type_of
 from ..output_format import CallFormat
+from ..schemas.keywords import TYPES
 from .json_text import decode_json, read_json, read_json_string, read_json_text
 from .lexicon import Lexicon
 from .literals import PYTHON, LiteralReader, load_style
@@ -15,6 +17,8 @@ from .marked_text import MARKS
 from .text_source import Steps, Stop, TextSource, Unreadable
 from .tool_call import CallWriter, to_json
 
+_TEXT, _OBJECT = frozenset(["string"]), frozenset(["object"])
+_WRAPPERS = ("arguments", "input", "parameters")  # models write all arguments as the value of one
 _MAX_LITERAL = 20_000  # characters of Python that are read at once: 10 ms
 _CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
@@ -27,7 +31,9 @@ class ParameterReader:
         self._source = source
         self._open = split(calls.parameter_open)
         self._values = split(calls.value_open)
+        self._json_values = split(calls.json_value_open)
         self._close = split(calls.parameter_close)
+        self._closes_names = calls.value_open.startswith("</")
         self._call_open = split(calls.open)
         self._call_close = split(calls.close)
         self._after_call = (self._call_open, self._call_open[1:], split(calls.section_close))
@@ -43,20 +49,63 @@ class ParameterReader:
         """Read all parameters, and write the object that they are. Raises Unreadable."""
         source, before = self._source, "{"
         yield from source.skip_space()
-        while (yield from source.accept_marker(self._open)):
+        while (yield from source.accept_marker(self._open)) or (yield from self._comes_key(writer)):
             key: list[str] = []
             if not (yield from source.read_until(self._key_stop, key.append)):
                 raise Unreadable
             name = writer.restore("".join(key).strip())
-            writer.write(f"{before}{to_json(name)}: ")
+            properties = _find_properties(writer.parameters)
+            if "<" in name and name not in properties:  # text that quotes the beginning of a call
+                raise Unreadable
+            types = yield from self._read_value_open(self._find_types(writer.parameters, name))
+            if before == "{" and name in _WRAPPERS and properties and name not in properties:
+                value = yield from self._read_converted(writer, _OBJECT)
+                yield from source.accept_marker(self._close[1:])
+                if value[0] == "{" and not (yield from source.comes(self._open)) and not source.is_cut_off:
+                    writer.write(value)
+                    return
+                writer.write(f"{before}{to_json(name)}: {value}")
+            else:
+                writer.write(f"{before}{to_json(name)}: ")
+                yield from self._read_value(writer, types)
+                yield from source.accept_marker(self._close[1:])
             before = ", "
-            yield from source.accept_marker(self._values[1:])
-            yield from source.accept(self._lead)
-            yield from self._read_value(writer, self._find_types(writer.parameters, name))
-            yield from source.accept_marker(self._close[1:])
         if source.is_cut_off:  # another parameter may have been to come
             raise Unreadable
         writer.write("{}" if before == "{" else "}")
+
+    def _comes_key(self, writer: CallWriter) -> Steps[bool]:
+        """Whether the name of a parameter comes next, whose `parameter_open` is missing; reads nothing."""
+        if not self._closes_names or self._source.is_cut_off:
+            return False
+        source = self._source
+        yield from source.skip_space()
+        source.keep()
+        key = yield from source.read_word(_NAME)
+        is_key = key in _find_properties(writer.parameters) and (yield from source.comes(self._values[:1]))
+        source.rewind()
+        return is_key
+
+    def cut_name(self, name: str, tools: Mapping[str, Tool]) -> Steps[str]:
+        """The tool that `name` begins with, if the name of a parameter is its rest, as in `_comes_key`."""
+        if self._closes_names and (yield from self._source.comes(self._values[:1])):
+            for tool in tools.values():
+                rest = name.removeprefix(tool.name)
+                if rest != name and rest in _find_properties(tool.parameters or {}):
+                    return tool.name
+        return name
+
+    def _read_value_open(self, types: frozenset[str]) -> Steps[frozenset[str]]:
+        """Read the rest of what opens a value, which may say whether that is a text; the value's types."""
+        source = self._source
+        if (yield from source.accept_marker(self._values[1:])):
+            types = _TEXT if self._json_values and "string" in types else types
+        elif (yield from source.accept_marker(self._json_values[1:])):
+            types = types or frozenset(TYPES)
+        elif self._json_values:
+            yield from source.accept(">")
+        yield from source.accept(self._lead)
+        return types
 
     def comes_next(self) -> Steps[bool]:
         """Whether a parameter comes next, or the end of a call without any; reads nothing."""
@@ -65,7 +114,7 @@ class ParameterReader:
 
     def _find_types(self, parameters: Mapping[str, Any], name: str) -> frozenset[str]:
         """The types of a parameter; looked for once, as an enum may be long."""
-        properties = resolve(resolve(parameters, parameters).get("properties"), {})
+        properties = _find_properties(parameters)
         if name not in properties:
             return frozenset()
         key = id(parameters), name
@@ -79,9 +128,12 @@ class ParameterReader:
             yield from self._read_text(writer.write_text, writer.parameters)
             writer.write('"')
         else:
-            pieces: list[str] = []
-            yield from self._read_text(pieces.append, writer.parameters)
-            writer.write(convert_value(writer.restore("".join(pieces)), types))
+            writer.write((yield from self._read_converted(writer, types)))
+
+    def _read_converted(self, writer: CallWriter, types: frozenset[str]) -> Steps[str]:
+        pieces: list[str] = []
+        yield from self._read_text(pieces.append, writer.parameters)
+        return convert_value(writer.restore("".join(pieces)), types)
 
     def _read_text(self, sink: Callable[[str], None], parameters: Mapping[str, Any]) -> Steps[None]:
         """Hand a value's text on, and read what closes it if it is there. Raises Unreadable."""
@@ -111,7 +163,7 @@ class ParameterReader:
             if not (yield from source.accept_marker(self._open[1:])):
                 return False
             key = yield from source.read_word(_NAME)
-            properties = resolve(resolve(parameters, parameters).get("properties"), {})
+            properties = _find_properties(parameters)
             is_known = key in properties or (not properties and bool(key))
             return is_known and (yield from source.accept_marker(self._values[:1]))
         rest = closes[closes.index(marker) + 1 :]
@@ -120,6 +172,10 @@ class ParameterReader:
             if pieces and (yield from source.accept_marker(pieces)):
                 return True
         return (yield from source.comes_end())
+
+
+def _find_properties(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return resolve(resolve(parameters, parameters).get("properties"), {})
 
 
 def convert_value(text: str, types: frozenset[str]) -> str:
@@ -202,6 +258,7 @@ class CallReader:
         self._call_id_open = lexicon.split(calls.call_id_open)
         self._separator = lexicon.split(calls.separator)
         self._section_close = lexicon.split(calls.section_close)
+        self._lead_close = lexicon.split(calls.lead.replace("<", "</", 1))
         self.close = lexicon.split(calls.close)
         self._parameters = ParameterReader(source, calls, lexicon.split) if calls.form == "xml" else None
         quotes = ("".join(lexicon.split(calls.quote)), '"') if calls.quote else ()
@@ -220,7 +277,9 @@ class CallReader:
             yield from self._skip_markers([opener, *self._section_open])  # some write it twice
         elif is_unmarked and self._format.form != "python":
             return
-        elif not (yield from self._source.accept_marker(self._section_open)):
+        elif not (yield from self._source.accept_marker(self._section_open)) and not (
+            self._format.form == "python" and (yield from self._source.comes(["{"]))
+        ):
             raise Unreadable
 
     def read_call(self, writer: CallWriter, is_unmarked: bool) -> Steps[bool]:
@@ -260,7 +319,7 @@ class CallReader:
         source = self._source
         yield from source.skip_space()
         if self._format.form == "python":
-            return False
+            return (yield from source.peek()) == "{"
         is_fenced = yield from self._read_fence()
         is_list = not self._is_list and (yield from source.accept("["))
         self._is_list = self._is_list or is_list
@@ -295,8 +354,11 @@ class CallReader:
         source.keep()
         if separator and (yield from source.accept_marker(separator)):
             return True
+        is_line = self._format.separator == "\n" and not self._open  # nothing else begins a call
+        if is_line and not (yield from source.comes(closes)) and not (yield from source.comes_end()):
+            return True
         source.forget()
-        yield from self._read_close(closes)
+        yield from self._read_close([*closes, *self._lead_close])
         return False
 
     def _skip_markers(self, pieces: Sequence[str]) -> Steps[None]:
@@ -325,6 +387,10 @@ class CallReader:
             # A type, as DeepSeek's older models write one.
             yield from self._skip_markers(self._name_close[:1])
             name = yield from source.read_word(_NAME)
+        if self._parameters and not is_exact and not writer.is_offered(name):
+            tool_name = yield from self._parameters.cut_name(name, writer.tools)
+            source.position -= len(name) - len(tool_name)
+            name = tool_name
         offered_name = name if is_exact else _shorten(name, writer)
         if source.is_cut_off or not writer.is_offered(offered_name):
             raise Unreadable
@@ -348,7 +414,7 @@ class CallReader:
             self.start_arguments(writer, name)
             yield from self._parameters.read(writer)
             return
-        yield from self._skip_markers(self._open[-1:])
+        yield from self._skip_markers(self._open[1:][-1:])
         yield from self._read_fence()
         match (yield from source.peek()):
             case "{":

@@ -36,8 +36,11 @@ class Lexicon:
         self.call_openers = self._find_call_openers()
         # Where a call may begin whose marker is missing; what follows has to say that it does.
         self.named_openers = {self.format.bare_open} - {""}
-        has_objects = output_format.calls is not None and output_format.calls.name_key is not None
-        self.bare_openers = {"{", "[", "```"} if has_objects else self.named_openers
+        calls = output_format.calls
+        has_objects = calls is not None and calls.name_key is not None
+        self.bare_openers = {"{", "[", "```"} if has_objects else set(self.named_openers)
+        if calls is not None and calls.form == "python" and calls.is_bare:
+            self.bare_openers.add("{")  # some write objects all the same
         stops = [*self.call_openers, *self.bare_openers, *self.thinking_open[:1]]
         self.content_stop = Stop(stops, any_mark=True)
         self.thinking_stop = Stop([*self.thinking_close[:1], *self.call_openers, *self.named_openers])
@@ -58,7 +61,10 @@ class Lexicon:
         """A marker's pieces: tokens, and texts between tokens and white space."""
         pieces: list[str] = []
         for part in self.format.split_marker(marker):
-            pieces += [self.marks.characters[part]] if isinstance(part, int) else part.split()
+            if isinstance(part, int):
+                pieces.append(self.marks.characters[part])
+            else:  # the brackets of a list, which models leave out
+                pieces += part.replace(">[", "> [").replace("]<", "] <").split()
         return pieces
 
 

@@ -50,7 +50,7 @@ class CallWriter:
         has_short_id: bool,
     ) -> None:
         self._index = index
-        self._tools = tools
+        self.tools = tools
         self.restore = restore
         self._emit = emit
         self._has_short_id = has_short_id
@@ -61,11 +61,11 @@ class CallWriter:
 
     def is_offered(self, name: str) -> bool:
         """Whether a tool of this name may be called."""
-        return name in self._tools
+        return name in self.tools
 
     def start(self, name: str) -> None:
         """Tell the name of an offered tool."""
-        self.parameters = self._tools[name].parameters or {}
+        self.parameters = self.tools[name].parameters or {}
         self.is_started = True
         call_id = self.call_id or make_call_id(self._has_short_id)
         self._emit(ToolCallStart(self._index, call_id, name))

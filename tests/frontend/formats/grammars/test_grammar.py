@@ -127,7 +127,11 @@ def generate(
     assert made is not None
     calls = rules.format.calls
     assert calls is not None
-    head = f'{{"name": "run", "{calls.arguments_key}": ' if calls.name_key else "run("
+    head = (
+        f'{{"name": "run", "{calls.arguments_key}": '
+        if calls.name_key
+        else f"{calls.open}run{calls.name_close}"
+    )
     thinking = rules.format.thinking
     begins = [END, calls.section_open + head, thinking.open.strip() if thinking else END]
     texts = [*begins, *'"}]),', *map(str.strip, rules.format.list_markers())]
@@ -263,6 +267,19 @@ def test_a_slip_is_followed_or_led_back_from(case: str) -> None:
         if num_followed == len(ids):
             calls = [(call.name, call.arguments) for call in message.tool_calls]
             assert calls[: len(slip.calls)] == list(slip.calls)
+
+
+def test_an_object_is_no_call_where_its_arguments_would_be_free() -> None:
+    rules = make_rules("pythonic", STRICT)
+    made = make_output_grammar(rules)
+    assert made is not None
+    matcher = LLMatcher(bind("pythonic")[2], made.text, log_level=0)
+    for text, is_free in (
+        ('So: {"name": "rum", "parameters": {}}', True),
+        ('So: {"name": "run", "pa', False),
+    ):
+        ids = bind("pythonic")[0].encode(text, add_special_tokens=False)
+        assert (matcher.validate_tokens(ids) == len(ids)) is is_free
 
 
 def test_text_begins_no_call_without_its_marker_where_too_many_kinds_of_calls_are_offered() -> None:
