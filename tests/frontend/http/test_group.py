@@ -86,13 +86,24 @@ def make_group(
 
 
 def run_beside(http_group: HttpGroup, act: Callable[[], None]) -> int:
-    """`run`, and `act` in a thread once all processes serve."""
-    thread = threading.Thread(target=act)
+    """`run`, and `act` in a thread once all processes serve. Where that fails the group ends, too."""
+    errors: list[BaseException] = []
+
+    def act_or_end() -> None:
+        try:
+            act()
+        except BaseException as error:
+            errors.append(error)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=act_or_end)
     try:
         return http_group.run(thread.start)
     finally:
         if thread.ident is not None:
             thread.join()
+        if errors:
+            raise errors[0]
 
 
 def find_pids(http_group: HttpGroup) -> list[int | None]:
@@ -145,8 +156,14 @@ def test_processes_that_are_lost_too_often_end_the_group_with_the_cause(
     listening_socket: socket.socket,
 ) -> None:
     http_group = make_group(listening_socket, max_http_restarts=0)
+
+    def kill_second() -> None:
+        pid = find_pids(http_group)[1]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
     with pytest.raises(EngineDeadError, match=r"http \(pid \d+\) was killed by SIGKILL, once in 60 s"):
-        run_beside(http_group, lambda: os.kill(find_pids(http_group)[1] or 0, signal.SIGKILL))
+        run_beside(http_group, kill_second)
 
 
 def test_an_engine_that_is_gone_for_good_ends_the_group_at_once(listening_socket: socket.socket) -> None:
