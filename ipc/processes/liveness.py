@@ -205,6 +205,7 @@ class ChildWatch:
         if stage < len(_STAGES) - 1:
             self._stage += 1
             if stage > 0:
+                self._was_busy = self._process.is_computing
                 self._process.dump_stacks()
         elif self._may_be_late(now):
             self._look_at = now + LOOK_INTERVAL_S

@@ -107,12 +107,19 @@ class Changing(FakeProcess):
 
 
 def test_one_that_stops_computing_and_stays_silent_is_killed_at_the_second_look() -> None:
-    process = Changing([True, True, False, True, False, False])
+    process = Changing([True, True, True, False, True, False, False])
     watch = ChildWatch(process)
     watch.start(100.0)
     times = look_until_killed(watch, process)
     assert times[-1] == pytest.approx(100.0 + KILL_AFTER_S + 5 * LOOK_INTERVAL_S)
     assert process.done == ["dump", SILENT]
+
+
+def test_one_that_computed_until_just_now_may_have_its_answer_on_the_way() -> None:
+    process = Changing([True, False, False])  # when it has to write its stacks, and at two looks
+    watch = ChildWatch(process)
+    watch.start(100.0)
+    assert look_until_killed(watch, process)[-1] == pytest.approx(100.0 + KILL_AFTER_S + LOOK_INTERVAL_S)
 
 
 def test_who_owes_something_is_given_up_when_it_stays_stopped() -> None:
