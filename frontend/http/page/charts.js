@@ -23,7 +23,7 @@ const makeSvg = (tag, attributes) => {
 
 // The least of 1, 2, 5, 10, ... that is not below `value`: an axis ends at a number that people can halve.
 function findTop(value) {
-  const power = 10 ** Math.floor(Math.log10(Math.max(value, 1e-3)));
+  const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 5, 10].map((digit) => digit * power).find((top) => top >= value * 0.999);
 }
 
@@ -66,7 +66,7 @@ class Chart {
     this.history = history;
     this.rows = history.points.map(([at, point]) => ({ x: WIDTH * (1 - (history.at - at - history.period / 2) / SPAN_S), at, values: this.valuesOf(point) }));
     this.most = Math.max(0, ...this.rows.flatMap(({ values }) => values));
-    const top = this.top ?? findTop(this.most);
+    const top = this.top ?? findTop(this.most || 1);
     [top, top / 2, 0].forEach((value, place) => { this.axis[place].textContent = this.writeAxis(value, top); });
     this.paths.forEach((path, line) => path.setAttribute("d", this.draw(line, top)));
     this.read();
@@ -100,7 +100,7 @@ class Chart {
     if (!this.history) return;
     const row = this.lit === null ? null : this.rows.reduce((best, each) => Math.abs(each.x - this.lit * WIDTH) < Math.abs(best.x - this.lit * WIDTH) ? each : best, this.rows[0]);
     this.cursor.setAttribute("d", row ? `M${row.x} 0V${HEIGHT}` : "");
-    const most = `at most ${this.write(this.most)} in 15 minutes`;
+    const most = this.most ? `at most ${this.write(this.most)} in 15 minutes` : "nothing in 15 minutes";
     this.reading.textContent = row ? `${new Date(1000 * row.at).toLocaleTimeString()}: ${this.describe(row.values)}` : most;
     this.svg.setAttribute("aria-label", `${this.name}, ${most}`);
   }
