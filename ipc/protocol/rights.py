@@ -124,7 +124,8 @@ _TOLD = _make_server_right(Reach.COUNTS)
 ROUTES: dict[str, Right] = {
     # Whether the server is up; /health names a request that gets no token to its own caller.
     **dict.fromkeys(("/live", "/ready", "/health"), _OPEN),
-    "/": _OPEN,  # The page is the same for all, and asks for a key itself.
+    # The page and its libraries are the same for all; it asks for a key itself.
+    **dict.fromkeys(("/", "/vendor/highlight.min.js", "/vendor/katex.min.js"), _OPEN),
     # What it is.
     **dict.fromkeys(
         (

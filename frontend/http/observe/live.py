@@ -4,9 +4,10 @@ EngineSnapshot at /stats, two a second at /stats/stream.
 However many look, the engine is asked once each period; while nobody looks it is not asked at all. Of several
 engines `?model=NAME` chooses one.
 
-The page is one document made of static/: scripts and styles are written as files and sent within it, so the
+The page is one document made of page/: scripts and styles are written as files and sent within it, so the
 policy under which a browser shows it can name each by its hash, and it needs no further request, whatever
-path a proxy gives it.
+path a proxy gives it. Two libraries that few messages need are asked for by the first of these, by the same
+policy.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ..stream import EventStream, encode_event, respond
 
 PERIOD_S = 0.5
 _FOLDER = Path(__file__).parents[1] / "page"
+_LIBRARIES = ("highlight", "katex")
 
 
 def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Request], Caller]) -> None:
@@ -51,6 +53,11 @@ def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Requ
             return PlainTextResponse("Ollama is running", headers={"vary": "accept"})
         return HTMLResponse(page, headers={**headers, "x-content-type-options": "nosniff"})
 
+    async def show_library(http: Request) -> Response:
+        # The page asks for it by its hash, so that what a browser keeps is never old.
+        kept = {"cache-control": "public, max-age=31536000, immutable", "x-content-type-options": "nosniff"}
+        return Response(_read(http.scope["route"].path[1:]), headers=kept, media_type="text/javascript")
+
     async def show_stats(http: Request, model: str | None = None) -> Response:
         return respond(_show(await _look(models.find(model)), find_caller(http), "/stats"))
 
@@ -62,6 +69,8 @@ def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Requ
         return EventStream(events, models.parts.options.limits)
 
     routes.add_page("/", show_page)
+    for name in _LIBRARIES:
+        routes.add_page(f"/vendor/{name}.min.js", show_library)
     routes.add("/stats", show_stats, "The engine at this moment", EngineSnapshot, more={404: ErrorResponse})
     routes.add("/stats/history", show_history, "Each engine's last quarter of an hour, in periods")
     summary = "The engine, twice a second, as events"
@@ -147,23 +156,31 @@ def load_page() -> str:
     """page/index.html with the styles and scripts that it names in their places."""
     page = (_FOLDER / "index.html").read_text()
     page = re.sub(r'<link rel="stylesheet" href="(\S+)">', lambda match: _inline("style", match[1]), page)
-    return re.sub(r'<script src="(\S+)"></script>', lambda match: _inline("script", match[1]), page)
+    page = re.sub(r'<script src="(\S+)"></script>', lambda match: _inline("script", match[1]), page)
+    hashes = {name: _hash(_read(f"vendor/{name}.min.js")) for name in _LIBRARIES}
+    metas = "".join(f'<meta name="{name}" content="{digest}">' for name, digest in hashes.items())
+    return page.replace("</head>", f"{metas}</head>", 1)
 
 
 @functools.cache
 def make_content_security_policy(page: str) -> str:
     """Only this page's own scripts and style, by their hashes, and this server; no text becomes markup."""
     scripts = " ".join(f"'{_hash(body)}'" for body in re.findall(r"<script>(.*?)</script>", page, re.S))
+    libraries = "".join(f" '{digest}'" for digest in re.findall(r'content="(sha256-\S+)"', page))
     styles = " ".join(f"'{_hash(body)}'" for body in re.findall(r"<style>(.*?)</style>", page, re.S))
     return (
-        f"default-src 'none'; script-src {scripts}; style-src {styles}; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
-        "trusted-types 'none'"
+        f"default-src 'none'; script-src {scripts}{libraries}; style-src {styles}; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types quire-library"
     )
 
 
+def _read(name: str) -> str:
+    return (_FOLDER / name).read_text()
+
+
 def _inline(tag: str, name: str) -> str:
-    body = (_FOLDER / name).read_text()
+    body = _read(name)
     if tag == "script":
         # What would end a script's element, or begin another in it, stands in literals; \x3c is the same.
         body = re.sub(r"<(?=!--|/?script)", r"\\x3c", body, flags=re.I)

@@ -16,6 +16,7 @@ const INLINES = {
   br: () => [make("br")],
   link: (token) => [makeLink(token.href, makeInlines(token.tokens))],
   image: (token) => [makeLink(token.href, [token.text || token.href])],
+  formula: (token) => [makeFormula(token)],
   checkbox: (token) => [token.checked ? "\u2611 " : "\u2610 "],
 };
 
@@ -29,6 +30,7 @@ const BLOCKS = {
   code: (token) => [makeCode(token.text, (token.lang ?? "").split(/\s/)[0])],
   list: (token) => [makeList(token)],
   table: (token) => [makeTable(token)],
+  formula_block: (token) => [make("p", {}, makeFormula(token))],
 };
 
 let depth = 0;
@@ -51,7 +53,9 @@ function makeLink(address, children) {
 function makeCode(text, language) {
   const name = language ? `Code, ${language}` : "Code";
   const head = make("div", { class: "code-head" }, make("span", {}, language || "code"), makeButton("Copy", (button) => copyText(text, button), { "aria-label": "Copy code" }));
-  return make("div", { class: "code" }, head, make("pre", { tabindex: 0, role: "region", "aria-label": name }, make("code", {}, text)));
+  const code = make("code", {}, text);
+  colour(code, text, language);
+  return make("div", { class: "code" }, head, make("pre", { tabindex: 0, role: "region", "aria-label": name }, code));
 }
 
 function makeList(token) {
@@ -71,6 +75,7 @@ class MarkdownView {
 
   show(text) {
     const blocks = this.read(text);
+    spentMs = 0;
     let same = 0;
     while (same < this.drawn.length && this.drawn[same].raw === blocks[same]?.raw) same++;
     for (const { nodes } of this.drawn.splice(same)) nodes.forEach((node) => node.remove());

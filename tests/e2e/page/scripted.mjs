@@ -14,6 +14,8 @@ async function openScripted(answers, asked = []) {
   }));
 }
 
+const only = process.env.ONLY ?? "";  // checks by a part of their name
+
 const says = (text, reason) => ({ deltas: [{ content: text }], reason });
 
 async function drawsMarkdownAndNoMarkup() {
@@ -44,6 +46,58 @@ async function drawsMarkdownAndNoMarkup() {
     assert.ok(await lastAnswer(page).locator("blockquote").count() < 30);
   }
   assert.deepEqual(complaints, []);
+  await page.context().close();
+}
+
+const FORMULAS = String.raw`Roots of $ax^2 + b_1$: $$x = \frac{1}{2}$$ It costs $5, or $10 for two, US$ 7 or $6. \(e^{i\pi}\)
+$$
+\begin{aligned}
+a &= b
++ c
+\end{aligned}
+$$
+\[ y \] $\foo{$ $\def\a{\a\a}\a$ ` + `$${"\\sqrt{".repeat(200)}x${"}".repeat(200)}$ ` + "`$no$`";
+const CODE = "~~~python\ndef f(x): return '<b>'\n~~~\n\n~~~nonsense\nx = 1\n~~~\n\n~~~js\nlet a = 1;\n~~~\n\n~~~ini\n";
+
+// The libraries come with the first message that needs one, once; what they cannot read stays text.
+async function drawsFormulasAndColoursCode() {
+  const inPieces = (text) => ({ deltas: text.match(/[^]{1,9}/g).map((content) => ({ content })) });
+  const { page, complaints } = await openScripted([says("No **code**."), inPieces(FORMULAS), inPieces(`${CODE}${"a".repeat(9000)}\n~~~`), inPieces("~~~js\nlet b;\n~~~")]), asked = [];
+  page.on("request", (request) => { if (/vendor/.test(request.url())) asked.push(new URL(request.url()).pathname); });
+  const ask = async () => { await send(page, "Go"); await answered(page); };
+  await ask();
+  assert.deepEqual(asked, []);
+  await ask();
+  await page.waitForFunction(() => document.querySelectorAll(".formula math").length === 5);
+  const formulas = await lastAnswer(page).locator(".formula").evaluateAll((nodes) => nodes.map((node) => node.querySelector("annotation")?.textContent ?? node.textContent.slice(0, 12)));
+  assert.deepEqual(formulas.map((text) => text.replaceAll("\n", " ")), ["ax^2 + b_1", "x = \\frac{1}{2}", "e^{i\\pi}", "\\begin{aligned} a &= b + c \\end{aligned}", "y", "$\\foo{$", "$\\def\\a{\\a\\a", "$\\sqrt{\\sqrt"]);
+  assert.match(await lastAnswer(page).textContent(), /It costs \$5, or \$10 for two, US\$ 7 or \$6\./);
+  assert.equal(await lastAnswer(page).locator("code").textContent(), "$no$");
+  await ask();
+  await page.waitForFunction(() => document.querySelectorAll(".hl-keyword").length >= 3);
+  const code = lastAnswer(page).locator("pre code");
+  assert.deepEqual(await code.evaluateAll((nodes) => nodes.map((node) => node.querySelectorAll("span").length > 0)), [true, false, true, false]);
+  assert.equal(await code.first().textContent(), "def f(x): return '<b>'");
+  await ask();
+  await page.waitForFunction(() => document.querySelector(".message:last-child .hl-keyword"));
+  assert.deepEqual(asked.sort(), ["/vendor/highlight.min.js", "/vendor/katex.min.js"]);
+  assert.deepEqual(complaints, []);
+  await page.context().close();
+}
+
+// A script that is not the server's own library does not run, and text is drawn without it.
+async function goesWithoutALibraryThatIsNotOurs() {
+  const { page } = await openPage(async (page) => {
+    await page.route("**/v1/responses", (route) => fulfil(route, makeEvents(says("~~~js\nlet b;\n~~~"))));
+    await page.route("**/vendor/*", (route) => route.fulfill({ contentType: "text/javascript", body: "document.title = 'bad'" }));
+  });
+  const failed = page.waitForEvent("console", (message) => /integrity/.test(message.text()));
+  await send(page, "Go");
+  await answered(page);
+  await failed;
+  assert.equal(await page.title(), "Quire");
+  assert.equal(await lastAnswer(page).locator("pre code").textContent(), "let b;");
+  assert.match(await page.evaluate(() => { try { policy.createScriptURL("/elsewhere.js"); } catch (error) { return error.message; } }), /no library/);
   await page.context().close();
 }
 
@@ -371,10 +425,10 @@ async function takesNoMessageForAModelThatCannotChat() {
 try {
   for (const check of [
     connectsAgainWhereAStreamBrokeOff, saysThatTheServerHasLostAnAnswer, goesWithoutWhereNothingIsKept,
-    foldsThoughtsAndAsksForResultsOfCalls, drawsMarkdownAndNoMarkup, stopsABurst, paintsABurstSeldom,
+    foldsThoughtsAndAsksForResultsOfCalls, drawsMarkdownAndNoMarkup, drawsFormulasAndColoursCode, goesWithoutALibraryThatIsNotOurs, stopsABurst, paintsABurstSeldom,
     givesBackWhatWasRefused, retriesEditsAndGoesOn, asksForAKey, asksForAKeyOnceUnlessItIsWanted,
     takesNoMessageForAModelThatCannotChat, saysWhatAnAnswerTook, sendsWhatTheSettingsSay, keepsChatsInFilesAndFindsThem, keepsThemeAndWhatIsHidden,
-  ]) await check();
+  ].filter(({ name }) => name.match(only))) await check();
   console.log("ok");
 } finally {
   await browser.close();

@@ -7,6 +7,7 @@ import hashlib
 import re
 from pathlib import Path
 
+from openai_fakes import AsgiClient
 from quire.frontend import http
 from quire.frontend.http.observe.live import load_page, make_content_security_policy
 
@@ -20,6 +21,19 @@ def test_the_policy_allows_the_pages_own_script_and_nothing_else():
     assert policy["default-src"] == "'none'"
     assert policy["connect-src"] == "'self'"
     assert "unsafe" not in str(policy)
+
+
+async def test_the_policy_names_the_libraries_and_nothing_else_makes_a_script(client: AsgiClient):
+    response = await client.call("GET", "/", b"", {"accept": "text/html"})
+    policy = response.headers["content-security-policy"]
+    assert policy.endswith("require-trusted-types-for 'script'; trusted-types quire-library")
+    for name in ("highlight", "katex"):
+        library = await client.get(f"/vendor/{name}.min.js")
+        digest = "sha256-" + base64.b64encode(hashlib.sha256(library.body).digest()).decode()
+        assert f"'{digest}'" in policy.split("style-src")[0]
+        assert f'<meta name="{name}" content="{digest}">' in response.body.decode()
+        assert "immutable" in library.headers["cache-control"]
+        assert library.headers["content-type"].startswith("text/javascript")
 
 
 def test_the_page_loads_nothing_and_writes_no_markup():
