@@ -19,7 +19,8 @@ PING_BYTES = 1 << 20  # after so many bytes it is asked whether they are read
 class SendWindow:
     """Of one connection. Its calls have ids below 0, which are nobody else's."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_unread_bytes: int = MAX_UNREAD_BYTES, ping_bytes: int = PING_BYTES) -> None:
+        self._max_unread_bytes, self._ping_bytes = max_unread_bytes, ping_bytes
         self._codec = make_client_codec()
         self._last_id = 0
         self._num_unasked = 0  # bytes since the last PING
@@ -28,11 +29,11 @@ class SendWindow:
     @property
     def is_full(self) -> bool:
         """Whether nothing may be sent until a PING is answered."""
-        return sum(num_bytes for _, num_bytes in self._asked) >= MAX_UNREAD_BYTES
+        return sum(num_bytes for _, num_bytes in self._asked) >= self._max_unread_bytes
 
     def make_ping(self) -> tuple[bytes] | None:
         """The PING to send before the next message, None if none is due. Once it is sent: `note_ping`."""
-        if self._num_unasked < PING_BYTES:
+        if self._num_unasked < self._ping_bytes:
             return None
         return self._codec.encode(UtilityCall(self._last_id - 1, UtilityMethod.PING))
 

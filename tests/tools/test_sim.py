@@ -15,11 +15,13 @@ import msgspec
 import pytest
 from quire.core.clients.client_registry import ClientRegistry
 from quire.core.clients.clients import LeaseWatch
+from quire.core.engine.engine_core import EngineCore
 from quire.core.engine.engine_loop import EngineLoop
 from quire.core.faults.blame import FAILURES_ALONE, Blame
 from quire.core.faults.death_journal import DeathJournal
 from quire.core.faults.failures import StepLimits
 from quire.core.kv.kv_cache_manager import KVCacheManager
+from quire.core.scheduling.deadlines import Deadlines
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.scheduling.step_times import StepTimes
 from quire.core.scheduling.work_turns import WorkTurns
@@ -36,6 +38,7 @@ from quire.ipc.processes.due import find_earliest
 from quire.ipc.protocol.client_protocol import ClientProtocol
 from quire.ipc.protocol.messages import SUSPECT_ATTEMPTS, EngineCoreOutput, EngineCoreRequest, Welcome
 from quire.ipc.protocol.request_ledger import LedgerEntry, RequestLedger
+from quire.ipc.protocol.send_window import SendWindow
 from quire.ipc.protocol.step import SchedulerOutput
 from quire.tools.sim.run import Outcome, run_scenario
 from quire.tools.sim.scenario import (
@@ -46,8 +49,9 @@ from quire.tools.sim.scenario import (
     draw_group_scenario,
     draw_scenario,
 )
-from quire.tools.sim.sim_link import SimLink, Violation
+from quire.tools.sim.sim_link import SimLink
 from quire.tools.sim.simulate import describe_failure, find_violation, shrink, simulate
+from quire.tools.sim.violation import Violation
 
 NUM_SEEDS = 100
 NUM_GROUP_SEEDS = 30
@@ -263,6 +267,10 @@ def has_many_dear_rows(scenario: Scenario) -> bool:
     return scenario.capacity is None and sum(one.work_us >= 9000 for one in lasting) >= 4
 
 
+def is_far(scenario: Scenario) -> bool:
+    return scenario.window_bytes is not None
+
+
 def do_nothing(*_: object) -> None:
     pass
 
@@ -303,6 +311,15 @@ BREAKS = {
     ),
     "chunks beside streams go by tokens alone": Break(
         0, StepTimes, "find_prompt_s", lambda *_: None, suits=lambda scenario: scenario.token_s > 0
+    ),
+    "an abort has no effect": Break(0, EngineCore, "abort_requests", do_nothing),
+    "a request goes on when its time is over": Break(17, Deadlines, "pop_due", do_nothing),
+    "a core sleeps when a request's time is over": Break(17, EngineCore, "next_deadline", do_nothing),
+    "a client of the network sends without end": Break(
+        0, SendWindow, "is_full", property(lambda _: False), suits=is_far
+    ),
+    "a client of the network takes no answer for its PING's": Break(
+        0, SendWindow, "note_answer", do_nothing, suits=is_far
     ),
     "a supervisor that waits for a core to be empty never sleeps": Break(
         30,

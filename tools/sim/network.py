@@ -46,7 +46,9 @@ class Timeline:
 class Server(Protocol):
     """What a connection ends in on the engine's side."""
 
-    def receive(self, identity: bytes, frames: tuple[bytes, ...]) -> None: ...
+    def receive(
+        self, identity: bytes, frames: tuple[bytes, ...], note_read: Callable[[], None], /
+    ) -> None: ...
     def note_disconnect(self) -> None: ...
 
 
@@ -84,6 +86,7 @@ class Connection:
         self.server = server
         self.peer = peer
         self.is_cut = False
+        self.num_unread = 0  # bytes that the client has sent and the core has not read
         self.late_s = 0.0  # what still arrives after the end does so this much later
         self.up = _Way()
         self.down = _Way()
@@ -130,11 +133,15 @@ class Network:
 
     def send_up(self, connection: Connection, frames: tuple[bytes, ...]) -> None:
         """From a client; lost if the connection has ended."""
-        identity = connection.peer.identity
+        identity, num_bytes = connection.peer.identity, sum(map(len, frames))
+        connection.num_unread += num_bytes
+
+        def note_read() -> None:
+            connection.num_unread -= num_bytes
 
         def arrive() -> None:
             is_known = self._table.get(identity) is connection or identity not in self._table
-            connection.server.receive(identity if is_known else b"a stranger", frames)
+            connection.server.receive(identity if is_known else b"a stranger", frames, note_read)
 
         self._send(connection, connection.up, arrive)
 

@@ -41,7 +41,8 @@ from .scenario import COMMANDS, MAX_MODEL_LEN, Fault, FaultKind, Scenario, SimRe
 from .sim_client import SimClient
 from .sim_core import SimCore
 from .sim_daemon import KILLED, SimDaemon, SimPlace
-from .sim_link import SimEngine, Violation
+from .sim_link import SimEngine
+from .violation import Violation
 
 Pooled = PoolingRequestOutput[PoolingOutput]
 
@@ -212,7 +213,7 @@ class _Run:
 
     def _make_engine(self, index: int) -> SimEngine:
         place = self._find_place(index)
-        engine = SimEngine(index, place.network, lambda: place.core)
+        engine = SimEngine(index, place.network, lambda: place.core, self._scenario.window_bytes)
         engine.siblings = self._make_engine
         return engine
 

@@ -27,6 +27,7 @@ _POOLING_SHARE = 0.3  # of the runs
 _WORK_SHARE = 0.25  # likewise
 _HANG_SHARE = 0.2  # likewise
 _LONG_SHARE = 0.15  # likewise
+_FAR_SHARE = 0.15  # likewise
 _WORK_US = (0, 300, 4000, 9000, 9000, 10_000)
 _BUSY_S = 0.6  # requests arrive and faults happen within this time
 
@@ -115,6 +116,7 @@ class Scenario:
     num_engines: int = 1
     num_stages: int = 1
     token_s: float = 0.0  # that each token of a prompt takes in a step
+    window_bytes: int | None = None  # that a client of the network has on its way unread; None: it is local
 
     @property
     def poisons(self) -> dict[str, SimRequest]:
@@ -163,6 +165,8 @@ class Scenario:
             yield replace(self, capacity=None)
         if self.token_s:
             yield replace(self, token_s=0.0)
+        if self.window_bytes is not None:
+            yield replace(self, window_bytes=None)
         if self.num_stages > 1:
             yield replace(self, num_stages=1)
         if self.num_engines > 2:
@@ -193,6 +197,7 @@ def draw_scenario(seed: int) -> Scenario:
         repeat_share=rng.choice([0.0, 0.0, 0.1]),
     )
     scenario = replace(scenario, num_stages=random.Random(f"stages/{seed}").choice([1, 1, 1, 2, 3]))
+    scenario = _maybe_be_far(random.Random(f"window/{seed}"), scenario)
     scenario = _maybe_work(random.Random(f"work/{seed}"), scenario)
     scenario = _maybe_hang(random.Random(f"hang/{seed}"), scenario)
     scenario = _maybe_be_long(random.Random(f"long/{seed}"), scenario)
@@ -265,6 +270,13 @@ def _maybe_be_long(rng: random.Random, scenario: Scenario) -> Scenario:
     return replace(
         scenario, requests=tuple(requests), max_num_batched_tokens=128, num_blocks=30, token_s=0.01
     )
+
+
+def _maybe_be_far(rng: random.Random, scenario: Scenario) -> Scenario:
+    """In some runs clients come over the network."""
+    if rng.random() >= _FAR_SHARE:
+        return scenario
+    return replace(scenario, window_bytes=rng.choice([1, 400]))
 
 
 def _maybe_pool(rng: random.Random, request: SimRequest) -> SimRequest:

@@ -18,7 +18,8 @@ from ...frontend.requests.vectors.state import PoolingInput
 from ...ipc.errors import QuireError
 from .fake_worker import find_user_id
 from .network import Timeline
-from .sim_link import SimEngine, SimLink, Violation
+from .sim_link import SimEngine, SimLink
+from .violation import Violation
 
 _LONGEST_LAG_S = 0.01
 

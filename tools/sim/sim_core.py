@@ -12,23 +12,29 @@ from ...core.clients.client_registry import ClientRegistry, GroupRoster
 from ...core.engine.engine_core import EngineCore
 from ...core.engine.engine_loop import EngineLoop
 from ...core.stats.engine_facts import StartupClock
-from ...ipc.protocol.messages import EngineCoreRequest
+from ...ipc.protocol.messages import EngineCoreOutputs, EngineCoreRequest
 from ...ipc.spec.config import EngineConfig
+from .end_watch import EndWatch
 from .network import Network, Timeline
 from .scenario import FaultKind, Scenario
 from .sim_executor import SimExecutor
+from .violation import require_none
 
 _LONGEST_TURN_S = 0.001
 _LAST_WORDS_S = 0.5
 
 
 class _SimRegistry(ClientRegistry):
-    """Notes of each request whether the first core that got it took it on."""
+    """Notes of each request whether the first core that got it took it on, and when it must have ended."""
 
     was_accepted: dict[str, bool]
+    ends: EndWatch
+    timeline: Timeline
 
     def take(self, identity: bytes, message: object) -> None:
         num_before = 0 if self.core is None else self.core.num_unfinished
+        if self.core is not None and identity in self.clients:
+            self.ends.note(self.core, identity, message, self.timeline.now)
         super().take(identity, message)
         if isinstance(message, EngineCoreRequest) and self.core is not None:
             self.was_accepted.setdefault(message.request_id, self.core.num_unfinished > num_before)
@@ -68,10 +74,11 @@ class SimCore:
         self.is_dead = False
         self.num_accidents = 0  # steps and workers lost that no request is to blame for
         self.num_shortages = 0  # of memory, likewise
-        self._inbox: deque[tuple[bytes, tuple[bytes, ...]]] = deque()
+        self._inbox: deque[tuple[bytes, tuple[bytes, ...], Callable[[], None]]] = deque()
         self._turn_at: float | None = None
         self.registry = _SimRegistry(epoch, timeline(), self._send, timeline, group)
-        self.registry.was_accepted = was_accepted
+        self.registry.was_accepted, self.registry.timeline = was_accepted, timeline
+        self._ends = self.registry.ends = EndWatch()
         self._executor = SimExecutor(config, scenario, timeline, rng, self._wake, on_poisoned, plan)
         startup = StartupClock("start core", timeline())
         self._loop = EngineLoop(
@@ -86,9 +93,9 @@ class SimCore:
 
     # -- the network's side
 
-    def receive(self, identity: bytes, frames: tuple[bytes, ...]) -> None:
-        """A message has arrived at the ROUTER."""
-        self._inbox.append((identity, frames))
+    def receive(self, identity: bytes, frames: tuple[bytes, ...], note_read: Callable[[], None]) -> None:
+        """A message has arrived at the ROUTER; `note_read` is called once it is read."""
+        self._inbox.append((identity, frames, note_read))
         self._wake()
 
     def note_disconnect(self) -> None:
@@ -97,7 +104,10 @@ class SimCore:
         self._wake()
 
     def _send(self, identity: bytes, message: msgspec.Struct) -> bool:
-        return self._network.send_down(identity, self._loop.codec.encode(message))
+        was_sent = self._network.send_down(identity, self._loop.codec.encode(message))
+        if was_sent and isinstance(message, EngineCoreOutputs):
+            require_none(self._ends.find_late(identity, message.outputs))
+        return was_sent
 
     # -- faults
 
@@ -130,7 +140,9 @@ class SimCore:
             if self._loop.end is not None:
                 self._take_leave()
                 return
+            require_none(self._ends.find_overdue(self.core, at, _LONGEST_TURN_S))
             self._loop.run_turn(self._drain_inbox())
+            require_none(self._ends.find_overdue(self.core, at))
             if self._loop.end is not None:
                 assert self.core is None, self._loop.end
                 self.registry.refuse(self._loop.end.reason, self._loop.end.kind)
@@ -156,4 +168,6 @@ class SimCore:
 
     def _drain_inbox(self) -> Iterator[tuple[bytes, tuple[bytes, ...]]]:
         while self._inbox:
-            yield self._inbox.popleft()
+            identity, frames, note_read = self._inbox.popleft()
+            note_read()
+            yield identity, frames

@@ -10,23 +10,29 @@ from typing import Protocol
 from ...frontend.client.engine_connection import EngineConnection
 from ...frontend.client.engines import Engine
 from ...ipc.protocol.messages import MESSAGE_TYPES, ProtocolNotice, RosterEntry
+from ...ipc.protocol.send_window import SendWindow
 from .network import Connection, Network, Timeline
 from .sim_core import SimCore
+from .violation import Violation
 
 _RECONNECT_S = 0.02
 _LONGEST_RECONNECT_S = 0.5  # a place may be empty for seconds, and a run has only so many events
 _NOTICE = next(head for head, kind in MESSAGE_TYPES.items() if kind is ProtocolNotice)
 
 
-class Violation(Exception):
-    """Something that must hold does not."""
-
-
 class SimEngine(Engine):
     """An engine that is always there, or will be again: the roster says if not."""
 
-    def __init__(self, index: int, network: Network, find_core: Callable[[], SimCore | None]) -> None:
+    def __init__(
+        self,
+        index: int,
+        network: Network,
+        find_core: Callable[[], SimCore | None],
+        window_bytes: int | None = None,
+    ) -> None:
+        """`window_bytes`: as Scenario's."""
         self.index, self.network, self.find_core = index, network, find_core
+        self.window_bytes = window_bytes
         self.siblings: Callable[[int], SimEngine] | None = None
 
     def make_sibling(self, entry: RosterEntry) -> Engine:
@@ -70,6 +76,10 @@ class SimLink:
         self.is_gone = False
         self.connection = EngineConnection(engine, self, "simulated", 1.0)
         self.protocol = self.connection.protocol
+        self._window_bytes = engine.window_bytes
+        self._longest_bytes = 0  # of the messages that it has sent
+        if self._window_bytes is not None:
+            self.protocol.window = SendWindow(self._window_bytes, max(1, self._window_bytes // 4))
         self._owner = owner
         self._network = engine.network
         self._timeline = timeline
@@ -105,9 +115,17 @@ class SimLink:
 
     def send(self, frames: tuple[bytes]) -> bool:
         """Send if there is a connection."""
-        if self._connection is not None:
-            self._network.send_up(self._connection, frames)
-        return self._connection is not None
+        if self._connection is None:
+            return False
+        self._network.send_up(self._connection, frames)
+        self._longest_bytes = max(self._longest_bytes, len(frames[0]))
+        if self._window_bytes is not None:
+            # Beyond the window goes what comes until the next PING, and PINGs.
+            at_most = self._window_bytes * 5 // 4 + 2 * self._longest_bytes
+            num_bytes = self._connection.num_unread
+            if num_bytes > at_most:
+                raise Violation(f"{num_bytes} bytes of {self.identity!r} are unread, at most {at_most}")
+        return True
 
     def receive(self) -> list[bytes] | None:
         """The next message that has arrived. Violation if it complains: all that is sent here can be read.

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from .run import run_scenario
 from .scenario import Scenario, draw_group_scenario, draw_scenario
-from .sim_link import Violation
+from .violation import Violation
 
 EXIT_OK = 0
 EXIT_VIOLATED = 1
