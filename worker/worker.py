@@ -25,6 +25,7 @@ from ..kernels.triton.triton_runtime import CompileWatch, can_use_triton
 from .devices import is_out_of_memory, is_sticky, resolve_device
 from .kv_cache import allocate_kv_caches, check_max_model_len, check_weights_fit, plan_memory, wait_for_memory
 from .models import load_model
+from .models.model import Model
 from .rank import check_num_ranks, compute_weights_id, join_group, take_cores
 from .sampling.logits_processor import load_logits_processors
 from .steps.model_runner import GPUModelRunner, LaunchedStep
@@ -77,7 +78,7 @@ class Worker:
         is_cut = self._group is not None and self._group.size > 1
         files = config.model.noted, config.model.model, config.model.tokenizer
         check_loaded(*files)
-        model = load_model(config, device, self._group if is_cut else None)
+        model = _load_model(config, device, self._group if is_cut else None)
         check_loaded(*files)  # again: they may have been replaced meanwhile
         if device.type == "cpu":
             num_active_params = part.model.spec.num_active_params
@@ -195,6 +196,15 @@ class Worker:
             run_all(warm_up.make_brief_runs(), self.execute, self.reset_rows)
             return None
         return compile_kernels(warm_up, self._config, device, self.execute, self.reset_rows)
+
+
+def _load_model(config: EngineConfig, device: torch.device, group: SharedGroup | None) -> Model:
+    """Of layers here, or of transformers' code, which no other worker imports."""
+    if config.model.spec.generic is None:
+        return load_model(config, device, group)
+    from .models.generic.load import load_generic
+
+    return load_generic(config, device)
 
 
 @contextmanager

@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
-from ...ipc.errors import ModelError
-from ...ipc.spec.model_spec import Convert, Dtype, ModelSpec, Runner
+from ...ipc.errors import ConfigError, ModelError
+from ...ipc.spec.model_spec import Convert, Dtype, ModelImpl, ModelSpec, Runner
 from ...ipc.spec.weight_format import Quantization
-from .families import read_model_spec
+from .families import find_family, read_model_spec
+from .generic import read_generic_spec
 from .gguf.files import find_gguf_files
 from .gguf.tensors import make_formats
 from .hf_config import compute_max_model_len, read_default_sampling, read_dtype, read_eos_token_ids
@@ -92,6 +93,7 @@ def open_checkpoint(
     *,
     runner: Runner,
     convert: Convert,
+    model_impl: ModelImpl,
     pooler: Mapping[str, Any],
     overrides: Mapping[str, Any],
     load_weights: bool,
@@ -99,8 +101,8 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Find a model and check its files. Raises ModelError, ConfigError.
 
-    runner, convert, pooler: as EngineArgs has them. overrides: values in the place of config.json's. With
-    load_weights False no weight files are needed, with load_vocabulary False no vocabulary of a GGUF file.
+    runner, convert, model_impl, pooler: as EngineArgs has them. overrides: in the place of config.json's.
+    With load_weights False no weight files are needed, with load_vocabulary False no GGUF file's vocabulary.
     """
     if files := find_gguf_files(model, revision):
         folder = inspect_gguf(files, load_vocabulary)
@@ -110,7 +112,11 @@ def open_checkpoint(
         folder = inspect_model_folder(find_transformer_folder(root), load_weights)
     config = {**folder.config, **overrides}
     choice = HeadChoice(runner, convert, pooler)
-    spec = choose_heads(read_model_spec(config), choice, root, config, load_weights)
+    is_generic = model_impl == "transformers" or (model_impl == "auto" and find_family(config) is None)
+    spec = read_generic_spec(config) if is_generic else read_model_spec(config)
+    spec = choose_heads(spec, choice, root, config, load_weights)
+    if folder.gguf_tensors and is_generic:
+        raise ConfigError("model_impl", model_impl, "auto or quire for a GGUF file")
     if folder.gguf_tensors:
         formats = make_formats(folder.gguf_tensors, spec)
     else:

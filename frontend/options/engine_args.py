@@ -29,7 +29,7 @@ from ...ipc.spec.config import (
     RecoveryConfig,
     SchedulerConfig,
 )
-from ...ipc.spec.model_spec import Convert, Runner
+from ...ipc.spec.model_spec import Convert, ModelImpl, Runner
 from ...ipc.spec.options import Option, read_options
 from ...ipc.spec.weight_format import CHECKPOINT_METHODS, Quantization
 from ..models.model_files import POCKET
@@ -142,6 +142,11 @@ class EngineArgs(metaclass=DropsOffValues):
     runner: str = _model("auto", "generate text or pool vectors; auto: as the model says", get_args(Runner))
     convert: str = _model(
         "auto", "the head of a model that has no pooling of its own; auto: embed", get_args(Convert)
+    )
+    model_impl: str = _model(
+        "auto",
+        "whose layers compute a model: quire's (vllm: the same), transformers', or its where Quire has none",
+        get_args(ModelImpl),
     )
     pooler_config: Mapping[str, Any] | str | None = _model(
         None, 'how vectors are pooled, such as {"pooling_type": "MEAN"}; default: as the model says'
@@ -299,6 +304,7 @@ class EngineArgs(metaclass=DropsOffValues):
             self.revision,
             runner=cast(Runner, self.runner),
             convert=cast(Convert, self.convert),
+            model_impl=cast(ModelImpl, self.model_impl),
             pooler=_read_object("pooler_config", self.pooler_config),
             overrides=_read_object("hf_overrides", self.hf_overrides),
             load_weights=load_weights,

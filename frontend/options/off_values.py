@@ -71,7 +71,6 @@ ENGINE_ARGUMENTS = read_rows(
         "ignore_patterns=[] "
         'pt_load_map_location="cpu" config_format="auto","hf" safetensors_load_strategy="lazy" '
         "use_tqdm_on_load=true,false hf_config_path download_dir model_weights",
-        "trust_remote_code stays off": 'model_impl="auto"',
         "revision": "code_revision tokenizer_revision",
         "the tokenizer is the model's tokenizer.json": 'tokenizer_mode="auto","hf" tokenizer_pool_size=0 '
         'tokenizer_pool_type="ray" tokenizer_pool_extra_config',

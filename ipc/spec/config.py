@@ -363,11 +363,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         sizes = [1] if size == 1 else self.model.spec.find_tensor_parallel_sizes()
         if size not in sizes:
             allowed = f"one of {', '.join(map(str, sizes))}: what divides this model's heads and widths"
+            if self.model.spec.generic is not None:
+                allowed = "1 with a model that transformers computes"
             raise ConfigError("tensor_parallel_size", size, allowed)
         if size > 1 and self.model.dtype == "float16" and not self.parallel.is_on_gpu:
             text = "1 with dtype='float16', which only ranks with device='cuda' add up"
             raise ConfigError("tensor_parallel_size", size, text)
         num_stages, num_layers = self.parallel.pipeline_parallel_size, self.model.spec.num_layers
+        if num_stages > 1 and self.model.spec.generic is not None:
+            raise ConfigError(
+                "pipeline_parallel_size", num_stages, "1 with a model that transformers computes"
+            )
         if num_stages > num_layers:
             text = f"at most {num_layers}: each stage has one of this model's layers or more"
             raise ConfigError("pipeline_parallel_size", num_stages, text)

@@ -43,6 +43,10 @@ def list_linears(spec: ModelSpec) -> Iterator[tuple[LinearShape, ...]]:
 def list_layer_linears(spec: ModelSpec) -> Iterator[tuple[LinearShape, ...]]:
     """As `list_linears`, without the projection to logits."""
     hidden = spec.hidden_size
+    if spec.generic is not None:
+        for num_out, num_in, count in spec.generic.linears:
+            yield from [(LinearShape("", num_out, num_in),)] * count
+        return
     for index, layer in enumerate(spec.layers, spec.stage.first_layer):
         prefix = f"{spec.layer_prefix.format(index)}."
         yield from _list_attention(prefix, layer.attention, hidden)
@@ -108,7 +112,7 @@ def count_weight_bytes(
     """The part of `count_model_bytes` that is tables and linear layers; the vocabulary of `spec` is whole."""
     hidden, size = spec.hidden_size, DTYPE_SIZE_BYTES[dtype]
     rows = spec.vocab_size // num_ranks
-    total = rows * hidden * size
+    total = size * (rows * hidden if spec.generic is None else spec.generic.num_others)
     stacks = list(list_layer_linears(spec))
     # Of a tied table that is stored narrow (GGUF) the head is a copy in that form, of another what is made
     # of it while it is read: no checkpoint stores a head of its own beside one.

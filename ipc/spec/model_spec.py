@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..params.pooling_params import PoolingTask
+from .generic_spec import GenericSpec
 from .weight_format import WeightFormats
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -26,6 +27,8 @@ HeadActivation = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "silu"
 # What a model is used for, and the head it gets if it has none for that; vLLM's names.
 Runner = Literal["auto", "generate", "pooling"]
 Convert = Literal["auto", "none", "embed", "classify"]
+# Whose code computes the layers; vLLM's values, and `vllm` by our name: what is read here or nothing.
+ModelImpl = Literal["auto", "quire", "vllm", "transformers"]
 
 DTYPE_SIZE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -294,6 +297,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     has_logits: bool = True
     pooling: PoolingSpec | None = None
     stage: StageSpec = StageSpec()
+    generic: GenericSpec | None = None  # what transformers' code computes; of `layers` attention is meant
     weight_formats: WeightFormats = (
         WeightFormats()
     )  # of linear layers that are narrower than the model's type
@@ -326,6 +330,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def num_active_params(self) -> int:
         """Weights that a token's pass uses: all but those of other tokens' experts, norms and biases."""
+        if self.generic is not None:
+            return self.generic.num_active_params
         hidden = self.hidden_size
         num_tables = (1 if self.tie_word_embeddings else 2) if self.has_logits else 0
         return num_tables * self.vocab_size * hidden + sum(
@@ -336,6 +342,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def num_activations_per_token(self) -> int:
         """Upper estimate of the numbers that a token holds at once on its way through a layer."""
+        if self.generic is not None:
+            return self.generic.num_activations
         # Residual, normed, attention's output and a copy; beside what each part holds.
         return 4 * self.hidden_size + max(
             layer.attention.query_size
@@ -346,6 +354,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def find_tensor_parallel_sizes(self) -> list[int]:
         """How many ranks can share the model, rising from 1."""
+        if self.generic is not None:
+            return [1]
         most = min(self.vocab_size, *(layer.attention.num_heads for layer in self.layers))
         return [size for size in range(1, most + 1) if all(layer.is_cut_by(size) for layer in self.layers)]
 

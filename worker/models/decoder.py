@@ -19,6 +19,7 @@ from ..layers.logits import LogitsHead
 from ..layers.norm import LayerNorm, NoNorm, RMSNorm
 from ..layers.rotary import RotaryEmbedding
 from ..pooling.head import PoolingHead
+from .model import Model
 from .native_forward import NativeForward
 
 Norm = RMSNorm | LayerNorm | NoNorm
@@ -111,14 +112,10 @@ Layer = DecoderLayer | SumNormLayer
 
 
 @dataclass(eq=False)
-class Decoder:
-    """Embedding, layers, last norm and the projection to logits; what a model is to its runner.
+class Decoder(Model):
+    """Embedding, layers, last norm and the projection to logits.
 
     Encoders too: their layers see whole prompts, `kv_caches` is scratch of one step, and they have no `head`.
-
-    Called under `torch.inference_mode` by one thread at a time. `weight_bytes` are those held on the device,
-    packed copies and rotary tables included. `batch_variance_reason` says what may make a row's bits depend
-    on the rows beside it, '' if nothing does.
     """
 
     embedding: Embedding | StageInput
@@ -128,23 +125,19 @@ class Decoder:
     head: LogitsHead | None
     weight_bytes: int
     batch_variance_reason: str
-    # The whole pass as one call into the CPU kernels, None where some piece has no such kernel.
     native: NativeForward | None = None
-    pooling_head: PoolingHead | None = None  # of a model that vectors are made with
+    pooling_head: PoolingHead | None = None
 
     @property
     def is_capturable(self) -> bool:
-        """Whether `forward` of single tokens can be captured into a CUDA graph."""
         return all(layer.attention.backend.is_capturable and layer.ffn.is_capturable for layer in self.layers)
 
     @property
     def attention_backends(self) -> list[AttentionBackend]:
-        """Each once."""
         return list(dict.fromkeys(layer.attention.backend for layer in self.layers))
 
     @property
     def captures_chunks(self) -> bool:
-        """Whether that of any other step can be, too."""
         return self.is_capturable and all(layer.attention.backend.captures_chunks for layer in self.layers)
 
     def forward(
@@ -156,13 +149,6 @@ class Decoder:
         rope_lengths: Tensor | None = None,
         token_types: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states [T, hidden] of the step's tokens, after the last norm; of an earlier stage before it.
-
-        `input_ids` and `positions` are int64 [T]. Every layer writes all K and V of the step to its cache
-        before any token reads them. `rope_lengths` (int64 [T]) is given exactly when some layer's
-        rope is "dynamic": the sequence length whose rotary base each token uses. `token_types` (int64 [T])
-        are those of a model with types; without them all are 0.
-        """
         if self.native is not None:
             return self.native.compute_hidden(
                 input_ids, positions, kv_caches, metadata, rope_lengths, token_types
@@ -176,7 +162,6 @@ class Decoder:
         return self.norm(residual) if delta is None else self.norm.add(delta, residual)[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[S, vocab] for hidden states [S, hidden], rows chosen by the caller; as `sample` takes them."""
         assert self.head is not None
         return self.head(hidden)
 

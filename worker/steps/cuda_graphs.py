@@ -26,7 +26,7 @@ from ...ipc.errors import CaptureError
 from ...ipc.spec.config import EngineConfig
 from ...ipc.spec.model_spec import has_dynamic_rope
 from ..attention.metadata import AttentionMetadata, HostStep, KVCaches
-from ..models.decoder import Decoder
+from ..models.model import Model
 from .staging import StagingRing
 from .step_inputs import StepInputs
 
@@ -162,9 +162,7 @@ _PROGRESS_INTERVAL_S = 2.0
 class StepGraphs:
     """Runs the model on steps; `last_tokens` [max_num_seqs] holds the newest token of each row."""
 
-    def __init__(
-        self, config: EngineConfig, model: Decoder, kv_caches: KVCaches, last_tokens: Tensor
-    ) -> None:
+    def __init__(self, config: EngineConfig, model: Model, kv_caches: KVCaches, last_tokens: Tensor) -> None:
         self._model = model
         self._kv_caches = kv_caches
         self._backends, self._block_size = model.attention_backends, config.cache.block_size
@@ -277,7 +275,7 @@ class StepGraphs:
 
 
 def make_step_graphs(
-    config: EngineConfig, model: Decoder, kv_caches: KVCaches, last_tokens: Tensor
+    config: EngineConfig, model: Model, kv_caches: KVCaches, last_tokens: Tensor
 ) -> StepGraphs | None:
     """The device's graphs, yet to be captured; None where `can_capture` says no."""
     if not can_capture(config, model, last_tokens.device):
@@ -285,7 +283,7 @@ def make_step_graphs(
     return StepGraphs(config, model, kv_caches, last_tokens)
 
 
-def can_capture(config: EngineConfig, model: Decoder, device: torch.device) -> bool:
+def can_capture(config: EngineConfig, model: Model, device: torch.device) -> bool:
     """Whether there are graphs at all.
 
     Not on a CPU, under `enforce_eager`, for an encoder, and for a model that reads lengths on the host.

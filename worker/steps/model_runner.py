@@ -36,7 +36,7 @@ from ...kernels.choice import choose_kernel, native_library
 from ...kernels.sampling.argmax import launch_argmax
 from ..attention.metadata import KVCaches
 from ..kv_cache import copy_blocks
-from ..models.decoder import Decoder
+from ..models.model import Model
 from ..pooling.pooler import LaunchedVectors, PooledRows, Pooler, find_pooled_rows
 from ..sampling.grammars import Grammars
 from ..sampling.logits_processor import LogitsProcessor
@@ -107,7 +107,7 @@ class GPUModelRunner:
     def __init__(
         self,
         config: EngineConfig,
-        model: Decoder,
+        model: Model,
         kv_caches: KVCaches,
         device: torch.device,
         is_async: bool | None = None,
@@ -436,7 +436,7 @@ class GPUModelRunner:
             oldest.pending = None
 
 
-def _make_pooler(config: EngineConfig, model: Decoder, device: torch.device) -> Pooler | None:
+def _make_pooler(config: EngineConfig, model: Model, device: torch.device) -> Pooler | None:
     if model.pooling_head is None:
         return None
     return Pooler(config.model.spec, model.pooling_head, config.scheduler.max_num_seqs, device)

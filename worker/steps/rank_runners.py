@@ -27,6 +27,7 @@ from ...ipc.spec.config import EngineConfig
 from ...kernels.group.shared_group import SharedGroup
 from ..attention.metadata import KVCaches
 from ..models.decoder import Decoder
+from ..models.model import Model
 from ..pooling.pooler import LaunchedVectors, PooledRows
 from ..sampling.logits_processor import LogitsProcessor
 from ..sampling.logprobs import LogprobsTensors
@@ -73,7 +74,7 @@ class EarlierStageRunner(GPUModelRunner):
         sends: bool,
     ) -> None:
         """`sends`: this rank gives the next stage what all ranks of this one have."""
-        self._link, self._sends = link, sends
+        self._link, self._sends, self._inputs = link, sends, model.embedding.table
         self._is_first = config.model.spec.stage.is_first
         self._max_awaited = config.scheduler.max_steps_in_flight
         super().__init__(config, model, kv_caches, device, is_async=False)
@@ -94,7 +95,7 @@ class EarlierStageRunner(GPUModelRunner):
         if self._is_first:
             self._take_tokens(row_ids)
         else:
-            self._link.receive(self._model.embedding.table[: num_tokens.sum()])
+            self._link.receive(self._inputs[: num_tokens.sum()])
         hidden = self._compute_layers(step, row_ids, num_tokens)
         if self._sends:
             self._link.send(hidden.contiguous())
@@ -170,12 +171,12 @@ class _RankRunner(GPUModelRunner):
         link: StageLink | None,
     ) -> None:
         """`link`: to the stage whose hidden states this one goes on with; None: it has the whole model."""
-        self._group, self._link = group, link
+        self._group, self._link, self._inputs = group, link, model.embedding.table
         super().__init__(config, model, kv_caches, device, is_async=False)
 
     def launch(self, step: SchedulerOutput) -> LaunchedStep:
         if self._link is not None:
-            self._link.receive(self._model.embedding.table[: sum(step.num_tokens)])
+            self._link.receive(self._inputs[: sum(step.num_tokens)])
         return super().launch(step)
 
 
@@ -220,7 +221,7 @@ class FollowingRunner(_RankRunner):
 
 def make_runner(
     config: EngineConfig,
-    model: Decoder,
+    model: Model,
     kv_caches: KVCaches,
     device: torch.device,
     group: SharedGroup | None,
@@ -232,6 +233,7 @@ def make_runner(
     """
     if group is None:
         return GPUModelRunner(config, model, kv_caches, device)
+    assert isinstance(model, Decoder)
     if link is not None and not config.model.spec.stage.is_last:
         return EarlierStageRunner(config, model, kv_caches, device, link, sends=group.rank == 0)
     runner = FollowingRunner if group.rank else LeadingRunner

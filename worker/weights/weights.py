@@ -363,6 +363,18 @@ def _open_files(paths: Sequence[Path], files: dict[Path, Any]) -> dict[str, Path
     return file_of
 
 
+def open_tensors(paths: Sequence[Path]) -> dict[str, Tensor]:
+    """Every tensor of safetensors files, a view of the file's mapping. Raises ModelError."""
+    files: dict[Path, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    for name, path in _open_files(paths, files).items():
+        try:
+            tensors[name] = files[path].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise _unreadable(path, error) from error
+    return tensors
+
+
 def _unreadable(path: Path, error: Exception) -> ModelError:
     return ModelError("model", str(path), f"a readable file; truncated or corrupt? {error}")
 

@@ -61,7 +61,9 @@ def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
 
     `has_logits` says if the checkpoint has a language head, `pooling` what classifier it has.
     """
-    architecture = _read_architecture(config)
+    architecture = find_family(config)
+    if architecture is None:
+        raise refuse_architecture(config)
     fields = ConfigFields(config)
     spec = replace(_FAMILIES[architecture][1](fields), architecture=architecture)
     # null is false, as transformers tests it.
@@ -71,7 +73,8 @@ def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
     return spec
 
 
-def _read_architecture(config: Mapping[str, Any]) -> str:
+def find_family(config: Mapping[str, Any]) -> str | None:
+    """The architecture of config.json that a family here reads; None where none does."""
     names = config.get("architectures")
     if names is None or names == []:
         model_type = config.get("model_type")
@@ -80,6 +83,13 @@ def _read_architecture(config: Mapping[str, Any]) -> str:
         for name in cast(list[Any], names):
             if isinstance(name, str) and (known := _OLD_NAMES.get(name, name)) in _FAMILIES:
                 return known
+    return None
+
+
+def refuse_architecture(config: Mapping[str, Any], others: str = "") -> ModelError:
+    """What to raise for an architecture that no family here reads; `others` says what would do."""
+    names = config.get("architectures")
+    names = [config.get("model_type")] if names is None or names == [] else names
     allowed = f"one of {', '.join(ARCHITECTURES)}; of these also ...{' and ...'.join(_HEADS)}"
     encoders = ", ".join(name for name in _FAMILIES if name in ENCODERS or "Reward" in name)
-    raise ModelError("config.json architectures", names, f"{allowed}; or one of {encoders}")
+    return ModelError("config.json architectures", names, f"{allowed}; or one of {encoders}{others}")

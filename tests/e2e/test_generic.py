@@ -1,0 +1,50 @@
+"""The whole engine with a decoder that no family reads: tokens equal transformers', cut and preempted."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from generated import find_tokens
+from generic_checkpoints import VOCAB_SIZE, GenericCheckpoint, make_generic_checkpoint
+from quire import LLM, SamplingParams
+
+LENGTHS, NUM_OUTPUT = (1, 16, 33, 47, 70), 20
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> GenericCheckpoint:
+    return make_generic_checkpoint(tmp_path_factory.mktemp("cohere2"), "cohere2")
+
+
+def generate_with_transformers(checkpoint: GenericCheckpoint, prompt: list[int]) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(NUM_OUTPUT):
+        tokens.append(int(checkpoint.compute_reference(tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_greedy_tokens_equal_transformers_with_chunks_hits_and_preemption(
+    checkpoint: GenericCheckpoint,
+) -> None:
+    rng = random.Random(7)
+    shared = [rng.randrange(3, VOCAB_SIZE) for _ in range(max(LENGTHS))]
+    prompts = [shared[:length] for length in LENGTHS]
+    expected = [generate_with_transformers(checkpoint, prompt) for prompt in prompts]
+    params = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT, ignore_eos=True, detokenize=False)
+    with LLM(
+        str(checkpoint.folder),
+        skip_tokenizer_init=True,
+        distributed_executor_backend="uni",
+        dtype="float32",
+        max_model_len=96,
+        max_num_batched_tokens=24,
+        block_size=8,
+        num_gpu_blocks_override=16,
+    ) as llm:
+        for _ in range(2):  # then with what the prefix cache holds
+            assert find_tokens(llm.generate(prompts, params, use_tqdm=False)) == expected
+        stats = llm.stats()
+        assert "transformers' code" in llm.llm_engine.facts.batch_variance_reason
+    assert stats.num_preemptions_total > 0
+    assert stats.prefix_cache_hits_total > 0

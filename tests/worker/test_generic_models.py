@@ -1,0 +1,140 @@
+"""Decoders by transformers' code against transformers itself, on random tiny checkpoints in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from generic_checkpoints import (
+    VOCAB_SIZE,
+    WINDOW,
+    GenericCheckpoint,
+    make_generic_checkpoint,
+    make_tiny_config,
+)
+from paged import PagedRun
+from quire.ipc.errors import ModelError
+from quire.ipc.spec.config import EngineConfig
+from quire.worker.models.generic.load import load_generic
+from quire.worker.models.generic.plan import plan
+from quire.worker.models.model import Model
+
+CPU = torch.device("cpu")
+LENGTHS = {"long": 45, "short": 21}
+TOLERANCE = 1e-5  # of the largest logit: roundings of some ten sums of a hundred terms
+
+
+@pytest.fixture(scope="module")
+def olmo(tmp_path_factory: pytest.TempPathFactory) -> GenericCheckpoint:
+    return make_generic_checkpoint(tmp_path_factory.mktemp("olmo3"), "olmo3")
+
+
+def draw_prompts() -> dict[str, list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()
+        for name, length in LENGTHS.items()
+    }
+
+
+def compute_together(model: Model, config: EngineConfig, chunk: int) -> dict[str, torch.Tensor]:
+    """Logits of all prompts, so many tokens of each in a step."""
+    run, parts = PagedRun(model, config), {name: list[torch.Tensor]() for name in LENGTHS}
+    for name, tokens in draw_prompts().items():
+        run.add(name, tokens)
+    while step := {
+        name: min(chunk, len(request.token_ids) - request.num_computed)
+        for name, request in run.requests.items()
+        if request.num_computed < len(request.token_ids)
+    }:
+        for name, logits in run.step(step).items():
+            parts[name].append(logits)
+    return {name: torch.cat(each) for name, each in parts.items()}
+
+
+def assert_equals_transformers(checkpoint: GenericCheckpoint) -> None:
+    config = checkpoint.engine_config()
+    model = load_generic(config, CPU)
+    for chunk in (1, 7, 64):
+        actual = compute_together(model, config, chunk)
+        for name, tokens in draw_prompts().items():
+            expected = checkpoint.compute_reference(tokens)
+            atol = TOLERANCE * expected.abs().max().item()
+            torch.testing.assert_close(actual[name], expected, rtol=0, atol=atol)
+
+
+def test_logits_equal_transformers_in_any_chunking_and_company(olmo: GenericCheckpoint) -> None:
+    assert_equals_transformers(olmo)
+
+
+def test_the_spec_says_what_the_class_computes(olmo: GenericCheckpoint) -> None:
+    spec = plan(olmo.config)
+    heads = {
+        (part.num_heads, part.num_kv_heads, part.head_size)
+        for part in (layer.attention for layer in spec.layers)
+    }
+    assert heads == {(4, 2, 16)}
+    assert [layer.attention.window for layer in spec.layers] == [WINDOW, None, WINDOW]
+    assert (spec.architecture, spec.vocab_size, spec.hidden_size) == ("Olmo3ForCausalLM", VOCAB_SIZE, 64)
+    assert spec.max_position_embeddings == 128
+    assert not spec.tie_word_embeddings
+    assert spec.generic is not None
+    num_params = sum(each.numel() for each in olmo.reference.parameters())
+    num_linear = sum(num_out * num_in * count for num_out, num_in, count in spec.generic.linears)
+    assert num_linear + spec.generic.num_others + VOCAB_SIZE * 64 == num_params
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sizes", "words"),
+    [
+        ("mamba", {}, "layer_types='linear_attention'"),
+        ("bert", {"is_decoder": False}, "attention_mask"),
+        ("bart", {}, "encoder"),
+        ("bloom", {}, "position_ids"),
+        ("gpt_neox_japanese", {}, "layer 0 of GPTNeoXJapaneseForCausalLM"),
+        ("llama4_text", {}, "layer_types='chunked_attention'"),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic'"),
+    ],
+)
+def test_what_is_not_covered_is_refused_by_name(
+    model_type: str, sizes: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        plan(make_tiny_config(model_type, **sizes).to_dict() | {"model_type": model_type})
+
+
+def test_missing_unknown_and_misshapen_tensors_are_named(olmo: GenericCheckpoint, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(olmo.folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    broken = {
+        f"must hold the tensor '{name}'": {key: each for key, each in tensors.items() if key != name},
+        "model.layers.1.nothing": tensors | {"model.layers.1.nothing": torch.zeros(1)},
+        r"the shape \[96, 64\]": tensors | {name: torch.zeros(95, 64)},
+    }
+    spec = plan(olmo.config)
+    for words, changed in broken.items():
+        save_file(changed, tmp_path / "model.safetensors")
+        with pytest.raises(ModelError, match=words):
+            load_generic(olmo.engine_config(spec, model=str(tmp_path)), CPU)
+
+
+def test_a_model_whose_tokens_meet_outside_attention_is_refused(
+    olmo: GenericCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.olmo3.modeling_olmo3 import Olmo3MLP
+
+    forward = Olmo3MLP.forward
+    monkeypatch.setattr(Olmo3MLP, "forward", lambda self, x: forward(self, x) + x.mean(1, keepdim=True))
+    with pytest.raises(ModelError, match="meet in attention alone"):
+        load_generic(olmo.engine_config(), CPU)
+
+
+def test_weights_are_made_narrower_while_they_are_read(olmo: GenericCheckpoint) -> None:
+    config = olmo.engine_config(quantization="int8")
+    plain, narrow = (load_generic(each, CPU) for each in (olmo.engine_config(), config))
+    assert narrow.weight_bytes < plain.weight_bytes / 2
+    expected, actual = (compute_together(model, config, 64)["long"] for model in (plain, narrow))
+    assert torch.nn.functional.cosine_similarity(expected, actual, dim=1).min() > 0.99

@@ -1,0 +1,172 @@
+"""From an EngineConfig to a GenericModel: weights by transformers' rules of names, then our layers in place.
+
+Tensors come of safetensors files that the frontend has found, as views of their mappings; transformers opens
+no file. What is left of its own parameters at the end is copied, so that no mapping stays.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from ....ipc.errors import ModelError
+from ....ipc.spec.config import EngineConfig
+from ....ipc.spec.generic_spec import GenericSpec
+from ....ipc.spec.weight_format import LM_HEAD, WeightFormat
+from ...attention import AttentionBackend, make_attention
+from ...first_calls import make_first_calls
+from ...layers.linear import Linear, make_linear
+from ...torch_import import load_meta_kernels
+from ...weights.integer_weight import NarrowWeight
+from ...weights.online import quantize
+from ...weights.weights import DummySource, open_tensors
+from .alone import check_alone
+from .architecture import explain, find_class, make_config, make_empty
+from .attention import NAME, register
+from .layers import replace_linears
+from .model import GenericModel
+
+# Names of small layers that choose experts: a rounding in them may send a token elsewhere.
+_ROUTERS = ("gate", "router", "wg")
+
+
+def load_generic(config: EngineConfig, device: torch.device) -> GenericModel:
+    """The model that `config.model.spec.generic` names, with its weights on the device.
+
+    Raises ModelError: weights that are missing, corrupt, of a wrong shape or of no use.
+    """
+    load_meta_kernels()
+    make_first_calls()
+    generic = config.model.spec.generic
+    assert generic is not None
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    register()
+    dtype: torch.dtype = getattr(torch, config.model.dtype)
+    model = _load(config, generic, dtype)
+    return _Builder(config, device, dtype).build(model)
+
+
+def _load(config: EngineConfig, generic: GenericSpec, dtype: torch.dtype) -> Any:
+    """transformers' model on the CPU; its parameters are views of the files."""
+    values = msgspec.json.decode(generic.config)
+    settings = make_config(values)
+    cls = find_class(settings, values.get("architectures"))
+    empty = make_empty(cls, settings, NAME)
+    tensors = _open(config, empty, dtype)
+    del empty
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model, info = cls.from_pretrained(
+                None,
+                config=settings,
+                state_dict=tensors,
+                dtype=dtype,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+            )
+    except (OSError, RuntimeError, ValueError, TypeError) as error:
+        raise ModelError("model", config.model.model, f"weights that fit: {explain(error)}") from error
+    _check(config.model.model, info)
+    return model.eval()
+
+
+def _open(config: EngineConfig, empty: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    model = config.model
+    if model.load_format == "dummy":
+        source = DummySource(model.seed, dtype, torch.device("cpu"))
+        return {name: source.take(name, tuple(each.shape)) for name, each in empty.state_dict().items()}
+    return open_tensors([Path(model.model, name) for name in model.weight_files])
+
+
+def _check(folder: str, info: dict[str, Any]) -> None:
+    """ModelError names the first tensor that was missing, unknown or of another shape."""
+    for name in sorted(info["missing_keys"]):
+        raise ModelError("model", folder, f"its weights must hold the tensor {name!r}")
+    for each in sorted(info["mismatched_keys"]):
+        name, stored, wanted = each if isinstance(each, tuple) else (each, None, None)
+        raise ModelError(
+            str(name),
+            stored and list(stored),
+            f"the shape {wanted and list(wanted)}, which config.json calls for",
+        )
+    unexpected = sorted(info["unexpected_keys"])
+    if unexpected:
+        raise ModelError(
+            "model",
+            folder,
+            f"its weights hold {len(unexpected)} tensors that this architecture does not have, "
+            f"the first is {unexpected[0]!r}",
+        )
+    for text in info.get("error_msgs") or ():
+        raise ModelError("model", folder, f"weights that fit: {text}")
+
+
+class _Builder:
+    """Puts our layers into a loaded model and counts bytes."""
+
+    def __init__(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
+        self._config, self._device, self._dtype = config, device, dtype
+        self._formats = config.model.weight_formats
+        self._size_bytes = 0
+        self._tables: set[int] = set()
+
+    def build(self, model: Any) -> GenericModel:
+        """The model, on its device."""
+        head = model.get_output_embeddings()
+        self._head = None if head is None else head.weight.data_ptr()
+        replace_linears(model, self._make_linear)
+        self._settle(model)
+        backends: dict[tuple[int, int, int], AttentionBackend] = {}
+        layers = []
+        for layer in self._config.model.spec.layers:
+            spec = layer.attention
+            heads = spec.num_heads, spec.num_kv_heads, spec.head_size
+            if heads not in backends:
+                backends[heads] = make_attention(
+                    spec,
+                    self._dtype,
+                    self._device,
+                    self._config.wants_exact,
+                    self._config.model.attention_backend,
+                )
+            layers.append((spec, backends[heads]))
+        made = GenericModel(model, layers, self._size_bytes)
+        check_alone(made, self._config, self._device)
+        return made
+
+    def _make_linear(self, name: str, weight: Tensor, bias: Tensor | None) -> Linear:
+        last = name.rpartition(".")[2]
+        key = LM_HEAD if weight.data_ptr() == self._head else name
+        format: WeightFormat | None = None if last in _ROUTERS else self._formats.find(key)
+        weight = weight.to(self._device)
+        bias = None if bias is None else bias.to(self._device, copy=True)
+        made: Tensor | NarrowWeight = weight if format is None else quantize(weight, format)
+        linear = make_linear(made, bias, self._dtype, is_strict=self._config.wants_exact)
+        if isinstance(made, Tensor) and getattr(linear, "weight", None) is weight and key != LM_HEAD:
+            linear.weight = weight.clone()  # of the file's mapping
+        self._size_bytes += linear.size_bytes
+        return linear
+
+    def _settle(self, model: nn.Module) -> None:
+        """Copy what is left to the device and out of the files' mappings."""
+        copies: dict[int, Tensor] = {}
+        for module in model.modules():
+            for store in (module._parameters, module._buffers):
+                for name, each in store.items():
+                    if each is None:
+                        continue
+                    if id(each) not in copies:
+                        data = each.data.to(self._device, copy=True)
+                        self._size_bytes += data.nbytes
+                        is_parameter = isinstance(each, nn.Parameter)
+                        copies[id(each)] = nn.Parameter(data, requires_grad=False) if is_parameter else data
+                    store[name] = copies[id(each)]  # pyright: ignore[reportArgumentType]

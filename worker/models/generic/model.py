@@ -1,0 +1,92 @@
+"""GenericModel: transformers' decoder with our layers inside, as a runner calls it.
+
+Legend: T tokens, S positions to score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from ....ipc.spec.model_spec import AttentionSpec
+from ...attention import AttentionBackend
+from ...attention.metadata import AttentionMetadata, KVCaches
+from ..model import Model
+from .architecture import find_body
+from .attention import attending
+
+VARIANCE = "transformers' code computes what lies between linear layers and attention"
+
+
+class GenericModel(Model):
+    """All tokens of a step are one sequence of a batch of one: attention alone looks at other tokens."""
+
+    native = None
+    pooling_head = None
+    batch_variance_reason = VARIANCE
+
+    def __init__(
+        self, model: Any, layers: Sequence[tuple[AttentionSpec, AttentionBackend]], weight_bytes: int
+    ) -> None:
+        self._model, self._layers, self.weight_bytes = model, layers, weight_bytes
+        self._body = find_body(model)
+        self._given = _Given()
+        setattr(model, model.base_model_prefix, self._given)
+
+    @property
+    def attention_backends(self) -> list[AttentionBackend]:
+        return list(dict.fromkeys(backend for _, backend in self._layers))
+
+    @property
+    def is_capturable(self) -> bool:
+        return False
+
+    @property
+    def captures_chunks(self) -> bool:
+        return False
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: KVCaches,
+        metadata: AttentionMetadata,
+        rope_lengths: Tensor | None = None,  # noqa: ARG002
+        token_types: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
+        with attending(self._layers, kv_caches, metadata):
+            out = self._body(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+        return out[0][0]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """By the model's own way from hidden states to logits, which may scale or cap them."""
+        self._given.hidden = hidden[None]
+        logits = self._model(input_ids=None, use_cache=False).logits[0]
+        self._given.hidden = None
+        return logits.float()
+
+
+class _Given(nn.Module):
+    """Stands in the body's place while logits are computed, and gives what was computed before."""
+
+    hidden: Tensor | None = None
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """What the body would have returned."""
+        assert self.hidden is not None
+        return _Output(self.hidden)
+
+
+class _Output:
+    """A body's output of hidden states alone: every other field is None, as where it was not asked for."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        return None
