@@ -48,6 +48,7 @@ class AttentionStep:
     block_tables: Tensor
     query_starts: Tensor
     seq_lens: Tensor
+    sinks: Tensor | None = None
 
     @classmethod
     def draw(
@@ -96,7 +97,8 @@ class AttentionStep:
         tensors = self.block_tables, self.query_starts, self.seq_lens
         flat, heads = self.query.flatten(1), self.query.shape[1]
         out = launch_paged_attention(
-            *(native_library(), flat, flat.shape[1], heads, *caches, *tensors, window, soft_cap, scale)
+            *(native_library(), flat, flat.shape[1], heads, *caches, *tensors, window, soft_cap, scale),
+            sinks=self.sinks,
         )
         return out.view_as(self.query)
 
@@ -160,6 +162,7 @@ class AttentionStep:
         out = paged_attention_triton.launch_paged_attention(
             *(rows.to(TRITON_DEVICE), rows.shape[1], heads, *tensors),
             *(window, plan, work, soft_cap, scale, ahead, bias),
+            sinks=None if self.sinks is None else self.sinks.to(TRITON_DEVICE),
         )
         return out.view_as(self.query).cpu()
 
@@ -183,6 +186,7 @@ class AttentionStep:
             scale,
             ahead,
             position_bias,
+            self.sinks,
         )
 
     def only(self, request: int, first: int, count: int) -> Self:

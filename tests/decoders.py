@@ -31,10 +31,63 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
+# Of experts as DeepSeek V3 has them.
+_ROUTED: dict[str, Any] = {
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+}
 # transformers' class, and the fields of its configuration beside _SIZES. A default of the class may be far
 # too large for a test: give every size.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralForCausalLM", {"sliding_window": 13, "num_key_value_heads": 1}),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        {
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "sliding_window": 13,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "truncate": False,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "qwen2-moe": (
+        "Qwen2MoeForCausalLM",
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "mlp_only_layers": [1],
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": 13,
+            "hidden_size": 64,
+        },
+    ),
+    "olmoe": ("OlmoeForCausalLM", {"num_experts": 8, "num_experts_per_tok": 3, "hidden_size": 64}),
+    "flex-olmo": ("FlexOlmoForCausalLM", {"num_experts": 8, "num_experts_per_tok": 3, "hidden_size": 64}),
+    "dots1": (
+        "Dots1ForCausalLM",
+        {
+            **_ROUTED,
+            "first_k_dense_replace": 1,
+            "num_hidden_layers": 3,
+            "sliding_window": 13,
+            "max_window_layers": 2,
+            "norm_topk_prob": True,
+        },
+    ),
+    "solar-open": ("SolarOpenForCausalLM", {**_ROUTED, "norm_topk_prob": False}),
 }
 FAMILIES = (*DECODERS, *OTHERS)
 

@@ -22,7 +22,13 @@ from kernel_checks import CPU, EPS, TRITON_DEVICE
 from quire.kernels.attention.rotate_and_write import rotate_and_write_reference
 from quire.kernels.choice import native_library
 from quire.kernels.linear import linear
-from quire.kernels.linear.experts import experts_reference, launch_experts, launch_route, route_reference
+from quire.kernels.linear.experts import (
+    Router,
+    experts_reference,
+    launch_experts,
+    launch_route,
+    route_reference,
+)
 from quire.kernels.linear.gated_activation import ACTIVATIONS, FUNCTIONS, gated_activation_reference
 from quire.kernels.linear.linear import Variant
 from quire.kernels.norm.layer_norm import layer_norm_reference
@@ -156,7 +162,10 @@ def gated_activation(
     else:
         # exp is good to 2 units, then a sum, a quotient, a product.
         bound = (2 * max(unit(dtype), EPS) + 8 * EPS) * expected.abs() + torch.finfo(F32).tiny * 1e4
-        if activation != "silu":
+        if activation == "clamped_swiglu":  # the exponent and up + 1 are rounded in float32
+            alone = gated_activation_reference(torch.cat((gate, torch.zeros_like(up)), 1), activation)
+            bound += 8 * EPS * alone.abs() + 4 * EPS * (1.702 * gate.abs()).clamp(1, 88) * expected.abs()
+        if activation.startswith("gelu"):
             # The gelus' exponent takes 4 roundings to compute: the tail is off by as many units times it.
             exponent = gate**2 / 2 if activation == "gelu" else 1.6 * gate.abs() * (1 + 0.045 * gate**2)
             bound += 4 * EPS * torch.where(gate < 0, exponent.clamp(1, 88), 1) * expected.abs()
@@ -362,15 +371,22 @@ def soft_cap(implementation: str, dtype: torch.dtype, count: int) -> OpCase:
 
 
 def route(
-    implementation: str, dtype: torch.dtype, rows: int, num_experts: int, per_token: int, normalizes: bool
+    implementation: str,
+    dtype: torch.dtype,
+    rows: int,
+    num_experts: int,
+    per_token: int,
+    router: dict[str, Any],
 ) -> OpCase:
     del implementation
     # Distinct in bfloat16 too: which of two equal ones is taken is the kernel's own rule, the lower.
     logits = (Draw("native")(rows, num_experts).argsort(1) * 0.25 - 4).to(dtype)
-    choices, weights = route_reference(logits, per_token, normalizes)
+    correction = Draw("native", dtype=F32)(num_experts) if router.get("is_sigmoid") else None
+    routing = Router(num_experts, per_token, correction=correction, **router)
+    choices, weights = route_reference(logits, routing)
     return OpCase(
         (logits,),
-        lambda logits: launch_route(native_library(), logits, per_token, normalizes),
+        lambda logits: launch_route(native_library(), logits, routing),
         (choices.int(), weights),
         (0.0, (num_experts + 8) * EPS * weights),
     )
@@ -391,7 +407,7 @@ def experts(implementation: str, dtype: torch.dtype) -> OpCase:
     layers = [MLP(*pair, width) for pair in zip(gate_up, itertools.repeat(activation), down, strict=False)]
     tables = list_tables(gate_up), list_tables(down)
     x, logits = draw(130, hidden), draw(130, 8, dtype=F32)
-    choices, weights = launch_route(native_library(), logits, 3, True)
+    choices, weights = launch_route(native_library(), logits, Router(8, 3))
     expected = experts_reference(x, choices, weights, layers)
     # The same kernels, and the same order of the sum: what differs is a rounding of each product.
     bound = (4 * EPS if dtype is F32 else unit(dtype)) * expected.abs().max().item()
@@ -531,7 +547,7 @@ _TRITON_LINEAR = [(1, 1, 1), (3, 64, 64), (5, 200, 65), (20, 272, 70)]
 _TRITON_MANY = [(17, 40, 7), (130, 272, 140)]
 _NARROW = [(7, 1, 1), (65, 513, 33), (33, 384, 256), (300, 300, 65), (260, 128, 96)]
 _FORMS = ["alone", "added", "in place"]
-_GATED = ["silu", "gelu", "gelu_tanh"]
+_GATED = ["silu", "gelu", "gelu_tanh", "clamped_swiglu"]
 _ROTATED = [((1, 1, 8), 8), ((4, 2, 16), 16), ((6, 1, 40), 16), ((3, 3, 72), 32), ((8, 2, 128), 16)]
 
 # Operation, implementations, types, arguments of its cases; how many of the last are also computed by parts.
@@ -554,7 +570,7 @@ TABLE: list[Line] = [
         (*shape, each) for shape in [(1, 1), (2, 16), (3, 33), (200, 250)] for each in _GATED
     ], 3),
     (gated_activation, TRITON, ALL, [(1, 1, "silu"), (2, 2050, "gelu"), (3, 33, "gelu_tanh")], 1),
-    (gated_activation, TRITON, [BF16], [(3, 33, "silu"), (3, 33, "relu")], 0),
+    (gated_activation, TRITON, [BF16], [(3, 33, "silu"), (3, 33, "relu"), (3, 33, "clamped_swiglu")], 0),
     (gather_rows, TRITON, ALL, [(1,), (33,), (4099,)], 0),
     (plain_linear, VARIANTS, BOTH, list(cross(_LINEAR, [False, True])), 4),
     (plain_linear, VARIANTS, BOTH, [((33, 48, 70), True, each) for each in ACTIVATIONS], 1),
@@ -570,7 +586,14 @@ TABLE: list[Line] = [
     (narrow_linear, TRITON, [BF16], [(FORMS[3], (20, 272, 70), True, None, True)], 0),
     (soft_cap, NATIVE, [F32], [(1,), (16,), (100_003,)], 1),
     (route, NATIVE, BOTH, [
-        (*shape, each) for shape in [(1, 1, 1), (3, 4, 2), (5, 8, 8), (70, 61, 8)] for each in (False, True)
+        *((*shape, {"normalizes": each})
+          for shape in [(1, 1, 1), (3, 4, 2), (5, 8, 8), (70, 61, 8)] for each in (False, True)),
+        *((*shape, {"is_sigmoid": True, "scale": 2.5, **more, "num_groups": groups,
+                    "num_groups_per_token": kept})
+          for shape, groups, kept, more in [
+              ((70, 64, 8), 1, 1, {}), ((70, 64, 6), 8, 3, {}), ((5, 24, 3), 4, 2, {"sums_two": False}),
+              ((5, 24, 12), 4, 2, {"normalizes": False}),
+          ]),
     ], 2),
     (experts, NATIVE, BOTH, [()], 1),
     (argmax, NATIVE, [F32], list(cross(

@@ -79,6 +79,8 @@ def _list_experts(prefix: str, spec: ExpertsSpec, hidden: int) -> Iterator[tuple
         gate, up, down = (prefix + name.format(expert) for name in (spec.gate, spec.up, spec.down))
         yield LinearShape(gate, width, hidden), LinearShape(up, width, hidden)
         yield (LinearShape(down, hidden, width),)
+    if spec.shared is not None:
+        yield from _list_dense(prefix, spec.shared, hidden)
 
 
 def count_model_bytes(model: ModelConfig, num_ranks: int = 1, packs_table: bool = False) -> int:

@@ -20,7 +20,7 @@ from .weight_format import WeightFormats
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
 Pool = Literal["cls", "last", "mean", "max", "weighted_mean", "mean_sqrt_len", "all"]
 HeadActivation = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "softmax"]
@@ -74,6 +74,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     # One name: that tensor holds queries, keys and values in this order.
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     out: str = "self_attn.o_proj"
+    sinks: str | None = None  # of a number for each head: the score of a key more, whose value is 0
 
     @property
     def query_size(self) -> int:
@@ -141,31 +142,77 @@ class DenseSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
         """Numbers that one token holds between the layer's input and output."""
         return (3 if self.is_gated else 2) * self.intermediate_size
 
+    def for_rank(self, size: int) -> DenseSpec:
+        """What one of `size` ranks computes of it."""
+        return replace(self, intermediate_size=self.intermediate_size // size)
+
+    def is_cut_by(self, size: int) -> bool:
+        """Whether so many ranks can share it."""
+        return self.intermediate_size % size == 0
+
+
+class ExpertStackSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How files may hold all experts of a layer: in tensors [experts, ...], named after the layer's prefix.
+
+    The outputs of gate and up lie one after the other, or in turns. `NAME_bias` has their biases.
+    """
+
+    gate_up: str
+    down: str
+    is_interleaved: bool = False
+    is_transposed: bool = False  # [experts, in, out]; of plain weights only
+
 
 class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="experts"):
-    """Some of many feed-forward networks a token: those to which the router's softmax gives the most.
+    """Some of many feed-forward networks a token: those to which the router gives the largest scores.
 
-    Their results are added by these weights, which are scaled to a sum of 1 if `norm_topk_prob`. In the names
-    of an expert's tensors {} is its number.
+    Their results are added by these scores, which are scaled to a sum of 1 if `norm_topk_prob`; the result of
+    the shared network is added as it is, or weighed by the sigmoid of its gate. In the names of an expert's
+    tensors {} is its number. kernels/linear/experts.py says how experts are chosen.
     """
 
     num_experts: int
     num_experts_per_tok: int
     intermediate_size: int
     activation: Activation = "silu"
+    bias: bool = False  # of all three projections
     norm_topk_prob: bool = True
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
     router: str = "mlp.gate"
+    router_bias: bool = False
+    correction: str | None = None  # of a number for each expert, which its score has more for the choice only
+    num_groups: int = 1
+    num_groups_per_tok: int = 1
+    group_score: Literal["max", "two"] = "two"
+    routed_scaling_factor: float = 1.0
+    scales_inputs: bool = False  # scores multiply what an expert is given, not what it gives
     gate: str = "mlp.experts.{}.gate_proj"
     up: str = "mlp.experts.{}.up_proj"
     down: str = "mlp.experts.{}.down_proj"
+    stack: ExpertStackSpec | None = None
+    shared: DenseSpec | None = None
+    shared_gate: str | None = None  # a projection to one number
 
     def count_active_params(self, hidden_size: int) -> int:
         """Weights that one token is multiplied with."""
-        return hidden_size * (3 * self.intermediate_size * self.num_experts_per_tok + self.num_experts)
+        shared = 0 if self.shared is None else self.shared.count_active_params(hidden_size)
+        each = 3 * self.intermediate_size * self.num_experts_per_tok + self.num_experts
+        return shared + hidden_size * (each + (self.shared_gate is not None))
 
     def count_activations(self, hidden_size: int) -> int:
         """Numbers that one token holds between the layer's input and output."""
-        return self.num_experts + self.num_experts_per_tok * (hidden_size + 3 * self.intermediate_size + 3)
+        shared = 0 if self.shared is None else hidden_size + self.shared.count_activations(hidden_size)
+        each = hidden_size + 3 * self.intermediate_size + 3
+        return shared + self.num_experts + self.num_experts_per_tok * each
+
+    def for_rank(self, size: int) -> ExpertsSpec:
+        """What one of `size` ranks computes of it: each has all experts, cut along their width."""
+        shared = None if self.shared is None else self.shared.for_rank(size)
+        return replace(self, intermediate_size=self.intermediate_size // size, shared=shared)
+
+    def is_cut_by(self, size: int) -> bool:
+        """Whether so many ranks can share it."""
+        return self.intermediate_size % size == 0 and (self.shared is None or self.shared.is_cut_by(size))
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -185,12 +232,11 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def is_cut_by(self, size: int) -> bool:
         """Whether so many ranks can share it."""
-        return self.attention.is_cut_by(size) and self.ffn.intermediate_size % size == 0
+        return self.attention.is_cut_by(size) and self.ffn.is_cut_by(size)
 
     def for_rank(self, size: int) -> LayerSpec:
-        """What one of `size` ranks computes of it; experts are cut along their width, each rank has all."""
-        ffn = replace(self.ffn, intermediate_size=self.ffn.intermediate_size // size)
-        return replace(self, attention=self.attention.for_rank(size), ffn=ffn)
+        """What one of `size` ranks computes of it."""
+        return replace(self, attention=self.attention.for_rank(size), ffn=self.ffn.for_rank(size))
 
 
 class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

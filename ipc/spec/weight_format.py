@@ -15,7 +15,7 @@ from ..errors import ConfigError
 Quantization = Literal["int4", "int8", "fp8"]  # of a plain checkpoint's weights, while they are read
 # Of quantized checkpoints, as their config.json or vLLM call them; the last two are vLLM's kernels.
 CHECKPOINT_METHODS = (
-    *("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "bitsandbytes", "torchao", "gguf"),
+    *("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "bitsandbytes", "torchao", "mxfp4", "gguf"),
     *("gptq_marlin", "awq_marlin"),
 )
 HeadQuantization = Literal["none", "int4", "int8", "fp8"]

@@ -28,6 +28,7 @@ struct Step {
     int num_requests, num_heads, num_kv_heads, head_size, block_size, window;
     float scale;
     float soft_cap;  // 0: none
+    const float* sinks;  // [H], or null
 
     int group() const { return num_heads / num_kv_heads; }
 };

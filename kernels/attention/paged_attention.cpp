@@ -68,13 +68,21 @@ void attend_split(const Step<T>& step, const Task& task, const Task& next, int s
     }
 }
 
+// What a row's weighted sum is multiplied by: a sink is a key with this score and no value, the last of all.
+template <typename T>
+float last_factor(const Step<T>& step, int head, float largest, float weight) {
+    if (step.sinks == nullptr) return 1.0f / weight;
+    const float sink = step.sinks[head], high = std::max(largest, sink), keep = shrink_factor(largest, high);
+    return keep / (weight * keep + shrink_factor(sink, high));
+}
+
 template <typename T>
 void write_out(const Step<T>& step, const Task& task, int padded, const Sums& sums) {
     const int D = step.head_size, first = task.kv_head * step.group();
     for (int row = 0; row < task.rows(); ++row) {
         const size_t head = size_t(task.first + row / task.heads) * step.num_heads + first + row % task.heads;
         float* value = sums.value + size_t(row) * padded;
-        scale_row(value, padded, 1.0f / sums.weight[row]);
+        scale_row(value, padded, last_factor(step, first + row % task.heads, sums.largest[row], sums.weight[row]));
         copy_rounded(step.out + head * D, value, D);
     }
 }
@@ -234,12 +242,12 @@ extern "C" void quire_paged_attention(int is_bf16, const void* query, int64_t qu
                                       int64_t table_stride, const int32_t* query_starts,
                                       const int32_t* seq_lens, int num_requests, int num_heads,
                                       int num_kv_heads, int head_size, int block_size, int window, float scale,
-                                      float soft_cap) {
+                                      float soft_cap, const float* sinks) {
     with_type(is_bf16, [&](auto zero) {
         using T = decltype(zero);
         attend_all(Step<T>{static_cast<const T*>(query), size_t(query_stride), static_cast<T*>(out),
                            static_cast<const T*>(k_cache), static_cast<const T*>(v_cache), block_tables,
                            size_t(table_stride), query_starts, seq_lens, num_requests, num_heads, num_kv_heads,
-                           head_size, block_size, std::min(window, kMaxWindow), scale, soft_cap});
+                           head_size, block_size, std::min(window, kMaxWindow), scale, soft_cap, sinks});
     });
 }

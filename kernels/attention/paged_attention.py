@@ -4,7 +4,8 @@ For a query at position p of its request: softmax over j of (q . k_j * scale) ti
 max(0, p - window + 1) to p, or to p + ahead where a model looks ahead; the scale is 1 / sqrt(D) unless the
 model has another. Key j stands in block block_table[j // block_size] at j % block_size. With a soft cap c a
 score s becomes c tanh(s / c) before the softmax (Gemma 2, arXiv 2408.00118, section 2); a position bias adds
-b[h, j - p] to it (MPNet, arXiv 2004.09297).
+b[h, j - p] to it (MPNet, arXiv 2004.09297). A sink s[h] is one more key for each query of head h, with the
+score s[h] as it is and the value 0 (gpt-oss, arXiv 2508.10925).
 Bytes: each request's K and V are read once per tile of queries: 2 * seq_len * G * D elements for a decode.
 Legend: T tokens, R requests, H query heads, G kv heads (H / G queries share one), D head size.
 """
@@ -46,11 +47,12 @@ def paged_attention_reference(
     scale: float | None = None,
     ahead: int = 0,
     position_bias: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """[T, H, D] of the query's type. `query` is [T, H, D], the caches are [blocks, G, block_size, D].
 
     `ahead` is how many keys after itself a query sees, NO_WINDOW for all. `position_bias` is as
-    `pack_position_bias` makes it.
+    `pack_position_bias` makes it, `sinks` are float32 [H].
     Works on any device and type; gathers the blocks of one request at a time and computes in float32.
     """
     out = torch.empty_like(query)
@@ -74,6 +76,7 @@ def paged_attention_reference(
                 scale,
                 ahead,
                 position_bias,
+                sinks,
             )
     return out
 
@@ -88,6 +91,7 @@ def _attend_tile(
     scale: float | None,
     ahead: int,
     position_bias: Tensor | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """[t, H, D] for queries [t, H, D] of one request and keys [G, keys, D], `position` of them before the
     first query."""
@@ -108,8 +112,12 @@ def _attend_tile(
     hidden = distances > ahead
     if window is not None:
         hidden |= distances <= -window
-    weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
-    attended = weights.view(num_kv_heads, -1, num_keys) @ value
+    scores = scores.masked_fill(hidden, -math.inf)
+    if sinks is not None:
+        column = sinks.view(num_kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column], -1)
+    weights = scores.softmax(-1)[..., :num_keys]
+    attended = weights.reshape(num_kv_heads, -1, num_keys) @ value
     attended = attended.view(num_kv_heads, -1, num_queries, head_size).permute(2, 0, 1, 3)
     return attended.reshape(num_queries, num_heads, head_size).to(query.dtype)
 
@@ -156,11 +164,12 @@ def launch_paged_attention(
     window: int | None,
     soft_cap: float | None = None,
     scale: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """[T, H * D] on the CPU. Query t begins `t * query_stride` elements into `query`.
 
     The caches are as `launch_rotate_and_write` leaves them. float32 or bfloat16, D a multiple of 8 up to 256;
-    tables and lengths are int32. A row's bits depend on its own sequence alone.
+    tables and lengths are int32, `sinks` float32 [H]. A row's bits depend on its own sequence alone.
     """
     _, num_kv_heads, block_size, head_size = k_cache.shape
     out = query.new_empty((query.shape[0], num_heads * head_size))
@@ -168,6 +177,6 @@ def launch_paged_attention(
         *(query.dtype is torch.bfloat16, query, query_stride, out, k_cache, v_cache),
         *(block_tables, block_tables.stride(0), query_starts, seq_lens, seq_lens.shape[0]),
         *(num_heads, num_kv_heads, head_size, block_size, NO_WINDOW if window is None else window),
-        *(scale or default_scale(head_size), soft_cap or 0.0),
+        *(scale or default_scale(head_size), soft_cap or 0.0, sinks),
     )
     return out

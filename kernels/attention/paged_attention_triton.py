@@ -84,6 +84,7 @@ def launch_paged_attention(
     scale: float | None = None,
     ahead: int = 0,
     position_bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     tile: TileShape | None = None,
 ) -> Tensor:
     """[T, H * D] of the query's type. Query t begins `t * query_stride` elements into `query`.
@@ -101,7 +102,7 @@ def launch_paged_attention(
     bias, reach = (query, 0) if position_bias is None else (position_bias, position_bias.shape[1] // 2)
     scalars = (
         *((scale or head_size**-0.5) * _LOG2_E, soft_cap or 0.0, bias, reach),
-        *(query_stride, block_tables.stride(0)),
+        *(query if sinks is None else sinks, query_stride, block_tables.stride(0)),
     )
     # Two kernels must merge splits with the same roundings, and a compiler may fuse each its own way.
     options = {**launch_options(query.device), "enable_fp_fusion": plan.split_keys == 0}
@@ -114,6 +115,7 @@ def launch_paged_attention(
         "AHEAD": min(ahead, _MAX_AHEAD),
         "HAS_SOFT_CAP": soft_cap is not None,
         "HAS_BIAS": position_bias is not None,
+        "HAS_SINKS": sinks is not None,
         "SPLIT_KEYS": plan.split_keys,
         **options,
     }
@@ -129,9 +131,9 @@ def launch_paged_attention(
         )  # fmt: skip
         if plan.num_split:
             _combine_kernel[(plan.num_split, num_heads)](
-                out, parts, sums, query_starts, work.items, work.split_items, NUM_HEADS=num_heads,
+                out, parts, sums, query_starts, work.items, work.split_items, scalars[4], NUM_HEADS=num_heads,
                 HEAD_SIZE=head_size, PADDED_SIZE=_pad(head_size), MAX_SPLITS=MAX_SPLITS,
-                IS_STRICT=plan.split_keys > 0, num_warps=2, **options,
+                HAS_SINKS=sinks is not None, IS_STRICT=plan.split_keys > 0, num_warps=2, **options,
             )  # fmt: skip
     if plan.num_chunks:
         shape = tile or _chunk_shape(query.dtype, head_size, group, plan)
@@ -219,6 +221,15 @@ def _merge(
 
 
 @_jit
+def _add_sink(top: typing.Any, total: typing.Any, sums: typing.Any, sink: typing.Any) -> typing.Any:
+    """A key more with the score `sink` and no value."""
+    sink *= 1.4426950408889634
+    new_top = tl.maximum(top, sink)
+    scale = tl.exp2(top - new_top)
+    return total * scale + tl.exp2(sink - new_top), sums * scale[:, None]
+
+
+@_jit
 def _attend_keys(
     q: typing.Any, top: typing.Any, total: typing.Any, sums: typing.Any, k_cache: typing.Any,
     v_cache: typing.Any, table: typing.Any, positions: typing.Any,
@@ -286,11 +297,11 @@ def _paged_attention_kernel(
     query: typing.Any, out: typing.Any, parts: typing.Any, part_sums: typing.Any, k_cache: typing.Any,
     v_cache: typing.Any, block_tables: typing.Any,
     query_starts: typing.Any, seq_lens: typing.Any, items: typing.Any, num_requests: typing.Any,
-    scale: typing.Any, soft_cap: typing.Any, bias: typing.Any, reach: typing.Any, query_stride: typing.Any,
-    table_stride: typing.Any, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr, HAS_SOFT_CAP: tl.constexpr,
-    HAS_BIAS: tl.constexpr, SPLIT_KEYS: tl.constexpr, IS_SINGLE: tl.constexpr, M: tl.constexpr,
-    N: tl.constexpr, USE_PDL: tl.constexpr,
+    scale: typing.Any, soft_cap: typing.Any, bias: typing.Any, reach: typing.Any, sinks: typing.Any,
+    query_stride: typing.Any, table_stride: typing.Any, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
+    IS_SINGLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Grid (items or tiles, G). A request that is not of this launch's kind is left to the other launch."""
     wait_for_inputs(USE_PDL)
@@ -389,6 +400,8 @@ def _paged_attention_kernel(
         tl.store(part_sums + part * 2, top, mask=is_row)
         tl.store(part_sums + part * 2 + 1, total, mask=is_row)
         return
+    if HAS_SINKS:
+        total, sums = _add_sink(top, total, sums, tl.load(sinks + head))
     result = sums / total[:, None]
     tl.store(out + out_at[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=is_element)
 
@@ -396,8 +409,9 @@ def _paged_attention_kernel(
 @_jit
 def _combine_kernel(
     out: typing.Any, parts: typing.Any, part_sums: typing.Any, query_starts: typing.Any, items: typing.Any,
-    split_items: typing.Any, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr,
-    MAX_SPLITS: tl.constexpr, IS_STRICT: tl.constexpr, USE_PDL: tl.constexpr,
+    split_items: typing.Any, sinks: typing.Any, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr, MAX_SPLITS: tl.constexpr, HAS_SINKS: tl.constexpr, IS_STRICT: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Grid (requests with several splits, H): the splits of one head, in strict mode in the order of keys."""
     wait_for_inputs(USE_PDL)
@@ -423,6 +437,8 @@ def _combine_kernel(
             part_at = parts + part[:, None] * HEAD_SIZE + dims[None, :]
             part_values = tl.load(part_at, mask=has_dim[None, :], other=0.0)
             top, total, sums = _merge(top, total, sums, part_top, part_total, part_values)
+        if HAS_SINKS:
+            total, sums = _add_sink(top, total, sums, tl.load(sinks + head + single))
         result = tl.sum(sums / total[:, None], 0)
     else:
         splits = tl.arange(0, MAX_SPLITS)
@@ -432,8 +448,14 @@ def _combine_kernel(
         values = tl.load(values_at, mask=is_split[:, None] & has_dim[None, :], other=0.0)
         tops = tl.load(part_sums + part * 2, mask=is_split, other=float("-inf"))
         totals = tl.load(part_sums + part * 2 + 1, mask=is_split, other=0.0)
-        weights = tl.exp2(tops - tl.max(tops, 0))
+        top = tl.max(tops, 0)
+        if HAS_SINKS:
+            sink = tl.load(sinks + head) * 1.4426950408889634
+            top = tl.maximum(top, sink)
+        weights = tl.exp2(tops - top)
         total = tl.sum(totals * weights, 0)
+        if HAS_SINKS:
+            total += tl.exp2(sink - top)
         result = tl.sum(values * weights[:, None] / total, 0)
     out_at = (begin.to(tl.int64) * NUM_HEADS + head) * HEAD_SIZE + dims
     tl.store(out + out_at, result.to(out.dtype.element_ty), mask=has_dim)

@@ -6,7 +6,7 @@
 extern "C" {
 
 // gelu_tanh is the approximation by tanh, gelu the exact one by erf.
-enum QuireActivation { QUIRE_NO_ACTIVATION = 0, QUIRE_SILU, QUIRE_GELU, QUIRE_GELU_TANH, QUIRE_RELU };
+enum QuireActivation { QUIRE_NO_ACTIVATION = 0, QUIRE_SILU, QUIRE_GELU, QUIRE_GELU_TANH, QUIRE_RELU, QUIRE_CLAMPED_SWIGLU };
 }
 
 namespace quire {
@@ -21,6 +21,21 @@ struct Relu {
 
 struct Silu {
     static Vec apply(Vec a) { return a / (1.0f + exp(-a)); }
+};
+
+inline Vec clamp(Vec a, float low, float high) {
+    a = a < low ? splat(low) : a;
+    return a > high ? splat(high) : a;
+}
+
+// gpt-oss' gate; what it multiplies is clamped, too, and 1 larger.
+struct ClampedSwiglu {
+    static constexpr float kLimit = 7.0f;
+    static Vec apply(Vec a) {
+        a = a > kLimit ? splat(kLimit) : a;
+        return a / (1.0f + exp(a * -1.702f));
+    }
+    static Vec lift(Vec up) { return clamp(up, -kLimit, kLimit) + 1.0f; }
 };
 
 // a (1 + tanh(u)) / 2 = a / (1 + exp(-2 u)), u = sqrt(2 / pi) (a + 0.044715 a^3)
@@ -76,6 +91,7 @@ void with_activation(int activation, const Body& body) {
         case QUIRE_GELU: return body(Gelu{});
         case QUIRE_GELU_TANH: return body(GeluTanh{});
         case QUIRE_RELU: return body(Relu{});
+        case QUIRE_CLAMPED_SWIGLU: return body(ClampedSwiglu{});
         default: return body(NoActivation{});
     }
 }

@@ -8,6 +8,7 @@
 #include "linear/tile.h"
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 namespace {
@@ -18,40 +19,68 @@ constexpr int64_t kMinParallelSize = 1 << 15;
 constexpr double kMinParallelWork = 400e3;  // multiply-adds, as linear_packed.h
 constexpr int kExpertsPerThread = 2;  // from which on threads take whole experts instead of sharing each product
 
-// The K largest of E logits as rising indexes. A NaN is never larger, so that there are always K.
-template <typename T>
-void choose(const T* logits, int num_experts, int per_token, int32_t* choices) {
-    for (int k = 0; k < per_token; ++k) {
+// The K largest of E numbers as rising indexes, of equal ones the first. A NaN is never larger, so that there are
+// always K. What is chosen becomes NaN.
+void choose(float* numbers, int count, int most, int32_t* choices) {
+    for (int k = 0; k < most; ++k) {
         int best = -1;
-        for (int e = 0; e < num_experts; ++e) {
-            if (std::find(choices, choices + k, e) != choices + k) continue;
-            if (best < 0 || widen(logits[e]) > widen(logits[best])) best = e;
-        }
+        for (int e = 0; e < count; ++e)
+            if (numbers[e] == numbers[e] && (best < 0 || numbers[e] > numbers[best])) best = e;
+        for (int e = 0; best < 0 && e < count; ++e)  // nothing but NaN is left
+            if (std::find(choices, choices + k, e) == choices + k) best = e;
         choices[k] = best;
+        numbers[best] = std::numeric_limits<float>::quiet_NaN();
     }
-    std::sort(choices, choices + per_token);
+    std::sort(choices, choices + most);
+}
+
+// Of all groups but the best no expert is chosen. A group counts by its largest number, or the sum of its two largest.
+void leave_groups(const QuireRouter& router, float* numbers, std::vector<float>& scores, std::vector<int32_t>& kept) {
+    const int size = router.num_experts / router.num_groups;
+    scores.assign(router.num_groups, 0.0f), kept.resize(router.num_groups_per_token);
+    for (int g = 0; g < router.num_groups; ++g) {
+        float first = numbers[g * size], second = -std::numeric_limits<float>::infinity();
+        for (int e = g * size + 1; e < (g + 1) * size; ++e) {
+            second = std::max(second, std::min(first, numbers[e]));
+            first = std::max(first, numbers[e]);
+        }
+        scores[g] = router.sums_two ? first + second : first;
+    }
+    choose(scores.data(), router.num_groups, router.num_groups_per_token, kept.data());
+    for (int e = 0; e < router.num_experts; ++e)
+        if (!std::binary_search(kept.begin(), kept.end(), e / size))
+            numbers[e] = -std::numeric_limits<float>::infinity();
 }
 
 template <typename T>
-void route_row(const T* logits, int num_experts, int per_token, bool normalizes, int32_t* choices, float* weights) {
-    choose(logits, num_experts, per_token, choices);
+void route_row(const QuireRouter& router, const T* logits, int32_t* choices, float* weights) {
+    thread_local std::vector<float> scores, numbers, groups;
+    thread_local std::vector<int32_t> kept;
+    const int count = router.num_experts;
+    scores.resize(count), numbers.resize(count);
     float largest = widen(logits[0]), total = 0.0f, chosen = 0.0f;
-    for (int e = 1; e < num_experts; ++e) largest = std::max(largest, widen(logits[e]));
-    for (int e = 0; e < num_experts; ++e) total += std::exp(widen(logits[e]) - largest);
-    for (int k = 0; k < per_token; ++k) {
-        weights[k] = std::exp(widen(logits[choices[k]]) - largest) / total;
-        chosen += weights[k];
+    for (int e = 1; e < count; ++e) largest = std::max(largest, widen(logits[e]));
+    for (int e = 0; e < count; ++e) {
+        const float logit = widen(logits[e]);
+        scores[e] = router.is_sigmoid ? 1.0f / (1.0f + std::exp(-logit)) : std::exp(logit - largest);
+        total += scores[e];
     }
-    for (int k = 0; k < per_token && normalizes; ++k) weights[k] /= chosen;
+    for (int e = 0; e < count && !router.is_sigmoid; ++e) scores[e] /= total;
+    for (int e = 0; e < count; ++e)  // two logits may differ where their probabilities no longer do
+        numbers[e] = router.correction ? scores[e] + router.correction[e] : widen(logits[e]);
+    if (router.num_groups > 1) leave_groups(router, numbers.data(), groups, kept);
+    choose(numbers.data(), count, router.per_token, choices);
+    for (int k = 0; k < router.per_token; ++k) chosen += weights[k] = scores[choices[k]];
+    const float divisor = router.normalizes ? chosen + 1e-20f : 1.0f;
+    for (int k = 0; k < router.per_token; ++k) weights[k] = weights[k] / divisor * router.scale;
 }
 
 template <typename T>
-void route(const T* logits, int rows, int num_experts, int per_token, bool normalizes, int32_t* choices,
-           float* weights) {
-    parallel_runs(rows, int64_t(rows) * num_experts * per_token > kMinParallelSize, [&](int64_t first, int64_t last) {
+void route(const T* logits, int rows, const QuireRouter& router, int32_t* choices, float* weights) {
+    const int count = router.num_experts, most = router.per_token;
+    parallel_runs(rows, int64_t(rows) * count * most > kMinParallelSize, [&](int64_t first, int64_t last) {
         for (int64_t r = first; r < last; ++r)
-            route_row(logits + r * num_experts, num_experts, per_token, normalizes, choices + r * per_token,
-                      weights + r * per_token);
+            route_row(router, logits + r * count, choices + r * most, weights + r * most);
     });
 }
 
@@ -72,7 +101,7 @@ struct Groups {
 
 template <typename T>
 struct Layer {
-    int activation, per_token;
+    int activation, per_token, scales_inputs;
     const QuireLinear *gate_up, *down;
     const QuireExpertsScratch& scratch;
 
@@ -90,17 +119,19 @@ struct Layer {
         multiply(down[expert], is_bf16, gated, count, routed(first));
     }
 
+    float weight(float routers) const { return scales_inputs ? 1.0f : routers; }
+
     void add_row(const int* places, const float* weights, T* y) const {
         const int size = hidden();
         int i = 0;
         for (; i + kLanes <= size; i += kLanes) {
             Vec total{};
-            for (int k = 0; k < per_token; ++k) total += load(routed(places[k]) + i) * weights[k];
+            for (int k = 0; k < per_token; ++k) total += load(routed(places[k]) + i) * weight(weights[k]);
             store(y + i, total);
         }
         for (; i < size; ++i) {
             float total = 0.0f;
-            for (int k = 0; k < per_token; ++k) total += widen(routed(places[k])[i]) * weights[k];
+            for (int k = 0; k < per_token; ++k) total += widen(routed(places[k])[i]) * weight(weights[k]);
             y[i] = narrow<T>(total);
         }
     }
@@ -114,8 +145,12 @@ void run_experts(const Layer<T>& layer, const T* x, int rows, const int32_t* cho
     const bool is_large = int64_t(rows) * per_token * size > kMinParallelSize;
     parallel_runs(rows, is_large, [&](int64_t first, int64_t last) {
         for (int64_t r = first; r < last; ++r)
-            for (int k = 0; k < per_token; ++k)
-                std::copy_n(x + r * size, size, layer.routed(groups.places[r * per_token + k]));
+            for (int k = 0; k < per_token; ++k) {
+                T* routed = layer.routed(groups.places[r * per_token + k]);
+                if (!layer.scales_inputs) std::copy_n(x + r * size, size, routed);
+                for (int i = 0; i < size && layer.scales_inputs; ++i)
+                    routed[i] = narrow<T>(widen(x[r * size + i]) * weights[r * per_token + k]);
+            }
     });
     const int count = int(groups.active.size());
     const double work = double(rows) * per_token * size * layer.down[0].num_in;
@@ -129,19 +164,20 @@ void run_experts(const Layer<T>& layer, const T* x, int rows, const int32_t* cho
 
 }  // namespace
 
-extern "C" void quire_route(int is_bf16, const void* logits, int rows, int num_experts, int per_token, int normalizes,
-                            int32_t* choices, float* weights) {
+extern "C" void quire_route(int is_bf16, const void* logits, int rows, const QuireRouter* router, int32_t* choices,
+                            float* weights) {
     with_type(is_bf16, [&](auto zero) {
-        route(static_cast<const decltype(zero)*>(logits), rows, num_experts, per_token, normalizes, choices, weights);
+        route(static_cast<const decltype(zero)*>(logits), rows, *router, choices, weights);
     });
 }
 
 extern "C" void quire_experts(int is_bf16, int activation, const void* x, int rows, const int32_t* choices,
-                              const float* weights, int num_experts, int per_token, const QuireLinear* gate_up,
-                              const QuireLinear* down, const QuireExpertsScratch* scratch, void* y) {
+                              const float* weights, int num_experts, int per_token, int scales_inputs,
+                              const QuireLinear* gate_up, const QuireLinear* down, const QuireExpertsScratch* scratch,
+                              void* y) {
     with_type(is_bf16, [&](auto zero) {
         using T = decltype(zero);
-        run_experts(Layer<T>{activation, per_token, gate_up, down, *scratch}, static_cast<const T*>(x), rows, choices,
+        run_experts(Layer<T>{activation, per_token, scales_inputs, gate_up, down, *scratch}, static_cast<const T*>(x), rows, choices,
                     weights, num_experts, static_cast<T*>(y));
     });
 }

@@ -8,10 +8,17 @@
 
 extern "C" {
 
+// How experts are chosen; experts.py says what each field means (Router).
+struct QuireRouter {
+    const float* correction;  // [E], or null
+    int32_t num_experts, per_token, is_sigmoid, normalizes;
+    int32_t num_groups, num_groups_per_token, sums_two, padding;
+    float scale;
+};
+
 // From router logits [T, E] to each token's experts [T, K], rising, and their weights [T, K].
-// normalizes: weights of a token are scaled to a sum of 1.
-void quire_route(int is_bf16, const void* logits, int rows, int num_experts, int per_token, int normalizes,
-                 int32_t* choices, float* weights);
+void quire_route(int is_bf16, const void* logits, int rows, const QuireRouter* router, int32_t* choices,
+                 float* weights);
 
 // Scratch of quire_experts: routed [T * K, H], gate_up [T * K, 2 F] and gated [T * K, F], of x's type.
 struct QuireExpertsScratch {
@@ -19,8 +26,8 @@ struct QuireExpertsScratch {
 };
 
 // y[T, H] = sum of weight * down(act(gate(x)) * up(x)) over a token's experts, in float32, rounded once. gate_up and
-// down are of each of the experts. is_bf16: x, y and scratch, else float32.
+// down are of each of the experts. scales_inputs: the weights multiply x instead, which is rounded. is_bf16: x, y and scratch, else float32.
 void quire_experts(int is_bf16, int activation, const void* x, int rows, const int32_t* choices,
-                   const float* weights, int num_experts, int per_token, const QuireLinear* gate_up,
-                   const QuireLinear* down, const QuireExpertsScratch* scratch, void* y);
+                   const float* weights, int num_experts, int per_token, int scales_inputs,
+                   const QuireLinear* gate_up, const QuireLinear* down, const QuireExpertsScratch* scratch, void* y);
 }

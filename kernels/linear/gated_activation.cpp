@@ -10,6 +10,12 @@ using namespace quire;
 
 constexpr int64_t kMinParallelSize = 1 << 15;
 
+template <typename Act>
+Vec lift(Vec up) {
+    if constexpr (std::is_same_v<Act, ClampedSwiglu>) return Act::lift(up);
+    return up;
+}
+
 // The gate is rounded to T before it multiplies, as two separate operations would do.
 template <typename Act, typename T>
 void gate_row(const T* gate, const T* up, T* y, int size) {
@@ -17,11 +23,11 @@ void gate_row(const T* gate, const T* up, T* y, int size) {
     int i = 0;
     for (; i + kLanes <= size; i += kLanes) {
         store(gated, Act::apply(load(gate + i)));
-        store(y + i, load(gated) * load(up + i));
+        store(y + i, load(gated) * lift<Act>(load(up + i)));
     }
     for (int j = i; j < size; ++j) tail[j - i] = gate[j];
     store(gated, Act::apply(load(tail)));
-    for (; i < size; ++i) y[i] = narrow<T>(widen(gated[i % kLanes]) * widen(up[i]));
+    for (; i < size; ++i) y[i] = narrow<T>(widen(gated[i % kLanes]) * lift<Act>(splat(widen(up[i])))[0]);
 }
 
 template <typename Act, typename T>

@@ -1,5 +1,7 @@
 """Gated activation of a feed-forward layer: y = act(x[:, :F]) * x[:, F:], act one of silu, gelu, gelu_tanh.
 
+The clamped SwiGLU of gpt-oss is min(g, 7) sigmoid(1.702 min(g, 7)) (clamp(u, -7, 7) + 1) of gate g and up u.
+
 Bytes: reads 2 F and writes F values a row. Legend: T tokens, F width of the layer.
 """
 
@@ -13,13 +15,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 # Names of the activations, as activation.h numbers them.
-ACTIVATIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
+ACTIVATIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "clamped_swiglu": 5}
 _NO_ACTIVATION = 0
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
+    "clamped_swiglu": lambda x: x.clamp(max=7.0) * (x.clamp(max=7.0) * 1.702).sigmoid(),
 }
 
 
@@ -31,6 +34,7 @@ def number_activation(activation: str | None) -> int:
 def gated_activation_reference(gate_up: Tensor, activation: str) -> Tensor:
     """[T, F] from the fused projection [T, 2 F]; the gate's half comes first."""
     gate, up = gate_up.chunk(2, dim=-1)
+    up = up.clamp(-7.0, 7.0) + 1 if activation == "clamped_swiglu" else up
     return FUNCTIONS[activation](gate) * up
 
 

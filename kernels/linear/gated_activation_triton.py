@@ -28,6 +28,9 @@ def _activate(x: typing.Any, ACTIVATION: tl.constexpr) -> typing.Any:
         return 0.5 * x * (1.0 + tl.erf(x * _SQRT_HALF))
     if ACTIVATION == "relu":
         return tl.maximum(x, 0.0)
+    if ACTIVATION == "clamped_swiglu":
+        clamped = tl.minimum(x, 7.0)
+        return clamped / (1.0 + tl.exp(-1.702 * clamped))
     return x / (1.0 + tl.exp(-(x + 0.044715 * x * x * x) * _TANH_SCALE))
 
 
@@ -48,6 +51,8 @@ def _gated_activation(
     gate = tl.load(gate_up + 2 * row * size + columns, mask=is_there, other=0.0).to(tl.float32)
     up = tl.load(gate_up + (2 * row + 1) * size + columns, mask=is_there, other=0.0).to(tl.float32)
     activated = _activate(gate, ACTIVATION).to(y.dtype.element_ty).to(tl.float32)
+    if ACTIVATION == "clamped_swiglu":
+        up = tl.clamp(up, -7.0, 7.0) + 1.0
     tl.store(y + row * size + columns, (activated * up).to(y.dtype.element_ty), mask=is_there)
 
 

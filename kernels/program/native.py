@@ -61,13 +61,13 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "quire_gated_activation": (_INT, _INT, _Data, _Data, _INT, _INT),
     "quire_pool_rows": (_INT, _Data, _INT, _INT, *[_Data] * 3, _INT, _Data, _Data),
     "quire_soft_cap": (_Data, _LONG, _FLOAT),
-    "quire_route": (_INT, _Data, *[_INT] * 4, _Data, _Data),
-    "quire_experts": (_INT, _INT, _Data, _INT, _Data, _Data, _INT, _INT, *[_POINTER] * 3, _Data),
+    "quire_route": (_INT, _Data, _INT, _POINTER, _Data, _Data),
+    "quire_experts": (_INT, _INT, _Data, _INT, _Data, _Data, *[_INT] * 3, *[_POINTER] * 3, _Data),
     "quire_rotate_and_write": (_INT, _Data, _INT, *[_Data] * 4, _FLOAT, *[_Data] * 3, *[_INT] * 4),
     "quire_paged_attention": (
         *(_INT, _Data, _LONG, _Data, _Data, _Data, _Data, _LONG, _Data, _Data),
         *[_INT] * 6,
-        *[_FLOAT] * 2,
+        *(_FLOAT, _FLOAT, _Data),
     ),
     "quire_encoder_attention": (
         *(_INT, _Data, _Data, _Data, _INT, _INT, _INT, _Data),

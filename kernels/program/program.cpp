@@ -8,6 +8,7 @@
 #include "program/program.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <vector>
@@ -67,6 +68,17 @@ template <typename T>
 void scale_all(T* x, int64_t count, float factor) {
     parallel_runs(count, count * int64_t(sizeof(T)) > kMinParallelBytes, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) x[i] = narrow<T>(quire::widen(x[i]) * factor);
+    });
+}
+
+// x *= sigmoid(gate), a number a row; both it and the product are rounded to T.
+template <typename T>
+void gate_rows(const T* gate, T* x, int rows, size_t size) {
+    parallel_runs(rows, rows * size * sizeof(T) > kMinParallelBytes, [&](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; ++r) {
+            const float factor = quire::widen(narrow<T>(1.0f / (1.0f + std::exp(-quire::widen(gate[r])))));
+            for (size_t i = r * size; i < (r + 1) * size; ++i) x[i] = narrow<T>(quire::widen(x[i]) * factor);
+        }
     });
 }
 
@@ -278,7 +290,9 @@ class Pass {
 
     void add(const QuireAdd& op) {
         with_type(program_.is_bf16, [&](auto zero) {
-            add_rows(at<decltype(zero)>(op.x), at<decltype(zero)>(op.residual), rows_, op.size);
+            using T = decltype(zero);
+            if (op.gate) gate_rows(at<T>(op.gate), at<T>(op.x), rows_, op.size);
+            add_rows(at<T>(op.x), at<T>(op.residual), rows_, op.size);
         });
     }
 
@@ -317,7 +331,7 @@ class Pass {
         quire_paged_attention(program_.is_bf16, at(op.qkv), (op.num_heads + 2 * op.num_kv_heads) * op.head_size,
                               at(op.y), cache.k, cache.v, tables_, step_.table_width, starts_, lengths_,
                               requests_, op.num_heads, op.num_kv_heads, op.head_size, program_.block_size, op.window,
-                              op.scale, op.soft_cap);
+                              op.scale, op.soft_cap, op.sinks);
     }
 
     void attend_whole(const QuireEncoderAttend& op) {
@@ -342,14 +356,15 @@ class Pass {
     void cap(const QuireCap& op) { quire_soft_cap(at<float>(op.x), int64_t(rows_) * op.size, op.cap); }
 
     void route(const QuireRoute& op) {
-        quire_route(program_.is_bf16, at(op.logits), rows_, op.num_experts, op.per_token, op.normalizes,
-                    at<int32_t>(op.choices), at<float>(op.weights));
+        quire_route(program_.is_bf16, at(op.logits), rows_, &op.router, at<int32_t>(op.choices),
+                    at<float>(op.weights));
     }
 
     void run_experts(const QuireExperts& op) {
         const QuireExpertsScratch scratch{at(op.routed), at(op.wide), at(op.gated)};
         quire_experts(program_.is_bf16, op.activation, at(op.x), rows_, at<int32_t>(op.choices),
-                      at<float>(op.weights), op.num_experts, op.per_token, op.gate_up, op.down, &scratch, at(op.y));
+                      at<float>(op.weights), op.num_experts, op.per_token, op.scales_inputs,
+                      op.gate_up, op.down, &scratch, at(op.y));
     }
 
     void all_reduce(const QuireAllReduce& op) {
@@ -394,7 +409,7 @@ struct Run {
 // Sizes of the structs that Python makes: what mirrors them is checked against these.
 extern "C" int quire_program_layout(int which) {
     const size_t sizes[] = {
-        sizeof(QuireLinear), sizeof(QuireSlot), sizeof(QuireCache), sizeof(QuireEmbed), sizeof(QuireAngles),
+        sizeof(QuireLinear), sizeof(QuireSlot), sizeof(QuireCache), sizeof(QuireRouter), sizeof(QuireEmbed), sizeof(QuireAngles),
         sizeof(QuireNorm), sizeof(QuireMultiply), sizeof(QuireRotate), sizeof(QuireKeep), sizeof(QuireAttend),
         sizeof(QuireActivate), sizeof(QuireWiden), sizeof(QuireScale), sizeof(QuireCap), sizeof(QuireRoute),
         sizeof(QuireExperts), sizeof(QuireAdd), sizeof(QuireLayerNorm), sizeof(QuireAddRows), sizeof(QuireAllReduce),

@@ -4,6 +4,7 @@
 // Legend: T tokens, R requests, S of them that sample, D head size.
 #pragma once
 
+#include "linear/experts.h"
 #include "linear/linear.h"
 #include "norm/shared_norm.h"
 
@@ -66,9 +67,9 @@ struct QuireLayerNorm {
     float eps;
 };
 
-// residual += x.
+// residual += x. Where there is a gate, a slot with a number a row, x is multiplied by its sigmoid first; 0: none.
 struct QuireAdd {
-    int32_t x, residual, size;
+    int32_t x, residual, size, gate;
 };
 
 struct QuireMultiply {
@@ -93,10 +94,11 @@ struct QuireKeep {
 
 // y = attention of the queries in qkv; K and V of the whole step must be in the caches.
 struct QuireAttend {
+    const float* sinks;  // [H], or null
     int32_t qkv, y, layer;
     int32_t num_heads, num_kv_heads, head_size;
-    int32_t window;         // larger than any length where there is no bound
-    float scale, soft_cap;  // soft_cap 0: none
+    int32_t window, padding;  // window: larger than any length where there is no bound
+    float scale, soft_cap;    // soft_cap 0: none
 };
 
 // y = attention both ways, as quire_encoder_attention; qkv is a whole slot that holds the whole step.
@@ -132,15 +134,15 @@ struct QuireCap {
 
 // As quire_route.
 struct QuireRoute {
-    int32_t logits, choices, weights;
-    int32_t num_experts, per_token, normalizes;
+    QuireRouter router;
+    int32_t logits, choices, weights, padding;
 };
 
 // As quire_experts.
 struct QuireExperts {
     const QuireLinear *gate_up, *down;  // [num_experts]
     int32_t x, choices, weights, routed, wide, gated, y;
-    int32_t num_experts, per_token, activation;
+    int32_t num_experts, per_token, activation, scales_inputs, padding;
 };
 
 // x = the sum of all ranks' x (quire_all_reduce); their steps have the same tokens.

@@ -69,6 +69,16 @@ class CacheTable(_Table):
     _fields_ = _fields("k v")
 
 
+class RouterTable(_Table):
+    """QuireRouter."""
+
+    _fields_ = _fields(
+        "correction",
+        "num_experts per_token is_sigmoid normalizes num_groups num_groups_per_token sums_two padding",
+        "scale",
+    )
+
+
 # Arguments of the operations, by kind.
 Embed = _make_struct("table", "y size first num_rows")
 Angles = _make_struct("cos_table sin_table", "cos sin half rope")
@@ -78,16 +88,19 @@ Rotate = _make_struct(
     "query_norm key_norm", "qkv cos sin layer num_heads num_kv_heads head_size writes", "eps"
 )
 Keep = _make_struct("slots", "num_slots padding")
-Attend = _make_struct("", "qkv y layer num_heads num_kv_heads head_size window", "scale soft_cap")
+Attend = _make_struct(
+    "sinks", "qkv y layer num_heads num_kv_heads head_size window padding", "scale soft_cap"
+)
 Activate = _make_struct("", "x y size activation")
 Widen = _make_struct("", "x y size")
 Scale = _make_struct("", "x size", "factor")
 Cap = _make_struct("", "x size", "cap")
-Route = _make_struct("", "logits choices weights num_experts per_token normalizes")
+Route = _make_struct("", "logits choices weights padding", first=(("router", RouterTable),))
 Experts = _make_struct(
-    "gate_up down", "x choices weights routed wide gated y num_experts per_token activation"
+    "gate_up down",
+    "x choices weights routed wide gated y num_experts per_token activation scales_inputs padding",
 )
-Add = _make_struct("", "x residual size")
+Add = _make_struct("", "x residual size gate")
 LayerNorm = _make_struct("weight bias", "x residual y size adds", "eps")
 AddRows = _make_struct("table", "x size by_type padding")
 AllReduce = _make_struct("group", "x size")

@@ -24,7 +24,7 @@ from operation_cases import (
     plain_linear,
 )
 from quire.kernels.linear import linear
-from quire.kernels.linear.experts import launch_route
+from quire.kernels.linear.experts import Router, launch_route
 from quire.kernels.linear.gated_activation import launch_gated_activation
 from quire.kernels.linear.linear import Variant, find_variants
 from quire.kernels.norm.rms_norm import rms_norm_reference
@@ -249,7 +249,7 @@ def test_equal_logits_go_to_the_first_experts_and_bad_ones_to_some(library: ctyp
     logits = torch.tensor(
         [[1.0, 2.0, 2.0, 2.0], [torch.nan] * 4, [-torch.inf] * 4, [0.0, torch.nan, 1.0, 3.0]]
     )
-    choices, weights = launch_route(library, logits, 2, normalizes=True)
+    choices, weights = launch_route(library, logits, Router(4, 2))
     assert choices[0].tolist() == [1, 2]
     assert ((choices >= 0) & (choices < 4)).all()
     assert (choices[:, 0] < choices[:, 1]).all()

@@ -31,8 +31,9 @@ def make_attention(
     Triton kernels when asked, torch operations on a GPU do not.
     """
     heads = spec.num_heads, spec.num_kv_heads, spec.head_size
-    if wanted == "flashinfer" and (is_strict or not spec.is_causal):
-        why = "exact rows are asked for" if is_strict else "queries see the keys after them"
+    if wanted == "flashinfer" and (is_strict or not spec.is_causal or spec.sinks is not None):
+        why = "exact rows are asked for" if is_strict else "scores have sinks"
+        why = why if spec.is_causal else "queries see the keys after them"
         _LOGGER.warning("attention_backend=flashinfer does not cover this model: %s; another is used", why)
         wanted = "auto"
     chosen = choose_attention(*heads, dtype, device, wanted)

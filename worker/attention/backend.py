@@ -63,8 +63,12 @@ class AttentionBackend(ABC):
         metadata: AttentionMetadata,
         spec: AttentionSpec,
         position_bias: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """[T, H * D]: attention of the queries over what the spec lets them see in the cache."""
+        """[T, H * D]: attention of the queries over what the spec lets them see in the cache.
+
+        `sinks` are float32 [H], given where the spec has them.
+        """
 
 
 def count_ahead(spec: AttentionSpec) -> int:

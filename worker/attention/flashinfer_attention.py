@@ -75,8 +75,10 @@ class FlashInferAttention(AttentionBackend):
         metadata: AttentionMetadata,
         spec: AttentionSpec,
         position_bias: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         assert spec.is_causal
+        assert sinks is None
         assert position_bias is None
         num_heads, _, head_size = self._heads
         kind, block_size = (spec.window, spec.soft_cap, spec.scale), kv_cache[0].shape[2]

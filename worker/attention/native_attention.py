@@ -35,6 +35,7 @@ class NativeAttention(AttentionBackend):
         metadata: AttentionMetadata,
         spec: AttentionSpec,
         position_bias: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         if not spec.is_causal:
             return launch_encoder_attention(
@@ -60,4 +61,5 @@ class NativeAttention(AttentionBackend):
             spec.window,
             spec.soft_cap,
             spec.scale,
+            sinks,
         )

@@ -26,6 +26,7 @@ class TorchAttention(AttentionBackend):
         metadata: AttentionMetadata,
         spec: AttentionSpec,
         position_bias: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         attended = paged_attention_reference(
             query,
@@ -38,5 +39,6 @@ class TorchAttention(AttentionBackend):
             spec.scale,
             count_ahead(spec),
             position_bias,
+            sinks,
         )
         return attended.view(query.shape[0], -1)

@@ -52,8 +52,9 @@ class TritonAttention(AttentionBackend):
         metadata: AttentionMetadata,
         spec: AttentionSpec,
         position_bias: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        inputs = query, *kv_cache
+        inputs = (query, *kv_cache) if sinks is None else (query, *kv_cache, sinks)
         key = spec, query.shape
         again = self._again.get(key) if metadata is self._planned_for and position_bias is None else None
         if again is not None and again[0].run(inputs):
@@ -75,6 +76,7 @@ class TritonAttention(AttentionBackend):
                 spec.scale,
                 count_ahead(spec),
                 position_bias,
+                sinks,
             )
         if tape.is_whole:
             self._again[key] = tape, attended

@@ -24,7 +24,7 @@ class Attention:
 
     `head_norms` are of each query and key head by itself, `all_heads_norms` of all queries and all keys of a
     token; a model has one of them or none. `position_bias` is what `pack_position_bias` makes, None where
-    scores have none.
+    scores have none; `sinks` are float32 [H], None where there are none.
     """
 
     spec: AttentionSpec
@@ -34,6 +34,7 @@ class Attention:
     all_heads_norms: tuple[RMSNorm, ...]
     backend: AttentionBackend
     position_bias: Tensor | None = None
+    sinks: Tensor | None = None
 
     def __call__(
         self,
@@ -48,7 +49,8 @@ class Attention:
             norm.normalize_(qkv[:, first : first + norm.size])
             first += norm.size
         query = self.backend.rotate_and_write(qkv, angles, self.head_norms, kv_cache, metadata)
-        return self.o_proj(self.backend.attend(query, kv_cache, metadata, self.spec, self.position_bias))
+        extra = self.position_bias, self.sinks
+        return self.o_proj(self.backend.attend(query, kv_cache, metadata, self.spec, *extra))
 
     def emit_write(self, program: Program, x: Slot, angles: tuple[Slot, Slot] | None, layer: int) -> Slot:
         """The part up to the cache as operations; the slot of the queries comes back."""
@@ -84,6 +86,8 @@ class Attention:
         operation.window = NO_WINDOW if spec.window is None else spec.window
         if self.position_bias is not None:
             operation.bias, operation.reach = self.position_bias.data_ptr(), self.position_bias.shape[1] // 2
+        if self.sinks is not None:
+            operation.sinks = self.sinks.data_ptr()
         operation.scale = spec.scale or default_scale(spec.head_size)
         operation.soft_cap = spec.soft_cap or 0.0
         program.add(Kind.ATTEND if spec.is_causal else Kind.ENCODER_ATTEND, operation)

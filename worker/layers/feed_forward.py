@@ -16,7 +16,13 @@ from torch import Tensor
 
 from ...ipc.spec.model_spec import ExpertsSpec
 from ...kernels.choice import choose_kernel, native_library
-from ...kernels.linear.experts import experts_reference, launch_experts, launch_route, route_reference
+from ...kernels.linear.experts import (
+    Router,
+    experts_reference,
+    launch_experts,
+    launch_route,
+    route_reference,
+)
 from ...kernels.linear.gated_activation import (
     ACTIVATIONS,
     gated_activation_reference,
@@ -116,26 +122,59 @@ class PlainMLP:
 
 
 class Experts:
-    """The sum of what a token's K experts make of it, by the router's weights (kernels/linear/experts.py)."""
+    """The sum of what a token's K experts make of it, by the router's weights (kernels/linear/experts.py).
+
+    `correction` is the router's, float32 [E]. What the shared network makes of a token is added, weighed by
+    the sigmoid of its gate where there is one.
+    """
 
     is_capturable = False  # which experts have tokens is asked on the host
 
-    def __init__(self, spec: ExpertsSpec, router: Linear, experts: list[MLP]) -> None:
+    def __init__(
+        self,
+        spec: ExpertsSpec,
+        router: Linear,
+        experts: list[MLP],
+        correction: Tensor | None = None,
+        shared: MLP | PlainMLP | None = None,
+        shared_gate: Linear | None = None,
+    ) -> None:
         self._spec = spec
         self._router = router
         self._experts = experts
+        self._shared, self._shared_gate = shared, shared_gate
+        self._routing = Router(
+            num_experts=spec.num_experts,
+            per_token=spec.num_experts_per_tok,
+            normalizes=spec.norm_topk_prob,
+            is_sigmoid=spec.scoring == "sigmoid",
+            correction=correction,
+            num_groups=spec.num_groups,
+            num_groups_per_token=spec.num_groups_per_tok,
+            sums_two=spec.group_score == "two",
+            scale=spec.routed_scaling_factor,
+        )
         gate_up = [expert.gate_up_proj for expert in experts]
         self._tables = _make_tables(gate_up), _make_tables([expert.down_proj for expert in experts])
 
     def __call__(self, hidden: Tensor) -> Tensor:
+        routed = self._run_routed(hidden)
+        if self._shared is None:
+            return routed
+        shared = self._shared(hidden)
+        if self._shared_gate is not None:
+            shared = shared * self._shared_gate(hidden).sigmoid()
+        return routed + shared
+
+    def _run_routed(self, hidden: Tensor) -> Tensor:
         spec, (gate_up, down) = self._spec, self._tables
-        logits = self._router(hidden)
+        logits, scales = self._router(hidden), spec.scales_inputs
         if gate_up is None or down is None:
-            choices, weights = route_reference(logits, spec.num_experts_per_tok, spec.norm_topk_prob)
-            return experts_reference(hidden, choices, weights, self._experts)
+            choices, weights = route_reference(logits, self._routing)
+            return experts_reference(hidden, choices, weights, self._experts, scales)
         library = native_library()  # it is there: each of the linear layers is native
-        choices, weights = launch_route(library, logits, spec.num_experts_per_tok, spec.norm_topk_prob)
-        return launch_experts(library, hidden, choices, weights, gate_up, down, spec.activation)
+        choices, weights = launch_route(library, logits, self._routing)
+        return launch_experts(library, hidden, choices, weights, gate_up, down, spec.activation, scales)
 
     def emit(self, program: Program, x: Slot, y: Slot) -> None:
         """As FeedForward.emit; NotNativeError where a layer's weights are not the native kernels'."""
@@ -147,12 +186,8 @@ class Experts:
         choices = program.slot("choices", most, torch.int32)
         weights = program.slot("expert_weights", most, torch.float32)
         self._router.emit(program, x, logits)
-        numbers = {"num_experts": spec.num_experts, "per_token": most}
-        normalizes = spec.norm_topk_prob
-        program.add(
-            Kind.ROUTE,
-            ops.Route(logits=logits, choices=choices, weights=weights, normalizes=normalizes, **numbers),
-        )
+        table = self._routing.to_table()
+        program.add(Kind.ROUTE, ops.Route(router=table, logits=logits, choices=choices, weights=weights))
         program.add(
             Kind.EXPERTS,
             ops.Experts(
@@ -165,10 +200,21 @@ class Experts:
                 wide=program.slot("gate_up", most * 2 * width),
                 gated=program.slot("gated", most * width),
                 y=y,
+                num_experts=spec.num_experts,
+                per_token=most,
                 activation=ACTIVATIONS[spec.activation],
-                **numbers,
+                scales_inputs=spec.scales_inputs,
             ),
         )
+        if self._shared is None:
+            return
+        shared = program.slot("shared", hidden)
+        self._shared.emit(program, x, shared)
+        operation = ops.Add(x=shared, residual=y, size=hidden)
+        if self._shared_gate is not None:
+            operation.gate = program.slot("shared_gate", 1)
+            self._shared_gate.emit(program, x, operation.gate)
+        program.add(Kind.ADD, operation)
 
 
 def _make_tables(linears: list[Linear]) -> ctypes.Array[LinearTable] | None:

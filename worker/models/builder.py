@@ -130,7 +130,7 @@ class _Builder:
         self._group = group
         self._cuts = RankCuts() if group is None else RankCuts(group.rank, group.size)
         self._all_reduce = None if group is None else AllReduce(group, self._spec.hidden_size)
-        self._backends: dict[tuple[int, int, int], AttentionBackend] = {}
+        self._backends: dict[tuple[int, int, int, bool], AttentionBackend] = {}
         self._size_bytes = 0
         self._position_bias: Tensor | None = None
         self._batch_variance_reason = "" if group is None or group.is_exact else INEXACT_SUM
@@ -249,11 +249,19 @@ class _Builder:
         if self._all_reduce is not None:
             spec, out = whole.for_rank(cuts.size), RowParallelLinear(out, self._all_reduce)
         norms, backend = self._qk_norms(f"{prefix}.self_attn", whole), self._backend(spec)
-        return Attention(spec, qkv, out, *norms, backend, self._position_bias)
+        return Attention(spec, qkv, out, *norms, backend, self._position_bias, self._sinks(prefix, whole))
+
+    def _sinks(self, prefix: str, spec: AttentionSpec) -> Tensor | None:
+        if spec.sinks is None:
+            return None
+        cut = self._cuts.take_rows(spec.num_heads)
+        sinks = self._weights.take(f"{prefix}.{spec.sinks}", (spec.num_heads,), cut).float()
+        self._size_bytes += sinks.nbytes
+        return sinks
 
     def _backend(self, spec: AttentionSpec) -> AttentionBackend:
         """One for all layers with the same heads."""
-        heads = spec.num_heads, spec.num_kv_heads, spec.head_size
+        heads = spec.num_heads, spec.num_kv_heads, spec.head_size, spec.sinks is not None
         if heads not in self._backends:
             backend = make_attention(
                 spec, self._dtype, self._device, self._wants_exact, self._attention_backend
@@ -286,15 +294,31 @@ class _Builder:
         return ffn if self._all_reduce is None else SummedFeedForward(ffn, self._all_reduce)
 
     def _experts(self, prefix: str, spec: ExpertsSpec) -> Experts:
+        self._weights.find_in_stacks(prefix, spec)
         names = [
             [name.format(e) for name in (spec.gate, spec.up, spec.down)] for e in range(spec.num_experts)
         ]
         experts = [self._mlp(prefix, replace(spec, gate=g, up=u, down=d)) for g, u, d in names]
         # A rounding in the router may send a token to another expert, so its weight is never quantized.
-        name, shape = f"{prefix}.{spec.router}.weight", (spec.num_experts, self._spec.hidden_size)
-        router = self._make_linear(self._weights.take(name, shape))
-        self._size_bytes += router.size_bytes
-        return Experts(replace(spec, intermediate_size=experts[0].width), router, experts)
+        router = self._plain_linear(f"{prefix}.{spec.router}", spec.num_experts, spec.router_bias)
+        correction, shared, gate = None, None, None
+        if spec.correction is not None:
+            correction = self._weights.take_floats(f"{prefix}.{spec.correction}", spec.num_experts)
+            self._size_bytes += correction.nbytes
+        if spec.shared is not None:
+            shared = self._dense(prefix, spec.shared)
+        if spec.shared_gate is not None:
+            gate = self._plain_linear(f"{prefix}.{spec.shared_gate}", 1)
+        return Experts(spec.for_rank(self._cuts.size), router, experts, correction, shared, gate)
+
+    def _plain_linear(self, name: str, num_out: int, has_bias: bool = False) -> Linear:
+        """One that each rank has whole, in the model's type."""
+        weight = self._weights.take(f"{name}.weight", (num_out, self._spec.hidden_size))
+        linear = self._make_linear(
+            weight, self._weights.take(f"{name}.bias", (num_out,)) if has_bias else None
+        )
+        self._size_bytes += linear.size_bytes
+        return linear
 
     def _dense(self, prefix: str, spec: DenseSpec) -> MLP | PlainMLP:
         if spec.is_gated:
@@ -307,14 +331,14 @@ class _Builder:
     def _mlp(self, prefix: str, spec: DenseSpec | ExpertsSpec) -> MLP:
         hidden, width = self._spec.hidden_size, spec.intermediate_size
         is_dense = isinstance(spec, DenseSpec)
-        has_bias, has_down_bias = (spec.bias, spec.has_down_bias) if is_dense else (False, False)
+        has_down_bias = spec.has_down_bias if is_dense else spec.bias
         names, sizes = [f"{prefix}.{spec.gate}", f"{prefix}.{spec.up}"], (width, width)
         fused = spec.fused if is_dense else None
         if fused is not None:
             names, sizes = names[:1], (2 * width,)
         cut = self._cuts.take_rows(width, width)
         return MLP(
-            self._linear(names, sizes, hidden, has_bias, cut, swaps_halves=fused == "up_gate"),
+            self._linear(names, sizes, hidden, spec.bias, cut, swaps_halves=fused == "up_gate"),
             GatedActivation(spec.activation, self._dtype, self._device),
             self._down(prefix, spec, has_down_bias),
             width // self._cuts.size,

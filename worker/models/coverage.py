@@ -13,6 +13,7 @@ from ...ipc.spec.model_spec import (
     DenseSpec,
     EmbeddingSpec,
     ExpertsSpec,
+    ExpertStackSpec,
     LayerSpec,
     ModelSpec,
     PoolingSpec,
@@ -34,10 +35,10 @@ _COVERED: dict[type[msgspec.Struct], str] = {
     RelativeBiasSpec: "name num_buckets max_distance",
     LayerSpec: "attention ffn attention_norm attention_out_norm ffn_norm ffn_out_norm norms_sum",
     AttentionSpec: "num_heads num_kv_heads head_size window scale soft_cap qkv_bias o_bias qk_norm is_causal"
-    " rope qkv out",
+    " rope qkv out sinks",
     DenseSpec: "intermediate_size activation bias gate up down down_bias is_gated fused",
-    ExpertsSpec: "num_experts num_experts_per_tok intermediate_size activation norm_topk_prob router gate up"
-    " down",
+    ExpertsSpec: " ".join(ExpertsSpec.__struct_fields__),
+    ExpertStackSpec: " ".join(ExpertStackSpec.__struct_fields__),
     PoolingSpec: "pools projections normalize is_matryoshka matryoshka_dimensions num_labels activation",
     ProjectionSpec: " ".join(ProjectionSpec.__struct_fields__),
     RopeConfig: " ".join(RopeConfig.__struct_fields__),

@@ -107,6 +107,16 @@ def read_mxfp4(tensors: StoredTensors, weight_format: WeightFormat, shape: tuple
     return make_mxfp4_weight(packed, tensors.read_exponents("weight_scale", exponents))
 
 
+def read_mxfp4_blocks(
+    tensors: StoredTensors, weight_format: WeightFormat, shape: tuple[int, int]
+) -> IntegerWeight:
+    """The same as gpt-oss keeps them: the bytes of each 32 numbers along one more dimension."""
+    num_out, groups = shape[0], weight_format.count_groups(shape[1])
+    blocks = tensors.take("blocks", [torch.uint8], (num_out, groups, GROUP_SIZE // 2))
+    exponents = tensors.take("scales", [torch.uint8], (num_out, groups))
+    return make_mxfp4_weight(blocks.flatten(1), tensors.read_exponents("scales", exponents))
+
+
 def to_unsigned(values: Tensor) -> Tensor:
     """int8 as uint8, 128 more."""
     return values.contiguous().view(torch.uint8) ^ 128

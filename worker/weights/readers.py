@@ -12,7 +12,7 @@ from ...ipc.errors import ModelError
 from ...ipc.spec.weight_format import WeightFormat
 from .awq import read_awq
 from .bitsandbytes import read_4bit, read_int8
-from .compressed_tensors import read_int_quantized, read_mxfp4, read_pack_quantized
+from .compressed_tensors import read_int_quantized, read_mxfp4, read_mxfp4_blocks, read_pack_quantized
 from .fp8 import read_compressed_fp8, read_fp8
 from .gptq import read_gptq
 from .integer_weight import NarrowWeight
@@ -31,6 +31,7 @@ _READERS: dict[str, Reader] = {
     "int-quantized": read_int_quantized,
     "float-quantized": read_compressed_fp8,
     "mxfp4-pack-quantized": read_mxfp4,
+    "mxfp4": read_mxfp4_blocks,
     "fp8": read_fp8,
     "bnb-nf4": read_4bit,
     "bnb-fp4": read_4bit,

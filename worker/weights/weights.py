@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...ipc.errors import ModelError
-from ...ipc.spec.model_spec import AttentionSpec
+from ...ipc.spec.model_spec import AttentionSpec, ExpertsSpec
 from ...ipc.spec.weight_format import WeightFormat
 from ..steps.staging import StagingRing
 from .integer_weight import IntegerWeight, NarrowWeight, ScaledFp8Weight
@@ -113,6 +113,7 @@ _HARMLESS_SUFFIXES = (
         for end in _CACHE_SCALES
     ),
 )
+_NARROW_PARTS = ("blocks", "scales")  # behind the name of a tensor of all experts: mxfp4's
 _UPLOAD_BYTES = 64 << 20  # of a pinned buffer: 2.5 ms of a bus of 25 GB/s
 _NUM_UPLOAD_BUFFERS = 2
 _DUMMY_STD = 0.02  # transformers' usual initializer_range: activations stay finite at any depth
@@ -182,6 +183,13 @@ class WeightSource(ABC):
         """
         raise ModelError(name, format.layout, "a layout that this kind of weight files can hold")
 
+    def take_floats(self, name: str, count: int) -> Tensor:
+        """So many numbers in float32, as exact as they are stored."""
+        return self.take(name, (count,)).float()
+
+    def find_in_stacks(self, prefix: str, spec: ExpertsSpec) -> None:  # noqa: B027
+        """Find the experts of a layer also where files hold all of them in one tensor, as the spec says."""
+
     def skip(self, name: str) -> None:  # noqa: B027
         """Mark a tensor as known and not needed."""
 
@@ -191,6 +199,24 @@ class WeightSource(ABC):
 
     def finish(self) -> None:  # noqa: B027
         """Close the files; ModelError when they hold a tensor that nobody took or skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StackPlace:
+    """Where one expert's projection lies in a tensor of all."""
+
+    stack: str
+    expert: int
+    outputs: slice
+    is_transposed: bool
+
+    def name(self, part: str) -> str:
+        """The stored tensor of a part, such as weight or bias."""
+        return self.stack if part == "weight" else f"{self.stack}_{part}"
+
+    def view(self, stored: Tensor, part: str) -> Tensor:
+        tensor = stored[self.expert]
+        return (tensor.t() if self.is_transposed and part == "weight" else tensor)[self.outputs]
 
 
 class SafetensorsSource(WeightSource):
@@ -219,6 +245,7 @@ class SafetensorsSource(WeightSource):
         self._unused = unused
         self._ring: StagingRing | None = None  # of a GPU's copies
         self._skipped_layers: set[str] = set()
+        self._stacks: dict[str, _StackPlace] = {}  # by the names of layers
 
     def take_stacked(
         self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: TensorSlice = WHOLE
@@ -255,11 +282,40 @@ class SafetensorsSource(WeightSource):
     def take_narrow(self, name: str, format: WeightFormat, shape: tuple[int, int]) -> NarrowWeight:
         return read_weight(self._find_stored, name, format, shape)
 
+    def find_in_stacks(self, prefix: str, spec: ExpertsSpec) -> None:
+        stack, width = spec.stack, spec.intermediate_size
+        if stack is None:
+            return
+        gate, up = slice(width), slice(width, None)
+        if stack.is_interleaved:
+            gate, up = slice(0, None, 2), slice(1, None, 2)
+        places = (
+            (spec.gate, stack.gate_up, gate),
+            (spec.up, stack.gate_up, up),
+            (spec.down, stack.down, slice(None)),
+        )
+        for name, stored, outputs in places:
+            full = f"{prefix}.{stored}"
+            for expert in range(spec.num_experts):
+                place = _StackPlace(full, expert, outputs, stack.is_transposed)
+                self._stacks[f"{prefix}.{name.format(expert)}"] = place
+
     def skip(self, name: str) -> None:
-        self._left.discard(self.stored_name(name))
+        layer, _, part = name.rpartition(".")
+        place = self._stacks.get(layer)
+        for each in (name, *([] if place is None else [place.name(part)])):
+            self._left.discard(self.stored_name(each))
+
+    def take_floats(self, name: str, count: int) -> Tensor:
+        stored = self._find_stored(name, is_read=True)
+        if stored is not None and stored.numel() == count:  # of some models [1, count]
+            return self.read_stored(name, stored.shape).flatten().float().to(self._device)
+        return self.read_stored(name, (count,))
 
     def skip_layer(self, name: str) -> None:
         self._skipped_layers |= {name, name.removeprefix(self._optional_prefix)}
+        for part in ("weight", *_NARROW_PARTS) if name in self._stacks else ():
+            self.skip(f"{name}.{part}")
 
     def _is_skipped(self, name: str) -> bool:
         parts = name.split(".")
@@ -295,13 +351,26 @@ class SafetensorsSource(WeightSource):
         stored_name = self.stored_name(name)
         path = self._file_of.get(stored_name)
         if path is None:
-            return None
+            return self._find_stacked(name, is_read=is_read)
         if is_read:
             self._left.discard(stored_name)
         try:
             return self._files[path].get_tensor(stored_name)
         except (SafetensorError, OSError) as error:
             raise _unreadable(path, error) from error
+
+    def _find_stacked(self, name: str, *, is_read: bool) -> Tensor | None:
+        layer, _, part = name.rpartition(".")
+        place = self._stacks.get(layer)
+        if place is None:
+            return None
+        whole = self._find_stored(place.name(part), is_read=is_read)
+        count = place.expert + 1
+        if whole is None:
+            return None
+        if whole.dim() < 2 or len(whole) < count:
+            raise ModelError(place.name(part), list(whole.shape), f"a tensor of at least {count} experts")
+        return place.view(whole, part)
 
     def read_stored(self, name: str, shape: Sequence[int]) -> Tensor:
         """A floating tensor as its file has it, a view of its mapping. Raises as `take`."""

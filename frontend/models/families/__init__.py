@@ -14,25 +14,49 @@ from msgspec.structs import replace
 
 from ....ipc.errors import ModelError
 from ....ipc.spec.model_spec import ModelSpec
-from . import gemma, gemma2, gemma3, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3
+from . import (
+    dots1,
+    gemma,
+    gemma2,
+    gemma3,
+    gpt_oss,
+    llama,
+    mistral,
+    mixtral,
+    olmo2,
+    olmoe,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+    solar_open,
+)
 from .config_fields import ConfigFields
 from .encoders import ENCODERS
 from .heads import Reader, with_rewards, with_scores, without_head, without_mask
 
 # By the names of config.json: architecture -> (model_type, reader).
 _DECODERS: dict[str, tuple[str, Reader]] = {
+    "Dots1ForCausalLM": ("dots1", dots1.read_spec),
+    "FlexOlmoForCausalLM": ("flex_olmo", olmoe.read_flex_spec),
     "GemmaForCausalLM": ("gemma", gemma.read_spec),
     "Gemma2ForCausalLM": ("gemma2", gemma2.read_spec),
     "Gemma3ForCausalLM": ("gemma3_text", gemma3.read_spec),
+    "GptOssForCausalLM": ("gpt_oss", gpt_oss.read_spec),
     "LlamaForCausalLM": ("llama", llama.read_spec),
     "MistralForCausalLM": ("mistral", mistral.read_spec),
     "MixtralForCausalLM": ("mixtral", mixtral.read_spec),
     "Olmo2ForCausalLM": ("olmo2", olmo2.read_spec),
+    "OlmoeForCausalLM": ("olmoe", olmoe.read_spec),
     "Phi3ForCausalLM": ("phi3", phi3.read_spec),
     "Qwen2ForCausalLM": ("qwen2", qwen2.read_spec),
+    "Qwen2MoeForCausalLM": ("qwen2_moe", qwen2_moe.read_spec),
     "Qwen3ForCausalLM": ("qwen3", qwen3.read_spec),
     "Qwen3MoeForCausalLM": ("qwen3_moe", qwen3_moe.read_spec),
     "SmolLM3ForCausalLM": ("smollm3", smollm3.read_spec),
+    "SolarOpenForCausalLM": ("solar_open", solar_open.read_spec),
 }
 ARCHITECTURES = tuple(_DECODERS)
 _OLD_NAMES = {"LLaMAForCausalLM": "LlamaForCausalLM"}  # of the first conversions

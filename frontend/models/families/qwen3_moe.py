@@ -30,12 +30,12 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
     dense = read_dense(fields)
     layers = [
         LayerSpec(attention=attention, ffn=experts if is_sparse else dense)
-        for is_sparse in _read_sparse(fields)
+        for is_sparse in read_sparse(fields)
     ]
     return read_model(fields, "Qwen3MoeForCausalLM", layers, max_positions=32768)
 
 
-def _read_sparse(fields: ConfigFields) -> list[bool]:
+def read_sparse(fields: ConfigFields) -> list[bool]:
     """Which layers have experts: every decoder_sparse_step-th, without those in mlp_only_layers."""
     step, num_layers = fields.integer("decoder_sparse_step", 1), read_num_layers(fields)
     dense: Any = fields.get("mlp_only_layers", [])

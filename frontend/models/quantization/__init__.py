@@ -19,6 +19,7 @@ from .bitsandbytes import read_bitsandbytes
 from .compressed_tensors import read_compressed_tensors
 from .fp8 import read_fp8
 from .gptq import read_gptq
+from .mxfp4 import read_mxfp4
 from .names import FormatRule, QuantizationFields
 from .torchao import read_torchao
 
@@ -30,6 +31,7 @@ _METHODS: dict[str, Callable[[QuantizationFields], FormatRule]] = {
     "fbgemm_fp8": read_fp8,
     "bitsandbytes": read_bitsandbytes,
     "torchao": read_torchao,
+    "mxfp4": read_mxfp4,
 }
 
 

@@ -130,6 +130,37 @@ def test_a_query_in_triton_may_see_keys_after_itself(
     step.assert_near(step.launch_triton(*edits, is_strict=is_strict), step.reference(*edits))
 
 
+def with_sinks(step: AttentionStep) -> AttentionStep:
+    """Of the first head far below all scores, of the last far above them."""
+    return replace(step, sinks=torch.linspace(-100, 100, step.query.shape[1]))
+
+
+@pytest.mark.parametrize("window", [None, 13])
+def test_sinks_take_their_part_of_the_weights(native_dtype: torch.dtype, window: int | None) -> None:
+    plain = AttentionStep.draw([*NATIVE_STEPS[native_dtype], (1, 2100)], 14, 2, 32, dtype=native_dtype)
+    step = with_sinks(plain)
+    actual = step.launch_native(window)
+    step.assert_near(actual, step.reference(window))
+    assert torch.equal(actual[:, 0], plain.launch_native(window)[:, 0])
+    assert not actual[:, -1].any()
+    for request in range(len(step.seq_lens)):
+        alone = step.only(request, 0, 1)
+        assert torch.equal(alone.launch_native(window)[0], actual[step.query_starts[request]])
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("window", "num_processors", "is_strict"), [(None, 12, False), (40, 1, False), (None, 12, True)]
+)
+def test_sinks_in_triton_take_their_part_of_the_weights(
+    window: int | None, num_processors: int, is_strict: bool
+) -> None:
+    step = with_sinks(AttentionStep.draw([(5, 37), (1, 140)]))
+    actual = step.launch_triton(window, num_processors=num_processors, is_strict=is_strict)
+    step.assert_near(actual, step.reference(window))
+    assert actual[:, -1].abs().max() < 1e-30
+
+
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("edits", [(0.5, None), (50.0, None), (None, 0.05), (2.0, 0.3)])
 def test_scores_are_scaled_then_bent_before_the_softmax(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import Recipe, make_checkpoint
+from decoders import make_decoder
 from paged import compute_alone
 from quantized_checkpoints import FORMATS, quantize_checkpoint, write_gptq
 from quire import LLM, SamplingParams
@@ -18,6 +20,8 @@ from quire.ipc.errors import ModelError
 from quire.ipc.spec.config import EngineConfig
 from quire.kernels.group.shared_group import SharedGroup
 from quire.worker.models import load_model
+from quire.worker.weights.compressed_tensors import make_mxfp4_weight
+from quire.worker.weights.integer_weight import dequantize
 from ranks import Pipeline, run_ranks, with_ranks
 from safetensors.torch import load_file, save_file
 
@@ -26,6 +30,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "head_size": 16}
 DENSE = Recipe(family="qwen3", num_layers=2, **SIZES)
 EXPERTS = Recipe(family="qwen3_moe", num_layers=1, num_experts=4, num_experts_per_tok=2, **SIZES)
+GPT_OSS: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, "num_local_experts": 4}
 TIED = Recipe(family="qwen2", num_layers=1, tied=True, attention_bias=True, **SIZES)
 
 
@@ -210,3 +215,53 @@ def test_what_is_quantized_already_is_not_quantized_again(tmp_path: Path) -> Non
         ValueError, match=r"quantization='awq': expected one of int4, int8, fp8; gptq, what the chec"
     ):
         read_config(folder, quantization="awq")
+
+
+def make_gpt_oss(tmp_path: Path) -> tuple[Path, Path]:
+    """(plain, mxfp4): folders of the same numbers, as transformers and as OpenAI store them."""
+    plain, folder = make_decoder(tmp_path / "plain", "gpt-oss", **GPT_OSS).folder, tmp_path / "mxfp4"
+    shutil.copytree(plain, folder)
+    generator = torch.Generator().manual_seed(2)
+    tensors = load_file(plain / "model.safetensors")
+    packed = dict(tensors)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, num_in, num_out = tensors[name].shape
+        shape = (experts, num_out, num_in // 32)
+        blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(120, 125, shape, generator=generator, dtype=torch.uint8)
+        powers = torch.exp2(scales.float() - 127)
+        weights = [
+            dequantize(make_mxfp4_weight(*each)) for each in zip(blocks.flatten(2), powers, strict=True)
+        ]
+        tensors[name] = torch.stack(weights).transpose(1, 2).contiguous()
+        del packed[name]
+        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    for target, each in ((plain, tensors), (folder, packed)):
+        rewrite(target, lambda old, each=each: (old.clear(), old.update(each)))
+    config = json.loads((folder / "config.json").read_text())
+    left_out = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": left_out}
+    (folder / "config.json").write_text(json.dumps(config))
+    return plain, folder
+
+
+@pytest.mark.usefixtures("library", "restored_torch")
+def test_experts_in_one_tensor_are_read_plain_and_in_blocks(tmp_path: Path) -> None:
+    plain, folder = make_gpt_oss(tmp_path)
+    assert_same(plain, folder)
+    assert_same(plain, folder, num_ranks=2)
+    formats = read_config(folder).model.weight_formats
+    kept = {name for name, each in {"": formats.default, **formats.exceptions}.items() if each is not None}
+    assert kept == {name for name in kept if "experts" in name or not name}
+
+
+@pytest.mark.usefixtures("library", "restored_torch")
+def test_tensors_of_all_experts_that_hold_fewer_or_other_ones_are_named(tmp_path: Path) -> None:
+    _, folder = make_gpt_oss(tmp_path)
+    name = "model.layers.1.mlp.experts.down_proj_scales"
+    rewrite(folder, lambda tensors: tensors.update({name: tensors[name][:3]}))
+    with pytest.raises(ModelError, match=rf"{name}=\[3, .*at least 4 experts"):
+        logits_of(folder)
+    rewrite(folder, lambda tensors: tensors.pop(name))
+    with pytest.raises(ModelError, match=r"down_proj\.scales"):
+        logits_of(folder)
