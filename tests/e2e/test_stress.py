@@ -174,3 +174,13 @@ def test_a_killed_supervisor_is_told_to_clients_and_the_next_start_takes_over(
     plan = msgspec.structs.replace(make_plan(site, POOL, seed=7), max_concurrency=4)
     plans = [msgspec.structs.replace(plan, kind=kind) for kind in ("async", "llm")]
     assert kill_supervisor(site, plans, golden) == []  # last, for the site's server ends with it
+
+
+@pytest.mark.slow
+def test_a_long_prompt_beside_streams_is_measured_under_each_policy(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command(["stress", "--long-prompt", "1000"]) in (0, 1)  # a busy machine may hold streams up
+    rows = [line.split() for line in capfd.readouterr().out.splitlines()][-4:]
+    assert [row[0] for row in rows] == ["fcfs", "priority", "fair", "fcfs"]
+    assert all(float(row[-1]) > 0 for row in rows)

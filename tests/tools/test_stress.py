@@ -43,7 +43,8 @@ from quire.tools.stress.chats import (
 from quire.tools.stress.checks import check_records, count_failed
 from quire.tools.stress.client import AsyncClient
 from quire.tools.stress.kills import METHODS, ROLES, Kill, KillPace, Strike, draw_exact_kills, draw_kills
-from quire.tools.stress.measures import find_recoveries, measure
+from quire.tools.stress.long_prompt import Row, format_rows
+from quire.tools.stress.measures import Times, find_recoveries, measure
 from quire.tools.stress.open_files import (
     SHM_FOLDER,
     OpenFiles,
@@ -412,6 +413,18 @@ def test_simulated_seeds_are_played_from_the_given_one_on(
     assert played == [range(7, 12)]
 
 
+def test_streams_may_wait_twice_as_long_beside_a_long_prompt_or_a_tenth_of_a_second() -> None:
+    def row(before_s: float, during_s: float) -> Row:
+        times = [Times(num=9, p50_s=p99_s / 2, p99_s=p99_s, max_s=p99_s) for p99_s in (before_s, during_s)]
+        return Row("fcfs", *times, alone_s=2.0, beside_s=2.5)
+
+    rows = [row(0.01, 0.1), row(0.01, 0.11), row(0.2, 0.4), row(0.2, 0.41)]
+    assert [one.is_within for one in rows] == [True, False, True, False]
+    assert ["fcfs", "100", "200", "200", "205", "410", "410", "BROKEN", "2.00", "2.50"] in map(
+        str.split, format_rows(rows).splitlines()
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
@@ -423,6 +436,8 @@ def test_simulated_seeds_are_played_from_the_given_one_on(
         (["--rate", "0"], "rate=0.0: expected a number above 0"),
         (["--duration", "nan"], "duration=nan: expected a number above 0"),
         (["--reproduce", "3"], "reproduce=3: expected at least 8"),
+        (["--long-prompt", "2048"], "long_prompt=2048: expected at most 2047 tokens with model=pocket"),
+        (["--long-prompt", "9", "--hostile"], "hostile=True: not given with --long-prompt"),
         (["--pipeline-parallel-size", "2", "--reproduce", "8"], "pipeline_parallel_size=2: expected 1 with"),
         (["--model", "m.gguf", "--reproduce", "8"], "model='m.gguf': expected pocket with --reproduce"),
         (["--model", "m.gguf", "--hostile"], "model='m.gguf': not given with --hostile"),

@@ -28,11 +28,20 @@ a process is lost, grows beyond its bound or stays large, or when an attack gets
 _BACKEND = "distributed_executor_backend"
 # What is refused beside an option: the others, and how they are told.
 _CONFLICTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("simulate", ("reproduce", "hostile"), "not given with --simulate, which has no processes"),
+    (
+        "simulate",
+        ("reproduce", "hostile", "long_prompt"),
+        "not given with --simulate, which has no processes",
+    ),
     (
         "hostile",
         ("reproduce", "kills", "warm_spare", *ENGINE_FIELDS, "network", "ssl", _BACKEND),
         "not given with --hostile, which attacks an engine of its own",
+    ),
+    (
+        "long_prompt",
+        ("reproduce", "hostile", "kills", "warm_spare", "network", "ssl", "engines", _BACKEND),
+        "not given with --long-prompt, which kills nobody",
     ),
     ("reproduce", ("ssl", _BACKEND), "not given with --reproduce, which kills its engine"),
     ("reproduce", ENGINE_FIELDS, "{default} with --reproduce"),
@@ -50,6 +59,10 @@ def run(argv: Sequence[str]) -> int:
             return simulate(range(options.seed, options.seed + options.simulate))
         if options.hostile:
             return _run_hostile(options)
+        if options.long_prompt is not None:
+            from .long_prompt import run_long_prompt
+
+            return run_long_prompt(options.long_prompt, options.engine)
         from .stress import run_reproduction, run_stress
 
         if options.reproduce is None:

@@ -65,10 +65,10 @@ class Latency(msgspec.Struct, frozen=True):
 
 def measure(records: Sequence[Record], phase: Phase = WHOLE) -> Latency | None:
     """Of the phase's waits; None if there are none."""
-    gaps = _measure_waits(
+    gaps = measure_waits(
         wait for record in records for wait in pairwise(record.piece_times) if phase.has(*wait)
     )
-    first = _measure_waits(
+    first = measure_waits(
         (record.began_at, record.piece_times[0])
         for record in records
         if record.piece_times and phase.has(record.began_at, record.piece_times[0])
@@ -76,7 +76,8 @@ def measure(records: Sequence[Record], phase: Phase = WHOLE) -> Latency | None:
     return None if gaps is None or first is None else Latency(gaps, first)
 
 
-def _measure_waits(waits: Iterable[tuple[float, float]]) -> Times | None:
+def measure_waits(waits: Iterable[tuple[float, float]]) -> Times | None:
+    """Of (since, until); None if there are none."""
     times = sorted(after - before for before, after in waits)
     if not times:
         return None

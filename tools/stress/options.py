@@ -64,6 +64,13 @@ class Options:
     hostile: bool = option(
         False, "nobody is killed: one key's attacks beside 16 ordinary streams of another key"
     )
+    long_prompt: int | None = option(
+        None,
+        "nobody is killed: 16 streams beside which a prompt of N tokens comes in, under each policy",
+        POSITIVE,
+        type=int,
+        metavar="N",
+    )
     attacks: str | None = option(None, "which attacks --hostile plays (all)", metavar="NAMES")
     simulate: int | None = option(
         None,
