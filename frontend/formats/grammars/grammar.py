@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from ....ipc.params.structured_outputs import StructuredOutputsParams
@@ -155,13 +156,14 @@ class CallGrammar:
         calls, lark = self._calls, self._lark
         opened = lark.split(calls.section_open)
         is_joined = bool(opened) and isinstance(opened[-1], str)  # one terminal with the call's own text
-        call = self._add_call("call")
-        first = self._add_call("first_call", calls.section_open, dropped) if is_joined or dropped else call
+        first = self._call
+        if is_joined or dropped:
+            first = self._add_call("first_call", calls.section_open, dropped)
         lead = f"({lark.write(calls.lead)})?" if calls.lead else ""
         section = "" if is_joined else lark.write(calls.section_open)
         if section and calls.open and isinstance(lark.split(calls.open)[0], int):
             section = f"({section})?"  # some models leave it out
-        parts = [lead, section, first, self._add_more(call)]
+        parts = [lead, section, first, self._add_more(self._call)]
         return lark.add("calls", " ".join(parts))
 
     def add_text_and_calls(self) -> str:
@@ -196,6 +198,10 @@ class CallGrammar:
     def _join_names(self, tools: Sequence[ToolRule]) -> str:
         return "|".join(escape_text(tool.name) for tool in tools)
 
+    @cached_property
+    def _call(self) -> str:
+        return self._add_call("call")
+
     def _write_unmarked(self) -> tuple[str, str]:
         """Regular expressions: how calls without their marker begin, around a name; '' if none is read."""
         calls, opened = self._calls, escape_text(self._rules.format.bare_open)
@@ -211,7 +217,7 @@ class CallGrammar:
             return []
         after = f', "{calls.arguments_key}": ' if calls.name_key else ""
         space = quote(after or calls.name_close[len(calls.name_close.rstrip()) :])
-        more, begin = self._add_more(self._add_call("call")), lark.add("UNMARKED", f"{text} /{begin}/")
+        more, begin = self._add_more(self._call), lark.add("UNMARKED", f"{text} /{begin}/")
         choices: list[str] = []
         for number, (arguments, tools) in enumerate(self._groups.items()):
             head = f"{begin} /({self._join_names(tools)}){closed}/"

@@ -174,7 +174,8 @@ def make_schema(
     if is_strict:
         check_strict(place, cast(dict[str, Any], decoded))
     walk.check_references()
-    replace_exclusive_one_of(cast(dict[str, Any], made))
+    if walk.references:
+        replace_exclusive_one_of(cast(dict[str, Any], made))
     return cast(dict[str, Any], made)
 
 
@@ -187,7 +188,7 @@ class _Walk:
         self._num_visited = 0
         self._closes_objects = closes_objects
         self._depths: dict[str, int] = {}  # by pointer, of each schema: levels below it
-        self._references: dict[str, str] = {}  # pointer -> the place of the first $ref to it
+        self.references: dict[str, str] = {}  # pointer -> the place of the first $ref to it
 
     def visit(self, schema: Any, place: str, pointer: str) -> Schema:
         """The schema of `pointer` (RFC 6901) as it is followed."""
@@ -232,7 +233,7 @@ class _Walk:
     def check_references(self) -> None:
         """Every reference must lead to a schema, and all of them together to no more than is followed."""
         total = self._depths["#"]
-        for target, place in self._references.items():
+        for target, place in self.references.items():
             depth = self._depths.get(target, self._depths.get(unquote(target)))
             if depth is None:
                 allowed = "the place of a schema in this one, such as #/$defs/name"
@@ -265,7 +266,7 @@ class _Walk:
         if not isinstance(value, str) or not (value == "#" or value.startswith("#/")):
             allowed = "a reference into this schema, such as #/$defs/name; nothing is fetched"
             raise SamplingParamsError(place, value, allowed)
-        self._references.setdefault(value, place)
+        self.references.setdefault(value, place)
         return value
 
 
@@ -448,6 +449,8 @@ def _check_format(made: dict[str, Any], schema: dict[str, Any], place: str) -> N
 
 def _settle_bounds(made: dict[str, Any], place: str) -> None:
     """Let bounds be what llguidance follows: its integers have 64 bits, and its numbers no exponent."""
+    if keywords.NUMBERS.isdisjoint(made):
+        return
     types = made.get("type")
     is_integer = types == "integer" or (isinstance(types, list) and "number" not in types)
     most = _MAX_INTEGER if is_integer else _MAX_NUMBER
