@@ -111,7 +111,7 @@ class Call:
             async with asyncio.timeout(self._write_timeout_s):
                 await self._context.write(message)
         except TimeoutError:
-            text = f"nothing was read for {self._write_timeout_s:g} s (write_timeout_s)"
+            text = f"answer: expected to be read within {self._write_timeout_s:g} s (write_timeout_s)"
             raise ApiError(HTTPStatus.REQUEST_TIMEOUT, text, code="slow_reader") from None
 
 
@@ -193,7 +193,7 @@ class CallHandler:
         if find_reach(path, Standing.STRANGER) is Reach.NONE:
             raise ApiError(
                 HTTPStatus.UNAUTHORIZED,
-                "authorization: an API key of this server, as 'Bearer KEY' (or as x-api-key or api-key)",
+                "authorization: expected an API key of this server: 'Bearer KEY', or as x-api-key or api-key",
                 param="authorization",
                 code="invalid_api_key",
             )
@@ -210,7 +210,7 @@ class CallHandler:
             async with asyncio.timeout(timeout_s), self._gate.place(caller.tenant):
                 message = cast(object, await context.read())
         except TimeoutError:
-            text = f"message: within {timeout_s:g} s (max_body_s)"
+            text = f"message: expected within {timeout_s:g} s (max_body_s)"
             raise ApiError(HTTPStatus.REQUEST_TIMEOUT, text, code="request_timeout") from None
         if not isinstance(message, bytes):  # the caller has none
             raise ApiError(HTTPStatus.BAD_REQUEST, "message: required", code="missing_message")

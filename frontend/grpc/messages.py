@@ -37,7 +37,7 @@ def parse_message(data: bytes, kind: type[M]) -> M:
     try:
         return kind.FromString(data)
     except DecodeError:
-        text = f"message: not a {kind.DESCRIPTOR.full_name}, or text that is not UTF-8"
+        text = f"message: expected a {kind.DESCRIPTOR.full_name}, with texts in UTF-8"
         raise ApiError(HTTPStatus.BAD_REQUEST, text, code="invalid_message") from None
 
 

@@ -44,7 +44,9 @@ from .observe.server_info import add_health_routes, add_info_routes
 from .stream import REQUEST_ID_HEADER, echo_request_id, respond, run_while_connected
 
 _CLIENT_GONE = 499  # nginx's code; nobody reads it
-_NOT_INVOKED = "body: 'messages', 'prompt', 'input', 'text_1' or 'queries' with 'documents', or 'query'"
+_NOT_INVOKED = (
+    "body: expected 'messages', 'prompt', 'input', 'text_1' or 'queries' with 'documents', or 'query'"
+)
 R = TypeVar("R")
 Endpoint = Callable[[Request], Awaitable[Response]]
 Parse = Callable[[bytes], R]

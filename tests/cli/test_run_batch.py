@@ -329,12 +329,12 @@ def test_a_signal_ends_a_run_whose_lines_are_all_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["stream", "background"])
 def test_a_line_whose_answer_would_come_later_is_refused(name: str) -> None:
     text = make_line("a", "/v1/responses", {"input": "x", name: True}).encode()
-    with pytest.raises(LineError, match=f"line 4: {name}: not in a batch"):
+    with pytest.raises(LineError, match=f"line 4: {name}=True: expected false or absent in a batch"):
         parse_line(InputLine(4, text, is_cut=False, digest=1))
 
 
 def test_a_cut_line_and_a_deep_one_are_errors() -> None:
-    with pytest.raises(LineError, match="line 4: more than") as caught:
+    with pytest.raises(LineError, match="line 4: expected at most") as caught:
         parse_line(InputLine(4, b"{", is_cut=True, digest=1))
     assert caught.value.code == "line_too_long"
     deep = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": ' + b"[" * 100_000

@@ -179,7 +179,7 @@ class BatchRun:
 def parse_line(line: files.InputLine) -> _Line:
     """A line as a request. Raises LineError."""
     if line.is_cut:
-        raise LineError("line_too_long", f"line {line.number}: more than {files.MAX_LINE_BYTES} bytes")
+        raise LineError("line_too_long", f"line {line.number}: expected at most {files.MAX_LINE_BYTES} bytes")
     try:
         request = decode_json(line.text, _Line)
         body = decode_json(request.body, _Body)
@@ -195,9 +195,8 @@ def parse_line(line: files.InputLine) -> _Line:
         raise LineError("invalid_url", message, request.custom_id)
     for name in ("stream", "background"):  # whose answers come later
         if getattr(body, name):
-            raise LineError(
-                "invalid_request", f"line {line.number}: {name}: not in a batch", request.custom_id
-            )
+            message = f"line {line.number}: {describe_refusal(name, True, 'false or absent in a batch')}"
+            raise LineError("invalid_request", message, request.custom_id)
     return request
 
 

@@ -104,8 +104,8 @@ def _make_refusal(scope: Scope) -> ASGIApp:
     return make_error_response(
         ApiError(
             HTTPStatus.UNAUTHORIZED,
-            "authorization: an API key of this server, as 'Authorization: Bearer KEY', 'x-api-key: KEY' "
-            "or 'api-key: KEY'",
+            "authorization: expected an API key of this server, as 'Authorization: Bearer KEY', "
+            "'x-api-key: KEY' or 'api-key: KEY'",
             code="invalid_api_key",
             headers={"www-authenticate": f'{scheme} realm="quire"'},
         ),

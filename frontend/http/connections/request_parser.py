@@ -166,7 +166,7 @@ class RequestParser:
         if line is None or not _FIELDS.fullmatch(head, line.end()):
             raise _refuse("METHOD TARGET HTTP/1.1, then NAME: VALUE")
         if self.method == "CONNECT":
-            text = "method=CONNECT: this server is no proxy"
+            text = "method=CONNECT: expected DELETE, GET, HEAD or POST, as this server is no proxy"
             allow = {"allow": "DELETE, GET, HEAD, POST"}
             raise ApiError(HTTPStatus.METHOD_NOT_ALLOWED, text, code="method_not_allowed", headers=allow)
         version = line[3].decode()

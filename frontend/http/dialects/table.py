@@ -30,7 +30,7 @@ def check_request(route: PostRoute, facts: EngineFacts, request: msgspec.Struct)
             able.append(embeddings.POOLING_PATH)
         raise ApiError(
             HTTPStatus.BAD_REQUEST,
-            f"model={facts.served_model_name!r}: a model that can {task}; this one can "
+            f"model={facts.served_model_name!r}: expected a model that can {task}; this one can "
             f"{', '.join(facts.tasks)}: {', '.join(able)}",
             param="model",
             code="unsupported_task",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Self
 
-from ....ipc.errors import shorten
+from ....ipc.errors import describe_refusal
 from ....ipc.protocol.messages import EngineFacts
 from ...async_llm import AsyncLLM
 from ...client.remote_daemon import Attachment
@@ -156,7 +156,7 @@ class ServedModels:
         names = ", ".join(repr(model.name) for model in self.models)
         if name is None:
             raise missing_field("model", f"one of {names}")
-        message = f"model={shorten(name)}: {names} {'are' if self.has_several else 'is'} what this server has"
+        message = describe_refusal("model", name, f"one of {names}" if self.has_several else names)
         raise ApiError(HTTPStatus.NOT_FOUND, message, param="model", code="model_not_found")
 
     def _refuse(self, task: str) -> ApiError:

@@ -203,7 +203,7 @@ async def test_a_key_is_wanted_by_everything_but_the_health_check(
     for metadata in ((), with_key("wrong"), (("x-api-key", "wrong"),), (("authorization", "one"),)):
         status, text, trailing = await find_error(stub.Generate(request, metadata=metadata))
         assert (status, trailing["error-code"]) == (grpc.StatusCode.UNAUTHENTICATED, "invalid_api_key")
-        assert "authorization: an API key of this server" in text
+        assert "authorization: expected an API key of this server" in text
         status, _, _ = await find_error(stub.ListModels(pb.ListModelsRequest(), metadata=metadata))
         assert status == grpc.StatusCode.UNAUTHENTICATED
     async with connect(server) as channel:
@@ -303,7 +303,10 @@ async def test_a_message_that_does_not_come_ends_the_call(server: Server) -> Non
     async with connect(server) as channel:
         call = channel.stream_unary("/quire.grpc.engine.QuireEngine/Generate")()
         status, text, _ = await find_error(call)
-        assert (status, text) == (grpc.StatusCode.DEADLINE_EXCEEDED, "message: within 0.2 s (max_body_s)")
+        assert (status, text) == (
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            "message: expected within 0.2 s (max_body_s)",
+        )
 
 
 async def test_hundreds_of_cancelled_calls_end_what_they_asked_for(
@@ -355,7 +358,7 @@ async def test_a_stream_that_is_not_read_is_given_up_and_holds_little(llm: FakeL
         await llm.wait_for_calls(1, 1)
         pieces: list[Any] = []
         status, text, _ = await find_error(read_rest(call, pieces))
-        assert (status, "nothing was read for 0.3 s" in text) == (DEADLINE, True)
+        assert (status, "answer: expected to be read within 0.3 s" in text) == (DEADLINE, True)
         assert len(pieces) < 100
 
 
