@@ -15,6 +15,7 @@ _UNASKED = (  # what has no end, nothing left to end, no model in the package th
     "POST /classify",
     "GET /server_info",
     "GET /stats",
+    "GET /stats/history",
     "GET /tokenizer_info",
 )
 _PORTS = (8000, 8001)  # of the model that generates, and of the one that embeds
