@@ -127,8 +127,19 @@ class TurnView {
     if (this.role === "user") buttons.push(makeButton("Edit", () => edit(place)));
     if (this.role === "assistant" || isLast) buttons.push(makeButton("Retry", () => retry(place)));
     if (isLast && canGoOn(turn)) buttons.push(makeButton("Continue", goOn, { class: "continue" }));
-    this.actions.replaceChildren(...buttons);
+    this.actions.replaceChildren(...(turn.versions ? [makeVersions(turn.versions, place)] : []), ...buttons);
   }
+}
+
+// Before, which of how many, and after.
+function makeVersions({ at, tails }, place) {
+  const step = (sign, label, next) => {
+    const button = makeButton(sign, () => showVersion(place, next, label), { "aria-label": label });
+    button.disabled = next < 0 || next >= tails.length;
+    return button;
+  };
+  return make("span", { class: "versions", role: "group", "aria-label": `Version ${at + 1} of ${tails.length}` },
+    step("\u2039", "Version before", at - 1), make("span", {}, `${at + 1}/${tails.length}`), step("\u203a", "Version after", at + 1));
 }
 
 // What an answer took: its tokens, of what the model can hold, and how fast it came.
@@ -257,12 +268,12 @@ class Answer {
 
 // Has the model answer, or go on with its last message, or takes up an answer that runs. Of what is refused, or stopped
 // before anything came, nothing is kept: the turns are `before` again, and `text` is back where it was typed.
-async function ask({ before = [...chat.turns], text = "", goesOn = false, takesUp = false } = {}) {
+async function ask({ before = [...chat.turns], text = "", goesOn = false, takesUp = false, versions = {} } = {}) {
   const stop = stopper = new AbortController();
   hasDeclined = false;
   clearErrors();
   const input = listItems(byId("system").value.trim(), chat.turns, goesOn);
-  if (!goesOn && !takesUp) chat.turns.push({ message: { role: "assistant", content: "" } });
+  if (!goesOn && !takesUp) chat.turns.push({ message: { role: "assistant", content: "" }, ...versions });
   const turn = chat.turns.at(-1), had = structuredClone(turn);
   if (!takesUp) {
     Object.assign(turn, { end: "running", asked: makeName() });
@@ -356,12 +367,12 @@ function askForResults() {
 async function submit() {
   const field = byId("message"), text = field.value.trim(), before = [...chat.turns];
   if (!text || stopper || !byId("compose").reportValidity()) return;
-  if (edited !== null) chat.turns.splice(edited);
+  const versions = edited === null ? {} : cutTurns(chat.turns, edited);
   const from = chat.turns.length, [asked, ...others] = listOpenCalls();
   const message = asked ? { role: "tool", tool_call_id: asked.id, content: text } : { role: "user", content: text };
   stopEditing();
   field.value = "";
-  chat.turns.push({ message });
+  chat.turns.push({ message, ...versions });
   draw(from);
   if (!others.length) await start({ before, text });
   else saveChat(chat);
@@ -371,9 +382,23 @@ async function submit() {
 async function retry(place) {
   if (stopper) return;
   const before = [...chat.turns];
-  chat.turns.splice(chat.turns[place].message.role === "assistant" ? place : place + 1);
-  draw();
-  await start({ before });
+  const versions = cutTurns(chat.turns, chat.turns[place].message.role === "assistant" ? place : place + 1);
+  draw(chat.turns.length);
+  await start({ before, versions });
+}
+
+function showVersion(place, next, label) {
+  if (stopper) return;
+  stopEditing();
+  clearErrors();
+  switchVersion(chat.turns, place, next);
+  saveChat(chat);
+  const { scrollTop } = byId("log");
+  draw(place);
+  byId("log").scrollTop = scrollTop;
+  views[place].node.scrollIntoView({ block: "nearest" });
+  const [button, other] = [label, label === "Version before" ? "Version after" : "Version before"].map((name) => views[place].actions.querySelector(`[aria-label="${name}"]`));
+  (button.disabled ? other : button).focus();
 }
 
 async function goOn() {
@@ -419,9 +444,9 @@ async function takeUp() {
   if (last?.end !== "running" || isRunning(last) || !isReload) return;
   if (last.asked) await abortAsked(last.asked);
   if (canGoOn(last)) return goOn();
-  chat.turns.pop();
+  const { versions } = chat.turns.pop();
   draw();
-  await start();
+  await start({ versions: versions && { versions } });
 }
 
 byId("compose").addEventListener("submit", (event) => { event.preventDefault(); submit(); });

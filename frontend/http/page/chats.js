@@ -1,9 +1,9 @@
 "use strict";
 // The dialog of chats: search, rename, delete, export, import. What a file holds is checked before any of it is kept.
 
-const MAX_FILE = 4_000_000, MAX_NAME = 200;
+const MAX_FILE = 4_000_000, MAX_NAME = 200, MAX_LEVELS = 100;  // of versions within versions
 
-const hasWord = (one, word) => !word || [one.name, ...one.turns.map((turn) => turn.message.content)].some((text) => `${text ?? ""}`.toLowerCase().includes(word));
+const hasWord = (one, word) => !word || [one.name, ...listTurns(one.turns).map((turn) => turn.message.content)].some((text) => `${text ?? ""}`.toLowerCase().includes(word));
 
 function makeChatRow(one) {
   const title = titleOf(one), act = (label, run) => makeButton(label, run, { "aria-label": `${label} ${title}` });
@@ -81,17 +81,23 @@ function readChats(text) {
   if (version !== 1 || !Array.isArray(chats) || !chats.length || chats.length > MAX_CHATS) throw new Error("no file of chats that this page has exported");
   return chats.map(({ name, turns, fields }) => {
     const texts = Object.entries(fields ?? {}).filter(([id, value]) => FIELDS.includes(id) && typeof value === "string");
-    const copy = { ...newChat(Object.fromEntries(texts)), turns: turns.map(readTurn) };
+    const copy = { ...newChat(Object.fromEntries(texts)), turns: turns.map((turn) => readTurn(turn)) };
     return typeof name === "string" ? { ...copy, name: name.slice(0, MAX_NAME) } : copy;
   });
 }
 
-function readTurn({ message, end }) {
+function readTurn({ message, end, versions }, level = 0) {
   const { role, content, reasoning_content: thoughts, tool_calls: calls, tool_call_id: id } = message;
   if (!["user", "assistant", "tool"].includes(role) || typeof content !== "string") throw new Error("a message has no known role or no text");
   const kept = { role, content, ...(typeof thoughts === "string" ? { reasoning_content: thoughts } : {}), ...(typeof id === "string" ? { tool_call_id: id } : {}) };
   if (calls !== undefined) kept.tool_calls = calls.map((call) => ({ id: `${call.id}`, type: "function", function: { name: `${call.function.name}`, arguments: `${call.function.arguments}` } }));
-  return { message: kept, ...(Object.hasOwn(ENDS, end) && end !== "running" ? { end } : {}) };
+  return { message: kept, ...(Object.hasOwn(ENDS, end) && end !== "running" ? { end } : {}), ...(versions === undefined ? {} : { versions: readVersions(versions, level) }) };
+}
+
+function readVersions({ at, tails }, level) {
+  const isKnown = level < MAX_LEVELS && tails.length <= MAX_VERSIONS && tails[at] === null && tails.every((tail, place) => place === at || tail.length > 0);
+  if (!isKnown) throw new Error("a message has versions that this page does not write");
+  return { at, tails: tails.map((tail) => tail && tail.map((turn) => readTurn(turn, level + 1))) };
 }
 
 // All of them or none; what this browser has does not make room for them.

@@ -4,7 +4,7 @@
 const CHAT = "quire_chat:", OPEN = "quire_open_chat", MAX_CHATS = 100, TITLE_LENGTH = 60;
 let isGone = false;  // the page is
 
-// turns: {message, end}; end says why an answer is no longer than it is. fields: what the form had.
+// turns: {message, end, versions}; end says why an answer is no longer than it is. fields: what the form had.
 function newChat(fields) {
   return { id: `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 10)}`, at: Date.now(), turns: [], fields };
 }
@@ -37,6 +37,35 @@ function hasRoom(key, text) {
 }
 
 const deleteChat = (id) => localStorage.removeItem(CHAT + id);
+
+// -- versions. Where a message was asked for again or written anew, its turn has {at, tails}: the turns from there on in
+// each version, the first one's without its own versions; null in the place of the one that is shown.
+
+const MAX_VERSIONS = 20;
+
+const tailOf = (turns, place) => {
+  const [{ versions: _, ...first }, ...rest] = turns.slice(place);
+  return [first, ...rest];
+};
+
+// Cuts `turns` at `place`; what was there is kept in what this returns, for the turn that takes its place.
+function cutTurns(turns, place) {
+  if (place >= turns.length) return {};
+  const { at, tails } = turns[place].versions ?? { at: 0, tails: [null] };
+  const kept = tails.with(at, tailOf(turns, place)).slice(-(MAX_VERSIONS - 1));
+  turns.splice(place);
+  return { versions: { at: kept.length, tails: [...kept, null] } };
+}
+
+// Shows version `next` from `place` on.
+function switchVersion(turns, place, next) {
+  const { at, tails } = turns[place].versions, [first, ...rest] = tails[next];
+  const kept = tails.with(at, tailOf(turns, place)).with(next, null);
+  turns.splice(place, Infinity, { ...first, versions: { at: next, tails: kept } }, ...rest);
+}
+
+// Those of all versions.
+const listTurns = (turns) => turns.flatMap((turn) => [turn, ...(turn.versions?.tails ?? []).flatMap((tail) => listTurns(tail ?? []))]);
 
 // The newest first.
 function listChats() {

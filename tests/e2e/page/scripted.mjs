@@ -316,6 +316,68 @@ async function sendsWhatTheSettingsSay() {
   await page.context().close();
 }
 
+// Asked again, or written anew: what was there stays, with all that followed it, also in a file and after a reload.
+async function keepsVersions() {
+  const asked = [], { page, complaints } = await openScripted([says("One"), says("Two"), says("After two"), says("Three"), says("Four"), { refusal: "no" }], asked);
+  const texts = () => page.locator(".message .body").allTextContents();
+  const shown = (place) => page.locator(".message").nth(place).locator(".versions > span").textContent();
+  const step = (place, name) => page.locator(".message").nth(place).getByRole("button", { name }).click();
+  const retry = async (place) => { await page.locator(".message").nth(place).getByRole("button", { name: "Retry" }).click(); await answered(page); };
+  await send(page, "Count");
+  await answered(page);
+  assert.equal(await page.locator(".versions").count(), 0);
+  await retry(1);
+  await send(page, "Go on");
+  await answered(page);
+  await retry(1);
+  assert.deepEqual([await texts(), await shown(1)], [["Count", "Three"], "3/3"]);
+  await step(1, "Version before");
+  assert.deepEqual([await texts(), await shown(1)], [["Count", "Two", "Go on", "After two"], "2/3"]);
+  assert.equal(await page.evaluate(() => document.activeElement.getAttribute("aria-label")), "Version before");
+  await step(1, "Version before");
+  assert.deepEqual([await texts(), await shown(1)], [["Count", "One"], "1/3"]);
+  assert.equal(await page.locator(".message").nth(1).getByRole("button", { name: "Version before" }).isDisabled(), true);
+  await page.locator(".message").first().getByRole("button", { name: "Edit" }).click();
+  await send(page, "Count on");
+  await answered(page);
+  assert.deepEqual([await texts(), await shown(0)], [["Count on", "Four"], "2/2"]);
+  assert.deepEqual(asked.at(-1).input, [{ role: "user", content: "Count on" }]);
+  await retry(1);  // is refused: nothing changes
+  await hasText(page, ".message.error", /no/);
+  assert.deepEqual(await texts(), ["Count on", "Four"]);
+  await page.reload();
+  await page.waitForSelector(".versions");
+  assert.deepEqual([await texts(), await shown(0)], [["Count on", "Four"], "2/2"]);
+  await step(0, "Version before");
+  assert.deepEqual([await texts(), await shown(1)], [["Count", "One"], "1/3"]);
+  await page.click("#chats_button");
+  await page.fill("#search", "after two");  // in a version that is not shown
+  assert.equal(await page.locator("#chat_list li").count(), 1);
+  const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: "Export all" }).click()]);
+  const exported = await readFile(await download.path(), "utf8"), chat = JSON.parse(exported).chats[0];
+  await page.getByRole("button", { name: "Delete Count" }).click();
+  const load = async (text) => { await page.setInputFiles("#import_file", { name: "a.json", mimeType: "application/json", buffer: Buffer.from(text) }); };
+  const nested = '{"at":0,"tails":[null,[{"message":{"role":"user","content":""},"versions":'.repeat(200);
+  for (const versions of ["5", '{"at": 0, "tails": [[]]}', '{"at": 1, "tails": [null]}', '{"at": 0, "tails": [null, []]}', `${nested}0${"}]]}".repeat(200)}`]) {
+    await load("{}");
+    await load(`{"quire_chats": 1, "chats": [{"turns": [{"message": {"role": "user", "content": "x"}, "versions": ${versions}}]}]}`);
+    await hasText(page, "#chats_note", /was not imported/);
+  }
+  await load(exported);
+  await hasText(page, "#chats_note", /^Imported: 1/);
+  await page.fill("#search", "");
+  await page.locator("#chat_list button.open").first().click();
+  await page.waitForSelector(".versions");
+  await step(1, "Version after");
+  assert.deepEqual([await texts(), await shown(1)], [["Count", "Two", "Go on", "After two"], "2/3"]);
+  await step(0, "Version after");
+  assert.deepEqual(await texts(), ["Count on", "Four"]);
+  assert.equal(chat.turns[0].versions.tails.length, 2);
+  await hasANameForEverythingOneCanUse({ page });
+  assert.deepEqual(complaints.filter((text) => !/400/.test(text)), []);
+  await page.context().close();
+}
+
 // Of a file that is imported only what is known is kept, as text, and of one that is none of ours nothing.
 async function keepsChatsInFilesAndFindsThem() {
   const { page, complaints } = await openScripted([says("Red <b>fox</b>"), says("Blue")]);
@@ -427,7 +489,7 @@ try {
     connectsAgainWhereAStreamBrokeOff, saysThatTheServerHasLostAnAnswer, goesWithoutWhereNothingIsKept,
     foldsThoughtsAndAsksForResultsOfCalls, drawsMarkdownAndNoMarkup, drawsFormulasAndColoursCode, goesWithoutALibraryThatIsNotOurs, stopsABurst, paintsABurstSeldom,
     givesBackWhatWasRefused, retriesEditsAndGoesOn, asksForAKey, asksForAKeyOnceUnlessItIsWanted,
-    takesNoMessageForAModelThatCannotChat, saysWhatAnAnswerTook, sendsWhatTheSettingsSay, keepsChatsInFilesAndFindsThem, keepsThemeAndWhatIsHidden,
+    takesNoMessageForAModelThatCannotChat, saysWhatAnAnswerTook, sendsWhatTheSettingsSay, keepsVersions, keepsChatsInFilesAndFindsThem, keepsThemeAndWhatIsHidden,
   ].filter(({ name }) => name.match(only))) await check();
   console.log("ok");
 } finally {
