@@ -69,7 +69,9 @@ async function call(path, options = {}) {
   for (;;) {
     const key = sessionStorage.getItem(KEY);
     const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-    const response = await fetch(BASE + path, { ...options, headers });
+    const response = await fetch(BASE + path, { ...options, headers }).catch((error) => {
+      throw options.signal?.aborted ? error : Object.assign(error, { lines: UNREACHABLE });
+    });
     if (response.ok) return response;
     if (response.status === 401) {
       if (sessionStorage.getItem(KEY) !== key) continue;
@@ -80,12 +82,12 @@ async function call(path, options = {}) {
   }
 }
 
-// What is thrown for a refusal; the name of the field that is refused is `param`.
+// What is thrown for a refusal; the name of the field that is refused is `param`, the whole body `raw`.
 async function makeFailure(response) {
   const { status, statusText } = response, text = await response.text();
   let said = {};
   try { said = JSON.parse(text).error; } catch { /* a proxy's */ }
-  return Object.assign(new Error(said?.message ?? `${status} ${statusText}`), { status, param: said?.param });
+  return Object.assign(new Error(said?.message ?? `${status} ${statusText}`), { status, param: said?.param, code: said?.code, raw: said?.message ?? text });
 }
 
 // The data of each server-sent event of a response, parsed.

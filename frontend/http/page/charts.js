@@ -46,12 +46,12 @@ class Chart {
     Object.assign(this, facts, { lit: null, history: null });
     this.paths = this.lines.map((_, place) => makeSvg("path", { class: `line${place}` }));
     this.cursor = makeSvg("path", { class: "cursor" });
-    this.svg = makeSvg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
+    this.svg = makeSvg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": this.name });
     this.svg.append(makeSvg("path", { class: "grid", d: [0, HEIGHT / 2, HEIGHT].map((y) => `M0 ${y}H${WIDTH}`).join("") }), this.cursor, ...this.paths);
     this.axis = ["", "", ""].map((text) => make("span", {}, text));
     this.reading = make("p", { class: "reading" });
     const plot = make("div", { class: "plot" }, make("div", { class: "values", "aria-hidden": "true" }, ...this.axis), this.svg);
-    byId(`chart_${this.id}`).append(plot, make("div", { class: "times", "aria-hidden": "true" }, ...["15 min ago", "10", "5", "now"].map((text) => make("span", {}, text))), this.reading);
+    byId(`chart_${this.id}`).append(plot, make("div", { class: "times", "aria-hidden": "true" }, ...["\u221215 min", "\u221210", "\u22125", "now"].map((text) => make("span", {}, text))), this.reading);
     this.svg.addEventListener("pointermove", ({ clientX }) => {
       const { left, width } = this.svg.getBoundingClientRect();
       this.lit = (clientX - left) / width;

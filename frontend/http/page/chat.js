@@ -7,7 +7,7 @@ const FIELDS = ["system", ...NUMBERS, "max_tokens", "think", "stop_texts", "sche
 const NAMES = { user: "You", assistant: "Model", tool: "Result of a tool", error: "Error" };
 const ENDS = {
   length: "Cut: the answer is as long as Max tokens or the context allows.", stopped: "Stopped.", running: "Interrupted.",
-  failed: "The connection broke off.", abort: "The server ended this answer.",
+  failed: "This answer was not finished.", abort: "The server ended this answer.",
 };
 
 let chat = newChat(readFields()), views = [], stopper = null, running = Promise.resolve(), edited = null;
@@ -58,7 +58,12 @@ const numberOf = (id, name = id) => byId(id).value === "" ? {} : { [name]: Numbe
 // What `use` makes of a field's JSON, {} of an empty field.
 function readJson(id, use) {
   const text = byId(id).value.trim();
-  try { return text ? use(JSON.parse(text)) : {}; } catch (error) { throw new Error(`${id}: ${error.message}`); }
+  try {
+    return text ? use(JSON.parse(text)) : {};
+  } catch (error) {
+    const label = byId(id).labels[0].firstChild.textContent;
+    throw Object.assign(new Error(`${id}: ${error.message}`), { field: id, lines: [`\u201c${label}\u201d is not the JSON that it has to be.`, "Mend or empty it, and send again."] });
+  }
 }
 
 const readTools = () => readJson("tools", (tools) => ({ tools: tools.map(makeTool) }));
@@ -144,9 +149,9 @@ function makeVersions({ at, tails }, place) {
 
 // What an answer took: its tokens, of what the model can hold, and how fast it came.
 function describeFacts({ prompt, output, firstMs, rate }) {
-  const context = findCard()?.max_model_len, used = prompt + output;
+  const context = prompt === null ? 0 : findCard()?.max_model_len, used = prompt + output;
   return [
-    `${prompt} prompt + ${output} answer tokens`,
+    prompt === null ? `${output} answer tokens` : `${prompt} prompt + ${output} answer tokens`,
     ...(context ? [`${Math.round(100 * used / context)} % of the context of ${context.toLocaleString("en")}`] : []),
     ...(firstMs ? [`first token after ${firstMs.toFixed(0)} ms`] : []), ...(rate ? [`${rate.toFixed(1)} tokens/s`] : []),
   ].join(" \u00b7 ");
@@ -175,11 +180,6 @@ function finishViews() {
   askForResults();
 }
 
-function showError(text) {
-  byId("log").append(make("div", { class: "message error", role: "alert" }, text));
-  byId("log").scrollTop = byId("log").scrollHeight;
-}
-
 const clearErrors = () => document.querySelectorAll(".message.error").forEach((node) => node.remove());
 
 // -- an answer while it comes
@@ -193,19 +193,18 @@ class Timing {
     this.first ??= this.last;
     this.pieces += 1;
   }
-  // None of an answer that the server has not counted; no times of one that was taken up.
+  // Of an answer that the server has not counted, its pieces; no times of one that was taken up.
   sum() {
-    if (this.tokens === null) return {};
-    const seconds = (this.last - this.first) / 1000, isTimed = !this.takesUp && this.first !== null;
-    const rate = isTimed && this.tokens > 1 && seconds > 0 ? (this.tokens - 1) / seconds : 0;
-    return { facts: { prompt: this.promptTokens, output: this.tokens, firstMs: isTimed ? this.first - this.began : 0, rate } };
+    const output = this.tokens ?? this.pieces, seconds = (this.last - this.first) / 1000, isTimed = !this.takesUp && this.first !== null;
+    if (!output || (this.takesUp && this.tokens === null)) return {};
+    const rate = isTimed && output > 1 && seconds > 0 ? (output - 1) / seconds : 0;
+    return { facts: { prompt: this.promptTokens ?? null, output, firstMs: isTimed ? this.first - this.began : 0, rate } };
   }
-  describe(prefix) {
-    if (this.takesUp) return prefix + (this.tokens === null ? "taken up where it was" : `taken up, ${this.tokens} tokens`);
-    if (this.first === null) return prefix + "no token yet";
-    const tokens = this.tokens ?? this.pieces, seconds = (this.last - this.first) / 1000;
-    const rate = tokens > 1 && seconds > 0 ? `, ${((tokens - 1) / seconds).toFixed(1)} tokens/s` : "";
-    return `${prefix}first token after ${(this.first - this.began).toFixed(0)} ms${rate}, ${tokens} tokens`;
+  // While it comes.
+  describe() {
+    if (this.takesUp) return "taken up where it was";
+    const { facts } = this.sum();
+    return facts ? describeFacts(facts) : "no token yet";
   }
 }
 
@@ -245,7 +244,7 @@ class Answer {
     this.timer = null;
     const began = performance.now(), log = byId("log"), follows = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
     this.view.show({ ...this.turn.message, tool_calls: this.turn.calls });
-    setText("rates", this.timing.describe(""));
+    setText("rates", this.timing.describe());
     if (follows) log.scrollTop = log.scrollHeight;
     if (began - this.saved > SAVE_MS) {
       this.saved = began;
@@ -283,7 +282,7 @@ async function ask({ before = [...chat.turns], text = "", goesOn = false, takesU
   setBusy(true);
   saveChat(chat);
   const current = new Answer(turn, views.at(-1), takesUp);
-  let failure = "";
+  let failure = null;
   try {
     await stream(input, stop.signal, current);
   } catch (error) {
@@ -297,24 +296,24 @@ async function ask({ before = [...chat.turns], text = "", goesOn = false, takesU
   stopper = null;
   setBusy(false);
   finishViews();
-  if (failure) showError(failure);
+  if (failure) showError(failure, current.timing.first !== null);
   else say(`${turn.message.content || "No text."} ${ENDS[turn.end] ?? ""}`.slice(0, MAX_SAID));
-  setText("rates", failure && current.timing.first === null ? "" : current.timing.describe(turn.end === "stopped" ? "stopped, " : ""));
+  setText("rates", "");
 }
 
-// Why an answer is no longer, as its `end`, and what people are told of it. Who only leaves has the server go on.
+// Why an answer is no longer, as its `end`, and the error that people are told of. Who only leaves has the server go on.
 async function judge(error, turn, signal) {
   if (!signal.aborted) {
     turn.end = "failed";
-    return error.message;
+    return error;
   }
-  if (signal.reason === "left" && turn.response) return "";
+  if (signal.reason === "left" && turn.response) return null;
   turn.end = "stopped";
   try {
     if (turn.response) await cancelAnswer(turn.response);
-    return "";
+    return null;
   } catch (failed) {
-    return `The server could not be told to stop: ${failed.message}`;
+    return Object.assign(failed, { lines: ["The server could not be told to stop.", "It may go on with the answer for a while."] });
   }
 }
 

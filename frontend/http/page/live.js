@@ -112,6 +112,7 @@ async function watch() {
       const model = encodeURIComponent(await findModel());
       for await (const snapshot of readEvents(await call(`/stats/stream?model=${model}`, { signal: stop.signal }))) {
         byId("link").className = "up";
+        byId("link").title = "";
         byId("live").classList.remove("stale");
         show(snapshot);
         if (performance.now() < chartsAt) continue;
@@ -124,7 +125,8 @@ async function watch() {
       if (stop.signal.aborted) return;
       byId("link").className = "down";
       byId("live").classList.add("stale");
-      setText("link", `not connected: ${error.message}`);
+      setText("link", error.status === 401 ? "needs a key" : "not connected, trying again");
+      byId("link").title = error.message;
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     }
   }
@@ -136,9 +138,11 @@ function watchAgain() {
   if (!document.hidden && !byId("live").hidden) watch();
 }
 
+const isNarrow = () => matchMedia("(max-width: 900px)").matches;  // where it takes the chat's place
+
 // Who hides the engine does not have it watched; the model's name is asked for once.
 function showLive() {
-  const isHidden = localStorage.getItem(LIVE) === "hidden";
+  const isHidden = (localStorage.getItem(LIVE) || (isNarrow() ? "hidden" : "")) === "hidden";
   byId("live").hidden = isHidden;
   document.querySelector("main").classList.toggle("alone", isHidden);
   byId("live_button").setAttribute("aria-expanded", `${!isHidden}`);
@@ -148,7 +152,7 @@ function showLive() {
 }
 
 byId("live_button").addEventListener("click", () => {
-  localStorage.setItem(LIVE, byId("live").hidden ? "" : "hidden");
+  localStorage.setItem(LIVE, byId("live").hidden ? "shown" : "hidden");
   showLive();
 });
 document.addEventListener("visibilitychange", watchAgain);

@@ -47,7 +47,7 @@ async function* readAnswer(turn, body, signal) {
     } catch (error) {
       const canRetry = !error.status || GATEWAY_STATUSES.includes(error.status);
       if (signal.aborted || !turn.response || !canRetry || ++tries > MAX_TRIES) throw error;
-      setText("rates", `Connecting again: ${error.message}`);
+      setText("rates", "Connecting again");
       await Promise.race([new Promise((resolve) => setTimeout(resolve, RETRY_MS / 2)), whenAborted(signal)]);
     }
     response = null;

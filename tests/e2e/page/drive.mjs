@@ -46,7 +46,8 @@ async function chats({ page }) {
   await answered(page);
   const lengths = [...new Set(await page.evaluate(() => window.lengths))];
   assert.ok(lengths.length >= 3, `the answer came in ${lengths.length} pieces: ${lengths}`);
-  assert.match(await page.textContent("#rates"), /first token after \d+ ms, [\d.]+ tokens\/s, \d+ tokens/);
+  assert.match(await page.locator(".message.assistant .facts").last().textContent(), /^\d+ prompt \+ \d+ answer tokens .* first token after \d+ ms . [\d.]+ tokens\/s$/);
+  assert.equal(await page.textContent("#rates"), "");
 }
 
 async function keepsMarkupAsText({ page }) {
@@ -115,7 +116,8 @@ async function stops({ page }) {
   await page.waitForFunction(() => document.querySelector(".message.assistant:last-child .body")?.textContent.length > 0);
   await page.click("#stop");
   await answered(page);
-  assert.match(await page.textContent("#rates"), /^stopped, /);
+  assert.match(await page.locator(".message.assistant .note").last().textContent(), /^Stopped/);
+  assert.match(await page.locator(".message.assistant .facts").last().textContent(), /^\d+ answer tokens . first token after/);
   const before = await page.locator(".message.assistant .body").last().textContent();
   assert.ok(before.length > 0);
   await letEnd();

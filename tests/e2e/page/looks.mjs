@@ -11,7 +11,7 @@ const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.
 const SIZES = [[360, 780], [1200, 800], [1920, 1000]];
 const ANSWER = [
   "## Sorting", "Python has `sorted`, which is **stable**:", "", "```python", 'words = ["pear", "fig", "apple"]', "print(sorted(words, key=len))", "```", "",
-  "| function | changes the list |", "|---|---|", "| `sorted` | no |", "| `list.sort` | yes |", "", "> Both take `key`; see [the manual](https://docs.python.org/).",
+  "| function | changes the list |", "|---|---|", "| `sorted` | no |", "| `list.sort` | yes |", "", "> Both take `key`; see [the manual](https://docs.python.org/).", "", "It takes $O(n \\log n)$ comparisons:", "$$\\sum_{k=1}^{n} \\log_2 k \\approx n \\log_2 n - \\frac{n}{\\ln 2}$$",
 ].join("\n");
 const browser = await chromium.launch({ executablePath, args: ["--no-sandbox"] });
 
@@ -22,18 +22,28 @@ async function look([width, height], colorScheme) {
   const answers = [{ deltas: [{ reasoning_content: "Two ways." }, { content: ANSWER }], reason: "max_output_tokens" }];
   await page.route("**/v1/responses", (route) => {
     const answer = answers.shift();
-    return answer ? fulfil(route, makeEvents(answer)) : refuse(route, { message: "max_output_tokens: 9 is too many" });
+    return answer ? fulfil(route, makeEvents(answer)) : refuse(route, { message: "max_output_tokens=9: expected at most 8", param: "max_output_tokens" });
   });
   await page.goto(url);
-  await page.waitForSelector("#link.up");
+  await page.waitForFunction(() => document.querySelector("#model").textContent !== "");
   const name = `${width}-${colorScheme}`;
   const found = await check(page, `${name}, empty`);
+  if (width === 360) {
+    await page.click("#live_button");
+    await page.waitForSelector("#link.up");
+    await page.waitForFunction(() => /now|nothing|most/.test(document.querySelector("#chart_kv .reading").textContent));
+    await page.screenshot({ path: `${folder}/${name}-engine.png` });
+    found.push(...await check(page, `${name}, engine`), ...await findCutLabels(page, name));
+    await page.click("#live_button");
+  }
   for (const text of ["How do I sort a list?", "And a tuple?"]) {
     await page.fill("#message", text);
     await page.press("#message", "Enter");
     await page.waitForFunction(() => !document.querySelector("#send").disabled);
   }
   await page.waitForSelector(".message.error");
+  await page.waitForSelector(".hl-string");
+  await page.waitForSelector(".formula math");
   await page.screenshot({ path: `${folder}/${name}.png` });
   found.push(...await check(page, `${name}, chat`));
   await page.click("#compose summary");
@@ -56,7 +66,7 @@ async function check(page, where) {
 }
 
 async function findCutLabels(page, name) {
-  const cut = await page.evaluate(() => [...document.querySelectorAll("button, label, dt, dd, h2, summary, #link")]
+  const cut = await page.evaluate(() => [...document.querySelectorAll("button, label, .value, h2, summary, #link")]
     .filter((node) => node.offsetParent && node.scrollWidth > node.clientWidth + 1 && getComputedStyle(node).display !== "inline")
     .map((node) => node.textContent.trim().slice(0, 40)));
   return cut.map((text) => `${name}: cut: ${text}`);

@@ -112,7 +112,7 @@ async function stopsABurst() {
   });
   await send(page, "Go");
   await answered(page);
-  assert.match(await page.textContent("#rates"), /^stopped, /);
+  assert.match(await page.locator(".message.assistant .facts").textContent(), /^\d+ answer tokens/);
   assert.ok((await lastAnswer(page).textContent()).length < 250_000);
   assert.match(await page.locator(".message.assistant .note").textContent(), /^Stopped/);
   await page.context().close();
@@ -254,7 +254,7 @@ async function foldsThoughtsAndAsksForResultsOfCalls() {
   await page.fill("#tools", "[{]");
   await send(page, "Hello");
   await answered(page);
-  assert.match(await page.textContent(".message.error"), /^tools: .*JSON/);
+  assert.match(await page.textContent(".message.error"), /^\u201cTools that the model may call.*\u201d is not the JSON that it has to be\..*tools: .*JSON/);
   await page.click("#new");
   await page.fill("#tools", JSON.stringify(tools));
   await page.selectOption("#think", "true");
@@ -303,7 +303,7 @@ async function sendsWhatTheSettingsSay() {
   await page.fill("#stop_texts", "END\n\nSTOP");
   await page.fill("#schema", "{");
   await send(page, "Hello");
-  await hasText(page, ".message.error", /^schema: /);
+  await hasText(page, ".message.error", /^\u201cSchema of the answer, as JSON\u201d is not/);
   await answered(page);
   await page.fill("#schema", JSON.stringify(schema));
   await page.press("#message", "Enter");
@@ -313,6 +313,46 @@ async function sendsWhatTheSettingsSay() {
   assert.deepEqual(sent, numbers);
   assert.deepEqual([asked[0].stop, asked[0].text.format.schema], [["END", "STOP"], schema]);
   assert.deepEqual(complaints, []);
+  await page.context().close();
+}
+
+// What happened and what to do; what the server said is folded, and a field that is at fault one click away.
+async function saysErrorsInWords() {
+  const answers = [
+    [400, { message: "temperature=9: expected `float` <= 2.0 (less_than_equal: ...)", param: "temperature" }, /^The server does not take \u201cTemperature\u201d: it has to be at most 2\.0\. Change or empty it/],
+    [400, { message: "text.format.schema.type='objct': expected one of null, object, or a list of them", param: "text.format.schema.type" }, /^The server does not take \u201cSchema of the answer, as JSON\u201d: it has to be one of null, object, or a list of them\./],
+    [400, { message: "input='9 tokens': expected at most 5", param: "input", code: "context_length_exceeded" }, /^The conversation is longer than the model can hold\. Start a new chat/],
+    [400, { message: "metadata.x=1: no", param: "metadata.x" }, /^The server does not take this\./],
+    [404, { message: "model='x': 'pocket' is what this server has", param: "model" }, /^The server does not have what was asked for\./],
+    [429, { message: "no room" }, /^The server is busy\. Wait a moment/],
+    [500, { message: "<b>it</b> broke" }, /^The server failed at this\..*log/],
+    [503, { message: "ending" }, /^The server is about to start or to end\./],
+  ];
+  const { page, complaints } = await openPage((page) => page.route("**/v1/responses", (route) => answers.length ? refuse(route, answers[0][1], answers[0][0]) : route.abort()));
+  const error = page.locator(".message.error");
+  const ask = async () => { await page.fill("#message", "Hello"); await page.press("#message", "Enter"); await error.waitFor(); await answered(page); };
+  while (answers.length) {
+    await ask();
+    const [, { message, param }, words] = answers[0];
+    assert.match(await error.textContent(), words);
+    assert.equal(await error.locator("pre").textContent(), message);
+    assert.equal(await error.locator("pre").isVisible(), false);
+    assert.equal(await page.inputValue("#message"), "Hello");
+    if (/text/.test(param)) {
+      await error.getByRole("button", { name: "Go to Schema" }).click();
+      assert.equal(await page.evaluate(() => document.activeElement.id), "schema");
+    }
+    answers.shift();
+  }
+  await ask();
+  assert.match(await error.textContent(), /^The server cannot be reached\./);
+  await page.fill("#top_p", "7");  // the settings were opened by what was at fault there
+  await page.click("#settings summary");
+  await page.fill("#message", "Hello");
+  await page.press("#message", "Enter");
+  await page.waitForSelector("#settings[open]");  // the browser says what is wrong with the field
+  await hasANameForEverythingOneCanUse({ page });
+  assert.deepEqual(complaints.filter((text) => !/Failed to load/.test(text)), []);
   await page.context().close();
 }
 
@@ -460,13 +500,13 @@ async function asksForAKeyOnceUnlessItIsWanted() {
     route.fulfill({ status: 401, contentType: "application/json", body: '{"error": {"message": "a key, please"}}' })));
   await page.waitForSelector("#key_dialog[open]");
   await page.press("#key", "Escape");
-  await hasText(page, "#link", /a key, please/);
+  await hasText(page, "#link", /^needs a key$/);
   await page.waitForResponse(/v1.models/);  // it tried again
   assert.equal(await page.locator("#key_dialog[open]").count(), 0);
   await send(page, "Hello");
   await page.waitForSelector("#key_dialog[open]");
   await page.click("#key_cancel");
-  await hasText(page, ".message.error", /a key, please/);
+  await hasText(page, ".message.error", /^The server needs an API key\..*button Key.*a key, please$/);
   assert.equal(await page.inputValue("#message"), "Hello");
   assert.equal(await page.isVisible("#key_button"), true);
   await page.context().close();
@@ -489,7 +529,7 @@ try {
     connectsAgainWhereAStreamBrokeOff, saysThatTheServerHasLostAnAnswer, goesWithoutWhereNothingIsKept,
     foldsThoughtsAndAsksForResultsOfCalls, drawsMarkdownAndNoMarkup, drawsFormulasAndColoursCode, goesWithoutALibraryThatIsNotOurs, stopsABurst, paintsABurstSeldom,
     givesBackWhatWasRefused, retriesEditsAndGoesOn, asksForAKey, asksForAKeyOnceUnlessItIsWanted,
-    takesNoMessageForAModelThatCannotChat, saysWhatAnAnswerTook, sendsWhatTheSettingsSay, keepsVersions, keepsChatsInFilesAndFindsThem, keepsThemeAndWhatIsHidden,
+    takesNoMessageForAModelThatCannotChat, saysWhatAnAnswerTook, sendsWhatTheSettingsSay, saysErrorsInWords, keepsVersions, keepsChatsInFilesAndFindsThem, keepsThemeAndWhatIsHidden,
   ].filter(({ name }) => name.match(only))) await check();
   console.log("ok");
 } finally {

@@ -174,7 +174,7 @@ def test_the_page_keeps_its_word_whatever_the_server_answers(port: int):
 def test_nothing_on_the_page_keeps_people_out_at_any_width_light_or_dark(port: int, tmp_path: Path):
     """`pictures/` holds what this draws, for people to look at; QUIRE_ARTIFACTS gets the new ones."""
     drive("looks.mjs", port, str(tmp_path), needs="axe-core")
-    assert len(list(tmp_path.iterdir())) == len(list((FOLDER / "pictures").glob("*.png"))) == 6
+    assert len(list(tmp_path.iterdir())) == len(list((FOLDER / "pictures").glob("*.png"))) == 8
     keep(tmp_path)
 
 
