@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from quire.core.clients.client_registry import ClientRegistry
 from quire.core.clients.clients import LeaseWatch
-from quire.core.engine.engine_core import EngineCore
+from quire.core.engine.engine_core import EngineCore, NamedAborts
 from quire.core.engine.engine_loop import EngineLoop
 from quire.core.faults.blame import FAILURES_ALONE, Blame
 from quire.core.faults.death_journal import DeathJournal
@@ -313,6 +313,7 @@ BREAKS = {
         0, StepTimes, "find_prompt_s", lambda *_: None, suits=lambda scenario: scenario.token_s > 0
     ),
     "an abort has no effect": Break(0, EngineCore, "abort_requests", do_nothing),
+    "who was on the way when it was aborted goes on": Break(0, NamedAborts, "cover", lambda *_: False),
     "a request goes on when its time is over": Break(17, Deadlines, "pop_due", do_nothing),
     "a core sleeps when a request's time is over": Break(17, EngineCore, "next_deadline", do_nothing),
     "a client of the network sends without end": Break(

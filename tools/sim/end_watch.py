@@ -16,6 +16,7 @@ class EndWatch:
     def __init__(self) -> None:
         # Of live ones: by timeout_s or an abort, and by queue_timeout_s.
         self._due_at: dict[str, tuple[float, float]] = {}
+        self._named_at: dict[str, float] = {}  # when requests of this name were last aborted
         self._ended: set[tuple[bytes, str]] = set()  # (client, request), as the client was told
 
     def note(self, core: EngineCore, client: bytes, message: object, now: float) -> None:
@@ -28,14 +29,22 @@ class EndWatch:
                 if queue_timeout_s is None or message.output_token_ids:
                     queue_timeout_s = math.inf
                 self._due_at[request_id] = now + timeout_s, now + queue_timeout_s
+                if message.output_token_ids and self._was_named(message):
+                    self._due_at[request_id] = now, now
                 self._ended.discard((client, request_id))
             case AbortRequests(request_ids=request_ids, names=names):
+                self._named_at.update(dict.fromkeys(names, now))
                 for name, request in live.items():
                     is_named = name in names or not set(names).isdisjoint(request.options.names)
                     if is_named or (name in request_ids and request.client == client):
                         self._due_at[name] = now, now
             case _:
                 pass
+
+    def _was_named(self, request: EngineCoreRequest) -> bool:
+        """Whether it was aborted on its way here, which is remembered of those that have begun."""
+        names = (request.request_id, *request.options.names)
+        return any(request.arrival_time <= self._named_at.get(name, -math.inf) for name in names)
 
     def find_overdue(self, core: EngineCore | None, now: float, late_s: float = 0.0) -> list[str]:
         """The requests that are live though they should have ended so long ago, and why."""
