@@ -76,7 +76,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     ),
     "quire_attention_variant": (_INT,),
     "quire_sample": (_POINTER, _INT, _INT, *[_POINTER] * 8),
-    "quire_likeliest": (_Data, _INT, _INT, _Data, _INT, _Data, _Data),
+    "quire_logprobs": (_POINTER, _INT, _INT, _POINTER, _POINTER, _INT, *[_POINTER] * 3),
     "quire_force_attention_variant": (_INT,),
     "quire_token_bitmask": (_Data, _LONG, _Data, _Data, _INT),
     "quire_group_join": (_INT, _INT, _POINTER, _INT),

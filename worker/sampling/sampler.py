@@ -122,15 +122,16 @@ def sample(logits: Tensor, batch: SamplingBatch) -> SampledTokens:
     """
     if batch.edited or batch.logprob_groups:
         logits = logits.float()
-    raw = [(group, _take_raw(logits, group, batch)) for group in batch.logprob_groups]
+    raw = [(group, *_take_raw(logits, group, batch)) for group in batch.logprob_groups]
     masks = _edit(logits, batch) if batch.edited else None
     token_ids, top = _choose_tokens(logits, batch, masks)
     work_us = {row.index: row.work_us for row in batch.edited}
     logprobs: list[tuple[list[int], LogprobsTensors]] = []
-    for group, rows in raw:
+    for group, raw_logits, rows in raw:
         began = time.thread_time_ns()
-        own_ids = token_ids[_index(group.rows, rows.device)]
-        logprobs.append((group.rows, compute_logprobs(rows, own_ids, _others(group, rows))))
+        own_ids = token_ids[_index(group.rows, token_ids.device)]
+        others = _others(group, token_ids.device)
+        logprobs.append((group.rows, compute_logprobs(raw_logits, own_ids, others, rows)))
         share_us = (time.thread_time_ns() - began) // 1000 // len(group.rows)
         for index in group.rows:
             work_us[index] = work_us.get(index, 0) + share_us
@@ -138,10 +139,11 @@ def sample(logits: Tensor, batch: SamplingBatch) -> SampledTokens:
     return SampledTokens(token_ids, ~torch.isfinite(top), logprobs, failures, work_us)
 
 
-def _take_raw(logits: Tensor, group: LogprobGroup, batch: SamplingBatch) -> Tensor:
-    """The group's rows as they are before edits: a copy only of what is edited, or a part."""
-    is_whole = not batch.edited and len(group.rows) == len(logits)
-    return logits if is_whole else logits[_index(group.rows, logits.device)]
+def _take_raw(logits: Tensor, group: LogprobGroup, batch: SamplingBatch) -> tuple[Tensor, Int64s | None]:
+    """Logits before edits and which of their rows are the group's, None for all: a copy if any is edited."""
+    if any(row.index in group.rows for row in batch.edited):
+        return logits[_index(group.rows, logits.device)], None
+    return logits, np.array(group.rows, dtype=np.int64)
 
 
 def _edit(logits: Tensor, batch: SamplingBatch) -> Int64s | None:
@@ -187,9 +189,9 @@ def _choose_with_triton(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, T
     return sample_triton.launch_sample(logits, parameters, bool((has_filters & is_random).any()))
 
 
-def _others(group: LogprobGroup, rows: Tensor) -> int | Tensor:
+def _others(group: LogprobGroup, device: torch.device) -> int | Tensor:
     """The `others` for `compute_logprobs`."""
-    return to_device(np.stack(group.token_ids), rows.device) if group.token_ids else group.num_others
+    return to_device(np.stack(group.token_ids), device) if group.token_ids else group.num_others
 
 
 def _index(indexes: list[int], device: torch.device) -> Tensor:

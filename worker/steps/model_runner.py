@@ -40,7 +40,13 @@ from ..models.model import Model
 from ..pooling.pooler import LaunchedVectors, PooledRows, Pooler, find_pooled_rows
 from ..sampling.grammars import Grammars
 from ..sampling.logits_processor import LogitsProcessor
-from ..sampling.logprobs import LogprobsTensors, compute_logprobs, join_logprobs, pack_logprobs
+from ..sampling.logprobs import (
+    LogprobsTensors,
+    compute_logprobs,
+    join_logprobs,
+    pack_logprobs,
+    pack_positions,
+)
 from ..sampling.sampler import SampledTokens, SamplingBatch, sample
 from .block_tables import BlockTables
 from .cuda_graphs import capture_on_cuda, make_step_graphs
@@ -448,8 +454,7 @@ def _pack_rows(launched: LaunchedStep, arrays: list[NDArray[Any]]) -> list[RowLo
     num_sample_groups = len(launched.sample_groups)
     sample: dict[int, LogprobsBlock] = {}
     for indexes, tensors in zip(launched.sample_groups, groups[:num_sample_groups], strict=True):
-        for place, index in enumerate(indexes):
-            sample[int(launched.rows[index])] = pack_logprobs(*(part[place : place + 1] for part in tensors))
+        sample.update(zip(launched.rows[indexes].tolist(), pack_positions(*tensors), strict=True))
     prompt = {
         row: pack_logprobs(*tensors)
         for row, tensors in zip(launched.prompt_rows, groups[num_sample_groups:], strict=True)
