@@ -5,6 +5,7 @@
 #include "sampling/argmax.h"
 #include "program/thread_pool.h"
 #include "linear/tile.h"
+#include "sampling/exp_below.h"
 #include "sampling/token_bitmask.h"
 
 #include <algorithm>
@@ -16,9 +17,7 @@ using namespace quire;
 
 constexpr int kBlock = 128;
 constexpr int64_t kMinParallelSize = 1 << 16;
-
-typedef float HalfFloats __attribute__((vector_size(kLanes * 2)));
-typedef double Doubles __attribute__((vector_size(kLanes * 4)));
+constexpr int kSample = 8192;  // weights that are looked at to find about where the threshold of top-p is
 
 // How many of `values` are `least` or more; `count` is a multiple of kLanes.
 double count_from(const float* values, int count, float least) {
@@ -29,33 +28,42 @@ double count_from(const float* values, int count, float least) {
     return total;
 }
 
-// Their sum.
+// Their sum, in float32 within blocks.
 double sum_from(const float* values, int count, float least) {
-    Doubles sums{};
-    for (int i = 0; i < count; i += kLanes / 2) {
-        HalfFloats weights;
-        std::memcpy(&weights, values + i, sizeof weights);
-        sums += __builtin_convertvector(weights >= least ? weights : HalfFloats{}, Doubles);
-    }
     double total = 0.0;
-    for (int i = 0; i < kLanes / 2; ++i) total += sums[i];
+    for (int start = 0; start < count; start += kBlock) {
+        Vec sums{};
+        for (int i = start; i < std::min(start + kBlock, count); i += kLanes) {
+            const Vec weights = load(values + i);
+            sums += weights >= least ? weights : Vec{};
+        }
+        total += double(quire::sum(sums));
+    }
     return total;
 }
 
-// The largest weight from which on `worth` (one of the two above) comes to `target`; 0 if all together do not. Bit by
-// bit: weights are at most 1, and floats that are not negative stand in the order of their bits.
-template <typename Worth>
-float select(const float* values, int count, double target, Worth worth) {
-    float found = 0.0f;
-    for (uint32_t bit = 1u << 29, bits = 0; bit > 0; bit >>= 1) {
-        const uint32_t next = bits | bit;
-        float least;
-        std::memcpy(&least, &next, sizeof least);
-        if (worth(values, count, least) < target) continue;
-        bits = next;
-        found = least;
-    }
-    return found;
+// Positive floats stand in the order of their bits.
+uint32_t to_bits(float weight) {
+    uint32_t bits;
+    std::memcpy(&bits, &weight, sizeof bits);
+    return bits;
+}
+
+float from_bits(uint32_t bits) {
+    float weight;
+    std::memcpy(&weight, &bits, sizeof weight);
+    return weight;
+}
+
+float next_above(float weight) { return from_bits(to_bits(weight) + 1); }
+
+// The largest weight from which on there are `target` of `values`; 0 if all together are fewer. Bit by bit: weights are
+// at most 1.
+float select_count(const float* values, int count, double target) {
+    uint32_t found = 0;
+    for (uint32_t bit = 1u << 29; bit > 0; bit >>= 1)
+        if (count_from(values, count, from_bits(found | bit)) >= target) found |= bit;
+    return from_bits(found);
 }
 
 // In each lane the largest of a block's weights.
@@ -158,7 +166,7 @@ struct Row {
     void weigh(int start, float* to) const {
         float copy[kBlock];
         const float* block = read(start, kNothing, copy);
-        for (int i = 0; i < kBlock; i += kLanes) store(to + i, keep(exp((load(block + i) - top) * scale)));
+        for (int i = 0; i < kBlock; i += kLanes) store(to + i, keep(exp_below((load(block + i) - top) * scale)));
     }
 
     Vec keep(Vec weights) const { return weights >= least ? weights : Vec{}; }
@@ -189,6 +197,14 @@ struct Row {
     double add_all() const {
         double total = 0.0;
         for (int block = 0; block * kBlock < size; ++block) total += sums[block];
+        return total;
+    }
+
+    // The sum of weights from `threshold` on.
+    double add_from(float threshold) const {
+        double total = 0.0;
+        for (int b = 0; b * kBlock < size; ++b)
+            if (sums[b] != 0.0 && largest[b] >= threshold) total += sum_from(weights + b * kBlock, kBlock, threshold);
         return total;
     }
 
@@ -254,55 +270,45 @@ inline float* copy_between(const float* weights, float least, float end, float* 
 #endif
 }
 
-// As select(values, count, target, sum_from), bit for bit; values that are not 0 are `least` or more. Only those that
-// are not decided yet are summed again: rounding may move such a sum by `slack`, and where that matters all are summed
-// in their order. `memory` is as long as `values`.
-float select_sum(const float* values, int count, double target, float least, float* memory) {
-    const double total = sum_from(values, count, least);
-    const double slack = std::ldexp(total * (count + 64), -52);
-    double above = 0.0;  // of those that are decided to be kept
-    float found = 0.0f, end = INFINITY;
-    const float* undecided = values;
-    int size = count;
-    for (uint32_t bit = 1u << 29, bits = 0; bit > 0; bit >>= 1) {
-        const uint32_t next = bits | bit;
-        float middle;
-        std::memcpy(&middle, &next, sizeof middle);
-        if (middle > least) {
-            const double inside = sum_from(undecided, size, middle);
-            double sum = above + inside;
-            if (std::fabs(sum - target) <= slack) sum = sum_from(values, count, middle);
-            const bool is_enough = sum >= target;
-            if (is_enough) {
-                least = middle;
-            } else {
-                end = middle;
-                above += inside;
-            }
-            float* to = memory;
-            for (int i = 0; i < size; i += kLanes) to = copy_between(undecided + i, least, end, to);
-            undecided = memory;
-            size = pad(memory, int(to - memory));
-            if (!is_enough) continue;
-        } else if (total < target) {
-            continue;
-        }
-        bits = next;
-        found = middle;
+// The weights of the row in [least, end), with zeros up to a multiple of kLanes, and how many. `least` is not 0. Of
+// the row's vectors only each `stride`-th is read.
+int copy_weights(const Row& row, float least, float end, float* to, int stride = 1) {
+    float* last = to;
+    int i = 0;
+    for (int b = 0; b * kBlock < row.size; ++b, i -= kBlock) {
+        const bool has_some = row.sums[b] != 0.0 && row.largest[b] >= least;
+        const float* block = row.weights + b * kBlock;
+        for (; i < kBlock; i += stride * kLanes)
+            if (has_some) last = copy_between(block + i, least, end, last);
     }
-    return found;
+    return pad(to, int(last - to));
 }
 
-// The weights of the row that are `least` or more and not 0, with zeros up to a multiple of kLanes, and how many.
-int copy_weights(const Row& row, float least, float* to) {
-    float* end = to;
-    least = std::max({row.least, least, std::numeric_limits<float>::denorm_min()});
-    for (int b = 0; b * kBlock < row.size; ++b) {
-        if (row.sums[b] == 0.0 || row.largest[b] < least) continue;
-        const float* block = row.weights + b * kBlock;
-        for (int i = 0; i < kBlock; i += kLanes) end = copy_between(block + i, least, INFINITY, end);
+// Where the threshold of top-p is looked for: in [least, end). What weighs `end` or more comes to `above`, which is
+// not enough; what weighs `least` or more is.
+struct Range {
+    float least, end;
+    double above;
+};
+
+// The largest threshold in `range` with which the weights come to `target`. `values` are those in the range, and are
+// lost: each time half of the range is left out.
+float select_sum(float* values, int count, double target, Range range) {
+    uint32_t low = to_bits(range.least), high = to_bits(range.end);
+    while (high - low > 1 && count > 0) {
+        const uint32_t middle = low + (high - low) / 2;
+        const double inside = sum_from(values, count, from_bits(middle));
+        if (range.above + inside >= target) {
+            low = middle;
+        } else {
+            high = middle;
+            range.above += inside;
+        }
+        float* to = values;
+        for (int i = 0; i < count; i += kLanes) to = copy_between(values + i, from_bits(low), from_bits(high), to);
+        count = pad(values, int(to - values));
     }
-    return pad(to, int(end - to));
+    return from_bits(low);
 }
 
 // A lower bound for the row's `count`-th largest weight: the `count`-th largest of the maxima of its groups, each of
@@ -311,27 +317,72 @@ float find_reached(const Row& row, int64_t count, float* maxima) {
     const int blocks = (row.size + kBlock - 1) / kBlock;
     if (count <= blocks) {
         std::copy_n(row.largest, blocks, maxima);
-        return select(maxima, pad(maxima, blocks), double(count), count_from);
+        return select_count(maxima, pad(maxima, blocks), double(count));
     }
     if (count > int64_t(blocks) * kLanes) return 0.0f;
     for (int b = 0; b < blocks; ++b) store(maxima + b * kLanes, find_lane_maxima(row.weights + b * kBlock));
-    return select(maxima, blocks * kLanes, double(count), count_from);
+    return select_count(maxima, blocks * kLanes, double(count));
+}
+
+// A smaller range in which the threshold most likely is: 4 standard deviations about the one of a sample of the weights
+// in `range`. `target` and `total` are sums of all weights.
+Range guess_range(const Row& row, double target, double total, Range range, float* memory) {
+    const int stride = std::max(2, row.size / kSample);
+    const auto copy = [&] { return copy_weights(row, range.least, range.end, memory, stride); };
+    int count = copy();
+    const double sum = sum_from(memory, count, range.least);
+    if (sum == 0.0) return range;
+    Vec squares{};
+    for (int i = 0; i < count; i += kLanes) squares += load(memory + i) * load(memory + i);
+    const double share = (target - range.above) / (total - range.above);
+    const double error = 4.0 * std::sqrt(share * (1.0 - share) * double(quire::sum(squares))) / sum;
+    const Range all{range.least, range.end, 0.0};
+    Range guess = range;
+    if (share + error < 1.0) guess.least = select_sum(memory, count, (share + error) * sum, all);
+    if (share > error) {
+        count = copy();
+        guess.end = next_above(select_sum(memory, count, (share - error) * sum, all));
+    }
+    return guess;
+}
+
+// The threshold of top-p, 0 if rounding leaves even the whole row short of it.
+float find_top_p(const Row& row, double top_p, float* memory) {
+    const double total = row.add_all(), target = top_p * total;
+    const int blocks = (row.size + kBlock - 1) / kBlock;
+    Range range{std::max(row.least, std::numeric_limits<float>::min()), next_above(1.0f), 0.0};
+    if (row.size > kSample) {
+        // The largest weights are few, and most often enough.
+        const float heavy = find_reached(row, blocks / 2, memory);
+        if (heavy > range.least) {
+            const int count = copy_weights(row, heavy, range.end, memory);
+            const double sum = sum_from(memory, count, heavy);
+            if (sum >= target) return select_sum(memory, count, target, {heavy, range.end, 0.0});
+            range.end = heavy;
+            range.above = sum;
+            Range guess = guess_range(row, target, total, range, memory);
+            guess.above = row.add_from(guess.end);
+            const int guessed = copy_weights(row, guess.least, guess.end, memory);
+            const bool is_inside = guess.above < target;
+            if (is_inside && guess.above + sum_from(memory, guessed, guess.least) >= target)
+                return select_sum(memory, guessed, target, guess);
+        }
+    }
+    // Weights below this cannot matter: all of them together are less than what top-p leaves out.
+    range.least = std::max(range.least, float(0.999 * (1.0 - top_p) * total / row.size));
+    const int count = copy_weights(row, range.least, range.end, memory);
+    if (range.above + sum_from(memory, count, range.least) < target) return 0.0f;
+    return select_sum(memory, count, target, range);
 }
 
 int sample_row(Row& row, int64_t top_k, double top_p, double noise, float* memory) {
     row.weigh_all();
     if (top_k < row.size) {
-        const int count = copy_weights(row, find_reached(row, top_k, memory), memory);
-        row.raise(select(memory, count, double(top_k), count_from));
+        const float least = std::max({row.least, find_reached(row, top_k, memory), std::numeric_limits<float>::min()});
+        const int count = copy_weights(row, least, next_above(1.0f), memory);
+        row.raise(select_count(memory, count, double(top_k)));
     }
-    if (top_p < 1.0) {
-        // Weights below this cannot matter: all of them together are less than what top-p leaves out.
-        const double total = row.add_all();
-        const float least = float(0.999 * (1.0 - top_p) * total / row.size);
-        const int count = copy_weights(row, least, memory);
-        const float smallest = std::max({row.least, least, std::numeric_limits<float>::denorm_min()});
-        row.raise(select_sum(memory, count, top_p * total, smallest, memory + count));
-    }
+    if (top_p < 1.0) row.raise(find_top_p(row, top_p, memory));
     return row.find_quantile(noise);
 }
 
@@ -350,7 +401,7 @@ extern "C" void quire_sample(const float* logits, int rows, int size, const floa
         if (!(temperature[r] > 0.0f) || !std::isfinite(top[r])) return;
         const bool is_kept = top_k[r] < size || top_p[r] < 1.0;
         const size_t blocks = padded / kBlock, before = round_up(3 * int(blocks), kLanes);
-        float* memory = thread_memory(before + (is_kept ? 3 * size_t(padded) + 2 * kBlock : 0));
+        float* memory = thread_memory(before + (is_kept ? 2 * size_t(padded) + 2 * kBlock : 0));
         row.top = top[r], row.scale = 1.0f / temperature[r], row.least = min_p[r];
         row.sums = reinterpret_cast<double*>(memory);
         row.largest = is_kept ? memory + 2 * blocks : nullptr;

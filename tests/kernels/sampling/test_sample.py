@@ -83,6 +83,49 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it_and_their_equals(
     assert tokens.tolist() == [last for _, last in clear]
 
 
+def _make_shuffled(kind: str, size: int) -> torch.Tensor:
+    noise = torch.randn(size, generator=torch.Generator().manual_seed(size))
+    if kind == "peaked":  # a few tokens have nearly all, the rest nearly nothing
+        return torch.where(noise > 2.5, noise * 6, noise * 2)
+    if kind == "uneven":  # every other 16 tokens are rare: a sample of vectors misleads
+        return noise * 0.5 - 3.0 * (torch.arange(size) // 16 % 2)
+    return noise * {"flat": 0.01, "plain": 1.0, "steep": 3.0}[kind]
+
+
+@pytest.mark.parametrize("size", [8192, 8193, 20_011, 151_936])
+@pytest.mark.parametrize("kind", ["flat", "plain", "steep", "peaked", "uneven"])
+def test_top_p_keeps_the_last_token_that_it_needs_and_not_the_next(
+    library: ctypes.CDLL, kind: str, size: int
+) -> None:
+    logits = _make_shuffled(kind, size)
+    order = logits.argsort(descending=True)
+    weights = torch.exp((logits - logits.max()).double())[order].numpy()
+    shares = weights.cumsum() / weights.sum()
+    rows: list[torch.Tensor] = []
+    columns: list[tuple[float, bool]] = []
+    for top_p in (0.02, 0.3, 0.5, 0.8, 0.9, 0.95, 0.99, 0.999):
+        place = int(np.searchsorted(shares, top_p))
+        if np.abs(shares - top_p).min() < 2e-6 * (kind != "flat") or weights[place + 1] == weights[place]:
+            continue
+        for distance in (0, 1) if kind != "flat" else (-6, 6):  # neighbours are closer than rounding
+            row = logits.clone()
+            token = order[place + distance]
+            row[[int(token), size - 1]] = row[[size - 1, int(token)]]
+            rows.append(row)
+            columns.append((top_p, distance <= 0))
+    assert rows
+    tokens, _ = launch_sample(
+        library,
+        torch.stack(rows),
+        np.ones(len(rows), np.float32),
+        np.full(len(rows), size),
+        np.array([top_p for top_p, _ in columns]),
+        np.zeros(len(rows), np.float32),
+        np.full(len(rows), 1 - 2**-53),  # the last quantile is the last token that is kept
+    )
+    assert (tokens == size - 1).tolist() == [is_kept for _, is_kept in columns]
+
+
 @pytest.mark.parametrize("count", [2, 64, 128, 2048])
 def test_top_p_at_the_very_border_takes_no_more(library: ctypes.CDLL, count: int) -> None:
     logits = torch.full((1, 4096), -torch.inf)
