@@ -32,7 +32,7 @@ _IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "log_totals": ("triton",),
     "logprobs": ("native",),
     "paged_attention": ("triton", "native"),
-    "penalties": ("triton",),
+    "penalties": ("triton", "native"),
     "pool_rows": ("triton", "native"),
     "program": ("native",),
     "quantize_groups": ("native",),

@@ -463,6 +463,11 @@ def penalties(implementation: str, dtype: torch.dtype, num_places: int) -> OpCas
     """Of places that are spread over logits which else stay as they are."""
     launch, draw = find_launch(implementation, "sampling.penalties"), Draw(implementation, dtype)
 
+    def launch_native(logits: Tensor, places: Tensor, counts: Tensor, penalties: Tensor) -> None:
+        """Each place as a row's only token."""
+        addresses = [(0, places.data_ptr() + 8 * i, counts.data_ptr() + 4 * i, 1) for i in range(len(places))]
+        launch(logits.view(1, -1), np.array(addresses), penalties.T.contiguous().numpy())
+
     def penalize(function: Callable[..., None], seen: Tensor, counts: Tensor, rates: Tensor) -> Outputs:
         logits, places = torch.full((3 * len(seen) + 1,), 7.0, device=draw.device), torch.arange(len(seen))
         places = (3 * places.flip(0) + 1).to(draw.device)
@@ -476,8 +481,9 @@ def penalties(implementation: str, dtype: torch.dtype, num_places: int) -> OpCas
     counts = draw.integers(0, 4, num_places).float()
     inputs = draw(num_places), counts, draw(num_places, 3).abs() + 0.5
     expected = penalize(penalize_reference, *inputs)
-    # One product or quotient, two products and two differences; a GPU may fuse them.
-    return OpCase(inputs, partial(penalize, launch), expected, (5 * EPS * (expected[0].abs() + 10),))
+    # One product or quotient, two products and two differences, which may be fused.
+    penalize_by_kernel = partial(penalize, launch if implementation == "triton" else launch_native)
+    return OpCase(inputs, penalize_by_kernel, expected, (5 * EPS * (expected[0].abs() + 10),))
 
 
 def rotate_and_write(
@@ -602,6 +608,7 @@ TABLE: list[Line] = [
     (log_totals, TRITON, [F32], [(1,), (33,), (8200,)], 1),
     (token_bitmask, NATIVE, [F32], [(3, 1), (3, 31), (3, 32), (3, 33), (3, 1000), (32, 20_000)], 1),
     (token_bitmask, TRITON, [F32], [(3, 1), (3, 31), (3, 32), (4, 8200)], 0),
+    (penalties, NATIVE, [F32], [(1,), (511,), (1300,)], 0),
     (penalties, TRITON, [F32], [(1,), (511,), (1300,)], 0),
     (rotate_and_write, NATIVE, BOTH, [
         (*shape, has_norm, 37) for shape in _ROTATED for has_norm in (False, True)

@@ -77,6 +77,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "quire_attention_variant": (_INT,),
     "quire_sample": (_POINTER, _INT, _INT, *[_POINTER] * 8),
     "quire_logprobs": (_POINTER, _INT, _INT, _POINTER, _POINTER, _INT, *[_POINTER] * 3),
+    "quire_penalize": (_POINTER, _LONG, _POINTER, _POINTER, _INT),
     "quire_force_attention_variant": (_INT,),
     "quire_token_bitmask": (_Data, _LONG, _Data, _Data, _INT),
     "quire_group_join": (_INT, _INT, _POINTER, _INT),
