@@ -8,6 +8,7 @@ import pytest
 from quire.tools.bench.cli import run as run_bench
 from quire.tools.bench.core import measure_step_cost
 from quire.tools.bench.http import measure_chunk_cost
+from quire.tools.bench.rows import measure_row_us
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +36,11 @@ def test_a_step_of_the_core_has_a_cost_for_each_of_its_parts(
     cost = measure_step_cost(10, num_queued, 16, "fcfs" if newcomer_every is None else "fair", newcomer_every)
     assert 0 < cost.schedule_ms < cost.total_ms <= cost.p99_ms
     assert 0 < cost.update_ms < cost.total_ms
+
+
+def test_a_row_has_a_cost_for_what_its_request_asks() -> None:
+    for asks in ({"logprobs": 5, "repetition_penalty": 1.2}, {"words": [[3], [4, 5]]}):
+        assert measure_row_us(asks, 300, 3, 2) > 0
 
 
 def test_startup_adds_its_phases_up_and_watches_what_idles(capfd: pytest.CaptureFixture[str]) -> None:

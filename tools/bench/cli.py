@@ -14,6 +14,7 @@ from ..sigterm import unwinding_at_sigterm
 _KINDS = {
     "offline": "generated tokens/s of Quire, vLLM and transformers, side by side",
     "kernels": "each operation of a model as a fraction of what the device allows, beside torch",
+    "rows": "what each thing that a request may ask of its tokens costs a row",
     "roofline": "what a step of any model costs on a card: bytes, operations, launches, floor",
     "startup": "import, --help, cold start to the first token and where it goes, idle CPU, memory",
     "core": "what the engine core's scheduling costs a step, with a fake worker",
