@@ -127,6 +127,6 @@ def _make_step(rows: RequestRows, row_ids: Any) -> Callable[[Tensor], object]:
 def _make_request(row: int, asks: dict[str, Any], vocab_size: int) -> NewRequestData:
     words = asks.pop("words", [])
     params = SamplingParams(**{"temperature": 0.0, "seed": row, "max_tokens": _MAX_LEN} | asks)
-    prompt = encode_token_ids((row + place * 3) % 2048 for place in range(_PROMPT_LEN))
+    prompt = encode_token_ids((row + place * 3) % vocab_size for place in range(_PROMPT_LEN))
     lists = pack_token_lists(params, words, vocab_size)
     return NewRequestData(row, f"bench-{row}", prompt, b"", params, [2], lists, [], 0)
