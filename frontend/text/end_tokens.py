@@ -42,20 +42,25 @@ def read_eos_token_id(folder: str) -> int | None:
 
 
 def find_turn_end(folder: str, chat_template: str | None = None) -> int | None:
-    """The added token that a chat template, else the folder's, writes behind an answer; None: none."""
+    """The added token that a chat template, else the folder's, writes behind an answer; None: none.
+
+    GLM's templates close no turn: its answers end where the user's next turn begins.
+    """
     chat = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": _ANSWER}]
     try:
         tokenizer = load_tokenizer(folder, chat_template)
-        if tokenizer.chat_template is None:
+        if (template := tokenizer.chat_template) is None:
             return None
-        behind = (
-            tokenizer.chat_template.render(chat, add_generation_prompt=False).rpartition(_ANSWER)[2].lstrip()
-        )
+        added = tokenizer.backend.get_added_tokens_decoder().items()  # an end of turn need not be special
+        for messages in (chat, [*chat, chat[0]]):
+            text = template.render(messages, add_generation_prompt=False)
+            behind = text.rpartition(_ANSWER)[2].lstrip()
+            ends = [(len(token.content), id_) for id_, token in added if behind.startswith(token.content)]
+            if ends:
+                return max(ends)[1]
     except QuireError:  # a template without such chats; what cannot be read is refused where it is used
-        return None
-    added = tokenizer.backend.get_added_tokens_decoder().items()  # an end of turn need not be special
-    ends = [(len(token.content), id_) for id_, token in added if behind.startswith(token.content)]
-    return max(ends)[1] if ends else None
+        pass
+    return None
 
 
 def describe_ends(tokenizer: Tokenizer | None, token_ids: Iterable[int]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from checkpoints import Recipe, make_checkpoint
 from gguf_files import add_vocabulary, convert_checkpoint, fill_with_blocks
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.frontend.models.gguf import folder
-from quire.frontend.models.model_folder import POCKET, pocket_folder
+from quire.frontend.models.model_folder import pocket_folder
 from quire.ipc.files.private_cache import lock_to_remove
 
 # Where transformers does not read a size of the file, it is its default here. mixtral and gemma are missing:
@@ -79,15 +81,24 @@ def test_tokens_are_those_of_transformers(family: str, tmp_path: Path):
 
 
 def test_a_file_with_its_vocabulary_is_all_that_is_needed(tmp_path: Path):
-    """Through all processes: text, chat template, a grammar, and a worker that is lost."""
+    """Through all processes: text, chat template, what ends an answer, a grammar, and a worker that is lost.
+
+    The folder beside it names that end only in its tokenizer's files, the GGUF file only by its text.
+    """
     writer = add_vocabulary(convert_checkpoint(pocket_folder(), "BF16"), pocket_folder())
+    writer.metadata["tokenizer.ggml.eos_token_id"] = 0
     file = writer.write(tmp_path / "pocket.gguf")
+    plain = Path(shutil.copytree(pocket_folder(), tmp_path / "plain"))
+    ends = {"config": {"eos_token_id": -1}, "generation_config": {"eos_token_id": [99999]}}
+    for name, end in (ends | {"tokenizer_config": {"eos_token": "<|im_end|>"}}).items():
+        values = json.loads((plain / f"{name}.json").read_text()) | end
+        (plain / f"{name}.json").write_text(json.dumps(values))
     question = [{"role": "user", "content": "Who are you?"}]
     schema = StructuredOutputsParams(json={"type": "object", "properties": {"a": {"type": "integer"}}})
-    greedy = SamplingParams(temperature=0, max_tokens=12)
+    greedy, whole = (SamplingParams(temperature=0, max_tokens=most) for most in (12, 120))
     constrained = SamplingParams(temperature=0, max_tokens=24, structured_outputs=schema)
     answers: list[list[str]] = []
-    for model, backend in ((str(file), "mp"), (POCKET, "uni")):
+    for model, backend in ((str(file), "mp"), (str(plain), "uni")):
         with LLM(model, dtype="bfloat16", max_model_len=256, distributed_executor_backend=backend) as llm:
             outputs = llm.chat(question, constrained, use_tqdm=False)
             if backend == "mp":
@@ -96,6 +107,9 @@ def test_a_file_with_its_vocabulary_is_all_that_is_needed(tmp_path: Path):
                     assert not is_free  # as long as the engine serves it
                 os.kill(llm.llm_engine.facts.pids["worker"], signal.SIGKILL)
             outputs += llm.generate(["Once upon"], greedy, use_tqdm=False)
+            outputs += llm.chat(question, whole, use_tqdm=False)
+            assert outputs[-1].outputs[0].finish_reason == "stop"
+            assert outputs[-1].outputs[0].token_ids[-1] == 2
             answers.append([output.outputs[0].text for output in outputs])
     assert answers[0] == answers[1]
     assert all(answers[0])

@@ -69,6 +69,55 @@ def test_an_end_of_turn_need_not_be_special(tmp_path: Path):
     assert find_ends(str(model)) == {2}
 
 
+ROLES = "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}"
+# By model: the tokens that its files may name, its template's turns, and what ends an answer by the template.
+VOCABULARIES = {
+    "gpt-oss": (
+        ("<|return|>", "<|call|>", "<|end|>"),
+        "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}"
+        "{{ '<|return|>' if loop.last and m.role == 'assistant' else '<|end|>' }}{% endfor %}",
+        "<|return|>",
+    ),
+    "llama 3": (
+        ("<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"),
+        f"{ROLES}<|eot_id|>{{% endfor %}}",
+        "<|eot_id|>",
+    ),
+    "phi": (("<|endoftext|>", "<|end|>", "<|assistant|>"), f"{ROLES}<|end|>\n{{% endfor %}}", "<|end|>"),
+    "gemma": (
+        ("<eos>", "<start_of_turn>", "<end_of_turn>"),
+        "{% for message in messages %}<start_of_turn>{{ message.role }}\n{{ message.content | trim }}"
+        "<end_of_turn>\n{% endfor %}",
+        "<end_of_turn>",
+    ),
+    "glm": (("<|endoftext|>", "<|user|>", "<|observation|>"), f"{ROLES}{{% endfor %}}", "<|user|>"),
+}
+
+
+@pytest.mark.parametrize("model", VOCABULARIES)
+def test_ends_are_found_in_the_vocabulary_of_a_family(tmp_path: Path, model: str):
+    texts, template, turn_end = VOCABULARIES[model]
+    folder = Path(make_folder(tmp_path, None, None, None))
+    tokenizer = (folder / "tokenizer.json").read_text()
+    for number, text in enumerate((TEXT, "<|im_start|>", TURN)):
+        tokenizer = tokenizer.replace(f'"{text}"', f'"token {number}"')
+    for number, text in enumerate(texts):
+        tokenizer = tokenizer.replace(f'"token {number}"', f'"{text}"')
+    (folder / "tokenizer.json").write_text(tokenizer)
+    (folder / "chat_template.jinja").write_text(template)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("added_tokens_decoder", None)
+
+    def name_ends(eos_token: str | None, generation: list[int] | None) -> set[int]:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": eos_token}))
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+        return find_ends(str(folder))
+
+    assert name_ends(None, None) == {texts.index(turn_end)}
+    assert name_ends(texts[0], [1, 2]) == {0, 1, 2}
+    assert name_ends(texts[2], [1]) == {1, 2}
+
+
 def test_without_ends_and_template_nothing_ends_an_answer(tmp_path: Path):
     model = make_folder(tmp_path, None, None, None)
     plain = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
