@@ -170,7 +170,7 @@ REQUEST_FIELDS: dict[str, OtherField] = {
 # Of a message: what clients add to what they were answered, or to what they keep of it.
 _DROPPED_OF_MESSAGES = (
     "id created created_at createdAt timestamp index model weight finish_reason stop_reason usage timings "
-    "metadata"
+    "metadata copilot_cache_control"
 )
 _OFF_OF_MESSAGES = {
     "continue_final_message=true": "prefix=false partial=false",
@@ -178,8 +178,10 @@ _OFF_OF_MESSAGES = {
     "reasoning": "thinking thinking_blocks reasoning_details tool_plan",
     "content": "citations parts is_error=false logprobs",
     "name": "tool_name",
+    "the type of a part stands in content": 'type="text","message"',
 }
 MESSAGE_FIELDS = dict.fromkeys(_DROPPED_OF_MESSAGES.split(), _SMALL) | _read_table(_OFF_OF_MESSAGES)
+PART_FIELDS = dict.fromkeys(("id", "index"), _SMALL) | _read_table({"text": "citations"})
 
 
 def take_other_fields(
@@ -187,8 +189,8 @@ def take_other_fields(
 ) -> None:
     """Take out of `fields` what rows take, and put what becomes a field of ours in its place.
 
-    known: names that the object has. Raises FieldError for a value beside the field that it would become;
-    what rows do not take stays.
+    known: names that the object has. Raises FieldError for another value beside the field that it would
+    become; what rows do not take stays.
     """
     for name in [name for name in fields if name not in known and name in rows]:
         row, value = rows[name], fields[name]
@@ -210,6 +212,6 @@ def _put(fields: dict[str, Any], path: str, made: Any, name: str, value: Any) ->
     if not isinstance(inner, dict):
         return  # which is refused for what it is
     inner = cast(dict[str, Any], inner)
-    if inner.get(key) is not None:
-        raise FieldError(name, value, f"nothing beside {path}, which means the same", "unsupported_field")
+    if inner.get(key, made) not in (None, made):
+        raise FieldError(name, value, f"the same as {path}, or nothing beside it", "unsupported_field")
     inner[key] = made

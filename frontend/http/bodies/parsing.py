@@ -36,7 +36,7 @@ from ..limits import (
     MAX_JSON_STRINGS,
     MAX_JSON_VALUES,
 )
-from .other_fields import MESSAGE_FIELDS, REQUEST_FIELDS, take_other_fields
+from .other_fields import MESSAGE_FIELDS, PART_FIELDS, REQUEST_FIELDS, take_other_fields
 from .schema import SharedFields
 
 BODY_EXTENSION = "quire.note_body"  # scope["extensions"]: has the connection look how much it still stores
@@ -207,7 +207,12 @@ def _make_plan(kind: msgspec.inspect.Type) -> _Plan | None:
     return plan if plan.items or plan.structs else None
 
 
-_OTHER_FIELDS = {"": REQUEST_FIELDS, "messages[]": MESSAGE_FIELDS}  # by the place without numbers
+# By the place without numbers.
+_OTHER_FIELDS = {
+    "": REQUEST_FIELDS,
+    "messages[]": MESSAGE_FIELDS,
+    "messages[].content[]": PART_FIELDS,
+}
 
 
 def _prune(value: Any, plan: _Plan, takes_all: bool, place: str = "", kept: Collection[str] = ()) -> None:

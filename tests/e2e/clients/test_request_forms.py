@@ -136,6 +136,55 @@ CONTINUE: list[tuple[str, Json]] = [
     ),
 ]
 
+# By their sources, too: SillyTavern's text completions for vLLM (constants.js, VLLM_KEYS), lm-eval's chats,
+# whose messages have a type, Zed's and OpenHands' tools, whose contents are parts.
+PARTS: list[Json] = [{"type": "text", "text": QUESTION, "cache_control": {"type": "ephemeral"}}]
+OTHERS: list[tuple[str, Json]] = [
+    (
+        "/v1/completions",
+        {
+            **{"model": "pocket", "prompt": "The capital of", "max_tokens": 8, "n": 1, "stream": True},
+            **{"temperature": 0.0, "top_p": 1, "top_k": 0, "min_p": 0, "min_tokens": 0, "seed": 1},
+            **{"repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0, "length_penalty": 1},
+            **{"early_stopping": False, "ignore_eos": False, "include_stop_str_in_output": False},
+            **{"skip_special_tokens": True, "spaces_between_special_tokens": True, "stop": ["<never>"]},
+        },
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "model": "pocket",
+            "messages": [{"role": "user", "content": QUESTION, "type": "text"}],
+            **{"max_tokens": 8, "temperature": 0, "stop": ["<never>"], "seed": 1234},
+        },
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "model": "pocket",
+            "messages": [
+                {"role": "user", "content": PARTS},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{"id": "call_1", "type": "function", "function": CALLED_AS_TEXT}],
+                },
+                {
+                    "role": "tool",
+                    "name": "calculator",
+                    "tool_call_id": "call_1",
+                    "content": [{"type": "text", "text": "42"}],
+                },
+            ],
+            "stream": True,
+            "stop": [],
+            "tools": [TOOL],
+            **{"temperature": 0.0, "max_completion_tokens": 8, "tool_choice": "auto"},
+            **{"parallel_tool_calls": False, "prompt_cache_key": "a thread"},
+        },
+    ),
+]
+
 # `ollama run` (cmd/cmd.go, api/types.go) writes every field that has no omitempty.
 UNSET: Json = {"suffix": "", "system": "", "template": "", "options": None}
 OLLAMA: list[tuple[str, Json]] = [
@@ -146,8 +195,8 @@ OLLAMA: list[tuple[str, Json]] = [
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [*OPEN_WEBUI, *CONTINUE, *OLLAMA],
-    ids=[f"{form[0]} {n}" for n, form in enumerate([*OPEN_WEBUI, *CONTINUE, *OLLAMA])],
+    FORMS := [*OPEN_WEBUI, *CONTINUE, *OTHERS, *OLLAMA],
+    ids=[f"{form[0]} {n}" for n, form in enumerate(FORMS)],
 )
 def test_a_chat_program_is_answered(shared_server: Served, path: str, body: Json) -> None:
     answer = shared_server.ask(path, body)

@@ -105,11 +105,11 @@ def test_another_name_of_one_meaning_becomes_ours(
         (CHAT, {"enable_thinking": "no"}, "enable_thinking='no': no such field: true or false"),
         (TEXT, {"enable_thinking": True}, "enable_thinking=True: no such field; the server's option"),
         ("/v1/embeddings", {"max_new_tokens": 5}, "max_new_tokens=5: no such field"),
-        (CHAT, {"max_tokens": 5, "n_predict": 6}, "n_predict=6: expected nothing beside max_tokens, which"),
+        (CHAT, {"max_tokens": 5, "n_predict": 6}, "n_predict=6: expected the same as max_tokens, or"),
         (
             CHAT,
             {"structured_outputs": {"regex": "a"}, "regex": "b"},
-            "regex='b': expected nothing beside structured_outputs.regex",
+            "regex='b': expected the same as structured_outputs.regex, or",
         ),
         (CHAT, {"guided_decoding": {"a": 1}}, "guided_decoding={'a': 1}: no such field: structured_outputs"),
     ],
@@ -126,6 +126,7 @@ def test_what_asks_for_something_else_is_refused_with_a_hint(
 @pytest.mark.parametrize(
     ("field", "value", "is_taken"),
     [
+        *(("type", "text", True), ("type", "image", False), ("copilot_cache_control", {}, True)),
         *(("id", "a", True), ("timestamp", 5, True), ("prefix", False, True), ("prefix", True, False)),
         *(("images", [], True), ("images", ["x"], False), ("reasoning_details", [], True)),
         *(("usage", {"total_tokens": 5}, True), ("citations", ["x"], False), ("nothing", 1, False)),
@@ -141,6 +142,24 @@ def test_what_clients_add_to_messages_is_taken_where_it_says_nothing(
     else:
         with pytest.raises(ApiError, match=rf"^messages\[0\]\.{field}=.*: no such field"):
             parse(path, body)
+
+
+@pytest.mark.parametrize(("field", "is_taken"), [("id", True), ("citations", True), ("other", False)])
+def test_what_clients_add_to_parts_is_taken_where_it_says_nothing(field: str, is_taken: bool) -> None:
+    def read(part: dict[str, Any]) -> dict[str, Any]:
+        return parse(CHAT, {"messages": [{"role": "user", "content": [part]}]})
+
+    part = {"type": "text", "text": "x"}
+    if is_taken:
+        assert read(part | {field: []}) == read(part)
+    else:
+        with pytest.raises(ApiError, match=r"content\[0\]\.other="):
+            read(part | {field: []})
+
+
+def test_a_value_that_is_said_twice_is_taken() -> None:
+    assert parse(TEXT, {"max_new_tokens": 4, "max_tokens": 4}) == {"max_tokens": 4}
+    assert parse(TEXT, {"stop_sequences": ["a"], "stop": ["a"]}) == {"stop": ["a"]}
 
 
 def test_no_row_is_for_a_field_that_chats_or_their_messages_have() -> None:
