@@ -20,7 +20,7 @@ from quire.ipc.spec.gguf_tensor import BLOCKS, GgmlType
 from safetensors.torch import load_file
 
 TYPE_IDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13}
-TYPE_IDS |= {"Q2_K": 10, "Q3_K": 11, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30}
+TYPE_IDS |= {"Q2_K": 10, "Q3_K": 11, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30, "MXFP4": 39}
 
 
 @dataclass
@@ -75,6 +75,7 @@ _SCALES: dict[str, dict[int, float]] = {
     "Q6_K": {208: 5e-5},
     "IQ4_NL": {0: 1e-3},
     "IQ4_XS": {0: 5e-5},
+    "MXFP4": {},
 }
 
 
@@ -83,6 +84,8 @@ def make_blocks(type_: GgmlType, count: int, seed: int = 0) -> bytes:
     numbers, size_bytes = BLOCKS[type_]
     generator = torch.Generator().manual_seed(seed)
     blocks = torch.randint(0, 256, (count // numbers, size_bytes), generator=generator, dtype=torch.uint8)
+    if type_ == "MXFP4":  # a power of two
+        blocks[:, 0] = 122 + blocks[:, 0] % 2
     for place, most in _SCALES[type_].items():
         scales = ((torch.rand(len(blocks), generator=generator) * 2 - 1) * most).half()
         blocks[:, place : place + 2] = scales.view(torch.uint8).view(-1, 2)
@@ -111,7 +114,14 @@ def _value(value: Any) -> bytes:
     return head + struct.pack(f"<IQ{len(value)}{letter}", kind, len(value), *value)
 
 
-_ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "mixtral": "llama", "mistral": "llama"}
+_ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+}
 _PARTS = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -128,7 +138,15 @@ _PARTS = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.gate": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{
+        f"mlp.{shared}.{part}_proj": f"ffn_{part}_shexp"
+        for shared in ("shared_expert", "shared_experts")
+        for part in ("gate", "up", "down")
+    },
 }
+_BARE = {"self_attn.sinks": "attn_sinks.weight", "mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}
 _BOTH_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -145,19 +163,40 @@ def convert_checkpoint(folder: Path, type_: str = "F32") -> GgufWriter:
     weights = {key: value for file in folder.glob("*.safetensors") for key, value in load_file(file).items()}
     writer = GgufWriter(_make_metadata(config))
     experts: dict[str, dict[int, torch.Tensor]] = {}
-    for name, tensor in weights.items():
+    for name, tensor in _split_stacks(weights).items():
         if match := re.fullmatch(r"model\.layers\.(\d+)\..*experts\.(\d+)\.(\w+)\.weight", name):
             stacked = f"blk.{match[1]}.ffn_{_EXPERTS[match[3]]}_exps.weight"
             experts.setdefault(stacked, {})[int(match[2])] = tensor
         elif name != "lm_head.weight" or not config["tie_word_embeddings"]:
             renamed, tensor = _convert(name, tensor, config)
-            writer.add(renamed, tensor, type_ if tensor.ndim > 1 and "inp" not in renamed else "F32")
+            is_matrix = tensor.ndim > 1 and "inp" not in renamed and not renamed.endswith(".bias")
+            writer.add(renamed, tensor, type_ if is_matrix else "F32")
     for name, parts in experts.items():
         writer.add(name, torch.stack([parts[index] for index in sorted(parts)]), type_)
     for length in ("long", "short"):
         if factors := (config.get("rope_parameters") or {}).get(f"{length}_factor"):
             writer.add(f"rope_factors_{length}.weight", torch.tensor(factors))
     return writer
+
+
+def _split_stacks(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Gate, up and down of each of gpt-oss' experts, whose biases keep their stacks."""
+    split: dict[str, torch.Tensor] = {}
+    for name, tensor in weights.items():
+        prefix, _, part = name.rpartition(".experts.")
+        if not part.startswith(("gate_up_proj", "down_proj")):
+            split[name] = tensor
+            continue
+        is_bias, layer = part.endswith("_bias"), prefix.removesuffix(".mlp").split(".")[-1]
+        rows = tensor if is_bias else tensor.transpose(1, 2)
+        parts = {"gate": rows[:, ::2], "up": rows[:, 1::2]} if part.startswith("gate_up") else {"down": rows}
+        for kind, each in parts.items():
+            if is_bias:
+                split[f"blk.{layer}.ffn_{kind}_exps.bias"] = each.contiguous()
+                continue
+            for expert, weight in enumerate(each):
+                split[f"{prefix}.experts.{expert}.{kind}_proj.weight"] = weight.contiguous()
+    return split
 
 
 # As in files of llama.cpp's mixed types: each is in every layer, beside others.
@@ -214,11 +253,18 @@ def _convert(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> tupl
     kind = config["model_type"]
     if kind.startswith("gemma") and "norm" in name:
         tensor = tensor + 1
+    if name.startswith("blk."):
+        return name, tensor
     whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     part, suffix = name.rsplit(".", 1)
     if part in whole:
         return f"{whole[part]}.{suffix}", tensor
     _, _, layer, part = part.split(".", 3)
+    bare = name.split(".", 3)[3]
+    if bare in _BARE:
+        return f"blk.{layer}.{_BARE[bare]}", tensor
+    if kind == "gpt_oss" and part == "post_attention_layernorm":
+        return f"blk.{layer}.post_attention_norm.{suffix}", tensor
     parts = _PARTS | _BOTH_NORMS if kind in _WITH_OUT_NORMS else _PARTS
     heads = {"self_attn.q_proj": "num_attention_heads", "self_attn.k_proj": "num_key_value_heads"}
     if part in heads and kind in _PERMUTED:  # as convert_hf_to_gguf.py permutes
@@ -247,9 +293,27 @@ def _make_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         "rope.freq_base": rope.get("rope_theta", 10000.0),
         "vocab_size": config["vocab_size"],
     }
-    if kind in ("mixtral", "qwen3_moe"):
-        keys["expert_count"] = config.get("num_local_experts") or config["num_experts"]
+    if "num_experts_per_tok" in config:
+        names = ("num_local_experts", "num_experts", "n_routed_experts")
+        keys["expert_count"] = next(config[name] for name in names if name in config)
         keys["expert_used_count"] = config["num_experts_per_tok"]
+    if kind == "qwen2_moe":
+        keys["expert_feed_forward_length"] = config["moe_intermediate_size"]
+        keys["expert_shared_feed_forward_length"] = config["shared_expert_intermediate_size"]
+    if kind == "dots1":
+        keys |= {
+            "expert_feed_forward_length": config["moe_intermediate_size"],
+            "expert_shared_count": config["n_shared_experts"],
+            "expert_gating_func": 2,
+            "expert_weights_norm": config["norm_topk_prob"],
+            "expert_weights_scale": config["routed_scaling_factor"],
+            "leading_dense_block_count": config["first_k_dense_replace"],
+        }
+    if kind == "gpt_oss":
+        keys["expert_feed_forward_length"] = config["intermediate_size"]
+        keys["attention.sliding_window"] = config["sliding_window"]
+        keys["rope.scaling.type"], keys["rope.scaling.factor"] = "yarn", rope["factor"]
+        keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     if kind == "qwen3_moe":
         keys["expert_feed_forward_length"] = config["moe_intermediate_size"]
     if kind == "phi3":

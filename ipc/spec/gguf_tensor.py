@@ -13,7 +13,7 @@ import msgspec
 
 GgmlType = Literal[
     "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-    "IQ4_NL", "IQ4_XS",
+    "IQ4_NL", "IQ4_XS", "MXFP4",
 ]  # fmt: skip
 
 # Numbers of a block, and its bytes (ggml-common.h).
@@ -33,6 +33,7 @@ BLOCKS: dict[GgmlType, tuple[int, int]] = {
     "Q6_K": (256, 210),
     "IQ4_NL": (32, 18),
     "IQ4_XS": (256, 136),
+    "MXFP4": (32, 17),
 }
 
 FLOATS: tuple[GgmlType, ...] = ("F32", "F16", "BF16")  # of which a block is one number

@@ -23,6 +23,7 @@ from ...ipc.errors import ModelError
 from ...ipc.spec.config import ModelConfig
 from ...ipc.spec.gguf_tensor import BLOCKS, GgmlType, GgufTensor
 from ...ipc.spec.weight_format import WeightFormat
+from .compressed_tensors import MXFP4_NUMBERS
 from .integer_weight import IntegerWeight, pack_nibbles
 from .weights import WHOLE, TensorSlice, WeightSource
 
@@ -67,6 +68,10 @@ class GgufSource(WeightSource):
         tensor = self._find(f"{name}.weight", shape)
         assert tensor.type not in _FLOATS, format  # the frontend has read the same table
         return read_blocks(self._read_rows(tensor), tensor.type)
+
+    def take_floats(self, name: str, count: int) -> Tensor:
+        tensor = self._find(name, (count,))
+        return _make_numbers(self._read_rows(tensor), tensor)[:, 0].float().to(self._device)
 
     def skip(self, name: str) -> None:
         self._left.discard(name)
@@ -148,15 +153,16 @@ def read_blocks(data: Tensor, type_: GgmlType) -> IntegerWeight:
         num_in=codes.shape[1],
         group_size=numbers // scales.shape[2],
         offsets=None if offsets is None else offsets.flatten(1),
+        codebook=MXFP4_NUMBERS if type_ == "MXFP4" else None,
     )
 
 
 def make_numbers(data: Tensor, type_: GgmlType) -> Tensor:
     """float32 [N, K] of such rows: products are exact, so it rounds as the reference dequantizer does."""
     codes, scales, offsets, bits = _READERS[type_](data.view(len(data), -1, BLOCKS[type_][1]))
-    numbers = codes.float()
+    numbers = MXFP4_NUMBERS[codes.int()] if type_ == "MXFP4" else codes.float()
     groups = numbers.view(*scales.shape, -1)
-    if offsets is None:
+    if offsets is None and type_ != "MXFP4":
         groups -= 1 << bits - 1
     groups *= scales.unsqueeze(3)
     if offsets is not None:
@@ -259,6 +265,10 @@ def _read_iq4_xs(blocks: Tensor) -> _Parts:
     return _look_up(blocks[:, :, 8:]), _halves(blocks, 0) * scales, None, 8
 
 
+def _read_mxfp4(blocks: Tensor) -> _Parts:
+    return _nibbles(blocks[:, :, 1:], 16), torch.exp2(blocks[:, :, :1].double() - 127).bfloat16(), None, 4
+
+
 def _look_up(data: Tensor) -> Tensor:
     """Codes of 8 bits of what the nibbles of the IQ4 types stand for."""
     return _IQ4_CODES[_nibbles(data, 16).int()]
@@ -277,4 +287,5 @@ _READERS: dict[GgmlType, Callable[[Tensor], _Parts]] = {
     "Q6_K": _read_q6_k,
     "IQ4_NL": _read_iq4_nl,
     "IQ4_XS": _read_iq4_xs,
+    "MXFP4": _read_mxfp4,
 }

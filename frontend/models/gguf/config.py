@@ -55,6 +55,7 @@ _NEUTRAL: dict[str, Any] = {
     "leading_dense_block_count": 0,
     "nextn_predict_layers": 0,
 }
+_SIGMOID = 2  # of expert_gating_func
 # llama.cpp writes Llama 3's scaling as a table of divisors. All published models have these settings.
 _ORIGINAL = 8192
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": _ORIGINAL}
@@ -107,6 +108,11 @@ class _Keys(ConfigFields):
         """As `family_number`, for an integer."""
         self._names.add(key)
         return self.integer(key, default, low)
+
+    def family_flag(self, key: str) -> bool:
+        """True or false, false where it is missing, of a key that only some families have."""
+        self._names.add(key)
+        return self.boolean(key, False)
 
     def check_rest(self, owner: str = "") -> None:
         """ModelError for the first key that nobody reads."""
@@ -273,6 +279,49 @@ def _read_qwen3_moe(keys: _Keys) -> Config:
     }
 
 
+def _read_olmoe(keys: _Keys) -> Config:
+    return {
+        "num_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+    }
+
+
+def _read_qwen2_moe(keys: _Keys) -> Config:
+    return {
+        **_read_olmoe(keys),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.family_integer("expert_shared_feed_forward_length"),
+        "qkv_bias": "blk.0.attn_q.bias" in keys.header.tensors,
+    }
+
+
+def _read_dots1(keys: _Keys) -> Config:
+    if keys.family_integer("expert_gating_func") != _SIGMOID:
+        raise keys.error("expert_gating_func", keys.get("expert_gating_func"), f"{_SIGMOID}, sigmoid")
+    return {
+        "n_routed_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "n_shared_experts": keys.family_integer("expert_shared_count", 0, low=0),
+        "first_k_dense_replace": keys.family_integer("leading_dense_block_count", 0, low=0),
+        "norm_topk_prob": keys.family_flag("expert_weights_norm"),
+        "routed_scaling_factor": keys.family_number("expert_weights_scale", 1.0),
+        "sliding_window": None,
+    }
+
+
+def _read_gpt_oss(keys: _Keys) -> Config:
+    scaling = _read_scaling(keys.header, keys, keys.integer("rope.dimension_count", 64))
+    return {
+        "num_local_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "intermediate_size": keys.integer("expert_feed_forward_length"),
+        "sliding_window": keys.family_integer("attention.sliding_window"),
+        # llama.cpp rounds the borders of YaRN's ramp; transformers and OpenAI's own code do not.
+        "rope_scaling": scaling and {**scaling, "truncate": False},
+    }
+
+
 def _read_phi3(keys: _Keys) -> Config:
     return {
         "sliding_window": keys.family_integer("attention.sliding_window", 0, low=0) or None,
@@ -312,13 +361,17 @@ def _read_query_scalar(keys: _Keys, num_layers_of_27b: int) -> int:
 
 # By general.architecture: config.json's architecture and model_type, and what only this family has.
 _ARCHITECTURES: dict[str, tuple[str, str, Callable[[_Keys], Config]]] = {
+    "dots1": ("Dots1ForCausalLM", "dots1", _read_dots1),
     "gemma": ("GemmaForCausalLM", "gemma", _read_nothing),
     "gemma2": ("Gemma2ForCausalLM", "gemma2", _read_gemma2),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text", _read_gemma3),
+    "gpt-oss": ("GptOssForCausalLM", "gpt_oss", _read_gpt_oss),
     "llama": ("LlamaForCausalLM", "llama", _read_llama),
     "olmo2": ("Olmo2ForCausalLM", "olmo2", _read_nothing),
+    "olmoe": ("OlmoeForCausalLM", "olmoe", _read_olmoe),
     "phi3": ("Phi3ForCausalLM", "phi3", _read_phi3),
     "qwen2": ("Qwen2ForCausalLM", "qwen2", _read_nothing),
+    "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe", _read_qwen2_moe),
     "qwen3": ("Qwen3ForCausalLM", "qwen3", _read_nothing),
     "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe", _read_qwen3_moe),
     "smollm3": ("SmolLM3ForCausalLM", "smollm3", _read_nothing),

@@ -45,12 +45,13 @@ _TYPE_IDS: dict[int, GgmlType] = {
     20: "IQ4_NL",
     23: "IQ4_XS",
     30: "BF16",
+    39: "MXFP4",
 }
 # Others that files have, so that a refusal can name them.
 _UNREAD_TYPES = (
     {9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"}
     | {21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64"}
-    | {28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}
+    | {28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0"}
 )
 
 

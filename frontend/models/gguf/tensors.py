@@ -28,6 +28,11 @@ _ATTENTION = {
 }
 _DENSE = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 _PRE_NORM = {**_ATTENTION, **_DENSE, "ffn_norm": "post_attention_layernorm"}
+_EXPERTS = {
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
 _MIXTRAL = "block_sparse_moe.experts.{}."
 _BOTH_NORMS = {
     **_ATTENTION,
@@ -57,9 +62,7 @@ _LAYERS: dict[str, dict[str, str]] = {
     "qwen3_moe": {
         **_PRE_NORM,
         "ffn_gate_inp": "mlp.gate",
-        "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-        "ffn_up_exps": "mlp.experts.{}.up_proj",
-        "ffn_down_exps": "mlp.experts.{}.down_proj",
+        **_EXPERTS,
     },
     "mixtral": {
         **_ATTENTION,
@@ -72,7 +75,34 @@ _LAYERS: dict[str, dict[str, str]] = {
     "gemma2": _BOTH_NORMS,
     "gemma3_text": _BOTH_NORMS,
     "smollm3": _PRE_NORM,
+    "gpt_oss": {
+        **_ATTENTION,
+        "attn_sinks": "self_attn.sinks",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_gate_inp": "mlp.router",
+        **_EXPERTS,
+    },
+    "olmoe": {**_PRE_NORM, "ffn_gate_inp": "mlp.gate", **_EXPERTS},
+    "qwen2_moe": {
+        **_PRE_NORM,
+        "ffn_gate_inp": "mlp.gate",
+        **_EXPERTS,
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp": "mlp.shared_expert.up_proj",
+        "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    },
+    "dots1": {
+        **_PRE_NORM,
+        "ffn_gate_inp": "mlp.gate",
+        **_EXPERTS,
+        "exp_probs_b": "mlp.gate.e_score_correction_bias",
+        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+        "ffn_up_shexp": "mlp.shared_experts.up_proj",
+        "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    },
 }
+_BARE = ("self_attn.sinks", "e_score_correction_bias")  # tensors whose name has no .weight or .bias
 _ADDED_ONE = frozenset(
     ("gemma", "gemma2", "gemma3_text")
 )  # model types whose norms are stored as what they multiply by
@@ -114,7 +144,10 @@ def _name(header: GgufHeader, stored: StoredTensor, config: Config) -> GgufTenso
         raise _error(header, stored, f"a tensor of {kind} with {config['num_hidden_layers']} layers")
     if expert is not None:
         name = name.format(int(expert))
-    if name.count("{}") + (1 if suffix == "bias" or "norm" in part else 2) != len(shape):
+    if name.endswith("shared_expert_gate"):  # llama.cpp takes both
+        shape = (1, shape[-1])
+    is_vector = suffix == "bias" or "norm" in part or name.endswith(_BARE)
+    if name.count("{}") + (1 if is_vector else 2) != len(shape):
         raise _error(header, stored, "another number of dimensions")
     if len(shape) == 1 and stored.type not in FLOATS:
         raise _error(header, stored, f"one of {', '.join(FLOATS)} for a tensor of one dimension")
@@ -125,7 +158,9 @@ def _name(header: GgufHeader, stored: StoredTensor, config: Config) -> GgufTenso
     if num_heads and shape[0] % (2 * num_heads):
         raise _error(header, stored, f"a multiple of {2 * num_heads} rows, two for each of {num_heads} heads")
     has_added_one = kind in _ADDED_ONE and "norm" in part
-    return GgufTensor(f"{name}.{suffix}", stored.type, shape, 0, stored.offset, num_heads, has_added_one)
+    if not name.endswith(_BARE):
+        name = f"{name}.{suffix}"
+    return GgufTensor(name, stored.type, shape, 0, stored.offset, num_heads, has_added_one)
 
 
 def _error(header: GgufHeader, stored: StoredTensor, allowed: str) -> ModelError:
@@ -147,6 +182,7 @@ _FORMS: dict[GgmlType, tuple[Literal[4, 8], int, bool]] = {
     "Q6_K": (8, 16, False),
     "IQ4_NL": (8, 32, False),
     "IQ4_XS": (8, 32, False),
+    "MXFP4": (4, 32, False),
 }
 # Projections of the same inputs are one layer in memory, which has a format or is plain.
 _SAME_INPUTS = re.compile(r"\b(?:[qkv]|gate|up)_proj$|\bw[13]$")
@@ -179,7 +215,14 @@ def _make_format(type_: GgmlType) -> WeightFormat | None:
     if type_ not in _FORMS:
         return None
     bits, group_size, has_offsets = _FORMS[type_]
-    return WeightFormat(bits=bits, group_size=group_size, has_offsets=has_offsets, layout="gguf")
+    return WeightFormat(
+        bits=bits,
+        group_size=group_size,
+        has_offsets=has_offsets,
+        has_codebook=type_ == "MXFP4",
+        scale_dtype="bfloat16" if type_ == "MXFP4" else "float32",
+        layout="gguf",
+    )
 
 
 def _list_names(tensor: GgufTensor) -> Iterable[str]:

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 TYPES = (
     *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"),
-    *("Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS"),
+    *("Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4"),
 )
 _SCALES = {
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
@@ -30,7 +30,9 @@ def main() -> None:
         type_ = GGMLQuantizationType[name]
         numbers, size_bytes = GGML_QUANT_SIZES[type_]
         blocks = rng.integers(0, 256, (3 * 512 // numbers, size_bytes), dtype=np.uint8)
-        for place in _SCALES.get(name, (0,)):
+        if name == "MXFP4":  # exponents that leave numbers finite
+            blocks[:, 0] = rng.integers(0, 200, len(blocks))
+        for place in () if name == "MXFP4" else _SCALES.get(name, (0,)):
             scales = rng.normal(0, 0.3, len(blocks)).astype(np.float16)
             scales[:2] = 0, 6e-8  # nothing, and the smallest number
             blocks[:, place : place + 2] = scales.view(np.uint8).reshape(-1, 2)

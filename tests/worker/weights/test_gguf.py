@@ -14,6 +14,7 @@ from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import ModelError
 from quire.ipc.protocol.step import WorkerReady
 from quire.ipc.spec.config import EngineConfig
+from quire.ipc.spec.weight_format import WeightFormat
 from quire.kernels.group.shared_group import SharedGroup
 from quire.worker.models import load_model
 from quire.worker.models.builder import open_weights
@@ -21,7 +22,8 @@ from quire.worker.weights.gguf import GgufSource, read_blocks
 from quire.worker.weights.integer_weight import dequantize
 from quire.worker.weights.weights import WHOLE, TensorSlice
 
-from ...checkpoints import Recipe, make_checkpoint
+from ...checkpoints import Recipe, find_tolerance, make_checkpoint
+from ...decoders import make_decoder
 from ...gguf_files import GgufWriter, convert_checkpoint
 from ...paged import compute_alone
 from ...ranks import Pipeline, run_ranks, with_ranks
@@ -84,6 +86,54 @@ def test_a_file_is_the_model_that_it_was_converted_from(family: str, tmp_path: P
         else:
             assert torch.equal(got, expected), name
     source.finish()
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("gpt-oss", {}),
+        ("olmoe", {}),
+        ("qwen2-moe", {"use_sliding_window": False, "mlp_only_layers": []}),
+        ("dots1", {"sliding_window": None, "n_group": 1, "topk_group": 1}),
+    ],
+)
+@pytest.mark.usefixtures("library", "restored_torch")
+def test_a_file_of_experts_computes_what_its_checkpoint_does(
+    family: str, fields: dict[str, Any], tmp_path: Path
+):
+    checkpoint = make_decoder(tmp_path / family, family, **fields)
+    configs = [
+        read(path, dtype="float32", max_model_len=64)
+        for path in (checkpoint.folder, convert_checkpoint(checkpoint.folder).write(tmp_path / "model.gguf"))
+    ]
+    prompt = checkpoint.draw_tokens(45)
+    theirs, ours = (compute_alone(load_model(config, CPU), config, prompt) for config in configs)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=find_tolerance(checkpoint, theirs))
+
+
+@pytest.mark.usefixtures("library", "restored_torch")
+def test_experts_in_mxfp4_keep_their_four_bits(tmp_path: Path):
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_local_experts": 4}
+    checkpoint = make_decoder(tmp_path / "plain", "gpt-oss", **sizes)
+    writer = convert_checkpoint(checkpoint.folder)
+    stacks = [name for name in writer.tensors if name.endswith("_exps.weight")]
+    for seed, name in enumerate(stacks):
+        writer.add_blocks(name, "MXFP4", writer.tensors[name][1], seed)
+    config = read(writer.write(tmp_path / "blocks.gguf"), dtype="float32", max_model_len=64)
+    formats = config.model.weight_formats
+    assert formats.find("model.layers.1.mlp.experts.3.down_proj") == WeightFormat(
+        bits=4, group_size=32, has_codebook=True, scale_dtype="bfloat16", layout="gguf"
+    )
+    model = load_model(config, CPU)
+    for name in stacks:
+        _, shape, data = writer.tensors[name]
+        rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(shape[0] * shape[1], -1)
+        writer.add(name, dequantize(read_blocks(rows, "MXFP4")).view(shape))
+    plain = read(writer.write(tmp_path / "plain.gguf"), dtype="float32", max_model_len=64)
+    prompt = checkpoint.draw_tokens(45)
+    expected = compute_alone(load_model(plain, CPU), plain, prompt)
+    actual = compute_alone(model, config, prompt)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=find_tolerance(checkpoint, expected))
 
 
 def _list_tensors(folder: Path) -> list[tuple[str, tuple[int, ...]]]:
