@@ -22,7 +22,7 @@ _AIM = 0.95  # of a gap that was asked for, since contexts grow faster than what
 _MAX_CHANGE = 1.5  # bounds the change that one step suggests,
 _SMOOTHING = 0.5  # of which this part is made
 _LOOK_STEPS = 32  # at least so many from one step that is kept free of long prompts to the next,
-_FIRST_LOOK_STEPS = 3  # so many until one has shown a pass: short prompts may be in it
+_FIRST_LOOK_STEPS = 3  # so many until one has shown a pass, or the same as before: short prompts may be in it
 _MIN_S = 1e-4  # of a step: of two results that come together the second seems to have taken no time
 _MIN_TOKEN_S = 1e-9
 # Of a pass, for a token: a pass that was held up must not make tokens seem to take nothing, which one step
@@ -43,6 +43,7 @@ class StepTimes:
         self._pass_rows = 0  # their number in the last such step
         self._token_s: dict[int, float] = {}  # by class of context
         self._num_until_look = 0
+        self._pass_age = 0  # steps beside prompts since a pass was seen: it changes with contexts and load
 
     # -- what a step may hold
 
@@ -55,8 +56,13 @@ class StepTimes:
         if self._max_gap_s == 0:
             return None
         self._num_until_look -= 1
+        self._pass_age += 1
         longest_s = self._find_step_s()
-        is_known = self.pass_s is not None and num_decodes <= 2 * self._pass_rows <= 4 * num_decodes
+        is_known = (
+            self.pass_s is not None
+            and self._pass_age <= _LOOK_STEPS
+            and num_decodes <= 2 * self._pass_rows <= 4 * num_decodes
+        )
         if (
             num_decodes
             and not is_known
@@ -114,8 +120,7 @@ class StepTimes:
         duration_s = step.duration_s = max(_MIN_S, now - self.find_begin(step))
         self._ended_at = now
         if not step.chunks:
-            self.pass_s = duration_s if self.pass_s is None else _approach(self.pass_s, duration_s)
-            self._pass_rows = len(step.sampled)
+            self._note_pass(duration_s, len(step.sampled))
             return
         decodes = len(step.rows) > len(step.chunks)
         num_tokens = sum(count for _, count in step.chunks)
@@ -126,6 +131,12 @@ class StepTimes:
         # Where nothing decodes weights are read, too, but that need not take a whole pass.
         least_s = num_tokens * _LEAST_SHARE * (self.pass_s or 0.0) if decodes else duration_s / 2
         self._note_tokens(step, max(least_s, duration_s - (self.pass_s or 0.0)))
+
+    def _note_pass(self, duration_s: float, num_rows: int) -> None:
+        before_s = self.pass_s or duration_s
+        self.pass_s, self._pass_rows, self._pass_age = _approach(before_s, duration_s), num_rows, 0
+        if not before_s / _MAX_CHANGE <= duration_s <= before_s * _MAX_CHANGE:
+            self._pass_age, self._num_until_look = _LOOK_STEPS, min(self._num_until_look, _FIRST_LOOK_STEPS)
 
     def _note_tokens(self, step: Step, prompt_s: float) -> None:
         """All prompt tokens of a step took so long: each class that is in it was off by the same ratio."""
