@@ -5,14 +5,14 @@ const SPAN_S = 900, WIDTH = 900, HEIGHT = 100;
 const latency = (value) => value < 1000 ? milliseconds(value) : `${(value / 1000).toFixed(1)} s`;
 const byShare = (part, whole) => whole ? part / whole : null;
 
-// `lines`: a value of a point, or null where there is none; `rest`: what a period without work has.
+// `lines`: a value of a point, or null where there is none; `rest`: what a period without work has; `now`: of a snapshot.
 const CHARTS = [
-  { id: "generation", name: "Generated tokens/s", unit: "tokens/s", write: count, rest: 0, lines: [(point, { period }) => point.generation_tokens / period] },
-  { id: "prompt", name: "Prompt tokens/s", unit: "tokens/s", write: count, rest: 0, lines: [(point, { period }) => point.prompt_tokens / period] },
+  { id: "generation", name: "Generated tokens/s", unit: "tokens/s", write: count, rest: 0, lines: [(point, { period }) => point.generation_tokens / period], now: (snapshot) => [snapshot.generation_tokens_per_s] },
+  { id: "prompt", name: "Prompt tokens/s", unit: "tokens/s", write: count, rest: 0, lines: [(point, { period }) => point.prompt_tokens / period], now: (snapshot) => [snapshot.prompt_tokens_per_s] },
   { id: "first_token", name: "Time to first token, mean", unit: "", write: latency, rest: null, lines: [(point) => byShare(1000 * point.first_token_s, point.num_first_tokens)] },
   { id: "gap", name: "Time between tokens, mean", unit: "", write: latency, rest: null, lines: [(point) => byShare(1000 * point.gap_s, point.num_gaps)] },
-  { id: "queue", name: "Queue", unit: "", write: count, rest: 0, lines: [(point) => point.num_running, (point) => point.num_waiting], keys: ["running", "waiting"] },
-  { id: "kv", name: "KV in use", unit: "", write: (value) => `${value.toFixed(value && value < 10 ? 1 : 0)} %`, rest: 0, top: 100, lines: [(point, { blocks }) => byShare(100 * point.kv_blocks_used, blocks)] },
+  { id: "queue", name: "Queue", unit: "", write: count, rest: 0, lines: [(point) => point.num_running, (point) => point.num_waiting], keys: ["running", "waiting"], now: ({ stats }) => [stats.num_running, stats.num_waiting] },
+  { id: "kv", name: "KV in use", unit: "", write: (value) => `${value && value < 10 ? Math.max(value, 0.1).toFixed(1) : value.toFixed(0)} %`, rest: 0, top: 100, lines: [(point, { blocks }) => byShare(100 * point.kv_blocks_used, blocks)], now: ({ stats }) => [100 * byShare(stats.kv_blocks_used, stats.kv_blocks_total)] },
 ];
 
 const makeSvg = (tag, attributes) => {
@@ -27,11 +27,11 @@ function findTop(value) {
   return [1, 2, 5, 10].map((digit) => digit * power).find((top) => top >= value * 0.999);
 }
 
-// The periods of all engines together, from the first that can be shown on; the one that is not over is left out.
+// The periods of all engines together, from the first that can be shown on; the last is not over.
 function sumHistory({ engines }, uptime) {
   const at = Math.max(...engines.map((engine) => engine.at)), period = engines[0].period_s, sums = new Map();
-  const from = Math.max(at - SPAN_S, at - uptime), ends = Math.floor(at / period) * period;
-  for (let begin = Math.ceil((from - period) / period) * period; begin < ends; begin += period) sums.set(begin, null);
+  const from = Math.max(at - SPAN_S, at - uptime);
+  for (let begin = Math.ceil((from - period) / period) * period; begin <= at; begin += period) sums.set(begin, null);
   for (const point of engines.flatMap((engine) => engine.points)) {
     if (!sums.has(point.at)) continue;
     const sum = sums.get(point.at) ?? {};
@@ -62,9 +62,12 @@ class Chart {
 
   valuesOf(point) { return this.lines.map((line) => point ? line(point, this.history) : this.rest); }
 
-  show(history) {
+  // `now`: what a snapshot says. The sum of a period that is not over says less than that.
+  show(history, now) {
     this.history = history;
-    this.rows = history.points.map(([at, point]) => ({ x: WIDTH * (1 - (history.at - at - history.period / 2) / SPAN_S), at, values: this.valuesOf(point) }));
+    const points = history.points.filter(([at]) => this.rest === null || at + history.period <= history.at);
+    this.rows = points.map(([at, point]) => ({ x: WIDTH * (1 - (history.at - at - history.period / 2) / SPAN_S), at, values: this.valuesOf(point) }));
+    if (this.now) this.rows.push({ x: WIDTH, at: history.at, values: this.now(now) });
     this.most = Math.max(0, ...this.rows.flatMap(({ values }) => values));
     const top = this.top ?? findTop(this.most || 1);
     [top, top / 2, 0].forEach((value, place) => { this.axis[place].textContent = this.writeAxis(value, top); });
@@ -78,13 +81,13 @@ class Chart {
     return top < 2 && value % 1 ? "" : value.toLocaleString("en", { notation: value >= 10_000 ? "compact" : "standard" }) + (this.top ? " %" : "");
   }
 
-  // A value that stands alone is a dot.
+  // A value that stands alone is a short line.
   draw(line, top) {
-    let isBehindValue = false;
-    return this.rows.map(({ x, values }) => {
-      const value = values[line], command = isBehindValue ? "L" : "M";
-      isBehindValue = value !== null;
-      return value === null ? "" : `${command}${x.toFixed(1)} ${(HEIGHT * (1 - value / top)).toFixed(1)}h0`;
+    const valueAt = (place) => this.rows[place]?.values[line] ?? null;
+    return this.rows.map(({ x }, place) => {
+      if (valueAt(place) === null) return "";
+      const y = (HEIGHT * (1 - valueAt(place) / top)).toFixed(1), isAlone = valueAt(place - 1) === null && valueAt(place + 1) === null;
+      return isAlone ? `M${(x - 4).toFixed(1)} ${y}h8` : `${valueAt(place - 1) === null ? "M" : "L"}${x.toFixed(1)} ${y}h0`;
     }).join("");
   }
 
@@ -108,7 +111,8 @@ class Chart {
 
 const charts = CHARTS.map((facts) => new Chart(facts));
 
-function showCharts(history, uptime) {
-  const sums = sumHistory(history, uptime);
-  charts.forEach((chart) => chart.show(sums));
+// `history`: as the server gave it last.
+function showCharts(history, snapshot) {
+  const sums = { ...sumHistory(history, snapshot.uptime_s), at: snapshot.at };
+  charts.forEach((chart) => chart.show(sums, snapshot));
 }

@@ -152,7 +152,7 @@ function describeFacts({ prompt, output, firstMs, rate }) {
   const context = prompt === null ? 0 : findCard()?.max_model_len, used = prompt + output;
   return [
     prompt === null ? `${output} answer tokens` : `${prompt} prompt + ${output} answer tokens`,
-    ...(context ? [`${Math.round(100 * used / context)} % of the context of ${context.toLocaleString("en")}`] : []),
+    ...(context ? [`${Math.round(100 * used / context) || "under 1"} % of the context of ${context.toLocaleString("en")}`] : []),
     ...(firstMs ? [`first token after ${firstMs.toFixed(0)} ms`] : []), ...(rate ? [`${rate.toFixed(1)} tokens/s`] : []),
   ].join(" \u00b7 ");
 }
@@ -423,6 +423,7 @@ async function openChat(next, reason = "left") {
   await running;
   stopEditing();
   chat = next;
+  showChat();
   sessionStorage.setItem(OPEN, chat.id);
   writeFields(chat.fields);
   clearErrors();

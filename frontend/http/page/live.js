@@ -106,7 +106,7 @@ let watching = null;
 
 async function watch() {
   const stop = watching = new AbortController();
-  let chartsAt = 0;
+  let chartsAt = 0, history;
   while (!stop.signal.aborted) {
     try {
       const model = encodeURIComponent(await findModel());
@@ -115,10 +115,11 @@ async function watch() {
         byId("link").title = "";
         byId("live").classList.remove("stale");
         show(snapshot);
-        if (performance.now() < chartsAt) continue;
-        chartsAt = performance.now() + CHARTS_MS;
-        const history = await call(`/stats/history?model=${model}`, { signal: stop.signal });
-        showCharts(await history.json(), snapshot.uptime_s);
+        if (performance.now() >= chartsAt) {
+          chartsAt = performance.now() + CHARTS_MS;
+          history = await (await call(`/stats/history?model=${model}`, { signal: stop.signal })).json();
+        }
+        showCharts(history, snapshot);
       }
       throw new Error("the server ended the stream");
     } catch (error) {
@@ -138,24 +139,34 @@ function watchAgain() {
   if (!document.hidden && !byId("live").hidden) watch();
 }
 
-const isNarrow = () => matchMedia("(max-width: 900px)").matches;  // where it takes the chat's place
+const narrow = matchMedia("(max-width: 900px)");  // where it takes the chat's place, while a person looks at it
+let isInPlaceOfChat = false;
 
 // Who hides the engine does not have it watched; the model's name is asked for once.
 function showLive() {
-  const isHidden = (localStorage.getItem(LIVE) || (isNarrow() ? "hidden" : "")) === "hidden";
+  const isHidden = narrow.matches ? !isInPlaceOfChat : localStorage.getItem(LIVE) === "hidden";
   byId("live").hidden = isHidden;
   document.querySelector("main").classList.toggle("alone", isHidden);
   byId("live_button").setAttribute("aria-expanded", `${!isHidden}`);
   byId("link").hidden = isHidden;
-  if (isHidden) findModel().then((model) => setText("model", model), () => {});  // who asks it something is told why not
+  if (isHidden) findModel().then((model) => setText("model", model + describeTasks()), () => {});  // who asks it something is told why not
   watchAgain();
 }
 
 byId("live_button").addEventListener("click", () => {
-  localStorage.setItem(LIVE, byId("live").hidden ? "shown" : "hidden");
+  if (narrow.matches) isInPlaceOfChat = !isInPlaceOfChat;
+  else localStorage.setItem(LIVE, byId("live").hidden ? "" : "hidden");
   showLive();
 });
+narrow.addEventListener("change", showLive);
 document.addEventListener("visibilitychange", watchAgain);
+
+function showChat() {
+  if (!isInPlaceOfChat) return;
+  isInPlaceOfChat = false;
+  showLive();
+}
+
 byId("models").addEventListener("change", () => { watchAgain(); });
 byId("key_button").addEventListener("click", async () => { if (await askForKey()) watchAgain(); });
 showLive();

@@ -91,7 +91,7 @@ async function showsTheEngine({ page }) {
 // Each has a line, and axes that end above it; what is drawn is there again after a reload, for the engine keeps it.
 async function drawsCharts(page) {
   await page.waitForFunction(() => ["generation", "prompt", "first_token", "gap", "queue", "kv"].every((id) =>
-    /h0/.test(document.querySelector(`#chart_${id} .line0[d]`)?.getAttribute("d"))) && /[1-9]/.test(document.querySelector("#chart_generation .reading").textContent));
+    /h[08]/.test(document.querySelector(`#chart_${id} .line0[d]`)?.getAttribute("d"))) && /[1-9]/.test(document.querySelector("#chart_generation .reading").textContent));
   assert.match(await page.textContent("#chart_generation .values"), /^[1-9]/);
   assert.match(await page.textContent("#first_token"), /^[\d.]+ m?s$/);
   assert.match(await page.getAttribute("#chart_gap svg", "aria-label"), /^Time between tokens, mean, at most [\d.]+ m?s in 15 minutes$/);

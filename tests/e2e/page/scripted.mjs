@@ -287,7 +287,7 @@ async function saysWhatAnAnswerTook() {
   const { page, complaints } = await openScripted([{ ...says("One"), more: { usage: { input_tokens: 500, output_tokens: 12 } } }]);
   await send(page, "Count");
   await answered(page);
-  const facts = /^500 prompt \+ 12 answer tokens · \d+ % of the context of [\d,]+ · first token after \d+ ms/;
+  const facts = /^500 prompt \+ 12 answer tokens · (under )?\d+ % of the context of [\d,]+ · first token after \d+ ms/;
   await hasText(page, ".message.assistant .facts", facts);
   await page.reload();
   await hasText(page, ".message.assistant .facts", /^500 prompt \+ 12 answer tokens/);
@@ -480,6 +480,25 @@ async function keepsThemeAndWhatIsHidden() {
   await page.context().close();
 }
 
+// On a phone the engine takes the chat's place for as long as somebody looks at it.
+async function showsTheChatOrTheEngineOnAPhone() {
+  const { page, complaints } = await openScripted([]), shown = () => Promise.all(["#chat", "#live"].map((part) => page.isVisible(part)));
+  assert.deepEqual(await shown(), [true, true]);
+  await page.setViewportSize({ width: 360, height: 700 });
+  await page.waitForSelector("#live", { state: "hidden" });
+  await page.click("#live_button");
+  await hasText(page, "#link", /^up /);
+  assert.deepEqual(await shown(), [false, true]);
+  await page.click("#new");
+  await page.waitForSelector("#chat");
+  assert.deepEqual(await shown(), [true, false]);
+  await page.setViewportSize({ width: 1200, height: 700 });
+  await page.waitForSelector("#live");
+  assert.deepEqual(await shown(), [true, true]);
+  assert.deepEqual(complaints, []);
+  await page.context().close();
+}
+
 async function asksForAKey() {
   const { page } = await openPage((page) => page.route(/stats|v1/, async (route) => {
     if (route.request().headers().authorization === "Bearer sesame") return route.continue();
@@ -529,7 +548,7 @@ try {
     connectsAgainWhereAStreamBrokeOff, saysThatTheServerHasLostAnAnswer, goesWithoutWhereNothingIsKept,
     foldsThoughtsAndAsksForResultsOfCalls, drawsMarkdownAndNoMarkup, drawsFormulasAndColoursCode, goesWithoutALibraryThatIsNotOurs, stopsABurst, paintsABurstSeldom,
     givesBackWhatWasRefused, retriesEditsAndGoesOn, asksForAKey, asksForAKeyOnceUnlessItIsWanted,
-    takesNoMessageForAModelThatCannotChat, saysWhatAnAnswerTook, sendsWhatTheSettingsSay, saysErrorsInWords, keepsVersions, keepsChatsInFilesAndFindsThem, keepsThemeAndWhatIsHidden,
+    takesNoMessageForAModelThatCannotChat, saysWhatAnAnswerTook, sendsWhatTheSettingsSay, saysErrorsInWords, keepsVersions, keepsChatsInFilesAndFindsThem, keepsThemeAndWhatIsHidden, showsTheChatOrTheEngineOnAPhone,
   ].filter(({ name }) => name.match(only))) await check();
   console.log("ok");
 } finally {
