@@ -223,6 +223,7 @@ class LLMEngine:
     stats_by_engine = _blocking(UtilityCalls.stats_by_engine)
     snapshot = _blocking(UtilityCalls.snapshot)
     snapshot_by_engine = _blocking(UtilityCalls.snapshot_by_engine)
+    history_by_engine = _blocking(UtilityCalls.history_by_engine)
     metrics = _blocking(UtilityCalls.metrics)
     metrics_by_engine = _blocking(UtilityCalls.metrics_by_engine)
     start_profile = _blocking(UtilityCalls.start_profile)

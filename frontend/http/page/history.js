@@ -18,14 +18,16 @@ function loadChat(id) {
   }
 }
 
-// Where there is no room for it, the oldest go.
+// Where there is no room for it, its oldest versions go, then the oldest chats.
 function saveChat(chat, at = Date.now()) {
   if (!chat.turns.length || isGone) return;
   chat.at = at;
-  const key = CHAT + chat.id, text = JSON.stringify(chat);
+  const key = CHAT + chat.id;
   if (localStorage.getItem(key) === null) listChats().slice(MAX_CHATS - 1).forEach(({ id }) => deleteChat(id));
-  if (hasRoom(key, text)) return;
-  const others = listChats().filter(({ id }) => id !== chat.id);
+  do {
+    if (hasRoom(key, JSON.stringify(chat))) return;
+  } while (dropVersion(chat.turns));
+  const text = JSON.stringify(chat), others = listChats().filter(({ id }) => id !== chat.id);
   while (others.length) {
     deleteChat(others.pop().id);
     if (hasRoom(key, text)) return;
@@ -62,6 +64,15 @@ function switchVersion(turns, place, next) {
   const { at, tails } = turns[place].versions, [first, ...rest] = tails[next];
   const kept = tails.with(at, tailOf(turns, place)).with(next, null);
   turns.splice(place, Infinity, { ...first, versions: { at: next, tails: kept } }, ...rest);
+}
+
+// Whether there was one to drop, the oldest of the first place that has any.
+function dropVersion(turns) {
+  const turn = turns.find(({ versions }) => versions);
+  if (!turn) return false;
+  const { at, tails } = turn.versions, kept = tails.toSpliced(at === 0 ? 1 : 0, 1);
+  turn.versions = kept.length > 1 ? { at: kept.indexOf(null), tails: kept } : undefined;
+  return true;
 }
 
 // Those of all versions.

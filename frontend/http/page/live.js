@@ -117,9 +117,10 @@ async function watch() {
         show(snapshot);
         if (performance.now() >= chartsAt) {
           chartsAt = performance.now() + CHARTS_MS;
-          history = await (await call(`/stats/history?model=${model}`, { signal: stop.signal })).json();
+          const asked = call(`/stats/history?model=${model}`, { signal: stop.signal });
+          history = await asked.then((response) => response.json()).catch(() => history);  // the rest is shown without it
         }
-        showCharts(history, snapshot);
+        if (history) showCharts(history, snapshot);
       }
       throw new Error("the server ended the stream");
     } catch (error) {

@@ -356,6 +356,21 @@ async function saysErrorsInWords() {
   await page.context().close();
 }
 
+// Many tries of a long chat cost its own oldest versions, and no other chat.
+async function makesRoomByVersionsFirst(page) {
+  const [kept, tails] = await page.evaluate(() => {
+    localStorage.clear();
+    const turn = (length) => ({ message: { role: "user", content: "x".repeat(length) } });
+    saveChat({ ...newChat({}), id: "other", turns: [turn(4_000_000)] });
+    saveChat({ ...newChat({}), id: "tried", turns: [{ ...turn(10), versions: { at: 9, tails: [...Array.from({ length: 9 }, () => [turn(200_000)]), null] } }] });
+    const kept = listChats(), { at, tails } = kept.find(({ id }) => id === "tried").turns[0].versions;
+    localStorage.clear();
+    return [kept.map(({ id }) => id).sort(), [tails.length, at, tails.indexOf(null)]];
+  });
+  assert.deepEqual(kept, ["other", "tried"]);
+  assert.ok(tails[0] > 2 && tails[0] < 10 && tails[1] === tails[0] - 1 && tails[2] === tails[1], `${tails}`);
+}
+
 // Asked again, or written anew: what was there stays, with all that followed it, also in a file and after a reload.
 async function keepsVersions() {
   const asked = [], { page, complaints } = await openScripted([says("One"), says("Two"), says("After two"), says("Three"), says("Four"), { refusal: "no" }], asked);
@@ -413,6 +428,7 @@ async function keepsVersions() {
   await step(0, "Version after");
   assert.deepEqual(await texts(), ["Count on", "Four"]);
   assert.equal(chat.turns[0].versions.tails.length, 2);
+  await makesRoomByVersionsFirst(page);
   await hasANameForEverythingOneCanUse({ page });
   assert.deepEqual(complaints.filter((text) => !/400/.test(text)), []);
   await page.context().close();
