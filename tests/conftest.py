@@ -7,6 +7,7 @@ import atexit
 import ctypes
 import faulthandler
 import gc
+import importlib
 import inspect
 import os
 import signal
@@ -24,6 +25,7 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
+from processes import SharedRun
 
 # Models that a test runs in this process (the "uni" backend, transformers) share the cores with engines in
 # others; threads that spin while they wait take those cores. OpenMP reads this when torch is imported.
@@ -57,6 +59,7 @@ def _kill_no_run(pid: int, number: int) -> None:
 os.kill = _kill_no_run
 
 NUM_PROCESSES = 3
+IMPORTED_BY_MOST = ("transformers.models.llama.modeling_llama",)  # processes, after their fork
 TEST_S = 30.0
 ASK_SHARED_SERVER = (  # e2e/conftest.py's, which takes seconds to start
     *("tests/e2e/compat/", "tests/e2e/clients/", "tests/e2e/test_agents_over_a_group.py"),
@@ -105,29 +108,31 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = f"of tests ({NUM_PROCESSES} for the whole suite, else 0: this one)"
+    parser.addoption("--processes", type=int, metavar="N", help=text)
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> None:
-    """The whole suite runs in several processes, where pytest-xdist is installed: most tests wait for others.
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """The whole suite runs in several processes: most tests wait for others.
 
-    What names files or folders, and `-n 0`, runs in this one.
+    What names files or folders runs in this one.
     """
-    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.collectonly
-    is_worker = hasattr(config, "workerinput")
-    if is_whole and not is_worker and getattr(config.option, "numprocesses", 0) is None:
-        config.option.numprocesses = NUM_PROCESSES
+    options = session.config.option
+    is_whole = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    num_processes = NUM_PROCESSES if is_whole and options.processes is None else options.processes
+    if not num_processes or session.testsfailed or options.collectonly or options.usepdb:
+        return None
+    for name in IMPORTED_BY_MOST:
+        importlib.import_module(name)
+    SharedRun(session, find_group).run(num_processes)
+    return True
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+def find_group(item: pytest.Item) -> str:
     """Tests that share a fixture stay in one process: those of a file, and all that ask the shared server."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByFile(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return "shared_server" if nodeid.startswith(ASK_SHARED_SERVER) else nodeid.partition("::")[0]
-
-    config.option.loadscopereorder = False
-    return ByFile(config, log)
+    return "shared_server" if item.nodeid.startswith(ASK_SHARED_SERVER) else item.nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(wrapper=True)
