@@ -1,48 +1,79 @@
-"""Our linear layers in the place of transformers' own."""
+"""Our layers in place of transformers' own, where they compute the same: linear layers, norms, gated MLPs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from ....kernels.linear.gated_activation import FUNCTIONS
+from ....kernels.norm.rms_norm import rms_norm_reference
+from ...layers.feed_forward import MLP, GatedActivation
 from ...layers.linear import Linear
+from ...layers.norm import RMSNorm
 
-# Of a plain weight [out, in] and a bias, by the name of the layer.
-MakeLinear = Callable[[str, Tensor, Tensor | None], Linear]
+# Of plain weights [out, in] that are multiplied together, and their biases, by the names of the layers.
+MakeLinear = Callable[[list[str], list[Tensor], list[Tensor]], Linear]
+# What choose experts: a rounding in them may send a token elsewhere, and their code reads their weights.
+ROUTERS = ("gate", "router", "wg")
+_GATED = "self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))"
+_GATED_BODIES = (f"return {_GATED}", f"down_proj = {_GATED}\nreturn down_proj")
+_MOST_UNEQUAL = 0.02  # of a norm's results in the model's type: a sum in another order rounds few otherwise
 
 
-class LinearModule(nn.Module):
-    """A linear layer of ours as a module."""
+class OurModule(nn.Module):
+    """A layer of ours, of rows, as a module."""
 
-    def __init__(self, linear: Linear, num_out: int) -> None:
+    def __init__(self, layer: Callable[[Tensor], Tensor], num_out: int) -> None:
         super().__init__()
-        self.linear, self.out_features = linear, num_out
+        self.layer, self.out_features = layer, num_out
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., out] for [..., in]."""
         rows = x.reshape(-1, x.shape[-1])
-        return self.linear(rows if rows.is_contiguous() else rows.contiguous()).view(
-            *x.shape[:-1], self.out_features
-        )
+        rows = rows if rows.is_contiguous() else rows.contiguous()
+        return self.layer(rows).view(*x.shape[:-1], self.out_features)
 
 
-def replace_linears(model: nn.Module, make_linear: MakeLinear) -> None:
-    """Put ours in the place of every plain linear layer. Their weights are dropped one by one."""
-    places = [
-        (name, parent, key, child)
-        for name, parent in model.named_modules()
-        for key, child in parent.named_children()
-    ]
-    made: dict[int, LinearModule] = {}
-    for name, parent, key, child in places:
-        weight, bias = _find_weight(child)
-        if weight is None:
-            continue
+def replace_layers(
+    model: nn.Module, make_linear: MakeLinear, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Put ours in the place of every layer that computes the same. Weights are dropped one by one.
+
+    Returns the bytes of the norms that are ours now; those of linear layers `make_linear` counts.
+    """
+    made: dict[int, OurModule] = {}
+    for name, parent, key, child in list(_list_children(model)):
+        if id(child) not in made and (ours := _replace_mlp(name, child, make_linear, dtype, device)):
+            made[id(child)] = ours
+        if id(child) in made:
+            setattr(parent, key, made[id(child)])
+    num_bytes = 0
+    for name, parent, key, child in list(_list_children(model)):
         if id(child) not in made:
-            linear = make_linear(f"{name}.{key}" if name else key, weight, bias)
-            made[id(child)] = LinearModule(linear, weight.shape[0])
-        setattr(parent, key, made[id(child)])
+            weight, bias = _find_weight(child)
+            if weight is not None and key not in ROUTERS:
+                linear = make_linear([name], [weight], [] if bias is None else [bias])
+                made[id(child)] = OurModule(linear, weight.shape[0])
+            elif norm := _replace_norm(child, dtype, device):
+                num_bytes += norm.weight.nbytes
+                made[id(child)] = OurModule(norm, norm.size)
+        if id(child) in made:
+            setattr(parent, key, made[id(child)])
+    return num_bytes
+
+
+def _list_children(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:
+    """(name, parent, key, child) of all."""
+    for name, parent in model.named_modules():
+        for key, child in parent.named_children():
+            yield f"{name}.{key}" if name else key, parent, key, child
 
 
 def _find_weight(module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
@@ -54,3 +85,63 @@ def _find_weight(module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
     if type(module) is Conv1D:
         return module.weight.data.t().contiguous(), module.bias.data
     return None, None
+
+
+def _replace_mlp(
+    name: str, module: nn.Module, make_linear: MakeLinear, dtype: torch.dtype, device: torch.device
+) -> OurModule | None:
+    """down(act(gate(x)) * up(x)), told by its code."""
+    parts: Any = [getattr(module, f"{part}_proj", None) for part in ("gate", "up", "down")]
+    if not all(type(part) is nn.Linear for part in parts) or _read_body(type(module)) not in _GATED_BODIES:
+        return None
+    activation = _find_activation(module.act_fn)  # pyright: ignore
+    gate, up, down = parts
+    if activation is None or (gate.bias is None) != (up.bias is None):
+        return None
+    width = gate.weight.shape[0]
+    both = make_linear(
+        [f"{name}.gate_proj", f"{name}.up_proj"],
+        [gate.weight.data, up.weight.data],
+        [] if gate.bias is None else [gate.bias.data, up.bias.data],
+    )
+    biases = [] if down.bias is None else [down.bias.data]
+    out = make_linear([f"{name}.down_proj"], [down.weight.data], biases)
+    mlp = MLP(both, GatedActivation(activation, dtype, device), out, width)
+    return OurModule(mlp, down.weight.shape[0])
+
+
+@functools.cache
+def _read_body(cls: type[nn.Module]) -> str:
+    """The statements of its forward, '' where there is no source."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls.forward)))
+    except (OSError, TypeError, SyntaxError):
+        return ""
+    function = tree.body[0]
+    return "\n".join(map(ast.unparse, function.body)) if isinstance(function, ast.FunctionDef) else ""
+
+
+def _find_activation(function: Callable[[Tensor], Tensor]) -> str | None:
+    """Which of our kernels' functions it is."""
+    x = torch.linspace(-6, 6, 97)
+    y = function(x)
+    return next((name for name, ours in FUNCTIONS.items() if torch.allclose(ours(x), y, 1e-6, 1e-6)), None)
+
+
+def _replace_norm(module: nn.Module, dtype: torch.dtype, device: torch.device) -> RMSNorm | None:
+    """A root mean square norm of rows; the kind of it is the one that gives the module's own numbers."""
+    weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
+    eps = getattr(module, "eps", None) if eps is None else eps
+    is_norm = "RMSNorm" in type(module).__name__ and isinstance(weight, Tensor) and isinstance(eps, float)
+    if not is_norm or weight.dim() != 1 or weight.dtype is not dtype:
+        return None
+    if list(inspect.signature(module.forward).parameters) not in (["x"], ["hidden_states"]):
+        return None
+    x = torch.randn((7, len(weight)), generator=torch.Generator().manual_seed(0)).to(dtype)
+    y = module(x)
+    for offset in (0.0, 1.0):
+        for rounds_normed in (True, False):
+            ours = rms_norm_reference(x, weight.data, eps, offset, rounds_normed)
+            if torch.allclose(ours, y, 1e-5, 1e-6) or (ours != y).float().mean() < _MOST_UNEQUAL:
+                return RMSNorm(weight.data.to(device, copy=True), eps, offset, rounds_normed)
+    return None

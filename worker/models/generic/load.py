@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ....ipc.errors import ModelError
 from ....ipc.spec.config import EngineConfig
 from ....ipc.spec.generic_spec import GenericSpec
-from ....ipc.spec.weight_format import LM_HEAD, WeightFormat
+from ....ipc.spec.weight_format import LM_HEAD
 from ...attention import AttentionBackend, make_attention
 from ...first_calls import make_first_calls
 from ...layers.linear import Linear, make_linear
@@ -28,11 +28,8 @@ from ...weights.weights import DummySource, open_tensors
 from .alone import check_alone
 from .architecture import explain, find_class, make_config, make_empty
 from .attention import NAME, register
-from .layers import replace_linears
+from .layers import replace_layers
 from .model import GenericModel
-
-# Names of small layers that choose experts: a rounding in them may send a token elsewhere.
-_ROUTERS = ("gate", "router", "wg")
 
 
 def load_generic(config: EngineConfig, device: torch.device) -> GenericModel:
@@ -123,7 +120,7 @@ class _Builder:
         """The model, on its device."""
         head = model.get_output_embeddings()
         self._head = None if head is None else head.weight.data_ptr()
-        replace_linears(model, self._make_linear)
+        self._size_bytes += replace_layers(model, self._make_linear, self._dtype, self._device)
         self._settle(model)
         backends: dict[tuple[int, int, int], AttentionBackend] = {}
         layers = []
@@ -143,16 +140,17 @@ class _Builder:
         check_alone(made, self._config, self._device)
         return made
 
-    def _make_linear(self, name: str, weight: Tensor, bias: Tensor | None) -> Linear:
-        last = name.rpartition(".")[2]
-        key = LM_HEAD if weight.data_ptr() == self._head else name
-        format: WeightFormat | None = None if last in _ROUTERS else self._formats.find(key)
+    def _make_linear(self, names: list[str], weights: list[Tensor], biases: list[Tensor]) -> Linear:
+        """One layer of weights [out, in] that are multiplied together."""
+        is_head = len(weights) == 1 and weights[0].data_ptr() == self._head
+        format = self._formats.find(LM_HEAD if is_head else names[0])
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
         weight = weight.to(self._device)
-        bias = None if bias is None else bias.to(self._device, copy=True)
+        bias = torch.cat(biases).to(self._device, copy=True) if biases else None
         made: Tensor | NarrowWeight = weight if format is None else quantize(weight, format)
         linear = make_linear(made, bias, self._dtype, is_strict=self._config.wants_exact)
-        if isinstance(made, Tensor) and getattr(linear, "weight", None) is weight and key != LM_HEAD:
-            linear.weight = weight.clone()  # of the file's mapping
+        if linear.weight is weight and len(weights) == 1 and weight is weights[0] and not is_head:
+            linear.weight = weight.clone()  # out of the file's mapping
         self._size_bytes += linear.size_bytes
         return linear
 

@@ -5,9 +5,11 @@ Legend: T tokens, S positions to score.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ....ipc.spec.model_spec import AttentionSpec
@@ -17,6 +19,7 @@ from ..model import Model
 from .architecture import find_body
 from .attention import attending
 
+_MAX_SINGLE_THREAD_TOKENS = 64
 VARIANCE = "transformers' code computes what lies between linear layers and attention"
 
 
@@ -33,6 +36,7 @@ class GenericModel(Model):
         self._model, self._layers, self.weight_bytes = model, layers, weight_bytes
         self._body = find_body(model)
         self._given = _Given()
+        self._given.__dict__["decoder"] = self._given  # OPT's head asks a part of the body
         setattr(model, model.base_model_prefix, self._given)
 
     @property
@@ -56,7 +60,7 @@ class GenericModel(Model):
         rope_lengths: Tensor | None = None,  # noqa: ARG002
         token_types: Tensor | None = None,  # noqa: ARG002
     ) -> Tensor:
-        with attending(self._layers, kv_caches, metadata):
+        with attending(self._layers, kv_caches, metadata), _few_threads(len(input_ids)):
             out = self._body(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
         return out[0][0]
 
@@ -66,6 +70,23 @@ class GenericModel(Model):
         logits = self._model(input_ids=None, use_cache=False).logits[0]
         self._given.hidden = None
         return logits.float()
+
+
+@contextmanager
+def _few_threads(num_tokens: int) -> Iterator[None]:
+    """Have torch use one thread in a small step, whose operations are shorter than a meeting of threads.
+
+    Our kernels have threads of their own.
+    """
+    num_threads = torch.get_num_threads()
+    if num_tokens > _MAX_SINGLE_THREAD_TOKENS or num_threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 class _Given(nn.Module):
