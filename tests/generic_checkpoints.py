@@ -49,7 +49,7 @@ _LATENT: dict[str, Any] = {
         "qk_rope_head_dim": 8,
         "v_head_dim": 16,
     },
-    **{"num_key_value_heads": 4},
+    **{"num_key_value_heads": 4, "head_dim": 8},
 }
 
 
@@ -90,7 +90,7 @@ def make_tiny_config(model_type: str, **sizes: Any) -> Any:
 
 
 def make_generic_checkpoint(folder: Path, model_type: str, **sizes: Any) -> GenericCheckpoint:
-    """Make a random model, save it into `folder` and keep it as reference."""
+    """Make a random model, and save it into `folder`."""
     make_first_calls()
     torch.manual_seed(0)
     config = make_tiny_config(model_type, **sizes)
@@ -100,7 +100,9 @@ def make_generic_checkpoint(folder: Path, model_type: str, **sizes: Any) -> Gene
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     redraw(model)
     model.save_pretrained(folder)
-    return GenericCheckpoint(folder, json.loads((folder / "config.json").read_bytes()), model)
+    # Read again: what the folder means is what counts, and a new model ties no weights in some classes.
+    reference = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype="float32")
+    return GenericCheckpoint(folder, json.loads((folder / "config.json").read_bytes()), reference.eval())
 
 
 def redraw(model: torch.nn.Module) -> None:

@@ -17,7 +17,7 @@ from ...ipc.decoding import decode_json
 from ...ipc.errors import EngineStartError, ModelError, describe_install
 from ...ipc.processes.process import module_command
 from ...ipc.spec.model_spec import ModelSpec
-from .families import refuse_architecture
+from .families import describe_families, refuse_architecture
 
 _PLANNER = "quire.worker.models.generic.plan"
 _MIN_VERSION = 5
@@ -48,7 +48,7 @@ def read_generic_spec(config: Mapping[str, Any]) -> ModelSpec:
         raise ModelError(
             refusal.field,
             refusal.value,
-            f"{refusal.allowed} (by transformers' code; no family of Quire reads it)",
+            f"{refusal.allowed} (by transformers' code; {describe_families(config)})",
         )
     assert spec is not None
     return spec

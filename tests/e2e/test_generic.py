@@ -34,6 +34,7 @@ def test_greedy_tokens_equal_transformers_with_chunks_hits_and_preemption(
     params = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT, ignore_eos=True, detokenize=False)
     with LLM(
         str(checkpoint.folder),
+        model_impl="transformers",
         skip_tokenizer_init=True,
         distributed_executor_backend="uni",
         dtype="float32",

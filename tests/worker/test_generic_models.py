@@ -90,7 +90,8 @@ def test_the_spec_says_what_the_class_computes(olmo: GenericCheckpoint) -> None:
     [
         ("mamba", {}, "layer_types='linear_attention'"),
         ("bert", {"is_decoder": False}, "attention_mask"),
-        ("bart", {}, "encoder"),
+        ("bart", {}, "is_encoder_decoder"),
+        ("llama", {"num_hidden_layers": 20_000}, "num_hidden_layers"),
         ("bloom", {}, "position_ids"),
         ("gpt_neox_japanese", {}, "layer 0 of GPTNeoXJapaneseForCausalLM"),
         ("llama4_text", {}, "layer_types='chunked_attention'"),
@@ -124,10 +125,14 @@ def test_missing_unknown_and_misshapen_tensors_are_named(olmo: GenericCheckpoint
 def test_a_model_whose_tokens_meet_outside_attention_is_refused(
     olmo: GenericCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers.models.olmo3.modeling_olmo3 import Olmo3MLP
+    from transformers.models.olmo3.modeling_olmo3 import Olmo3DecoderLayer
 
-    forward = Olmo3MLP.forward
-    monkeypatch.setattr(Olmo3MLP, "forward", lambda self, x: forward(self, x) + x.mean(1, keepdim=True))
+    forward = Olmo3DecoderLayer.forward
+
+    def mix(self: Olmo3DecoderLayer, x: torch.Tensor, **others: object) -> torch.Tensor:
+        return forward(self, x + x.mean(1, keepdim=True), **others)  # pyright: ignore
+
+    monkeypatch.setattr(Olmo3DecoderLayer, "forward", mix)
     with pytest.raises(ModelError, match="meet in attention alone"):
         load_generic(olmo.engine_config(), CPU)
 
@@ -138,3 +143,41 @@ def test_weights_are_made_narrower_while_they_are_read(olmo: GenericCheckpoint) 
     assert narrow.weight_bytes < plain.weight_bytes / 2
     expected, actual = (compute_together(model, config, 64)["long"] for model in (plain, narrow))
     assert torch.nn.functional.cosine_similarity(expected, actual, dim=1).min() > 0.99
+
+
+def test_the_decoder_in_a_model_with_a_tower_is_read_alone(olmo: GenericCheckpoint, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(olmo.folder / "model.safetensors")
+    config = {
+        "model_type": "llava",
+        "architectures": ["LlavaForConditionalGeneration"],
+        "text_config": olmo.config,
+        "vision_config": {"model_type": "clip_vision_model"},
+    }
+    for prefix in ("language_model.", "model.language_model."):
+        names = {name: prefix + name.removeprefix("model." if "." in prefix[:-1] else "") for name in tensors}
+        names["lm_head.weight"] = (
+            "lm_head.weight" if prefix.startswith("model.") else prefix + "lm_head.weight"
+        )
+        wrapped = {names[name]: tensor for name, tensor in tensors.items()}
+        save_file(wrapped | {"vision_tower.patch.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+        engine = olmo.engine_config(plan(config), model=str(tmp_path))
+        actual = compute_together(load_generic(engine, CPU), engine, 64)["long"]
+        expected = olmo.compute_reference(draw_prompts()["long"])
+        torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE * expected.abs().max().item())
+
+
+def test_longrope_goes_by_the_longest_sequence_of_the_engine(tmp_path: Path) -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [1.0 + index for index in range(8)]}
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 32, "rope_theta": 1e4, **factors}
+    checkpoint = make_generic_checkpoint(tmp_path, "phi3", rope_parameters=rope)
+    tokens = {name: draw_prompts()["long"][:length] for name, length in {"long": 45, "short": 20}.items()}
+    spec = plan(checkpoint.config)
+    for max_model_len, name in ((128, "long"), (32, "short")):
+        engine = checkpoint.engine_config(spec, max_model_len=max_model_len)
+        run = PagedRun(load_generic(engine, CPU), engine)
+        run.add(name, tokens[name])
+        expected = checkpoint.compute_reference(tokens[name])
+        atol = TOLERANCE * expected.abs().max().item()
+        torch.testing.assert_close(run.run(name, 7), expected, rtol=0, atol=atol)

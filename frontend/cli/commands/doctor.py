@@ -40,7 +40,7 @@ from ..parser import ExitCode, Parser
 MIN_PYTHON = (3, 11)
 LOW_MEMORY_BYTES = 2 * 2**30
 OPTIONAL_PACKAGES = {
-    "transformers": "the peer of `quire bench offline`",
+    "transformers": "decoders that no family of Quire's reads; the peer of `quire bench offline`",
     "argcomplete": "`quire completion`",
     "grpcio": "`quire serve --grpc-port`",
     "ray": "distributed_executor_backend=ray",
@@ -232,6 +232,7 @@ def check_model(args: EngineArgs) -> Iterator[Check]:
     place = ", ".join(config.weight_files) if config.gguf_tensors else config.model
     weights = f" ({config.weights_name} weights)" if config.weights_name else ""
     yield Check("model", Status.OK, f"{spec.architecture}, {config.dtype}{weights}, in {place}", spec.tasks)
+    yield Check("layers", Status.OK if spec.generic is None else Status.NOTE, describe_layers(config))
     if config.gguf_tensors:
         counts = Counter(tensor.type for tensor in config.gguf_tensors)
         shown = ", ".join(f"{count} {name}" for name, count in counts.most_common())
@@ -273,6 +274,17 @@ def describe_sizes(config: ModelConfig) -> str:
     return f"{shown}; " + ", ".join(
         f"{size:,.1f} MB with quantization={name}" for name, size in sizes.items()
     )
+
+
+def describe_layers(config: ModelConfig) -> str:
+    """'native: 24 layers of Quire's own, 12.0 KiB of KV cache a token'; or generic, by whose code."""
+    spec = config.spec
+    kv_bytes = spec.kv_bytes_per_token(config.dtype)
+    kept = f", {kv_bytes / 1024:,.1f} KiB of KV cache a token" if kv_bytes else ""
+    if spec.generic is None:
+        return f"native: {spec.num_layers} layers of Quire's own{kept}"
+    by = f"generic: {spec.num_layers} layers by transformers {metadata.version('transformers')}"
+    return f"{by} on Quire's cache and kernels{kept}; one process, no CUDA graphs"
 
 
 def describe_vectors(pooling: PoolingSpec, config: ModelConfig) -> str:

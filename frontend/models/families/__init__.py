@@ -7,12 +7,13 @@ has asked for, and whose name speaks of arithmetic, is refused by name.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from msgspec.structs import replace
 
-from ....ipc.errors import ModelError
+from ....ipc.errors import ModelError, shorten
 from ....ipc.spec.model_spec import ModelSpec
 from . import (
     dots1,
@@ -108,6 +109,18 @@ def find_family(config: Mapping[str, Any]) -> str | None:
             if isinstance(name, str) and (known := _OLD_NAMES.get(name, name)) in _FAMILIES:
                 return known
     return None
+
+
+def describe_families(config: Mapping[str, Any]) -> str:
+    """'no family of Quire's own reads ["Phi5ForCausalLM"]; the nearest is Phi3ForCausalLM'; or which does."""
+    if (family := find_family(config)) is not None:
+        return f"model_impl='quire' reads {family}"
+    names: Any = config.get("architectures") or [config.get("model_type")]
+    words = [str(each).removesuffix("ForCausalLM") for each in cast(list[Any], names)[:1]]
+    known = {name.removesuffix("ForCausalLM"): name for name in ARCHITECTURES}
+    near = difflib.get_close_matches(words[0], known, 1, 0.5) if words else []
+    nearest = f"; the nearest is {known[near[0]]}" if near else ""
+    return f"no family of Quire's own reads {shorten(names)}{nearest}"
 
 
 def refuse_architecture(config: Mapping[str, Any], others: str = "") -> ModelError:

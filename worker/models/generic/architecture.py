@@ -21,27 +21,44 @@ _LEFT_OUT = frozenset(
         *("output_router_logits", "return_dict", "use_return_dict", "_name_or_path", "transformers_version"),
     }
 )
+_MAX_LAYERS = 10_000
 # Kinds of layers whose attention our cache and masks have.
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
+def is_wrapped(values: Mapping[str, Any]) -> bool:
+    """Whether a config.json has its decoder's as a part, beside those of towers."""
+    return isinstance(values.get("text_config"), dict)
+
+
 def make_config(values: Mapping[str, Any]) -> Any:
-    """transformers' config of a config.json. ModelError where no decoder of transformers has it."""
+    """transformers' config of the decoder in a config.json. ModelError says what is none, or too large."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise ModelError("config.json model_type", model_type, "one that transformers knows")
     if values.get("quantization_config") is not None:
-        method = cast(Any, values["quantization_config"])
-        text = "absent: with model_impl='transformers' only plain checkpoints are read (quantization='int4')"
-        raise ModelError("config.json quantization_config", shorten(method), text)
+        method = shorten(values["quantization_config"])
+        text = "absent: transformers' code reads plain checkpoints here (quantization='int4' narrows them)"
+        raise ModelError("config.json quantization_config", method, text)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return CONFIG_MAPPING[model_type].from_dict(_leave_out(dict(values)))
+            config = CONFIG_MAPPING[model_type].from_dict(_leave_out(dict(values)))
     except Exception as error:
         raise ModelError("config.json", model_type, f"what transformers takes: {explain(error)}") from error
+    if config.is_encoder_decoder:
+        text = "a decoder: this one's encoder has an input of its own"
+        raise ModelError("config.json is_encoder_decoder", True, text)
+    if is_wrapped(values):
+        if "tie_word_embeddings" in values:
+            config.text_config.tie_word_embeddings = bool(values["tie_word_embeddings"])
+        config = config.text_config
+    layers = getattr(config, "num_hidden_layers", None)
+    if type(layers) is not int or not 0 < layers <= _MAX_LAYERS:
+        raise ModelError("config.json num_hidden_layers", layers, f"an integer from 1 to {_MAX_LAYERS}")
+    return config
 
 
 def _leave_out(values: dict[str, Any]) -> dict[str, Any]:
@@ -52,23 +69,20 @@ def _leave_out(values: dict[str, Any]) -> dict[str, Any]:
     return kept | parts
 
 
-def find_class(config: Any, architectures: object) -> type[Any]:
+def find_class(config: Any, values: Mapping[str, Any]) -> type[Any]:
     """The decoder's class. ModelError names what is no decoder, and what has a state beside its attention."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     field, name = "config.json architectures", config.model_type
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(field, architectures, "a decoder: this one's encoder has an input of its own")
+    architectures: Any = None if is_wrapped(values) else values.get("architectures")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         text = f"a decoder: transformers has no ...ForCausalLM for model_type {name!r}"
-        raise ModelError(field, architectures, text)
+        raise ModelError(field, values.get("architectures"), text)
     mapped: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     classes = cast(tuple[type[Any], ...], mapped if isinstance(mapped, (tuple, list)) else (mapped,))
     names = [each.__name__ for each in classes]
-    wanted = (
-        cast(list[Any], architectures) if isinstance(architectures, list) and architectures else names[:1]
-    )
-    cls = next((each for each in classes if each.__name__ in wanted), None)
+    wanted = cast(list[Any], architectures) if isinstance(architectures, list) else []
+    cls = next((each for each in classes if each.__name__ in (wanted or names)), None)
     if cls is None:
         raise ModelError(field, architectures, f"{' or '.join(names)}, which transformers has for {name!r}")
     kinds = set(getattr(config, "layer_types", None) or ()) - set(_LAYER_TYPES)
@@ -77,7 +91,7 @@ def find_class(config: Any, architectures: object) -> type[Any]:
         raise ModelError("config.json layer_types", sorted(map(str, kinds))[0], text)
     if getattr(cls, "_is_stateful", False):
         text = "a decoder without recurrent layers, whose state has no place beside the KV cache"
-        raise ModelError(field, architectures, text)
+        raise ModelError(field, values.get("architectures"), text)
     return cls
 
 

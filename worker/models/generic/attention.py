@@ -64,6 +64,7 @@ def attend(
     key: Tensor,  # [1, G, T, D or less]
     value: Tensor,  # [1, G, T, D or less]
     attention_mask: Tensor | None,  # noqa: ARG001
+    s_aux: Tensor | None = None,  # [H], sinks
     **_: Any,
 ) -> tuple[Tensor, None]:
     """[1, T, H, size of a value]. The keywords are those of the plan, which has looked at them."""
@@ -76,7 +77,8 @@ def attend(
     parts = [_flatten(part, spec.head_size) for part in (query, key, value)]
     qkv = torch.cat(parts, dim=1)  # [T, (H + 2 G) D]
     queries = backend.rotate_and_write(qkv, None, None, kv_cache, step.metadata)
-    attended = backend.attend(queries, kv_cache, step.metadata, spec)
+    sinks = None if s_aux is None else s_aux.detach().float().contiguous()
+    attended = backend.attend(queries, kv_cache, step.metadata, spec, None, sinks)
     heads = attended.view(1, -1, spec.num_heads, spec.head_size)
     return (heads if value_size == spec.head_size else heads[..., :value_size].contiguous()), None
 

@@ -26,7 +26,7 @@ from ...weights.integer_weight import NarrowWeight
 from ...weights.online import quantize
 from ...weights.weights import DummySource, open_tensors
 from .alone import check_alone
-from .architecture import explain, find_class, make_config, make_empty
+from .architecture import explain, find_class, is_wrapped, make_config, make_empty
 from .attention import NAME, register
 from .layers import replace_layers
 from .model import GenericModel
@@ -55,9 +55,11 @@ def _load(config: EngineConfig, generic: GenericSpec, dtype: torch.dtype) -> Any
     """transformers' model on the CPU; its parameters are views of the files."""
     values = msgspec.json.decode(generic.config)
     settings = make_config(values)
-    cls = find_class(settings, values.get("architectures"))
+    cls = find_class(settings, values)
     empty = make_empty(cls, settings, NAME)
     tensors = _open(config, empty, dtype)
+    if is_wrapped(values) and config.model.load_format != "dummy":
+        tensors = _unwrap(tensors)
     del empty
     try:
         with warnings.catch_warnings():
@@ -84,6 +86,18 @@ def _open(config: EngineConfig, empty: nn.Module, dtype: torch.dtype) -> dict[st
     return open_tensors([Path(model.model, name) for name in model.weight_files])
 
 
+def _unwrap(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the decoder among others, by the names that it has alone."""
+    names: dict[str, str] = {}
+    for name in tensors:
+        before, _, after = name.partition("language_model.")
+        if after:
+            names[name] = f"model.{after}" if before == "model." else after
+        elif name.startswith("lm_head."):
+            names[name] = name
+    return {short: tensors[name] for name, short in names.items()} or tensors
+
+
 def _check(folder: str, info: dict[str, Any]) -> None:
     """ModelError names the first tensor that was missing, unknown or of another shape."""
     for name in sorted(info["missing_keys"]):
@@ -107,6 +121,17 @@ def _check(folder: str, info: dict[str, Any]) -> None:
         raise ModelError("model", folder, f"weights that fit: {text}")
 
 
+def _settle_ropes(model: nn.Module, max_model_len: int) -> None:
+    """Have longrope's factors go by the longest sequence of the engine, as in our own families.
+
+    transformers chooses them by the longest one that is computed together.
+    """
+    for module in model.modules():
+        if getattr(module, "rope_type", None) == "longrope":
+            module(torch.zeros(1), torch.tensor([[max_model_len - 1]]))
+            module.rope_type = "default"
+
+
 class _Builder:
     """Puts our layers into a loaded model and counts bytes."""
 
@@ -120,7 +145,9 @@ class _Builder:
         """The model, on its device."""
         head = model.get_output_embeddings()
         self._head = None if head is None else head.weight.data_ptr()
-        self._size_bytes += replace_layers(model, self._make_linear, self._dtype, self._device)
+        norm_bytes = replace_layers(model, self._make_linear, self._dtype, self._device)
+        self._size_bytes += norm_bytes
+        _settle_ropes(model, self._config.model.max_model_len)
         self._settle(model)
         backends: dict[tuple[int, int, int], AttentionBackend] = {}
         layers = []

@@ -67,7 +67,8 @@ class GenericModel(Model):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """By the model's own way from hidden states to logits, which may scale or cap them."""
         self._given.hidden = hidden[None]
-        logits = self._model(input_ids=None, use_cache=False).logits[0]
+        no_ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)  # their number counts
+        logits = self._model(input_ids=no_ids, use_cache=False).logits[0]
         self._given.hidden = None
         return logits.float()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import resource
 import sys
 import warnings
 from collections import Counter
@@ -28,6 +29,7 @@ from .architecture import explain, find_body, find_class, find_experts, make_con
 
 _NAME = "quire_plan"  # of our functions in transformers' registers
 _NUM_TOKENS = 3
+_MAX_BYTES = 8 << 30  # of this process as a program: some 100,000 modules take 1 GiB
 _HEAD_UNIT = 8  # of the kernels' head sizes; narrower heads end in zeros
 # Keywords of attention that decide nothing, whatever they hold.
 _IGNORED = frozenset(
@@ -50,7 +52,7 @@ _ARCHITECTURES = "config.json architectures"
 def plan(values: Mapping[str, Any]) -> ModelSpec:
     """The spec of a config.json. ModelError names what is not covered."""
     config = make_config(values)
-    cls = find_class(config, values.get("architectures"))
+    cls = find_class(config, values)
     recorder = _Recorder(config)
     recorder.register()
     model = make_empty(cls, config, _NAME, _NAME)
@@ -100,9 +102,9 @@ def _check_modules(model: Any) -> None:
             raise ModelError(_ARCHITECTURES, type(module).__name__, text)
         kind = getattr(module, "rope_type", None)
         kinds: Any = cast(dict[str, str], kind).values() if isinstance(kind, dict) else [kind]
-        if "dynamic" in kinds:
+        if "dynamic" in kinds or (isinstance(kind, dict) and "longrope" in kinds):
             text = "another by transformers' code, whose angles would depend on a step's longest sequence"
-            raise ModelError("config.json rope_type", "dynamic", text)
+            raise ModelError("config.json rope_type", kind, text)
 
 
 def _find_max_positions(config: Any) -> int:
@@ -187,6 +189,7 @@ class _Recorder:
         scaling: float | None = None,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        s_aux: Tensor | None = None,  # [H], sinks
         **others: Any,
     ) -> tuple[Tensor, None]:
         where = f"attention of {type(module).__name__}"
@@ -199,6 +202,8 @@ class _Recorder:
             raise ModelError(f"{where}: shapes", shapes, "a query, a key and a value of each token")
         if scaling is not None and not isinstance(scaling, (int, float)):
             raise ModelError(f"{where}: scaling", shorten(scaling), "a number")
+        if s_aux is not None and tuple(s_aux.shape) != (heads,):
+            raise ModelError(f"{where}: s_aux", list(s_aux.shape), f"a sink for each of {heads} heads")
         if attention_mask is None and not getattr(module, "is_causal", True):
             raise ModelError(f"{where}: is_causal", False, "True: no token sees those after it")
         self.layers.append(
@@ -209,6 +214,7 @@ class _Recorder:
                 window=self._find_window(where, attention_mask, sliding_window),
                 scale=1 / math.sqrt(size) if scaling is None else float(scaling),
                 soft_cap=None if softcap is None else float(softcap),
+                sinks=None if s_aux is None else "s_aux",
             )
         )
         self._modules.append(module)
@@ -274,6 +280,7 @@ def _see(positions: Tensor, window: int | None) -> Tensor:
 
 def main() -> None:
     """Answer the question on standard input: (spec, None), or (None, (field, value, allowed))."""
+    resource.setrlimit(resource.RLIMIT_DATA, (_MAX_BYTES, _MAX_BYTES))  # a config may ask for any size
     try:
         answer = plan(msgspec.json.decode(sys.stdin.buffer.read())), None
     except ModelError as error:
