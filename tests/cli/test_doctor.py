@@ -89,10 +89,9 @@ def test_a_model_is_looked_at_with_how_its_calls_would_be_read(
     shutil.copytree(pocket_folder(), folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     assert doctor.run([str(folder)], {}) == 0
-    assert (
-        "formats  calls: hermes; thoughts: <think> ... </think> (from the chat template)"
-        in capsys.readouterr().out
-    )
+    shown = capsys.readouterr().out
+    assert "formats  calls: hermes; thoughts: <think> ... </think> (from the chat template)" in shown
+    assert "native: 6 layers of Quire's own" in shown
     (folder / "chat_template.jinja").write_text(PLAIN_TEMPLATE)
     assert doctor.run([str(folder)], {}) == 0
     assert "note    formats  calls: none; thoughts: none (from" in capsys.readouterr().out

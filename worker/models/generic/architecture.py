@@ -22,6 +22,7 @@ _LEFT_OUT = frozenset(
     }
 )
 _MAX_LAYERS = 10_000
+OWN_ATTENTION = "one that calls transformers' attention interface, the only way to our cache"
 # Kinds of layers whose attention our cache and masks have.
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -107,9 +108,9 @@ def make_empty(cls: type[Any], config: Any, attention: str, experts: str = "eage
             warnings.simplefilter("ignore")
             model = cls(config)
     except Exception as error:
-        raise ModelError(
-            "config.json", cls.__name__, f"what transformers can build: {explain(error)}"
-        ) from error
+        is_unknown = isinstance(error, KeyError) and error.args == (attention,)
+        text = OWN_ATTENTION if is_unknown else f"what transformers can build: {explain(error)}"
+        raise ModelError("config.json architectures", cls.__name__, text) from error
     return model.eval()
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ....ipc.errors import ModelError, shorten
 from ....ipc.spec.generic_spec import GenericSpec
 from ....ipc.spec.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeConfig
-from .architecture import explain, find_body, find_class, find_experts, make_config, make_empty
+from .architecture import OWN_ATTENTION, explain, find_body, find_class, find_experts, make_config, make_empty
 
 _NAME = "quire_plan"  # of our functions in transformers' registers
 _NUM_TOKENS = 3
@@ -243,8 +243,7 @@ class _Recorder:
         missing = [] if None in calling else [layer for layer in range(number) if layer not in calling]
         if missing or not self.layers:
             layer = f"layer {next(iter(missing), 0)} of {type(model).__name__}"
-            text = "one that calls transformers' attention interface, the only way to our cache"
-            raise ModelError(_ARCHITECTURES, layer, text)
+            raise ModelError(_ARCHITECTURES, layer, OWN_ATTENTION)
 
 
 def _skip_experts(module: nn.Module, hidden: Tensor, *_: Any, **__: Any) -> Tensor:  # noqa: ARG001

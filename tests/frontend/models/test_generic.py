@@ -1,0 +1,60 @@
+"""The frontend's question about a decoder that no family reads, and what it says where there is no answer."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+from typing import Any
+
+import pytest
+from quire.frontend.models import generic
+from quire.frontend.models.families import describe_families, find_family
+from quire.frontend.models.generic import read_generic_spec
+from quire.ipc.errors import EngineStartError, ModelError
+
+CONFIG: dict[str, Any] = {"architectures": ["Olmo9ForCausalLM"], "model_type": "olmo9"}
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, returncode: int, out: str, errors: str = "") -> None:
+    done = subprocess.CompletedProcess[bytes]([], returncode, out.encode(), errors.encode())
+    monkeypatch.setattr(generic.subprocess, "run", lambda *_, **__: done)
+
+
+@pytest.mark.parametrize(("version", "words"), [(None, "5 or newer"), ("4.57.1", "4.57.1 is installed")])
+def test_without_transformers_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, words: str
+) -> None:
+    def find_version(name: str) -> str:
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(importlib.metadata, "version", find_version)
+    with pytest.raises(ModelError, match=words) as caught:
+        read_generic_spec(CONFIG)
+    assert "Olmo9ForCausalLM" in str(caught.value)
+    assert "LlamaForCausalLM" in str(caught.value)
+    assert "quire[transformers]" in str(caught.value)
+
+
+def test_a_refusal_names_its_field_and_the_nearest_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, 0, json.dumps([None, ["config.json layer_types", "conv", "other layers"]]))
+    with pytest.raises(ModelError, match="config.json layer_types='conv': expected other layers") as caught:
+        read_generic_spec(CONFIG)
+    assert "the nearest is Olmo2ForCausalLM" in str(caught.value)
+
+
+def test_a_planner_that_fails_is_no_fault_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, 1, "", "Traceback\nMemoryError: of the child")
+    with pytest.raises(EngineStartError, match="MemoryError: of the child"):
+        read_generic_spec(CONFIG)
+
+
+def test_families_of_ours_are_known_by_architecture_or_model_type() -> None:
+    assert find_family(CONFIG) is None
+    assert find_family({"architectures": ["LlamaForCausalLM"]}) == "LlamaForCausalLM"
+    assert find_family({"model_type": "qwen3"}) == "Qwen3ForCausalLM"
+    assert "model_impl='quire' reads LlamaForCausalLM" in describe_families(
+        {"architectures": ["LlamaForCausalLM"]}
+    )
