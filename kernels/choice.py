@@ -40,6 +40,7 @@ _IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "sample": ("triton", "native"),
     "soft_cap": ("native",),
     "token_bitmask": ("triton", "native"),
+    "xielu": ("native",),
 }
 
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 from cache_layout import from_native_layout
 from kernel_checks import CPU, EPS, TRITON_DEVICE
-from quire.kernels.attention.rotate_and_write import rotate_and_write_reference
+from quire.kernels.attention.rotate_and_write import QKNorm, rotate_and_write_reference
 from quire.kernels.choice import native_library
 from quire.kernels.linear import linear
 from quire.kernels.linear.experts import (
@@ -31,6 +31,7 @@ from quire.kernels.linear.experts import (
 )
 from quire.kernels.linear.gated_activation import ACTIVATIONS, FUNCTIONS, gated_activation_reference
 from quire.kernels.linear.linear import Variant
+from quire.kernels.linear.xielu import XieluNumbers, xielu_reference
 from quire.kernels.norm.layer_norm import layer_norm_reference
 from quire.kernels.norm.rms_norm import add_rms_norm_reference, rms_norm_reference
 from quire.kernels.program.program import LinearTable
@@ -365,6 +366,17 @@ def narrow_linear(
     return OpCase((x,), lambda x: (launch(x),), (expected,), (0.0,))
 
 
+def xielu(implementation: str, dtype: torch.dtype, size: int) -> OpCase:
+    launch, draw = find_launch(implementation, "linear.xielu"), Draw(implementation, dtype)
+    numbers = XieluNumbers(alpha_p=0.7, alpha_n=1.2, beta=0.5, eps=-1e-6)
+    x = draw(size) * 5
+    x[0] = -200.0
+    expected = xielu_reference(x.double(), numbers)
+    # A few roundings of the largest term; exp(x) - 1 - x cancels near 0.
+    bound = unit(dtype) * expected.abs() + 16 * EPS * (1 + x.double().square())
+    return OpCase((x,), lambda x: (launch(x.clone(), numbers),), (expected,), (bound,))
+
+
 def soft_cap(implementation: str, dtype: torch.dtype, count: int) -> OpCase:
     launch, x = find_launch(implementation, "sampling.soft_cap"), Draw(implementation, dtype)(count) * 40
     return OpCase((x,), lambda x: (launch(x, 30.0),), (soft_cap_reference(x, 30.0),), (30 * 8 * EPS,))
@@ -491,14 +503,14 @@ def rotate_and_write(
     dtype: torch.dtype,
     heads: tuple[int, int, int],
     block_size: int,
-    has_norm: bool,
+    norms: str,
     rows: int,
 ) -> OpCase:
     """`heads` is (heads, kv heads, head size). Slots are some neighbours in a block, the rest shuffled."""
     launch, draw = find_launch(implementation, "attention.rotate_and_write"), Draw(implementation, dtype)
     num_heads, num_kv_heads, head_size = heads
     num_blocks, near = 9, 3 + rows * 3 // 5
-    qk_norm = (draw(head_size), draw(head_size), 1e-6) if has_norm else None
+    qk_norm = QKNorm(draw(head_size), draw(head_size), 1e-6, norms == "after") if norms else None
     angle = draw(rows, head_size // 2, dtype=F32) * 3
     shuffled = torch.randperm(num_blocks * block_size - near, generator=draw.generator)
     slots = torch.cat([torch.arange(3, near), near + shuffled])[:rows].to(draw.device)
@@ -527,8 +539,8 @@ def rotate_and_write(
 
     inputs = draw(rows, (num_heads + 2 * num_kv_heads) * head_size), angle.cos(), angle.sin(), slots
     expected = compute(rotate_and_write_reference, False, inputs[0].clone(), *inputs[1:])
-    # The reference rounds cos, sin, both products and the sum to the type; the norm rounds twice before.
-    roundings = (5 + 2 * has_norm) * torch.finfo(dtype).eps / 2 + head_size * EPS * has_norm
+    # The reference rounds cos, sin, both products and the sum to the type; the norm rounds twice.
+    roundings = (5 + 2 * bool(norms)) * torch.finfo(dtype).eps / 2 + head_size * EPS * bool(norms)
     bound = roundings * max(part.abs().max().item() for part in expected[:2])
     return OpCase(inputs, partial(compute, launch, implementation != "triton"), expected, (bound, bound, 0.0))
 
@@ -576,7 +588,10 @@ TABLE: list[Line] = [
         (*shape, each) for shape in [(1, 1), (2, 16), (3, 33), (200, 250)] for each in _GATED
     ], 3),
     (gated_activation, TRITON, ALL, [(1, 1, "silu"), (2, 2050, "gelu"), (3, 33, "gelu_tanh")], 1),
-    (gated_activation, TRITON, [BF16], [(3, 33, "silu"), (3, 33, "relu"), (3, 33, "clamped_swiglu")], 0),
+    (gated_activation, TRITON, [BF16], [
+        (3, 33, "silu"), (3, 33, "relu"), (3, 33, "clamped_swiglu"), (3, 33, "relu2")
+    ], 0),
+    (xielu, NATIVE, BOTH, [(1,), (16,), (33,), (40_001,)], 1),
     (gather_rows, TRITON, ALL, [(1,), (33,), (4099,)], 0),
     (plain_linear, VARIANTS, BOTH, list(cross(_LINEAR, [False, True])), 4),
     (plain_linear, VARIANTS, BOTH, [((33, 48, 70), True, each) for each in ACTIVATIONS], 1),
@@ -611,11 +626,11 @@ TABLE: list[Line] = [
     (penalties, NATIVE, [F32], [(1,), (511,), (1300,)], 0),
     (penalties, TRITON, [F32], [(1,), (511,), (1300,)], 0),
     (rotate_and_write, NATIVE, BOTH, [
-        (*shape, has_norm, 37) for shape in _ROTATED for has_norm in (False, True)
-    ], 2),
+        (*shape, norms, 37) for shape in _ROTATED for norms in ("", "before", "after")
+    ], 3),
     (rotate_and_write, TRITON, BOTH, [
-        ((1, 1, 2), 8, False, 11), ((7, 1, 40), 128, True, 11), ((3, 3, 80), 16, False, 11),
-        ((14, 2, 256), 32, True, 5),
+        ((1, 1, 2), 8, "", 11), ((7, 1, 40), 128, "before", 11), ((3, 3, 80), 16, "after", 11),
+        ((14, 2, 256), 32, "before", 5),
     ], 0),
 ]  # fmt: skip
 

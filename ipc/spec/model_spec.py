@@ -20,7 +20,7 @@ from .weight_format import WeightFormats
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu", "relu2"]
 NormKind = Literal["rms", "layer"]
 Pool = Literal["cls", "last", "mean", "max", "weighted_mean", "mean_sqrt_len", "all"]
 HeadActivation = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "softmax"]
@@ -39,6 +39,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     theta: float = 10000.0
     type: RopeType | Literal["none"] = "default"  # none: queries and keys are not rotated
     rotated_size: int | None = None  # numbers of a head that are rotated, its first ones; None: all
+    is_interleaved: bool = False  # the checkpoint's pairs are neighbours, not half of that size apart
     factor: float = 1.0
     original_max_position_embeddings: int | None = None
     low_freq_factor: float = 1.0  # llama3
@@ -49,6 +50,8 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
+    # Queries are multiplied by 1 + this * log(1 + floor(position / original_max_position_embeddings)).
+    query_scale_beta: float | None = None
     # longrope: divisors of the frequencies, in an engine whose sequences end within the original length, and
     # in one whose sequences may be longer.
     short_factors: tuple[float, ...] = ()
@@ -69,11 +72,16 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     o_bias: bool = False
     # Of queries and keys before rotation: of each head by itself, or of all heads of a token together.
     qk_norm: Literal["each_head", "all_heads"] | None = None
+    norms_rotated: bool = False  # with "each_head": after rotation
     is_causal: bool = True  # False: a query sees the whole prompt; such a layer keeps no KV
     rope: RopeConfig | None = None  # of this layer; None: the model's
-    # One name: that tensor holds queries, keys and values in this order.
+    # One name: that tensor holds queries, keys and values in this order, of all heads or, with
+    # `qkv_by_group`, of each head of keys and values by itself.
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    qkv_by_group: bool = False
     out: str = "self_attn.o_proj"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
     sinks: str | None = None  # of a number for each head: the score of a key more, whose value is 0
 
     @property
@@ -128,6 +136,7 @@ class DenseSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     down_bias: bool | None = None  # where it is another than `bias`, which is then that of gate and up
     is_gated: bool = True  # False: down(act(up(x))), and `gate` names nothing
     fused: Literal["gate_up", "up_gate"] | None = None  # `gate` names a tensor of both in this order
+    xielu: str | None = None  # in the activation's place xIELU, whose numbers are tensors below this name
 
     @property
     def has_down_bias(self) -> bool:
@@ -218,6 +227,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """h += out_norm(attention(norm(h))), then the same with the feed-forward part.
 
+    With `is_parallel`: h += attention(norm(h)) + ffn(ffn_norm(h)); without a ffn_norm both read one norm.
     With `norms_sum`: h = norm(h + attention(h)), then the same with the feed-forward part; no out norms.
     The norms are named by their tensors, after the layer's prefix; without a name there is none.
     """
@@ -229,6 +239,8 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ffn_norm: str | None = "post_attention_layernorm"
     ffn_out_norm: str | None = None
     norms_sum: bool = False
+    is_parallel: bool = False  # without out norms
+    residual_scale: float | None = None  # multiplies what each part adds; no out norms beside it
 
     def is_cut_by(self, size: int) -> bool:
         """Whether so many ranks can share it."""
@@ -330,10 +342,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_position_embeddings: int = 2048
     rope: RopeConfig = RopeConfig()
     embedding_scale: float | None = None  # multiplies the embeddings, itself rounded to their type
+    logit_scale: float | None = None  # multiplies the logits, before the cap
     logit_soft_cap: float | None = None
     tie_word_embeddings: bool = False
     norm_kind: NormKind = "rms"  # layer: (x - mean) / sqrt(variance + norm_eps) * weight + bias
     norm_bias: bool = False
+    norm_has_weight: bool = True  # false, with norm_kind "layer": it is 1, and no tensor
     embedding: EmbeddingSpec = EmbeddingSpec()
     relative_bias: RelativeBiasSpec | None = None
     layer_prefix: str = "model.layers.{}"  # {} is the layer's number
@@ -341,6 +355,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     optional_prefix: str = "model."  # of tensor names; a checkpoint may leave it out of all of them
     unused_tensors: tuple[str, ...] = ()  # beginnings of names that a checkpoint may hold and nobody reads
     has_logits: bool = True
+    lm_head_bias: bool = False
+    transposed_linears: bool = False  # of layers: the checkpoint stores [in, out]
     pooling: PoolingSpec | None = None
     stage: StageSpec = StageSpec()
     generic: GenericSpec | None = None  # what transformers' code computes; of `layers` attention is meant
@@ -429,7 +445,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             ]
         if not is_last:
             projections = () if self.pooling is None else self.pooling.projections
-            names = [self.norm, "lm_head", *(projection.name for projection in projections)]
+            names = [self.norm, "lm_head", "embed_out", *(projection.name for projection in projections)]
             unused += [f"{name}." for name in names if name]
         unused += [name.removeprefix(self.optional_prefix) for name in unused]
         return replace(

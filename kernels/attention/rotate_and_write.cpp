@@ -42,6 +42,7 @@ struct Layer {
     const float *cos, *sin;
     const T *query_norm, *key_norm;  // [D] or null
     float eps;
+    bool norms_after;
     T *k_cache, *v_cache;
     const int64_t* slots;
     int num_heads, num_kv_heads, head_size, block_size;
@@ -106,13 +107,15 @@ void rotate_token(const Layer<T>& layer, int token) {
     for (int first = 0; first < heads; first += kHeads) {
         const int last = std::min(first + kHeads, heads);
         float factors[kHeads];
+        for (int head = first; layer.norms_after && layer.cos && head < last; ++head)
+            rotate(row + head * D, cos, sin, D);
         for (int head = first; layer.query_norm && head < last; ++head)
             factors[head - first] = find_norm_factor(sum_squares(row + head * D, D), D, layer.eps);
         for (int head = first; head < last; ++head) {
             T* x = row + head * D;
             const T* norm = head < layer.num_heads ? layer.query_norm : layer.key_norm;
             if (norm) scale_row(x, norm, x, D, factors[head - first], 0.0f, true);
-            if (layer.cos) rotate(x, cos, sin, D);
+            if (layer.cos && !layer.norms_after) rotate(x, cos, sin, D);
         }
     }
 }
@@ -142,14 +145,14 @@ void process_tokens(const Layer<T>& layer, int tokens) {
 }  // namespace
 
 extern "C" void quire_rotate_and_write(int is_bf16, void* qkv, int tokens, const float* cos, const float* sin,
-                                       const void* query_norm, const void* key_norm, float eps, void* k_cache,
-                                       void* v_cache, const int64_t* slots, int num_heads, int num_kv_heads,
+                                       const void* query_norm, const void* key_norm, float eps, int norms_after,
+                                       void* k_cache, void* v_cache, const int64_t* slots, int num_heads, int num_kv_heads,
                                        int head_size, int block_size) {
     with_type(is_bf16, [&](auto zero) {
         using T = decltype(zero);
         process_tokens(Layer<T>{static_cast<T*>(qkv), cos, sin, static_cast<const T*>(query_norm),
-                                static_cast<const T*>(key_norm), eps, static_cast<T*>(k_cache),
-                                static_cast<T*>(v_cache), slots, num_heads, num_kv_heads, head_size, block_size},
+                                static_cast<const T*>(key_norm), eps, norms_after != 0,
+                                static_cast<T*>(k_cache), static_cast<T*>(v_cache), slots, num_heads, num_kv_heads, head_size, block_size},
                        tokens);
     });
 }

@@ -9,11 +9,21 @@ Legend: T tokens, H query heads, G kv heads, D head size.
 from __future__ import annotations
 
 import ctypes
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..norm.rms_norm import rms_norm_reference
+
+
+class QKNorm(NamedTuple):
+    """Weights [D] of the norms of query and key heads, their epsilon, and whether rotation goes before."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+    is_after: bool = False
 
 
 def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -44,25 +54,27 @@ def rotate_and_write_reference(
     num_heads: int,
     cos: Tensor | None,
     sin: Tensor | None,
-    qk_norm: tuple[Tensor, Tensor, float] | None,
+    qk_norm: QKNorm | None,
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
 ) -> Tensor:
     """The queries [T, H, D], normed and rotated; keys likewise and values are in the caches afterwards.
 
-    `qkv` is [T, (H + 2 G) D]. Without `cos` and `sin` nothing is rotated. `qk_norm` is (query weight [D],
-    key weight [D], eps), None without such norms.
+    `qkv` is [T, (H + 2 G) D]. Without `cos` and `sin` nothing is rotated.
     """
     num_kv_heads, head_size = k_cache.shape[1], k_cache.shape[3]
     query, key, value = qkv.view(qkv.shape[0], -1, head_size).split(
         (num_heads, num_kv_heads, num_kv_heads), dim=1
     )
-    if qk_norm is not None:
-        query = rms_norm_reference(query, qk_norm[0], qk_norm[2])
-        key = rms_norm_reference(key, qk_norm[1], qk_norm[2])
+    if qk_norm is not None and not qk_norm.is_after:
+        query = rms_norm_reference(query, qk_norm.query, qk_norm.eps)
+        key = rms_norm_reference(key, qk_norm.key, qk_norm.eps)
     if cos is not None and sin is not None:
         query, key = rotate_reference(query, cos, sin), rotate_reference(key, cos, sin)
+    if qk_norm is not None and qk_norm.is_after:
+        query = rms_norm_reference(query, qk_norm.query, qk_norm.eps)
+        key = rms_norm_reference(key, qk_norm.key, qk_norm.eps)
     write_kv_reference(key, value, k_cache, v_cache, slot_mapping)
     return query
 
@@ -73,7 +85,7 @@ def launch_rotate_and_write(
     num_heads: int,
     cos: Tensor | None,
     sin: Tensor | None,
-    qk_norm: tuple[Tensor, Tensor, float] | None,
+    qk_norm: QKNorm | None,
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
@@ -85,8 +97,8 @@ def launch_rotate_and_write(
     V [block_size / 2, D, 2]. All contiguous on the CPU; qkv, norms and caches of one type.
     """
     _, num_kv_heads, block_size, head_size = k_cache.shape
-    query_norm, key_norm, eps = qk_norm or (None, None, 0.0)
+    query_norm, key_norm, eps, is_after = qk_norm or (None, None, 0.0, False)
     library.quire_rotate_and_write(
-        *(qkv.dtype is torch.bfloat16, qkv, qkv.shape[0], cos, sin, query_norm, key_norm, eps),
+        *(qkv.dtype is torch.bfloat16, qkv, qkv.shape[0], cos, sin, query_norm, key_norm, eps, is_after),
         *(k_cache, v_cache, slot_mapping, num_heads, num_kv_heads, head_size, block_size),
     )

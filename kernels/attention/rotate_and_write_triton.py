@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..triton.dependent_launch_triton import launch_options, wait_for_inputs
 from ..triton.launch_sizes import ceil_div, next_power_of_2
+from .rotate_and_write import QKNorm
 
 _jit: typing.Any = triton.jit
 
@@ -29,7 +30,7 @@ def launch_rotate_and_write(
     num_heads: int,
     cos: Tensor | None,
     sin: Tensor | None,
-    qk_norm: tuple[Tensor, Tensor, float] | None,
+    qk_norm: QKNorm | None,
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
@@ -41,11 +42,12 @@ def launch_rotate_and_write(
     key and value go nowhere.
     """
     _, num_kv_heads, block_size, head_size = k_cache.shape
-    query_norm, key_norm, eps = qk_norm or (qkv, qkv, 0.0)
+    query_norm, key_norm, eps, is_after = qk_norm or (qkv, qkv, 0.0, False)
     num_programs = ceil_div(num_heads + 2 * num_kv_heads, _HEADS)
     _rotate_and_write_kernel[(qkv.shape[0], num_programs)](
         qkv, qkv if cos is None else cos, qkv if sin is None else sin, query_norm, key_norm,
         k_cache, v_cache, slot_mapping, eps, HAS_ANGLES=cos is not None, HAS_NORM=qk_norm is not None,
+        NORMS_AFTER=is_after,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HALF=head_size // 2,
         PADDED_HALF=next_power_of_2(head_size // 2), BLOCK_SIZE=block_size, HEADS=_HEADS,
         num_warps=2 if head_size * qkv.element_size() <= 256 else 4, **launch_options(qkv.device),
@@ -57,8 +59,8 @@ def _rotate_and_write_kernel(
     qkv: typing.Any, cos: typing.Any, sin: typing.Any, query_norm: typing.Any, key_norm: typing.Any,
     k_cache: typing.Any, v_cache: typing.Any,
     slot_mapping: typing.Any, eps: typing.Any, HAS_ANGLES: tl.constexpr, HAS_NORM: tl.constexpr,
-    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, USE_PDL: tl.constexpr,
+    NORMS_AFTER: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr,
+    PADDED_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Grid (T, groups of HEADS heads)."""
     token = tl.program_id(0).to(tl.int64)
@@ -80,6 +82,13 @@ def _rotate_and_write_kernel(
     stored_second = tl.load(at + HALF, mask=mask, other=0.0)
     first = stored_first.to(tl.float32)
     second = stored_second.to(tl.float32)
+    if HAS_ANGLES:
+        cos_row = tl.load(cos + token * HALF + dims, mask=has_dim, other=0.0)[None, :]
+        sin_row = tl.load(sin + token * HALF + dims, mask=has_dim, other=0.0)[None, :]
+    if HAS_ANGLES and NORMS_AFTER:
+        turned = (first * cos_row - second * sin_row).to(qkv.dtype.element_ty).to(tl.float32)  # pyright: ignore[reportPossiblyUnboundVariable]
+        second = (second * cos_row + first * sin_row).to(qkv.dtype.element_ty).to(tl.float32)  # pyright: ignore[reportPossiblyUnboundVariable]
+        first = turned
     if HAS_NORM:
         squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
         factor = tl.rsqrt(squares / (HALF * 2) + eps)[:, None]
@@ -89,9 +98,7 @@ def _rotate_and_write_kernel(
         first = (first * first_weight).to(kind).to(tl.float32)  # pyright: ignore[reportPossiblyUnboundVariable]
         second = (second * factor).to(kind).to(tl.float32)
         second = (second * second_weight).to(kind).to(tl.float32)  # pyright: ignore[reportPossiblyUnboundVariable]
-    if HAS_ANGLES:
-        cos_row = tl.load(cos + token * HALF + dims, mask=has_dim, other=0.0)[None, :]
-        sin_row = tl.load(sin + token * HALF + dims, mask=has_dim, other=0.0)[None, :]
+    if HAS_ANGLES and not NORMS_AFTER:
         rotated_first = (first * cos_row - second * sin_row).to(qkv.dtype.element_ty)
         rotated_second = (second * cos_row + first * sin_row).to(qkv.dtype.element_ty)
     else:

@@ -6,7 +6,15 @@
 extern "C" {
 
 // gelu_tanh is the approximation by tanh, gelu the exact one by erf.
-enum QuireActivation { QUIRE_NO_ACTIVATION = 0, QUIRE_SILU, QUIRE_GELU, QUIRE_GELU_TANH, QUIRE_RELU, QUIRE_CLAMPED_SWIGLU };
+enum QuireActivation {
+    QUIRE_NO_ACTIVATION = 0,
+    QUIRE_SILU,
+    QUIRE_GELU,
+    QUIRE_GELU_TANH,
+    QUIRE_RELU,
+    QUIRE_CLAMPED_SWIGLU,
+    QUIRE_RELU2
+};
 }
 
 namespace quire {
@@ -17,6 +25,10 @@ struct NoActivation {
 
 struct Relu {
     static Vec apply(Vec a) { return a < 0.0f ? Vec{} : a; }
+};
+
+struct Relu2 {
+    static Vec apply(Vec a) { return a < 0.0f ? Vec{} : a * a; }
 };
 
 struct Silu {
@@ -92,6 +104,7 @@ void with_activation(int activation, const Body& body) {
         case QUIRE_GELU_TANH: return body(GeluTanh{});
         case QUIRE_RELU: return body(Relu{});
         case QUIRE_CLAMPED_SWIGLU: return body(ClampedSwiglu{});
+        case QUIRE_RELU2: return body(Relu2{});
         default: return body(NoActivation{});
     }
 }

@@ -1,4 +1,4 @@
-"""Gated activation of a feed-forward layer: y = act(x[:, :F]) * x[:, F:], act one of silu, gelu, gelu_tanh.
+"""Gated activation of a feed-forward layer: y = act(x[:, :F]) * x[:, F:], act one of ACTIVATIONS.
 
 The clamped SwiGLU of gpt-oss is min(g, 7) sigmoid(1.702 min(g, 7)) (clamp(u, -7, 7) + 1) of gate g and up u.
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 # Names of the activations, as activation.h numbers them.
-ACTIVATIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "clamped_swiglu": 5}
+ACTIVATIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "clamped_swiglu": 5, "relu2": 6}
 _NO_ACTIVATION = 0
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -23,6 +23,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
     "clamped_swiglu": lambda x: x.clamp(max=7.0) * (x.clamp(max=7.0) * 1.702).sigmoid(),
+    "relu2": lambda x: F.relu(x).square(),
 }
 
 

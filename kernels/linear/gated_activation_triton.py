@@ -31,6 +31,8 @@ def _activate(x: typing.Any, ACTIVATION: tl.constexpr) -> typing.Any:
     if ACTIVATION == "clamped_swiglu":
         clamped = tl.minimum(x, 7.0)
         return clamped / (1.0 + tl.exp(-1.702 * clamped))
+    if ACTIVATION == "relu2":
+        return tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
     return x / (1.0 + tl.exp(-(x + 0.044715 * x * x * x) * _TANH_SCALE))
 
 

@@ -59,11 +59,12 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "quire_shared_norm": (_INT, _POINTER, _Data, _INT, _INT, _Data),
     "quire_layer_norm": (_INT, *[_Data] * 5, _INT, _INT, _FLOAT),
     "quire_gated_activation": (_INT, _INT, _Data, _Data, _INT, _INT),
+    "quire_xielu": (_INT, _Data, _LONG, _POINTER),
     "quire_pool_rows": (_INT, _Data, _INT, _INT, *[_Data] * 3, _INT, _Data, _Data),
     "quire_soft_cap": (_Data, _LONG, _FLOAT),
     "quire_route": (_INT, _Data, _INT, _POINTER, _Data, _Data),
     "quire_experts": (_INT, _INT, _Data, _INT, _Data, _Data, *[_INT] * 3, *[_POINTER] * 3, _Data),
-    "quire_rotate_and_write": (_INT, _Data, _INT, *[_Data] * 4, _FLOAT, *[_Data] * 3, *[_INT] * 4),
+    "quire_rotate_and_write": (_INT, _Data, _INT, *[_Data] * 4, _FLOAT, _INT, *[_Data] * 3, *[_INT] * 4),
     "quire_paged_attention": (
         *(_INT, _Data, _LONG, _Data, _Data, _Data, _Data, _LONG, _Data, _Data),
         *[_INT] * 6,

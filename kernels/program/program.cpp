@@ -97,6 +97,17 @@ void add_table_rows(const T* table, const int64_t* index, int rows, size_t size,
     });
 }
 
+template <typename T>
+void scale_rows(T* x, const float* table, const int64_t* positions, int rows, size_t stride, size_t size) {
+    parallel_runs(rows, rows * size * sizeof(T) > kMinParallelBytes, [&](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; ++r) {
+            const float factor = table[positions[r]];
+            T* row = x + r * stride;
+            for (size_t i = 0; i < size; ++i) row[i] = narrow<T>(quire::widen(row[i]) * factor);
+        }
+    });
+}
+
 // Hands out aligned parts of one piece of memory; without memory it only adds up their sizes.
 class Arena {
   public:
@@ -233,6 +244,8 @@ class Pass {
             case QUIRE_SHARED_NORM: return norm_of_ranks(*static_cast<const QuireNormOfRanks*>(p));
             case QUIRE_ENCODER_ATTEND: return attend_whole(*static_cast<const QuireEncoderAttend*>(p));
             case QUIRE_LOAD: return load(*static_cast<const QuireEmbed*>(p));
+            case QUIRE_SCALE_ROWS: return scale_rows_of(*static_cast<const QuireScaleRows*>(p));
+            case QUIRE_XIELU: return activate_xielu(*static_cast<const QuireActivateXielu*>(p));
         }
     }
 
@@ -304,7 +317,7 @@ class Pass {
         const QuireCache cache = op.writes ? program_.caches[op.layer] : QuireCache{};
         const float *cos = op.cos ? at<float>(op.cos) : nullptr, *sin = op.cos ? at<float>(op.sin) : nullptr;
         quire_rotate_and_write(program_.is_bf16, at(op.qkv), rows_, cos, sin, op.query_norm, op.key_norm,
-                               op.eps, cache.k, cache.v, step_.slots, op.num_heads, op.num_kv_heads, op.head_size,
+                               op.eps, op.norms_after, cache.k, cache.v, step_.slots, op.num_heads, op.num_kv_heads, op.head_size,
                                program_.block_size);
     }
 
@@ -351,6 +364,16 @@ class Pass {
         with_type(program_.is_bf16, [&](auto zero) {
             scale_all(at<decltype(zero)>(op.x), int64_t(rows_) * op.size, op.factor);
         });
+    }
+
+    void scale_rows_of(const QuireScaleRows& op) {
+        with_type(program_.is_bf16, [&](auto zero) {
+            scale_rows(at<decltype(zero)>(op.x), op.table, step_.positions, rows_, op.stride, op.size);
+        });
+    }
+
+    void activate_xielu(const QuireActivateXielu& op) {
+        quire_xielu(program_.is_bf16, at(op.x), int64_t(rows_) * op.size, &op.numbers);
     }
 
     void cap(const QuireCap& op) { quire_soft_cap(at<float>(op.x), int64_t(rows_) * op.size, op.cap); }
@@ -413,7 +436,8 @@ extern "C" int quire_program_layout(int which) {
         sizeof(QuireNorm), sizeof(QuireMultiply), sizeof(QuireRotate), sizeof(QuireKeep), sizeof(QuireAttend),
         sizeof(QuireActivate), sizeof(QuireWiden), sizeof(QuireScale), sizeof(QuireCap), sizeof(QuireRoute),
         sizeof(QuireExperts), sizeof(QuireAdd), sizeof(QuireLayerNorm), sizeof(QuireAddRows), sizeof(QuireAllReduce),
-        sizeof(QuireSharedNorm), sizeof(QuireNormOfRanks), sizeof(QuireEncoderAttend), sizeof(QuireOperation),
+        sizeof(QuireSharedNorm), sizeof(QuireNormOfRanks), sizeof(QuireEncoderAttend), sizeof(QuireScaleRows),
+        sizeof(QuireActivateXielu), sizeof(QuireOperation),
         sizeof(QuireProgram), sizeof(QuireStep),
     };
     return int(sizes[which]);

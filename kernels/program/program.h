@@ -6,6 +6,7 @@
 
 #include "linear/experts.h"
 #include "linear/linear.h"
+#include "linear/xielu.h"
 #include "norm/shared_norm.h"
 
 #include <cstdint>
@@ -30,6 +31,7 @@ enum QuireKind {
     QUIRE_EMBED, QUIRE_ANGLES, QUIRE_NORM, QUIRE_ADD_NORM, QUIRE_LINEAR, QUIRE_ROTATE, QUIRE_KEEP, QUIRE_ATTEND,
     QUIRE_ACTIVATE, QUIRE_WIDEN, QUIRE_SCALE, QUIRE_CAP, QUIRE_ROUTE, QUIRE_EXPERTS, QUIRE_ADD, QUIRE_LAYER_NORM,
     QUIRE_ADD_ROWS, QUIRE_ALL_REDUCE, QUIRE_SHARED_NORM, QUIRE_ENCODER_ATTEND, QUIRE_LOAD,
+    QUIRE_SCALE_ROWS, QUIRE_XIELU,
 };
 
 // y = rows of the table by token id. With num_rows above 0 the table has those of so many tokens from `first` on, and
@@ -82,7 +84,7 @@ struct QuireMultiply {
 struct QuireRotate {
     const void *query_norm, *key_norm;  // null where the model has none
     int32_t qkv, cos, sin, layer;
-    int32_t num_heads, num_kv_heads, head_size, writes;
+    int32_t num_heads, num_kv_heads, head_size, writes, norms_after;
     float eps;
 };
 
@@ -155,6 +157,18 @@ struct QuireAllReduce {
 struct QuireNormOfRanks {
     QuireSharedNorm norm;
     int32_t x, first, stride, squares;
+};
+
+// The first `size` numbers of each row of x, which are `stride` long, *= the table's number by position.
+struct QuireScaleRows {
+    const float* table;
+    int32_t x, size, stride, padding;
+};
+
+// x = xIELU of x.
+struct QuireActivateXielu {
+    QuireXielu numbers;
+    int32_t x, size;
 };
 
 struct QuireOperation {

@@ -15,6 +15,8 @@ from typing import NewType
 import torch
 from torch import Tensor
 
+from ..linear.xielu import XieluTable
+
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 Slot = NewType("Slot", int)
@@ -26,7 +28,7 @@ Kind = IntEnum(
     "Kind",
     ["EMBED", "ANGLES", "NORM", "ADD_NORM", "LINEAR", "ROTATE", "KEEP", "ATTEND", "ACTIVATE", "WIDEN",
      "SCALE", "CAP", "ROUTE", "EXPERTS", "ADD", "LAYER_NORM", "ADD_ROWS", "ALL_REDUCE",
-     "SHARED_NORM", "ENCODER_ATTEND", "LOAD"],
+     "SHARED_NORM", "ENCODER_ATTEND", "LOAD", "SCALE_ROWS", "XIELU"],
     start=0,
 )  # fmt: skip
 
@@ -85,7 +87,7 @@ Angles = _make_struct("cos_table sin_table", "cos sin half rope")
 Norm = _make_struct("weight", "x residual y first size stride rounds_normed padding", "eps weight_offset")
 Multiply = _make_struct("", "x y", first=(("linear", LinearTable),))
 Rotate = _make_struct(
-    "query_norm key_norm", "qkv cos sin layer num_heads num_kv_heads head_size writes", "eps"
+    "query_norm key_norm", "qkv cos sin layer num_heads num_kv_heads head_size writes norms_after", "eps"
 )
 Keep = _make_struct("slots", "num_slots padding")
 Attend = _make_struct(
@@ -116,6 +118,10 @@ NormOfRanks = _make_struct("", "x first stride squares", first=(("norm", SharedN
 EncoderAttend = _make_struct(
     "bias", "qkv y num_heads num_kv_heads head_size window reach padding", "scale soft_cap"
 )
+
+
+ScaleRows = _make_struct("table", "x size stride padding")
+Xielu = _make_struct("", "x size", first=(("numbers", XieluTable),))
 
 
 class OperationTable(_Table):

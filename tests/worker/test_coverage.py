@@ -59,12 +59,10 @@ def test_a_field_that_nothing_computes_is_refused_by_its_name(
     assert caught.value.field.endswith(f".{name}")
 
 
-def test_a_part_of_a_head_is_not_rotated_beside_norms_of_heads() -> None:
-    rope = msgspec.structs.replace(SPEC.rope, rotated_size=8)
-    spec = msgspec.structs.replace(make_spec(Recipe(family="qwen3")), rope=rope)
-    with pytest.raises(
-        ModelError, match=r"qk_norm='each_head': expected None where a part of a head is rotated"
-    ):
+def test_a_layer_in_parallel_has_no_out_norms() -> None:
+    layer = msgspec.structs.replace(SPEC.layers[0], is_parallel=True, residual_scale=0.5)
+    spec = msgspec.structs.replace(SPEC, layers=(layer, SPEC.layers[1]))
+    with pytest.raises(ModelError, match=r"^spec.layers\[0\].residual_scale=0.5: expected None in a layer"):
         coverage.check_covered(spec)
 
 

@@ -206,7 +206,7 @@ def make_rotate_cases(bench: Bench) -> Iterator[Case]:
         angles = torch.rand(num_tokens, spec.head_size // 2, device=bench.device)
         turn = angles.cos(), angles.sin()
         weight = torch.ones(spec.head_size, dtype=dtype, device=bench.device)
-        norm: QKNorm | None = (weight, weight, _EPS) if spec.qk_norm else None
+        norm = QKNorm(weight, weight, _EPS) if spec.qk_norm else None
         ours = (qkv, turn, norm, cache, metadata)
         theirs = (qkv, spec.num_heads, *turn, norm, *cache, metadata.slot_mapping)
         kv_share = 2 * spec.kv_size / spec.qkv_size

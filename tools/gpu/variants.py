@@ -24,6 +24,7 @@ from ...ipc.spec.linear_shapes import LinearShape, list_linears
 from ...ipc.spec.model_spec import AttentionSpec, ModelSpec
 from ...kernels.attention.attention_plan_triton import launch_plan, plan_attention
 from ...kernels.attention.paged_attention_triton import launch_paged_attention
+from ...kernels.attention.rotate_and_write import QKNorm
 from ...kernels.attention.rotate_and_write_triton import launch_rotate_and_write
 from ...kernels.linear.gated_activation_triton import launch_gated_activation
 from ...kernels.linear.linear_triton import launch_linear
@@ -156,7 +157,7 @@ def _launch_attention(
     heads, kv_heads, size = attention.num_heads, attention.num_kv_heads, attention.head_size
     requests, tokens = singles + chunks, singles + 40 * chunks
     cache, qkv = make(8, kv_heads, _BLOCK_SIZE, size), make(tokens, attention.qkv_size)
-    norm = None if attention.qk_norm is None else (make(size), make(size), eps)
+    norm = None if attention.qk_norm is None else QKNorm(make(size), make(size), eps)
     angles = make(tokens, size // 2, dtype=torch.float32)
     slots = make(tokens, dtype=torch.int64)
     launch_rotate_and_write(qkv, heads, angles, angles, norm, cache, cache, slots)

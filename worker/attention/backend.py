@@ -9,10 +9,8 @@ from torch import Tensor
 
 from ...ipc.spec.model_spec import AttentionSpec
 from ...kernels.attention.paged_attention import NO_WINDOW
+from ...kernels.attention.rotate_and_write import QKNorm
 from .metadata import AttentionMetadata, HostStep, KVCache
-
-# Weights [D] of the norms of query and key heads, and their epsilon.
-QKNorm = tuple[Tensor, Tensor, float]
 
 
 class AttentionBackend(ABC):

@@ -10,12 +10,22 @@ from torch import Tensor
 
 from ...ipc.spec.model_spec import AttentionSpec
 from ...kernels.attention.paged_attention import NO_WINDOW, default_scale, pack_position_bias
-from ...kernels.program.program import Attend, EncoderAttend, Kind, NotNativeError, Program, Rotate, Slot
+from ...kernels.program.program import (
+    Attend,
+    EncoderAttend,
+    Kind,
+    NotNativeError,
+    Program,
+    Rotate,
+    ScaleRows,
+    Slot,
+)
 from ..attention import AttentionBackend, QKNorm
 from ..attention.metadata import AttentionMetadata
 from ..attention.native_attention import NativeAttention
 from .linear import Linear
 from .norm import RMSNorm
+from .rotary import Angles, AngleSlots
 
 
 @dataclass(eq=False)
@@ -39,7 +49,7 @@ class Attention:
     def __call__(
         self,
         hidden: Tensor,
-        angles: tuple[Tensor, Tensor] | None,
+        angles: Angles | None,
         kv_cache: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
     ) -> Tensor:
@@ -48,11 +58,13 @@ class Attention:
         for norm in self.all_heads_norms:
             norm.normalize_(qkv[:, first : first + norm.size])
             first += norm.size
-        query = self.backend.rotate_and_write(qkv, angles, self.head_norms, kv_cache, metadata)
+        if angles is not None and angles.query_scale is not None:  # rotation leaves the factor as it is
+            qkv[:, : self.spec.query_size] *= angles.query_scale.to(qkv.dtype).unsqueeze(1)
+        query = self.backend.rotate_and_write(qkv, angles and angles[:2], self.head_norms, kv_cache, metadata)
         extra = self.position_bias, self.sinks
         return self.o_proj(self.backend.attend(query, kv_cache, metadata, self.spec, *extra))
 
-    def emit_write(self, program: Program, x: Slot, angles: tuple[Slot, Slot] | None, layer: int) -> Slot:
+    def emit_write(self, program: Program, x: Slot, angles: AngleSlots | None, layer: int) -> Slot:
         """The part up to the cache as operations; the slot of the queries comes back."""
         if not isinstance(self.backend, NativeAttention):
             raise NotNativeError(type(self.backend).__name__)
@@ -69,9 +81,12 @@ class Attention:
             return qkv
         operation = Rotate(qkv=qkv, layer=layer, writes=spec.is_causal, **_heads_of(spec))
         if angles is not None:
-            operation.cos, operation.sin = angles
+            operation.cos, operation.sin, table = angles
+            if table is not None:
+                factors = ScaleRows(table=table.data_ptr(), x=qkv, size=spec.query_size, stride=spec.qkv_size)
+                program.add(Kind.SCALE_ROWS, factors)
         if self.head_norms is not None:
-            query_norm, key_norm, operation.eps = self.head_norms
+            query_norm, key_norm, operation.eps, operation.norms_after = self.head_norms
             operation.query_norm, operation.key_norm = query_norm.data_ptr(), key_norm.data_ptr()
         program.add(Kind.ROTATE, operation)
         return qkv

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Protocol
 
@@ -28,6 +28,7 @@ from ...kernels.linear.gated_activation import (
     gated_activation_reference,
     launch_gated_activation,
 )
+from ...kernels.linear.xielu import XieluNumbers, XieluTable, launch_xielu, xielu_reference
 from ...kernels.program import program as ops
 from ...kernels.program.program import Activate, Kind, LinearTable, NotNativeError, Program, Slot
 from .linear import Linear, NativeLinear
@@ -62,6 +63,22 @@ def _choose_kernel(dtype: torch.dtype, device: torch.device) -> Callable[[Tensor
         if chosen == "native"
         else gated_activation_reference
     )
+
+
+class Xielu:
+    """xIELU, in place where there is a kernel."""
+
+    def __init__(self, numbers: XieluNumbers, dtype: torch.dtype, device: torch.device) -> None:
+        self._numbers = numbers
+        is_native = choose_kernel("xielu", dtype, device) == "native"
+        self._compute = partial(launch_xielu, native_library()) if is_native else xielu_reference
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._compute(x, self._numbers)
+
+    def emit(self, program: Program, x: Slot, size: int) -> None:
+        """The same as an operation: x [T, size]."""
+        program.add(Kind.XIELU, ops.Xielu(numbers=XieluTable(*astuple(self._numbers)), x=x, size=size))
 
 
 class FeedForward(Protocol):
@@ -104,20 +121,24 @@ class MLP:
 
 @dataclass(eq=False)
 class PlainMLP:
-    """down(act(up(x))), the activation as part of `up_proj`."""
+    """down(act(up(x))), the activation as part of `up_proj`, or xIELU of what that gives."""
 
     up_proj: Linear
     down_proj: Linear
     width: int
+    xielu: Xielu | None = None
     is_capturable = True
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return self.down_proj(self.up_proj(hidden))
+        activated = self.up_proj(hidden)
+        return self.down_proj(activated if self.xielu is None else self.xielu(activated))
 
     def emit(self, program: Program, x: Slot, y: Slot) -> None:
         """As FeedForward.emit."""
         activated = program.slot("gated", self.width)
         self.up_proj.emit(program, x, activated)
+        if self.xielu is not None:
+            self.xielu.emit(program, activated, self.width)
         self.down_proj.emit(program, activated, y)
 
 

@@ -12,11 +12,14 @@ from ...kernels.program.program import OUT, Cap, Kind, Program, Slot, Widen
 from ...kernels.sampling.soft_cap import launch_soft_cap, soft_cap_reference
 from .collectives import GatheredLogits
 from .linear import Linear
+from .norm import Scaled
 
 
 @dataclass(eq=False)
 class LogitsHead:
     """Logits in float32, cap * tanh(x / cap) of them where there is a cap.
+
+    `scale` multiplies the hidden states, which are a hundredth of the logits' numbers.
 
     With `gathered` they are a rank's part of them, and then put together. Plain ones stay of the model's type
     where the sampler reads that: of 256 rows, writing them wider and reading that is 230 MB.
@@ -25,6 +28,7 @@ class LogitsHead:
     linear: Linear
     width: int  # of the vocabulary, or of a rank's part
     soft_cap: float | None
+    scale: Scaled | None = None
     gathered: GatheredLogits | None = None
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -33,7 +37,8 @@ class LogitsHead:
         return logits if self.gathered is None else self.gathered(logits)
 
     def _compute(self, hidden: Tensor) -> Tensor:
-        logits = self.linear(hidden.contiguous())
+        hidden = hidden.contiguous()
+        logits = self.linear(hidden if self.scale is None else self.scale(hidden))
         if logits.dtype is not torch.float32:
             is_plain = self.soft_cap is None and self.gathered is None
             if is_plain and choose_kernel("sample", logits.dtype, logits.device) == "triton":
@@ -48,6 +53,8 @@ class LogitsHead:
     def emit(self, program: Program, x: Slot) -> None:
         """The same as operations, into the program's result, all but `gathered`. Raises NotNativeError."""
         size = self.width
+        if self.scale is not None:
+            self.scale.emit(program, x, x)
         if program.dtype is torch.float32:
             self.linear.emit(program, x, OUT)
         else:

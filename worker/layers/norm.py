@@ -12,7 +12,7 @@ from ...kernels.choice import choose_norm, native_library
 from ...kernels.norm.layer_norm import launch_layer_norm, layer_norm_reference
 from ...kernels.norm.rms_norm import add_rms_norm_reference, launch_rms_norm, rms_norm_reference
 from ...kernels.program import program as ops
-from ...kernels.program.program import Add, Kind, Norm, Program, Slot
+from ...kernels.program.program import Add, Kind, Norm, Program, Scale, Slot
 
 # (x, residual to add and overwrite, weight, eps, weight offset, rounds_normed, in_place) -> norm
 _Kernel = Callable[[Tensor, Tensor | None, Tensor, float, float, bool, bool], Tensor]
@@ -89,6 +89,23 @@ class NoNorm:
             return x
         program.add(Kind.ADD, Add(x=x, residual=residual, size=self.size))
         return residual
+
+
+class Scaled:
+    """Stands where what a part adds is multiplied by a number, and not normed."""
+
+    def __init__(self, size: int, factor: float) -> None:
+        self.size = size
+        self._factor = factor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * self._factor
+
+    def emit(self, program: Program, x: Slot, y: Slot) -> Slot:
+        """The same as an operation; y is x's slot."""
+        assert x == y
+        program.add(Kind.SCALE, Scale(x=x, size=self.size, factor=self._factor))
+        return y
 
 
 def _choose_kernel(weight: Tensor) -> _Kernel | None:

@@ -2,20 +2,38 @@
 
 The inverse frequencies follow transformers' `modeling_rope_utils` (default, linear, dynamic NTK, llama3,
 yarn, longrope), because a model is only right with the angles it was trained on. Rotation itself is a kernel:
-what is not rotated of a head has the angle 0, and its places are chosen by `RankCuts.take_heads`.
+what is not rotated of a head has the angle 0, and its places are chosen by `find_head_order`.
 Legend: T tokens, D head size.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ...ipc.spec.model_spec import RopeConfig
-from ...kernels.program.program import Angles, Kind, Program, Slot
+from ...kernels.program import program as ops
+from ...kernels.program.program import Kind, Program, Slot
+
+
+class Angles(NamedTuple):
+    """cos and sin of each token's angles, float32 [T, D / 2], and what its queries are multiplied by [T]."""
+
+    cos: Tensor
+    sin: Tensor
+    query_scale: Tensor | None = None
+
+
+class AngleSlots(NamedTuple):
+    """The same in a program, where the query's factors are a table by position."""
+
+    cos: Slot
+    sin: Slot
+    query_scale: Tensor | None = None
 
 
 class RotaryEmbedding:
@@ -28,7 +46,12 @@ class RotaryEmbedding:
         max_position_embeddings: int,
         max_model_len: int,
         device: torch.device,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
+        """`dtype` is that of the queries, which factors on them are rounded to."""
+        self._query_scale = None if rope.query_scale_beta is None else _scale_queries(rope, max_model_len)
+        if self._query_scale is not None:
+            self._query_scale = self._query_scale.to(dtype).float().to(device)
         self._is_dynamic = rope.type == "dynamic"
         self._trained_len = max_position_embeddings
         self._tables: tuple[Tensor, ...]
@@ -50,31 +73,40 @@ class RotaryEmbedding:
         """The bytes of both tables."""
         return sum(table.nbytes for table in self._tables)
 
-    def __call__(self, positions: Tensor, rope_lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        """cos and sin, float32 [T, D / 2], for int64 positions [T] (all below max_model_len).
+    def __call__(self, positions: Tensor, rope_lengths: Tensor | None) -> Angles:
+        """For int64 positions [T] (all below max_model_len).
 
         `rope_lengths` int64 [T] (up to max_model_len) counts for the dynamic type, which needs it.
         """
+        scale = None if self._query_scale is None else self._query_scale.index_select(0, positions)
         if not self._is_dynamic:
             cos, sin = self._tables
-            return cos.index_select(0, positions), sin.index_select(0, positions)
+            return Angles(cos.index_select(0, positions), sin.index_select(0, positions), scale)
         assert rope_lengths is not None
         inv_freq = self._tables[0].index_select(0, (rope_lengths - self._trained_len).clamp_(min=0))
         angles = positions.float().unsqueeze(1) * inv_freq
-        return angles.cos(), angles.sin()
+        return Angles(angles.cos(), angles.sin(), scale)
 
-    def emit(self, program: Program, index: int = 0) -> tuple[Slot, Slot]:
+    def emit(self, program: Program, index: int = 0) -> AngleSlots:
         """The same as an operation: the slots of cos and sin, other ones for each `index` of a model's ropes.
 
         Of a model that has a dynamic one, the angles of all come with each step.
         """
         half = self._tables[0].shape[1]
         cos, sin = (program.slot(f"{name}{index}", half, torch.float32) for name in ("cos", "sin"))
-        operation = Angles(cos=cos, sin=sin, half=half, rope=index)
+        operation = ops.Angles(cos=cos, sin=sin, half=half, rope=index)
         if not self._is_dynamic:
             operation.cos_table, operation.sin_table = (table.data_ptr() for table in self._tables)
         program.add(Kind.ANGLES, operation)
-        return cos, sin
+        return AngleSlots(cos, sin, self._query_scale)
+
+
+def _scale_queries(rope: RopeConfig, max_model_len: int) -> Tensor:
+    """float32 [max_model_len], as Llama 4 scales what stands beyond the trained length."""
+    assert rope.query_scale_beta is not None
+    assert rope.original_max_position_embeddings is not None
+    times = torch.arange(max_model_len) // rope.original_max_position_embeddings
+    return 1 + rope.query_scale_beta * torch.log(1 + times.float())
 
 
 def compute_dynamic_frequencies(

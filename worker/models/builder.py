@@ -5,6 +5,7 @@ Of several ranks each builds what its cuts of the weights give, and what joins t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from ...ipc.spec.weight_format import LM_HEAD, WeightFormat
 from ...kernels.choice import native_library
 from ...kernels.group.shared_group import SharedGroup
 from ...kernels.linear.linear import PackedWeight
+from ...kernels.linear.xielu import XieluNumbers
 from ...kernels.program.native import SWITCH, is_switched_off
 from ..attention import AttentionBackend, QKNorm, make_attention
 from ..first_calls import make_first_calls
@@ -39,10 +41,10 @@ from ..layers.collectives import (
     VocabParallelLookup,
 )
 from ..layers.embedding import Embedding, StageInput
-from ..layers.feed_forward import MLP, Experts, FeedForward, GatedActivation, PlainMLP
+from ..layers.feed_forward import MLP, Experts, FeedForward, GatedActivation, PlainMLP, Xielu
 from ..layers.linear import Linear, NativeLinear, TorchLinear, make_linear
 from ..layers.logits import LogitsHead
-from ..layers.norm import LayerNorm, NoNorm, RMSNorm
+from ..layers.norm import LayerNorm, NoNorm, RMSNorm, Scaled
 from ..layers.rotary import RotaryEmbedding
 from ..pooling.head import load_pooling_head
 from ..threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
@@ -51,9 +53,18 @@ from ..weights.integer_weight import NarrowWeight
 from ..weights.layer_weights import take_narrow_stacked
 from ..weights.online import quantize
 from ..weights.packed_cache import PackedCache, open_packed_cache
-from ..weights.weights import WHOLE, DummySource, RankCuts, SafetensorsSource, TensorSlice, WeightSource
+from ..weights.weights import (
+    WHOLE,
+    DummySource,
+    HeadOrder,
+    RankCuts,
+    SafetensorsSource,
+    TensorSlice,
+    WeightSource,
+    find_head_order,
+)
 from .coverage import check_covered
-from .decoder import Decoder, DecoderLayer, Layer, Norm, SumNormLayer
+from .decoder import Decoder, DecoderLayer, Layer, Norm, ParallelLayer, SumNormLayer
 from .native_forward import make_native_forward
 
 # Why a row may depend on the rows beside it, and what avoids that; for Decoder.batch_variance_reason.
@@ -170,7 +181,7 @@ class _Builder:
         spec = self._spec
         head_size = spec.layers[0].attention.head_size
         return RotaryEmbedding(
-            rope, head_size, spec.max_position_embeddings, self._max_model_len, self._device
+            rope, head_size, spec.max_position_embeddings, self._max_model_len, self._device, self._dtype
         )
 
     def _embedding(self) -> tuple[Embedding | StageInput, Tensor]:
@@ -227,28 +238,36 @@ class _Builder:
             self._norm(f"{prefix}.{spec.ffn_norm}", hidden),
         )
 
-    def _layer(self, prefix: str, spec: LayerSpec) -> DecoderLayer:
+    def _layer(self, prefix: str, spec: LayerSpec) -> DecoderLayer | ParallelLayer:
+        if spec.is_parallel:
+            norm = None if spec.ffn_norm is None else self._layer_norm(prefix, spec.ffn_norm)
+            attention_norm = self._layer_norm(prefix, spec.attention_norm)
+            attention = self._attention(prefix, spec.attention)
+            return ParallelLayer(attention_norm, attention, norm, self._feed_forward(prefix, spec.ffn))
         return DecoderLayer(
             self._layer_norm(prefix, spec.attention_norm),
             self._attention(prefix, spec.attention),
-            self._layer_norm(prefix, spec.attention_out_norm),
+            self._out_norm(prefix, spec.attention_out_norm, spec.residual_scale),
             self._layer_norm(prefix, spec.ffn_norm),
             self._feed_forward(prefix, spec.ffn),
-            self._layer_norm(prefix, spec.ffn_out_norm),
+            self._out_norm(prefix, spec.ffn_out_norm, spec.residual_scale),
         )
+
+    def _out_norm(self, prefix: str, name: str | None, scale: float | None) -> Norm | Scaled:
+        return self._layer_norm(prefix, name) if scale is None else Scaled(self._spec.hidden_size, scale)
 
     def _attention(self, prefix: str, whole: AttentionSpec) -> Attention:
         hidden, sizes = self._spec.hidden_size, (whole.query_size, whole.kv_size, whole.kv_size)
         names, cuts, spec = [f"{prefix}.{part}" for part in whole.qkv], self._cuts, whole
         if len(names) == 1:
             sizes = (sum(sizes),)
-        rotated_size = (whole.rope or self._spec.rope).rotated_size
-        qkv = self._linear(names, sizes, hidden, whole.qkv_bias, cuts.take_heads(whole, rotated_size))
+        order = find_head_order(whole.rope or self._spec.rope, whole.head_size)
+        qkv = self._linear(names, sizes, hidden, whole.qkv_bias, cuts.take_heads(whole, order))
         cut = cuts.take_columns(whole.query_size)
         out = self._linear([f"{prefix}.{whole.out}"], (hidden,), whole.query_size, whole.o_bias, cut)
         if self._all_reduce is not None:
             spec, out = whole.for_rank(cuts.size), RowParallelLinear(out, self._all_reduce)
-        norms, backend = self._qk_norms(f"{prefix}.self_attn", whole), self._backend(spec)
+        norms, backend = self._qk_norms(prefix, whole, order), self._backend(spec)
         return Attention(spec, qkv, out, *norms, backend, self._position_bias, self._sinks(prefix, whole))
 
     def _sinks(self, prefix: str, spec: AttentionSpec) -> Tensor | None:
@@ -271,18 +290,22 @@ class _Builder:
             self._backends[heads] = backend
         return self._backends[heads]
 
-    def _qk_norms(self, prefix: str, spec: AttentionSpec) -> tuple[QKNorm | None, tuple[RMSNorm, ...]]:
+    def _qk_norms(
+        self, prefix: str, spec: AttentionSpec, order: HeadOrder | None
+    ) -> tuple[QKNorm | None, tuple[RMSNorm, ...]]:
         """Norms of each head by itself, and of all queries and all keys; a model has one of them or none."""
         if spec.qk_norm is None:
             return None, ()
+        names, cuts = [f"{prefix}.{name}" for name in (spec.q_norm, spec.k_norm)], self._cuts
         if spec.qk_norm == "each_head":
-            query, key = (self._rms_norm(f"{prefix}.{part}_norm", spec.head_size) for part in "qk")
+            cut = WHOLE if order is None else TensorSlice(order)
+            query, key = (self._rms_norm(name, spec.head_size, cut) for name in names)
             offset = self._spec.norm_weight_offset  # backends multiply by the weight alone
             weights = [norm.weight + offset if offset else norm.weight for norm in (query, key)]
-            return (weights[0], weights[1], self._spec.norm_eps), ()
-        cuts = self._cuts
-        query = self._rms_norm(f"{prefix}.q_norm", spec.query_size, cuts.take_rows(spec.query_size))
-        key = self._rms_norm(f"{prefix}.k_norm", spec.kv_size, cuts.take_key_heads(spec))
+            return QKNorm(weights[0], weights[1], self._spec.norm_eps, spec.norms_rotated), ()
+        query_cut, key_cut = cuts.take_norm_heads(spec, order)
+        query = self._rms_norm(names[0], spec.query_size, query_cut)
+        key = self._rms_norm(names[1], spec.kv_size, key_cut)
         if self._group is not None:
             norm = SharedRMSNorm if self._group.is_native else TorchSharedRMSNorm
             query = norm(query, self._group, spec.query_size, counts=True)
@@ -325,8 +348,16 @@ class _Builder:
             return self._mlp(prefix, spec)
         hidden, width = self._spec.hidden_size, spec.intermediate_size
         up = self._linear([f"{prefix}.{spec.up}"], (width,), hidden, spec.bias, self._cuts.take_rows(width))
-        up.activation = spec.activation
-        return PlainMLP(up, self._down(prefix, spec, spec.has_down_bias), width // self._cuts.size)
+        up.activation = spec.activation if spec.xielu is None else None
+        xielu = None if spec.xielu is None else self._xielu(f"{prefix}.{spec.xielu}")
+        return PlainMLP(up, self._down(prefix, spec, spec.has_down_bias), width // self._cuts.size, xielu)
+
+    def _xielu(self, name: str) -> Xielu:
+        """Of what transformers stores: logarithms of the alphas, and buffers that are scalars."""
+        parts = ("alpha_p", "alpha_n", "beta", "eps")
+        alpha_p, alpha_n, beta, eps = (self._weights.take(f"{name}.{part}", (1,)).item() for part in parts)
+        alphas = math.log1p(math.exp(alpha_p)), beta + math.log1p(math.exp(alpha_n))
+        return Xielu(XieluNumbers(*alphas, beta, eps), self._dtype, self._device)
 
     def _mlp(self, prefix: str, spec: DenseSpec | ExpertsSpec) -> MLP:
         hidden, width = self._spec.hidden_size, spec.intermediate_size
@@ -388,7 +419,14 @@ class _Builder:
         """As the checkpoint has it."""
         if any(each is not None and each.layout is not None for each in formats):
             return take_narrow_stacked(self._weights, names, formats, sizes, width, cut, swaps_halves)
-        weight = self._weights.take_stacked([f"{name}.weight" for name in names], sizes, width, cut)
+        if self._spec.transposed_linears:
+            stack = [
+                self._weights.take(f"{name}.weight", (width, size)).t()
+                for name, size in zip(names, sizes, strict=True)
+            ]
+            weight = torch.cat(cut.find_pieces(stack)).contiguous()
+        else:
+            weight = self._weights.take_stacked([f"{name}.weight" for name in names], sizes, width, cut)
         return weight.roll(len(weight) // 2, 0) if swaps_halves else weight
 
     def _make_linear(
@@ -416,7 +454,11 @@ class _Builder:
         spec = self._spec
         if spec.norm_kind == "rms":
             return self._rms_norm(name, size)
-        weight, bias = self._weights.take(f"{name}.weight", (size,)), None
+        if spec.norm_has_weight:
+            weight = self._weights.take(f"{name}.weight", (size,)) + spec.norm_weight_offset
+        else:
+            weight = torch.ones(size, dtype=self._dtype, device=self._device)
+        bias = None
         if spec.norm_bias:
             bias = self._weights.take(f"{name}.bias", (size,))
         self._size_bytes += weight.nbytes + (0 if bias is None else bias.nbytes)
@@ -428,12 +470,13 @@ class _Builder:
         return RMSNorm(weight, spec.norm_eps, spec.norm_weight_offset, spec.norm_rounds_normed)
 
     def _logits_head(self, table: Tensor) -> LogitsHead:
-        vocab_size, soft_cap = self._spec.vocab_size, self._spec.logit_soft_cap
+        spec, vocab_size, soft_cap = self._spec, self._spec.vocab_size, self._spec.logit_soft_cap
+        scale = None if spec.logit_scale is None else Scaled(spec.hidden_size, spec.logit_scale)
         cut = self._cuts.take_tokens(vocab_size)
         linear = self._lm_head(table, cut)
         if self._group is None:
-            return LogitsHead(linear, vocab_size, soft_cap)
-        return LogitsHead(linear, cut.num_rows, soft_cap, GatheredLogits(self._group, vocab_size))
+            return LogitsHead(linear, vocab_size, soft_cap, scale)
+        return LogitsHead(linear, cut.num_rows, soft_cap, scale, GatheredLogits(self._group, vocab_size))
 
     def _lm_head(self, table: Tensor, cut: TensorSlice) -> Linear:
         """The projection to logits: its own weight, or the embedding's table where config.json ties the two.
@@ -444,21 +487,25 @@ class _Builder:
         size, hidden = self._spec.vocab_size, self._spec.hidden_size
         tokens = self._spec.embedding.tokens
         tied = self._formats.exceptions.get(tokens)
+        bias = None
+        if self._spec.lm_head_bias:
+            bias = self._weights.take(f"{LM_HEAD}.bias", (size,), cut.of_vector())
         packed = self._cache.take([LM_HEAD], self._weights)
         if packed is not None:
-            linear = self._make_linear(packed)
+            linear = self._make_linear(packed, bias)
         elif self._spec.tie_word_embeddings and tied is not None:
             self._weights.skip(name)  # multiplied in the form that it is stored in
             weight = take_narrow_stacked(self._weights, [tokens], [tied], (size,), hidden, cut)
-            linear = self._make_linear(weight)
+            linear = self._make_linear(weight, bias)
         elif self._spec.tie_word_embeddings:
             self._weights.skip(name)
-            linear = self._make_linear(table, format=None if format is None or format.layout else format)
+            online = None if format is None or format.layout else format
+            linear = self._make_linear(table, bias, online)
         elif format is not None and format.layout is not None:
             weight = take_narrow_stacked(self._weights, [LM_HEAD], [format], (size,), hidden, cut)
-            linear = self._make_linear(weight)
+            linear = self._make_linear(weight, bias)
         else:
-            linear = self._make_linear(self._weights.take(name, (size, hidden), cut), format=format)
+            linear = self._make_linear(self._weights.take(name, (size, hidden), cut), bias, format)
         if format is not None or tied is not None:
             self._cache.keep(LM_HEAD, linear)
         if not (isinstance(linear, TorchLinear) and linear.weight is table):

@@ -27,16 +27,18 @@ from ...ipc.spec.weight_format import WeightFormat, WeightFormats
 # Fields that builder.py reads, by struct. Another one must keep its default.
 _COVERED: dict[type[msgspec.Struct], str] = {
     ModelSpec: "architecture vocab_size hidden_size layers norm_eps norm_weight_offset norm_rounds_normed"
-    " norm_kind norm_bias rope embedding relative_bias embedding_scale max_position_embeddings logit_soft_cap"
-    " tie_word_embeddings optional_prefix unused_tensors layer_prefix norm has_logits pooling stage"
-    " weight_formats",
+    " norm_kind norm_bias rope embedding relative_bias embedding_scale max_position_embeddings logit_scale"
+    " logit_soft_cap tie_word_embeddings lm_head_bias norm_has_weight transposed_linears optional_prefix"
+    " unused_tensors layer_prefix norm has_logits pooling"
+    " stage weight_formats",
     EmbeddingSpec: "tokens positions position_offset types num_types norm",
     StageSpec: "first_layer is_first is_last",
     RelativeBiasSpec: "name num_buckets max_distance",
-    LayerSpec: "attention ffn attention_norm attention_out_norm ffn_norm ffn_out_norm norms_sum",
+    LayerSpec: "attention ffn attention_norm attention_out_norm ffn_norm ffn_out_norm norms_sum"
+    " is_parallel residual_scale",
     AttentionSpec: "num_heads num_kv_heads head_size window scale soft_cap qkv_bias o_bias qk_norm is_causal"
-    " rope qkv out sinks",
-    DenseSpec: "intermediate_size activation bias gate up down down_bias is_gated fused",
+    " norms_rotated rope qkv qkv_by_group out q_norm k_norm sinks",
+    DenseSpec: "intermediate_size activation bias gate up down down_bias is_gated fused xielu",
     ExpertsSpec: " ".join(ExpertsSpec.__struct_fields__),
     ExpertStackSpec: " ".join(ExpertStackSpec.__struct_fields__),
     PoolingSpec: "pools projections normalize is_matryoshka matryoshka_dimensions num_labels activation",
@@ -60,10 +62,12 @@ def check_covered(spec: ModelSpec) -> None:
                 getattr(layer.attention, field), getattr(first.attention, field), f"{where}.attention.{field}"
             )
         _check_same(layer.norms_sum, first.norms_sum, f"{where}.norms_sum")
-        rope = layer.attention.rope
-        if layer.attention.qk_norm is not None and (rope or spec.rope).rotated_size is not None:
-            field = f"{where}.attention.qk_norm"
-            raise ModelError(field, layer.attention.qk_norm, "None where a part of a head is rotated")
+        if layer.attention.norms_rotated and layer.attention.qk_norm != "each_head":
+            raise ModelError(f"{where}.attention.norms_rotated", True, "false without norms of each head")
+        if layer.is_parallel:
+            for field in ("attention_out_norm", "ffn_out_norm", "residual_scale"):
+                if (value := getattr(layer, field)) is not None:
+                    raise ModelError(f"{where}.{field}", value, "None in a layer that is_parallel")
     if first.norms_sum != (spec.norm is None):
         raise ModelError("spec.norm", spec.norm, "None with layers that norm the sum, a name with others")
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...kernels.program.program import OUT, Program, Slot
+from ...kernels.program.program import OUT, Add, Kind, Program, Slot
 from ..attention import AttentionBackend
 from ..attention.metadata import AttentionMetadata, KVCaches
 from ..layers.attention import Attention
 from ..layers.embedding import Embedding, StageInput
 from ..layers.feed_forward import FeedForward
 from ..layers.logits import LogitsHead
-from ..layers.norm import LayerNorm, NoNorm, RMSNorm
-from ..layers.rotary import RotaryEmbedding
+from ..layers.norm import LayerNorm, NoNorm, RMSNorm, Scaled
+from ..layers.rotary import Angles, AngleSlots, RotaryEmbedding
 from ..pooling.head import PoolingHead
 from .model import Model
 from .native_forward import NativeForward
@@ -33,17 +33,17 @@ class DecoderLayer:
 
     attention_norm: Norm
     attention: Attention
-    attention_out_norm: Norm
+    attention_out_norm: Norm | Scaled
     ffn_norm: Norm
     ffn: FeedForward
-    ffn_out_norm: Norm
+    ffn_out_norm: Norm | Scaled
     rope: int | None = 0  # of the model's ropes; None: nothing is rotated
 
     def __call__(
         self,
         delta: Tensor | None,
         residual: Tensor,
-        angles: tuple[Tensor, Tensor] | None,
+        angles: Angles | None,
         kv_cache: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
     ) -> tuple[Tensor | None, Tensor]:
@@ -59,7 +59,7 @@ class DecoderLayer:
         normed, residual = self.ffn_norm.add(delta, residual)
         return self.ffn_out_norm(self.ffn(normed)), residual
 
-    def emit(self, program: Program, angles: tuple[Slot, Slot] | None, layer: int, is_last: bool) -> None:
+    def emit(self, program: Program, angles: AngleSlots | None, layer: int, is_last: bool) -> None:
         """The same as operations. Of the last layer only sampled tokens need more than K and V."""
         residual, normed, delta = find_streams(program, self.ffn_norm.size)
         before = (delta, normed, residual) if layer else (residual, normed)
@@ -70,6 +70,51 @@ class DecoderLayer:
         self.attention_out_norm.emit(program, delta, delta)
         self.ffn.emit(program, self.ffn_norm.emit(program, delta, normed, residual), delta)
         self.ffn_out_norm.emit(program, delta, delta)
+
+
+@dataclass(eq=False)
+class ParallelLayer:
+    """Both parts read the sum of everything before the layer, normed; without `ffn_norm` by the same norm.
+
+    Called as a DecoderLayer.
+    """
+
+    attention_norm: Norm
+    attention: Attention
+    ffn_norm: Norm | None
+    ffn: FeedForward
+    rope: int | None = 0
+
+    def __call__(
+        self,
+        delta: Tensor | None,
+        residual: Tensor,
+        angles: Angles | None,
+        kv_cache: tuple[Tensor, Tensor],
+        metadata: AttentionMetadata,
+    ) -> tuple[Tensor | None, Tensor]:
+        if delta is None:
+            normed = self.attention_norm(residual)
+        else:
+            normed, residual = self.attention_norm.add(delta, residual)
+        added = self.ffn(normed if self.ffn_norm is None else self.ffn_norm(residual))
+        residual += self.attention(normed, angles, kv_cache, metadata)
+        return added, residual
+
+    def emit(self, program: Program, angles: AngleSlots | None, layer: int, is_last: bool) -> None:
+        """The same as operations. Of the last layer only sampled tokens need more than K and V."""
+        size = self.attention_norm.size
+        residual, normed, delta = find_streams(program, size)
+        before = (delta, normed, residual) if layer else (residual, normed)
+        normed = self.attention_norm.emit(program, *before)
+        qkv = self.attention.emit_write(program, normed, angles, layer)
+        if is_last and program.wants_logits:
+            program.keep_sampled((qkv, residual, normed))
+        if self.ffn_norm is not None:
+            normed = self.ffn_norm.emit(program, residual, program.slot("normed", size))
+        self.attention.emit_attend(program, qkv, delta, layer)
+        program.add(Kind.ADD, Add(x=delta, residual=residual, size=size))
+        self.ffn.emit(program, normed, delta)
 
 
 @dataclass(eq=False)
@@ -89,7 +134,7 @@ class SumNormLayer:
         self,
         delta: Tensor | None,
         residual: Tensor,
-        angles: tuple[Tensor, Tensor] | None,
+        angles: Angles | None,
         kv_cache: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
     ) -> tuple[Tensor | None, Tensor]:
@@ -98,7 +143,7 @@ class SumNormLayer:
         hidden, _ = self.attention_norm.add(attended, residual)
         return None, self.ffn_norm.add(self.ffn(hidden), hidden)[0]
 
-    def emit(self, program: Program, angles: tuple[Slot, Slot] | None, layer: int, is_last: bool) -> None:
+    def emit(self, program: Program, angles: AngleSlots | None, layer: int, is_last: bool) -> None:
         """The same as operations, of all tokens; the last layer's result is the program's."""
         hidden, _, delta = find_streams(program, self.ffn_norm.size)
         qkv = self.attention.emit_write(program, hidden, angles, layer)
@@ -108,7 +153,7 @@ class SumNormLayer:
         self.ffn_norm.emit(program, delta, OUT if is_last else hidden, hidden)
 
 
-Layer = DecoderLayer | SumNormLayer
+Layer = DecoderLayer | ParallelLayer | SumNormLayer
 
 
 @dataclass(eq=False)

@@ -57,7 +57,7 @@ class GgufSource(WeightSource):
         out = torch.empty((num_rows, *shape), dtype=self._dtype, device=self._device)
         first = 0
         for index, rows in pieces:
-            stored = self._read_rows(tensors[index])[rows.start : rows.stop]
+            stored = self._read_rows(tensors[index])[rows.start : rows.stop : rows.step]
             for part in stored.split(max(1, _CHUNK_BYTES // stored.shape[1])):
                 numbers = _make_numbers(part, tensors[index])
                 out[first : first + len(part)] = numbers[:, 0] if width is None else numbers[:, columns]

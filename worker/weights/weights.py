@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...ipc.errors import ModelError
-from ...ipc.spec.model_spec import AttentionSpec, ExpertsSpec
+from ...ipc.spec.model_spec import AttentionSpec, ExpertsSpec, RopeConfig
 from ...ipc.spec.weight_format import WeightFormat
 from ..steps.staging import StagingRing
 from .integer_weight import IntegerWeight, NarrowWeight, ScaledFp8Weight
@@ -51,24 +51,29 @@ class RankCuts:
         pairs = zip(counts, starts, strict=True)
         return self._rows(*(_shift(self._share(count), start) for count, start in pairs))
 
-    def take_heads(self, spec: AttentionSpec, rotated_size: int | None = None) -> TensorSlice:
+    def take_heads(self, spec: AttentionSpec, order: HeadOrder | None = None) -> TensorSlice:
         """Its heads of queries, and those of keys and values that they need.
 
-        With `rotated_size` only the first numbers of a head are rotated. They and the rest then lie as halves
-        of the head's halves, as kernels turn pairs that are half a head apart; scores are sums over a head.
+        `order` is that of each query's and key's numbers; scores are sums over a head, so it changes none.
         """
         keys, first = self._keys(spec), spec.query_size
-        rotated = [self._share(spec.query_size), *(_shift(rows, first) for rows in keys)]
-        values = [_shift(rows, first + spec.kv_size) for rows in keys]
-        if rotated_size is None:
+        queries = self._share(spec.query_size)
+        if spec.qkv_by_group:
+            rotated, values = _find_groups(spec, queries, keys)
+            order = order or (range(spec.head_size),)
+        else:
+            rotated = [queries, *(_shift(rows, first) for rows in keys)]
+            values = [_shift(rows, first + spec.kv_size) for rows in keys]
+        if order is None:
             return self._rows(*rotated, *values)
-        size = spec.head_size
-        halves = [half for rows in rotated for half in _halve_heads(rows, size, rotated_size)]
-        return TensorSlice((*halves, *values))
+        return TensorSlice((*_order_heads(rotated, spec.head_size, order), *values))
 
-    def take_key_heads(self, spec: AttentionSpec) -> TensorSlice:
-        """Its heads of keys alone."""
-        return self._rows(*self._keys(spec))
+    def take_norm_heads(self, spec: AttentionSpec, order: HeadOrder | None = None) -> list[TensorSlice]:
+        """Of the norms of all queries and of all keys."""
+        each = [self._share(spec.query_size)], self._keys(spec)
+        if order is None:
+            return [self._rows(*rows) for rows in each]
+        return [TensorSlice(tuple(_order_heads(rows, spec.head_size, order))) for rows in each]
 
     def is_first_of_keys(self, spec: AttentionSpec) -> bool:
         """Whether no rank before this one has its heads of keys."""
@@ -90,14 +95,45 @@ class RankCuts:
 
 
 def _shift(rows: range, by: int) -> range:
-    return range(rows.start + by, rows.stop + by)
+    return range(rows.start + by, rows.stop + by, rows.step)
 
 
-def _halve_heads(rows: range, head_size: int, rotated_size: int) -> Iterator[range]:
-    for start in range(rows.start, rows.stop, head_size):
-        rotated, rest = range(start, start + rotated_size), range(start + rotated_size, start + head_size)
-        middle, middle_of_rest = len(rotated) // 2, len(rest) // 2
-        yield from (rotated[:middle], rest[:middle_of_rest], rotated[middle:], rest[middle_of_rest:])
+HeadOrder = tuple[range, ...]  # the numbers of a head, run by run
+
+
+def find_head_order(rope: RopeConfig, head_size: int) -> HeadOrder | None:
+    """In which order kernels take a head's numbers: they turn pairs that are half a head apart.
+
+    What is rotated and what is not then lie as halves of the head's halves. None: in the checkpoint's order.
+    """
+    size = rope.rotated_size or head_size
+    if rope.type == "none" or (size == head_size and not rope.is_interleaved):
+        return None
+    rotated, rest = range(size), range(size, head_size)
+    middle, middle_of_rest = size // 2, len(rest) // 2
+    first, second = rotated[:middle], rotated[middle:]
+    if rope.is_interleaved:
+        first, second = rotated[::2], rotated[1::2]
+    return first, rest[:middle_of_rest], second, rest[middle_of_rest:]
+
+
+def _find_groups(
+    spec: AttentionSpec, queries: range, keys: Sequence[range]
+) -> tuple[list[range], list[range]]:
+    """Where heads of queries and keys, and of values, lie that are stored by group."""
+    size, group = spec.head_size, spec.num_heads // spec.num_kv_heads
+    stride = (group + 2) * size
+    heads = [start // size for start in queries[::size]]
+    starts = [head // group * stride + head % group * size for head in heads]
+    starts += [rows.start // size * stride + group * size for rows in keys]
+    values = [rows.start // size * stride + (group + 1) * size for rows in keys]
+    return [range(start, start + size) for start in starts], [range(start, start + size) for start in values]
+
+
+def _order_heads(runs: Sequence[range], head_size: int, order: HeadOrder) -> Iterator[range]:
+    for rows in runs:
+        for start in range(rows.start, rows.stop, head_size):
+            yield from (_shift(part, start) for part in order if part)
 
 
 _FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -107,6 +143,7 @@ _HARMLESS_SUFFIXES = (
     ".rotary_emb.inv_freq",
     ".masked_bias",
     ".attn.bias",
+    ".attention.bias",
     *(
         f"{part}.{end}"
         for part in ("self_attn", "attn", "q_proj", "k_proj", "v_proj")
@@ -145,19 +182,25 @@ class TensorSlice:
     def find_pieces(self, stack: Sequence[Tensor]) -> list[Tensor]:
         """The part as views, in its order, of tensors that lie one after the other."""
         runs = self.find_runs([len(tensor) for tensor in stack])
-        pieces = [stack[index][rows.start : rows.stop] for index, rows in runs]
+        pieces = [stack[index][rows.start : rows.stop : rows.step] for index, rows in runs]
         columns = self.columns
         return pieces if columns is None else [piece[:, columns.start : columns.stop] for piece in pieces]
 
     def find_runs(self, sizes: Sequence[int]) -> list[tuple[int, range]]:
         """In its order: which of tensors with so many rows, one after the other, and which rows of it."""
         ends = list(accumulate(sizes))
-        return [
-            (index, range(max(0, rows.start - end + size), min(size, rows.stop - end + size)))
+        clipped = (
+            (index, _clip(_shift(rows, size - end), size))
             for rows in self.rows or (range(ends[-1]),)
             for index, (size, end) in enumerate(zip(sizes, ends, strict=True))
-            if rows.start < end and rows.stop > end - size
-        ]
+        )
+        return [(index, rows) for index, rows in clipped if rows]
+
+
+def _clip(rows: range, size: int) -> range:
+    """Those from 0 to below `size`."""
+    skipped = max(0, -(rows.start // rows.step)) * rows.step
+    return range(rows.start + skipped, min(size, rows.stop), rows.step)
 
 
 WHOLE = TensorSlice()
@@ -322,10 +365,11 @@ class SafetensorsSource(WeightSource):
         return any(".".join(parts[:end]) in self._skipped_layers for end in range(1, len(parts)))
 
     def stored_name(self, name: str) -> str:
-        """What these files call the tensor: BERT's first exports have other names for a norm's parts."""
+        """What these files call the tensor: old exports have others for BERT's norms, GPT-NeoX's head."""
         short = name.removeprefix(self._optional_prefix)
         old = [each.replace("LayerNorm.weight", "LayerNorm.gamma") for each in (name, short)]
         old = [each.replace("LayerNorm.bias", "LayerNorm.beta") for each in old]
+        old += [name.replace("lm_head.", "embed_out.")]
         return next((each for each in (name, short, *old) if each in self._file_of), name)
 
     def finish(self) -> None:
@@ -377,6 +421,8 @@ class SafetensorsSource(WeightSource):
         tensor = self._find_stored(name, is_read=True)
         if tensor is None:
             raise ModelError("model", str(self._folder), f"its weights must hold the tensor {name!r}")
+        if tensor.dim() == 0:
+            tensor = tensor.view(1)
         if tuple(tensor.shape) != tuple(shape):
             raise ModelError(
                 name, list(tensor.shape), f"the shape {list(shape)}, which config.json calls for"
