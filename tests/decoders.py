@@ -31,6 +31,18 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+_NO_HEAD_DIM = {"head_dim": None}
+_ABSENT = (("head_dim", None), ("num_key_value_heads", None))  # of classes that do not know them
+_WINDOWS = {"sliding_window": 13, "num_hidden_layers": 4}
 # Of experts as DeepSeek V3 has them.
 _ROUTED: dict[str, Any] = {
     "moe_intermediate_size": 32,
@@ -44,7 +56,88 @@ _ROUTED: dict[str, Any] = {
 # transformers' class, and the fields of its configuration beside _SIZES. A default of the class may be far
 # too large for a test: give every size.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "apertus": ("ApertusForCausalLM", {"rope_parameters": _LLAMA3}),
+    "arcee": ("ArceeForCausalLM", {"rope_parameters": _YARN, "mlp_bias": True}),
+    "cohere": ("CohereForCausalLM", {"logit_scale": 0.7, "hidden_size": 64, **_NO_HEAD_DIM}),
+    "cohere2": ("Cohere2ForCausalLM", {"logit_scale": 0.3, "hidden_size": 64, **_WINDOWS, **_NO_HEAD_DIM}),
+    "ernie4_5": ("Ernie4_5ForCausalLM", {"use_bias": True, "tie_word_embeddings": True}),
+    "exaone4": ("Exaone4ForCausalLM", {**_WINDOWS, "rope_parameters": _LLAMA3}),
+    "exaone4-full": (
+        "Exaone4ForCausalLM",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
+    "glm": ("GlmForCausalLM", {}),
+    "glm4": ("Glm4ForCausalLM", {"partial_rotary_factor": 0.25}),
+    "gpt2": (
+        "GPT2LMHeadModel",
+        {"hidden_size": 64, "n_inner": 80, "num_key_value_heads": None, **_NO_HEAD_DIM},
+    ),
+    "gpt_neox": ("GPTNeoXForCausalLM", {"hidden_size": 64, "num_key_value_heads": None, **_NO_HEAD_DIM}),
+    "gpt_neox-sequential": (
+        "GPTNeoXForCausalLM",
+        {
+            "hidden_size": 64,
+            "num_key_value_heads": None,
+            "rotary_pct": 0.5,
+            "use_parallel_residual": False,
+            **_NO_HEAD_DIM,
+        },
+    ),
+    "granite": (
+        "GraniteForCausalLM",
+        {
+            "embedding_multiplier": 6.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.3,
+            "logits_scaling": 1.7,
+            "attention_bias": True,
+        },
+    ),
+    "granite4": (
+        "GraniteMoeHybridForCausalLM",
+        {
+            "shared_intermediate_size": 64,
+            "num_local_experts": 0,
+            "layer_types": ["full_attention"] * 2,
+            "position_embedding_type": "rope",
+            "residual_multiplier": 0.3,
+            "mamba_n_heads": 4,
+        },
+    ),
+    "helium": ("HeliumForCausalLM", {"attention_bias": True, "hidden_size": 64}),
+    "hunyuan": (
+        "HunYuanDenseV1ForCausalLM",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 50.0}},
+    ),
+    "ministral": (
+        "MinistralForCausalLM",
+        {**_WINDOWS, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    ),
+    "ministral3": (
+        "Ministral3ForCausalLM",
+        {"rope_parameters": {**_YARN, "factor": 4.0, "llama_4_scaling_beta": 0.5}},
+    ),
     "mistral": ("MistralForCausalLM", {"sliding_window": 13, "num_key_value_heads": 1}),
+    "nemotron": ("NemotronForCausalLM", {"mlp_bias": True}),
+    "olmo": ("OlmoForCausalLM", {"hidden_size": 64, **_NO_HEAD_DIM}),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        {
+            **_WINDOWS,
+            "rope_parameters": {
+                "full_attention": _YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "phi": ("PhiForCausalLM", {"hidden_size": 64, **_NO_HEAD_DIM}),
+    "seed_oss": ("SeedOssForCausalLM", {"attention_out_bias": True}),
+    "stablelm": ("StableLmForCausalLM", {"hidden_size": 64, "use_qkv_bias": True, **_NO_HEAD_DIM}),
+    "stablelm-parallel": (
+        "StableLmForCausalLM",
+        {"hidden_size": 64, "use_parallel_residual": True, **_NO_HEAD_DIM},
+    ),
+    "starcoder2": ("Starcoder2ForCausalLM", {"hidden_size": 64, "sliding_window": 13, **_NO_HEAD_DIM}),
     "gpt-oss": (
         "GptOssForCausalLM",
         {
@@ -102,7 +195,8 @@ def make_decoder(folder: Path, name: str, **more: Any) -> Checkpoint:
     make_first_calls()
     architecture, fields = DECODERS[name]
     model_class = getattr(transformers, architecture)
-    config = model_class.config_class(**_SIZES | fields | more)
+    values = {key: value for key, value in (_SIZES | fields | more).items() if (key, value) not in _ABSENT}
+    config = model_class.config_class(**values)
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = model_class(config).float().eval()

@@ -445,7 +445,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             ]
         if not is_last:
             projections = () if self.pooling is None else self.pooling.projections
-            names = [self.norm, "lm_head", "embed_out", *(projection.name for projection in projections)]
+            names = [self.norm, "lm_head", *(projection.name for projection in projections)]
             unused += [f"{name}." for name in names if name]
         unused += [name.removeprefix(self.optional_prefix) for name in unused]
         return replace(

@@ -14,7 +14,7 @@ LENGTHS, NUM_OUTPUT = (1, 16, 33, 47, 70), 20
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> GenericCheckpoint:
-    return make_generic_checkpoint(tmp_path_factory.mktemp("cohere2"), "cohere2")
+    return make_generic_checkpoint(tmp_path_factory.mktemp("vaultgemma"), "vaultgemma")
 
 
 def generate_with_transformers(checkpoint: GenericCheckpoint, prompt: list[int]) -> list[int]:

@@ -22,9 +22,18 @@ KEYS = json.loads((Path(__file__).parents[1] / "golden" / "config_keys.json").re
 TOOLS: dict[str, Any] = KEYS["of tools and training"]
 
 
+def base_of(architecture: str) -> dict[str, Any]:
+    if architecture == "GraniteMoeHybridForCausalLM":
+        return {**BASE, "num_local_experts": 0, "layer_types": ["full_attention"] * 2}
+    if architecture == "GPT2LMHeadModel":
+        names = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+        return {names.get(key, key): value for key, value in BASE.items() if key != "num_key_value_heads"}
+    return BASE
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_keys_of_tools_and_training_change_nothing(architecture: str) -> None:
-    config = {"architectures": [architecture], **BASE}
+    config = {"architectures": [architecture], **base_of(architecture)}
     assert read_model_spec({**config, **TOOLS}) == read_model_spec(config)
     neutral = dict.fromkeys(KEYS["of arithmetic"]) | {"logits_scaling": 1.0, "residual_multiplier": 1}
     del neutral["final_logit_softcapping"]  # which Gemma 2 knows
@@ -35,8 +44,8 @@ def test_keys_of_tools_and_training_change_nothing(architecture: str) -> None:
 def test_what_transformers_writes_for_a_family_is_read(architecture: str) -> None:
     import transformers
 
-    config_class = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
-    config = config_class(head_dim=16, **BASE, architectures=[architecture])
+    config_class = getattr(transformers, architecture).config_class
+    config = config_class(head_dim=16, **base_of(architecture), architectures=[architecture])
     spec = read_model_spec(config.to_dict())
     assert spec == read_model_spec({**config.to_dict(), **TOOLS})
     assert spec.architecture == architecture

@@ -70,7 +70,7 @@ class NativeForward:
         """[T, hidden] as `Decoder.forward`."""
         angles = None
         if rope_lengths is not None:
-            each = [rope(positions, rope_lengths) for rope in self._ropes]
+            each = [rope(positions, rope_lengths)[:2] for rope in self._ropes]
             angles = [
                 torch.stack(parts) for parts in zip(*each, strict=True)
             ]  # cos and sin, [ropes, T, D / 2]

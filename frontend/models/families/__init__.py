@@ -16,23 +16,43 @@ from msgspec.structs import replace
 from ....ipc.errors import ModelError, shorten
 from ....ipc.spec.model_spec import ModelSpec
 from . import (
+    apertus,
+    arcee,
+    cohere,
     dots1,
+    ernie4_5,
+    exaone4,
     gemma,
     gemma2,
     gemma3,
+    glm,
+    gpt2,
+    gpt_neox,
     gpt_oss,
+    granite,
+    helium,
+    hunyuan_v1_dense,
     llama,
+    ministral,
+    ministral3,
     mistral,
     mixtral,
+    nemotron,
+    olmo,
     olmo2,
+    olmo3,
     olmoe,
+    phi,
     phi3,
     qwen2,
     qwen2_moe,
     qwen3,
     qwen3_moe,
+    seed_oss,
     smollm3,
     solar_open,
+    stablelm,
+    starcoder2,
 )
 from .config_fields import ConfigFields
 from .encoders import ENCODERS
@@ -40,24 +60,47 @@ from .heads import Reader, with_rewards, with_scores, without_head, without_mask
 
 # By the names of config.json: architecture -> (model_type, reader).
 _DECODERS: dict[str, tuple[str, Reader]] = {
+    "ApertusForCausalLM": ("apertus", apertus.read_spec),
+    "ArceeForCausalLM": ("arcee", arcee.read_spec),
+    "Cohere2ForCausalLM": ("cohere2", cohere.read_spec_2),
+    "CohereForCausalLM": ("cohere", cohere.read_spec),
     "Dots1ForCausalLM": ("dots1", dots1.read_spec),
+    "Ernie4_5ForCausalLM": ("ernie4_5", ernie4_5.read_spec),
+    "Exaone4ForCausalLM": ("exaone4", exaone4.read_spec),
     "FlexOlmoForCausalLM": ("flex_olmo", olmoe.read_flex_spec),
-    "GemmaForCausalLM": ("gemma", gemma.read_spec),
     "Gemma2ForCausalLM": ("gemma2", gemma2.read_spec),
     "Gemma3ForCausalLM": ("gemma3_text", gemma3.read_spec),
+    "GemmaForCausalLM": ("gemma", gemma.read_spec),
+    "Glm4ForCausalLM": ("glm4", glm.read_spec_0414),
+    "GlmForCausalLM": ("glm", glm.read_spec),
+    "GPT2LMHeadModel": ("gpt2", gpt2.read_spec),
+    "GPTNeoXForCausalLM": ("gpt_neox", gpt_neox.read_spec),
     "GptOssForCausalLM": ("gpt_oss", gpt_oss.read_spec),
+    "GraniteForCausalLM": ("granite", granite.read_spec),
+    "GraniteMoeHybridForCausalLM": ("granitemoehybrid", granite.read_hybrid_spec),
+    "HeliumForCausalLM": ("helium", helium.read_spec),
+    "HunYuanDenseV1ForCausalLM": ("hunyuan_v1_dense", hunyuan_v1_dense.read_spec),
     "LlamaForCausalLM": ("llama", llama.read_spec),
+    "Ministral3ForCausalLM": ("ministral3", ministral3.read_spec),
+    "MinistralForCausalLM": ("ministral", ministral.read_spec),
     "MistralForCausalLM": ("mistral", mistral.read_spec),
     "MixtralForCausalLM": ("mixtral", mixtral.read_spec),
+    "NemotronForCausalLM": ("nemotron", nemotron.read_spec),
     "Olmo2ForCausalLM": ("olmo2", olmo2.read_spec),
+    "Olmo3ForCausalLM": ("olmo3", olmo3.read_spec),
     "OlmoeForCausalLM": ("olmoe", olmoe.read_spec),
+    "OlmoForCausalLM": ("olmo", olmo.read_spec),
     "Phi3ForCausalLM": ("phi3", phi3.read_spec),
+    "PhiForCausalLM": ("phi", phi.read_spec),
     "Qwen2ForCausalLM": ("qwen2", qwen2.read_spec),
     "Qwen2MoeForCausalLM": ("qwen2_moe", qwen2_moe.read_spec),
     "Qwen3ForCausalLM": ("qwen3", qwen3.read_spec),
     "Qwen3MoeForCausalLM": ("qwen3_moe", qwen3_moe.read_spec),
+    "SeedOssForCausalLM": ("seed_oss", seed_oss.read_spec),
     "SmolLM3ForCausalLM": ("smollm3", smollm3.read_spec),
     "SolarOpenForCausalLM": ("solar_open", solar_open.read_spec),
+    "StableLmForCausalLM": ("stablelm", stablelm.read_spec),
+    "Starcoder2ForCausalLM": ("starcoder2", starcoder2.read_spec),
 }
 ARCHITECTURES = tuple(_DECODERS)
 _OLD_NAMES = {"LLaMAForCausalLM": "LlamaForCausalLM"}  # of the first conversions
@@ -69,7 +112,7 @@ _HEADS: dict[str, Callable[[Reader], Reader]] = {
 _FAMILIES: dict[str, tuple[str, Reader]] = {
     **_DECODERS,
     **{
-        name.removesuffix("ForCausalLM") + head: (model_type, change(read))
+        name.removesuffix("ForCausalLM").removesuffix("LMHeadModel") + head: (model_type, change(read))
         for name, (model_type, read) in _DECODERS.items()
         for head, change in _HEADS.items()
     },

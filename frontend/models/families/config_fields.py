@@ -7,7 +7,7 @@ of the computation, with a value that is not neutral, is: leaving it out could c
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from ....ipc.errors import ModelError
@@ -39,9 +39,17 @@ class ConfigFields:
         self._values = values
         self._prefix = prefix
         self._known: set[str] = set()
+        self._renamed: dict[str, str] = {}
 
     def __contains__(self, key: str) -> bool:
-        return key in self._values
+        return self._renamed.get(key, key) in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def rename(self, **names: str) -> None:
+        """Look for keys under the names that a family has for them."""
+        self._renamed.update(names)
 
     def ignore(self, *keys: str) -> None:
         """Count keys as known that decide nothing in this family."""
@@ -49,6 +57,7 @@ class ConfigFields:
 
     def get(self, key: str, default: object = None) -> Any:
         """The value as it is; absent or null: the default."""
+        key = self._renamed.get(key, key)
         self._known.add(key)
         value = self._values.get(key)
         return default if value is None else value
@@ -72,7 +81,7 @@ class ConfigFields:
     def optional_number(self, key: str, default: float | None = None) -> float | None:
         """As `number`, None for null and 0 (transformers tests them for truth); absent: the default."""
         value = self.get(key)
-        if key not in self._values:
+        if key not in self:
             return default
         return None if value in (None, 0) and value is not False else self.number(key)
 
@@ -100,7 +109,9 @@ class ConfigFields:
     def error(self, key: str, value: object, allowed: str) -> ModelError:
         """What to raise for a value."""
         missing = " (it is missing)" if value is None else ""
-        return ModelError(f"{self._file} {self._prefix}{key}", value, f"{allowed}{missing}")
+        return ModelError(
+            f"{self._file} {self._prefix}{self._renamed.get(key, key)}", value, f"{allowed}{missing}"
+        )
 
     def check_rest(self, owner: str) -> None:
         """ModelError for the first key that nobody asked for and that seems to change arithmetic."""

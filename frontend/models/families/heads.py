@@ -99,7 +99,7 @@ def without_head(read: Reader) -> Reader:
     def read_backbone(fields: ConfigFields) -> ModelSpec:
         fields.ignore(_OLD_CROSS_ENCODER)
         spec = read(fields)
-        return replace(spec, has_logits=False, unused_tensors=("lm_head.",))
+        return replace(spec, has_logits=False, unused_tensors=(*spec.unused_tensors, "lm_head."))
 
     return read_backbone
 

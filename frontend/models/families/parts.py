@@ -23,6 +23,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
 }
 MAX_LAYERS = 10_000  # each is written out; no published model has a tenth of it
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -38,7 +40,7 @@ def read_model(
     rope_theta: float = 10000.0,
     rope: RopeConfig | None = None,
     tie_word_embeddings: bool = False,
-    **computed: float | None,
+    **computed: Any,
 ) -> ModelSpec:
     """The whole of `layers`; the numbers and `tie_word_embeddings` are the family's defaults.
 
@@ -57,7 +59,7 @@ def read_model(
         max_position_embeddings=max_positions,
         rope=rope,
         tie_word_embeddings=fields.boolean("tie_word_embeddings", tie_word_embeddings),
-        **computed,  # pyright: ignore[reportArgumentType]
+        **computed,
     )
     head_size = layers[0].attention.head_size
     if has_dynamic_rope(spec) and head_size <= 2:  # the grown base's exponent has head_size - 2 as divisor
@@ -104,6 +106,24 @@ def read_dense(
     return DenseSpec(
         intermediate_size=fields.integer("intermediate_size"),
         activation=read_activation(fields, activation_key, activation),
+    )
+
+
+def read_plain(
+    fields: ConfigFields,
+    *,
+    activation: str,
+    up: str = "mlp.up_proj",
+    down: str = "mlp.down_proj",
+    width: int | None = None,
+) -> DenseSpec:
+    """A feed-forward part without a gate; `activation` and `width` are the family's defaults."""
+    return DenseSpec(
+        intermediate_size=fields.integer("intermediate_size", width),
+        activation=read_activation(fields, default=activation),
+        is_gated=False,
+        up=up,
+        down=down,
     )
 
 

@@ -21,5 +21,7 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
     ffn = replace(read_dense(fields), gate="mlp.gate_up_proj", fused="gate_up")
     layers = [LayerSpec(attention=attention, ffn=ffn)] * read_num_layers(fields)
     max_positions = fields.integer("max_position_embeddings", _TRAINED_LEN)
-    rope = read_rope(fields, max_positions, head_size=attention.head_size, original=_TRAINED_LEN)
+    rope = read_rope(
+        fields, max_positions, head_size=attention.head_size, has_factors=True, original=_TRAINED_LEN
+    )
     return read_model(fields, "Phi3ForCausalLM", layers, max_positions, norm_eps=1e-5, rope=rope)

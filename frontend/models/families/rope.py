@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 from msgspec.structs import replace
 
@@ -22,12 +22,17 @@ def read_rope(
     default_theta: float = 10000.0,
     *,
     head_size: int | None = None,
+    rotated_share: float = 1.0,
+    has_factors: bool = False,
     original: int | None = None,
+    scales_queries: bool = False,
 ) -> RopeConfig:
     """The rotary embedding of all layers. ModelError names a key with a value that has no meaning here.
 
-    `head_size` is that of a family whose heads may be rotated in part, or have factors for each pair;
-    `original` its trained length where config.json has none beside the object, None what the object says.
+    `head_size` is that of a family whose heads may be rotated in part, by default in this share of them;
+    `has_factors`: it may have some for each pair, and no other scaling. `original` is its trained length
+    where config.json has none beside the object, None what the object says. `scales_queries`: it may scale
+    queries beyond that length.
     """
     # transformers lets rope_scaling win where a checkpoint has both.
     objects = {name: _read_object(fields, name) for name in ("rope_scaling", "rope_parameters")}
@@ -37,7 +42,24 @@ def read_rope(
     theta = fields.number("rope_theta", default_theta, low=1.0)
     fields.ignore("original_max_position_embeddings")
     rope = ConfigFields(objects[name], f"{name}.")
-    return _read_settings(rope, fields, theta, max_positions, head_size, original)
+    part = None if head_size is None else _Part(head_size, rotated_share, has_factors, original)
+    beta = rope.optional_number("llama_4_scaling_beta") if scales_queries else None
+    if scales_queries:
+        rope.ignore("max_position_embeddings")
+    config = replace(_read_settings(rope, fields, theta, max_positions, part), query_scale_beta=beta)
+    if beta is not None and config.original_max_position_embeddings is None:
+        original = rope.integer("original_max_position_embeddings")
+        return replace(config, original_max_position_embeddings=original)
+    return config
+
+
+class _Part(NamedTuple):
+    """What families say whose heads may be rotated in part."""
+
+    head_size: int
+    share: float
+    has_factors: bool
+    original: int | None
 
 
 def read_ropes_by_kind(
@@ -81,14 +103,13 @@ def _read_settings(
     outside: ConfigFields,
     theta: float,
     max_positions: int,
-    head_size: int | None = None,
-    original: int | None = None,
+    part: _Part | None = None,
 ) -> RopeConfig:
     """One object; `outside` may have some of its keys, `theta` is the base of one without."""
-    rotated_size = _read_rotated_size(rope, outside, head_size)
+    rotated_size = _read_rotated_size(rope, outside, part)
     theta = rope.number("rope_theta", theta, low=1.0)
-    size = None if head_size is None else rotated_size or head_size
-    config = _read_kind(rope, outside, theta, max_positions, size, original)
+    size = None if part is None or not part.has_factors else rotated_size or part.head_size
+    config = _read_kind(rope, outside, theta, max_positions, size, part and part.original)
     rope.check_rest(f"rope_type {config.type!r}")
     return replace(config, rotated_size=rotated_size)
 
@@ -100,22 +121,22 @@ def _read_object(fields: ConfigFields, name: str) -> dict[str, Any]:
     return cast(dict[str, Any], values or {})
 
 
-def _read_rotated_size(rope: ConfigFields, fields: ConfigFields, head_size: int | None) -> int | None:
+def _read_rotated_size(rope: ConfigFields, fields: ConfigFields, part: _Part | None) -> int | None:
     """How many numbers of a head are rotated; None: all."""
-    key = "partial_rotary_factor"
+    key, head_size = "partial_rotary_factor", part and part.head_size
     if head_size is None and (rope.get("rope_type") or rope.get("type", "default")) == "default":
         fields.ignore(key)  # the whole head is rotated, as transformers does
         rope.ignore(key)
         return None
-    factor = rope.number(key, fields.number(key, 1.0))
+    factor = rope.number(key, fields.number(key, part.share if part else 1.0))
     if factor == 1:
         return None
-    part = rope if key in rope else fields
+    place = rope if key in rope else fields
     if head_size is None:
-        raise part.error(key, factor, "1 (the whole head is rotated)")
+        raise place.error(key, factor, "1 (the whole head is rotated)")
     size = int(head_size * factor)
     if not 0 < size < head_size or size % 2:
-        raise part.error(key, factor, f"what makes an even part of a head's {head_size} numbers")
+        raise place.error(key, factor, f"what makes an even part of a head's {head_size} numbers")
     return size
 
 
