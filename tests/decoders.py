@@ -182,7 +182,61 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "solar-open": ("SolarOpenForCausalLM", {**_ROUTED, "norm_topk_prob": False}),
 }
-FAMILIES = (*DECODERS, *OTHERS)
+_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48}
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+# Text models inside of others: fields of text_config beside _SIZES, then those of the whole.
+WRAPPED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "wrapped-gemma3": (
+        "Gemma3ForConditionalGeneration",
+        {
+            "sliding_window": 13,
+            "num_hidden_layers": 3,
+            "query_pre_attn_scalar": 24,
+            "sliding_window_pattern": 2,
+        },
+        {"vision_config": _VISION, "mm_tokens_per_image": 4},
+    ),
+    "wrapped-ministral3": (
+        "Mistral3ForConditionalGeneration",
+        {"model_type": "ministral3", "rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.5}},
+        {"vision_config": _VISION, "tie_word_embeddings": False},
+    ),
+    "wrapped-mistral": (
+        "Mistral3ForConditionalGeneration",
+        {"model_type": "mistral"},
+        {"vision_config": _VISION},
+    ),
+    "wrapped-llama": ("LlavaForConditionalGeneration", {"model_type": "llama"}, {"vision_config": _VISION}),
+    "wrapped-qwen2": (
+        "InternVLForConditionalGeneration",
+        {"model_type": "qwen2"},
+        {"vision_config": _VISION},
+    ),
+    "wrapped-smolvlm": (
+        "SmolVLMForConditionalGeneration",
+        {"model_type": "llama"},
+        {"vision_config": _VISION},
+    ),
+    "wrapped-qwen2.5-vl": (
+        "Qwen2_5_VLForConditionalGeneration",
+        {"rope_parameters": _MROPE, **_NO_HEAD_DIM, "hidden_size": 64},
+        {"vision_config": {**_QWEN_VISION, "out_hidden_size": 64, "fullatt_block_indexes": [0]}},
+    ),
+    "wrapped-qwen3-vl": (
+        "Qwen3VLForConditionalGeneration",
+        {"rope_parameters": {**_MROPE, "mrope_interleaved": True}},
+        {"vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}},
+    ),
+}
+FAMILIES = (*DECODERS, *WRAPPED, *OTHERS)
 
 
 def make_decoder(folder: Path, name: str, **more: Any) -> Checkpoint:
@@ -193,10 +247,10 @@ def make_decoder(folder: Path, name: str, **more: Any) -> Checkpoint:
     if name in OTHERS:
         return make_checkpoint(folder, OTHERS[name])
     make_first_calls()
-    architecture, fields = DECODERS[name]
+    architecture, fields, *whole = (DECODERS | WRAPPED)[name]
     model_class = getattr(transformers, architecture)
     values = {key: value for key, value in (_SIZES | fields | more).items() if (key, value) not in _ABSENT}
-    config = model_class.config_class(**values)
+    config = model_class.config_class(**({"text_config": values, **whole[0]} if whole else values))
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = model_class(config).float().eval()

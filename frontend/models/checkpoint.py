@@ -6,16 +6,17 @@ Who attaches to a daemon loads none of this.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ...ipc.errors import ConfigError, ModelError
-from ...ipc.spec.model_spec import Convert, Dtype, ModelImpl, ModelSpec, Runner
+from ...ipc.spec.model_spec import Convert, Dtype, ModelImpl, ModelSpec, Runner, rename_stored
 from ...ipc.spec.weight_format import Quantization
 from .families import find_family, read_model_spec
+from .families.wrapped import STORED_PREFIXES, find_wrapper, unwrap, with_stored_names
 from .generic import read_generic_spec
 from .gguf.files import find_gguf_files
 from .gguf.tensors import make_formats
@@ -110,6 +111,9 @@ def open_checkpoint(
     else:
         root = find_model_folder(model, revision)
         folder = inspect_model_folder(find_transformer_folder(root), load_weights)
+    is_wrapped = find_wrapper(folder.config) is not None and model_impl != "transformers"
+    if is_wrapped:
+        folder = _unwrap(folder)
     config = {**folder.config, **overrides}
     choice = HeadChoice(runner, convert, pooler)
     is_generic = model_impl == "transformers" or (model_impl == "auto" and find_family(config) is None)
@@ -121,4 +125,15 @@ def open_checkpoint(
         formats = make_formats(folder.gguf_tensors, spec)
     else:
         formats = read_weight_formats(config, spec, folder.float_tensors)
+    if is_wrapped:
+        spec = with_stored_names(spec)
     return Checkpoint(root, folder, msgspec.structs.replace(spec, weight_formats=formats))
+
+
+def _unwrap(folder: ModelFolder) -> ModelFolder:
+    """The folder as one of the text model in it."""
+    config = unwrap(folder.config)
+    if folder.has_head and folder.config.get("tie_word_embeddings") is None:
+        config["tie_word_embeddings"] = False  # the class ties them by default, and then not
+    floats = frozenset(rename_stored(name, STORED_PREFIXES) for name in folder.float_tensors)
+    return replace(folder, config=config, float_tensors=floats)

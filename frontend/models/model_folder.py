@@ -58,6 +58,7 @@ class ModelFolder:
     stored_dtype: str | None = None
     gguf_tensors: tuple[GgufTensor, ...] = ()  # where the tensors lie in GGUF files
     float_tensors: frozenset[str] = frozenset()
+    has_head: bool = False  # a tensor of a projection to logits
 
 
 class _Index(msgspec.Struct):
@@ -145,6 +146,7 @@ def inspect_model_folder(path: Path, load_weights: bool = True) -> ModelFolder:
         generation_config,
         weight_files=tuple(files),
         stored_dtype=next(iter(floats.values()), None),
+        has_head=any(name.endswith("lm_head.weight") for name in dtypes),
         float_tensors=frozenset(floats) if _is_quantized(config) else frozenset(),
     )
 

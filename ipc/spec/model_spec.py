@@ -353,6 +353,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     layer_prefix: str = "model.layers.{}"  # {} is the layer's number
     norm: str | None = "model.norm"  # after the last layer
     optional_prefix: str = "model."  # of tensor names; a checkpoint may leave it out of all of them
+    # Beginnings of the names in the checkpoint, and what they are here.
+    stored_prefixes: tuple[tuple[str, str], ...] = ()
     unused_tensors: tuple[str, ...] = ()  # beginnings of names that a checkpoint may hold and nobody reads
     has_logits: bool = True
     lm_head_bias: bool = False
@@ -456,6 +458,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             pooling=self.pooling if is_last else None,
             stage=StageSpec(first_layer=first, is_first=is_first, is_last=is_last),
         )
+
+
+def rename_stored(name: str, prefixes: tuple[tuple[str, str], ...]) -> str:
+    """What a tensor or layer of a checkpoint with these `stored_prefixes` is called here."""
+    stored, ours = next((each for each in prefixes if name.startswith(each[0])), ("", ""))
+    return ours + name.removeprefix(stored)
 
 
 def find_stages(spec: ModelSpec, num_stages: int) -> list[tuple[int, int]]:

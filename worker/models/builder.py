@@ -524,5 +524,6 @@ def open_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device) -
         return DummySource(model.seed, dtype, device)
     if model.gguf_tensors:
         return GgufSource(model, dtype, device)
-    naming = model.spec.optional_prefix, model.spec.unused_tensors
+    spec = model.spec
+    naming = spec.optional_prefix, spec.unused_tensors, spec.stored_prefixes
     return SafetensorsSource(Path(model.model), model.weight_files, dtype, device, *naming)

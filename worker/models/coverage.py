@@ -29,7 +29,7 @@ _COVERED: dict[type[msgspec.Struct], str] = {
     ModelSpec: "architecture vocab_size hidden_size layers norm_eps norm_weight_offset norm_rounds_normed"
     " norm_kind norm_bias rope embedding relative_bias embedding_scale max_position_embeddings logit_scale"
     " logit_soft_cap tie_word_embeddings lm_head_bias norm_has_weight transposed_linears optional_prefix"
-    " unused_tensors layer_prefix norm has_logits pooling"
+    " stored_prefixes unused_tensors layer_prefix norm has_logits pooling"
     " stage weight_formats",
     EmbeddingSpec: "tokens positions position_offset types num_types norm",
     StageSpec: "first_layer is_first is_last",

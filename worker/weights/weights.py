@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...ipc.errors import ModelError
-from ...ipc.spec.model_spec import AttentionSpec, ExpertsSpec, RopeConfig
+from ...ipc.spec.model_spec import AttentionSpec, ExpertsSpec, RopeConfig, rename_stored
 from ...ipc.spec.weight_format import WeightFormat
 from ..steps.staging import StagingRing
 from .integer_weight import IntegerWeight, NarrowWeight, ScaledFp8Weight
@@ -266,7 +266,7 @@ class SafetensorsSource(WeightSource):
     """The safetensors files of a folder.
 
     A checkpoint may leave `optional_prefix` out of its names, and hold tensors whose names begin with one of
-    `unused`.
+    `unused`. `stored_prefixes`: beginnings of its names, and what they are called here.
     """
 
     def __init__(
@@ -277,11 +277,14 @@ class SafetensorsSource(WeightSource):
         device: torch.device,
         optional_prefix: str = "",
         unused: tuple[str, ...] = (),
+        stored_prefixes: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self._dtype = dtype
         self._device = device
         self._files: dict[Path, Any] = {}  # open files; their tensors are read when asked for
-        self._file_of = _open_files([folder / name for name in names], self._files)
+        stored = _open_files([folder / name for name in names], self._files)
+        # A file and its name there, by the name here.
+        self._file_of = {rename_stored(name, stored_prefixes): (path, name) for name, path in stored.items()}
         self._folder = folder
         self._left = set(self._file_of)
         self._optional_prefix = optional_prefix
@@ -393,13 +396,13 @@ class SafetensorsSource(WeightSource):
     def _find_stored(self, name: str, *, is_read: bool) -> Tensor | None:
         """The file's own tensor, a view of its mapping; None where there is none."""
         stored_name = self.stored_name(name)
-        path = self._file_of.get(stored_name)
-        if path is None:
+        if stored_name not in self._file_of:
             return self._find_stacked(name, is_read=is_read)
+        path, name_in_file = self._file_of[stored_name]
         if is_read:
             self._left.discard(stored_name)
         try:
-            return self._files[path].get_tensor(stored_name)
+            return self._files[path].get_tensor(name_in_file)
         except (SafetensorError, OSError) as error:
             raise _unreadable(path, error) from error
 

@@ -57,6 +57,7 @@ from . import (
 from .config_fields import ConfigFields
 from .encoders import ENCODERS
 from .heads import Reader, with_rewards, with_scores, without_head, without_mask
+from .wrapped import find_wrapper, unwrap, with_stored_names
 
 # By the names of config.json: architecture -> (model_type, reader).
 _DECODERS: dict[str, tuple[str, Reader]] = {
@@ -129,6 +130,8 @@ def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
 
     `has_logits` says if the checkpoint has a language head, `pooling` what classifier it has.
     """
+    if find_wrapper(config) is not None:
+        return with_stored_names(read_model_spec(unwrap(config)))
     architecture = find_family(config)
     if architecture is None:
         raise refuse_architecture(config)

@@ -1,0 +1,142 @@
+"""Text models inside of others: config.json nests theirs, and their tensors have longer names.
+
+Only the text model is read. Where all positions are those of a text, sections of a multimodal rope are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+from msgspec.structs import replace
+
+from ....ipc.errors import ModelError
+from ....ipc.spec.model_spec import ModelSpec, rename_stored
+
+# Beginnings of stored names, and what the text model alone calls them.
+STORED_PREFIXES = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head", "lm_head"),
+    ("model.text_model.", "model."),
+)
+# Beginnings of names that belong to no text model.
+UNUSED_TENSORS = (
+    *("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "connector.", "image_newline"),
+    *("audio_tower.", "vision_projection.", "vision_encoder.", "mtp."),
+)
+UNUSED_TENSORS = (*UNUSED_TENSORS, *(f"model.{name}" for name in UNUSED_TENSORS))
+# text_config's model_type -> the architecture that computes it, and sizes that transformers' class has for
+# keys that are absent, as tools leave out what is equal to them.
+_LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
+_QWEN = {**_LLAMA, "intermediate_size": 22016, "vocab_size": 151936}
+_TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cohere2": ("Cohere2ForCausalLM", {}),
+    "gemma3_text": (
+        "Gemma3ForCausalLM",
+        {
+            "vocab_size": 262208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+        },
+    ),
+    "granite": ("GraniteForCausalLM", {**_LLAMA, "intermediate_size": 11008}),
+    "llama": ("LlamaForCausalLM", {**_LLAMA, "intermediate_size": 11008}),
+    "ministral3": ("Ministral3ForCausalLM", {}),
+    "mistral": ("MistralForCausalLM", {**_LLAMA, "intermediate_size": 14336}),
+    "qwen2": ("Qwen2ForCausalLM", _QWEN),
+    "qwen2_vl_text": ("Qwen2ForCausalLM", {}),
+    "qwen2_5_vl_text": ("Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3ForCausalLM", _QWEN),
+    "qwen3_vl_text": ("Qwen3ForCausalLM", {}),
+}
+
+
+class _Wrapper(NamedTuple):
+    """The text model's type where config.json does not say it, and whether its embeddings are tied then."""
+
+    text_type: str
+    is_tied: bool = False
+
+
+_WRAPPERS = {
+    "AyaVisionForConditionalGeneration": _Wrapper("cohere2", is_tied=True),
+    "Cohere2VisionForConditionalGeneration": _Wrapper("cohere2", is_tied=True),
+    "Gemma3ForConditionalGeneration": _Wrapper("gemma3_text", is_tied=True),
+    "Idefics3ForConditionalGeneration": _Wrapper("llama"),
+    "InternVLForConditionalGeneration": _Wrapper("qwen2", is_tied=True),
+    "LightOnOcrForConditionalGeneration": _Wrapper("qwen3", is_tied=True),
+    "LlavaForConditionalGeneration": _Wrapper("llama"),
+    "LlavaNextForConditionalGeneration": _Wrapper("llama"),
+    "LlavaOnevisionForConditionalGeneration": _Wrapper("qwen2"),
+    "Mistral3ForConditionalGeneration": _Wrapper("mistral", is_tied=True),
+    "Qwen2VLForConditionalGeneration": _Wrapper("qwen2_vl_text"),
+    "Qwen2_5_VLForConditionalGeneration": _Wrapper("qwen2_5_vl_text"),
+    "Qwen3VLForConditionalGeneration": _Wrapper("qwen3_vl_text"),
+    "SmolVLMForConditionalGeneration": _Wrapper("llama"),
+    "VipLlavaForConditionalGeneration": _Wrapper("llama"),
+}
+WRAPPED_ARCHITECTURES = tuple(_WRAPPERS)
+# What config.json has for the whole, and the text model's own part may have again.
+_OF_THE_WHOLE = ("bos_token_id", "compression_config", "dtype", "eos_token_id", "pad_token_id")
+_OF_THE_WHOLE = (*_OF_THE_WHOLE, "quantization_config", "torch_dtype", "transformers_version")
+_NAMED_LAYERS = ("ignore", "modules_to_not_convert")  # of a quantization_config
+
+
+def find_wrapper(config: Mapping[str, Any]) -> str | None:
+    """The architecture of config.json if it is one of these."""
+    names: Any = config.get("architectures")
+    known = [name for name in cast(list[Any], names) if name in _WRAPPERS] if isinstance(names, list) else []
+    return known[0] if known else None
+
+
+def unwrap(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json as that of the text model in it; one of another architecture is as it was.
+
+    Raises ModelError for a text model that no family here reads.
+    """
+    name = find_wrapper(config)
+    if name is None:
+        return dict(config)
+    wrapper, nested = _WRAPPERS[name], config.get("text_config", config)  # Qwen2-VL's first ones are flat
+    if not isinstance(nested, dict):
+        raise ModelError("config.json text_config", nested, "an object")
+    values = cast(dict[str, Any], nested)
+    kind = wrapper.text_type if nested is config else values.get("model_type", wrapper.text_type)
+    if not isinstance(kind, str) or kind not in _TEXT_MODELS:
+        allowed = f"one of {', '.join(_TEXT_MODELS)}, in {name}"
+        raise ModelError("config.json text_config.model_type", kind, allowed)
+    architecture, sizes = _TEXT_MODELS[kind]
+    whole = {key: config[key] for key in _OF_THE_WHOLE if config.get(key) is not None}
+    tied = config.get("tie_word_embeddings"), values.get("tie_word_embeddings")
+    text = {**sizes, **values, **whole, "architectures": [architecture]}
+    text["tie_word_embeddings"] = next((each for each in tied if each is not None), wrapper.is_tied)
+    ropes = [key for key in ("rope_scaling", "rope_parameters") if key in text]
+    text.update({key: _without_sections(text[key]) for key in ropes})
+    if isinstance(settings := text.get("quantization_config"), dict):
+        text["quantization_config"] = _rename_layers(cast(dict[str, Any], settings))
+    return text
+
+
+def with_stored_names(spec: ModelSpec) -> ModelSpec:
+    """The text model's spec with what its tensors are called in the whole, and what else is there."""
+    unused = (*spec.unused_tensors, *UNUSED_TENSORS)
+    return replace(spec, stored_prefixes=STORED_PREFIXES, unused_tensors=unused)
+
+
+def _without_sections(rope: Any) -> Any:
+    if not isinstance(rope, dict):
+        return rope
+    values = cast(dict[str, Any], rope)
+    plain = {key: value for key, value in values.items() if key not in ("mrope_section", "mrope_interleaved")}
+    return {key: "default" if value == "mrope" else value for key, value in plain.items()}
+
+
+def _rename_layers(settings: dict[str, Any]) -> dict[str, Any]:
+    def rename(name: Any) -> Any:
+        return rename_stored(name, STORED_PREFIXES) if isinstance(name, str) else name
+
+    lists = {key: settings[key] for key in _NAMED_LAYERS if isinstance(settings.get(key), list)}
+    return {**settings, **{key: [rename(name) for name in names] for key, names in lists.items()}}
