@@ -286,6 +286,10 @@ def _check_splitting(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -
 
 
 def read_named_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of the special tokens, by their name in a chat template (`bos_token`).
+
+    `config`: tokenizer_config.json, which wins over `special_map`, special_tokens_map.json.
+    """
     named: dict[str, str] = {}
     for name in _NAMED_TOKENS:
         text = _token_text(config.get(name)) or _token_text(special_map.get(name))

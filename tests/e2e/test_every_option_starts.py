@@ -21,7 +21,12 @@ RUNS: list[dict[str, Any]] = [
     {"runner": "generate", "convert": "embed", "distributed_executor_backend": "mp"},
     {"runner": "auto", "convert": "none", "distributed_executor_backend": "uni"},
     {"runner": "pooling", "convert": "auto", "distributed_executor_backend": "uni"},
-    {"runner": "pooling", "convert": "classify", "hf_overrides": {"classifier_from_token": ["a", "b"]}},
+    {
+        "runner": "pooling",
+        "convert": "classify",
+        "distributed_executor_backend": "uni",
+        "hf_overrides": {"classifier_from_token": ["a", "b"]},
+    },
 ]
 BACKENDS = ("TRITON_ATTN", "FLASHINFER", "TORCH_SDPA", "auto")  # on a CPU none changes anything
 IMPLS = ("quire", "vllm", "auto", "auto")
@@ -55,6 +60,7 @@ def test_every_value_is_started(name: str, values: tuple[str, ...]) -> None:
     assert set(values) - started <= ELSEWHERE
 
 
+@pytest.mark.usefixtures("restored_torch")
 @pytest.mark.parametrize(
     "options", STARTS, ids=lambda options: f"{options['load_format']}-{options['dtype']}"
 )
