@@ -16,6 +16,7 @@ from generic_checkpoints import (
 from paged import PagedRun
 from quire.ipc.errors import ModelError
 from quire.ipc.spec.config import EngineConfig
+from quire.ipc.spec.linear_shapes import count_model_bytes
 from quire.worker.models.generic.load import load_generic
 from quire.worker.models.generic.plan import plan
 from quire.worker.models.model import Model
@@ -181,3 +182,17 @@ def test_longrope_goes_by_the_longest_sequence_of_the_engine(tmp_path: Path) -> 
         expected = checkpoint.compute_reference(tokens[name])
         atol = TOLERANCE * expected.abs().max().item()
         torch.testing.assert_close(run.run(name, 7), expected, rtol=0, atol=atol)
+
+
+def test_experts_are_layers_of_ours_which_can_be_narrow(tmp_path: Path) -> None:
+    checkpoint = make_generic_checkpoint(tmp_path, "dots1")
+    assert_equals_transformers(checkpoint)
+    spec = plan(checkpoint.config)
+    plain, narrow = (
+        load_generic(checkpoint.engine_config(spec, **fields), CPU)
+        for fields in ({}, {"quantization": "int8"})
+    )
+    assert narrow.weight_bytes < plain.weight_bytes / 2
+    for model, quantization in ((plain, None), (narrow, "int8")):
+        counted = count_model_bytes(checkpoint.engine_config(spec, quantization=quantization).model)
+        assert counted == pytest.approx(model.weight_bytes, rel=0.15)  # without what kernels pad

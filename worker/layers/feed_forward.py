@@ -176,7 +176,7 @@ class Experts:
             scale=spec.routed_scaling_factor,
         )
         gate_up = [expert.gate_up_proj for expert in experts]
-        self._tables = _make_tables(gate_up), _make_tables([expert.down_proj for expert in experts])
+        self._tables = make_tables(gate_up), make_tables([expert.down_proj for expert in experts])
 
     def __call__(self, hidden: Tensor) -> Tensor:
         routed = self._run_routed(hidden)
@@ -238,7 +238,7 @@ class Experts:
         program.add(Kind.ADD, operation)
 
 
-def _make_tables(linears: list[Linear]) -> ctypes.Array[LinearTable] | None:
+def make_tables(linears: list[Linear]) -> ctypes.Array[LinearTable] | None:
     """The layers as operations take them, None unless all are native."""
     tables = [linear.to_table() for linear in linears if isinstance(linear, NativeLinear)]
     return (LinearTable * len(linears))(*tables) if len(tables) == len(linears) else None

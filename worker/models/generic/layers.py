@@ -17,6 +17,7 @@ from ....kernels.norm.rms_norm import rms_norm_reference
 from ...layers.feed_forward import MLP, GatedActivation
 from ...layers.linear import Linear
 from ...layers.norm import RMSNorm
+from .experts import replace_experts
 
 # Of plain weights [out, in] that are multiplied together, and their biases, by the names of the layers.
 MakeLinear = Callable[[list[str], list[Tensor], list[Tensor]], Linear]
@@ -48,10 +49,17 @@ def replace_layers(
 
     Returns the bytes of the norms that are ours now; those of linear layers `make_linear` counts.
     """
-    made: dict[int, OurModule] = {}
+    made: dict[int, nn.Module] = {}
+
+    def activate(name: str) -> GatedActivation:
+        return GatedActivation(name, dtype, device)
+
     for name, parent, key, child in list(_list_children(model)):
-        if id(child) not in made and (ours := _replace_mlp(name, child, make_linear, dtype, device)):
-            made[id(child)] = ours
+        if id(child) not in made:
+            ours = _replace_mlp(name, child, make_linear, activate)
+            ours = ours or replace_experts(name, child, make_linear, _find_activation, activate)
+            if ours is not None:
+                made[id(child)] = ours
         if id(child) in made:
             setattr(parent, key, made[id(child)])
     num_bytes = 0
@@ -88,7 +96,7 @@ def _find_weight(module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _replace_mlp(
-    name: str, module: nn.Module, make_linear: MakeLinear, dtype: torch.dtype, device: torch.device
+    name: str, module: nn.Module, make_linear: MakeLinear, activate: Callable[[str], GatedActivation]
 ) -> OurModule | None:
     """down(act(gate(x)) * up(x)), told by its code."""
     parts: Any = [getattr(module, f"{part}_proj", None) for part in ("gate", "up", "down")]
@@ -106,7 +114,7 @@ def _replace_mlp(
     )
     biases = [] if down.bias is None else [down.bias.data]
     out = make_linear([f"{name}.down_proj"], [down.weight.data], biases)
-    mlp = MLP(both, GatedActivation(activation, dtype, device), out, width)
+    mlp = MLP(both, activate(activation), out, width)
     return OurModule(mlp, down.weight.shape[0])
 
 

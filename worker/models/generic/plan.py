@@ -121,6 +121,7 @@ def _count(model: Any, values: Mapping[str, Any], head: nn.Module | None) -> Gen
     chosen = next((each for key in _CHOSEN_KEYS if type(each := getattr(config, key, None)) is int), 1)
     num_unused = 0
     for module in experts:
+        shapes.update({tuple(each.shape[1:]): len(each) for each in module.parameters() if each.dim() == 3})
         size = sum(each.numel() for each in module.parameters())
         num_experts = max(chosen, int(next(module.parameters()).shape[0]))
         num_unused += size * (num_experts - chosen) // num_experts
