@@ -10,13 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..markdown import replace_parts
-from . import http_api, metrics, options
+from . import http_api, metrics, models, options
 from .examples import record_answers
 
 _DOCS = Path(__file__).parents[2] / "docs"
 # Page -> its generated parts, in the order in which they stand there.
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     _DOCS / "options.md": {"engine": options.render_engine_options, "commands": options.render_commands},
+    _DOCS / "features.md": {"models": models.render_models},
     _DOCS / "http.md": {
         "open": http_api.render_open_routes,
         "routes": http_api.render_routes,

@@ -12,6 +12,7 @@ from .rope import read_rope
 
 def read_spec(fields: ConfigFields) -> ModelSpec:
     """The model of config.json."""
+    fields.ignore("weight_share_add_bias")  # of its maker's own code
     max_positions = fields.integer("max_position_embeddings", 131072)
     bias = fields.boolean("use_bias", False)
     heads = read_attention(fields, num_kv_heads=2, head_size=128)

@@ -14,6 +14,7 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
     """The model of config.json."""
     fields.rename(rms_norm_eps="layer_norm_eps")
     fields.only("qk_layernorm", False)
+    fields.ignore("norm_eps")  # of first exports, beside the key that counts
     max_positions = fields.integer("max_position_embeddings", 4096)
     heads = read_attention(fields, num_kv_heads=32)
     is_parallel = fields.boolean("use_parallel_residual", False)

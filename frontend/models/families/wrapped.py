@@ -82,6 +82,7 @@ WRAPPED_ARCHITECTURES = tuple(_WRAPPERS)
 # What config.json has for the whole, and the text model's own part may have again.
 _OF_THE_WHOLE = ("bos_token_id", "compression_config", "dtype", "eos_token_id", "pad_token_id")
 _OF_THE_WHOLE = (*_OF_THE_WHOLE, "quantization_config", "torch_dtype", "transformers_version")
+_OF_TOWERS = ("perceiver_config", "pixel_shuffle_factor")  # in text_config too, where nothing reads them
 _NAMED_LAYERS = ("ignore", "modules_to_not_convert")  # of a quantization_config
 
 
@@ -103,7 +104,7 @@ def unwrap(config: Mapping[str, Any]) -> dict[str, Any]:
     wrapper, nested = _WRAPPERS[name], config.get("text_config", config)  # Qwen2-VL's first ones are flat
     if not isinstance(nested, dict):
         raise ModelError("config.json text_config", nested, "an object")
-    values = cast(dict[str, Any], nested)
+    values = {key: value for key, value in cast(dict[str, Any], nested).items() if key not in _OF_TOWERS}
     kind = wrapper.text_type if nested is config else values.get("model_type", wrapper.text_type)
     if not isinstance(kind, str) or kind not in _TEXT_MODELS:
         allowed = f"one of {', '.join(_TEXT_MODELS)}, in {name}"
