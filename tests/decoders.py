@@ -115,7 +115,14 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "ministral3": (
         "Ministral3ForCausalLM",
-        {"rope_parameters": {**_YARN, "factor": 4.0, "llama_4_scaling_beta": 0.5}},
+        {
+            "rope_parameters": {
+                **_YARN,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.5,
+            }
+        },
     ),
     "mistral": ("MistralForCausalLM", {"sliding_window": 13, "num_key_value_heads": 1}),
     "nemotron": ("NemotronForCausalLM", {"mlp_bias": True}),

@@ -5,6 +5,7 @@ Blocks of quantized types are made by no library: random bytes are valid ones.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -117,6 +118,9 @@ def _value(value: Any) -> bytes:
 _ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss",
+    "cohere": "command-r",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "ministral3": "mistral3",
     "mistral": "llama",
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
@@ -153,7 +157,30 @@ _BOTH_NORMS = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 _WITH_OUT_NORMS = ("gemma2", "gemma3_text", "olmo2")
-_PERMUTED = ("llama", "mistral", "mixtral", "smollm3")
+_PERMUTED = ("arcee", "granite", "llama", "ministral3", "mistral", "mixtral", "smollm3")
+# Model types whose tensors have the names of llama.cpp's own table, and what else their files say.
+_BY_TABLE: dict[str, dict[str, str]] = {
+    "arcee": {},
+    "cohere": {"layer_norm_eps": "attention.layer_norm_epsilon", "logit_scale": "logit_scale"},
+    "cohere2": {
+        "layer_norm_eps": "attention.layer_norm_epsilon",
+        "logit_scale": "logit_scale",
+        "sliding_window": "attention.sliding_window",
+    },
+    "ernie4_5": {},
+    "exaone4": {"sliding_window": "attention.sliding_window"},
+    "glm4": {},
+    "granite": {
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    },
+    "hunyuan_v1_dense": {},
+    "ministral3": {},
+    "seed_oss": {},
+    "starcoder2": {"norm_epsilon": "attention.layer_norm_epsilon"},
+}
 _EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 
 
@@ -259,6 +286,10 @@ def _convert(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> tupl
     part, suffix = name.rsplit(".", 1)
     if part in whole:
         return f"{whole[part]}.{suffix}", tensor
+    if kind in _BY_TABLE:
+        renamed = _find_table(kind).get_name(name, (".weight", ".bias"))
+        assert renamed is not None, name
+        return renamed, _permute(part.split(".", 3)[3], tensor, config)
     _, _, layer, part = part.split(".", 3)
     bare = name.split(".", 3)[3]
     if bare in _BARE:
@@ -266,11 +297,25 @@ def _convert(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> tupl
     if kind == "gpt_oss" and part == "post_attention_layernorm":
         return f"blk.{layer}.post_attention_norm.{suffix}", tensor
     parts = _PARTS | _BOTH_NORMS if kind in _WITH_OUT_NORMS else _PARTS
+    return f"blk.{layer}.{parts[part]}.{suffix}", _permute(part, tensor, config)
+
+
+def _permute(part: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> torch.Tensor:
+    """Queries and keys, as convert_hf_to_gguf.py does of some models."""
     heads = {"self_attn.q_proj": "num_attention_heads", "self_attn.k_proj": "num_key_value_heads"}
-    if part in heads and kind in _PERMUTED:  # as convert_hf_to_gguf.py permutes
-        shape = (config[heads[part]], 2, -1, *tensor.shape[1:])
-        tensor = tensor.view(shape).swapaxes(1, 2).reshape(tensor.shape)
-    return f"blk.{layer}.{parts[part]}.{suffix}", tensor
+    if part not in heads or config["model_type"] not in _PERMUTED:
+        return tensor
+    shape = (config[heads[part]], 2, -1, *tensor.shape[1:])
+    return tensor.view(shape).swapaxes(1, 2).reshape(tensor.shape)
+
+
+@functools.cache
+def _find_table(kind: str) -> Any:
+    import gguf
+
+    name = _ARCHITECTURES.get(kind, kind)
+    numbers = {each: number for number, each in gguf.constants.MODEL_ARCH_NAMES.items()}
+    return gguf.get_tensor_name_map(numbers[name], 8)
 
 
 def _make_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,13 +331,27 @@ def _make_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
         "attention.key_length": head_size,
         "attention.value_length": head_size,
         "rope.dimension_count": head_size,
         "rope.freq_base": rope.get("rope_theta", 10000.0),
         "vocab_size": config["vocab_size"],
     }
+    keys |= {key: config[name] for name, key in _BY_TABLE.get(kind, {}).items()}
+    if kind == "exaone4" and config["sliding_window"] is not None:
+        pattern = [int(each == "sliding_attention") for each in config["layer_types"]]
+        keys["attention.sliding_window_pattern"] = pattern
+    if kind == "glm4":
+        keys["rope.dimension_count"] = int(rope["partial_rotary_factor"] * head_size)
+    if kind == "hunyuan_v1_dense":  # the file has the base that alpha makes
+        keys["rope.freq_base"] *= rope["alpha"] ** (head_size / (head_size - 2))
+    if kind in ("ministral3", "arcee"):
+        keys["rope.scaling.type"], keys["rope.scaling.factor"] = "yarn", rope["factor"]
+        keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    if kind == "ministral3":
+        keys["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
+        keys["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
     if "num_experts_per_tok" in config:
         names = ("num_local_experts", "num_experts", "n_routed_experts")
         keys["expert_count"] = next(config[name] for name in names if name in config)

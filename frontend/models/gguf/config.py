@@ -22,7 +22,9 @@ _READ = (
     "attention.head_count",
     "attention.head_count_kv",
     "attention.key_length",
+    "attention.layer_norm_epsilon",
     "attention.layer_norm_rms_epsilon",
+    "attention.temperature_scale",
     "attention.value_length",
     "block_count",
     "context_length",
@@ -40,6 +42,7 @@ _READ = (
     "rope.scaling.yarn_attn_factor",
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
+    "rope.scaling.yarn_log_multiplier",
 )
 _HARMLESS = ("pooling_type", "rope.scaling.finetuned", "tensor_data_layout", "vocab_size")
 # What has one value in the models that are read; another one is refused.
@@ -60,6 +63,8 @@ _SIGMOID = 2  # of expert_gating_func
 _ORIGINAL = 8192
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": _ORIGINAL}
 _MAX_DIVISORS = 4096  # half a head's size; no published model has more than 256
+_LAYER_NORM = "attention.layer_norm_epsilon"
+_YARN_LOG, _QUERY_SCALE = "rope.scaling.yarn_log_multiplier", "attention.temperature_scale"
 _FREQS, _SHORT, _LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 ROPE_TABLES = (_FREQS, _SHORT, _LONG)
 
@@ -75,7 +80,8 @@ def read_config(header: GgufHeader) -> Config:
     config: Config = {"architectures": [architecture], "model_type": model_type}
     config |= _read_common(header, keys) | read_own(keys)
     keys.check_rest()
-    return {name: value for name, value in config.items() if value is not None}
+    # Without a window is not as by default.
+    return {name: value for name, value in config.items() if value is not None or name == "sliding_window"}
 
 
 def read_generation_config(header: GgufHeader) -> Config:
@@ -114,6 +120,11 @@ class _Keys(ConfigFields):
         self._names.add(key)
         return self.boolean(key, False)
 
+    def family_value(self, key: str) -> Any:
+        """As `family_number`, for anything."""
+        self._names.add(key)
+        return self.get(key)
+
     def check_rest(self, owner: str = "") -> None:
         """ModelError for the first key that nobody reads."""
         for key, value in self._own.items():
@@ -149,7 +160,8 @@ def _read_common(header: GgufHeader, keys: _Keys) -> Config:
         "num_attention_heads": num_heads,
         "num_key_value_heads": keys.integer("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        # Else a LayerNorm's, whose key each family has another name for.
+        "rms_norm_eps": None if _LAYER_NORM in keys else keys.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": keys.integer("context_length"),
         "rope_theta": keys.number("rope.freq_base", 10000.0, low=1.0),
         "rope_scaling": _read_scaling(header, keys, keys.integer("rope.dimension_count", head_dim)),
@@ -170,7 +182,7 @@ def _read_rotated(keys: _Keys, head_dim: int) -> float | None:
     rotated = keys.integer("rope.dimension_count", head_dim)
     if rotated == head_dim:
         return None
-    if keys.architecture != "phi3":
+    if keys.architecture not in ("glm4", "phi3"):
         raise keys.error("rope.dimension_count", rotated, f"{head_dim}, a whole head")
     return rotated / head_dim
 
@@ -202,6 +214,10 @@ def _read_scaling(header: GgufHeader, keys: _Keys, rotated_size: int) -> Config 
         for name, key in names.items():
             if f"rope.scaling.{key}" in keys:
                 scaling[name] = keys.number(f"rope.scaling.{key}")
+        if _YARN_LOG in keys:
+            scaling |= {"mscale": 1.0, "mscale_all_dim": keys.number(_YARN_LOG)}
+        if _QUERY_SCALE in keys:
+            scaling["llama_4_scaling_beta"] = keys.number(_QUERY_SCALE)
     return scaling
 
 
@@ -351,6 +367,46 @@ def _read_gemma3(keys: _Keys) -> Config:
     }
 
 
+def _read_granite(keys: _Keys) -> Config:
+    names = {
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    }
+    return {name: keys.family_number(key) for name, key in names.items()}
+
+
+def _read_qkv_bias(keys: _Keys) -> Config:
+    """Of families whose switch is for these three alone."""
+    return {"attention_bias": "blk.0.attn_q.bias" in keys.header.tensors}
+
+
+def _read_exaone4(keys: _Keys) -> Config:
+    window = keys.family_integer("attention.sliding_window", 0, low=0) or None
+    pattern = keys.family_value("attention.sliding_window_pattern")
+    if window is None or not isinstance(pattern, list):
+        return {"sliding_window": window, "sliding_window_pattern": pattern}
+    kinds = ["sliding_attention" if slides else "full_attention" for slides in cast(list[Any], pattern)]
+    return {"sliding_window": window, "layer_types": kinds}
+
+
+def _read_cohere(keys: _Keys) -> Config:
+    scale = keys.family_number("logit_scale", 0.0625)
+    return {"layer_norm_eps": keys.number(_LAYER_NORM), "logit_scale": scale}
+
+
+def _read_cohere2(keys: _Keys) -> Config:
+    return {**_read_cohere(keys), "sliding_window": keys.family_integer("attention.sliding_window")}
+
+
+def _read_starcoder2(keys: _Keys) -> Config:
+    return {
+        "norm_epsilon": keys.number(_LAYER_NORM),
+        "use_bias": "blk.0.attn_q.bias" in keys.header.tensors,
+    }
+
+
 def _read_query_scalar(keys: _Keys, num_layers_of_27b: int) -> int:
     """What Gemma scales scores by; the largest model alone has another number, which no key tells."""
     hidden_size, num_heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
@@ -361,12 +417,21 @@ def _read_query_scalar(keys: _Keys, num_layers_of_27b: int) -> int:
 
 # By general.architecture: config.json's architecture and model_type, and what only this family has.
 _ARCHITECTURES: dict[str, tuple[str, str, Callable[[_Keys], Config]]] = {
+    "arcee": ("ArceeForCausalLM", "arcee", _read_nothing),
+    "cohere2": ("Cohere2ForCausalLM", "cohere2", _read_cohere2),
+    "command-r": ("CohereForCausalLM", "cohere", _read_cohere),
     "dots1": ("Dots1ForCausalLM", "dots1", _read_dots1),
+    "ernie4_5": ("Ernie4_5ForCausalLM", "ernie4_5", _read_nothing),
+    "exaone4": ("Exaone4ForCausalLM", "exaone4", _read_exaone4),
     "gemma": ("GemmaForCausalLM", "gemma", _read_nothing),
     "gemma2": ("Gemma2ForCausalLM", "gemma2", _read_gemma2),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text", _read_gemma3),
+    "glm4": ("Glm4ForCausalLM", "glm4", _read_qkv_bias),
     "gpt-oss": ("GptOssForCausalLM", "gpt_oss", _read_gpt_oss),
+    "granite": ("GraniteForCausalLM", "granite", _read_granite),
+    "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", _read_nothing),
     "llama": ("LlamaForCausalLM", "llama", _read_llama),
+    "mistral3": ("Ministral3ForCausalLM", "ministral3", _read_nothing),
     "olmo2": ("Olmo2ForCausalLM", "olmo2", _read_nothing),
     "olmoe": ("OlmoeForCausalLM", "olmoe", _read_olmoe),
     "phi3": ("Phi3ForCausalLM", "phi3", _read_phi3),
@@ -374,5 +439,11 @@ _ARCHITECTURES: dict[str, tuple[str, str, Callable[[_Keys], Config]]] = {
     "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe", _read_qwen2_moe),
     "qwen3": ("Qwen3ForCausalLM", "qwen3", _read_nothing),
     "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe", _read_qwen3_moe),
+    "seed_oss": ("SeedOssForCausalLM", "seed_oss", _read_qkv_bias),
     "smollm3": ("SmolLM3ForCausalLM", "smollm3", _read_nothing),
+    "starcoder2": ("Starcoder2ForCausalLM", "starcoder2", _read_starcoder2),
 }
+# By config.json's architecture, the names in GGUF files; llama.cpp has Mistral and Mixtral as Llama.
+GGUF_NAMES: dict[str, tuple[str, ...]] = {"MistralForCausalLM": ("llama",), "MixtralForCausalLM": ("llama",)}
+for _name, (_architecture, _, _) in _ARCHITECTURES.items():
+    GGUF_NAMES[_architecture] = (*GGUF_NAMES.get(_architecture, ()), _name)

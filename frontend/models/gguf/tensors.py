@@ -41,17 +41,36 @@ _BOTH_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_OUT_NORMS = {
+    **_ATTENTION,
+    **_DENSE,
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 # After "blk.N."; {} is the number of an expert, over which such a tensor is stacked.
 _LAYERS: dict[str, dict[str, str]] = {
+    "arcee": _PRE_NORM,
+    "cohere": _PRE_NORM,
+    "cohere2": _PRE_NORM,
+    "ernie4_5": _PRE_NORM,
+    "exaone4": _OUT_NORMS,
     "gemma": _PRE_NORM,
-    "llama": _PRE_NORM,
-    "mistral": _PRE_NORM,
-    "olmo2": {
-        **_ATTENTION,
-        **_DENSE,
-        "post_attention_norm": "post_attention_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
+    "glm4": {
+        **_PRE_NORM,
+        "ffn_up": "mlp.gate_up_proj",
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
     },
+    "granite": _PRE_NORM,
+    "hunyuan_v1_dense": {
+        **_PRE_NORM,
+        "attn_q_norm": "self_attn.query_layernorm",
+        "attn_k_norm": "self_attn.key_layernorm",
+    },
+    "llama": _PRE_NORM,
+    "ministral3": _PRE_NORM,
+    "mistral": _PRE_NORM,
+    "olmo2": _OUT_NORMS,
     "phi3": {
         **_PRE_NORM,
         "attn_qkv": "self_attn.qkv_proj",
@@ -74,7 +93,9 @@ _LAYERS: dict[str, dict[str, str]] = {
     },
     "gemma2": _BOTH_NORMS,
     "gemma3_text": _BOTH_NORMS,
+    "seed_oss": {**_PRE_NORM, "post_attention_norm": "post_attention_layernorm"},
     "smollm3": _PRE_NORM,
+    "starcoder2": {**_PRE_NORM, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     "gpt_oss": {
         **_ATTENTION,
         "attn_sinks": "self_attn.sinks",
@@ -107,7 +128,7 @@ _ADDED_ONE = frozenset(
     ("gemma", "gemma2", "gemma3_text")
 )  # model types whose norms are stored as what they multiply by
 _PAIRED = frozenset(
-    ("llama", "mistral", "mixtral", "smollm3")
+    ("arcee", "granite", "llama", "ministral3", "mistral", "mixtral", "smollm3")
 )  # whose queries and keys llama.cpp's converter has reordered
 _NAME = re.compile(r"(?:blk\.(\d{1,5})\.)?([a-z_]{1,40})(?:\.(\d{1,5}))?\.(weight|bias)")
 

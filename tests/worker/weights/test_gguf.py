@@ -95,12 +95,22 @@ def test_a_file_is_the_model_that_it_was_converted_from(family: str, tmp_path: P
         ("olmoe", {}),
         ("qwen2-moe", {"use_sliding_window": False, "mlp_only_layers": []}),
         ("dots1", {"sliding_window": None, "n_group": 1, "topk_group": 1}),
+        ("arcee", {"mlp_bias": False}),
+        ("cohere", {}),
+        ("cohere2", {}),
+        ("ernie4_5", {"use_bias": False}),
+        ("exaone4", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+        ("exaone4-full", {}),
+        ("glm4", {}),
+        ("granite", {"attention_bias": False}),
+        ("hunyuan", {}),
+        ("ministral3", {}),
+        ("seed_oss", {"attention_out_bias": False}),
+        ("starcoder2", {"sliding_window": None}),
     ],
 )
 @pytest.mark.usefixtures("library", "restored_torch")
-def test_a_file_of_experts_computes_what_its_checkpoint_does(
-    family: str, fields: dict[str, Any], tmp_path: Path
-):
+def test_a_file_computes_what_its_checkpoint_does(family: str, fields: dict[str, Any], tmp_path: Path):
     checkpoint = make_decoder(tmp_path / family, family, **fields)
     configs = [
         read(path, dtype="float32", max_model_len=64)
