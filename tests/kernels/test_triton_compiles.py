@@ -25,6 +25,7 @@ _SCRIPT = """
 import json, re, sys, torch
 from quire.kernels.attention.attention_plan_triton import launch_plan, plan_attention
 from quire.kernels.attention.paged_attention_triton import launch_paged_attention
+from quire.kernels.attention.rotate_and_write import QKNorm
 from quire.kernels.attention.rotate_and_write_triton import launch_rotate_and_write
 from quire.kernels.linear.gated_activation_triton import launch_gated_activation
 from quire.kernels.linear.linear_triton import launch_linear
@@ -42,7 +43,7 @@ def launch_dependent(_case, _architecture):
     launch_linear(make(1, 1024), make(1024, 1024))
     cache, weight, angle = make(4, 2, 16, 64), make(64), make(2, 32, dtype=torch.float32)
     slots = make(2, dtype=torch.int64)
-    launch_rotate_and_write(make(2, 512), 4, angle, angle, (weight, weight, 1e-6), cache, cache, slots)
+    launch_rotate_and_write(make(2, 512), 4, angle, angle, QKNorm(weight, weight, 1e-6), cache, cache, slots)
 
 def launch_dense(_case, _architecture):
     launch_gather_rows(make(9, 1024), make(2, dtype=torch.int64))
@@ -68,7 +69,7 @@ def launch_attention(case, architecture):
     weight, angle = make(head_size, dtype=dtype), make(34, head_size // 2, dtype=torch.float32)
     tables, starts, lengths = (make(*size, dtype=torch.int32) for size in ((4, 9), (5,), (4,)))
     slots, window = make(34, dtype=torch.int64), case.get("window")
-    launch_rotate_and_write(qkv, num_heads, angle, angle, (weight, weight, 1e-6), cache, cache, slots)
+    launch_rotate_and_write(qkv, num_heads, angle, angle, QKNorm(weight, weight, 1e-6), cache, cache, slots)
     plan = plan_attention(
         2, 2, 4, 2, 4096, 132, case.get("is_strict", False), shared_bytes=SHARED_BYTES[architecture]
     )
