@@ -232,6 +232,15 @@ WRAPPED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"model_type": "llama"},
         {"vision_config": _VISION},
     ),
+    "wrapped-glm4v": (
+        "Glm4vForConditionalGeneration",
+        {
+            "rope_parameters": {**_MROPE, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+            "hidden_size": 64,
+            **_NO_HEAD_DIM,
+        },
+        {"vision_config": {**_QWEN_VISION, "out_hidden_size": 64, "image_size": 28}},
+    ),
     "wrapped-qwen2.5-vl": (
         "Qwen2_5_VLForConditionalGeneration",
         {"rope_parameters": _MROPE, **_NO_HEAD_DIM, "hidden_size": 64},

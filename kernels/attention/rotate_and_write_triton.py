@@ -99,8 +99,8 @@ def _rotate_and_write_kernel(
         second = (second * factor).to(kind).to(tl.float32)
         second = (second * second_weight).to(kind).to(tl.float32)  # pyright: ignore[reportPossiblyUnboundVariable]
     if HAS_ANGLES and not NORMS_AFTER:
-        rotated_first = (first * cos_row - second * sin_row).to(qkv.dtype.element_ty)
-        rotated_second = (second * cos_row + first * sin_row).to(qkv.dtype.element_ty)
+        rotated_first = (first * cos_row - second * sin_row).to(qkv.dtype.element_ty)  # pyright: ignore[reportPossiblyUnboundVariable]
+        rotated_second = (second * cos_row + first * sin_row).to(qkv.dtype.element_ty)  # pyright: ignore[reportPossiblyUnboundVariable]
     else:
         rotated_first = first.to(qkv.dtype.element_ty)
         rotated_second = second.to(qkv.dtype.element_ty)

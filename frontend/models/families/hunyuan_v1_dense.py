@@ -37,7 +37,9 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
         k_norm="self_attn.key_layernorm",
     )
     layers = [LayerSpec(attention=heads, ffn=read_dense(fields))] * read_num_layers(fields)
-    others = {} if (rope := _read_fixed_rope(fields, heads.head_size)) is None else {"rope": rope}
+    others: dict[str, Any] = (
+        {} if (rope := _read_fixed_rope(fields, heads.head_size)) is None else {"rope": rope}
+    )
     return read_model(
         fields, "HunYuanDenseV1ForCausalLM", layers, max_positions=2048, norm_eps=1e-5, **others
     )

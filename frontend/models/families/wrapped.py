@@ -21,11 +21,11 @@ STORED_PREFIXES = (
     ("model.text_model.", "model."),
 )
 # Beginnings of names that belong to no text model.
-UNUSED_TENSORS = (
+_TOWERS = (
     *("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "connector.", "image_newline"),
     *("audio_tower.", "vision_projection.", "vision_encoder.", "mtp."),
 )
-UNUSED_TENSORS = (*UNUSED_TENSORS, *(f"model.{name}" for name in UNUSED_TENSORS))
+UNUSED_TENSORS = (*_TOWERS, *(f"model.{name}" for name in _TOWERS))
 # text_config's model_type -> the architecture that computes it, and sizes that transformers' class has for
 # keys that are absent, as tools leave out what is equal to them.
 _LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
@@ -42,6 +42,7 @@ _TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_attention_heads": 8,
         },
     ),
+    "glm4v_text": ("Glm4ForCausalLM", {"rms_norm_eps": 1e-5, "head_dim": None}),
     "granite": ("GraniteForCausalLM", {**_LLAMA, "intermediate_size": 11008}),
     "llama": ("LlamaForCausalLM", {**_LLAMA, "intermediate_size": 11008}),
     "ministral3": ("Ministral3ForCausalLM", {}),
@@ -61,10 +62,12 @@ class _Wrapper(NamedTuple):
     is_tied: bool = False
 
 
+# transformers leaves the text model's logit scale out in Cohere's two, which it was trained with.
 _WRAPPERS = {
     "AyaVisionForConditionalGeneration": _Wrapper("cohere2", is_tied=True),
     "Cohere2VisionForConditionalGeneration": _Wrapper("cohere2", is_tied=True),
     "Gemma3ForConditionalGeneration": _Wrapper("gemma3_text", is_tied=True),
+    "Glm4vForConditionalGeneration": _Wrapper("glm4v_text"),
     "Idefics3ForConditionalGeneration": _Wrapper("llama"),
     "InternVLForConditionalGeneration": _Wrapper("qwen2", is_tied=True),
     "LightOnOcrForConditionalGeneration": _Wrapper("qwen3", is_tied=True),
@@ -72,16 +75,20 @@ _WRAPPERS = {
     "LlavaNextForConditionalGeneration": _Wrapper("llama"),
     "LlavaOnevisionForConditionalGeneration": _Wrapper("qwen2"),
     "Mistral3ForConditionalGeneration": _Wrapper("mistral", is_tied=True),
+    "Qwen2AudioForConditionalGeneration": _Wrapper("qwen2"),
     "Qwen2VLForConditionalGeneration": _Wrapper("qwen2_vl_text"),
     "Qwen2_5_VLForConditionalGeneration": _Wrapper("qwen2_5_vl_text"),
     "Qwen3VLForConditionalGeneration": _Wrapper("qwen3_vl_text"),
     "SmolVLMForConditionalGeneration": _Wrapper("llama"),
     "VipLlavaForConditionalGeneration": _Wrapper("llama"),
+    "VoxtralForConditionalGeneration": _Wrapper("llama"),
 }
 WRAPPED_ARCHITECTURES = tuple(_WRAPPERS)
 # What config.json has for the whole, and the text model's own part may have again.
-_OF_THE_WHOLE = ("bos_token_id", "compression_config", "dtype", "eos_token_id", "pad_token_id")
-_OF_THE_WHOLE = (*_OF_THE_WHOLE, "quantization_config", "torch_dtype", "transformers_version")
+_OF_THE_WHOLE = (
+    *("bos_token_id", "compression_config", "dtype", "eos_token_id", "pad_token_id"),
+    *("quantization_config", "torch_dtype", "transformers_version"),
+)
 _OF_TOWERS = ("perceiver_config", "pixel_shuffle_factor")  # in text_config too, where nothing reads them
 _NAMED_LAYERS = ("ignore", "modules_to_not_convert")  # of a quantization_config
 
