@@ -1,4 +1,4 @@
-"""A small paged harness: drives a Decoder step by step without a scheduler, on shuffled blocks."""
+"""A small paged harness: drives a model step by step without a scheduler, on shuffled blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.ipc.spec.config import EngineConfig
 from quire.ipc.spec.model_spec import has_dynamic_rope
 from quire.kernels.program.native import is_switched_off
 from quire.worker.attention.metadata import AttentionMetadata, KVCaches
-from quire.worker.models import Decoder
+from quire.worker.models.model import Model
 from torch import Tensor
 
 
@@ -31,7 +31,7 @@ class PagedRun:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         config: EngineConfig,
         num_blocks: int = 64,
         seed: int = 0,

@@ -22,6 +22,7 @@ _LEFT_OUT = frozenset(
     }
 )
 _MAX_LAYERS = 10_000
+_MAX_SHOWN = 300  # characters of an error of transformers or torch
 OWN_ATTENTION = "one that calls transformers' attention interface, the only way to our cache"
 # Kinds of layers whose attention our cache and masks have.
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -126,5 +127,4 @@ def find_experts(model: nn.Module) -> list[nn.Module]:
 
 def explain(error: Exception) -> str:
     """An error in one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:_MAX_SHOWN]}"

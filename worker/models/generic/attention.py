@@ -19,7 +19,7 @@ from ...attention import AttentionBackend
 from ...attention.metadata import AttentionMetadata, KVCaches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 NAME = "quire"  # in transformers' registers
 
@@ -40,7 +40,7 @@ _step: _Step | None = None
 @contextmanager
 def attending(
     layers: Sequence[tuple[AttentionSpec, AttentionBackend]], kv_caches: KVCaches, metadata: AttentionMetadata
-) -> Iterator[None]:
+) -> Generator[None]:
     """Within it a model's attention reads and writes these caches; one pass at a time."""
     global _step
     _step = step = _Step(layers, kv_caches, metadata)

@@ -49,7 +49,7 @@ def replace_experts(
     make_activation: Callable[[str], GatedActivation],
 ) -> ExpertsModule | None:
     """Ours for experts that are gated as usual, in tensors [E, 2 F, in] and [E, out, F]; None for others."""
-    from transformers.integrations.moe import _default_apply_gate
+    from transformers.integrations.moe import _default_apply_gate  # pyright: ignore[reportPrivateUsage]
 
     experts: Any = module
     if getattr(type(module), "_apply_gate", None) is not _default_apply_gate or not experts.has_gate:

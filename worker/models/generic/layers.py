@@ -89,7 +89,8 @@ def _find_weight(module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
     from transformers.pytorch_utils import Conv1D
 
     if type(module) is nn.Linear:
-        return module.weight.data, None if module.bias is None else module.bias.data
+        bias: Any = module.bias  # None without one, whatever torch's annotation says
+        return module.weight.data, None if bias is None else bias.data
     if type(module) is Conv1D:
         return module.weight.data.t().contiguous(), module.bias.data
     return None, None
@@ -140,8 +141,9 @@ def _replace_norm(module: nn.Module, dtype: torch.dtype, device: torch.device) -
     """A root mean square norm of rows; the kind of it is the one that gives the module's own numbers."""
     weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
     eps = getattr(module, "eps", None) if eps is None else eps
-    is_norm = "RMSNorm" in type(module).__name__ and isinstance(weight, Tensor) and isinstance(eps, float)
-    if not is_norm or weight.dim() != 1 or weight.dtype is not dtype:
+    if "RMSNorm" not in type(module).__name__ or not isinstance(eps, float):
+        return None
+    if not isinstance(weight, Tensor) or weight.dim() != 1 or weight.dtype is not dtype:
         return None
     if list(inspect.signature(module.forward).parameters) not in (["x"], ["hidden_states"]):
         return None

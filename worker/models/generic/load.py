@@ -127,9 +127,10 @@ def _settle_ropes(model: nn.Module, max_model_len: int) -> None:
     transformers chooses them by the longest one that is computed together.
     """
     for module in model.modules():
-        if getattr(module, "rope_type", None) == "longrope":
-            module(torch.zeros(1), torch.tensor([[max_model_len - 1]]))
-            module.rope_type = "default"
+        rope: Any = module
+        if getattr(rope, "rope_type", None) == "longrope":
+            rope(torch.zeros(1), torch.tensor([[max_model_len - 1]]))
+            rope.rope_type = "default"
 
 
 class _Builder:
@@ -185,7 +186,7 @@ class _Builder:
         """Copy what is left to the device and out of the files' mappings."""
         copies: dict[int, Tensor] = {}
         for module in model.modules():
-            for store in (module._parameters, module._buffers):
+            for store in (module._parameters, module._buffers):  # pyright: ignore[reportPrivateUsage]
                 for name, each in store.items():
                     if each is None:
                         continue

@@ -5,7 +5,7 @@ Legend: T tokens, S positions to score.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,7 +74,7 @@ class GenericModel(Model):
 
 
 @contextmanager
-def _few_threads(num_tokens: int) -> Iterator[None]:
+def _few_threads(num_tokens: int) -> Generator[None]:
     """Have torch use one thread in a small step, whose operations are shorter than a meeting of threads.
 
     Our kernels have threads of their own.

@@ -121,7 +121,9 @@ def _count(model: Any, values: Mapping[str, Any], head: nn.Module | None) -> Gen
     chosen = next((each for key in _CHOSEN_KEYS if type(each := getattr(config, key, None)) is int), 1)
     num_unused = 0
     for module in experts:
-        shapes.update({tuple(each.shape[1:]): len(each) for each in module.parameters() if each.dim() == 3})
+        for each in module.parameters():
+            if each.dim() == 3:
+                shapes[each.shape[1], each.shape[2]] += len(each)
         size = sum(each.numel() for each in module.parameters())
         num_experts = max(chosen, int(next(module.parameters()).shape[0]))
         num_unused += size * (num_experts - chosen) // num_experts
@@ -201,7 +203,7 @@ class _Recorder:
         (batch, heads, tokens, size), (_, groups, keys, key_size), (*_, value_size) = shapes
         if (batch, tokens, keys, size) != (1, _NUM_TOKENS, _NUM_TOKENS, key_size) or heads % groups:
             raise ModelError(f"{where}: shapes", shapes, "a query, a key and a value of each token")
-        if scaling is not None and not isinstance(scaling, (int, float)):
+        if scaling is not None and not isinstance(scaling, (int, float)):  # pyright: ignore
             raise ModelError(f"{where}: scaling", shorten(scaling), "a number")
         if s_aux is not None and tuple(s_aux.shape) != (heads,):
             raise ModelError(f"{where}: s_aux", list(s_aux.shape), f"a sink for each of {heads} heads")
