@@ -61,8 +61,9 @@ def load_plain(options: QuantizeOptions) -> EngineConfig:
     if config.model.gguf_tensors or spec.weight_formats.name:
         value = f"{options.model} ({spec.weight_formats.name or 'gguf'})"
         raise ModelError("model", value, "a plain checkpoint, of which something narrower can be made")
-    if not spec.is_causal:
-        raise ModelError("model", options.model, "a decoder: encoders are not quantized")
+    if not spec.is_causal or spec.generic is not None:
+        text = "a decoder that a family of Quire's own reads: others, and encoders, are not quantized"
+        raise ModelError("model", options.model, text)
     if config.model.dtype == "float16":  # which CPUs compute slowly
         config = replace(config, model=replace(config.model, dtype="float32"))
     return config
