@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
 
-from ....ipc.errors import ModelError
 from ....ipc.spec.model_spec import ModelSpec, rename_stored
 
 # Beginnings of stored names, and what the text model alone calls them.
@@ -94,33 +93,35 @@ _NAMED_LAYERS = ("ignore", "modules_to_not_convert")  # of a quantization_config
 
 
 def find_wrapper(config: Mapping[str, Any]) -> str | None:
-    """The architecture of config.json if it is one of these."""
+    """The architecture of config.json if it is one of these, around a text model that a family here reads."""
     names: Any = config.get("architectures")
-    known = [name for name in cast(list[Any], names) if name in _WRAPPERS] if isinstance(names, list) else []
-    return known[0] if known else None
+    if not isinstance(names, list):
+        return None
+    known = [name for name in cast(list[Any], names) if isinstance(name, str) and name in _WRAPPERS]
+    return known[0] if known and _find_text_type(config, known[0]) in _TEXT_MODELS else None
+
+
+def _find_text_type(config: Mapping[str, Any], name: str) -> str | None:
+    nested: Any = config.get("text_config", {})  # absent: Qwen2-VL's first ones are flat
+    if not isinstance(nested, dict):
+        return None
+    kind: Any = cast(dict[str, Any], nested).get("model_type", _WRAPPERS[name].text_type)
+    return kind if isinstance(kind, str) else None
 
 
 def unwrap(config: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json as that of the text model in it; one of another architecture is as it was.
-
-    Raises ModelError for a text model that no family here reads.
-    """
+    """config.json as that of the text model in it; one without a wrapper (`find_wrapper`) is as it was."""
     name = find_wrapper(config)
-    if name is None:
+    kind = None if name is None else _find_text_type(config, name)
+    if name is None or kind is None:
         return dict(config)
-    wrapper, nested = _WRAPPERS[name], config.get("text_config", config)  # Qwen2-VL's first ones are flat
-    if not isinstance(nested, dict):
-        raise ModelError("config.json text_config", nested, "an object")
-    values = {key: value for key, value in cast(dict[str, Any], nested).items() if key not in _OF_TOWERS}
-    kind = wrapper.text_type if nested is config else values.get("model_type", wrapper.text_type)
-    if not isinstance(kind, str) or kind not in _TEXT_MODELS:
-        allowed = f"one of {', '.join(_TEXT_MODELS)}, in {name}"
-        raise ModelError("config.json text_config.model_type", kind, allowed)
+    nested = cast(dict[str, Any], config.get("text_config", config))
+    values = {key: value for key, value in nested.items() if key not in _OF_TOWERS}
     architecture, sizes = _TEXT_MODELS[kind]
     whole = {key: config[key] for key in _OF_THE_WHOLE if config.get(key) is not None}
     tied = config.get("tie_word_embeddings"), values.get("tie_word_embeddings")
     text = {**sizes, **values, **whole, "architectures": [architecture]}
-    text["tie_word_embeddings"] = next((each for each in tied if each is not None), wrapper.is_tied)
+    text["tie_word_embeddings"] = next((each for each in tied if each is not None), _WRAPPERS[name].is_tied)
     ropes = [key for key in ("rope_scaling", "rope_parameters") if key in text]
     text.update({key: _without_sections(text[key]) for key in ropes})
     if isinstance(settings := text.get("quantization_config"), dict):

@@ -14,7 +14,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from quire.frontend.models.families import read_model_spec
 from quire.frontend.options.engine_args import EngineArgs
+from quire.ipc.errors import ModelError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "specs.json"
 CASES: list[dict[str, Any]] = json.loads(GOLDEN.read_bytes())
@@ -45,3 +47,10 @@ def test_a_folder_is_the_model_that_its_files_say(case: dict[str, Any], tmp_path
         lines = (",\n ".join(json.dumps({k: v})[1:-1] for k, v in one.items()) for one in CASES)
         GOLDEN.write_text("[\n" + ",\n".join(f"{{{line}}}" for line in lines) + "\n]\n")
     assert case.get("spec") == spec
+
+
+@pytest.mark.parametrize("text", [{"model_type": "bloom"}, {"model_type": [1]}, None, [], "llama"], ids=str)
+def test_a_wrapper_around_no_text_model_of_ours_is_refused_by_its_architecture(text: Any):
+    config = {"architectures": ["LlavaForConditionalGeneration"], "text_config": text}
+    with pytest.raises(ModelError, match=r"^config\.json architectures=\['LlavaForConditionalGeneration'\]"):
+        read_model_spec(config)
