@@ -187,6 +187,45 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "glm4-moe": (
+        "Glm4MoeForCausalLM",
+        {
+            **_ROUTED,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "num_mtp_layers": 0,
+        },
+    ),
+    "minimax-m2": (
+        "MiniMaxM2ForCausalLM",
+        {"num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8},
+    ),
+    "ernie4.5-moe": (
+        "Ernie4_5_MoeForCausalLM",
+        {
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 32,
+            "use_bias": False,
+            "num_hidden_layers": 3,
+            "hidden_size": 64,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "hunyuan-moe": ("HunYuanMoEV1ForCausalLM", {"num_experts": 8, "moe_topk": 3}),
+    "granite-moe": (
+        "GraniteMoeForCausalLM",
+        {
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.0,
+            "residual_multiplier": 0.5,
+            "hidden_size": 64,
+        },
+    ),
     "solar-open": ("SolarOpenForCausalLM", {**_ROUTED, "norm_topk_prob": False}),
 }
 _VISION = {

@@ -9,8 +9,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ....ipc.spec.model_spec import DenseSpec, LayerSpec, ModelSpec, RopeConfig
+from ....ipc.spec.model_spec import (
+    DenseSpec,
+    ExpertsSpec,
+    ExpertStackSpec,
+    LayerSpec,
+    ModelSpec,
+    RopeConfig,
+)
 from .config_fields import ConfigFields
+from .mixtral import read_num_experts
 from .parts import read_activation, read_attention, read_dense, read_model, read_num_layers
 
 
@@ -18,6 +26,22 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
     """The model of config.json."""
     ffn = replace(read_dense(fields), bias=fields.boolean("mlp_bias", False))
     return _read(fields, "GraniteForCausalLM", ffn)
+
+
+def read_moe_spec(fields: ConfigFields) -> ModelSpec:
+    """The model of config.json of the class GraniteMoe."""
+    num_experts, num_experts_per_tok = read_num_experts(fields, default=8, per_token=2)
+    experts = ExpertsSpec(
+        num_experts=num_experts,
+        num_experts_per_tok=num_experts_per_tok,
+        intermediate_size=fields.integer("intermediate_size"),
+        activation=read_activation(fields),
+        router="block_sparse_moe.router.layer",
+        stack=ExpertStackSpec(
+            gate_up="block_sparse_moe.input_linear.weight", down="block_sparse_moe.output_linear.weight"
+        ),
+    )
+    return _read(fields, "GraniteMoeForCausalLM", experts)
 
 
 def read_hybrid_spec(fields: ConfigFields) -> ModelSpec:
@@ -47,7 +71,7 @@ def read_hybrid_spec(fields: ConfigFields) -> ModelSpec:
     return _read(fields, "GraniteMoeHybridForCausalLM", ffn, rope=RopeConfig(type="none"))
 
 
-def _read(fields: ConfigFields, architecture: str, ffn: DenseSpec, **others: Any) -> ModelSpec:
+def _read(fields: ConfigFields, architecture: str, ffn: DenseSpec | ExpertsSpec, **others: Any) -> ModelSpec:
     scale, logits_scaling = fields.number("attention_multiplier", 1.0), fields.number("logits_scaling", 1.0)
     residual, embedding = (fields.number(f"{part}_multiplier", 1.0) for part in ("residual", "embedding"))
     layer = LayerSpec(

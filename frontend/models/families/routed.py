@@ -58,3 +58,14 @@ def read_routed_layers(
         shared=shared if shared_count else None,
     )
     return dense + [experts] * (num_layers - first)
+
+
+def skip_predicting_layers(
+    fields: ConfigFields, key: str = "num_nextn_predict_layers", prefix: str = "model.layers.{}."
+) -> tuple[str, ...]:
+    """Beginnings of the names of tensors that predict tokens after the next: layers after the last one."""
+    count, first = (
+        fields.integer(key, fields.get("num_mtp_layers", 0), low=0, high=100),
+        read_num_layers(fields),
+    )
+    return tuple(prefix.format(first + index) for index in range(count))
