@@ -25,7 +25,7 @@ TOOLS: dict[str, Any] = KEYS["of tools and training"]
 def base_of(architecture: str) -> dict[str, Any]:
     if architecture == "GraniteMoeHybridForCausalLM":
         return {**BASE, "num_local_experts": 0, "layer_types": ["full_attention"] * 2}
-    if architecture in ("Dots1ForCausalLM", "SolarOpenForCausalLM"):
+    if architecture in ("Dots1ForCausalLM", "Glm4MoeForCausalLM", "SolarOpenForCausalLM"):
         return {**BASE, "n_routed_experts": 8, "moe_intermediate_size": 32, "num_experts_per_tok": 2}
     if architecture == "GPT2LMHeadModel":
         names = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
