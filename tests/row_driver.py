@@ -20,6 +20,7 @@ from quire.ipc.protocol.token_lists import drop_packed, pack_token_lists
 from quire.ipc.spec.config import EngineConfig, SchedulerConfig
 from quire.ipc.spec.model_spec import RopeConfig
 from quire.worker.attention.metadata import AttentionMetadata, KVCaches
+from quire.worker.layers.embedding import StageInput
 from quire.worker.steps.model_runner import GPUModelRunner, LaunchedStep
 from torch import Tensor
 
@@ -32,6 +33,7 @@ class ToyModel:
     weight_bytes = 0
     native = None
     pooling_head = None
+    embedding = StageInput(torch.empty(0, 1))
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
