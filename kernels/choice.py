@@ -24,7 +24,7 @@ _LOGGER = logging.getLogger(__name__)
 # What there is beside torch, the best first.
 _IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "argmax": ("native",),
-    "experts": ("native",),
+    "experts": ("triton", "native"),
     "gated_activation": ("triton", "native"),
     "gather_rows": ("triton",),
     "layer_norm": ("triton", "native"),

@@ -43,6 +43,7 @@ from quire.kernels.sampling.token_bitmask import apply_token_bitmask_reference
 from quire.worker.layers.feed_forward import MLP, GatedActivation
 from quire.worker.layers.linear import NativeLinear
 from torch import Tensor
+from torch.nn import functional as F
 
 Outputs = tuple[Tensor, ...]
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -430,6 +431,39 @@ def experts(implementation: str, dtype: torch.dtype) -> OpCase:
     return OpCase((x, choices, weights), compute, (expected,), (bound,))
 
 
+def grouped_experts(
+    implementation: str, dtype: torch.dtype, activation: str, has_bias: bool, scales_inputs: bool
+) -> OpCase:
+    from quire.kernels.linear.experts_triton import launch_grouped_experts
+
+    draw, hidden, width, count = Draw(implementation, dtype), 48, 40, 8
+    stacks = draw(count, 2 * width, hidden) * 0.2, draw(count, hidden, width) * 0.2
+    biases = (draw(count, 2 * width), draw(count, hidden)) if has_bias else (None, None)
+    x, logits = draw(33, hidden), draw(33, count, dtype=F32)
+    choices, weights = route_reference(logits, Router(count, 3))
+
+    def multiply(rows: Tensor, part: int, expert: int) -> Tensor:
+        bias = biases[part]
+        return F.linear(rows, stacks[part][expert].float(), None if bias is None else bias[expert].float())
+
+    def compute_expert(rows: Tensor, expert: int) -> Tensor:
+        wide = multiply(rows.float(), 0, expert).to(dtype)
+        return multiply(gated_activation_reference(wide, activation).float(), 1, expert).to(dtype)
+
+    experts = [partial(compute_expert, expert=expert) for expert in range(count)]
+    expected = experts_reference(x, choices, weights, experts, scales_inputs)
+    # What rounds differs in the last place of each of three numbers on the way.
+    bound = (40 * EPS if dtype is F32 else 4 * unit(dtype)) * expected.abs().max().item()
+
+    def compute(x: Tensor, choices: Tensor, weights: Tensor) -> Outputs:
+        gate_up, down = stacks
+        first, last = biases
+        edits = activation, first, last, scales_inputs
+        return (launch_grouped_experts(x, choices, weights, gate_up, down, *edits),)
+
+    return OpCase((x, choices, weights), compute, (expected,), (bound,))
+
+
 def argmax(implementation: str, dtype: torch.dtype, size: int, value: float) -> OpCase:
     launch, draw = find_launch(implementation, "sampling.argmax"), Draw(implementation, dtype)
     logits = draw.integers(-9, 9, 40, size).float()  # most rows have several maxima
@@ -617,6 +651,8 @@ TABLE: list[Line] = [
           ]),
     ], 2),
     (experts, NATIVE, BOTH, [()], 1),
+    (grouped_experts, TRITON, BOTH, [("silu", False, False)], 1),
+    (grouped_experts, TRITON, [BF16], [("clamped_swiglu", True, False), ("silu", False, True)], 1),
     (argmax, NATIVE, [F32], list(cross(
         [1, 5, 15, 16, 255, 256, 257, 300, 511, 2048, 20_000], [torch.nan, torch.inf, -torch.inf, 3.0]
     )), 1),

@@ -449,13 +449,14 @@ def _combine_kernel(
         tops = tl.load(part_sums + part * 2, mask=is_split, other=float("-inf"))
         totals = tl.load(part_sums + part * 2 + 1, mask=is_split, other=0.0)
         top = tl.max(tops, 0)
+        sink = float("-inf")
         if HAS_SINKS:
             sink = tl.load(sinks + head) * 1.4426950408889634
             top = tl.maximum(top, sink)
         weights = tl.exp2(tops - top)
         total = tl.sum(totals * weights, 0)
         if HAS_SINKS:
-            total += tl.exp2(sink - top)
+            total += tl.exp2(sink - top)  # pyright: ignore[reportOperatorIssue]
         result = tl.sum(values * weights[:, None] / total, 0)
     out_at = (begin.to(tl.int64) * NUM_HEADS + head) * HEAD_SIZE + dims
     tl.store(out + out_at, result.to(out.dtype.element_ty), mask=has_dim)

@@ -27,6 +27,7 @@ from quire.kernels.attention.attention_plan_triton import launch_plan, plan_atte
 from quire.kernels.attention.paged_attention_triton import launch_paged_attention
 from quire.kernels.attention.rotate_and_write import QKNorm
 from quire.kernels.attention.rotate_and_write_triton import launch_rotate_and_write
+from quire.kernels.linear.experts_triton import multiply_grouped
 from quire.kernels.linear.gated_activation_triton import launch_gated_activation
 from quire.kernels.linear.linear_triton import launch_linear
 from quire.kernels.norm.rms_norm_triton import launch_rms_norm
@@ -47,7 +48,9 @@ def launch_dependent(_case, _architecture):
 
 def launch_dense(_case, _architecture):
     launch_gather_rows(make(9, 1024), make(2, dtype=torch.int64))
-    for activation in ("silu", "gelu", "gelu_tanh"):
+    order, ends = make(8, dtype=torch.int32), make(32, dtype=torch.int32)
+    multiply_grouped(make(2, 1024), make(32, 512, 1024), make(32, 512), order, ends, make(8, 512), 4, True)
+    for activation in ("silu", "gelu", "gelu_tanh", "clamped_swiglu"):
         launch_gated_activation(make(2, 6144), activation)
     scale = make(6144, dtype=torch.float32)
     launch_linear(make(1, 1024), make(1024, 1024), make(1024))
@@ -73,10 +76,11 @@ def launch_attention(case, architecture):
     plan = plan_attention(
         2, 2, 4, 2, 4096, 132, case.get("is_strict", False), shared_bytes=SHARED_BYTES[architecture]
     )
+    sinks = make(num_heads, dtype=torch.float32) if case.get("has_sinks") else None
     launch_paged_attention(
         qkv, row_size, num_heads, cache, cache, tables, starts, lengths, window, plan,
         launch_plan(plan, starts, lengths, window), case.get("soft_cap"), None, case.get("ahead", 0),
-        make(num_heads, 1023, dtype=torch.float32) if case.get("has_bias") else None,
+        make(num_heads, 1023, dtype=torch.float32) if case.get("has_bias") else None, sinks,
     )
 
 wanted = r"griddepcontrol\\.\\w+|prefetch\\.global|[ls][dt]\\.global|cp\\.async\\.c\\w|\\w+(?:\\.\\w+)*\\.f32"
@@ -99,6 +103,7 @@ ATTENTION_CASES = {
     "strict": BFLOAT16 | {"is_strict": True},
     "window and cap": BFLOAT16 | {"dtype": "float16", "window": 4096, "soft_cap": 30.0},
     "both ways": BFLOAT16 | {"head_size": 64, "group": 1, "ahead": 1 << 30, "has_bias": True},
+    "sinks": BFLOAT16 | {"head_size": 64, "window": 128, "has_sinks": True},
     "padded heads": {"dtype": "bfloat16", "head_size": 80, "group": 7, "block_size": 8},
     "small heads": {"dtype": "bfloat16", "head_size": 16, "group": 1, "block_size": 128},
     "large heads": {"dtype": "bfloat16", "head_size": 256, "group": 2, "block_size": 32},
@@ -143,7 +148,14 @@ def compiled() -> dict[str, list[Kernel]]:
 
 def test_every_dense_kernel_compiles_for_an_h100(compiled: dict[str, list[Kernel]]) -> None:
     assert {kernel.name for kernel in compiled["dense"]} == {
-        *("_gather_rows", "_gated_activation", "_linear_few", "_add_segments", "_linear_many"),
+        *(
+            "_gather_rows",
+            "_gated_activation",
+            "_multiply_grouped",
+            "_linear_few",
+            "_add_segments",
+            "_linear_many",
+        ),
         *("_summarize", "_choose", "_choose_filtered", "_sum_chunks", "_add_chunks"),
         *("_apply_token_bitmask", "_penalize"),
     }

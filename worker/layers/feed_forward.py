@@ -149,8 +149,6 @@ class Experts:
     the sigmoid of its gate where there is one.
     """
 
-    is_capturable = False  # which experts have tokens is asked on the host
-
     def __init__(
         self,
         spec: ExpertsSpec,
@@ -175,8 +173,11 @@ class Experts:
             sums_two=spec.group_score == "two",
             scale=spec.routed_scaling_factor,
         )
-        gate_up = [expert.gate_up_proj for expert in experts]
-        self._tables = make_tables(gate_up), make_tables([expert.down_proj for expert in experts])
+        gate_up, down = ([getattr(each, name) for each in experts] for name in ("gate_up_proj", "down_proj"))
+        self._tables = make_tables(gate_up), make_tables(down)
+        self._stacks = _stack(gate_up), _stack(down)
+        # Else which experts have tokens is asked on the host.
+        self.is_capturable = None not in self._stacks
 
     def __call__(self, hidden: Tensor) -> Tensor:
         routed = self._run_routed(hidden)
@@ -192,6 +193,12 @@ class Experts:
         logits, scales = self._router(hidden), spec.scales_inputs
         if gate_up is None or down is None:
             choices, weights = route_reference(logits, self._routing)
+            wide, narrow = self._stacks
+            if wide is not None and narrow is not None:
+                from ...kernels.linear.experts_triton import launch_grouped_experts
+
+                stacks = wide.weight, narrow.weight, spec.activation, wide.bias, narrow.bias
+                return launch_grouped_experts(hidden, choices, weights, *stacks, scales)
             return experts_reference(hidden, choices, weights, self._experts, scales)
         library = native_library()  # it is there: each of the linear layers is native
         choices, weights = launch_route(library, logits, self._routing)
@@ -236,6 +243,27 @@ class Experts:
             operation.gate = program.slot("shared_gate", 1)
             self._shared_gate.emit(program, x, operation.gate)
         program.add(Kind.ADD, operation)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """A projection of all experts: the weight [E, out, in], and the bias [E, out] or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+def _stack(linears: list[Linear]) -> _Stack | None:
+    """The layers in one tensor, whose parts become their weights; None where no kernel takes it."""
+    weights = [linear.plain_weight for linear in linears]
+    plain = [weight for weight in weights if weight is not None]
+    if len(plain) < len(linears) or choose_kernel("experts", plain[0].dtype, plain[0].device) != "triton":
+        return None
+    weight = torch.stack(plain)
+    for linear, part in zip(linears, weight, strict=True):
+        linear.weight = part
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    return _Stack(weight, torch.stack(biases) if biases else None)
 
 
 def make_tables(linears: list[Linear]) -> ctypes.Array[LinearTable] | None:

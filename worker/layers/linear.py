@@ -53,6 +53,16 @@ class Linear(ABC):
         self.weight, self._bias = weight, bias
 
     @property
+    def plain_weight(self) -> Tensor | None:
+        """The weight [out, in] where it is kept as it is multiplied, in x's type; else None."""
+        return None
+
+    @property
+    def bias(self) -> Tensor | None:
+        """What is added, [out], or None."""
+        return self._bias
+
+    @property
     def size_bytes(self) -> int:
         """Bytes that its weight and bias hold."""
         return self.weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
@@ -73,6 +83,10 @@ class Linear(ABC):
 
 class TorchLinear(Linear):
     """The plain form, on any device."""
+
+    @property
+    def plain_weight(self) -> Tensor:
+        return self.weight
 
     def multiply(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self._bias)
@@ -110,6 +124,10 @@ class TritonLinear(Linear):
 
         super().__init__(weight, bias)
         self._launch, self._scales = launch_linear, scales
+
+    @property
+    def plain_weight(self) -> Tensor | None:
+        return self.weight if self._scales is None else None
 
     @property
     def size_bytes(self) -> int:
