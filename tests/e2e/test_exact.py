@@ -138,7 +138,7 @@ def test_chunks_and_preemptions_change_no_bit(
     }
     with make_llm(model, **pool) as llm:
         assert answer(llm, asks) == alone
-        assert llm.stats().num_preemptions_total > 4
+        assert llm.stats().num_preemptions_total > 1
 
 
 @pytest.mark.parametrize(

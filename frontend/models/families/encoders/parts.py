@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
 from .....ipc.spec.model_spec import (
-    Activation,
     AttentionSpec,
     DenseSpec,
     EmbeddingSpec,
@@ -19,11 +18,18 @@ from .....ipc.spec.model_spec import (
 )
 from ..config_fields import ConfigFields
 from ..heads import Reader, make_classifier, make_square
-from ..parts import ACTIVATIONS
 from ..rope import read_rope
 
 _BERT_KEYS = ("num_attention_heads", "hidden_size", "intermediate_size", "hidden_act")
-_ACTIVATIONS: dict[str, Activation] = {**ACTIVATIONS, "relu": "relu"}
+_EncoderActivation = Literal["silu", "gelu", "gelu_tanh", "relu"]  # of layers and of heads
+_ACTIVATIONS: dict[str, _EncoderActivation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
 
 
 def read_encoder(
@@ -173,7 +179,7 @@ def read_static_rope(fields: ConfigFields, max_positions: int, theta: float) -> 
 
 def read_encoder_activation(
     fields: ConfigFields, key: str = "hidden_act", default: str = "gelu"
-) -> Activation:
+) -> _EncoderActivation:
     """The activation that the key names."""
     name = fields.get(key, default)
     activation = _ACTIVATIONS.get(name) if isinstance(name, str) else None

@@ -58,7 +58,7 @@ async def test_a_refusal_says_its_cause_without_the_text(
             "temperature: expected `float` <= 2",
         ),
         ("/v1/completions", {"prompt": [SECRET, {}]}, KEY, 400, "prompt"),
-        ("/v1/completions", {"prompt": SECRET}, "", 401, "authorization: an API key"),
+        ("/v1/completions", {"prompt": SECRET}, "", 401, "authorization: expected an API key"),
         ("/v1/completion", {"prompt": SECRET}, KEY, 404, "Not Found"),
         ("/v1/completions", {"prompt": SECRET * 1000}, KEY, 413, "body="),
     ]
