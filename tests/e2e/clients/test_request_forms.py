@@ -136,8 +136,8 @@ CONTINUE: list[tuple[str, Json]] = [
     ),
 ]
 
-# SillyTavern's text completions for vLLM by its source (constants.js, VLLM_KEYS). From memory, no dumps: lm-eval's
-# chats, whose messages have a type, Zed's and OpenHands' tools, whose contents are parts.
+# SillyTavern's text completions for vLLM by its source (constants.js, VLLM_KEYS). From memory, no dumps:
+# lm-eval's chats, whose messages have a type, Zed's and OpenHands' tools, whose contents are parts.
 PARTS: list[Json] = [{"type": "text", "text": QUESTION, "cache_control": {"type": "ephemeral"}}]
 OTHERS: list[tuple[str, Json]] = [
     (
