@@ -104,7 +104,7 @@ def _build(cache: PrivateCache, folder: Path, sources: list[Path], name: str) ->
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise RuntimeError("no C++ compiler (g++ or c++) is on PATH")
-    _log.warning("compiling the CPU kernels for this machine, once: a minute on two idle cores, longer on busy ones")
+    _log.warning("compiling the CPU kernels for this machine, once: a minute on two idle cores, or longer")
     # Left by one that was killed: this process has the lock.
     for left in cache.folder.glob(f"{_SCRATCH_PREFIX}*"):
         shutil.rmtree(left, ignore_errors=True)
