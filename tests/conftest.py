@@ -59,6 +59,7 @@ def _kill_no_run(pid: int, number: int) -> None:
 os.kill = _kill_no_run
 
 NUM_PROCESSES = 3
+NUM_ARGUMENT_BYTES = 160  # the longest `-m MODULE ROLE` has some 60
 IMPORTED_BY_MOST = ("transformers.models.llama.modeling_llama",)  # processes, after their fork
 TEST_S = 30.0
 ASK_SHARED_SERVER = (  # e2e/conftest.py's, which takes seconds to start
@@ -106,6 +107,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin again with a longer command line, which leaves forked children room for theirs (forked.py)."""
+    args = sys.orig_argv[1:]
+    is_pytest = args[:2] == ["-m", "pytest"] or (args and Path(args[0]).name == "pytest")
+    if is_pytest and sum(len(arg) + 1 for arg in sys.orig_argv) < NUM_ARGUMENT_BYTES:
+        capture: Any = config.pluginmanager.getplugin("capturemanager")
+        capture.stop_global_capturing()
+        os.execv(sys.executable, [sys.executable, "-X", "room=" + "/" * NUM_ARGUMENT_BYTES, *args])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
