@@ -345,7 +345,6 @@ def test_a_full_disk_prevents_and_ends_nothing_and_a_restart_is_noticed() -> Non
     assert not find_named("full").exists()
 
 
-@pytest.mark.slow  # in whole runs the last attach was not let in, twice of four, and never alone: to be found
 def test_a_core_short_of_descriptors_lets_nobody_in_rather_than_abort(daemon: Daemon) -> None:
     pid = daemon.core_pid
     core = psutil.Process(pid)
@@ -356,14 +355,16 @@ def test_a_core_short_of_descriptors_lets_nobody_in_rather_than_abort(daemon: Da
         contextlib.ExitStack() as stack,
     ):
         num_before = core.num_fds() - 3  # some of them may be open for a moment only
-        core.rlimit(psutil.RLIMIT_NOFILE, (num_before + 200,) * 2)
+        # A forked core has as many open as the process of the tests: most are free at first whatever that is.
+        limit = 5 * num_before + 100
+        core.rlimit(psutil.RLIMIT_NOFILE, (limit, limit))
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-            for _ in range(200):
+            for _ in range(limit):
                 connections.append(stack.enter_context(socket.socket(socket.AF_UNIX)))
                 connections[-1].connect(str(path))
                 least = num_before + len(connections)
                 assert wait_until(lambda least=least: core.num_fds() >= least or not path.exists(), 5.0)
-        assert len(connections) < 110
+        assert num_before + len(connections) < limit / 2
         ask(client, "still")
         stack.close()
         attach_client(daemon.name, "test").close()  # waits until it is let in
