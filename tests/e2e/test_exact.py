@@ -131,14 +131,14 @@ def test_chunks_and_preemptions_change_no_bit(
     model: Model, asks: list[Ask], alone: dict[str, Answer]
 ) -> None:
     pool = {
-        "num_gpu_blocks_override": 24,
+        "num_gpu_blocks_override": 20,
         "block_size": 8,
         "max_model_len": 128,
         "max_num_batched_tokens": 48,
     }
     with make_llm(model, **pool) as llm:
         assert answer(llm, asks) == alone
-        assert llm.stats().num_preemptions_total > 1
+        assert llm.stats().num_preemptions_total > 4
 
 
 @pytest.mark.parametrize(
