@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from quire.frontend.models.families import ARCHITECTURES, read_model_spec
+from quire.ipc.errors import ModelError
+from quire.ipc.spec.model_spec import DenseSpec
 
 BASE: dict[str, Any] = {
     "vocab_size": 100,
@@ -51,3 +53,28 @@ def test_what_transformers_writes_for_a_family_is_read(architecture: str) -> Non
     spec = read_model_spec(config.to_dict())
     assert spec == read_model_spec({**config.to_dict(), **TOOLS})
     assert spec.architecture == architecture
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        ("Dots1ForCausalLM", {"first_k_dense_replace": 2}),
+        ("Glm4MoeForCausalLM", {"first_k_dense_replace": 5, "n_shared_experts": 1, "norm_topk_prob": True}),
+        ("GraniteMoeHybridForCausalLM", {"position_embedding_type": "nope", "rope_theta": 10000.0}),
+    ],
+)
+def test_settings_of_parts_that_a_model_has_not_decide_nothing(
+    architecture: str, settings: dict[str, Any]
+) -> None:
+    spec = read_model_spec({**base_of(architecture), "architectures": [architecture], **settings})
+    assert all(isinstance(layer.ffn, DenseSpec) for layer in spec.layers)
+
+
+def test_gpt_oss_without_a_rope_object_has_transformers_yarn_with_its_own_theta() -> None:
+    base = {**BASE, "architectures": ["GptOssForCausalLM"], "head_dim": 16}
+    assert read_model_spec(base).rope.theta == 150000.0
+    rope = read_model_spec({**base, "rope_theta": 10000.0}).rope
+    assert (rope.type, rope.theta, rope.factor, rope.truncate) == ("yarn", 10000.0, 32.0, False)
+    for key, other in (("swiglu_limit", 6.0), ("swiglu_alpha", 1.5)):
+        with pytest.raises(ModelError, match=rf"{key}={other}: expected"):
+            read_model_spec({**base, key: other})

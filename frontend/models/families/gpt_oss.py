@@ -13,7 +13,7 @@ from .parts import read_attention, read_layer_types, read_model, read_num_layers
 def read_spec(fields: ConfigFields) -> ModelSpec:
     """The model of config.json."""
     # The first exports have these beside num_experts_per_tok, layer_types and rope_scaling, which count.
-    fields.ignore("experts_per_token", "initial_context_length", "hidden_act", "swiglu_limit", "swiglu_alpha")
+    fields.ignore("experts_per_token", "initial_context_length", "hidden_act")
     for key, allowed in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
         fields.only(key, allowed)
     num_layers, window = read_num_layers(fields), read_window(fields, 128)
@@ -41,15 +41,17 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
         ),
     )
     # transformers' default where config.json says nothing.
-    rope = RopeConfig(
-        theta=150000.0, type="yarn", factor=32.0, original_max_position_embeddings=4096, truncate=False
-    )
-    has_rope = any(fields.get(key) for key in ("rope_scaling", "rope_parameters"))
+    rope = None
+    if not any(fields.get(key) for key in ("rope_scaling", "rope_parameters")):
+        theta = fields.number("rope_theta", 150000.0, low=1.0)
+        rope = RopeConfig(
+            theta=theta, type="yarn", factor=32.0, original_max_position_embeddings=4096, truncate=False
+        )
     layers = [
         LayerSpec(attention=replace(attention, window=window if slides else None), ffn=experts)
         for slides in read_layer_types(fields, [layer % 2 == 0 for layer in range(num_layers)])
     ]
     return read_model(
         fields, "GptOssForCausalLM", layers, max_positions=131072, norm_eps=1e-5, rope_theta=150000.0,
-        norm_rounds_normed=False, rope=None if has_rope else rope,
+        norm_rounds_normed=False, rope=rope,
     )  # fmt: skip

@@ -67,7 +67,7 @@ def read_hybrid_spec(fields: ConfigFields) -> ModelSpec:
         raise fields.error("position_embedding_type", kind, "'rope', 'nope' or null")
     if kind == "rope":
         return _read(fields, "GraniteMoeHybridForCausalLM", ffn)
-    fields.ignore("rope_parameters", "rope_scaling")
+    fields.ignore("rope_parameters", "rope_scaling", "rope_theta")
     return _read(fields, "GraniteMoeHybridForCausalLM", ffn, rope=RopeConfig(type="none"))
 
 

@@ -10,6 +10,11 @@ from .config_fields import ConfigFields
 from .mixtral import MAX_EXPERTS
 from .parts import read_activation, read_dense, read_num_layers
 
+_OF_EXPERTS = (
+    *("n_routed_experts", "n_group", "topk_group", "num_experts_per_tok", "moe_intermediate_size"),
+    *("n_shared_experts", "norm_topk_prob", "routed_scaling_factor"),
+)
+
 
 def read_routed_layers(
     fields: ConfigFields,
@@ -27,7 +32,8 @@ def read_routed_layers(
     num_layers = read_num_layers(fields)
     first = min(fields.integer("first_k_dense_replace", num_dense, low=0), num_layers)
     dense: list[DenseSpec | ExpertsSpec] = [read_dense(fields)] * first if first else []
-    if first == num_layers:
+    if first == num_layers:  # what is said of experts is of none
+        fields.ignore(*_OF_EXPERTS)
         return dense
     count = fields.integer("n_routed_experts", num_experts, high=MAX_EXPERTS // num_layers)
     num_groups = fields.integer("n_group", 1)

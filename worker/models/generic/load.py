@@ -150,11 +150,11 @@ class _Builder:
         self._size_bytes += norm_bytes
         _settle_ropes(model, self._config.model.max_model_len)
         self._settle(model)
-        backends: dict[tuple[int, int, int], AttentionBackend] = {}
+        backends: dict[tuple[int, int, int, bool], AttentionBackend] = {}
         layers = []
         for layer in self._config.model.spec.layers:
             spec = layer.attention
-            heads = spec.num_heads, spec.num_kv_heads, spec.head_size
+            heads = spec.num_heads, spec.num_kv_heads, spec.head_size, spec.sinks is not None
             if heads not in backends:
                 backends[heads] = make_attention(
                     spec,
