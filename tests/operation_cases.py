@@ -418,7 +418,6 @@ def experts(implementation: str, dtype: torch.dtype) -> OpCase:
     gate_up = [make_linear(2 * width, hidden) for _ in range(8)]
     down = [make_linear(hidden, width) for _ in range(8)]
     layers = [MLP(*pair, width) for pair in zip(gate_up, itertools.repeat(activation), down, strict=False)]
-    tables = list_tables(gate_up), list_tables(down)
     x, logits = draw(130, hidden), draw(130, 8, dtype=F32)
     choices, weights = launch_route(native_library(), logits, Router(8, 3))
     expected = experts_reference(x, choices, weights, layers)
@@ -426,6 +425,7 @@ def experts(implementation: str, dtype: torch.dtype) -> OpCase:
     bound = (4 * EPS if dtype is F32 else unit(dtype)) * expected.abs().max().item()
 
     def compute(x: Tensor, choices: Tensor, weights: Tensor) -> Outputs:
+        tables = list_tables(gate_up), list_tables(down)  # addresses that hold while the layers live
         return (launch_experts(native_library(), x, choices, weights, *tables, "silu"),)
 
     return OpCase((x, choices, weights), compute, (expected,), (bound,))
