@@ -207,7 +207,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_num_experts": 8,
             "moe_k": 3,
             "moe_intermediate_size": 32,
-            "use_bias": False,
+            "use_bias": True,
             "num_hidden_layers": 3,
             "hidden_size": 64,
             "tie_word_embeddings": False,
@@ -226,7 +226,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "hidden_size": 64,
         },
     ),
-    "solar-open": ("SolarOpenForCausalLM", {**_ROUTED, "norm_topk_prob": False}),
+    "solar-open": ("SolarOpenForCausalLM", {**_ROUTED, "norm_topk_prob": False, "first_k_dense_replace": 1}),
 }
 _VISION = {
     "hidden_size": 16,

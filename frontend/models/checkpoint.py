@@ -25,6 +25,7 @@ from .model_folder import ModelFolder, find_model_folder, inspect_gguf, inspect_
 from .pooling_head import HeadChoice, choose_heads
 from .quantization import read_weight_formats, resolve_quantization
 from .sentence_transformers import find_transformer_folder, read_text_encoding
+from .weight_shapes import check_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,10 @@ def open_checkpoint(
         formats = read_weight_formats(config, spec, folder.float_tensors)
     if is_wrapped:
         spec = with_stored_names(spec)
-    return Checkpoint(root, folder, msgspec.structs.replace(spec, weight_formats=formats))
+    spec = msgspec.structs.replace(spec, weight_formats=formats)
+    if folder.shapes and not is_generic:
+        check_shapes(spec, folder.shapes, folder.path)
+    return Checkpoint(root, folder, spec)
 
 
 def _unwrap(folder: ModelFolder) -> ModelFolder:

@@ -6,17 +6,18 @@ headers of weight files, so a truncated or foreign checkpoint is refused in mill
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from ...ipc.decoding import decode_json
-from ...ipc.errors import ModelError
+from ...ipc.errors import ModelError, shorten
 from ...ipc.spec.gguf_tensor import GgufTensor
 from .gguf.files import find_gguf_files
 from .gguf.folder import open_gguf
@@ -41,6 +42,12 @@ _MODEL_FILES = ["*.safetensors", "*.json", *_TOKENIZER_FILES]
 _FOREIGN_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _MAX_HEADER_BYTES = 32 << 20  # 100,000 tensors take 10 MB; the format itself allows 100
 _FLOAT_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_DTYPE_BITS = {
+    **{"F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32},
+    **{"BF16": 16, "F16": 16, "I16": 16, "U16": 16, "BOOL": 8, "I8": 8, "U8": 8},
+    **{"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8},
+    **{"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,8 @@ class ModelFolder:
     """A checked model folder.
 
     `stored_dtype`: of the first floating tensor (None when there is none, or weights are not read).
-    `float_tensors`: the names of all, where config.json says that some others are quantized.
+    `float_tensors`: the names of all, where config.json says that some others are quantized. `shapes`: of all
+    tensors of safetensors files, by name.
     """
 
     path: Path
@@ -59,20 +67,22 @@ class ModelFolder:
     gguf_tensors: tuple[GgufTensor, ...] = ()  # where the tensors lie in GGUF files
     float_tensors: frozenset[str] = frozenset()
     has_head: bool = False  # a tensor of a projection to logits
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
 
 class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-_Offset = Annotated[int, msgspec.Meta(ge=0)]
+_Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class _Tensor(msgspec.Struct):
-    """An entry of a safetensors header. Its `__metadata__`, which is another kind of object, has neither."""
+    """An entry of a safetensors header. Its `__metadata__`, another kind of object, has none."""
 
     dtype: str = ""
-    data_offsets: tuple[_Offset, _Offset] | None = None
+    shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=16)] = ()
+    data_offsets: tuple[_Size, _Size] | None = None
 
 
 def pocket_folder() -> Path:
@@ -138,7 +148,7 @@ def inspect_model_folder(path: Path, load_weights: bool = True) -> ModelFolder:
     if not load_weights:
         return ModelFolder(path, config, generation_config)
     files = _find_weight_files(path)
-    dtypes = {name: dtype for file in files for name, dtype in read_dtypes(file).items()}
+    dtypes, shapes = _read_tensors(files)
     floats = {name: _FLOAT_DTYPES[dtype] for name, dtype in dtypes.items() if dtype in _FLOAT_DTYPES}
     return ModelFolder(
         path,
@@ -148,7 +158,21 @@ def inspect_model_folder(path: Path, load_weights: bool = True) -> ModelFolder:
         stored_dtype=next(iter(floats.values()), None),
         has_head=any(name.endswith("lm_head.weight") for name in dtypes),
         float_tensors=frozenset(floats) if _is_quantized(config) else frozenset(),
+        shapes=shapes,
     )
+
+
+def _read_tensors(files: Sequence[Path]) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
+    """dtypes and shapes by name. ModelError for a name that two files have, and nothing says which counts."""
+    dtypes: dict[str, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        header = read_header(file)
+        if twice := next((name for name in header if name in shapes), None):
+            raise ModelError("model", str(file), f"no tensor of another file; {shorten(twice)} is in two")
+        dtypes.update((name, dtype) for name, (dtype, _) in header.items())
+        shapes.update((name, shape) for name, (_, shape) in header.items())
+    return dtypes, shapes
 
 
 def _is_quantized(config: dict[str, Any]) -> bool:
@@ -194,12 +218,14 @@ def _read_index(index: Path) -> list[Path]:
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
-        raise ModelError("model", str(folder), f"{len(missing)} of {len(names)} shards are missing: {shown}")
+        raise ModelError("model", str(folder), f"all of {len(names)} shards; {len(missing)} missing: {shown}")
     return [folder / name for name in names]
 
 
-def read_dtypes(file: Path) -> dict[str, str]:
-    """The tensors' dtypes by name from a safetensors header, held against the file's size, or ModelError.
+def read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The tensors' dtypes and shapes by name from a safetensors header, or ModelError.
+
+    It is held against the file's size: tensors lie one after the other, without gaps, up to its end.
 
     Layout (safetensors README): uint64 header length, JSON header, tensor data; offsets count from the data.
     """
@@ -227,7 +253,15 @@ def read_dtypes(file: Path) -> dict[str, str]:
         raise _truncated(file, size, declared)
     if size > declared:
         raise ModelError("model", str(file), f"{declared} bytes as its header declares; it has {size}")
-    return {name: entry.dtype for name, entry in entries.items()}
+    end, places = 0, zip(offsets, entries.items(), strict=True)
+    for (first, last), (name, entry) in sorted(places, key=lambda place: place[0]):
+        num_bits = math.prod(entry.shape) * _DTYPE_BITS.get(entry.dtype, -1)
+        if first != end or (last - first) * 8 != num_bits:
+            shown = f"{entry.dtype} {list(entry.shape)} at {first} to {last}"
+            allowed = f"tensors one after the other, each of its size; {shorten(name)} is {shorten(shown)}"
+            raise ModelError("model", str(file), allowed)
+        end = last
+    return {name: (entry.dtype, entry.shape) for name, entry in entries.items()}
 
 
 def _truncated(file: Path, size: int, declared: int) -> ModelError:

@@ -20,7 +20,7 @@ from .families.config_fields import ConfigFields
 from .families.encoders import ENCODERS
 from .families.heads import read_torch_activation
 from .model_files import MAX_JSON_BYTES, MAX_TEMPLATE_BYTES, read_file, read_json, read_json_as
-from .model_folder import read_dtypes
+from .model_folder import read_header
 
 MODULES = "modules.json"
 _SETTINGS = "config_sentence_transformers.json"
@@ -305,7 +305,7 @@ def _read_dense(folder: Path, path: str, width: int, load_weights: bool) -> Proj
     if load_weights:
         if not (folder / file).is_file():
             raise ModelError("model", str(folder / file), "a file: weights are read from safetensors only")
-        read_dtypes(folder / file)
+        read_header(folder / file)
     name = fields.get("activation_function", "torch.nn.modules.activation.Tanh")
     return ProjectionSpec(
         name="linear",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Literal
 
@@ -464,6 +465,15 @@ def rename_stored(name: str, prefixes: tuple[tuple[str, str], ...]) -> str:
     """What a tensor or layer of a checkpoint with these `stored_prefixes` is called here."""
     stored, ours = next((each for each in prefixes if name.startswith(each[0])), ("", ""))
     return ours + name.removeprefix(stored)
+
+
+def list_stored_names(name: str, optional_prefix: str) -> Iterator[str]:
+    """What files may call a tensor: old exports have others for BERT's norms, GPT-NeoX's head."""
+    yield name
+    yield (short := name.removeprefix(optional_prefix))
+    for each in (name, short):
+        yield each.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+    yield name.replace("lm_head.", "embed_out.")
 
 
 def find_stages(spec: ModelSpec, num_stages: int) -> list[tuple[int, int]]:

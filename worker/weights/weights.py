@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...ipc.errors import ModelError
-from ...ipc.spec.model_spec import AttentionSpec, ExpertsSpec, RopeConfig, rename_stored
+from ...ipc.spec.model_spec import AttentionSpec, ExpertsSpec, RopeConfig, list_stored_names, rename_stored
 from ...ipc.spec.weight_format import WeightFormat
 from ..steps.staging import StagingRing
 from .integer_weight import IntegerWeight, NarrowWeight, ScaledFp8Weight
@@ -250,6 +250,7 @@ class _StackPlace:
 
     stack: str
     expert: int
+    num_experts: int
     outputs: slice
     is_transposed: bool
 
@@ -343,7 +344,7 @@ class SafetensorsSource(WeightSource):
         for name, stored, outputs in places:
             full = f"{prefix}.{stored}"
             for expert in range(spec.num_experts):
-                place = _StackPlace(full, expert, outputs, stack.is_transposed)
+                place = _StackPlace(full, expert, spec.num_experts, outputs, stack.is_transposed)
                 self._stacks[f"{prefix}.{name.format(expert)}"] = place
 
     def skip(self, name: str) -> None:
@@ -368,12 +369,9 @@ class SafetensorsSource(WeightSource):
         return any(".".join(parts[:end]) in self._skipped_layers for end in range(1, len(parts)))
 
     def stored_name(self, name: str) -> str:
-        """What these files call the tensor: old exports have others for BERT's norms, GPT-NeoX's head."""
-        short = name.removeprefix(self._optional_prefix)
-        old = [each.replace("LayerNorm.weight", "LayerNorm.gamma") for each in (name, short)]
-        old = [each.replace("LayerNorm.bias", "LayerNorm.beta") for each in old]
-        old += [name.replace("lm_head.", "embed_out.")]
-        return next((each for each in (name, short, *old) if each in self._file_of), name)
+        """What these files call the tensor."""
+        names = list_stored_names(name, self._optional_prefix)
+        return next((each for each in names if each in self._file_of), name)
 
     def finish(self) -> None:
         self._files.clear()
@@ -412,11 +410,10 @@ class SafetensorsSource(WeightSource):
         if place is None:
             return None
         whole = self._find_stored(place.name(part), is_read=is_read)
-        count = place.expert + 1
         if whole is None:
             return None
-        if whole.dim() < 2 or len(whole) < count:
-            raise ModelError(place.name(part), list(whole.shape), f"a tensor of at least {count} experts")
+        if whole.dim() < 2 or len(whole) != place.num_experts:
+            raise ModelError(place.name(part), list(whole.shape), f"a tensor of {place.num_experts} experts")
         return place.view(whole, part)
 
     def read_stored(self, name: str, shape: Sequence[int]) -> Tensor:

@@ -62,4 +62,5 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
         norm_eps=1e-5,
         rope=replace(read_rope(fields, max_positions, 500_000.0), is_interleaved=True),
         tie_word_embeddings=True,
+        lm_head_bias=bias,
     )

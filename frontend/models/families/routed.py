@@ -22,15 +22,20 @@ def read_routed_layers(
     num_experts: int | None = None,
     per_token: int | None = None,
     num_shared: int = 0,
-    num_dense: int = 0,
+    num_dense: int | None = 0,
     normalizes: bool = False,
     scale: float = 1.0,
 ) -> list[DenseSpec | ExpertsSpec]:
-    """The feed-forward part of each layer; the keywords are the family's defaults."""
+    """The feed-forward part of each layer; the keywords are the family's defaults.
+
+    `num_dense` is None in a family whose layers all have experts.
+    """
     for key, allowed in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1)):
         fields.only(key, allowed)
     num_layers = read_num_layers(fields)
-    first = min(fields.integer("first_k_dense_replace", num_dense, low=0), num_layers)
+    first = 0
+    if num_dense is not None:
+        first = min(fields.integer("first_k_dense_replace", num_dense, low=0), num_layers)
     dense: list[DenseSpec | ExpertsSpec] = [read_dense(fields)] * first if first else []
     if first == num_layers:  # what is said of experts is of none
         fields.ignore(*_OF_EXPERTS)

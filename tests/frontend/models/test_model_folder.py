@@ -106,6 +106,51 @@ def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path, content: bytes
         inspect_model_folder(tmp_path)
 
 
+def lie(header: dict[str, Any], kind: str) -> None:
+    """Of two tensors of 64 bytes each."""
+    first, second = header["a"], header["b"]
+    if kind == "overlap":
+        second.update(data_offsets=[0, 128], shape=[4, 8])
+    elif kind == "gap":
+        first["data_offsets"] = [0, 60]
+    elif kind == "shape":
+        first["shape"] = [4, 9]
+    elif kind == "huge shape":
+        first["shape"] = [2**62] * 16
+    elif kind == "backwards":
+        first["data_offsets"] = [64, 0]
+    elif kind == "dtype":
+        first["dtype"] = "F99"
+    elif kind == "too many dimensions":
+        first["shape"] = [1] * 10_000
+    else:
+        first["shape"] = [10**40]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["overlap", "gap", "shape", "huge shape", "backwards", "dtype", "too many dimensions", "huge size"],
+)
+def test_a_header_that_lies_about_its_tensors_is_refused(tmp_path: Path, kind: str):
+    save_file({name: torch.zeros(4, 4) for name in "ab"}, write_model(tmp_path) / "model.safetensors")
+    inspect_model_folder(tmp_path)
+    content = (tmp_path / "model.safetensors").read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    lie(header, kind)
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + content[end:])
+    with pytest.raises(ModelError, match=r"model\.safetensors.*expected (tensors|a safetensors file)"):
+        inspect_model_folder(tmp_path)
+
+
+def test_a_tensor_in_two_files_is_refused_by_name(tmp_path: Path):
+    write_model(tmp_path, ("a.safetensors", "b.safetensors"))
+    save_file({"layer0": torch.ones(4, 8), "layer1": torch.ones(4, 8)}, tmp_path / "b.safetensors")
+    with pytest.raises(ModelError, match=r"b\.safetensors.*'layer0' is in two"):
+        inspect_model_folder(tmp_path)
+
+
 def test_a_sharded_model_is_read_through_its_index(tmp_path: Path):
     write_model(tmp_path, ("a.safetensors", "b.safetensors", "unused.safetensors"))
     write_index(tmp_path, {"x": "a.safetensors", "y": "b.safetensors", "z": "a.safetensors"})
@@ -129,7 +174,7 @@ def test_only_a_second_copy_in_another_layout_is_refused(tmp_path: Path):
 def test_missing_shards_are_named(tmp_path: Path):
     write_model(tmp_path, ("a.safetensors",))
     write_index(tmp_path, {"x": "a.safetensors", "y": "b.safetensors"})
-    with pytest.raises(ModelError, match=r"1 of 2 shards are missing: b\.safetensors"):
+    with pytest.raises(ModelError, match=r"all of 2 shards; 1 missing: b\.safetensors"):
         inspect_model_folder(tmp_path)
 
 

@@ -260,7 +260,7 @@ def test_tensors_of_all_experts_that_hold_fewer_or_other_ones_are_named(tmp_path
     _, folder = make_gpt_oss(tmp_path)
     name = "model.layers.1.mlp.experts.down_proj_scales"
     rewrite(folder, lambda tensors: tensors.update({name: tensors[name][:3]}))
-    with pytest.raises(ModelError, match=rf"{name}=\[3, .*at least 4 experts"):
+    with pytest.raises(ModelError, match=rf"{name}=\[3, .*a tensor of 4 experts"):
         logits_of(folder)
     rewrite(folder, lambda tensors: tensors.pop(name))
     with pytest.raises(ModelError, match=r"down_proj\.scales"):

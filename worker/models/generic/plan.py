@@ -282,7 +282,9 @@ def _see(positions: Tensor, window: int | None) -> Tensor:
 
 def main() -> None:
     """Answer the question on standard input: (spec, None), or (None, (field, value, allowed))."""
-    resource.setrlimit(resource.RLIMIT_DATA, (_MAX_BYTES, _MAX_BYTES))  # a config may ask for any size
+    limits = (each for each in resource.getrlimit(resource.RLIMIT_DATA) if each != resource.RLIM_INFINITY)
+    most = min(_MAX_BYTES, *limits)  # a config may ask for any size
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     try:
         answer = plan(msgspec.json.decode(sys.stdin.buffer.read())), None
     except ModelError as error:
