@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from quire.ipc.errors import ModelError
 from quire.ipc.spec.config import EngineConfig
 from quire.ipc.spec.linear_shapes import count_model_bytes
 from quire.worker.models.generic.load import load_generic
-from quire.worker.models.generic.plan import plan
+from quire.worker.models.generic.plan import limit_memory, plan
 from quire.worker.models.model import Model
 
 CPU = torch.device("cpu")
@@ -67,6 +68,25 @@ def assert_equals_transformers(checkpoint: GenericCheckpoint) -> None:
 
 def test_logits_equal_transformers_in_any_chunking_and_company(olmo: GenericCheckpoint) -> None:
     assert_equals_transformers(olmo)
+
+
+@pytest.mark.parametrize(
+    ("old", "most"),
+    [
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 8 << 30),
+        ((1 << 30, resource.RLIM_INFINITY), 1 << 30),
+        ((resource.RLIM_INFINITY, 2 << 30), 2 << 30),
+        ((1 << 40, 1 << 41), 8 << 30),
+    ],
+)
+def test_a_limit_that_the_planner_has_already_is_kept(
+    monkeypatch: pytest.MonkeyPatch, old: tuple[int, int], most: int
+) -> None:
+    limits = {resource.RLIMIT_DATA: old}
+    monkeypatch.setattr(resource, "getrlimit", limits.get)
+    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
+    limit_memory()
+    assert limits == {resource.RLIMIT_DATA: (most, most)}
 
 
 def test_the_spec_says_what_the_class_computes(olmo: GenericCheckpoint) -> None:

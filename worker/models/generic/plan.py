@@ -280,11 +280,16 @@ def _see(positions: Tensor, window: int | None) -> Tensor:
     return seen if window is None else seen & (distance < window)
 
 
+def limit_memory() -> None:
+    """A config may ask for any size."""
+    limits = [each for each in resource.getrlimit(resource.RLIMIT_DATA) if each != resource.RLIM_INFINITY]
+    most = min([_MAX_BYTES, *limits])
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
 def main() -> None:
     """Answer the question on standard input: (spec, None), or (None, (field, value, allowed))."""
-    limits = (each for each in resource.getrlimit(resource.RLIMIT_DATA) if each != resource.RLIM_INFINITY)
-    most = min(_MAX_BYTES, *limits)  # a config may ask for any size
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    limit_memory()
     try:
         answer = plan(msgspec.json.decode(sys.stdin.buffer.read())), None
     except ModelError as error:
