@@ -77,11 +77,13 @@ class Checkpoint:
         """Weights that are made narrower while they are read. Raises ConfigError."""
         return resolve_quantization(name, self.folder.config, bool(self.folder.gguf_tensors))
 
-    def find_tokenizer(self, tokenizer: str | None) -> str:
+    def find_tokenizer(
+        self, tokenizer: str | None, revision: str | None = None, download_dir: str | None = None
+    ) -> str:
         """The folder of the tokenizer of that name, or of the model's own. Raises ModelError."""
         folder = self.folder.path
         if tokenizer is not None:
-            folder = find_model_folder(tokenizer, field_name="tokenizer")
+            folder = find_model_folder(tokenizer, revision, "tokenizer", download_dir)
         if not (folder / "tokenizer.json").is_file():
             raise ModelError(
                 "tokenizer", str(folder), "a folder with a tokenizer.json, or skip_tokenizer_init=True"
@@ -100,17 +102,19 @@ def open_checkpoint(
     overrides: Mapping[str, Any],
     load_weights: bool,
     load_vocabulary: bool,
+    download_dir: str | None = None,
 ) -> Checkpoint:
     """Find a model and check its files. Raises ModelError, ConfigError.
 
     runner, convert, model_impl, pooler: as EngineArgs has them. overrides: in the place of config.json's.
+    download_dir: of what is downloaded, as EngineArgs has it.
     With load_weights False no weight files are needed, with load_vocabulary False no GGUF file's vocabulary.
     """
-    if files := find_gguf_files(model, revision):
+    if files := find_gguf_files(model, revision, download_dir=download_dir):
         folder = inspect_gguf(files, load_vocabulary)
         root = folder.path
     else:
-        root = find_model_folder(model, revision)
+        root = find_model_folder(model, revision, download_dir=download_dir)
         folder = inspect_model_folder(find_transformer_folder(root), load_weights)
     is_wrapped = find_wrapper(folder.config) is not None and model_impl != "transformers"
     if is_wrapped:

@@ -91,15 +91,28 @@ _IGNORED_FILES = ["original/*", "consolidated*", "onnx/*"]  # second copies of t
 
 
 def download(
-    model: str, revision: str | None, field_name: str, patterns: Sequence[str], allowed: str
+    model: str,
+    revision: str | None,
+    field_name: str,
+    patterns: Sequence[str],
+    allowed: str,
+    download_dir: str | None = None,
 ) -> Path:
-    """The local folder of a hub model's files that match a pattern. Raises ModelError."""
+    """The local folder of a hub model's files that match a pattern. Raises ModelError.
+
+    `download_dir`: in place of the hub's own cache.
+    """
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
+    cache = None if download_dir is None else make_download_dir(download_dir)
     try:
         folder = huggingface_hub.snapshot_download(
-            model, revision=revision, allow_patterns=list(patterns), ignore_patterns=_IGNORED_FILES
+            model,
+            revision=revision,
+            cache_dir=cache,
+            allow_patterns=list(patterns),
+            ignore_patterns=_IGNORED_FILES,
         )
     except RepositoryNotFoundError as error:
         raise ModelError(field_name, model, f"{allowed} (not on the hub)") from error
@@ -110,3 +123,18 @@ def download(
         reason = f"the hub answered: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         raise ModelError(field_name, model, f"{allowed} ({reason})") from error
     return Path(folder)
+
+
+def make_download_dir(download_dir: str) -> Path:
+    """Make the folder where it is not there. Raises ModelError for one that cannot be written."""
+    allowed = "a folder that can be written, or that can be made"
+    try:
+        folder = Path(download_dir).expanduser().absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        is_writable = os.access(folder, os.W_OK | os.X_OK)
+    except (OSError, RuntimeError, ValueError) as error:  # ~ of an unknown user, a null byte
+        reason = getattr(error, "strerror", None) or error
+        raise ModelError("download_dir", download_dir, f"{allowed} ({reason})") from error
+    if not is_writable:
+        raise ModelError("download_dir", download_dir, allowed)
+    return folder

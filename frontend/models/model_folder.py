@@ -95,13 +95,15 @@ def pocket_encoder_folder() -> Path:
     return _POCKET_FOLDER / "encoder" / "model"
 
 
-def find_model_folder(model: str, revision: str | None = None, field_name: str = "model") -> Path:
+def find_model_folder(
+    model: str, revision: str | None = None, field_name: str = "model", download_dir: str | None = None
+) -> Path:
     """Turn a folder, a packaged model's name or a hub name into a local folder; hub models are downloaded.
 
     Of a GGUF file it is the one that open_gguf makes. Raises ModelError when there is no such folder, or the
     hub has no such model or cannot be reached.
     """
-    if files := find_gguf_files(model, revision, field_name):
+    if files := find_gguf_files(model, revision, field_name, download_dir):
         return open_gguf(files).folder
     if model in (POCKET, POCKET_ENCODER):
         folder = pocket_folder() if model == POCKET else pocket_encoder_folder()
@@ -122,7 +124,7 @@ def find_model_folder(model: str, revision: str | None = None, field_name: str =
     if not _HUB_NAME.fullmatch(model) or model.startswith("."):
         raise ModelError(field_name, model, f"{_ALLOWED_MODEL} (no such folder)")
     patterns = _MODEL_FILES if field_name == "model" else ["*.json", *_TOKENIZER_FILES]
-    return download(model, revision, field_name, patterns, _ALLOWED_MODEL)
+    return download(model, revision, field_name, patterns, _ALLOWED_MODEL, download_dir)
 
 
 def inspect_gguf(files: Sequence[Path], with_tokenizer: bool = True) -> ModelFolder:

@@ -165,6 +165,12 @@ class EngineArgs(metaclass=DropsOffValues):
         "of an LLM: makes requests without a seed repeatable; also of dummy weights; default: 0 for these",
     )
     revision: str | None = _model(None, "branch, tag or commit of a hub model")
+    tokenizer_revision: str | None = _model(
+        None, "the same of the tokenizer; default: the revision, of a tokenizer that is the model's own"
+    )
+    download_dir: str | None = _model(
+        None, "the folder of what is downloaded; default: that of the Hugging Face hub's library (HF_HOME)"
+    )
     attention_backend: str | None = _model(
         None,
         "attention on a GPU, of what covers the model; FLASHINFER if it is installed; default: TRITON_ATTN",
@@ -197,7 +203,7 @@ class EngineArgs(metaclass=DropsOffValues):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for name in ("model", "tokenizer"):
+        for name in ("model", "tokenizer", "download_dir"):
             value = getattr(self, name)
             if isinstance(value, os.PathLike):
                 setattr(self, name, os.fspath(cast(os.PathLike[str], value)))
@@ -258,7 +264,11 @@ class EngineArgs(metaclass=DropsOffValues):
         if self.distributed_executor_backend == "ray" and importlib.util.find_spec("ray") is None:
             raise ConfigError("distributed_executor_backend", "ray", f"only with: {describe_install('ray')}")
         if self.trust_remote_code:
-            raise ConfigError("trust_remote_code", True, "False: Quire runs no code from a checkpoint")
+            others = "most models that come with code are read without it, by a family of Quire's or by"
+            others += " transformers' own classes: leave it out, `quire doctor MODEL` says what reads a model"
+            raise ConfigError(
+                "trust_remote_code", True, f"False: Quire runs no code from a checkpoint; {others}"
+            )
         for option, _ in _OPTIONS.values():
             if option.get("default", option) is not None:  # else it is resolved first
                 option.check(self._read(option))
@@ -274,7 +284,7 @@ class EngineArgs(metaclass=DropsOffValues):
                 raise ConfigError(item.name, value, "True or False")
             if item.type == "bool | None" and value is not None and not isinstance(value, bool):
                 raise ConfigError(item.name, value, "True, False or None")
-        for name in ("model", "tokenizer", "chat_template"):
+        for name in ("model", "tokenizer", "chat_template", "revision", "tokenizer_revision", "download_dir"):
             value = getattr(self, name)
             if (name == "model" or value is not None) and not (isinstance(value, str) and value):
                 raise ConfigError(name, value, "a text that is not empty")
@@ -299,6 +309,7 @@ class EngineArgs(metaclass=DropsOffValues):
         from ..models.checkpoint import open_checkpoint  # with the readers of all that a model can be
 
         load_weights = self.load_format != "dummy"
+        named_tokenizer = self.tokenizer or (self.model if self.tokenizer_revision else None)
         checkpoint = open_checkpoint(
             self.model,
             self.revision,
@@ -308,10 +319,14 @@ class EngineArgs(metaclass=DropsOffValues):
             pooler=_read_object("pooler_config", self.pooler_config),
             overrides=_read_object("hf_overrides", self.hf_overrides),
             load_weights=load_weights,
-            load_vocabulary=self.tokenizer is None and not self.skip_tokenizer_init,
+            load_vocabulary=named_tokenizer is None and not self.skip_tokenizer_init,
+            download_dir=self.download_dir,
         )
         root = str(checkpoint.root)
-        tokenizer = "" if self.skip_tokenizer_init else checkpoint.find_tokenizer(self.tokenizer)
+        tokenizer = ""
+        if not self.skip_tokenizer_init:
+            where = self.tokenizer_revision, self.download_dir
+            tokenizer = checkpoint.find_tokenizer(named_tokenizer, *where)
         files = (*checkpoint.weight_files, *(checkpoint.head_files if load_weights else ()))
         names = self._list_names() or [make_printable(self.model)]
         if self.generation_config == "auto":

@@ -70,8 +70,8 @@ ENGINE_ARGUMENTS = read_rows(
         "files are safetensors or GGUF, read where they lie": "model_loader_extra_config={} "
         "ignore_patterns=[] "
         'pt_load_map_location="cpu" config_format="auto","hf" safetensors_load_strategy="lazy" '
-        "use_tqdm_on_load=true,false hf_config_path download_dir model_weights",
-        "revision": "code_revision tokenizer_revision",
+        "use_tqdm_on_load=true,false hf_config_path model_weights",
+        "revision": "code_revision",
         "the tokenizer is the model's tokenizer.json": 'tokenizer_mode="auto","hf" tokenizer_pool_size=0 '
         'tokenizer_pool_type="ray" tokenizer_pool_extra_config',
         "the environment variable HF_TOKEN": "hf_token=false",

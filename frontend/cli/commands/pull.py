@@ -21,12 +21,14 @@ def run(argv: Sequence[str]) -> int:
     text = "a hub name, such as Qwen/Qwen3-0.6B, or with a tag the GGUF file of it: owner/name:Q4_K_M"
     parser.add_argument("name", metavar="NAME", help=text)
     parser.add_argument("--revision", metavar="REVISION", help="branch, tag or commit")
+    parser.add_argument("--download-dir", metavar="DIR", help="in place of the hub's cache")
     options = parser.parse(argv)
-    for path in _find(options.name, options.revision):
+    for path in _find(options.name, options.revision, options.download_dir):
         print(path)
     return ExitCode.OK
 
 
-def _find(name: str, revision: str | None) -> tuple[Path, ...]:
+def _find(name: str, revision: str | None, download_dir: str | None) -> tuple[Path, ...]:
     """A model's GGUF files, or its folder; huggingface_hub shows its progress where a person looks on."""
-    return find_gguf_files(name, revision) or (find_model_folder(name, revision),)
+    files = find_gguf_files(name, revision, download_dir=download_dir)
+    return files or (find_model_folder(name, revision, download_dir=download_dir),)

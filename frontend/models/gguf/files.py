@@ -20,7 +20,9 @@ _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf",
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def find_gguf_files(model: str, revision: str | None = None, field_name: str = "model") -> tuple[Path, ...]:
+def find_gguf_files(
+    model: str, revision: str | None = None, field_name: str = "model", download_dir: str | None = None
+) -> tuple[Path, ...]:
     """The file, or all parts of a split one in order; () where `model` names no GGUF model.
 
     Raises ModelError for a tag that several files have or none, a folder with several, and missing parts.
@@ -44,7 +46,7 @@ def find_gguf_files(model: str, revision: str | None = None, field_name: str = "
         if not _HUB_NAME.fullmatch(name):
             return ()
         patterns = [f"*{each}*{SUFFIX}" for each in dict.fromkeys((tag, tag.upper(), tag.lower()))]
-        folder = download(name, revision, field_name, patterns, ALLOWED)
+        folder = download(name, revision, field_name, patterns, ALLOWED, download_dir)
     files = _choose(folder, tag, model, field_name)
     if not files:
         raise ModelError(field_name, model, f"{ALLOWED}; no file of it ends in {tag}{SUFFIX}")

@@ -251,6 +251,29 @@ def test_a_hub_name_downloads_no_second_copy_and_no_pickles(monkeypatch: Any, tm
     assert wanted == ["model.safetensors", "config.json", "tokenizer.model", "chat_template.jinja"]
 
 
+def test_a_hub_model_is_downloaded_to_the_folder_that_was_given(monkeypatch: Any, tmp_path: Path):
+    import huggingface_hub
+
+    calls: list[Any] = []
+    monkeypatch.setattr(
+        huggingface_hub,
+        "snapshot_download",
+        lambda _model, **options: calls.append(options.get("cache_dir")) or str(tmp_path),
+    )
+    find_model_folder("some-org/some-model")
+    find_model_folder("some-org/some-model", download_dir=str(tmp_path / "new" / "folder"))
+    assert calls == [None, tmp_path / "new" / "folder"]
+    assert calls[1].is_dir()
+
+
+def test_a_download_folder_that_cannot_be_made_is_refused_before_the_hub_is_asked(tmp_path: Path):
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    for folder in (file, file / "in", "~nobody-of-this-name/x", "a\0b"):
+        with pytest.raises(ModelError, match=r"^download_dir=.*: expected a folder that can be written"):
+            find_model_folder("some-org/some-model", download_dir=str(folder))
+
+
 # Files that are no files: each of these blocked the reader, or was read without end.
 
 

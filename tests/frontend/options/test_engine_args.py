@@ -112,6 +112,24 @@ def test_a_folder_without_a_tokenizer_runs_only_when_asked_to(tmp_path: Path):
     assert other.model.tokenizer == str(pocket_folder())
 
 
+def test_a_tokenizer_has_a_revision_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import huggingface_hub
+
+    calls: list[tuple[Any, ...]] = []
+
+    def download(name: str, revision: str | None, cache_dir: Any, **_options: Any) -> str:
+        calls.append((name, revision, cache_dir))
+        return str(pocket_folder())
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    where = {"revision": "v1", "download_dir": str(tmp_path)}
+    for others in ({}, {"tokenizer_revision": "v2"}, {"tokenizer": "a/b"}):
+        EngineArgs(model="x/y", **where, **others).create_engine_config()
+    EngineArgs(model="pocket", tokenizer="a/b", tokenizer_revision="v2", **where).create_engine_config()
+    wanted = [("x/y", "v1"), ("x/y", "v1"), ("x/y", "v2"), ("x/y", "v1"), ("a/b", None), ("a/b", "v2")]
+    assert calls == [(*call, tmp_path) for call in wanted]
+
+
 def test_dummy_weights_need_no_weight_files(tmp_path: Path):
     model = copy_pocket(tmp_path)
     (tmp_path / "model.safetensors").unlink()
