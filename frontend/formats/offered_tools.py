@@ -98,13 +98,18 @@ def read_tools(value: Any) -> list[Tool]:
 
 def read_tool_choice(value: Any, field: str = "tool_choice") -> ToolChoice:
     """OpenAI's tool_choice; a function's name may stand in an object 'function', as in chats, or beside its
-    type, as in responses, where it may have a namespace. Raises InputError.
+    type, as in responses, where it may have a namespace. Mistral's "any" is "required"; Anthropic's objects
+    have each word as a type. Raises InputError.
     """
     match value:
-        case None | "auto":
+        case None | "auto" | {"type": "auto"}:
             return ToolChoice()
-        case "none" | "required":
-            return ToolChoice(value)
+        case "required" | "any" | {"type": "required" | "any"}:
+            return ToolChoice("required")
+        case "none" | {"type": "none"}:
+            return ToolChoice("none")
+        case {"type": "tool", "name": str(name)}:
+            return ToolChoice("required", frozenset([name]))
         case {"type": "function"}:
             return ToolChoice("required", frozenset([_read_name(field, value)]))
         case {"type": "allowed_tools"}:

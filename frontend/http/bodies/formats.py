@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+Verbosity = Literal["low", "medium", "high"]
 SchemaName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$", max_length=64)]
 
 
@@ -52,12 +53,15 @@ class ResponsesJsonSchemaFormat(
     """A schema as /v1/responses has it."""
 
 
-ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat
+# What needs no more than its type some clients send as a text.
+ResponseFormat = (
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat | Literal["text", "json_object"]
+)
 ResponsesFormat = TextFormat | JsonObjectFormat | ResponsesJsonSchemaFormat
 
 
 class ResponsesText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How the text of a response has to look. verbosity: OpenAI's models know more than 'medium'."""
+    """How the text of a response has to look. verbosity: advice, which changes nothing here."""
 
     format: ResponsesFormat | None = None
-    verbosity: str | None = None
+    verbosity: Verbosity | None = None

@@ -24,7 +24,7 @@ import msgspec.inspect
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Scope
 
-from ....ipc.decoding import convert, decode_json
+from ....ipc.decoding import convert, decode_json, make_json_decoder
 from ....ipc.errors import describe_allowed, describe_refusal, did_you_mean, shorten_name
 from ....ipc.params.structured_outputs import RENAMED_FIELDS
 from ..errors import ApiError, FieldError, is_ollama_path, missing_field
@@ -36,7 +36,14 @@ from ..limits import (
     MAX_JSON_STRINGS,
     MAX_JSON_VALUES,
 )
-from .other_fields import MESSAGE_FIELDS, PART_FIELDS, REQUEST_FIELDS, take_other_fields
+from .other_fields import (
+    ITEM_FIELDS,
+    MESSAGE_FIELDS,
+    PART_FIELDS,
+    REQUEST_FIELDS,
+    TOOL_FIELDS,
+    take_other_fields,
+)
 from .schema import SharedFields
 
 BODY_EXTENSION = "quire.note_body"  # scope["extensions"]: has the connection look how much it still stores
@@ -44,6 +51,7 @@ BODY_EXTENSION = "quire.note_body"  # scope["extensions"]: has the connection lo
 _AT = " - at `$"  # and a path, at the end of msgspec's messages
 _UNKNOWN = "Object contains unknown field `"
 _MISSING = "Object missing required field `"
+_FLOAT = "got `float`"
 _INVALID = ("Invalid value ", "Invalid enum value ")
 _IGNORES = "; the server's option --unknown-fields ignore leaves unknown ones out"
 # pydantic's words for a bound, which clients of vLLM look for.
@@ -68,6 +76,7 @@ _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 R = TypeVar("R")
 _Find = Callable[[str], object]
+_MAX_EXACT = 2**53  # floats below it have no neighbour that is another integer
 MAX_CHEAP_BYTES = 2**16  # nothing of that size takes long
 _GZIP = b"\x1f\x8b"  # at its beginning
 _LONG_NUMBER = b"0" * 24
@@ -138,15 +147,16 @@ def parse_body(body: bytes, kind: type[T], ignores_unknown: bool = False) -> T:
     """The Struct of a JSON text; raises ApiError with status 400.
 
     An unknown field that is null is as absent as a known one; those of other engines and clients are taken as
-    other_fields.py says. ignores_unknown: so is any other, but for an old name of what binds the answer.
+    other_fields.py says. A number is an integer if its value is, as in JSON schemas. ignores_unknown: any
+    other unknown field is left out, but for an old name of what binds the answer.
     """
     try:
         try:
             return decode_json(body, kind)
         except msgspec.ValidationError as error:
-            if not str(error).startswith(_UNKNOWN):
+            if not str(error).startswith(_UNKNOWN) and _FLOAT not in str(error):
                 raise
-        values = msgspec.json.decode(body)
+        values = _decode_loosely(body)
         renamed = RENAMED_FIELDS if issubclass(kind, SharedFields) else ()
         _prune(values, _plan(kind), ignores_unknown, kept=renamed)
         return decode_json(msgspec.json.encode(values), kind)
@@ -175,6 +185,16 @@ def make_struct(values: dict[str, Any], kind: type[T], ignores_unknown: bool = F
         return convert(values, kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error), functools.partial(_follow, values), kind) from None
+
+
+def _read_float(text: str) -> float | int:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError("Number out of range")
+    return int(number) if number.is_integer() and abs(number) < _MAX_EXACT else number
+
+
+_decode_loosely = make_json_decoder(cast(type[Any], Any), _read_float)
 
 
 class _Plan:
@@ -212,6 +232,10 @@ _OTHER_FIELDS = {
     "": REQUEST_FIELDS,
     "messages[]": MESSAGE_FIELDS,
     "messages[].content[]": PART_FIELDS,
+    "input[].content[]": PART_FIELDS,
+    "input[]": ITEM_FIELDS,
+    "tools[]": TOOL_FIELDS,
+    "tools[].tools[]": TOOL_FIELDS,
 }
 
 

@@ -53,15 +53,19 @@ Metadata = Annotated[
 
 
 class SilentFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's, then vLLM's. request_id: as X-Request-Id, which goes before it."""
+    """OpenAI's, then vLLM's. request_id: as X-Request-Id, which goes before it.
+
+    metadata: what proxies and tracers put there; the Responses API, which repeats it, takes OpenAI's only.
+    """
 
     user: User | None = None
-    metadata: Metadata | None = None
+    metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
     request_id: RequestName | None = None
     session_id: str | None = None
@@ -135,10 +139,11 @@ class SamplingFields(_WithSequences, kw_only=True, forbid_unknown_fields=True):
     """As SharedFields, of completions and chats."""
 
     CHOICES: ClassVar = {
+        "response_format": "'text', 'json_object' or an object with a type",
         "response_format.type": "text, json_object, json_schema or structural_tag",
         "early_stopping": 'true, false or "never"',
     }
-    max_tokens: NumTokens | None = None
+    max_tokens: Annotated[int, Meta(ge=-1, le=MAX_INT)] | None = None  # -1: as many as there is room for
     logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKEN_IDS)] | None = None
     prompt_logprobs: NumLogprobs | None = None
     return_token_ids: Annotated[bool, Meta(description="ids of the prompt and of what is new")] | None = None
@@ -206,7 +211,7 @@ class FunctionParam(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ToolParam(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A tool, as chats have it; type: 'function'."""
 
-    type: str
+    type: str = "function"
     function: FunctionParam
     cache_control: Any = None
 

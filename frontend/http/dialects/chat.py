@@ -19,6 +19,7 @@ from ...formats.offered_tools import check_num_tools, read_tool_choice
 from ...outputs import CompletionOutput, RequestOutput
 from ...text.tokenizer import Tokenizer
 from ...tools import Tool
+from ..bodies.formats import Verbosity
 from ..bodies.schema import (
     KNOWN_TYPES_OF_CHATS,
     ChatMessage,
@@ -48,6 +49,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     """POST /v1/chat/completions."""
 
     KNOWN_TYPES: ClassVar = KNOWN_TYPES_OF_CHATS
+    CHOICES: ClassVar = SamplingFields.CHOICES | {"verbosity": "'low', 'medium' or 'high'"}
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: NumTokens | None = None
     logprobs: bool | None = None
@@ -67,9 +69,9 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     reasoning_effort: str | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
-    prediction: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None  # a guess at the answer, which would only be faster by it
     web_search_options: dict[str, Any] | None = None
-    verbosity: str | None = None
+    verbosity: Verbosity | None = None  # advice, which changes nothing here
     documents: Annotated[list[dict[str, Any]], Meta(description="for the chat template")] | None = None
     return_prompt_text: bool | None = None
 
@@ -368,9 +370,7 @@ REFUSED: Refused = (
         "reasoning_effort": (", ".join(map(repr, _EFFORTS)), _EFFORTS.__contains__),
         "modalities": ("['text']: only text is supported", lambda value: value in ([], ["text"])),
         "audio": ("none: only text is supported", is_off),
-        "prediction": ("none: predicted outputs are not supported", is_off),
         "web_search_options": ("none: web search is not supported", lambda _: False),
-        "verbosity": ("'medium': verbosity is not supported", lambda value: value == "medium"),
     }
 )
 ROUTES = [

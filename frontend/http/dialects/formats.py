@@ -73,7 +73,7 @@ def _read_format(
     match response_format:
         case body.JsonObjectFormat(schema=schema) if schema:
             return GrammarJob(params=StructuredOutputsParams(json=schema), place=f"{place}.schema")
-        case body.JsonObjectFormat():
+        case body.JsonObjectFormat() | "json_object":
             return GrammarJob(params=StructuredOutputsParams(json_object=True), place=place)
         case body.JsonSchemaFormat():
             return _read_schema(response_format.json_schema, f"{place}.json_schema.schema")

@@ -130,8 +130,6 @@ def _check(serving: Serving, request: body.ResponsesRequest) -> None:
     effort = request.reasoning.effort if request.reasoning else None
     if effort not in (None, "none") and not serving.is_thinking:
         raise FieldError("reasoning.effort", effort, "'none': this model does not think")
-    if request.text is not None and request.text.verbosity not in (None, "medium"):
-        raise FieldError("text.verbosity", request.text.verbosity, "'medium': verbosity is not supported")
     max_items = serving.options.limits.max_messages
     if not isinstance(request.input, str) and len(request.input) > max_items:
         raise FieldError("input", f"{len(request.input)} items", f"at most {max_items} (max_messages)")

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from ...formats.offered_tools import MAX_NAME_LENGTH
 from ..bodies.formats import ResponsesText
-from ..bodies.schema import KNOWN_TYPES_OF_TOOLS, TEXT_TYPES, NumTokens, SharedFields, TextPart
+from ..bodies.schema import KNOWN_TYPES_OF_TOOLS, TEXT_TYPES, Metadata, NumTokens, SharedFields, TextPart
 from ..limits import MAX_TOP_LOGPROBS
 
 ItemId = Annotated[str, Meta(max_length=256)]  # answers repeat them
@@ -127,6 +127,8 @@ class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_d
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
 
 
 class ResponsesRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
@@ -135,10 +137,16 @@ class ResponsesRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
     Both are checked in a second step, so that a kind that is not supported is refused by its name.
     """
 
-    CHOICES: ClassVar = {"text.format.type": "text, json_object or json_schema"}
+    CHOICES: ClassVar = {
+        "text.format.type": "text, json_object or json_schema",
+        "text.verbosity": "'low', 'medium' or 'high'",
+        "reasoning.context": "'auto': the template chooses which earlier thoughts are shown",
+        "reasoning.mode": "'standard'",
+    }
     CHECKED_LATER: ClassVar = (*get_args(InputItem), FunctionTool, NamespaceTool)
     input: str | list[Annotated[dict[str, Any], _refer(*get_args(InputItem), **_UNTYPED)]]
     instructions: str | None = None
+    metadata: Metadata | None = None
     max_output_tokens: NumTokens | None = None
     top_logprobs: Annotated[int, Meta(ge=-1, le=MAX_TOP_LOGPROBS)] | None = None
     text: ResponsesText | None = None

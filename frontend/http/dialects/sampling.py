@@ -37,7 +37,8 @@ def make_params(serving: Serving, request: Any, max_tokens: int | None, **overri
     """
     fields = {name: getattr(request, name) for name in _list_shared(type(request))}
     values = serving.default_sampling | {name: value for name, value in fields.items() if value is not None}
-    values["max_tokens"] = first_given(max_tokens, serving.default_sampling.get("max_tokens"))
+    default = serving.default_sampling.get("max_tokens")
+    values["max_tokens"] = None if max_tokens == -1 else first_given(max_tokens, default)
     values.update(overrides)
     if isinstance(request, SharedFields) and request.vllm_xargs is not None:
         values["extra_args"] = _check_xargs(serving, request.vllm_xargs)

@@ -15,6 +15,7 @@ from quire.frontend.http.errors import ApiError
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "x"}]
 SCHEMA = {"type": "object"}
+THINKS = {"chat_template_kwargs": {"enable_thinking": True}}
 LEAST: dict[str, dict[str, Any]] = {
     CHAT: {"messages": MESSAGES},
     TEXT: {"prompt": "x"},
@@ -42,7 +43,7 @@ def parse(path: str, fields: dict[str, Any], ignores_unknown: bool = False) -> d
         *(("repeat_penalty", 1.0), ("repeat_last_n", 64), ("repeat_last_n", -1), ("penalize_nl", True)),
         *(("typical_p", 1), ("tfs_z", 1.0), ("mirostat", 0), ("mirostat_tau", 5.0), ("xtc_probability", 0)),
         *(("dry_multiplier", 0.0), ("dry_base", 1.75), ("dry_sequence_breakers", ["\n", ":"])),
-        *(("id_slot", -1), ("id_slot", 1), ("cache_prompt", True), ("n_probs", 0), ("n_predict", -1)),
+        *(("id_slot", -1), ("id_slot", 1), ("cache_prompt", True), ("n_probs", 0), ("ttl", 300)),
         *(("samplers", []), ("do_sample", True), ("num_beams", 1), ("return_full_text", False)),
         *(("provider", {}), ("provider", {"order": ["a"]}), ("transforms", []), ("plugins", [])),
         *(("usage", {"include": False}), ("reasoning", {}), ("reasoning_format", "auto")),
@@ -67,7 +68,16 @@ def test_what_asks_for_nothing_is_taken_by_every_route(path: str, field: str, va
         (CHAT, "random_seed", 7, {"seed": 7}),
         (CHAT, "rid", "a", {"request_id": "a"}),
         (CHAT, "enable_thinking", False, {"chat_template_kwargs": {"enable_thinking": False}}),
+        (TEXT, "n_predict", -1, {"max_tokens": -1}),
+        (CHAT, "max_output_tokens", 7, {"max_tokens": 7}),
         (CHAT, "thinking", {"type": "disabled"}, {"reasoning_effort": "none"}),
+        (CHAT, "thinking", {"type": "enabled", "clear_thinking": False}, THINKS),
+        (CHAT, "thinking", {"type": "enabled", "budget_tokens": 7}, THINKS | {"thinking_token_budget": 7}),
+        (CHAT, "thinking_budget", 7, {"thinking_token_budget": 7}),
+        (CHAT, "reasoning", {"max_tokens": 7, "enabled": True}, THINKS | {"thinking_token_budget": 7}),
+        (CHAT, "reasoning", {"effort": "low", "summary": "auto"}, {"reasoning_effort": "low"}),
+        (CHAT, "reasoning", {"enabled": False}, {"reasoning_effort": "none"}),
+        (CHAT, "reasoning", {"exclude": True}, {"include_reasoning": False}),
         (CHAT, "reasoning", {"effort": "low"}, {"reasoning_effort": "low"}),
         (TEXT, "json_schema", SCHEMA, {"structured_outputs": {"json": SCHEMA}}),
         (CHAT, "regex", "[a-z]+", {"structured_outputs": {"regex": "[a-z]+"}}),
@@ -82,9 +92,9 @@ def test_another_name_of_one_meaning_becomes_ours(
     path: str, field: str, value: Any, becomes: dict[str, Any], ignores_unknown: bool
 ) -> None:
     made = parse(path, {field: value}, ignores_unknown)
-    ((name, new),) = becomes.items()
-    assert list(made) == [name]
-    assert new.items() <= made[name].items() if isinstance(new, dict) else made[name] == new
+    assert made.keys() == becomes.keys()
+    for name, new in becomes.items():
+        assert new.items() <= made[name].items() if isinstance(new, dict) else made[name] == new
 
 
 @pytest.mark.parametrize(
@@ -97,8 +107,11 @@ def test_another_name_of_one_meaning_becomes_ours(
         (CHAT, {"mirostat": True}, "mirostat=True: no such field"),
         (CHAT, {"format": SCHEMA}, "format={'type': 'object'}: no such field: response_format"),
         (CHAT, {"think": False}, "think=False: no such field: reasoning_effort, or"),
-        (CHAT, {"thinking": {"type": "enabled"}}, "thinking={'type': 'enabled'}: no such field: reasoning_e"),
-        (CHAT, {"reasoning": {"max_tokens": 5}}, "reasoning={'max_tokens': 5}: no such field: reasoning_e"),
+        (CHAT, {"thinking": {"type": "on"}}, "thinking={'type': 'on'}: no such field: reasoning_effort"),
+        (CHAT, {"reasoning": {"max_tokens": "5"}}, "reasoning={'max_tokens': '5'}: no such field: reas"),
+        (CHAT, {"thinking_token_budget": 5, "thinking_budget": 6}, "thinking_budget=6: expected the same as"),
+        (CHAT, {"moderation": {"model": "m"}}, "moderation={'model': 'm'}: no such field: answers are not"),
+        ("/v1/responses", {"context_management": [{"type": "compaction"}]}, "context_management=[{'type'"),
         (CHAT, {"num_ctx": 5}, "num_ctx=5: no such field: the server's --max-model-len"),
         (CHAT, {"lora_path": "a"}, "lora_path='a': no such field: Quire has no LoRA adapters yet"),
         (CHAT, {"provider": {"a": "x" * 5000}}, "provider={'a': 'xxx"),
@@ -179,3 +192,45 @@ def test_values_that_nothing_can_hold_are_refused(field: str, value: str) -> Non
         parse_body(body.encode(), ROUTES[CHAT].body)
     assert caught.value.status == 400
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"reasoning_details": [{"type": "reasoning.text", "text": "a"}]}, {"reasoning": "a"}),
+        ({"thinking_blocks": [{"type": "thinking", "thinking": "a", "signature": "x"}]}, {"reasoning": "a"}),
+        ({"reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]}, {}),
+        (
+            {"thinking_blocks": [{"type": "thinking", "thinking": "a"}], "reasoning_content": "b"},
+            {"reasoning_content": "b"},
+        ),
+    ],
+)
+def test_listed_thoughts_are_the_messages_unless_it_has_them_already(
+    fields: dict[str, Any], kept: dict[str, Any]
+) -> None:
+    said = {"role": "assistant", "content": "x"}
+    assert parse(CHAT, {"messages": [said | fields]}) == parse(CHAT, {"messages": [said | kept]})
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_usage_that_a_stream_is_asked_for_is_its_options(stream: bool) -> None:
+    made = parse(CHAT, {"stream": stream, "usage": {"include": True}})
+    assert made == parse(
+        CHAT, {"stream": True, "stream_options": {"include_usage": True}} if stream else {"stream": False}
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "is_taken"), [("7.0", True), ("70e-1", True), ("7.5", False), ("1e400", False)]
+)
+def test_a_number_is_an_integer_if_its_value_is(value: str, is_taken: bool) -> None:
+    body = f'{{"messages": [{{"role": "user", "content": "x"}}], "max_tokens": {value}}}'.encode()
+    if is_taken:
+        assert parse_body(body, ROUTES[CHAT].body) == parse_body(
+            body.replace(value.encode(), b"7"), ROUTES[CHAT].body
+        )
+    else:
+        with pytest.raises(ApiError) as caught:
+            parse_body(body, ROUTES[CHAT].body)
+        assert (caught.value.status, caught.value.param) == (400, "max_tokens")
