@@ -154,7 +154,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {
                 "rope_type": "yarn",
                 "rope_theta": 1e4,
-                "factor": 4.0,
+                "factor": 16.0,
                 "truncate": False,
                 "original_max_position_embeddings": 32,
             },

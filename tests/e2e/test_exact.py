@@ -27,6 +27,7 @@ from crowd import (
     answer_through,
     list_asks,
 )
+from decoders import DECODERS, make_decoder
 from gguf_files import add_vocabulary, convert_checkpoint, fill_with_blocks
 from quire import LLM, SamplingParams
 from quire.frontend.models.model_folder import POCKET, pocket_folder
@@ -41,6 +42,7 @@ DTYPES = {
     POCKET: "bfloat16",
     "gemma2": "bfloat16",
     "qwen3-moe": "float32",
+    "gpt-oss": "float32",
 }
 QUANTIZATIONS = {"olmo2": "int4", "qwen3-moe": "int8"}  # of weights, while they are read
 GGUF = "gguf"  # blocks of mixed types
@@ -49,6 +51,10 @@ SLOW = (
     "phi3-partial",
     "mixtral",
     "olmo2",
+    "glm4-moe",
+    "qwen2-moe",
+    "ernie4.5-moe",
+    "granite-moe",
 )  # whose layers are those of others, with other weights and angles
 MODELS = [
     pytest.param((name, dtype), marks=[] if dtype == usual else [pytest.mark.slow], id=f"{name}-{dtype}")
@@ -80,7 +86,10 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp(name) / name
     if name == GGUF:
         return str(make_gguf(folder)), dtype
-    make_checkpoint(folder, replace((RECIPES | OTHERS)[name], vocab_size=2048, rope="default"))
+    if name in DECODERS:
+        make_decoder(folder, name, vocab_size=2048)
+    else:
+        make_checkpoint(folder, replace((RECIPES | OTHERS)[name], vocab_size=2048, rope="default"))
     shutil.copy(pocket_folder() / "tokenizer.json", folder)
     return str(folder), dtype
 
