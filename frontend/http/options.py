@@ -86,6 +86,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     enable_force_include_usage: Annotated[
         bool, option("tell the usage so far in each chunk of each stream")
     ] = False
+    enable_prompt_tokens_details: Annotated[
+        bool, option("usage says how many tokens of the prompt were cached, as OpenAI's does")
+    ] = True
     enable_tokenizer_info_endpoint: Annotated[
         bool, option("answer /tokenizer_info: the tokenizer's settings and the chat template")
     ] = False

@@ -39,7 +39,13 @@ from .conversation import parse_outputs, prepare_conversation, read_output
 from .formats import find_format
 from .logprobs import make_beside, make_chat_logprobs, make_prompt_logprobs
 from .route import REFUSED_BY_ALL, PostRoute, Refused, is_off
-from .sampling import check_stream_options, first_given, make_params, read_beam_search
+from .sampling import (
+    check_logprob_token_ids,
+    check_stream_options,
+    first_given,
+    make_params,
+    read_beam_search,
+)
 from .usage import Chunks, take_last
 
 Outputs = AsyncGenerator[RequestOutput, None]
@@ -78,6 +84,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
 
 def _make_params(serving: Serving, request: ChatCompletionRequest) -> SamplingParams:
     """Without a limit the answer may fill what is left of the context."""
+    check_logprob_token_ids(request, bool(request.logprobs), "only with logprobs=true")
     asks = request.logprobs and not request.logprob_token_ids  # which go before the likeliest
     logprob_fields = {"logprobs": request.top_logprobs or 0} if asks else {}
     max_tokens = first_given(request.max_completion_tokens, request.max_tokens)
@@ -202,9 +209,8 @@ class ChatChunks(Chunks):
     ) -> None:
         """`echoed`: what each answer begins with. `reader`: knows which calls could not be read."""
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
-        is_forced = serving.options.enable_force_include_usage
         model = serving.find_name(request.model)
-        super().__init__(kind, request_id, model, request.stream_options, is_forced)
+        super().__init__(kind, request_id, model, request.stream_options, serving.options)
         self._request, self._echoed = request, echoed
         self._reader, self._tokenizer = reader, serving.tokenizer
         self._says_more = self.always_has_usage or bool(request.return_token_ids)  # in each chunk
@@ -355,7 +361,7 @@ def choose_logprobs(
 
 def wants_logprobs(request: ChatCompletionRequest) -> bool:
     """Whether logprobs are to be shown."""
-    return bool(request.logprobs or request.logprob_token_ids)
+    return bool(request.logprobs)
 
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")

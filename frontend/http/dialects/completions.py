@@ -35,7 +35,13 @@ from .logprobs import (
 )
 from .prompts import decode_prompt, prepare_params, split_prompts, tokenize_prompts
 from .route import REFUSED_BY_ALL, PostRoute, is_off
-from .sampling import check_stream_options, first_given, make_params, read_beam_search
+from .sampling import (
+    check_logprob_token_ids,
+    check_stream_options,
+    first_given,
+    make_params,
+    read_beam_search,
+)
 from .usage import Chunks, take_last
 
 _MAX_TOKENS = 16  # OpenAI's default; a chat's is what is left of the context
@@ -137,6 +143,7 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
 
 def _make_params(serving: Serving, request: CompletionRequest) -> SamplingParams:
     """max_tokens 0, which OpenAI allows beside echo, generates one token that is not shown."""
+    check_logprob_token_ids(request, request.logprobs is not None, "only with logprobs")
     logprob_fields = {"logprobs": None if request.logprob_token_ids else request.logprobs}
     num_logprobs = 0 if request.logprob_token_ids else request.logprobs
     if request.echo and num_logprobs is not None:
@@ -213,9 +220,8 @@ class _Job:
         self._echoes = {i: text for i, text in enumerate(prompts) if echoes and isinstance(text, str)}
         self._logprobs = LogprobsOfChoices(request, prepared.sampling_params, serving.llm.tokenizer)
         self._hides_output = request.max_tokens == 0
-        is_forced = serving.options.enable_force_include_usage
         model, options = serving.find_name(request.model), request.stream_options
-        self._chunks = Chunks("text_completion", make_id("cmpl"), model, options, is_forced)
+        self._chunks = Chunks("text_completion", make_id("cmpl"), model, options, serving.options)
         self._counts_tokens = not request.stream or self._chunks.has_usage
         self._says_more = self._chunks.always_has_usage or bool(request.return_token_ids)  # in each chunk
         self._has_beginning = bool(request.echo) or request.prompt_logprobs is not None

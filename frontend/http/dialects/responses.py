@@ -30,6 +30,7 @@ from ..text_process.jobs import Conversation
 from . import responses_body as body
 from .conversation import ParsedOutputs, parse_outputs, prepare_conversation
 from .formats import read_format
+from .prompts import decode_prompt
 from .responses_background import Answer, BackgroundAnswer, encode_events, encode_stream_failure
 from .responses_events import ResponseEncoder, find_response_id
 from .responses_items import ToolOffer, is_unfinished, make_messages, read_items, read_offer
@@ -110,7 +111,10 @@ async def _prepare(
     record = Record(caller.owner, caller.tenant, turns, len(past.items) + len(new_items))
     num_top = None if params.logprobs is None else request.top_logprobs or 0
     encoder = ResponseEncoder(response, offer.namespaces)
-    return Answer(serving, encoder, reader, record, num_top), prompt, prepared
+    decode = (
+        functools.partial(decode_prompt, serving, caller=caller) if request.enable_response_messages else None
+    )
+    return Answer(serving, encoder, reader, record, num_top, decode), prompt, prepared
 
 
 async def _run_beside(items: Sequence[Any], function: Callable[[T], U], argument: T) -> U:
@@ -257,7 +261,6 @@ _LOGPROBS_ITEM = "message.output_text.logprobs"
 # Thoughts are in the answer in plain text, which is taken back: there is nothing to encrypt.
 _INCLUDES = (_LOGPROBS_ITEM, "reasoning.encrypted_content")
 REFUSED: Refused = REFUSED_BY_ALL | {
-    "enable_response_messages": ("false: /tokenize tells the tokens of a prompt", is_off),
     "previous_input_messages": ("none: use input", is_off),
     "conversation": ("none: conversations are not stored", is_off),
     "prompt": ("none: prompt templates are not stored", is_off),

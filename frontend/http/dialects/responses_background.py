@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from ...formats.answer_reader import AnswerReader
@@ -55,8 +55,11 @@ class Answer:
         reader: AnswerReader,
         record: Record,
         num_top: int | None,
+        decode: Callable[[list[int]], Awaitable[str]] | None = None,
     ) -> None:
-        """num_top: likeliest tokens beside each one of the text, None for no logprobs."""
+        """num_top: likeliest tokens beside each one of the text, None for no logprobs. decode: to text, of an
+        answer that also tells the tokens of its prompt and its own, as vLLM does.
+        """
         self.response = encoder.response
         self.reader = reader
         self._registry = serving.responses
@@ -66,6 +69,7 @@ class Answer:
         self._counter = UsageCounter()
         self._record: Record | None = record
         self._num_top, self._tokenizer = num_top, serving.llm.tokenizer
+        self._decode, self._token_ids = decode, list[int]()
 
     def begin(self, log: EventLog | None = None, give_up: EndBackground | None = None) -> None:
         """It is known, and kept, from now on; `run` does this itself. give_up: see ResponseRegistry.begin."""
@@ -89,7 +93,11 @@ class Answer:
                         begun = None
                     api_events = self.encoder.take(events[0], await self._make_logprobs(output))
                     self._counter.add(output)
+                    if self._decode is not None:
+                        self._token_ids += output.outputs[0].token_ids
                     if output.finished:
+                        if self._decode is not None:
+                            await self._tell_tokens(output.prompt_token_ids, self._decode)
                         api_events += self.finish(output.outputs[0].finish_reason)
                     yield api_events
             finally:
@@ -122,6 +130,11 @@ class Answer:
         )
         self._registry.finish(self.response)
         return api_events
+
+    async def _tell_tokens(self, prompt: list[int], decode: Callable[[list[int]], Awaitable[str]]) -> None:
+        for name, ids in (("input_messages", prompt), ("output_messages", self._token_ids)):
+            raw = {"message": await decode(ids), "tokens": ids, "type": "raw_message_tokens"}
+            self.response[name] = [as_json(raw)]
 
     async def _make_logprobs(self, output: RequestOutput) -> list[TokenLogprob]:
         """As JSON; not in the event loop where that takes long."""

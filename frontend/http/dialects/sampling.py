@@ -79,6 +79,15 @@ def check_stream_options(request: SamplingFields) -> None:
         raise FieldError("stream_options", "given", "only with stream=true")
 
 
+def check_logprob_token_ids(request: SamplingFields, has_logprobs: bool, allowed: str) -> None:
+    """Raise FieldError for ids that no logprobs are asked of, as vLLM does."""
+    ids = request.logprob_token_ids
+    if ids is not None and (not ids or not has_logprobs):
+        raise FieldError(
+            "logprob_token_ids", ids, allowed if ids else "a list that must not be an empty list"
+        )
+
+
 def read_beam_search(request: SamplingFields) -> BeamSearch | None:
     """The search that a request asks for, None if it asks for none.
 

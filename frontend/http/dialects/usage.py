@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from ...outputs import RequestOutput
 from ..bodies.schema import StreamOptions
+from ..options import ServerOptions
 from ..stream import DONE, ChunkTemplate, Json, encode_event
 
 T = TypeVar("T")
@@ -27,7 +28,9 @@ async def take_last(outputs: AsyncGenerator[T, None]) -> T:
 class UsageCounter:
     """Counts over all prompts of one request; outputs may be deltas or whole."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_prompt_details: bool = True) -> None:
+        """has_prompt_details: it is told how much of the prompts was cached; else that is null."""
+        self._has_prompt_details = has_prompt_details
         self.num_reasoning_tokens: int | None = None  # of the outputs so far; None: there can be none
         self._prompt_tokens: dict[str, int] = {}
         self._cached_tokens: dict[str, int] = {}
@@ -50,11 +53,12 @@ class UsageCounter:
     def usage(self) -> Json:
         """The counts so far."""
         prompt, completion = sum(self._prompt_tokens.values()), sum(self._completion_tokens.values())
+        details = {"cached_tokens": sum(self._cached_tokens.values())}
         usage: Json = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,  # of every sequence that was generated
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(self._cached_tokens.values())},
+            "prompt_tokens_details": details if self._has_prompt_details else None,
         }
         if self.num_reasoning_tokens is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning_tokens}
@@ -65,14 +69,15 @@ class Chunks:
     """An answer that has choices, or the stream of its chunks: what they have beside the choices.
 
     counter: to be told each output. has_usage: a stream ends with its usage; always_has_usage: each chunk has
-    it so far. is_forced: both, whatever the request says.
+    it so far. server: says whether both are forced, whatever the request says.
     """
 
     def __init__(
-        self, kind: str, request_id: str, model: str, options: StreamOptions | None, is_forced: bool
+        self, kind: str, request_id: str, model: str, options: StreamOptions | None, server: ServerOptions
     ) -> None:
         self.id = request_id
-        self.counter = UsageCounter()
+        self.counter = UsageCounter(server.enable_prompt_tokens_details)
+        is_forced = server.enable_force_include_usage
         self.has_usage = is_forced or (options is not None and bool(options.include_usage))
         continuous = options is not None and bool(options.continuous_usage_stats)
         self.always_has_usage = is_forced or (self.has_usage and continuous)

@@ -28,7 +28,6 @@ UNSUPPORTED: dict[str, type] = {
     "chat_template": str,
     "function_call": object,
     "functions": list,
-    "prediction": dict,
     "previous_response_id": str,
     "conversation": object,
     "kv_transfer_params": dict,
@@ -36,10 +35,8 @@ UNSUPPORTED: dict[str, type] = {
     "watermarking": bool,
     "prompt_embeds": object,
     "return_prompt_text": bool,
-    "enable_response_messages": bool,
     "previous_input_messages": list,
     "suffix": str,
-    "verbosity": str,
     "web_search_options": dict,
 }
 VECTOR_PATHS = {

@@ -177,6 +177,14 @@ def test_logprobs_of_certain_ids_are_told_by_their_ids(client: openai.OpenAI) ->
     assert all(-9999.0 < one.logprob <= 0.0 for one in position.top_logprobs)
 
 
+@pytest.mark.parametrize("logprobs", [None, False, True])
+def test_ids_without_logprobs_and_no_ids_are_refused(client: openai.OpenAI, logprobs: bool | None) -> None:
+    message = refuse(client, {"logprob_token_ids": []}, logprobs=logprobs)
+    assert "must not be an empty list" in message
+    if not logprobs:
+        assert "logprob_token_ids" in refuse(client, {"logprob_token_ids": [100]}, logprobs=logprobs)
+
+
 def test_an_answer_follows_a_choice_a_pattern_or_a_schema(client: openai.OpenAI) -> None:
     choices = ["Python", "Java", "Rust"]
     asked = {"structured_outputs": {"choice": choices}}

@@ -69,6 +69,12 @@ def test_too_many_alternatives_are_refused_also_of_a_stream_and_the_server_goes_
     assert complete(client, IDS).choices
 
 
+def test_ids_without_logprobs_and_no_ids_are_refused(client: openai.OpenAI) -> None:
+    for more in ({"logprob_token_ids": []}, {"logprob_token_ids": [100]}):
+        assert "logprob_token_ids" in refuse(client, IDS, more)
+    assert "must not be an empty list" in refuse(client, IDS, {"logprob_token_ids": []}, logprobs=1)
+
+
 def test_logprobs_of_prompts_are_there_for_each_prompt_that_asks(client: openai.OpenAI) -> None:
     prompts = ["A robot may not injure another robot", "My name is"]
     for asked in (0, 1):

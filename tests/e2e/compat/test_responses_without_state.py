@@ -28,6 +28,23 @@ def test_an_answer_is_complete_or_says_what_it_lacks(client: openai.OpenAI) -> N
     assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_raw_messages_are_the_prompts_and_the_answers_tokens(client: openai.OpenAI, stream: bool) -> None:
+    more = {"enable_response_messages": True, "min_tokens": 4}
+    answer = respond(client, "Hello?", stream=stream, extra_body=more)
+    if stream:
+        answer = list(answer)[-1].response
+    ((told,), (said,)) = answer.input_messages, answer.output_messages
+    assert told["type"] == said["type"] == "raw_message_tokens"
+    assert "Hello?" in told["message"]
+    assert (len(told["tokens"]), len(said["tokens"])) == (
+        answer.usage.input_tokens,
+        answer.usage.output_tokens,
+    )
+    assert answer.output_text in said["message"]
+    assert "input_messages" not in respond(client, "Hello?").model_dump()
+
+
 @pytest.mark.parametrize("more", [{}, {"id": "msg_1", "status": "completed"}], ids=["bare", "with ids"])
 def test_past_turns_are_taken_with_and_without_their_ids(client: openai.OpenAI, more: dict[str, Any]) -> None:
     thoughts = {"type": "reasoning", "summary": [], "encrypted_content": None} | more
