@@ -30,6 +30,7 @@ class Script:
     cancel_status: str = "cancelled"
     asked: list[str] = field(default_factory=list[str])
     status: str = "completed"
+    late_thoughts: str = ""  # which come behind the text
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -52,6 +53,8 @@ class Script:
     def _describe(self) -> dict[str, Any]:
         content = [{"text": "".join(PIECES)}]
         output = [{"type": "message", "content": content}]
+        if self.late_thoughts:
+            output.insert(0, {"type": "reasoning", "content": [{"text": self.late_thoughts}]})
         return {"id": "resp-1", "status": self.status, "output": output, "usage": {"output_tokens": 30}}
 
     def _tell(self, after: int) -> bytes:
@@ -104,6 +107,10 @@ def test_one_that_is_left_is_cancelled_and_deleted() -> None:
     record = ask(script := Script(), leave_after=3)
     assert record.end == "left"
     assert script.asked[-3:] == [f"POST {PATH}/cancel", f"GET {PATH}", f"DELETE {PATH}"]
+
+
+def test_thoughts_may_grow_after_text_has_begun() -> None:
+    assert ask(Script(late_thoughts="hm"), leave_after=3).end == "left"
 
 
 @pytest.mark.parametrize(

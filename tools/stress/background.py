@@ -18,7 +18,7 @@ import msgspec
 from ...frontend.events import AssistantMessage
 from ...ipc.errors import QuireError
 from ..bench.http_stream import AnswerError, Endpoint, EventParser
-from .chats import join_message
+from .chats import is_beginning, join_message
 from .http_client import RefusedError, read_answer
 from .record import Record
 
@@ -141,7 +141,7 @@ class _Background:
             await self._delete()
             return
         told, text = record.text, _join(cancelled)
-        if cancelled.status != "cancelled" or not text.startswith(told):
+        if cancelled.status != "cancelled" or not is_beginning(told, text):
             raise RefusedError(f"cancel answered {cancelled.status} with {text!r} after {told!r}")
         record.text, record.end = text, "left"
         await self._check_kept(cancelled)
