@@ -11,6 +11,7 @@ import torch
 from cache_layout import to_native_layout
 from kernel_checks import TRITON_DEVICE
 from quire.kernels.attention.encoder_attention import launch_encoder_attention
+from quire.kernels.attention.narrow_cache import dequantize, is_narrow, quantize, view_parts
 from quire.kernels.attention.paged_attention import (
     NO_WINDOW,
     launch_paged_attention,
@@ -83,6 +84,10 @@ class AttentionStep:
     def draw_prompts(cls, lengths: list[int], shape: tuple[int, int, int], dtype: torch.dtype) -> Self:
         """Whole prompts; the shape is (heads, kv heads, head size)."""
         return cls.draw([(length, length) for length in lengths], *shape, dtype=dtype)
+
+    def narrow(self, dtype: torch.dtype) -> Self:
+        """With caches of codes; slots that no request owns have NaN as their scale."""
+        return replace(self, k_cache=to_codes(self.k_cache, dtype), v_cache=to_codes(self.v_cache, dtype))
 
     def draw_bias(self) -> Tensor:
         """A position bias for these requests."""
@@ -203,7 +208,7 @@ class AttentionStep:
 
     @property
     def largest_value(self) -> float:
-        return self.v_cache.float().nan_to_num().abs().max().item()
+        return to_floats(self.v_cache).abs().max().item()
 
     def bound(self) -> float:
         """Largest error in float32: that of the scores moves the weights, then a weighted mean.
@@ -214,7 +219,7 @@ class AttentionStep:
         """
         head_size, length = self.query.shape[2], int(self.seq_lens.max())
         query = self.query.float().norm(dim=-1).max().item()
-        key = self.k_cache.float().nan_to_num().norm(dim=-1).max().item()
+        key = to_floats(self.k_cache).norm(dim=-1).max().item()
         score_error = head_size * EPS * query * key / head_size**0.5
         return 2 * self.largest_value * (2 * score_error + (length**0.5 + 4) * EPS)
 
@@ -237,3 +242,18 @@ class AttentionStep:
 def count_ahead(window: int | None) -> int:
     """Of a model that sees both ways."""
     return NO_WINDOW if window is None else window - 1
+
+
+def to_codes(cache: Tensor, dtype: torch.dtype) -> Tensor:
+    """A cache of numbers as narrow_cache.py has it, of its type."""
+    narrow = torch.empty((*cache.shape[:3], cache.shape[3] + 4), dtype=dtype)
+    codes, scales = view_parts(narrow)
+    quantized = quantize(cache, dtype)
+    codes.copy_(quantized[0])
+    scales.copy_(quantized[1])
+    return narrow
+
+
+def to_floats(cache: Tensor) -> Tensor:
+    """A cache's numbers in float32; 0 where NaN."""
+    return (dequantize(cache) if is_narrow(cache) else cache.float()).nan_to_num()

@@ -15,10 +15,12 @@ def to_native_layout(k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
     return keys.view(k_cache.shape), values.view(v_cache.shape)
 
 
-def from_native_layout(k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
-    """The plain form of what `to_native_layout` gives."""
+def from_native_layout(
+    k_cache: Tensor, v_cache: Tensor, is_paired: bool | None = None
+) -> tuple[Tensor, Tensor]:
+    """The plain form of what `to_native_layout` gives; codes are paired where the model's numbers are."""
     blocks, heads, block_size, head_size = k_cache.shape
-    if k_cache.dtype != torch.bfloat16:
+    if not (k_cache.dtype == torch.bfloat16 if is_paired is None else is_paired):
         return k_cache.view(blocks, heads, head_size, block_size).transpose(2, 3).contiguous(), v_cache
     keys = k_cache.view(blocks, heads, head_size // 2, block_size, 2).transpose(2, 3).contiguous()
     values = v_cache.view(blocks, heads, block_size // 2, head_size, 2).transpose(3, 4).contiguous()

@@ -19,6 +19,7 @@ import pytest
 import torch
 from cache_layout import from_native_layout
 from kernel_checks import CPU, EPS, TRITON_DEVICE
+from quire.kernels.attention.narrow_cache import SCALE_SIZE, view_parts
 from quire.kernels.attention.rotate_and_write import QKNorm, rotate_and_write_reference
 from quire.kernels.choice import native_library
 from quire.kernels.linear import linear
@@ -532,6 +533,9 @@ def penalties(implementation: str, dtype: torch.dtype, num_places: int) -> OpCas
     return OpCase(inputs, penalize_by_kernel, expected, (5 * EPS * (expected[0].abs() + 10),))
 
 
+_SEVENS = torch.full((4,), 7, dtype=torch.uint8).view(F32).item()  # a scale that nobody has written
+
+
 def rotate_and_write(
     implementation: str,
     dtype: torch.dtype,
@@ -539,8 +543,12 @@ def rotate_and_write(
     block_size: int,
     norms: str,
     rows: int,
+    kv_dtype: torch.dtype | None = None,
 ) -> OpCase:
-    """`heads` is (heads, kv heads, head size). Slots are some neighbours in a block, the rest shuffled."""
+    """`heads` is (heads, kv heads, head size). Slots are some neighbours in a block, the rest shuffled.
+
+    `kv_dtype`: of caches in 8 bits, of which scales and codes come back.
+    """
     launch, draw = find_launch(implementation, "attention.rotate_and_write"), Draw(implementation, dtype)
     num_heads, num_kv_heads, head_size = heads
     num_blocks, near = 9, 3 + rows * 3 // 5
@@ -554,29 +562,39 @@ def rotate_and_write(
     ) -> Outputs:
         """Queries, keys and values of each token."""
         *angles, slots = parts
-        caches = [
-            torch.full((num_blocks, num_kv_heads, block_size, head_size), 7.0, dtype=dtype, device=qkv.device)
-            for _ in range(2)
-        ]
+        shape = (num_blocks, num_kv_heads, block_size, head_size + (SCALE_SIZE if kv_dtype else 0))
+        caches = [torch.full(shape, 7, dtype=kv_dtype or dtype, device=qkv.device) for _ in range(2)]
         query = function(qkv, num_heads, *angles, qk_norm, *caches, slots)
         if query is None:  # it is left in qkv
             query = qkv.unflatten(1, (num_heads + 2 * num_kv_heads, head_size))[:, :num_heads]
+        scales: list[Tensor] = []
+        if kv_dtype is not None:
+            (keys, key_scales), (values, value_scales) = map(view_parts, caches)
+            caches, scales = [keys, values], [key_scales.unsqueeze(3), value_scales.unsqueeze(3)]
         if is_native:
-            caches = list(from_native_layout(*caches))
+            caches = list(from_native_layout(*caches, is_paired=dtype == BF16))
         written: list[Tensor] = []
-        for cache in caches:
+        for cache in (*caches, *scales):
             by_slot = cache.transpose(1, 2).flatten(0, 1)
             written.append(by_slot[slots])
-            by_slot[slots] = 7.0
-            assert (by_slot == 7.0).all(), "a slot of nobody is written"
+            by_slot[slots] = unwritten = _SEVENS if any(cache is scale for scale in scales) else 7
+            assert (by_slot == unwritten).all(), "a slot of nobody is written"
+        if kv_dtype == torch.uint8:
+            written[:2] = [part.view(torch.float8_e4m3fn) for part in written[:2]]
+        if scales:
+            written = [part.float() * scale for part, scale in zip(written[:2], written[2:], strict=True)]
         return query, *written
 
     inputs = draw(rows, (num_heads + 2 * num_kv_heads) * head_size), angle.cos(), angle.sin(), slots
     expected = compute(rotate_and_write_reference, False, inputs[0].clone(), *inputs[1:])
     # The reference rounds cos, sin, both products and the sum to the type; the norm rounds twice.
     roundings = (5 + 2 * bool(norms)) * torch.finfo(dtype).eps / 2 + head_size * EPS * bool(norms)
-    bound = roundings * max(part.abs().max().item() for part in expected[:2])
-    return OpCase(inputs, partial(compute, launch, implementation != "triton"), expected, (bound, bound, 0.0))
+    largest = max(part.abs().max().item() for part in expected[:2])
+    bound = key_bound = roundings * largest
+    if kv_dtype is not None:  # a code that is another by one
+        key_bound += largest * (1 / 127 if kv_dtype == torch.int8 else 1 / 8)
+    bounds = bound, key_bound, 0.0
+    return OpCase(inputs, partial(compute, launch, implementation != "triton"), expected, bounds)
 
 
 def cycle(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -666,7 +684,8 @@ TABLE: list[Line] = [
     ], 3),
     (rotate_and_write, TRITON, BOTH, [
         ((1, 1, 2), 8, "", 11), ((7, 1, 40), 128, "before", 11), ((3, 3, 80), 16, "after", 11),
-        ((14, 2, 256), 32, "before", 5),
+        ((14, 2, 256), 32, "before", 5), ((3, 3, 40), 16, "after", 11, torch.int8),
+        ((7, 1, 16), 8, "", 11, torch.uint8),
     ], 0),
 ]  # fmt: skip
 

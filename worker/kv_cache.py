@@ -23,6 +23,7 @@ from ..ipc.spec.config import EngineConfig
 from ..ipc.spec.linear_shapes import count_model_bytes
 from ..ipc.spec.model_spec import DTYPE_SIZE_BYTES, LayerSpec
 from ..ipc.spec.weight_format import WeightFormats
+from ..kernels.attention.narrow_cache import KV_DTYPES, SCALE_SIZE
 from ..kernels.choice import choose_linear
 from ..kernels.program.huge_pages import allocate_huge
 from .attention.metadata import KVCaches
@@ -134,10 +135,11 @@ def allocate_kv_caches(config: EngineConfig, num_blocks: int, device: torch.devi
 def _allocate_layers(
     config: EngineConfig, layers: Sequence[LayerSpec], num_blocks: int, device: torch.device
 ) -> KVCaches:
-    dtype: torch.dtype = getattr(torch, config.model.dtype)
-    block_size = config.cache.block_size
+    kv_dtype, block_size = config.cache.kv_cache_dtype, config.cache.block_size
+    dtype: torch.dtype = KV_DTYPES.get(kv_dtype) or getattr(torch, config.model.dtype)
+    scale_size = SCALE_SIZE if kv_dtype in KV_DTYPES else 0
     shapes = [
-        (num_blocks, part.num_kv_heads, block_size, part.head_size)
+        (num_blocks, part.num_kv_heads, block_size, part.head_size + scale_size)
         for part in (layer.attention for layer in layers)
     ]
     sizes = [math.prod(shape) for shape in shapes for _ in ("k", "v")]

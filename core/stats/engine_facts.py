@@ -57,6 +57,7 @@ def make_engine_facts(
         vocab_size=config.model.spec.vocab_size,
         dtype=config.model.dtype,
         weights=config.model.weights_name,
+        kv_dtype="" if config.cache.kv_cache_dtype == "auto" else config.kv_dtype,
         weight_file=config.model.weight_files[0] if config.model.gguf_tensors else "",
         device=ready.device,
         tensor_parallel_size=config.parallel.tensor_parallel_size,
@@ -120,8 +121,8 @@ def format_startup(facts: EngineFacts) -> list[str]:
     place = facts.device + _format_ranks(facts.tensor_parallel_size, facts.pipeline_parallel_size)
     lines = [
         f"{facts.served_model_name} ({facts.formats}) on {place}, {format_phases(facts.startup)}",
-        f"KV cache of {facts.num_gpu_blocks:,} blocks: {num_tokens:,} tokens, "
-        f"{num_tokens / facts.max_model_len:.1f} requests of {facts.max_model_len:,}"
+        f"{facts.kv_dtype} KV cache of {facts.num_gpu_blocks:,} blocks: {num_tokens:,} tokens, ".lstrip()
+        + f"{num_tokens / facts.max_model_len:.1f} requests of {facts.max_model_len:,}"
         if num_tokens
         else "no KV cache: each prompt is computed in one step",
     ]

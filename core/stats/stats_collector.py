@@ -104,7 +104,7 @@ class StatsCollector:
     def metrics(self, stats: SchedulerStats) -> EngineMetrics:
         """Everything that was counted since the start."""
         cache = {name: str(value) for name, value in msgspec.structs.asdict(self._config.cache).items()}
-        cache |= {"num_gpu_blocks": str(self._pool.num_blocks), "cache_dtype": self._config.model.dtype}
+        cache |= {"num_gpu_blocks": str(self._pool.num_blocks), "cache_dtype": self._config.kv_dtype}
         return self.observations.to_message(stats, cache)
 
     def snapshot(

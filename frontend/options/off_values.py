@@ -41,7 +41,7 @@ ENGINE_ARGUMENTS = read_rows(
         "weights and KV cache stay on the device": "cpu_offload_gb=0 swap_space=0,4 kv_offloading_size "
         'kv_offloading_backend="native" enable_sleep_mode=false offload_backend="auto" preemption_mode',
         "KV caches are not transferred": "kv_transfer_config={} ec_transfer_config={} kv_events_config={}",
-        "the KV cache has the model's number format": 'kv_cache_dtype="auto" calculate_kv_scales=false '
+        "kv_cache_dtype rules the KV cache, each of its tokens has scales": "calculate_kv_scales=false,true "
         "kv_sharing_fast_prefill=false override_attention_dtype",
         "blocks are known by content": 'prefix_caching_hash_algo="sha256","sha256_cbor","builtin"',
         "windows are the model's": "disable_sliding_window=false disable_cascade_attn=false,true",

@@ -21,7 +21,7 @@ from ..processes.fault_hooks import keep_lasting, parse_fault_hooks
 from ..processes.log_lines import LogFormat
 from ..processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
 from .gguf_tensor import GgufTensor, describe_types
-from .model_spec import Dtype, ModelSpec
+from .model_spec import Dtype, KVCacheDtype, ModelSpec
 from .options import check_options, fraction, option, seconds, size
 from .weight_format import HeadQuantization, Quantization, WeightFormats, make_online_formats
 
@@ -121,6 +121,10 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     block_size: Annotated[
         int, option("tokens in one block of the KV cache", choices=(8, 16, 32, 64, 128))
     ] = 16
+    kv_cache_dtype: Annotated[
+        KVCacheDtype,
+        option("of the KV cache; auto: the model's; int8, fp8 (e4m3): 8 bits, and a scale a token and head"),
+    ] = "auto"  # "fp8_e4m3" is "fp8" from here on
     enable_prefix_caching: Annotated[bool, option("share the KV blocks of equal prompt beginnings")] = True
     gpu_memory_utilization: Annotated[float, fraction("fraction of the device's memory that may be used")] = (
         0.9
@@ -134,6 +138,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.kv_cache_dtype == "fp8_e4m3":
+            msgspec.structs.force_setattr(self, "kv_cache_dtype", "fp8")
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -356,6 +362,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             why = "when enable_chunked_prefill is off" if self.model.spec.is_causal else "for an encoder"
             text = f"at least max_model_len={self.model.max_model_len} {why}"
             raise ConfigError("max_num_batched_tokens", budget, text)
+        if self.cache.kv_cache_dtype != "auto" and not self.model.spec.is_causal:
+            text = "auto for an encoder, which keeps no KV cache"
+            raise ConfigError("kv_cache_dtype", self.cache.kv_cache_dtype, text)
         self._check_ranks()
 
     def _check_ranks(self) -> None:
@@ -436,6 +445,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return -(-self.model.max_model_len // self.cache.block_size)
 
     @property
+    def kv_dtype(self) -> str:
+        """What the KV cache holds: 'int8', 'fp8', or the model's type."""
+        kv_cache_dtype = self.cache.kv_cache_dtype
+        return self.model.dtype if kv_cache_dtype == "auto" else kv_cache_dtype
+
+    @property
     def block_size_bytes(self) -> int:
         """Bytes of one KV block over all layers."""
-        return self.model.spec.kv_bytes_per_token(self.model.dtype) * self.cache.block_size
+        per_token = self.model.spec.kv_bytes_per_token(self.model.dtype, self.cache.kv_cache_dtype)
+        return per_token * self.cache.block_size

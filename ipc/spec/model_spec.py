@@ -20,6 +20,8 @@ from .generic_spec import GenericSpec
 from .weight_format import WeightFormats
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+# fp8_e4m3: vLLM's other name of fp8.
+KVCacheDtype = Literal["auto", "int8", "fp8", "fp8_e4m3"]
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu", "relu2"]
 NormKind = Literal["rms", "layer"]
@@ -32,6 +34,7 @@ Convert = Literal["auto", "none", "embed", "classify"]
 ModelImpl = Literal["auto", "quire", "vllm", "transformers"]
 
 DTYPE_SIZE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+KV_SCALE_BYTES = 4  # of a token's keys, and of its values, of one head in a cache of 8 bits; float32
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -387,10 +390,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         has_scores = "embed" in pooled or ("classify" in pooled and self.pooling.num_labels == 1)
         return tasks + pooled + (("score",) if has_scores else ())
 
-    def kv_bytes_per_token(self, dtype: Dtype) -> int:
-        """Bytes of KV cache that one token takes over all layers."""
+    def kv_bytes_per_token(self, dtype: Dtype, kv_dtype: KVCacheDtype = "auto") -> int:
+        """Bytes of KV cache that one token takes over all layers; the model's `dtype` counts for "auto"."""
         causal = [layer.attention for layer in self.layers if layer.attention.is_causal]
-        return sum(2 * attention.kv_size for attention in causal) * DTYPE_SIZE_BYTES[dtype]
+        size = sum(2 * attention.kv_size for attention in causal)
+        if kv_dtype == "auto":
+            return size * DTYPE_SIZE_BYTES[dtype]
+        return size + sum(2 * attention.num_kv_heads for attention in causal) * KV_SCALE_BYTES
 
     @property
     def num_active_params(self) -> int:

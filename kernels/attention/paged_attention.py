@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .narrow_cache import dequantize, is_narrow
+
 # Scores of one tile of queries, in elements: bounds the reference's memory to 64 MB at any length.
 _MAX_SCORES = 1 << 24
 NO_WINDOW = 0x7FFFFFFF
@@ -49,7 +51,8 @@ def paged_attention_reference(
     position_bias: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """[T, H, D] of the query's type. `query` is [T, H, D], the caches are [blocks, G, block_size, D].
+    """[T, H, D] of the query's type. `query` is [T, H, D], the caches are [blocks, G, block_size, D] or, in 8
+    bits, as in narrow_cache.py.
 
     `ahead` is how many keys after itself a query sees, NO_WINDOW for all. `position_bias` is as
     `pack_position_bias` makes it, `sinks` are float32 [H].
@@ -137,7 +140,8 @@ def _gather_seen(
 
 def _gather(cache: Tensor, blocks: Tensor) -> Tensor:
     """float32 [G, len(blocks) * block_size, D]."""
-    gathered = cache[blocks.long()].transpose(0, 1)
+    gathered = cache[blocks.long()]
+    gathered = (dequantize(gathered) if is_narrow(cache) else gathered).transpose(0, 1)
     return gathered.reshape(gathered.shape[0], -1, gathered.shape[3]).float()
 
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from ..triton.dependent_launch_triton import launch_options, wait_for_inputs
 from ..triton.launch_sizes import next_power_of_2
 from .attention_plan_triton import ITEM_SIZE, MAX_SPLITS, AttentionPlan, SplitWork
+from .narrow_cache import find_format, find_head_size
 
 _jit: typing.Any = triton.jit
 
@@ -89,13 +90,14 @@ def launch_paged_attention(
 ) -> Tensor:
     """[T, H * D] of the query's type. Query t begins `t * query_stride` elements into `query`.
 
-    Caches are [blocks, G, block_size, D] and contiguous, tables and lengths int32. Requests with seq_len 0
-    pad a captured graph's batch: their rows come back as zeros. Requests without tokens and tokens past the
-    last request pad mixed steps: nothing is computed for them, and what comes back of them is unspecified.
+    Caches are [blocks, G, block_size, D] or as in narrow_cache.py, and contiguous; tables and lengths int32.
+    Requests with seq_len 0 pad a captured graph's batch: their rows come back as zeros. Requests without
+    tokens and tokens past the last request pad mixed steps: nothing is computed for them, and what comes back
+    of them is unspecified.
     `work` is `launch_plan`'s for this window. `tile`: of all programs; None: what fits the card. Nothing here
     waits for the device.
     """
-    _, num_kv_heads, block_size, head_size = k_cache.shape
+    num_kv_heads, block_size, head_size = *k_cache.shape[1:3], find_head_size(k_cache)
     group = num_heads // num_kv_heads
     out = query.new_empty((query.shape[0], num_heads * head_size))
     tensors = (k_cache, v_cache, block_tables, query_starts, seq_lens)
@@ -116,6 +118,7 @@ def launch_paged_attention(
         "HAS_SOFT_CAP": soft_cap is not None,
         "HAS_BIAS": position_bias is not None,
         "HAS_SINKS": sinks is not None,
+        "KV_FORMAT": find_format(k_cache),
         "SPLIT_KEYS": plan.split_keys,
         **options,
     }
@@ -230,6 +233,23 @@ def _add_sink(top: typing.Any, total: typing.Any, sums: typing.Any, sink: typing
 
 
 @_jit
+def _decode(codes: typing.Any, KV_FORMAT: tl.constexpr) -> typing.Any:
+    """float32 of a cache's codes."""
+    if KV_FORMAT == 1:
+        numbers = codes.to(tl.float32)
+    else:  # a half with the same digits has an exponent that is less by 8
+        bits = codes.to(tl.uint16)
+        halves = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+        numbers = halves.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    return numbers
+
+
+@_jit
+def _load_scales(at: typing.Any, mask: typing.Any) -> typing.Any:
+    return tl.load(at.to(tl.pointer_type(tl.float32), bitcast=True), mask=mask, other=0.0)
+
+
+@_jit
 def _attend_keys(
     q: typing.Any, top: typing.Any, total: typing.Any, sums: typing.Any, k_cache: typing.Any,
     v_cache: typing.Any, table: typing.Any, positions: typing.Any,
@@ -237,7 +257,7 @@ def _attend_keys(
     scale: typing.Any, soft_cap: typing.Any, bias: typing.Any, head: typing.Any, reach: typing.Any,
     IS_MASKED: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, AHEAD: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, HAS_BIAS: tl.constexpr,
-    N: tl.constexpr,
+    KV_FORMAT: tl.constexpr, N: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Go on with the online softmax of q [M, D] over keys first..last-1, tile by tile."""
     in_tile = tl.arange(0, N)
@@ -250,9 +270,15 @@ def _attend_keys(
         keys = start + in_tile
         is_key = keys < seq_len
         next_block = tl.load(table + (keys + N) // BLOCK_SIZE, mask=keys + N < seq_len, other=0)
-        slots = (block.to(tl.int64) * num_kv_heads + kv_head) * BLOCK_SIZE + keys % BLOCK_SIZE
-        k_at = k_cache + slots[None, :] * HEAD_SIZE + dims[:, None]
-        v_at = v_cache + slots[:, None] * HEAD_SIZE + dims[None, :]
+        head_at = block.to(tl.int64) * num_kv_heads + kv_head
+        if KV_FORMAT == 0:
+            starts = (head_at * BLOCK_SIZE + keys % BLOCK_SIZE) * HEAD_SIZE
+        else:
+            first_byte = head_at * (BLOCK_SIZE * (HEAD_SIZE + 4))
+            starts = first_byte + keys % BLOCK_SIZE * HEAD_SIZE
+            scales_at = first_byte + BLOCK_SIZE * HEAD_SIZE + keys % BLOCK_SIZE * 4
+        k_at = k_cache + starts[None, :] + dims[:, None]
+        v_at = v_cache + starts[:, None] + dims[None, :]
         if IS_MASKED:
             k = tl.load(k_at, mask=is_key[None, :] & has_dim[:, None], other=0.0)
             v = tl.load(v_at, mask=is_key[:, None] & has_dim[None, :], other=0.0)
@@ -262,7 +288,17 @@ def _attend_keys(
         else:
             k = tl.load(k_at, mask=has_dim[:, None], other=0.0)
             v = tl.load(v_at, mask=has_dim[None, :], other=0.0)
+        if KV_FORMAT > 0:
+            k_scale = _load_scales(k_cache + scales_at, is_key)  # pyright: ignore[reportPossiblyUnboundVariable]
+            v_scale = _load_scales(v_cache + scales_at, is_key)  # pyright: ignore[reportPossiblyUnboundVariable]
+            k = _decode(k, KV_FORMAT).to(q.dtype)
+            v = _decode(v, KV_FORMAT)
+            if q.dtype == tl.float16:  # whose small numbers lose digits: not weight times scale
+                v = v * v_scale[:, None]
+            v = v.to(q.dtype)
         scores = tl.dot(q, k, input_precision="ieee") * scale  # [M, N], of a weight the logarithm to base 2
+        if KV_FORMAT > 0:
+            scores = scores * k_scale[None, :]  # pyright: ignore[reportPossiblyUnboundVariable]
         if HAS_SOFT_CAP:
             # tanh(x) = 1 - 2 / (e^2x + 1); scores and cap both carry the factor log2(e).
             cap = soft_cap * 1.4426950408889634
@@ -285,6 +321,8 @@ def _attend_keys(
         weights = tl.exp2(scores - origin[:, None])
         fade = tl.exp2(top - origin)
         total = total * fade + tl.sum(weights, 1)
+        if (KV_FORMAT > 0) and (q.dtype != tl.float16):
+            weights = weights * v_scale[None, :]  # pyright: ignore[reportPossiblyUnboundVariable]
         sums = tl.dot(weights.to(v.dtype), v, sums * fade[:, None], input_precision="ieee")
         top = new_top
         block = next_block
@@ -300,8 +338,9 @@ def _paged_attention_kernel(
     scale: typing.Any, soft_cap: typing.Any, bias: typing.Any, reach: typing.Any, sinks: typing.Any,
     query_stride: typing.Any, table_stride: typing.Any, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr,
-    HAS_SOFT_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
-    IS_SINGLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, USE_PDL: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SINKS: tl.constexpr, KV_FORMAT: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr, IS_SINGLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Grid (items or tiles, G). A request that is not of this launch's kind is left to the other launch."""
     wait_for_inputs(USE_PDL)
@@ -381,13 +420,13 @@ def _paged_attention_kernel(
                 q, split_top, split_total, split_sums, k_cache, v_cache, table, positions,
                 kv_head, num_kv_heads, start, masked_from, seq_len, scale, soft_cap,
                 bias, head, reach, False, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, WINDOW, AHEAD, HAS_SOFT_CAP,
-                HAS_BIAS, N,
+                HAS_BIAS, KV_FORMAT, N,
             )  # fmt: skip
         split_top, split_total, split_sums = _attend_keys(
             q, split_top, split_total, split_sums, k_cache, v_cache, table, positions,
             kv_head, num_kv_heads, masked_from, end, seq_len, scale, soft_cap,
             bias, head, reach, True, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, WINDOW, AHEAD, HAS_SOFT_CAP,
-            HAS_BIAS, N,
+            HAS_BIAS, KV_FORMAT, N,
         )  # fmt: skip
         if SPLIT_KEYS > 0:
             top, total, sums = _merge(top, total, sums, split_top, split_total, split_sums)

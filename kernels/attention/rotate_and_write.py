@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..norm.rms_norm import rms_norm_reference
+from .narrow_cache import find_head_size, is_narrow, quantize, view_parts
 
 
 class QKNorm(NamedTuple):
@@ -41,12 +42,14 @@ def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def write_kv_reference(
     key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
 ) -> None:
-    """Write key and value [T, G, D] to their slots of the caches [blocks, G, block_size, D]."""
-    block_size = k_cache.shape[2]
-    blocks = slot_mapping // block_size
-    offsets = slot_mapping % block_size
-    k_cache[blocks, :, offsets] = key.to(k_cache.dtype)
-    v_cache[blocks, :, offsets] = value.to(v_cache.dtype)
+    """Write key and value [T, G, D] to their slots of caches as `paged_attention_reference` takes them."""
+    blocks, offsets = slot_mapping // k_cache.shape[2], slot_mapping % k_cache.shape[2]
+    for x, cache in ((key, k_cache), (value, v_cache)):
+        if is_narrow(cache):
+            codes, scales = view_parts(cache)
+            codes[blocks, :, offsets], scales[blocks, :, offsets] = quantize(x, cache.dtype)
+        else:
+            cache[blocks, :, offsets] = x.to(cache.dtype)
 
 
 def rotate_and_write_reference(
@@ -63,7 +66,7 @@ def rotate_and_write_reference(
 
     `qkv` is [T, (H + 2 G) D]. Without `cos` and `sin` nothing is rotated.
     """
-    num_kv_heads, head_size = k_cache.shape[1], k_cache.shape[3]
+    num_kv_heads, head_size = k_cache.shape[1], find_head_size(k_cache)
     query, key, value = qkv.view(qkv.shape[0], -1, head_size).split(
         (num_heads, num_kv_heads, num_kv_heads), dim=1
     )

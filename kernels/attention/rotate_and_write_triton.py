@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..triton.dependent_launch_triton import launch_options, wait_for_inputs
 from ..triton.launch_sizes import ceil_div, next_power_of_2
+from .narrow_cache import find_format, find_head_size
 from .rotate_and_write import QKNorm
 
 _jit: typing.Any = triton.jit
@@ -37,11 +38,11 @@ def launch_rotate_and_write(
 ) -> None:
     """q of `qkv` [T, (H + 2 G) D] is normed and rotated in place, keys likewise and values are in the caches.
 
-    `cos` and `sin` are float32 [T, D / 2], None where nothing is rotated; caches [blocks, G, block_size, D],
-    all contiguous; D is even. A negative slot is that of a row that pads a captured graph's batch: its
-    key and value go nowhere.
+    `cos` and `sin` are float32 [T, D / 2], None where nothing is rotated; caches [blocks, G, block_size, D]
+    or as in narrow_cache.py, all contiguous; D is even. A negative slot is that of a row that pads a captured
+    graph's batch: its key and value go nowhere.
     """
-    _, num_kv_heads, block_size, head_size = k_cache.shape
+    num_kv_heads, block_size, head_size = *k_cache.shape[1:3], find_head_size(k_cache)
     query_norm, key_norm, eps, is_after = qk_norm or (qkv, qkv, 0.0, False)
     num_programs = ceil_div(num_heads + 2 * num_kv_heads, _HEADS)
     _rotate_and_write_kernel[(qkv.shape[0], num_programs)](
@@ -50,8 +51,50 @@ def launch_rotate_and_write(
         NORMS_AFTER=is_after,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HALF=head_size // 2,
         PADDED_HALF=next_power_of_2(head_size // 2), BLOCK_SIZE=block_size, HEADS=_HEADS,
+        KV_FORMAT=find_format(k_cache),
         num_warps=2 if head_size * qkv.element_size() <= 256 else 4, **launch_options(qkv.device),
     )  # fmt: skip
+
+
+@_jit
+def _write_heads(
+    cache: typing.Any, first: typing.Any, second: typing.Any, heads: typing.Any, is_written: typing.Any,
+    offset: typing.Any, dims: typing.Any, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
+) -> typing.Any:  # fmt: skip
+    """Both halves [HEADS, D / 2] of each head to place `offset` of its block; `heads` counts over blocks."""
+    mask = is_written[:, None] & (dims < HALF)[None, :]
+    if KV_FORMAT == 0:
+        at = cache + (heads * BLOCK_SIZE + offset)[:, None] * (HALF * 2) + dims[None, :]
+        tl.store(at, first, mask=mask)
+        tl.store(at + HALF, second, mask=mask)
+    else:
+        first = tl.where(mask, first.to(tl.float32), 0.0)
+        second = tl.where(mask, second.to(tl.float32), 0.0)
+        top = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
+        has_nan = tl.max(((first != first) | (second != second)).to(tl.int32), 1) > 0
+        largest = 127.0 if KV_FORMAT == 1 else 448.0
+        scale = tl.where(has_nan, float("nan"), tl.maximum(tl.div_rn(top, largest), 1.1754943508222875e-38))
+        start = heads * (BLOCK_SIZE * (HALF * 2 + 4))
+        scale_at = cache + start + BLOCK_SIZE * HALF * 2 + offset * 4
+        tl.store(scale_at.to(tl.pointer_type(tl.float32), bitcast=True), scale, mask=is_written)
+        at = cache + (start + offset * (HALF * 2))[:, None] + dims[None, :]
+        tl.store(at, _encode(tl.div_rn(first, scale[:, None]), KV_FORMAT), mask=mask)
+        tl.store(at + HALF, _encode(tl.div_rn(second, scale[:, None]), KV_FORMAT), mask=mask)
+
+
+@_jit
+def _encode(x: typing.Any, KV_FORMAT: tl.constexpr) -> typing.Any:
+    """Codes of numbers up to the largest code; to the nearest, ties to even."""
+    if KV_FORMAT == 1:
+        codes = ((x + 12582912.0) - 12582912.0).to(tl.int8)  # 1.5 * 2^23: its sum with x is whole
+    else:
+        bits = tl.abs(x).to(tl.int32, bitcast=True)
+        whole = (bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20  # three digits; e4m3 has an exponent less by 120
+        small = ((tl.abs(x) + 16384.0) - 16384.0) * 512.0  # below 2^-6 a step is 2^-9
+        codes = tl.where(tl.abs(x) < 0.015625, small.to(tl.int32), whole - 960)
+        codes = (codes | tl.where(x < 0, 128, 0)).to(tl.uint8)
+    return codes
 
 
 @_jit
@@ -60,7 +103,8 @@ def _rotate_and_write_kernel(
     k_cache: typing.Any, v_cache: typing.Any,
     slot_mapping: typing.Any, eps: typing.Any, HAS_ANGLES: tl.constexpr, HAS_NORM: tl.constexpr,
     NORMS_AFTER: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr,
-    PADDED_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, USE_PDL: tl.constexpr,
+    PADDED_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, KV_FORMAT: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Grid (T, groups of HEADS heads)."""
     token = tl.program_id(0).to(tl.int64)
@@ -109,14 +153,12 @@ def _rotate_and_write_kernel(
     tl.store(at + HALF, rotated_second, mask=query_mask)
     slot = tl.load(slot_mapping + token)
     if slot >= 0:
-        first_row = slot // BLOCK_SIZE * NUM_KV_HEADS * BLOCK_SIZE + slot % BLOCK_SIZE
-        key_row = first_row + (heads - NUM_HEADS) * BLOCK_SIZE
-        key_at = key_row[:, None] * (HALF * 2) + dims[None, :]
-        key_mask = is_key[:, None] & has_dim[None, :]
-        tl.store(k_cache + key_at, rotated_first, mask=key_mask)
-        tl.store(k_cache + key_at + HALF, rotated_second, mask=key_mask)
-        value_row = first_row + (heads - NUM_HEADS - NUM_KV_HEADS) * BLOCK_SIZE
-        value_at = value_row[:, None] * (HALF * 2) + dims[None, :]
-        value_mask = is_value[:, None] & has_dim[None, :]
-        tl.store(v_cache + value_at, stored_first, mask=value_mask)
-        tl.store(v_cache + value_at + HALF, stored_second, mask=value_mask)
+        first_head = slot // BLOCK_SIZE * NUM_KV_HEADS - NUM_HEADS
+        _write_heads(
+            k_cache, rotated_first, rotated_second, first_head + heads, is_key, slot % BLOCK_SIZE, dims, HALF,
+            BLOCK_SIZE, KV_FORMAT,
+        )  # fmt: skip
+        _write_heads(
+            v_cache, stored_first, stored_second, first_head - NUM_KV_HEADS + heads, is_value,
+            slot % BLOCK_SIZE, dims, HALF, BLOCK_SIZE, KV_FORMAT,
+        )  # fmt: skip

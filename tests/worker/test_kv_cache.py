@@ -9,8 +9,9 @@ import pytest
 import torch
 from quire.ipc.errors import ConfigError
 from quire.ipc.spec.config import CacheConfig, EngineConfig
+from quire.kernels.attention.narrow_cache import view_parts
 from quire.worker import kv_cache
-from quire.worker.kv_cache import allocate_kv_caches, estimate_activation_bytes, plan_memory
+from quire.worker.kv_cache import allocate_kv_caches, copy_blocks, estimate_activation_bytes, plan_memory
 from row_driver import toy_config
 
 CPU = torch.device("cpu")
@@ -203,6 +204,18 @@ def test_tensors_have_the_layout_that_attention_expects() -> None:
     assert len(caches) == 1
     assert all(tensor.shape == (5, 1, 8, 1) and tensor.dtype == torch.float32 for tensor in caches[0])
     assert all(tensor.is_contiguous() for tensor in caches[0])
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("int8", torch.int8), ("fp8_e4m3", torch.uint8)])
+def test_a_cache_of_8_bits_takes_the_bytes_that_are_planned_with(name: Any, dtype: torch.dtype) -> None:
+    config = msgspec.structs.replace(_config(), cache=CacheConfig(block_size=8, kv_cache_dtype=name))
+    [caches] = allocate_kv_caches(config, 5, CPU)
+    assert all(tensor.shape == (5, 1, 8, 1 + 4) and tensor.dtype == dtype for tensor in caches)
+    assert sum(tensor.nbytes for tensor in caches) == 5 * config.block_size_bytes
+    for tensor in caches:
+        view_parts(tensor)[1].copy_(torch.arange(40.0).view(5, 1, 8))
+    copy_blocks([caches], [(1, 4), (0, 2)])
+    assert all(view_parts(tensor)[1][4, 0].tolist() == list(range(8, 16)) for tensor in caches)
 
 
 @pytest.mark.usefixtures("free_bytes")

@@ -7,7 +7,7 @@ import logging
 import torch
 
 from ...ipc.spec.config import AttentionBackendName
-from ...ipc.spec.model_spec import AttentionSpec
+from ...ipc.spec.model_spec import AttentionSpec, KVCacheDtype
 from ...kernels.choice import choose_attention, native_library
 from .backend import AttentionBackend, QKNorm
 from .native_attention import NativeAttention
@@ -24,6 +24,7 @@ def make_attention(
     device: torch.device,
     is_strict: bool = False,
     wanted: AttentionBackendName = "auto",
+    kv_cache_dtype: KVCacheDtype = "auto",
 ) -> AttentionBackend:
     """The fastest backend that computes this attention on this device, or the `wanted` one if it does.
 
@@ -31,12 +32,17 @@ def make_attention(
     Triton kernels when asked, torch operations on a GPU do not.
     """
     heads = spec.num_heads, spec.num_kv_heads, spec.head_size
-    if wanted == "flashinfer" and (is_strict or not spec.is_causal or spec.sinks is not None):
-        why = "exact rows are asked for" if is_strict else "scores have sinks"
-        why = why if spec.is_causal else "queries see the keys after them"
+    reasons = {
+        "queries see the keys after them": not spec.is_causal,
+        "exact rows are asked for": is_strict,
+        "scores have sinks": spec.sinks is not None,
+        f"the KV cache is {kv_cache_dtype}": kv_cache_dtype != "auto",
+    }
+    why = next((reason for reason, is_true in reasons.items() if is_true), None)
+    if wanted == "flashinfer" and why is not None:
         _LOGGER.warning("attention_backend=flashinfer does not cover this model: %s; another is used", why)
         wanted = "auto"
-    chosen = choose_attention(*heads, dtype, device, wanted)
+    chosen = choose_attention(*heads, dtype, device, wanted, kv_cache_dtype != "auto")
     if chosen == "flashinfer":
         from .flashinfer_attention import FlashInferAttention
 

@@ -41,6 +41,7 @@ class AttentionBackend(ABC):
     ) -> Tensor:
         """Norm and rotate q and k of `qkv` [T, (H + 2 G) D], write k and v to their slots.
 
+        The caches are [blocks, G, block_size, D], or as in narrow_cache.py.
         What comes back holds the queries in the form that this backend's `attend` takes; `qkv` may be
         overwritten by it. `angles` are cos and sin, float32 [T, D / 2], None where nothing is rotated.
         """

@@ -18,6 +18,7 @@ from ...ipc.spec.model_spec import (
     AttentionSpec,
     DenseSpec,
     ExpertsSpec,
+    KVCacheDtype,
     LayerSpec,
     RopeConfig,
     find_ropes,
@@ -134,6 +135,7 @@ class _Builder:
         self._max_step_tokens = config.scheduler.max_num_batched_tokens
         self._wants_exact = config.wants_exact
         self._attention_backend: AttentionBackendName = config.model.attention_backend
+        self._kv_cache_dtype: KVCacheDtype = config.cache.kv_cache_dtype
         self._formats = config.model.weight_formats
         self._weights = weights
         self._dtype = dtype
@@ -283,7 +285,8 @@ class _Builder:
         heads = spec.num_heads, spec.num_kv_heads, spec.head_size, spec.sinks is not None
         if heads not in self._backends:
             backend = make_attention(
-                spec, self._dtype, self._device, self._wants_exact, self._attention_backend
+                *(spec, self._dtype, self._device, self._wants_exact),
+                *(self._attention_backend, self._kv_cache_dtype),
             )
             if not backend.is_exact:
                 self._batch_variance_reason = self._batch_variance_reason or _explain(INEXACT_ATTENTION)

@@ -24,7 +24,7 @@ from ....ipc.errors import EngineStartError, QuireError
 from ....ipc.processes.cgroup import count_processors
 from ....ipc.processes.cpu_cores import describe_engines, describe_ranks, list_cores
 from ....ipc.processes.process import module_command
-from ....ipc.spec.config import ModelConfig, ParallelConfig
+from ....ipc.spec.config import EngineConfig, ModelConfig, ParallelConfig
 from ....ipc.spec.linear_shapes import count_model_bytes
 from ....ipc.spec.model_spec import ModelSpec, PoolingSpec, find_stages
 from ....ipc.spec.weight_format import Quantization
@@ -227,12 +227,13 @@ def _check_gpu_ranks(gpus: Sequence[Mapping[str, Any]], num_ranks: int) -> Check
 
 def check_model(args: EngineArgs) -> Iterator[Check]:
     """A model's folder: whether it can be served so, and how its thoughts and tool calls would be read."""
-    config, stage_size = args.create_engine_config().model, args.tensor_parallel_size
+    engine, stage_size = args.create_engine_config(), args.tensor_parallel_size
+    config = engine.model
     spec, num_stages = config.spec, args.pipeline_parallel_size
     place = ", ".join(config.weight_files) if config.gguf_tensors else config.model
     weights = f" ({config.weights_name} weights)" if config.weights_name else ""
     yield Check("model", Status.OK, f"{spec.architecture}, {config.dtype}{weights}, in {place}", spec.tasks)
-    yield Check("layers", Status.OK if spec.generic is None else Status.NOTE, describe_layers(config))
+    yield Check("layers", Status.OK if spec.generic is None else Status.NOTE, describe_layers(engine))
     if config.gguf_tensors:
         counts = Counter(tensor.type for tensor in config.gguf_tensors)
         shown = ", ".join(f"{count} {name}" for name, count in counts.most_common())
@@ -276,11 +277,13 @@ def describe_sizes(config: ModelConfig) -> str:
     )
 
 
-def describe_layers(config: ModelConfig) -> str:
-    """'native: 24 layers of Quire's own, 12.0 KiB of KV cache a token'; or generic, by whose code."""
-    spec = config.spec
-    kv_bytes = spec.kv_bytes_per_token(config.dtype)
-    kept = f", {kv_bytes / 1024:,.1f} KiB of KV cache a token" if kv_bytes else ""
+def describe_layers(config: EngineConfig) -> str:
+    """'native: 24 layers of Quire's own, 12.0 KiB of KV cache a token (6.2 in int8)'; or generic, by whose
+    code."""
+    spec, kv_dtype = config.model.spec, config.cache.kv_cache_dtype
+    own, int8 = (spec.kv_bytes_per_token(config.model.dtype, name) / 1024 for name in (kv_dtype, "int8"))
+    shown = f" ({int8:,.1f} with kv_cache_dtype=int8)" if kv_dtype == "auto" else f" in {kv_dtype}"
+    kept = f", {own:,.1f} KiB of KV cache a token{shown}" if own else ""
     if spec.generic is None:
         return f"native: {spec.num_layers} layers of Quire's own{kept}"
     by = f"generic: {spec.num_layers} layers by transformers {metadata.version('transformers')}"

@@ -20,7 +20,7 @@ REFUSED = [
     ("enable_lora", True, f"enable_lora=True: expected False: {LORA}"),
     ("max_loras", True, f"max_loras=True: expected 1: {LORA}"),
     ("speculative_config", {"a": 1}, "speculative_config={'a': 1}: expected None: Quire has no speculative"),
-    ("kv_cache_dtype", "fp8", "kv_cache_dtype='fp8': expected 'auto': the KV cache has"),
+    ("calculate_kv_scales", 2, "calculate_kv_scales=2: expected False or True: kv_cache_dtype rules"),
     (
         "limit_mm_per_prompt",
         {"image": 1},
@@ -68,12 +68,12 @@ def test_options_are_taken_or_refused_as_arguments_are(is_vllms: bool) -> None:
         "--speculative-config",
         "None",
     ]
-    words += ["--kv_cache_dtype=auto", "--compilation-config", '{"level": 3}', "--max-num-seqs", "3"]
+    words += ["--calculate_kv_scales=false", "--compilation-config", '{"level": 3}', "--max-num-seqs", "3"]
     assert parse(words, is_vllms).max_num_seqs == 3
     for word, said in (
         ("--enable-lora", f"enable_lora=True: expected False: {LORA}"),
         ("--lora-modules=a=b", f"lora_modules='a=b': expected None: {LORA}"),
-        ("--kv-cache-dtype=fp8", "kv_cache_dtype='fp8': expected 'auto'"),
+        ("--kv-sharing-fast-prefill=1", "kv_sharing_fast_prefill=1: expected False"),
     ):
         with pytest.raises(ConfigError) as caught:
             parse([word], is_vllms)

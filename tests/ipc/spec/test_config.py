@@ -91,6 +91,21 @@ def test_a_config_survives_the_launch_pipe() -> None:
     assert config.block_size_bytes == 2 * 1 * 1 * 8 * 4 * 8
 
 
+def test_a_cache_of_8_bits_has_scales_and_is_for_models_that_keep_kv() -> None:
+    cache = CacheConfig(block_size=8, kv_cache_dtype="fp8_e4m3")
+    assert cache == CacheConfig(block_size=8, kv_cache_dtype="fp8")
+    config = msgspec.structs.replace(make_config(), cache=cache)
+    assert config.block_size_bytes == 2 * 1 * 1 * (8 + 4) * 8
+    assert config.kv_dtype == "fp8"
+    assert make_config().kv_dtype == "float32"
+    replace, spec = msgspec.structs.replace, config.model.spec
+    layer = spec.layers[0]
+    layer = replace(layer, attention=replace(layer.attention, is_causal=False))
+    encoder = replace(config.model, spec=replace(spec, layers=(layer,)))
+    with pytest.raises(ConfigError, match="kv_cache_dtype='fp8': expected auto for an encoder"):
+        replace(config, model=encoder)
+
+
 def test_a_remote_error_keeps_the_class_of_a_user_error_only() -> None:
     with pytest.raises(ModelError, match=r"^model='x': expected a folder$"):
         raise_remote("ModelError", "model='x': expected a folder")

@@ -16,6 +16,7 @@ from quire.kernels.attention.paged_attention import NO_WINDOW
 from torch import Tensor
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+INT8, FP8 = torch.int8, torch.uint8  # of caches in 8 bits
 LONGER = [*MIXED, (100, 129)]
 # Read in place, several kv heads together; groups of fewer and of more rows than a vector product has.
 IN_PLACE = [(16, 8, 32, 16), (14, 2, 48, 16)]
@@ -108,6 +109,29 @@ def test_every_shape_and_type_in_triton_equals_the_reference(
 ) -> None:
     step = AttentionStep.draw([(5, 37), (1, 130)], *shape, dtype=dtype)
     step.assert_near(step.launch_triton(num_processors=4), step.reference())
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("kv_dtype", "dtype", "shape", "is_strict", "window"),
+    [
+        (INT8, F32, (4, 2, 16, 16), False, None),
+        (FP8, BF16, (14, 2, 40, 128), True, 40),
+        (INT8, BF16, (6, 1, 80, 8), False, 40),
+        (FP8, F32, (2, 1, 24, 16), True, None),
+        (FP8, F16, (2, 1, 32, 16), False, None),
+    ],
+)
+def test_caches_of_8_bits_in_triton_are_read_as_the_reference_reads_them(
+    kv_dtype: torch.dtype,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int, int],
+    is_strict: bool,
+    window: int | None,
+) -> None:
+    step = AttentionStep.draw([(5, 37), (1, 130)], *shape, dtype=dtype).narrow(kv_dtype)
+    actual = step.launch_triton(window, num_processors=4, is_strict=is_strict)
+    step.assert_near(actual, step.reference(window))
 
 
 @needs_triton

@@ -162,6 +162,7 @@ class _Builder:
                     self._device,
                     self._config.wants_exact,
                     self._config.model.attention_backend,
+                    self._config.cache.kv_cache_dtype,
                 )
             layers.append((spec, backends[heads]))
         made = GenericModel(model, layers, self._size_bytes)
