@@ -50,6 +50,7 @@ class AttentionStep:
     query_starts: Tensor
     seq_lens: Tensor
     sinks: Tensor | None = None
+    value_size: int | None = None  # values are so many of the keys' first numbers
 
     @classmethod
     def draw(
@@ -104,8 +105,9 @@ class AttentionStep:
         out = launch_paged_attention(
             *(native_library(), flat, flat.shape[1], heads, *caches, *tensors, window, soft_cap, scale),
             sinks=self.sinks,
+            value_size=self.value_size,
         )
-        return out.view_as(self.query)
+        return out.unflatten(1, (heads, -1))
 
     def launch_encoder(
         self,
@@ -192,6 +194,7 @@ class AttentionStep:
             ahead,
             position_bias,
             self.sinks,
+            self.value_size,
         )
 
     def only(self, request: int, first: int, count: int) -> Self:
@@ -208,7 +211,7 @@ class AttentionStep:
 
     @property
     def largest_value(self) -> float:
-        return to_floats(self.v_cache).abs().max().item()
+        return to_floats(self.v_cache if self.value_size is None else self.k_cache).abs().max().item()
 
     def bound(self) -> float:
         """Largest error in float32: that of the scores moves the weights, then a weighted mean.

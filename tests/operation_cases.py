@@ -20,7 +20,12 @@ import torch
 from cache_layout import from_native_layout
 from kernel_checks import CPU, EPS, TRITON_DEVICE
 from quire.kernels.attention.narrow_cache import SCALE_SIZE, view_parts
-from quire.kernels.attention.rotate_and_write import QKNorm, rotate_and_write_reference
+from quire.kernels.attention.rotate_and_write import (
+    QKNorm,
+    launch_rotate_latent,
+    rotate_and_write_reference,
+    rotate_latent_reference,
+)
 from quire.kernels.choice import native_library
 from quire.kernels.linear import linear
 from quire.kernels.linear.experts import (
@@ -31,6 +36,7 @@ from quire.kernels.linear.experts import (
     route_reference,
 )
 from quire.kernels.linear.gated_activation import ACTIVATIONS, FUNCTIONS, gated_activation_reference
+from quire.kernels.linear.head_products import launch_multiply_heads, multiply_heads_reference
 from quire.kernels.linear.linear import Variant
 from quire.kernels.linear.xielu import XieluNumbers, xielu_reference
 from quire.kernels.norm.layer_norm import layer_norm_reference
@@ -597,6 +603,66 @@ def rotate_and_write(
     return OpCase(inputs, partial(compute, launch, implementation != "triton"), expected, bounds)
 
 
+def rotate_latent(
+    implementation: str,
+    dtype: torch.dtype,
+    sizes: tuple[int, int, int, int],
+    block_size: int,
+    rows: int,
+) -> OpCase:
+    """`sizes` is (heads, nope, rope, rank)."""
+    draw, (num_heads, nope, rope, rank), num_blocks = Draw(implementation, dtype), sizes, 9
+    angle = draw(rows, rope // 2, dtype=F32) * 3
+    slots = torch.randperm(num_blocks * block_size, generator=draw.generator)[:rows]
+
+    def compute(
+        function: Callable[..., None], is_native: bool, query: Tensor, latent: Tensor, *parts: Tensor
+    ) -> Outputs:
+        """Ends of queries, latents and what is in the cache."""
+        *angles, slots = parts
+        y = torch.full((len(query), num_heads, rank + rope), 7.0, dtype=dtype)
+        cache = torch.full((num_blocks, 1, block_size, rank + rope), 7.0, dtype=dtype)
+        function(query, y, latent, rank, *angles, cache, slots)
+        assert (y[..., :rank] == 7.0).all()
+        if is_native:
+            cache = from_native_layout(cache, cache)[0]
+        by_slot = cache.transpose(1, 2).flatten(0, 1)
+        written = by_slot[slots].squeeze(1)
+        assert torch.equal(written, latent)
+        by_slot[slots] = 7.0
+        assert (by_slot == 7.0).all(), "a slot of nobody is written"
+        return y[..., rank:], written
+
+    inputs = draw(rows, num_heads, nope + rope), draw(rows, rank + rope), angle.cos(), angle.sin(), slots
+    expected = compute(rotate_latent_reference, False, *(part.clone() for part in inputs))
+    bound = 5 * torch.finfo(dtype).eps / 2 * max(part.abs().max().item() for part in expected)
+    launch = partial(launch_rotate_latent, native_library())
+    return OpCase(inputs, partial(compute, launch, True), expected, (bound, bound))
+
+
+def multiply_heads(
+    implementation: str, dtype: torch.dtype, rows: int, heads: int, num_in: int, num_out: int
+) -> OpCase:
+    """Heads of x and y lie within longer ones."""
+    draw = Draw(implementation, dtype)
+    x, weight = draw(rows, heads, num_in + 5), draw(heads, num_out, num_in)
+    layers = [NativeLinear(native_library(), part, None, dtype) for part in weight]
+    tables = (LinearTable * heads)(*(layer.to_table() for layer in layers))
+
+    def compute(x: Tensor) -> Outputs:
+        y = torch.full((len(x), heads, num_out + 3), 7.0, dtype=dtype)
+        launch_multiply_heads(native_library(), x, tables, y)
+        assert len(layers) == heads
+        assert (y[..., num_out:] == 7.0).all()
+        return (y[..., :num_out],)
+
+    exact = x[..., :num_in].double(), weight.double()
+    expected = multiply_heads_reference(x[..., :num_in], weight)
+    magnitudes = torch.einsum("thk,hnk->thn", exact[0].abs(), exact[1].abs())
+    bound = 2 * (num_in + 2) * EPS * magnitudes + 2 * unit(dtype) * expected.double().abs()
+    return OpCase((x,), compute, (expected,), (bound,))
+
+
 def cycle(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Points in which each value of every axis appears, as many as the longest has, in place of all pairs."""
     count = max(map(len, axes))
@@ -618,7 +684,14 @@ _TRITON_MANY = [(17, 40, 7), (130, 272, 140)]
 _NARROW = [(7, 1, 1), (65, 513, 33), (33, 384, 256), (300, 300, 65), (260, 128, 96)]
 _FORMS = ["alone", "added", "in place"]
 _GATED = ["silu", "gelu", "gelu_tanh", "clamped_swiglu"]
-_ROTATED = [((1, 1, 8), 8), ((4, 2, 16), 16), ((6, 1, 40), 16), ((3, 3, 72), 32), ((8, 2, 128), 16)]
+_ROTATED = [
+    ((1, 1, 512), 16),
+    ((1, 1, 8), 8),
+    ((4, 2, 16), 16),
+    ((6, 1, 40), 16),
+    ((3, 3, 72), 32),
+    ((8, 2, 128), 16),
+]
 
 # Operation, implementations, types, arguments of its cases; how many of the last are also computed by parts.
 Line = tuple[Callable[..., OpCase], Sequence[str], Sequence[torch.dtype], list[tuple[Any, ...]], int]
@@ -681,6 +754,12 @@ TABLE: list[Line] = [
     (penalties, TRITON, [F32], [(1,), (511,), (1300,)], 0),
     (rotate_and_write, NATIVE, BOTH, [
         (*shape, norms, 37) for shape in _ROTATED for norms in ("", "before", "after")
+    ], 3),
+    (rotate_latent, NATIVE, BOTH, [
+        ((4, 8, 16, 32), 16, 37), ((1, 16, 2, 16), 8, 3), ((5, 64, 64, 512), 32, 70)
+    ], 3),
+    (multiply_heads, NATIVE, BOTH, [
+        (1, 1, 1, 1), (3, 4, 16, 48), (70, 3, 24, 33), (130, 16, 128, 96)
     ], 3),
     (rotate_and_write, TRITON, BOTH, [
         ((1, 1, 2), 8, "", 11), ((7, 1, 40), 128, "before", 11), ((3, 3, 80), 16, "after", 11),

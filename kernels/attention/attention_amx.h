@@ -10,7 +10,7 @@
 
 namespace quire::attention {
 
-// Head sizes are multiples of 32. Tiles 0-3 are sums, 4 and 5 left factors, 6 and 7 right ones.
+// Sizes of heads and values are multiples of 32. Tiles 0-3 are sums, 4 and 5 left factors, 6 and 7 right ones.
 class AmxAttention : public PairedTile<bf16> {
   public:
     static constexpr bool kUsesTiles = true;
@@ -29,9 +29,9 @@ class AmxAttention : public PairedTile<bf16> {
         }
     }
 
-    // value[count, D] += weights V, over the keys [from, to).
+    // value[count, E] += weights V, over the keys [from, to).
     void add_values(int count, int from, int to, float* value) const {
-        for (int d = 0; d < step_.head_size; d += kStep)
+        for (int d = 0; d < step_.value_size; d += kStep)
             if (count > kGroup)
                 add_tiles<2>(from / kStep * kStep, to, d, value + d);
             else
@@ -56,7 +56,7 @@ class AmxAttention : public PairedTile<bf16> {
     template <int Tiles>
     void add_tiles(int from, int to, int d, float* value) const {
         const size_t left_bytes = kKeys * sizeof(bf16), right_bytes = 2 * kGroup * sizeof(bf16);
-        load<Tiles>(value, step_.head_size);
+        load<Tiles>(value, step_.value_size);
         for (int k = from; k < to; k += kStep) {
             _tile_loadd(4, weights_ + k, left_bytes);
             if (Tiles == 2) _tile_loadd(5, weights_ + kGroup * kKeys + k, left_bytes);
@@ -64,7 +64,7 @@ class AmxAttention : public PairedTile<bf16> {
             _tile_loadd(7, value_tile(d + kGroup, k), right_bytes);
             multiply<Tiles>();
         }
-        store<Tiles>(value, step_.head_size);
+        store<Tiles>(value, step_.value_size);
     }
 
     template <int Tiles>

@@ -20,10 +20,10 @@ class FloatAttention {
     }
 
     static size_t memory_size(const Step<float>& step, int rows) {
-        return size_t(kKeys) * (step.head_size + padded(step.head_size) + kRows) + size_t(rows) * step.head_size;
+        return size_t(kKeys) * (step.head_size + padded(step.value_size) + kRows) + size_t(rows) * step.head_size;
     }
 
-    FloatAttention(const Step<float>& step, float* memory) : step_(step), padded_(padded(step.head_size)) {
+    FloatAttention(const Step<float>& step, float* memory) : step_(step), padded_(padded(step.value_size)) {
         key_ = memory;                                       // [D, kKeys]
         value_ = key_ + size_t(kKeys) * step.head_size;      // [kKeys, padded]
         scores_ = value_ + size_t(kKeys) * padded_;          // [kRows, kKeys]
@@ -117,7 +117,8 @@ class FloatAttention {
     static constexpr int kMaxDirectRows = 2 * kMaxRows;  // more rows than this are worth a copy of the keys
 
     static bool can_read_in_place(const Step<float>& step, int rows) {
-        return step.head_size % kLanes == 0 && step.block_size % kLanes == 0 && rows <= kMaxDirectRows;
+        return step.has_values() && step.head_size % kLanes == 0 && step.block_size % kLanes == 0 &&
+               rows <= kMaxDirectRows;
     }
 
     // c[rows, columns] += a[rows, depth] b[depth, columns], columns a multiple of kLanes.
@@ -143,10 +144,13 @@ class FloatAttention {
             for (int d = 0; d < D; ++d)
                 std::memcpy(key_ + d * kKeys + key - start, from.k + size_t(d) * step_.block_size,
                             from.count * sizeof(float));
-            for (int j = 0; j < from.count; ++j)
+            for (int j = 0; step_.has_values() && j < from.count; ++j)
                 std::memcpy(value_ + (key - start + j) * padded_, from.v + size_t(j) * D, D * sizeof(float));
             key += from.count;
         }
+        if (!step_.has_values())
+            for (int j = 0; j < count_; ++j)
+                for (int d = 0; d < step_.value_size; ++d) value_[size_t(j) * padded_ + d] = key_[d * kKeys + j];
     }
 
     const Step<float>& step_;

@@ -1,7 +1,8 @@
 // What every variant of paged attention shares: a step's pointers, tasks, running sums, finding keys.
 // K of a block lies [D, block_size], V [block_size, D]; in bfloat16 neighbours are paired, K [D / 2, block_size, 2]
-// and V [block_size / 2, D, 2], as processors with bfloat16 products read them.
-// Legend: T tokens, R requests, H query heads, G kv heads, D head size.
+// and V [block_size / 2, D, 2], as processors with bfloat16 products read them. Where values are the first numbers of
+// the keys (a latent, paged_attention.py) there is no V: what multiplies it makes it of K in scratch, tile by tile.
+// Legend: T tokens, R requests, H query heads, G kv heads, D head size, E value size.
 #pragma once
 
 #include "linear/tile.h"
@@ -18,9 +19,9 @@ template <typename T>
 struct Step {
     const T* query;
     size_t query_stride;  // elements between tokens
-    T* out;               // [T, H, D]
+    T* out;               // [T, H, E]
     const T* k_cache;
-    const T* v_cache;
+    const T* v_cache;  // null: values are the first E numbers of keys
     const int32_t* block_tables;
     size_t table_stride;
     const int32_t* query_starts;
@@ -29,7 +30,9 @@ struct Step {
     float scale;
     float soft_cap;  // 0: none
     const float* sinks;  // [H], or null
+    int value_size;      // D where there is a v_cache
 
+    bool has_values() const { return v_cache != nullptr; }
     int group() const { return num_heads / num_kv_heads; }
 };
 
@@ -84,7 +87,8 @@ inline void merge(int rows, int padded, Sums& total, const Sums& part) {
     }
 }
 
-// Where K and V of a run of keys within one block begin; with pairs, the run begins at an even key.
+// Where K and V (null where there is none) of a run of keys within one block begin; with pairs, the run begins at an
+// even key.
 template <typename T>
 struct Place {
     const T *k, *v;
@@ -97,7 +101,7 @@ Place<T> find_keys(const Step<T>& step, const Task& task, int key, int end) {
     const int block = step.block_tables[task.request * step.table_stride + key / size];
     const size_t base = (size_t(block) * step.num_kv_heads + task.kv_head) * size * D;
     const int paired = sizeof(T) == sizeof(bf16) ? 2 : 1;
-    return {step.k_cache + base + paired * offset, step.v_cache + base + size_t(offset) * D,
+    return {step.k_cache + base + paired * offset, step.has_values() ? step.v_cache + base + size_t(offset) * D : nullptr,
             std::min(size - offset, end - key)};
 }
 

@@ -4,7 +4,7 @@
 // Keys are taken in tiles at fixed absolute positions, tiles in order, in splits of kSplit keys whose sums are
 // merged in order, by the same instructions for one query as for many. So a query's result depends on its own
 // sequence alone: not on the other queries of a task, on chunk borders, on threads. Masked keys add exact zeros.
-// Legend: T tokens, R requests, H query heads, G kv heads, D head size.
+// Legend: T tokens, R requests, H query heads, G kv heads, D head size, E value size.
 #include "attention/paged_attention.h"
 
 #include "attention/attention_amx.h"
@@ -32,7 +32,7 @@ int first_key(const Step<T>& step, const Task& task) {
 // All rows of the task against keys [start, end), which lie in one tile.
 template <typename Variant, typename T>
 void attend_keys(const Step<T>& step, const Task& task, int start, int end, Variant& variant, Sums& sums) {
-    const int heads = task.heads, rows = task.rows(), padded = Variant::padded(step.head_size);
+    const int heads = task.heads, rows = task.rows(), padded = Variant::padded(step.value_size);
     variant.open(task, start, end);
     for (int first = 0; first < rows; first += Variant::kRows) {
         const int count = std::min(Variant::kRows, rows - first);
@@ -78,12 +78,12 @@ float last_factor(const Step<T>& step, int head, float largest, float weight) {
 
 template <typename T>
 void write_out(const Step<T>& step, const Task& task, int padded, const Sums& sums) {
-    const int D = step.head_size, first = task.kv_head * step.group();
+    const int E = step.value_size, first = task.kv_head * step.group();
     for (int row = 0; row < task.rows(); ++row) {
         const size_t head = size_t(task.first + row / task.heads) * step.num_heads + first + row % task.heads;
         float* value = sums.value + size_t(row) * padded;
         scale_row(value, padded, last_factor(step, first + row % task.heads, sums.largest[row], sums.weight[row]));
-        copy_rounded(step.out + head * D, value, D);
+        copy_rounded(step.out + head * E, value, E);
     }
 }
 
@@ -138,7 +138,7 @@ int most_splits(const Step<T>& step, const std::vector<Task>& tasks) {
 // Every task by one thread, its splits merged as they come.
 template <typename Variant, typename T>
 void attend_tasks(const Step<T>& step, const std::vector<Task>& tasks, int max_rows, bool is_parallel) {
-    const int padded = Variant::padded(step.head_size);
+    const int padded = Variant::padded(step.value_size);
     const size_t size = round_up(Variant::memory_size(step, max_rows), 16), sums = Sums::size(max_rows, padded);
     parallel_for(int(tasks.size()), is_parallel, [&](int i) {
         const Task &task = tasks[i], &next = tasks[std::min(size_t(i) + 1, tasks.size() - 1)];
@@ -163,7 +163,7 @@ void attend_tasks(const Step<T>& step, const std::vector<Task>& tasks, int max_r
 // Few tasks over long contexts: every split by one thread, then merged in the same order as above.
 template <typename Variant, typename T>
 void attend_splits(const Step<T>& step, const std::vector<Task>& tasks, int max_rows, int splits) {
-    const int padded = Variant::padded(step.head_size);
+    const int padded = Variant::padded(step.value_size);
     const size_t size = Sums::size(max_rows, padded);
     const Floats memory = allocate(size * tasks.size() * splits);
     parallel_for(int(tasks.size()) * splits, true, [&](int i) {
@@ -214,7 +214,7 @@ bool can_use_tiles(int head_size) { return can_use_amx() && head_size % 32 == 0;
 void attend_all(const Step<float>& step) { attend<FloatAttention>(step); }
 
 void attend_all(const Step<bf16>& step) {
-    switch (quire_attention_variant(step.head_size)) {
+    switch (quire_attention_variant(step.head_size | step.value_size)) {  // what divides both divides that
 #if defined(QUIRE_HAS_AMX)
         case kAmx: return attend<AmxAttention>(step);
 #endif
@@ -241,13 +241,13 @@ extern "C" void quire_paged_attention(int is_bf16, const void* query, int64_t qu
                                       const void* k_cache, const void* v_cache, const int32_t* block_tables,
                                       int64_t table_stride, const int32_t* query_starts,
                                       const int32_t* seq_lens, int num_requests, int num_heads,
-                                      int num_kv_heads, int head_size, int block_size, int window, float scale,
-                                      float soft_cap, const float* sinks) {
+                                      int num_kv_heads, int head_size, int value_size, int block_size, int window,
+                                      float scale, float soft_cap, const float* sinks) {
     with_type(is_bf16, [&](auto zero) {
         using T = decltype(zero);
         attend_all(Step<T>{static_cast<const T*>(query), size_t(query_stride), static_cast<T*>(out),
                            static_cast<const T*>(k_cache), static_cast<const T*>(v_cache), block_tables,
                            size_t(table_stride), query_starts, seq_lens, num_requests, num_heads, num_kv_heads,
-                           head_size, block_size, std::min(window, kMaxWindow), scale, soft_cap, sinks});
+                           head_size, block_size, std::min(window, kMaxWindow), scale, soft_cap, sinks, value_size});
     });
 }

@@ -6,6 +6,8 @@ model has another. Key j stands in block block_table[j // block_size] at j % blo
 score s becomes c tanh(s / c) before the softmax (Gemma 2, arXiv 2408.00118, section 2); a position bias adds
 b[h, j - p] to it (MPNet, arXiv 2004.09297). A sink s[h] is one more key for each query of head h, with the
 score s[h] as it is and the value 0 (gpt-oss, arXiv 2508.10925).
+Where values are the first E numbers of the keys (latent attention: DeepSeek V2, arXiv 2405.04434, 2.1), heads
+of V's cache have 0 numbers, those of the result E.
 Bytes: each request's K and V are read once per tile of queries: 2 * seq_len * G * D elements for a decode.
 Legend: T tokens, R requests, H query heads, G kv heads (H / G queries share one), D head size.
 """
@@ -28,7 +30,7 @@ _MAX_SCORES = 1 << 24
 NO_WINDOW = 0x7FFFFFFF
 _BIAS_PADDING = 64  # at least kPanel of encoder_engines.h
 
-MAX_NATIVE_HEAD_SIZE = 256
+MAX_NATIVE_HEAD_SIZE = 576  # a latent of 512 and its rotated part of 64
 
 
 @functools.cache
@@ -50,15 +52,20 @@ def paged_attention_reference(
     ahead: int = 0,
     position_bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    value_size: int | None = None,
 ) -> Tensor:
     """[T, H, D] of the query's type. `query` is [T, H, D], the caches are [blocks, G, block_size, D] or, in 8
     bits, as in narrow_cache.py.
+
+    With a `value_size` E it is [T, H, E], and values are the first E numbers of keys.
 
     `ahead` is how many keys after itself a query sees, NO_WINDOW for all. `position_bias` is as
     `pack_position_bias` makes it, `sinks` are float32 [H].
     Works on any device and type; gathers the blocks of one request at a time and computes in float32.
     """
-    out = torch.empty_like(query)
+    if value_size is not None:
+        v_cache = k_cache[..., :value_size]
+    out = query.new_empty((*query.shape[:2], value_size or query.shape[2]))
     for request, seq_len in enumerate(seq_lens):
         start, end = query_starts[request], query_starts[request + 1]
         tile = max(1, _MAX_SCORES // (query.shape[1] * seq_len))
@@ -96,8 +103,8 @@ def _attend_tile(
     position_bias: Tensor | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """[t, H, D] for queries [t, H, D] of one request and keys [G, keys, D], `position` of them before the
-    first query."""
+    """[t, H, E] for queries [t, H, D] of one request, keys [G, keys, D] and values
+    [G, keys, E], `position` of them before the first query."""
     num_queries, num_heads, head_size = query.shape
     num_kv_heads, num_keys = key.shape[:2]
     # The query heads that share a kv head are stacked along the query axis: [G, H/G * t, D].
@@ -121,8 +128,8 @@ def _attend_tile(
         scores = torch.cat([scores, column], -1)
     weights = scores.softmax(-1)[..., :num_keys]
     attended = weights.reshape(num_kv_heads, -1, num_keys) @ value
-    attended = attended.view(num_kv_heads, -1, num_queries, head_size).permute(2, 0, 1, 3)
-    return attended.reshape(num_queries, num_heads, head_size).to(query.dtype)
+    attended = attended.view(num_kv_heads, -1, num_queries, value.shape[2]).permute(2, 0, 1, 3)
+    return attended.reshape(num_queries, num_heads, value.shape[2]).to(query.dtype)
 
 
 def _gather_seen(
@@ -169,18 +176,22 @@ def launch_paged_attention(
     soft_cap: float | None = None,
     scale: float | None = None,
     sinks: Tensor | None = None,
+    value_size: int | None = None,
 ) -> Tensor:
-    """[T, H * D] on the CPU. Query t begins `t * query_stride` elements into `query`.
+    """[T, H * D] on the CPU; with a `value_size` E, a multiple of 16, [T, H * E]. Query t begins
+    `t * query_stride` elements into `query`.
 
-    The caches are as `launch_rotate_and_write` leaves them. float32 or bfloat16, D a multiple of 8 up to 256;
+    The caches are as `launch_rotate_and_write` leaves them. float32 or bfloat16, D a multiple of 8 up to 576;
     tables and lengths are int32, `sinks` float32 [H]. A row's bits depend on its own sequence alone.
     """
     _, num_kv_heads, block_size, head_size = k_cache.shape
-    out = query.new_empty((query.shape[0], num_heads * head_size))
+    size = value_size or head_size
+    out = query.new_empty((query.shape[0], num_heads * size))
     library.quire_paged_attention(
-        *(query.dtype is torch.bfloat16, query, query_stride, out, k_cache, v_cache),
+        *(query.dtype is torch.bfloat16, query, query_stride, out, k_cache),
+        None if value_size else v_cache,
         *(block_tables, block_tables.stride(0), query_starts, seq_lens, seq_lens.shape[0]),
-        *(num_heads, num_kv_heads, head_size, block_size, NO_WINDOW if window is None else window),
+        *(num_heads, num_kv_heads, head_size, size, block_size, NO_WINDOW if window is None else window),
         *(scale or default_scale(head_size), soft_cap or 0.0, sinks),
     )
     return out

@@ -16,7 +16,7 @@ using namespace quire;
 constexpr int64_t kMinParallelSize = 1 << 15;
 constexpr int kChunk = 16;  // tokens handled together: neighbours in a block share K's cache lines
 constexpr int kHeads = 8;   // whose norms are found together: they need not wait for each other's
-constexpr int kMaxHeadSize = 256;  // MAX_NATIVE_HEAD_SIZE of paged_attention.py
+constexpr int kMaxHeadSize = 576;  // MAX_NATIVE_HEAD_SIZE of paged_attention.py
 
 // x is one head [D]; cos and sin are [D / 2]. Computed in float32, rounded to T once.
 template <typename T>
@@ -142,7 +142,55 @@ void process_tokens(const Layer<T>& layer, int tokens) {
     });
 }
 
+// Latent attention (rotate_and_write.py): queries [T, H, nope + rope] give the ends of what they are in the latent's
+// space, y [T, H, rank + rope], and the token's latent [T, rank + rope], normed already, goes to the cache.
+template <typename T>
+struct LatentLayer {
+    const T* query;
+    T *y, *latent;
+    const float *cos, *sin;
+    T* cache;
+    const int64_t* slots;
+    int num_heads, nope, rope, rank, block_size;
+
+    int head_size() const { return rank + rope; }
+};
+
+template <typename T>
+void rotate_latent(const LatentLayer<T>& layer, int token) {
+    const int rope = layer.rope, size = layer.head_size();
+    const float *cos = layer.cos + size_t(token) * (rope / 2), *sin = layer.sin + size_t(token) * (rope / 2);
+    for (int head = 0; head < layer.num_heads; ++head) {
+        const size_t row = size_t(token) * layer.num_heads + head;
+        T* end = layer.y + row * size + layer.rank;
+        std::memcpy(end, layer.query + row * (layer.nope + rope) + layer.nope, rope * sizeof(T));
+        if (layer.cos) rotate(end, cos, sin, rope);
+    }
+    T* latent = layer.latent + size_t(token) * size;
+    if (layer.cos) rotate(latent + layer.rank, cos, sin, rope);
+    const int64_t slot = layer.slots[token], block = layer.block_size;
+    constexpr int kPair = sizeof(T) == sizeof(bf16) ? 2 : 1;
+    T* to = layer.cache + size_t(slot / block) * block * size + slot % block * kPair;
+    for (int d = 0; d < size; d += kPair) std::memcpy(to + size_t(d) * block, latent + d, kPair * sizeof(T));
+}
+
 }  // namespace
+
+extern "C" void quire_rotate_latent(int is_bf16, const void* query, void* y, void* latent, int tokens, const float* cos,
+                                    const float* sin, void* cache, const int64_t* slots, int num_heads, int nope,
+                                    int rope, int rank, int block_size) {
+    with_type(is_bf16, [&](auto zero) {
+        using T = decltype(zero);
+        const LatentLayer<T> layer{static_cast<const T*>(query), static_cast<T*>(y), static_cast<T*>(latent), cos, sin,
+                                   static_cast<T*>(cache), slots, num_heads, nope, rope, rank, block_size};
+        const int64_t size = int64_t(tokens) * (num_heads * rope + layer.head_size());
+        // Tokens that lie side by side in a block share cache lines: a thread takes several.
+        parallel_for((tokens + kChunk - 1) / kChunk, size > kMinParallelSize, [&](int chunk) {
+            for (int token = chunk * kChunk; token < std::min((chunk + 1) * kChunk, tokens); ++token)
+                rotate_latent(layer, token);
+        });
+    });
+}
 
 extern "C" void quire_rotate_and_write(int is_bf16, void* qkv, int tokens, const float* cos, const float* sin,
                                        const void* query_norm, const void* key_norm, float eps, int norms_after,

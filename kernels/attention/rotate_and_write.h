@@ -13,4 +13,10 @@ void quire_rotate_and_write(int is_bf16, void* qkv, int tokens, const float* cos
                             const void* query_norm, const void* key_norm, float eps, int norms_after,
                             void* k_cache, void* v_cache, const int64_t* slots, int num_heads, int num_kv_heads, int head_size,
                             int block_size);
+
+// Of latent attention: rotates the last `rope` numbers of each query head [T, H, nope + rope] into the end of its row
+// of y [T, H, rank + rope], and those of latent [T, rank + rope] in place, which is then written to its slot.
+void quire_rotate_latent(int is_bf16, const void* query, void* y, void* latent, int tokens, const float* cos,
+                         const float* sin, void* cache, const int64_t* slots, int num_heads, int nope, int rope,
+                         int rank, int block_size);
 }

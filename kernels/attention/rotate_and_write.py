@@ -105,3 +105,48 @@ def launch_rotate_and_write(
         *(qkv.dtype is torch.bfloat16, qkv, qkv.shape[0], cos, sin, query_norm, key_norm, eps, is_after),
         *(k_cache, v_cache, slot_mapping, num_heads, num_kv_heads, head_size, block_size),
     )
+
+
+def rotate_latent_reference(
+    query: Tensor,
+    y: Tensor,
+    latent: Tensor,
+    rank: int,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    k_cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """Of latent attention: the ends of each query and of the latent are rotated, and the latent is written.
+
+    `query` is [T, H, nope + rope], `y` [T, H, rank + rope], whose first `rank` numbers of a head are left
+    alone, and `latent` [T, rank + rope], normed already; cos and sin are [T, rope / 2], None where nothing
+    is rotated, and the cache is [blocks, 1, block_size, rank + rope].
+    """
+    nope = query.shape[2] - (latent.shape[1] - rank)
+    query_end, latent_end = query[..., nope:], latent[:, None, rank:]
+    if cos is not None and sin is not None:
+        query_end, latent_end = (rotate_reference(x, cos, sin) for x in (query_end, latent_end))
+    y[..., rank:] = query_end
+    latent[:, rank:] = latent_end.squeeze(1)
+    block_size = k_cache.shape[2]
+    k_cache[slot_mapping // block_size, 0, slot_mapping % block_size] = latent
+
+
+def launch_rotate_latent(
+    library: ctypes.CDLL,
+    query: Tensor,
+    y: Tensor,
+    latent: Tensor,
+    rank: int,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    k_cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """The same on the CPU; the cache's blocks lie as `launch_rotate_and_write` leaves those of keys."""
+    num_heads, rope = query.shape[1], latent.shape[1] - rank
+    library.quire_rotate_latent(
+        *(query.dtype is torch.bfloat16, query, y, latent, len(query), cos, sin, k_cache, slot_mapping),
+        *(num_heads, query.shape[2] - rope, rope, rank, k_cache.shape[2]),
+    )

@@ -16,6 +16,7 @@
 #include "attention/encoder_attention.h"
 #include "linear/experts.h"
 #include "linear/gated_activation.h"
+#include "linear/head_products.h"
 #include "norm/layer_norm.h"
 #include "linear/linear.h"
 #include "attention/paged_attention.h"
@@ -246,6 +247,8 @@ class Pass {
             case QUIRE_LOAD: return load(*static_cast<const QuireEmbed*>(p));
             case QUIRE_SCALE_ROWS: return scale_rows_of(*static_cast<const QuireScaleRows*>(p));
             case QUIRE_XIELU: return activate_xielu(*static_cast<const QuireActivateXielu*>(p));
+            case QUIRE_ROTATE_LATENT: return rotate_latent(*static_cast<const QuireRotateLatent*>(p));
+            case QUIRE_MULTIPLY_HEADS: return multiply_heads(*static_cast<const QuireMultiplyHeads*>(p));
         }
     }
 
@@ -310,7 +313,8 @@ class Pass {
     }
 
     void multiply(const QuireMultiply& op) {
-        quire::multiply(op.linear, program_.is_bf16, at(op.x), rows_, at(op.y));
+        const bool is_bf16 = program_.is_bf16 && op.linear.format != QUIRE_LINEAR_FLOAT32;
+        quire::multiply(op.linear, is_bf16, at(op.x), rows_, at(op.y));
     }
 
     void rotate_and_write(const QuireRotate& op) {
@@ -319,6 +323,18 @@ class Pass {
         quire_rotate_and_write(program_.is_bf16, at(op.qkv), rows_, cos, sin, op.query_norm, op.key_norm,
                                op.eps, op.norms_after, cache.k, cache.v, step_.slots, op.num_heads, op.num_kv_heads, op.head_size,
                                program_.block_size);
+    }
+
+    void rotate_latent(const QuireRotateLatent& op) {
+        const float *cos = op.cos ? at<float>(op.cos) : nullptr, *sin = op.cos ? at<float>(op.sin) : nullptr;
+        quire_rotate_latent(program_.is_bf16, at(op.query), at(op.y), at(op.latent), rows_, cos, sin,
+                            program_.caches[op.layer].k, step_.slots, op.num_heads, op.nope, op.rope, op.rank,
+                            program_.block_size);
+    }
+
+    void multiply_heads(const QuireMultiplyHeads& op) {
+        quire_multiply_heads(op.layers, op.num_heads, program_.is_bf16, at(op.x), op.x_stride, op.x_step, rows_,
+                             at(op.y), op.y_stride, op.y_step);
     }
 
     void keep_sampled(const QuireKeep& op) {
@@ -341,10 +357,10 @@ class Pass {
 
     void attend(const QuireAttend& op) {
         const QuireCache& cache = program_.caches[op.layer];
-        quire_paged_attention(program_.is_bf16, at(op.qkv), (op.num_heads + 2 * op.num_kv_heads) * op.head_size,
+        quire_paged_attention(program_.is_bf16, at(op.qkv), op.stride,
                               at(op.y), cache.k, cache.v, tables_, step_.table_width, starts_, lengths_,
-                              requests_, op.num_heads, op.num_kv_heads, op.head_size, program_.block_size, op.window,
-                              op.scale, op.soft_cap, op.sinks);
+                              requests_, op.num_heads, op.num_kv_heads, op.head_size, op.value_size, program_.block_size,
+                              op.window, op.scale, op.soft_cap, op.sinks);
     }
 
     void attend_whole(const QuireEncoderAttend& op) {
@@ -379,7 +395,7 @@ class Pass {
     void cap(const QuireCap& op) { quire_soft_cap(at<float>(op.x), int64_t(rows_) * op.size, op.cap); }
 
     void route(const QuireRoute& op) {
-        quire_route(program_.is_bf16, at(op.logits), rows_, &op.router, at<int32_t>(op.choices),
+        quire_route(program_.is_bf16 && !op.is_float32, at(op.logits), rows_, &op.router, at<int32_t>(op.choices),
                     at<float>(op.weights));
     }
 
@@ -437,7 +453,7 @@ extern "C" int quire_program_layout(int which) {
         sizeof(QuireActivate), sizeof(QuireWiden), sizeof(QuireScale), sizeof(QuireCap), sizeof(QuireRoute),
         sizeof(QuireExperts), sizeof(QuireAdd), sizeof(QuireLayerNorm), sizeof(QuireAddRows), sizeof(QuireAllReduce),
         sizeof(QuireSharedNorm), sizeof(QuireNormOfRanks), sizeof(QuireEncoderAttend), sizeof(QuireScaleRows),
-        sizeof(QuireActivateXielu), sizeof(QuireOperation),
+        sizeof(QuireActivateXielu), sizeof(QuireRotateLatent), sizeof(QuireMultiplyHeads), sizeof(QuireOperation),
         sizeof(QuireProgram), sizeof(QuireStep),
     };
     return int(sizes[which]);

@@ -31,7 +31,7 @@ enum QuireKind {
     QUIRE_EMBED, QUIRE_ANGLES, QUIRE_NORM, QUIRE_ADD_NORM, QUIRE_LINEAR, QUIRE_ROTATE, QUIRE_KEEP, QUIRE_ATTEND,
     QUIRE_ACTIVATE, QUIRE_WIDEN, QUIRE_SCALE, QUIRE_CAP, QUIRE_ROUTE, QUIRE_EXPERTS, QUIRE_ADD, QUIRE_LAYER_NORM,
     QUIRE_ADD_ROWS, QUIRE_ALL_REDUCE, QUIRE_SHARED_NORM, QUIRE_ENCODER_ATTEND, QUIRE_LOAD,
-    QUIRE_SCALE_ROWS, QUIRE_XIELU,
+    QUIRE_SCALE_ROWS, QUIRE_XIELU, QUIRE_ROTATE_LATENT, QUIRE_MULTIPLY_HEADS,
 };
 
 // y = rows of the table by token id. With num_rows above 0 the table has those of so many tokens from `first` on, and
@@ -74,6 +74,7 @@ struct QuireAdd {
     int32_t x, residual, size, gate;
 };
 
+// float32 weights multiply a float32 slot, also where the model's type is another.
 struct QuireMultiply {
     QuireLinear linear;
     int32_t x, y;
@@ -98,8 +99,10 @@ struct QuireKeep {
 struct QuireAttend {
     const float* sinks;  // [H], or null
     int32_t qkv, y, layer;
-    int32_t num_heads, num_kv_heads, head_size;
-    int32_t window, padding;  // window: larger than any length where there is no bound
+    int32_t num_heads, num_kv_heads, head_size, value_size;
+    int32_t stride;  // numbers of a row of qkv
+    int32_t window;  // larger than any length where there is no bound
+    int32_t padding;
     float scale, soft_cap;    // soft_cap 0: none
 };
 
@@ -137,7 +140,7 @@ struct QuireCap {
 // As quire_route.
 struct QuireRoute {
     QuireRouter router;
-    int32_t logits, choices, weights, padding;
+    int32_t logits, choices, weights, is_float32;  // the last: the logits, whatever the model's type
 };
 
 // As quire_experts.
@@ -169,6 +172,18 @@ struct QuireScaleRows {
 struct QuireActivateXielu {
     QuireXielu numbers;
     int32_t x, size;
+};
+
+// As quire_rotate_latent.
+struct QuireRotateLatent {
+    int32_t query, y, latent, cos, sin, layer;
+    int32_t num_heads, nope, rope, rank;
+};
+
+// As quire_multiply_heads.
+struct QuireMultiplyHeads {
+    const QuireLinear* layers;
+    int32_t x, y, num_heads, x_stride, x_step, y_stride, y_step, padding;
 };
 
 struct QuireOperation {

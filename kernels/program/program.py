@@ -28,7 +28,7 @@ Kind = IntEnum(
     "Kind",
     ["EMBED", "ANGLES", "NORM", "ADD_NORM", "LINEAR", "ROTATE", "KEEP", "ATTEND", "ACTIVATE", "WIDEN",
      "SCALE", "CAP", "ROUTE", "EXPERTS", "ADD", "LAYER_NORM", "ADD_ROWS", "ALL_REDUCE",
-     "SHARED_NORM", "ENCODER_ATTEND", "LOAD", "SCALE_ROWS", "XIELU"],
+     "SHARED_NORM", "ENCODER_ATTEND", "LOAD", "SCALE_ROWS", "XIELU", "ROTATE_LATENT", "MULTIPLY_HEADS"],
     start=0,
 )  # fmt: skip
 
@@ -91,13 +91,15 @@ Rotate = _make_struct(
 )
 Keep = _make_struct("slots", "num_slots padding")
 Attend = _make_struct(
-    "sinks", "qkv y layer num_heads num_kv_heads head_size window padding", "scale soft_cap"
+    "sinks",
+    "qkv y layer num_heads num_kv_heads head_size value_size stride window padding",
+    "scale soft_cap",
 )
 Activate = _make_struct("", "x y size activation")
 Widen = _make_struct("", "x y size")
 Scale = _make_struct("", "x size", "factor")
 Cap = _make_struct("", "x size", "cap")
-Route = _make_struct("", "logits choices weights padding", first=(("router", RouterTable),))
+Route = _make_struct("", "logits choices weights is_float32", first=(("router", RouterTable),))
 Experts = _make_struct(
     "gate_up down",
     "x choices weights routed wide gated y num_experts per_token activation scales_inputs padding",
@@ -122,6 +124,8 @@ EncoderAttend = _make_struct(
 
 ScaleRows = _make_struct("table", "x size stride padding")
 Xielu = _make_struct("", "x size", first=(("numbers", XieluTable),))
+RotateLatent = _make_struct("", "query y latent cos sin layer num_heads nope rope rank")
+MultiplyHeads = _make_struct("layers", "x y num_heads x_stride x_step y_stride y_step padding")
 
 
 class OperationTable(_Table):

@@ -103,6 +103,8 @@ class Attention:
             operation.bias, operation.reach = self.position_bias.data_ptr(), self.position_bias.shape[1] // 2
         if self.sinks is not None:
             operation.sinks = self.sinks.data_ptr()
+        if isinstance(operation, Attend):
+            operation.value_size, operation.stride = spec.head_size, spec.qkv_size
         operation.scale = spec.scale or default_scale(spec.head_size)
         operation.soft_cap = spec.soft_cap or 0.0
         program.add(Kind.ATTEND if spec.is_causal else Kind.ENCODER_ATTEND, operation)

@@ -21,13 +21,13 @@ LONGER = [*MIXED, (100, 129)]
 # Read in place, several kv heads together; groups of fewer and of more rows than a vector product has.
 IN_PLACE = [(16, 8, 32, 16), (14, 2, 48, 16)]
 NATIVE_SHAPES = {
-    F32: [*SHAPES, *IN_PLACE, (7, 7, 24, 32), (8, 1, 128, 64), (14, 2, 72, 128)],
-    BF16: [*SHAPES, *IN_PLACE, (4, 2, 32, 8), (8, 1, 64, 16), (20, 2, 96, 32)],
+    F32: [*SHAPES, *IN_PLACE, (7, 7, 24, 32), (8, 1, 128, 64), (14, 2, 72, 128), (3, 1, 512, 16)],
+    BF16: [*SHAPES, *IN_PLACE, (4, 2, 32, 8), (8, 1, 64, 16), (20, 2, 96, 32), (4, 2, 512, 16)],
 }
 NATIVE_STEPS = {F32: LONGER, BF16: [*LONGER, (3, 1030), (200, 201)]}
 # Lengths around panels of 32 queries, tiles of 16 and steps of 32 keys; the last is longer than a task.
 LENGTHS = [1, 3, 70, 16, 17, 150, 64, 33, 48, 600]
-ENCODER_SHAPES = [(4, 2, 32), (1, 1, 8), (6, 2, 40), (3, 3, 64), (2, 1, 256), (4, 1, 96)]
+ENCODER_SHAPES = [(4, 2, 32), (1, 1, 8), (6, 2, 40), (3, 3, 64), (2, 1, 256), (4, 1, 96), (1, 1, 320)]
 # Interpreted, a step takes as long as it has tiles: 8 queries, 32 keys in float32.
 INTERPRETED = [(1, 1), (3, 3), (1, 70), (20, 70), (1, 64), (1, 65)]
 
@@ -63,6 +63,32 @@ def test_a_mixed_step_equals_the_reference(
     step.assert_near(
         step.launch_native(window), step.reference(window), rounds_weights=not is_widened(request)
     )
+
+
+# Heads, head size, value size, block size: of models, some that tiles do not take, blocks that are no group.
+LATENTS = [(16, 576, 512, 16), (5, 40, 16, 8), (40, 96, 64, 32), (3, 56, 48, 128)]
+
+
+@pytest.mark.parametrize(("heads", "head_size", "value_size", "block_size"), LATENTS)
+def test_values_that_are_part_of_the_keys_equal_the_reference(
+    native_dtype: torch.dtype,
+    heads: int,
+    head_size: int,
+    value_size: int,
+    block_size: int,
+    request: pytest.FixtureRequest,
+) -> None:
+    drawn = AttentionStep.draw(NATIVE_STEPS[native_dtype], heads, 1, head_size, block_size, native_dtype)
+    step = replace(drawn, v_cache=drawn.v_cache[..., :0].contiguous(), value_size=value_size)
+    together, expected = step.launch_native(scale=0.1), step.reference(scale=0.1)
+    assert together.shape[2] == value_size
+    step.assert_near(together, expected, rounds_weights=not is_widened(request))
+    start = 0
+    for number, (tokens, _) in enumerate(NATIVE_STEPS[native_dtype]):
+        first = tokens // 2
+        alone = step.only(number, first, tokens - first).launch_native(scale=0.1)
+        assert torch.equal(alone, together[start + first : start + tokens])
+        start += tokens
 
 
 @pytest.mark.usefixtures("library")
