@@ -6,6 +6,7 @@ and is not trusted: it sees plain JSON types only, cannot change them, and its r
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -21,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...ipc.errors import ModelError, PromptError, did_you_mean
 from ..tools import Tool
-from .messages import ROLES, as_plain, as_template_tools, check_messages
+from .messages import ROLES, as_plain, as_template_tools, check_messages, fill_in
 
 MAX_TEMPLATE_LENGTH = 1_000_000
 MAX_RENDERED_LENGTH = 64_000_000  # characters; far past any context, far below a machine's memory
@@ -176,11 +177,23 @@ class ChatTemplate:
         return any("content" in _names_in(loop.iter) for loop in loops)
 
     def _render(self, variables: dict[str, Any]) -> str:
+        """As the variables are, or filled in where the template fails with them."""
+        given = variables["messages"], variables.pop("tools", None)
+        try:
+            return self._render_once(variables, *given)
+        except PromptError:
+            filled = fill_in(*given)
+            if filled != given:
+                with contextlib.suppress(PromptError):
+                    return self._render_once(variables, *filled)
+            raise
+
+    def _render_once(self, variables: dict[str, Any], messages: list[dict[str, Any]], tools: Any) -> str:
         pieces: list[str] = []
         length = 0
         template = self._compiled
         try:
-            for piece in template.generate(tools=variables.pop("tools", None), **variables):
+            for piece in template.generate(**{**variables, "messages": messages, "tools": tools}):
                 length += len(piece)
                 if length > MAX_RENDERED_LENGTH:
                     raise PromptError("messages", f"{length} characters", f"at most {MAX_RENDERED_LENGTH}")
@@ -189,11 +202,11 @@ class ChatTemplate:
             raise
         except jinja2.TemplateError as error:
             raise PromptError(
-                "messages", variables["messages"], f"the chat template says: {str(error)[:_MAX_SAID]}"
+                "messages", messages, f"the chat template says: {str(error)[:_MAX_SAID]}"
             ) from error
         except Exception as error:  # a template is code: it can raise anything, and it is the input's failure
             reason = f"the chat template failed: {type(error).__name__}: {str(error)[:_MAX_SAID]}"
-            raise PromptError("messages", variables["messages"], reason) from error
+            raise PromptError("messages", messages, reason) from error
         return "".join(pieces)
 
 

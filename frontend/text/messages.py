@@ -11,6 +11,7 @@ from ..tools import Tool
 
 _CONTENT_ALLOWED = 'a text, or a list of {"type": "text", "text": ...} parts'
 _REASONING_NAMES = ("reasoning_content", "reasoning")
+_THOUGHTS = (*_REASONING_NAMES, "thinking")
 _NO_MEDIA = "none: only text is supported"
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_TYPES = ("text", "input_text", "output_text")
@@ -62,6 +63,26 @@ def as_template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     return [{"type": "function", "function": _to_function(tool)} for tool in tools]
 
 
+def fill_in(messages: Sequence[_Message], tools: Any) -> tuple[list[_Message], Any]:
+    """Copies for a template that fails where OpenAI's forms leave something out, as gpt-oss' does.
+
+    A turn with calls has a text, which is its only one: what was said beside thoughts is one of them. A tool
+    has a description.
+    """
+    filled: list[_Message] = []
+    for message in messages:
+        content = message.get("content")
+        if message.get("tool_calls"):
+            thoughts = message.get("thinking")
+            if thoughts and isinstance(content, str) and content:
+                message = message | dict.fromkeys(_THOUGHTS, f"{thoughts}\n\n{content}") | {"content": ""}
+            elif content is None:
+                message = message | {"content": ""}
+        filled.append(message)
+    described = [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools or ()]
+    return filled, described or tools
+
+
 def as_plain(value: Any) -> Any:
     """A copy in JSON's types: objects with methods stay outside of the sandbox, as their type's name."""
     if value is None or type(value) in (str, int, float, bool):
@@ -99,7 +120,7 @@ def _check_message(name: str, message: Any, takes_parts: Callable[[], bool]) -> 
     for field in (*_ECHOES, *(field for field in _LEFT_OUT_IF_EMPTY if not plain.get(field))):
         plain.pop(field, None)
     if thoughts := next((plain[key] for key in _REASONING_NAMES if plain.get(key)), None):
-        plain |= dict.fromkeys(_REASONING_NAMES, thoughts)  # templates know one or the other
+        plain |= dict.fromkeys(_THOUGHTS, thoughts)  # templates know one or the other
     if calls := plain.get("tool_calls"):
         _check_calls(f"{name}.tool_calls", calls)
         # Templates ask whether the content of a turn with calls is none; others leave it out.

@@ -139,7 +139,7 @@ def test_no_size_of_chunks_changes_a_bit(
 def test_chunks_and_preemptions_change_no_bit(
     model: Model, asks: list[Ask], alone: dict[str, Answer]
 ) -> None:
-    pool = {
+    pool: dict[str, Any] = {
         "num_gpu_blocks_override": 20,
         "block_size": 8,
         "max_model_len": 128,

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from quire.frontend.text import chat_template as chat_template_module
 from quire.frontend.text.chat_template import ChatTemplate
+from quire.frontend.tools import Tool
 from quire.ipc.errors import ModelError, PromptError
 from refusals import Refusal, refusals
+from tool_template import HARMONY_TEMPLATE
 
 TALK: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
@@ -155,3 +157,31 @@ def test_calls_and_results_that_a_template_leaves_out_are_refused_by_their_place
     # What refuses the conversation that is tried may show calls all the same.
     strict = "{% if messages | length == 3 %}{{ raise_exception('no') }}{% endif %}" + contents
     assert "Wait." in ChatTemplate(strict, {}).render(talk[:2])
+
+
+HARMONY_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ({"content": None}, ""),
+        ({"content": ""}, ""),
+        ({"content": "So."}, "So."),
+        ({"reasoning_content": "Hm."}, "Hm."),
+        ({"content": "So.", "reasoning_content": "Hm."}, "Hm.\n\nSo."),
+    ],
+)
+def test_what_a_template_fails_without_is_filled_in(said: dict[str, Any], shown: str):
+    turn = {"role": "assistant", "tool_calls": [HARMONY_CALL], **said}
+    talk = [TALK[1], turn, {"role": "tool", "tool_call_id": "c", "content": "2"}]
+    text = ChatTemplate(HARMONY_TEMPLATE, {}).render(talk, tools=[Tool("f", None, {"type": "object"})])
+    assert '// \ntype f = (_: {"type": "object"})' in text
+    analysis = f"<|start|>assistant<|channel|>analysis<|message|>{shown}<|end|>" if shown else ""
+    assert f'you"</b><|end|>{analysis}<|start|>assistant to=functions.f' in text
+
+
+def test_a_failure_that_nothing_fills_in_is_told_as_it_was():
+    turn = {"role": "assistant", "content": None, "tool_calls": [HARMONY_CALL]}
+    with pytest.raises(PromptError, match="TypeError"):
+        ChatTemplate("{% for m in messages %}{{ 1 + m.content }}{% endfor %}", {}).render([TALK[1], turn])
