@@ -85,7 +85,6 @@ def choose_attention(
     dtype: torch.dtype,
     device: torch.device,
     wanted: str = "auto",
-    is_narrow: bool = False,
 ) -> Implementation:
     """The `wanted` one if it covers the heads; one log line says where it, or Triton's kernels, do not."""
     if wanted == "torch":
@@ -105,7 +104,7 @@ def choose_attention(
                 "Triton's paged attention does not cover %s; torch operations take its place", uncovered
             )
             without.append("triton")
-    if head_size % 8 or head_size > MAX_NATIVE_HEAD_SIZE or is_narrow:
+    if head_size % 8 or head_size > MAX_NATIVE_HEAD_SIZE:
         without.append("native")
     return choose_kernel("paged_attention", dtype, device, *without)
 

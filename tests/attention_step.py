@@ -99,7 +99,7 @@ class AttentionStep:
         self, window: int | None = None, soft_cap: float | None = None, scale: float | None = None
     ) -> Tensor:
         """By the compiled kernel, whose cache has a layout of its own."""
-        caches = _rearrange(self.k_cache, self.v_cache)
+        caches = _rearrange(self.k_cache, self.v_cache, self.query.dtype == torch.bfloat16)
         tensors = self.block_tables, self.query_starts, self.seq_lens
         flat, heads = self.query.flatten(1), self.query.shape[1]
         out = launch_paged_attention(

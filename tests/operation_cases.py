@@ -755,6 +755,9 @@ TABLE: list[Line] = [
     (rotate_and_write, NATIVE, BOTH, [
         (*shape, norms, 37) for shape in _ROTATED for norms in ("", "before", "after")
     ], 3),
+    (rotate_and_write, NATIVE, BOTH, [
+        (*shape, "", 37, kv_dtype) for shape in _ROTATED for kv_dtype in (torch.int8, torch.uint8)
+    ], 2),
     (rotate_latent, NATIVE, BOTH, [
         ((4, 8, 16, 32), 16, 37), ((1, 16, 2, 16), 8, 3), ((5, 64, 64, 512), 32, 70)
     ], 3),

@@ -20,14 +20,15 @@ class FloatAttention {
     }
 
     static size_t memory_size(const Step<float>& step, int rows) {
-        return size_t(kKeys) * (step.head_size + padded(step.value_size) + kRows) + size_t(rows) * step.head_size;
+        return size_t(kKeys) * (step.head_size + padded(step.value_size) + kRows + 2) + size_t(rows) * step.head_size;
     }
 
     FloatAttention(const Step<float>& step, float* memory) : step_(step), padded_(padded(step.value_size)) {
         key_ = memory;                                       // [D, kKeys]
         value_ = key_ + size_t(kKeys) * step.head_size;      // [kKeys, padded]
         scores_ = value_ + size_t(kKeys) * padded_;          // [kRows, kKeys]
-        query_ = scores_ + size_t(kKeys) * kRows;            // [rows, D]
+        scales_ = {scores_ + kKeys * kRows, scores_ + kKeys * (kRows + 1)};
+        query_ = scores_ + size_t(kKeys) * (kRows + 2);      // [rows, D]
     }
 
     void stage_queries(const Task& task) {
@@ -82,7 +83,12 @@ class FloatAttention {
         float* scores = scores_ + row * kKeys;
         if (seen.first >= seen.last) return (void)std::fill_n(scores, kKeys, 0.0f);
         seen.from = 0, seen.to = kKeys;
-        weigh_row(scores, seen, step_.scale, step_.soft_cap, largest, weight, value, padded_);
+        const auto weigh_by = [&](const auto& scales) {
+            weigh_row(scores, seen, step_.scale, step_.soft_cap, largest, weight, value, padded_, scales);
+        };
+        if (step_.format == kModelType) return weigh_by(NoScales());
+        scales_.scale_scores(scores, 0, kKeys);
+        weigh_by(scales_);
     }
 
     // value[count, padded] += weights V
@@ -117,7 +123,7 @@ class FloatAttention {
     static constexpr int kMaxDirectRows = 2 * kMaxRows;  // more rows than this are worth a copy of the keys
 
     static bool can_read_in_place(const Step<float>& step, int rows) {
-        return step.has_values() && step.head_size % kLanes == 0 && step.block_size % kLanes == 0 &&
+        return step.format == kModelType && step.has_values() && step.head_size % kLanes == 0 && step.block_size % kLanes == 0 &&
                rows <= kMaxDirectRows;
     }
 
@@ -138,6 +144,7 @@ class FloatAttention {
     }
 
     void stage_keys(const Task& task, int start, int end) {
+        if (step_.format != kModelType) return stage_codes(task, start, end);
         const int D = step_.head_size;
         for (int key = start; key < end;) {
             const Place<float> from = find_keys(step_, task, key, end);
@@ -153,9 +160,25 @@ class FloatAttention {
                 for (int d = 0; d < step_.value_size; ++d) value_[size_t(j) * padded_ + d] = key_[d * kKeys + j];
     }
 
+    void stage_codes(const Task& task, int start, int end) {
+        const int D = step_.head_size;
+        for (int key = start; key < end;) {
+            const CodePlace from = find_codes(step_, task, key, end);
+            for (int d = 0; d < D; ++d)
+                widen_codes(from.k + size_t(d) * step_.block_size, from.count, step_.format,
+                            key_ + d * kKeys + key - start);
+            for (int j = 0; j < from.count; ++j)
+                widen_codes(from.v + size_t(j) * D, D, step_.format, value_ + (key - start + j) * padded_);
+            scales_.take(from, key - start);
+            key += from.count;
+        }
+        scales_.clear(count_, kKeys);
+    }
+
     const Step<float>& step_;
     const int padded_;
     float *key_, *value_, *scores_, *query_;
+    TileScales scales_;
     const float *keys_[kKeys / kLanes], *values_[kKeys / kLanes];  // of each vector of keys, if direct
     int count_ = 0, heads_ = 1;
     bool is_direct_ = false;

@@ -25,8 +25,9 @@ inline __m512 exp2(__m512 x) {
 }
 
 // As weigh_row, with weights rounded to bfloat16; `from` and `to` are multiples of 32. Overwrites scores.
+template <typename Scales>
 inline void weigh_row(float* scores, bf16* weights, Seen seen, float scale, float soft_cap, float* largest,
-                      float* weight, float* value, int padded) {
+                      float* weight, float* value, int padded, const Scales& scales) {
     if (soft_cap > 0.0f) {
         for (int j = seen.from; j < seen.to; j += kLanes)
             store(scores + j, cap_score(load(scores + j) * scale, soft_cap));
@@ -43,7 +44,8 @@ inline void weigh_row(float* scores, bf16* weights, Seen seen, float scale, floa
         const __m512 low = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(scores + j), factor, offset));
         const __m512 high = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(scores + j + 16), factor, offset));
         total = _mm512_add_ps(_mm512_add_ps(total, low), high);
-        _mm512_storeu_si512(weights + j, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+        const __m512 first = (__m512)scales(j, (Vec)low), second = (__m512)scales(j + 16, (Vec)high);
+        _mm512_storeu_si512(weights + j, (__m512i)_mm512_cvtne2ps_pbh(second, first));
     }
     if (before != now) {
         const float shrunk = shrink_factor(before, now);
@@ -72,7 +74,7 @@ class PairedTile {
 
     static size_t memory_size(const Step<bf16>& step, int rows) {
         const size_t queries = size_t(round_up(rows, kRows)) * step.head_size * sizeof(Left) / sizeof(float);
-        return size_t(kKeys) * (step.head_size / 2 + padded(step.value_size) / 2 + 2 * kRows) + queries;
+        return size_t(kKeys) * (step.head_size / 2 + padded(step.value_size) / 2 + 2 * kRows + 2) + queries;
     }
 
     PairedTile(const Step<bf16>& step, float* memory) : step_(step), padded_(padded(step.value_size)) {
@@ -81,7 +83,8 @@ class PairedTile {
         scores_ = memory + size_t(kKeys) * (step.head_size + padded_) / 2;  // [kRows, kKeys]
         // Weights of one type with the scores replace them.
         weights_ = reinterpret_cast<Left*>(sizeof(Left) == sizeof(float) ? scores_ : scores_ + kRows * kKeys);
-        query_ = reinterpret_cast<Left*>(scores_ + 2 * kRows * kKeys);  // [rows, D]
+        scales_ = {scores_ + 2 * kRows * kKeys, scores_ + (2 * kRows + 1) * kKeys};
+        query_ = reinterpret_cast<Left*>(scores_ + (2 * kRows + 2) * kKeys);  // [rows, D]
     }
 
     void stage_queries(const Task& task) {
@@ -101,6 +104,7 @@ class PairedTile {
     // the next block's values and the beginning of this one's keys are prefetched here: decode of 32 x 180, 32 x 512
     // and 64 x 2048 tokens is 1.13, 1.2 and 1.2 times as fast with it.
     void open(const Task& task, int start, int end) {
+        if (step_.format != kModelType) return open_codes(task, start, end);
         take_keys(task, start, end, [&](const Place<bf16>& from, int key) {
             if (from.v == nullptr) return;
             const int next = key + from.count;
@@ -120,13 +124,17 @@ class PairedTile {
         Left* weights = weights_ + row * kKeys;
         seen.from = seen.from / kStep * kStep;
         seen.to = round_up(seen.to, kStep);
-        if (seen.first >= seen.last)
-            std::fill(weights + seen.from, weights + seen.to, Left(0));
-        else if constexpr (sizeof(Left) == sizeof(float))
-            weigh_row(weights, seen, step_.scale, step_.soft_cap, largest, weight, value, padded_);
-        else
-            weigh_row(scores_ + row * kKeys, weights, seen, step_.scale, step_.soft_cap, largest, weight, value,
-                      padded_);
+        if (seen.first >= seen.last) return std::fill(weights + seen.from, weights + seen.to, Left(0));
+        const auto weigh_by = [&](const auto& scales) {
+            float* scores = scores_ + row * kKeys;
+            if constexpr (sizeof(Left) == sizeof(float))
+                weigh_row(scores, seen, step_.scale, step_.soft_cap, largest, weight, value, padded_, scales);
+            else
+                weigh_row(scores, weights, seen, step_.scale, step_.soft_cap, largest, weight, value, padded_, scales);
+        };
+        if (step_.format == kModelType) return weigh_by(NoScales());
+        scales_.scale_scores(scores_ + row * kKeys, seen.from, seen.to);
+        weigh_by(scales_);
     }
 
   protected:
@@ -139,6 +147,7 @@ class PairedTile {
     bf16 *key_, *value_;
     float* scores_;
     Left *weights_, *query_;
+    TileScales scales_;
     const bf16* keys_[kKeys / kGroup];  // of each 16 keys
     size_t key_stride_ = kGroup;        // pairs between two of D's pairs
     int count_ = 0;                     // keys of the tile
@@ -166,6 +175,58 @@ class PairedTile {
 
   private:
     static constexpr int kFetchedKeys = 256;  // numbers
+
+    // As `open` where the cache has codes, which are widened once for all rows of a task.
+    void open_codes(const Task& task, int start, int end) {
+        const PairWidener& widen = find_widener(step_.format);
+        const int lines_size = int(narrow_size(kGroup, step_.head_size));
+        count_ = end - start;
+        for (int key = start; key < end;) {
+            const int last = std::min(end, (key / kGroup + 1) * kGroup);
+            const CodePlace from = find_codes(step_, task, key, last);
+            const int next = key + from.count;
+            if (next < end) {
+                const CodePlace after = find_codes(step_, task, next, end);
+                fetch(after.k, lines_size);
+                fetch(after.v, lines_size);
+            }
+            widen_keys(widen, from.k, key - start);
+            widen_values(widen, from, key - start);
+            scales_.take(from, key - start);
+            key = next;
+        }
+        key_stride_ = kGroup;
+        const int rounded = round_up(count_, kStep);
+        for (int group = 0; group < rounded / kGroup; ++group)
+            keys_[group] = key_ + size_t(group) * kGroup * step_.head_size;
+        scales_.clear(count_, rounded);
+        clear_values();
+    }
+
+    // Of 16 keys, or of 8 where blocks have no more; slots without a key too, whose scores are masked.
+    void widen_keys(const PairWidener& widen, const uint8_t* from, int key) {
+        const int D = step_.head_size, size = step_.block_size;
+        bf16* to = key_ + size_t(key) / kGroup * kGroup * D + 2 * (key % kGroup);
+        if (size == kGroup)
+            for (int i = 0; i < kGroup * D; i += 64) widen(from + i, to + i, to + i + 32);
+        else if (size % kGroup == 0)
+            for (int d = 0; d < D; d += 2) widen(from + size_t(d) * size, to + d * kGroup);
+        else
+            for (int d = 0; d < D; d += 2) widen_codes(from + size_t(d) * size, 2 * size, widen.format(), to + d * kGroup);
+    }
+
+    void widen_values(const PairWidener& widen, const CodePlace& from, int key) {
+        const int D = step_.head_size;
+        for (int j = 0; j < from.count; j += 2) {
+            const uint8_t* row = from.v + size_t(j) * D;
+            bf16* to = value_ + size_t(key + j) * kGroup;
+            int d = 0;
+            for (; d + 2 * kGroup <= D; d += 2 * kGroup, to += 2 * kGroup * kKeys)
+                widen(row + 2 * d, to, to + kGroup * kKeys);
+            if (d + kGroup <= D) widen(row + 2 * d, to), d += kGroup, to += kGroup * kKeys;
+            if (d < D) widen_codes(row + 2 * d, 2 * (D - d), widen.format(), to);
+        }
+    }
 
     void copy_key(const Place<bf16>& from, int key) {
         bf16* to = key_ + size_t(key) / kGroup * kGroup * step_.head_size + 2 * (key % kGroup);

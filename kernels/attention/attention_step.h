@@ -5,6 +5,7 @@
 // Legend: T tokens, R requests, H query heads, G kv heads, D head size, E value size.
 #pragma once
 
+#include "attention/narrow_cache.h"
 #include "linear/tile.h"
 
 #include <algorithm>
@@ -31,6 +32,7 @@ struct Step {
     float soft_cap;  // 0: none
     const float* sinks;  // [H], or null
     int value_size;      // D where there is a v_cache
+    KVFormat format = kModelType;  // another: the caches are bytes as in narrow_cache.h
 
     bool has_values() const { return v_cache != nullptr; }
     int group() const { return num_heads / num_kv_heads; }
@@ -105,14 +107,60 @@ Place<T> find_keys(const Step<T>& step, const Task& task, int key, int end) {
             std::min(size - offset, end - key)};
 }
 
+// Where codes of a run of keys within one block begin, and their scales.
+struct CodePlace {
+    const uint8_t *k, *v;
+    const float *k_scales, *v_scales;
+    int count;
+};
+
+template <typename T>
+CodePlace find_codes(const Step<T>& step, const Task& task, int key, int end) {
+    const int D = step.head_size, size = step.block_size, offset = key % size;
+    const int block = step.block_tables[task.request * step.table_stride + key / size];
+    const size_t start = (size_t(block) * step.num_kv_heads + task.kv_head) * narrow_size(size, D);
+    const uint8_t* k = reinterpret_cast<const uint8_t*>(step.k_cache) + start;
+    const uint8_t* v = reinterpret_cast<const uint8_t*>(step.v_cache) + start;
+    const int paired = sizeof(T) == sizeof(bf16) ? 2 : 1, scales = size * D + offset * kScaleBytes;
+    return {k + paired * offset, v + size_t(offset) * D, reinterpret_cast<const float*>(k + scales),
+            reinterpret_cast<const float*>(v + scales), std::min(size - offset, end - key)};
+}
+
+// The scales of a tile's keys and of its values, which multiply scores and weights; 0 past the last key.
+struct TileScales {
+    float *keys, *values;
+
+    void take(const CodePlace& from, int key) {
+        std::memcpy(keys + key, from.k_scales, from.count * sizeof(float));
+        std::memcpy(values + key, from.v_scales, from.count * sizeof(float));
+    }
+
+    void clear(int first, int last) {
+        std::fill(keys + first, keys + last, 0.0f);
+        std::fill(values + first, values + last, 0.0f);
+    }
+
+    void scale_scores(float* scores, int first, int last) const {
+        for (int j = first; j < last; j += kLanes) store(scores + j, load(scores + j) * load(keys + j));
+    }
+
+    Vec operator()(int key, Vec weights) const { return weights * load(values + key); }
+};
+
+struct NoScales {
+    Vec operator()(int, Vec weights) const { return weights; }
+};
+
 // The keys of a tile that one row sees, [first, last), among the columns [from, to) that hold scores.
 struct Seen {
     int first, last, from, to;
 };
 
-// A row's scores become weights in place, those of unseen keys 0; its sums so far shrink to the new largest.
+// A row's scores become weights in place, those of unseen keys 0; its sums so far shrink to the new largest. `scales`
+// are of the values that weights multiply.
+template <typename Scales>
 inline void weigh_row(float* scores, Seen seen, float scale, float soft_cap, float* largest, float* weight,
-                      float* value, int padded) {
+                      float* value, int padded, const Scales& scales) {
     IntVec lane;
     for (int i = 0; i < kLanes; ++i) lane[i] = i;
     Vec high = splat(kNone);
@@ -130,7 +178,7 @@ inline void weigh_row(float* scores, Seen seen, float scale, float soft_cap, flo
     for (int j = seen.from; j < seen.to; j += kLanes) {
         Vec weights = exp(load(scores + j) - now);
         total += weights;
-        store(scores + j, weights);
+        store(scores + j, scales(j, weights));
     }
     if (before != now) {
         const float factor = shrink_factor(before, now);

@@ -62,7 +62,7 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
 
   private:
     static bool can_read_in_place(const Step<bf16>& step, int rows) {
-        return step.has_values() && step.block_size % kGroup == 0 && step.head_size % kStep == 0 && rows <= kFewRows;
+        return step.format == kModelType && step.has_values() && step.block_size % kGroup == 0 && step.head_size % kStep == 0 && rows <= kFewRows;
     }
 
     // Of the keys from j on.

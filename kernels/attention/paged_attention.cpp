@@ -242,12 +242,13 @@ extern "C" void quire_paged_attention(int is_bf16, const void* query, int64_t qu
                                       int64_t table_stride, const int32_t* query_starts,
                                       const int32_t* seq_lens, int num_requests, int num_heads,
                                       int num_kv_heads, int head_size, int value_size, int block_size, int window,
-                                      float scale, float soft_cap, const float* sinks) {
+                                      float scale, float soft_cap, const float* sinks, int kv_format) {
     with_type(is_bf16, [&](auto zero) {
         using T = decltype(zero);
         attend_all(Step<T>{static_cast<const T*>(query), size_t(query_stride), static_cast<T*>(out),
                            static_cast<const T*>(k_cache), static_cast<const T*>(v_cache), block_tables,
                            size_t(table_stride), query_starts, seq_lens, num_requests, num_heads, num_kv_heads,
-                           head_size, block_size, std::min(window, kMaxWindow), scale, soft_cap, sinks, value_size});
+                           head_size, block_size, std::min(window, kMaxWindow), scale, soft_cap, sinks, value_size,
+                           KVFormat(kv_format)});
     });
 }

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .narrow_cache import dequantize, is_narrow
+from .narrow_cache import dequantize, find_format, find_head_size, is_narrow
 
 # Scores of one tile of queries, in elements: bounds the reference's memory to 64 MB at any length.
 _MAX_SCORES = 1 << 24
@@ -184,7 +184,7 @@ def launch_paged_attention(
     The caches are as `launch_rotate_and_write` leaves them. float32 or bfloat16, D a multiple of 8 up to 576;
     tables and lengths are int32, `sinks` float32 [H]. A row's bits depend on its own sequence alone.
     """
-    _, num_kv_heads, block_size, head_size = k_cache.shape
+    num_kv_heads, block_size, head_size = *k_cache.shape[1:3], find_head_size(k_cache)
     size = value_size or head_size
     out = query.new_empty((query.shape[0], num_heads * size))
     library.quire_paged_attention(
@@ -192,6 +192,6 @@ def launch_paged_attention(
         None if value_size else v_cache,
         *(block_tables, block_tables.stride(0), query_starts, seq_lens, seq_lens.shape[0]),
         *(num_heads, num_kv_heads, head_size, size, block_size, NO_WINDOW if window is None else window),
-        *(scale or default_scale(head_size), soft_cap or 0.0, sinks),
+        *(scale or default_scale(head_size), soft_cap or 0.0, sinks, find_format(k_cache)),
     )
     return out

@@ -4,6 +4,7 @@
 // Legend: T tokens, H query heads, G kv heads, D head size.
 #include "attention/rotate_and_write.h"
 
+#include "attention/narrow_cache.h"
 #include "norm/rms_norm.h"
 #include "program/thread_pool.h"
 
@@ -12,6 +13,7 @@
 namespace {
 
 using namespace quire;
+using attention::KVFormat;
 
 constexpr int64_t kMinParallelSize = 1 << 15;
 constexpr int kChunk = 16;  // tokens handled together: neighbours in a block share K's cache lines
@@ -46,6 +48,7 @@ struct Layer {
     T *k_cache, *v_cache;
     const int64_t* slots;
     int num_heads, num_kv_heads, head_size, block_size;
+    KVFormat format;
 
     int width() const { return (num_heads + 2 * num_kv_heads) * head_size; }
     T* row(int token) const { return qkv + size_t(token) * width(); }
@@ -85,6 +88,23 @@ void write_run(const Place<bf16>& place, const bf16* key, const bf16* value, siz
     }
 }
 
+// Codes and scales of `count` tokens' keys or values, which lie in a block as numbers of T do.
+template <typename T>
+void write_codes(const Layer<T>& layer, T* cache, size_t head, bool is_key, const T* x, int offset, int count) {
+    constexpr int kPair = sizeof(T) == sizeof(bf16) ? 2 : 1;
+    const int D = layer.head_size, size = layer.block_size;
+    uint8_t* block = reinterpret_cast<uint8_t*>(cache) + head * attention::narrow_size(size, D);
+    uint8_t codes[kMaxHeadSize];
+    for (int slot = offset; slot < offset + count; ++slot, x += layer.width()) {
+        const float scale = attention::encode(x, D, layer.format, codes);
+        std::memcpy(block + size_t(size) * D + slot * sizeof scale, &scale, sizeof scale);
+        if (is_key)
+            for (int d = 0; d < D; d += kPair) std::memcpy(block + d * size + slot * kPair, codes + d, kPair);
+        else
+            for (int d = 0; d < D; ++d) block[slot / kPair * kPair * D + d * kPair + slot % kPair] = codes[d];
+    }
+}
+
 // The keys and values of `count` tokens in a row, whose slots are neighbours in one block.
 template <typename T>
 void write_tokens(const Layer<T>& layer, int token, int count) {
@@ -92,7 +112,12 @@ void write_tokens(const Layer<T>& layer, int token, int count) {
     const int64_t slot = layer.slots[token];
     const T* key = layer.row(token) + size_t(layer.num_heads) * D;
     for (int head = 0; head < layer.num_kv_heads; ++head, key += D) {
-        const size_t base = (size_t(slot / size) * layer.num_kv_heads + head) * size * D;
+        const size_t block = size_t(slot / size) * layer.num_kv_heads + head, base = block * size * D;
+        if (layer.format != attention::kModelType) {
+            write_codes(layer, layer.k_cache, block, true, key, slot % size, count);
+            write_codes(layer, layer.v_cache, block, false, key + size_t(layer.num_kv_heads) * D, slot % size, count);
+            continue;
+        }
         const Place<T> place{layer.k_cache + base, layer.v_cache + base, int(slot % size), count};
         write_run(place, key, key + size_t(layer.num_kv_heads) * D, layer.width(), D, size);
     }
@@ -195,12 +220,13 @@ extern "C" void quire_rotate_latent(int is_bf16, const void* query, void* y, voi
 extern "C" void quire_rotate_and_write(int is_bf16, void* qkv, int tokens, const float* cos, const float* sin,
                                        const void* query_norm, const void* key_norm, float eps, int norms_after,
                                        void* k_cache, void* v_cache, const int64_t* slots, int num_heads, int num_kv_heads,
-                                       int head_size, int block_size) {
+                                       int head_size, int block_size, int kv_format) {
     with_type(is_bf16, [&](auto zero) {
         using T = decltype(zero);
         process_tokens(Layer<T>{static_cast<T*>(qkv), cos, sin, static_cast<const T*>(query_norm),
                                 static_cast<const T*>(key_norm), eps, norms_after != 0,
-                                static_cast<T*>(k_cache), static_cast<T*>(v_cache), slots, num_heads, num_kv_heads, head_size, block_size},
+                                static_cast<T*>(k_cache), static_cast<T*>(v_cache), slots, num_heads, num_kv_heads, head_size, block_size,
+                                KVFormat(kv_format)},
                        tokens);
     });
 }

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..norm.rms_norm import rms_norm_reference
-from .narrow_cache import find_head_size, is_narrow, quantize, view_parts
+from .narrow_cache import find_format, find_head_size, is_narrow, quantize, view_parts
 
 
 class QKNorm(NamedTuple):
@@ -97,13 +97,15 @@ def launch_rotate_and_write(
 
     A block of `k_cache` then holds [D, block_size] in its bytes (not [block_size, D]), as the native
     attention kernel reads it; in bfloat16 neighbours are paired: K [D / 2, block_size, 2] and
-    V [block_size / 2, D, 2]. All contiguous on the CPU; qkv, norms and caches of one type.
+    V [block_size / 2, D, 2]. Codes of 8 bits lie as the
+    model's numbers would. All contiguous on the CPU; qkv, norms and caches of one type.
     """
-    _, num_kv_heads, block_size, head_size = k_cache.shape
+    num_kv_heads, block_size, head_size = *k_cache.shape[1:3], find_head_size(k_cache)
     query_norm, key_norm, eps, is_after = qk_norm or (None, None, 0.0, False)
     library.quire_rotate_and_write(
         *(qkv.dtype is torch.bfloat16, qkv, qkv.shape[0], cos, sin, query_norm, key_norm, eps, is_after),
         *(k_cache, v_cache, slot_mapping, num_heads, num_kv_heads, head_size, block_size),
+        find_format(k_cache),
     )
 
 

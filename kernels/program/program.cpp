@@ -322,7 +322,7 @@ class Pass {
         const float *cos = op.cos ? at<float>(op.cos) : nullptr, *sin = op.cos ? at<float>(op.sin) : nullptr;
         quire_rotate_and_write(program_.is_bf16, at(op.qkv), rows_, cos, sin, op.query_norm, op.key_norm,
                                op.eps, op.norms_after, cache.k, cache.v, step_.slots, op.num_heads, op.num_kv_heads, op.head_size,
-                               program_.block_size);
+                               program_.block_size, program_.kv_format);
     }
 
     void rotate_latent(const QuireRotateLatent& op) {
@@ -360,7 +360,7 @@ class Pass {
         quire_paged_attention(program_.is_bf16, at(op.qkv), op.stride,
                               at(op.y), cache.k, cache.v, tables_, step_.table_width, starts_, lengths_,
                               requests_, op.num_heads, op.num_kv_heads, op.head_size, op.value_size, program_.block_size,
-                              op.window, op.scale, op.soft_cap, op.sinks);
+                              op.window, op.scale, op.soft_cap, op.sinks, program_.kv_format);
     }
 
     void attend_whole(const QuireEncoderAttend& op) {

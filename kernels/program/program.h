@@ -198,7 +198,7 @@ struct QuireProgram {
     int32_t num_operations, num_slots;
     int32_t is_bf16, block_size;
     int32_t splits_tokens;  // 1: threads share a step's tokens, 0: they share each operation's work, as with ranks
-    int32_t padding;
+    int32_t kv_format;      // of the caches, in narrow_cache.h
 };
 
 struct QuireStep {

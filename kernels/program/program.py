@@ -138,7 +138,7 @@ class ProgramTable(_Table):
     """QuireProgram."""
 
     _fields_ = _fields(
-        "operations slots caches", "num_operations num_slots is_bf16 block_size splits_tokens padding"
+        "operations slots caches", "num_operations num_slots is_bf16 block_size splits_tokens kv_format"
     )
 
 

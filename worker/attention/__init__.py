@@ -42,7 +42,7 @@ def make_attention(
     if wanted == "flashinfer" and why is not None:
         _LOGGER.warning("attention_backend=flashinfer does not cover this model: %s; another is used", why)
         wanted = "auto"
-    chosen = choose_attention(*heads, dtype, device, wanted, kv_cache_dtype != "auto")
+    chosen = choose_attention(*heads, dtype, device, wanted)
     if chosen == "flashinfer":
         from .flashinfer_attention import FlashInferAttention
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...ipc.spec.model_spec import ModelSpec
+from ...kernels.attention.narrow_cache import find_format
 from ...kernels.choice import choose_kernel, native_library
 from ...kernels.group.shared_group import SharedGroup
 from ...kernels.program.program import (
@@ -121,6 +122,7 @@ class NativeForward:
         for program in (self._hidden, self._logits):
             if program is not None:
                 program.block_size = kv_caches[0][0].shape[2]
+                program.kv_format = find_format(kv_caches[0][0])
         for layer, (k_cache, v_cache) in zip(self._caches, kv_caches, strict=True):
             layer.k, layer.v = k_cache.data_ptr(), v_cache.data_ptr()
         self._kv_caches = kv_caches

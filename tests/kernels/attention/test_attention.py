@@ -91,6 +91,23 @@ def test_values_that_are_part_of_the_keys_equal_the_reference(
         start += tokens
 
 
+@pytest.mark.parametrize("kv_dtype", [INT8, FP8])
+@pytest.mark.parametrize(("number", "window"), pair(len(NATIVE_SHAPES[F32]), [None, 13, 100]))
+def test_caches_of_8_bits_are_read_as_the_reference_reads_them(
+    native_dtype: torch.dtype,
+    number: int,
+    window: int | None,
+    kv_dtype: torch.dtype,
+    request: pytest.FixtureRequest,
+) -> None:
+    shapes = NATIVE_SHAPES[native_dtype]
+    drawn = AttentionStep.draw(NATIVE_STEPS[native_dtype], *shapes[number], dtype=native_dtype)
+    step = with_sinks(drawn.narrow(kv_dtype))
+    step.assert_near(
+        step.launch_native(window), step.reference(window), rounds_weights=not is_widened(request)
+    )
+
+
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("window", [None, 1500])
 @pytest.mark.parametrize("num_kv_heads", [1, 2])
@@ -264,17 +281,21 @@ def assert_equal_alone(
             assert torch.equal(alone, expected[first:last])
 
 
-@pytest.mark.parametrize("window", [None, 50, 1500])
+@pytest.mark.parametrize(
+    ("window", "kv_dtype"), [(None, None), (50, None), (1500, None), (None, INT8), (50, FP8)]
+)
 @pytest.mark.parametrize("shape", [*IN_PLACE, (6, 2, 24, 16)])
 def test_a_row_has_the_same_bits_whatever_is_computed_beside_it(
     native_dtype: torch.dtype,
     shape: tuple[int, int, int, int],
     window: int | None,
+    kv_dtype: torch.dtype | None,
     set_threads: Callable[[int], None],
 ) -> None:
     if native_dtype is BF16 and shape != IN_PLACE[0]:
         shape = (6, 2, 32, 16)
     step = AttentionStep.draw([*LONGER, (5, 2100), (30, 300)], *shape, dtype=native_dtype)
+    step = step if kv_dtype is None else step.narrow(kv_dtype)
     assert_equal_alone(step, lambda step: step.launch_native(window), 7, set_threads)
 
 
