@@ -183,7 +183,7 @@ _OFF = {
     "/v1/completions takes a prompt as it is": "raw=false",
     "reasoning_effort, or chat_template_kwargs": "think thinking_forced_open=false",
     "answers are not moderated": "moderation safety_model guardrails",
-    "web search is not supported": 'search_parameters={"mode":"off"} enable_search=false '
+    "web search is not supported": 'search_parameters={"mode":"off"} enable_search=false web_search=false '
     'citation_options="disabled" include_domains exclude_domains',
     "an answer is in choices": 'incremental_output=true result_format="message" raw_output=false '
     "deferred=false",

@@ -115,9 +115,29 @@ TAKEN: list[tuple[str, str, dict[str, Any]]] = [
     ("together", CHAT, {"safety_model": "", "repetition_penalty": 1}),
     ("fireworks", CHAT, {"raw_output": False, "perf_metrics_in_response": False}),
     ("dify", CHAT, {"stream": True, "user": "abc-123", "stop": ["Human:"], "enable_thinking": False}),
+    *[
+        (
+            "dify",
+            CHAT,
+            {
+                "chat_template_kwargs": {"enable_thinking": thinks, "thinking": thinks},
+                **{"thinking": {"type": "enabled" if thinks else "disabled"}, "enable_thinking": thinks},
+                **({"reasoning_effort": "low"} if thinks else {}),
+                **{"stream": True, "stream_options": {"include_usage": True}, "web_search": False},
+            },
+        )
+        for thinks in (False, True)
+    ],
     ("n8n", CHAT, {"temperature": 0.7, "top_p": 1, "frequency_penalty": 0, "presence_penalty": 0, "n": 1}),
     ("crewai", CHAT, {"stop": ["\nObservation:"], "temperature": None, "tools": None}),
     ("autogen", CHAT, {"stream": False, "stream_options": None, "tools": []}),
+    ("autogen", CHAT, {"messages": [ASKED[0] | {"name": "user"}, *answered(name="assistant")[1:]]}),
+    ("ai-sdk", CHAT, {"messages": called(extra_content={"google": {"thought_signature": "x"}})}),
+    (
+        "continue",
+        CHAT,
+        {"messages": answered(content=" "), "prediction": {"type": "content", "content": "x"}},
+    ),
     ("haystack", CHAT, {"stream": False, "n": 1, "tools": None, "tool_choice": None}),
     ("llama-index", CHAT, {"messages": [*called()[:2], RESULT | {"name": "calc"}], "tools": TOOLS}),
     ("semantic-kernel", CHAT, {"stream": False, "tool_choice": "auto", "parallel_tool_calls": True}),
