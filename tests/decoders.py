@@ -53,6 +53,26 @@ _ROUTED: dict[str, Any] = {
     "n_shared_experts": 2,
     "routed_scaling_factor": 1.5,
 }
+# Heads of layers without a window are larger; the last layers read keys and values of the last before them.
+_GEMMA4: dict[str, Any] = {
+    **_WINDOWS,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 12.0,
+}
+_GEMMA4_INPUTS: dict[str, Any] = {
+    **_GEMMA4,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "attention_k_eq_v": False,
+    "hidden_size_per_layer_input": 24,
+    "vocab_size_per_layer_input": 140,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+}
 # transformers' class, and the fields of its configuration beside _SIZES. A default of the class may be far
 # too large for a test: give every size.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -66,6 +86,20 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "Exaone4ForCausalLM",
         {"sliding_window": None, "layer_types": ["full_attention"] * 2},
     ),
+    "gemma4": ("Gemma4ForCausalLM", _GEMMA4),
+    "gemma4-experts": (
+        "Gemma4ForCausalLM",
+        {
+            **_GEMMA4,
+            "num_hidden_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 32,
+        },
+    ),
+    "gemma4-inputs": ("Gemma4ForCausalLM", _GEMMA4_INPUTS),
     "glm": ("GlmForCausalLM", {}),
     "glm4": ("Glm4ForCausalLM", {"partial_rotary_factor": 0.25}),
     "gpt2": (
@@ -250,6 +284,22 @@ WRAPPED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"vision_config": _VISION, "mm_tokens_per_image": 4},
     ),
+    "wrapped-gemma4": (
+        "Gemma4ForConditionalGeneration",
+        {
+            **_GEMMA4_INPUTS,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 1,
+            "pad_token_id": 0,
+        },
+        {"vision_config": _VISION},
+    ),
+    "wrapped-gemma4-unified": (
+        "Gemma4UnifiedForConditionalGeneration",
+        {**{key: value for key, value in _GEMMA4.items() if "per_layer" not in key}, "pad_token_id": 0},
+        {},
+    ),
     "wrapped-ministral3": (
         "Mistral3ForConditionalGeneration",
         {"model_type": "ministral3", "rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.5}},
@@ -329,3 +379,8 @@ def randomize(model: nn.Module) -> None:
                 parameter.uniform_(0.5, 1.5)
             else:
                 parameter.normal_(0.0, 0.2 if parameter.dim() == 1 else 0.15)
+        for module in model.modules():
+            # Of normed heads whose scores are not scaled: each token would see one other, which a
+            # rounding decides.
+            if getattr(module, "scaling", None) == 1.0 and hasattr(module, "q_norm"):
+                module.get_parameter("q_norm.weight").mul_(0.25)

@@ -12,6 +12,7 @@ from quire.ipc.spec.config import EngineConfig
 from quire.ipc.spec.model_spec import has_dynamic_rope
 from quire.kernels.program.native import is_switched_off
 from quire.worker.attention.metadata import AttentionMetadata, KVCaches
+from quire.worker.kv_cache import share_caches
 from quire.worker.models.model import Model
 from torch import Tensor
 
@@ -44,13 +45,14 @@ class PagedRun:
         self._is_dynamic = has_dynamic_rope(spec)
         dtype = getattr(torch, config.model.dtype)
         # NaN where nothing was written: a read outside a request's own tokens would show.
-        self.kv_caches: KVCaches = [
+        caches: list[Any] = [
             tuple(torch.full(size, torch.nan, dtype=dtype, device=self._device) for _ in range(2))
             for size in (
                 (num_blocks, layer.attention.num_kv_heads, self._block_size, layer.attention.head_size)
                 for layer in spec.layers
             )
         ]
+        self.kv_caches: KVCaches = share_caches(spec, caches)
         self._free = np.random.default_rng(seed).permutation(num_blocks).tolist()
         self.requests: dict[str, Request] = {}
 

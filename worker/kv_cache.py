@@ -21,12 +21,12 @@ from ..ipc.processes.cgroup import find_free_memory
 from ..ipc.processes.process_limits import describe_address_space, find_free_address_space
 from ..ipc.spec.config import EngineConfig
 from ..ipc.spec.linear_shapes import count_model_bytes
-from ..ipc.spec.model_spec import DTYPE_SIZE_BYTES, LayerSpec
+from ..ipc.spec.model_spec import DTYPE_SIZE_BYTES, LayerSpec, ModelSpec
 from ..ipc.spec.weight_format import WeightFormats
 from ..kernels.attention.narrow_cache import KV_DTYPES, SCALE_SIZE
 from ..kernels.choice import choose_linear
 from ..kernels.program.huge_pages import allocate_huge
-from .attention.metadata import KVCaches
+from .attention.metadata import KVCache, KVCaches
 
 _log = logging.getLogger(__name__)
 
@@ -127,9 +127,18 @@ def allocate_kv_caches(config: EngineConfig, num_blocks: int, device: torch.devi
     """
     spec = config.model.spec
     if spec.is_causal:
-        return _allocate_layers(config, spec.layers, num_blocks, device)
+        keeping = [layer for layer in spec.layers if layer.attention.keeps_kv]
+        own = iter(_allocate_layers(config, keeping, num_blocks, device))
+        return share_caches(spec, [next(own) if layer.attention.keeps_kv else None for layer in spec.layers])
     pair = _allocate_layers(config, spec.layers[:_NUM_SCRATCH_LAYERS], count_scratch_blocks(config), device)
     return [pair[layer % len(pair)] for layer in range(spec.num_layers)]
+
+
+def share_caches(spec: ModelSpec, own: Sequence[KVCache | None]) -> KVCaches:
+    """Of each layer its own, or that of the layer whose keys and values it reads."""
+    sources = [layer.attention.kv_layer for layer in spec.layers]
+    caches = [own[index if source is None else source] for index, source in enumerate(sources)]
+    return [cache for cache in caches if cache is not None]
 
 
 def _allocate_layers(

@@ -378,13 +378,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if size > 1 and self.model.dtype == "float16" and not self.parallel.is_on_gpu:
             text = "1 with dtype='float16', which only ranks with device='cuda' add up"
             raise ConfigError("tensor_parallel_size", size, text)
-        num_stages, num_layers = self.parallel.pipeline_parallel_size, self.model.spec.num_layers
-        if num_stages > 1 and self.model.spec.generic is not None:
+        num_stages, most = self.parallel.pipeline_parallel_size, self.model.spec.max_stages
+        if num_stages > most and self.model.spec.generic is not None:
             raise ConfigError(
                 "pipeline_parallel_size", num_stages, "1 with a model that transformers computes"
             )
-        if num_stages > num_layers:
-            text = f"at most {num_layers}: each stage has one of this model's layers or more"
+        if num_stages > most == 1:
+            text = "1 with this model, whose layers need what the first ones have computed"
+            raise ConfigError("pipeline_parallel_size", num_stages, text)
+        if num_stages > most:
+            text = f"at most {most}: each stage has one of this model's layers or more"
             raise ConfigError("pipeline_parallel_size", num_stages, text)
         if num_stages > 1:
             staged = msgspec.structs.replace(self.scheduler, num_stages=num_stages)

@@ -54,6 +54,11 @@ def list_layer_linears(spec: ModelSpec) -> Iterator[tuple[LinearShape, ...]]:
             yield from _list_dense(prefix, layer.ffn, hidden)
         else:
             yield from _list_experts(prefix, layer.ffn, hidden)
+        if (part := layer.layer_input) is not None and (inputs := spec.per_layer_inputs) is not None:
+            yield (LinearShape(prefix + part.gate, inputs.size, hidden),)
+            yield (LinearShape(prefix + part.projection, hidden, inputs.size),)
+    if spec.per_layer_inputs is not None:
+        yield (LinearShape(spec.per_layer_inputs.projection, spec.layer_inputs_size, hidden),)
 
 
 def _list_attention(prefix: str, spec: AttentionSpec, hidden: int) -> Iterator[tuple[LinearShape, ...]]:
@@ -96,16 +101,16 @@ def count_model_bytes(model: ModelConfig, num_ranks: int = 1, packs_table: bool 
     return (
         count_weight_bytes(spec, model.weight_formats, model.dtype, num_ranks, packs_table)
         + num_rows * spec.hidden_size * DTYPE_SIZE_BYTES[model.dtype]
-        + sum(_count_angle_bytes(spec, rope, model.max_model_len) for rope in find_ropes(spec))
+        + sum(_count_angle_bytes(spec, *rope, model.max_model_len) for rope in find_ropes(spec))
     )
 
 
-def _count_angle_bytes(spec: ModelSpec, rope: RopeConfig, max_model_len: int) -> int:
+def _count_angle_bytes(spec: ModelSpec, rope: RopeConfig, head_size: int, max_model_len: int) -> int:
     """The bytes of a rotation's tables, by position, or for the dynamic type by a sequence's length."""
     num_rows = 2 * max_model_len
     if rope.type == "dynamic":
         num_rows = max(max_model_len - spec.max_position_embeddings, 0) + 1
-    return num_rows * (spec.layers[0].attention.head_size // 2) * DTYPE_SIZE_BYTES["float32"]
+    return num_rows * (head_size // 2) * DTYPE_SIZE_BYTES["float32"]
 
 
 def count_weight_bytes(
@@ -115,6 +120,8 @@ def count_weight_bytes(
     hidden, size = spec.hidden_size, DTYPE_SIZE_BYTES[dtype]
     rows = spec.vocab_size // num_ranks
     total = size * (rows * hidden if spec.generic is None else spec.generic.num_others)
+    if spec.per_layer_inputs is not None:
+        total += size * spec.per_layer_inputs.num_rows // num_ranks * spec.layer_inputs_size
     stacks = list(list_layer_linears(spec))
     # Of a tied table that is stored narrow (GGUF) the head is a copy in that form, of another what is made
     # of it while it is read: no checkpoint stores a head of its own beside one.

@@ -22,7 +22,7 @@ from .weight_format import WeightFormats
 Dtype = Literal["float32", "bfloat16", "float16"]
 # fp8_e4m3: vLLM's other name of fp8.
 KVCacheDtype = Literal["auto", "int8", "fp8", "fp8_e4m3"]
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu", "relu2"]
 NormKind = Literal["rms", "layer"]
 Pool = Literal["cls", "last", "mean", "max", "weighted_mean", "mean_sqrt_len", "all"]
@@ -43,6 +43,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     theta: float = 10000.0
     type: RopeType | Literal["none"] = "default"  # none: queries and keys are not rotated
     rotated_size: int | None = None  # numbers of a head that are rotated, its first ones; None: all
+    turning_share: float = 1.0  # proportional: of all pairs the first ones turn, the rest never
     is_interleaved: bool = False  # the checkpoint's pairs are neighbours, not half of that size apart
     factor: float = 1.0
     original_max_position_embeddings: int | None = None
@@ -77,6 +78,9 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     # Of queries and keys before rotation: of each head by itself, or of all heads of a token together.
     qk_norm: Literal["each_head", "all_heads"] | None = None
     norms_rotated: bool = False  # with "each_head": after rotation
+    norms_values: bool = False  # each head's values are divided by their root mean square
+    # The number of an earlier layer whose keys and values it reads, with heads like its own; it has none.
+    kv_layer: int | None = None
     is_causal: bool = True  # False: a query sees the whole prompt; such a layer keeps no KV
     rope: RopeConfig | None = None  # of this layer; None: the model's
     # One name: that tensor holds queries, keys and values in this order, of all heads or, with
@@ -100,8 +104,13 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def qkv_size(self) -> int:
-        """Numbers of a token's queries, keys and values."""
-        return self.query_size + 2 * self.kv_size
+        """Numbers of a token that are projected: queries, and the layer's own keys and values."""
+        return self.query_size + (2 * self.kv_size if self.kv_layer is None else 0)
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether keys and values of its own are kept."""
+        return self.is_causal and self.kv_layer is None
 
     def count_params(self, hidden_size: int) -> int:
         """Weights of the four projections."""
@@ -176,6 +185,20 @@ class ExpertStackSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     is_transposed: bool = False  # [experts, in, out]; of plain weights only
 
 
+class BranchNormsSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Norms of an ExpertsSpec whose parts each read the layer's sum, and are normed before they are added.
+
+    The router reads that sum divided by its root mean square, and by the root of the hidden size, times the
+    tensor `router_scale`. Names are after the layer's prefix.
+    """
+
+    experts: str = "pre_feedforward_layernorm_2"
+    experts_out: str = "post_feedforward_layernorm_2"
+    shared: str = "pre_feedforward_layernorm"
+    shared_out: str = "post_feedforward_layernorm_1"
+    router_scale: str = "router.scale"
+
+
 class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="experts"):
     """Some of many feed-forward networks a token: those to which the router gives the largest scores.
 
@@ -198,6 +221,8 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     num_groups_per_tok: int = 1
     group_score: Literal["max", "two"] = "two"
     routed_scaling_factor: float = 1.0
+    expert_scales: str | None = None  # of a number for each expert, which multiplies its score at last
+    branch_norms: BranchNormsSpec | None = None  # with `shared`; the layer has no ffn_norm then
     scales_inputs: bool = False  # scores multiply what an expert is given, not what it gives
     gate: str = "mlp.experts.{}.gate_proj"
     up: str = "mlp.experts.{}.up_proj"
@@ -228,6 +253,18 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         return self.intermediate_size % size == 0 and (self.shared is None or self.shared.is_cut_by(size))
 
 
+class LayerInputSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """h += norm(projection(act(gate(h)) * input)), after both parts, with the layer's input of each token.
+
+    Names are after the layer's prefix; PerLayerInputsSpec says what the inputs are.
+    """
+
+    activation: Activation
+    gate: str = "per_layer_input_gate"
+    projection: str = "per_layer_projection"
+    norm: str = "post_per_layer_input_norm"
+
+
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """h += out_norm(attention(norm(h))), then the same with the feed-forward part.
 
@@ -245,6 +282,8 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     norms_sum: bool = False
     is_parallel: bool = False  # without out norms
     residual_scale: float | None = None  # multiplies what each part adds; no out norms beside it
+    layer_input: LayerInputSpec | None = None
+    scalar: str | None = None  # of one number, which multiplies the sum after the layer
 
     def is_cut_by(self, size: int) -> bool:
         """Whether so many ranks can share it."""
@@ -264,6 +303,20 @@ class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     types: str | None = None
     num_types: int = 0  # rows of that table
     norm: str | None = None
+
+
+class PerLayerInputsSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An input of `size` numbers for each layer and token, by whole tensor names.
+
+    (norm(projection(embedding) / sqrt(hidden size)) + tokens[id] * sqrt(size)) / sqrt(2), where `tokens` and
+    `projection` have all layers' numbers one after the other.
+    """
+
+    size: int
+    num_rows: int  # of the table, from vocab_size on
+    tokens: str = "model.embed_tokens_per_layer"
+    projection: str = "model.per_layer_model_projection"
+    norm: str = "model.per_layer_projection_norm"
 
 
 class RelativeBiasSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -354,6 +407,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     norm_has_weight: bool = True  # false, with norm_kind "layer": it is 1, and no tensor
     embedding: EmbeddingSpec = EmbeddingSpec()
     relative_bias: RelativeBiasSpec | None = None
+    per_layer_inputs: PerLayerInputsSpec | None = None
     layer_prefix: str = "model.layers.{}"  # {} is the layer's number
     norm: str | None = "model.norm"  # after the last layer
     optional_prefix: str = "model."  # of tensor names; a checkpoint may leave it out of all of them
@@ -381,6 +435,19 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return len(self.layers)
 
     @property
+    def max_stages(self) -> int:
+        """In how many pipeline stages it can be cut: none reads what another one has beside hidden states."""
+        is_one = self.per_layer_inputs is not None or any(
+            layer.attention.kv_layer is not None for layer in self.layers
+        )
+        return 1 if is_one or self.generic is not None else self.num_layers
+
+    @property
+    def layer_inputs_size(self) -> int:
+        """Numbers of a token's inputs for all layers."""
+        return 0 if self.per_layer_inputs is None else self.num_layers * self.per_layer_inputs.size
+
+    @property
     def tasks(self) -> tuple[str, ...]:
         """What it does: "generate", its tasks of PoolingParams, "score" of two texts by one of those."""
         tasks: tuple[str, ...] = ("generate",) if self.has_logits else ()
@@ -392,22 +459,27 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def kv_bytes_per_token(self, dtype: Dtype, kv_dtype: KVCacheDtype = "auto") -> int:
         """Bytes of KV cache that one token takes over all layers; the model's `dtype` counts for "auto"."""
-        causal = [layer.attention for layer in self.layers if layer.attention.is_causal]
-        size = sum(2 * attention.kv_size for attention in causal)
+        keeping = [layer.attention for layer in self.layers if layer.attention.keeps_kv]
+        size = sum(2 * attention.kv_size for attention in keeping)
         if kv_dtype == "auto":
             return size * DTYPE_SIZE_BYTES[dtype]
-        return size + sum(2 * attention.num_kv_heads for attention in causal) * KV_SCALE_BYTES
+        return size + sum(2 * attention.num_kv_heads for attention in keeping) * KV_SCALE_BYTES
 
     @property
     def num_active_params(self) -> int:
         """Weights that a token's pass uses: all but those of other tokens' experts, norms and biases."""
         if self.generic is not None:
             return self.generic.num_active_params
-        hidden = self.hidden_size
+        hidden, inputs = self.hidden_size, self.per_layer_inputs
         num_tables = (1 if self.tie_word_embeddings else 2) if self.has_logits else 0
-        return num_tables * self.vocab_size * hidden + sum(
-            layer.attention.count_params(hidden) + layer.ffn.count_active_params(hidden)
-            for layer in self.layers
+        of_inputs = 0 if inputs is None else (3 * hidden + 1) * self.layer_inputs_size
+        return (
+            num_tables * self.vocab_size * hidden
+            + of_inputs
+            + sum(
+                layer.attention.count_params(hidden) + layer.ffn.count_active_params(hidden)
+                for layer in self.layers
+            )
         )
 
     @property
@@ -416,11 +488,15 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.generic is not None:
             return self.generic.num_activations
         # Residual, normed, attention's output and a copy; beside what each part holds.
-        return 4 * self.hidden_size + max(
-            layer.attention.query_size
-            + layer.attention.qkv_size
-            + layer.ffn.count_activations(self.hidden_size)
-            for layer in self.layers
+        return (
+            4 * self.hidden_size
+            + 2 * self.layer_inputs_size
+            + max(
+                layer.attention.query_size
+                + layer.attention.qkv_size
+                + layer.ffn.count_activations(self.hidden_size)
+                for layer in self.layers
+            )
         )
 
     def find_tensor_parallel_sizes(self) -> list[int]:
@@ -514,12 +590,12 @@ def find_stages(spec: ModelSpec, num_stages: int) -> list[tuple[int, int]]:
     return stages
 
 
-def find_ropes(spec: ModelSpec) -> list[RopeConfig]:
-    """The different rotations of a model's layers, in the order in which they come."""
-    ropes = [layer.attention.rope or spec.rope for layer in spec.layers]
-    return list(dict.fromkeys(rope for rope in ropes if rope.type != "none"))
+def find_ropes(spec: ModelSpec) -> list[tuple[RopeConfig, int]]:
+    """The different rotations of a model's layers with their head size, in the order in which they come."""
+    ropes = [(layer.attention.rope or spec.rope, layer.attention.head_size) for layer in spec.layers]
+    return list(dict.fromkeys(rope for rope in ropes if rope[0].type != "none"))
 
 
 def has_dynamic_rope(spec: ModelSpec) -> bool:
     """Whether the angles of some layer depend on the length of a token's sequence."""
-    return any(rope.type == "dynamic" for rope in find_ropes(spec))
+    return any(rope.type == "dynamic" for rope, _ in find_ropes(spec))

@@ -73,6 +73,7 @@ void route_row(const QuireRouter& router, const T* logits, int32_t* choices, flo
     for (int k = 0; k < router.per_token; ++k) chosen += weights[k] = scores[choices[k]];
     const float divisor = router.normalizes ? chosen + 1e-20f : 1.0f;
     for (int k = 0; k < router.per_token; ++k) weights[k] = weights[k] / divisor * router.scale;
+    for (int k = 0; router.expert_scales && k < router.per_token; ++k) weights[k] *= router.expert_scales[choices[k]];
 }
 
 template <typename T>

@@ -10,7 +10,7 @@ extern "C" {
 
 // How experts are chosen; experts.py says what each field means (Router).
 struct QuireRouter {
-    const float* correction;  // [E], or null
+    const float *correction, *expert_scales;  // [E], or null
     int32_t num_experts, per_token, is_sigmoid, normalizes;
     int32_t num_groups, num_groups_per_token, sums_two, padding;
     float scale;

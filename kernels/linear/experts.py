@@ -39,13 +39,15 @@ class Router:
     num_groups_per_token: int = 1
     sums_two: bool = True
     scale: float = 1.0  # multiplies the weights at last
+    expert_scales: Tensor | None = None  # float32 [E]: after that, each the weight of its expert
 
     def to_table(self) -> RouterTable:
-        """As the operation takes it; the correction stays this object's."""
+        """As the operation takes it; the tensors stay this object's."""
         names = "num_experts per_token is_sigmoid normalizes num_groups num_groups_per_token sums_two scale"
         table = RouterTable(**{name: getattr(self, name) for name in names.split()})
-        if self.correction is not None:
-            table.correction = self.correction.data_ptr()
+        for name in ("correction", "expert_scales"):
+            if (numbers := getattr(self, name)) is not None:
+                setattr(table, name, numbers.data_ptr())
         return table
 
 
@@ -64,7 +66,8 @@ def route_reference(logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     weights = scores.gather(-1, choices)
     if router.normalizes:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return choices, weights * router.scale
+    weights = weights * router.scale
+    return choices, weights if router.expert_scales is None else weights * router.expert_scales[choices]
 
 
 def _choose(numbers: Tensor, count: int) -> Tensor:

@@ -109,6 +109,15 @@ void scale_rows(T* x, const float* table, const int64_t* positions, int rows, si
     });
 }
 
+template <typename T>
+void multiply_rows(T* x, const T* y, int rows, size_t stride, size_t size) {
+    parallel_runs(rows, rows * size * sizeof(T) > kMinParallelBytes, [&](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; ++r)
+            for (size_t i = 0; i < size; ++i)
+                x[r * size + i] = narrow<T>(quire::widen(x[r * size + i]) * quire::widen(y[r * stride + i]));
+    });
+}
+
 // Hands out aligned parts of one piece of memory; without memory it only adds up their sizes.
 class Arena {
   public:
@@ -249,6 +258,7 @@ class Pass {
             case QUIRE_XIELU: return activate_xielu(*static_cast<const QuireActivateXielu*>(p));
             case QUIRE_ROTATE_LATENT: return rotate_latent(*static_cast<const QuireRotateLatent*>(p));
             case QUIRE_MULTIPLY_HEADS: return multiply_heads(*static_cast<const QuireMultiplyHeads*>(p));
+            case QUIRE_PRODUCT: return multiply_by_columns(*static_cast<const QuireProduct*>(p));
         }
     }
 
@@ -294,9 +304,13 @@ class Pass {
     static char* const_at(const float* angles) { return reinterpret_cast<char*>(const_cast<float*>(angles)); }
 
     void norm(const QuireNorm& op, bool adds) {
-        const size_t first = size_t(op.first) * (program_.is_bf16 ? sizeof(bf16) : sizeof(float));
-        quire_rms_norm(program_.is_bf16, at<char>(op.x) + first, adds ? at(op.residual) : nullptr, op.weight,
-                       at<char>(op.y) + first, rows_, op.size, op.stride, op.eps, op.weight_offset, op.rounds_normed);
+        const size_t size = program_.is_bf16 ? sizeof(bf16) : sizeof(float);
+        for (int i = 0; i < op.count; ++i) {
+            const size_t first = (op.first + size_t(i) * op.size) * size;
+            quire_rms_norm(program_.is_bf16, at<char>(op.x) + first, adds ? at(op.residual) : nullptr, op.weight,
+                           at<char>(op.y) + first, rows_, op.size, op.stride, op.eps, op.weight_offset,
+                           op.rounds_normed);
+        }
     }
 
     void layer_norm(const QuireLayerNorm& op) {
@@ -392,6 +406,13 @@ class Pass {
         quire_xielu(program_.is_bf16, at(op.x), int64_t(rows_) * op.size, &op.numbers);
     }
 
+    void multiply_by_columns(const QuireProduct& op) {
+        with_type(program_.is_bf16, [&](auto zero) {
+            using T = decltype(zero);
+            multiply_rows(at<T>(op.x), at<T>(op.y) + op.first, rows_, op.stride, op.size);
+        });
+    }
+
     void cap(const QuireCap& op) { quire_soft_cap(at<float>(op.x), int64_t(rows_) * op.size, op.cap); }
 
     void route(const QuireRoute& op) {
@@ -453,7 +474,8 @@ extern "C" int quire_program_layout(int which) {
         sizeof(QuireActivate), sizeof(QuireWiden), sizeof(QuireScale), sizeof(QuireCap), sizeof(QuireRoute),
         sizeof(QuireExperts), sizeof(QuireAdd), sizeof(QuireLayerNorm), sizeof(QuireAddRows), sizeof(QuireAllReduce),
         sizeof(QuireSharedNorm), sizeof(QuireNormOfRanks), sizeof(QuireEncoderAttend), sizeof(QuireScaleRows),
-        sizeof(QuireActivateXielu), sizeof(QuireRotateLatent), sizeof(QuireMultiplyHeads), sizeof(QuireOperation),
+        sizeof(QuireActivateXielu), sizeof(QuireRotateLatent), sizeof(QuireMultiplyHeads), sizeof(QuireProduct),
+        sizeof(QuireOperation),
         sizeof(QuireProgram), sizeof(QuireStep),
     };
     return int(sizes[which]);

@@ -31,7 +31,7 @@ enum QuireKind {
     QUIRE_EMBED, QUIRE_ANGLES, QUIRE_NORM, QUIRE_ADD_NORM, QUIRE_LINEAR, QUIRE_ROTATE, QUIRE_KEEP, QUIRE_ATTEND,
     QUIRE_ACTIVATE, QUIRE_WIDEN, QUIRE_SCALE, QUIRE_CAP, QUIRE_ROUTE, QUIRE_EXPERTS, QUIRE_ADD, QUIRE_LAYER_NORM,
     QUIRE_ADD_ROWS, QUIRE_ALL_REDUCE, QUIRE_SHARED_NORM, QUIRE_ENCODER_ATTEND, QUIRE_LOAD,
-    QUIRE_SCALE_ROWS, QUIRE_XIELU, QUIRE_ROTATE_LATENT, QUIRE_MULTIPLY_HEADS,
+    QUIRE_SCALE_ROWS, QUIRE_XIELU, QUIRE_ROTATE_LATENT, QUIRE_MULTIPLY_HEADS, QUIRE_PRODUCT,
 };
 
 // y = rows of the table by token id. With num_rows above 0 the table has those of so many tokens from `first` on, and
@@ -54,11 +54,11 @@ struct QuireAngles {
 };
 
 // y = norm(x); as QUIRE_ADD_NORM: residual += x, y = norm(residual). Of rows that are `stride` numbers long, the
-// `size` numbers from `first` on.
+// `size` numbers from `first` on, and so many after them for each further one of `count` norms.
 struct QuireNorm {
     const void* weight;
     int32_t x, residual, y, first, size, stride;
-    int32_t rounds_normed, padding;
+    int32_t rounds_normed, count;
     float eps, weight_offset;
 };
 
@@ -184,6 +184,11 @@ struct QuireRotateLatent {
 struct QuireMultiplyHeads {
     const QuireLinear* layers;
     int32_t x, y, num_heads, x_stride, x_step, y_stride, y_step, padding;
+};
+
+// x *= the `size` numbers from `first` on of y's rows, which are `stride` long.
+struct QuireProduct {
+    int32_t x, y, first, size, stride;
 };
 
 struct QuireOperation {

@@ -28,7 +28,8 @@ Kind = IntEnum(
     "Kind",
     ["EMBED", "ANGLES", "NORM", "ADD_NORM", "LINEAR", "ROTATE", "KEEP", "ATTEND", "ACTIVATE", "WIDEN",
      "SCALE", "CAP", "ROUTE", "EXPERTS", "ADD", "LAYER_NORM", "ADD_ROWS", "ALL_REDUCE",
-     "SHARED_NORM", "ENCODER_ATTEND", "LOAD", "SCALE_ROWS", "XIELU", "ROTATE_LATENT", "MULTIPLY_HEADS"],
+     "SHARED_NORM", "ENCODER_ATTEND", "LOAD", "SCALE_ROWS", "XIELU", "ROTATE_LATENT", "MULTIPLY_HEADS",
+     "PRODUCT"],
     start=0,
 )  # fmt: skip
 
@@ -75,7 +76,7 @@ class RouterTable(_Table):
     """QuireRouter."""
 
     _fields_ = _fields(
-        "correction",
+        "correction expert_scales",
         "num_experts per_token is_sigmoid normalizes num_groups num_groups_per_token sums_two padding",
         "scale",
     )
@@ -84,7 +85,7 @@ class RouterTable(_Table):
 # Arguments of the operations, by kind.
 Embed = _make_struct("table", "y size first num_rows")
 Angles = _make_struct("cos_table sin_table", "cos sin half rope")
-Norm = _make_struct("weight", "x residual y first size stride rounds_normed padding", "eps weight_offset")
+Norm = _make_struct("weight", "x residual y first size stride rounds_normed count", "eps weight_offset")
 Multiply = _make_struct("", "x y", first=(("linear", LinearTable),))
 Rotate = _make_struct(
     "query_norm key_norm", "qkv cos sin layer num_heads num_kv_heads head_size writes norms_after", "eps"
@@ -126,6 +127,7 @@ ScaleRows = _make_struct("table", "x size stride padding")
 Xielu = _make_struct("", "x size", first=(("numbers", XieluTable),))
 RotateLatent = _make_struct("", "query y latent cos sin layer num_heads nope rope rank")
 MultiplyHeads = _make_struct("layers", "x y num_heads x_stride x_step y_stride y_step padding")
+Product = _make_struct("", "x y first size stride")
 
 
 class OperationTable(_Table):

@@ -8,7 +8,15 @@ import msgspec
 import pytest
 from checkpoints import Recipe, make_spec
 from quire.ipc.errors import ModelError
-from quire.ipc.spec.model_spec import AttentionSpec, DenseSpec, EmbeddingSpec, LayerSpec, ModelSpec, StageSpec
+from quire.ipc.spec.model_spec import (
+    AttentionSpec,
+    DenseSpec,
+    EmbeddingSpec,
+    LayerSpec,
+    ModelSpec,
+    RopeConfig,
+    StageSpec,
+)
 from quire.ipc.spec.weight_format import WeightFormat, WeightFormats
 from quire.worker.models import coverage
 
@@ -66,11 +74,31 @@ def test_a_layer_in_parallel_has_no_out_norms() -> None:
         coverage.check_covered(spec)
 
 
-def test_heads_of_two_sizes_are_refused_by_the_layer() -> None:
+def test_heads_of_two_sizes_are_refused_where_a_step_has_angles_of_its_own() -> None:
     attention = msgspec.structs.replace(SPEC.layers[1].attention, head_size=32)
     other = msgspec.structs.replace(SPEC.layers[1], attention=attention)
     spec = msgspec.structs.replace(SPEC, layers=(SPEC.layers[0], other))
+    coverage.check_covered(spec)
+    spec = msgspec.structs.replace(spec, rope=RopeConfig(type="dynamic", factor=2.0))
     with pytest.raises(
         ModelError, match=r"^spec.layers\[1\].attention.head_size=32: expected 16, as of the layers"
     ):
         coverage.check_covered(spec)
+
+
+def test_a_layer_reads_keys_of_an_earlier_layer_with_heads_like_its_own() -> None:
+    first = msgspec.structs.replace(SPEC.layers[1].attention, qkv=("self_attn.q_proj",), kv_layer=0)
+    other = msgspec.structs.replace(SPEC.layers[1], attention=first)
+    spec = msgspec.structs.replace(SPEC, layers=(SPEC.layers[0], other))
+    coverage.check_covered(spec)
+    changes: tuple[dict[str, Any], ...] = (
+        {"kv_layer": 1},
+        {"head_size": 32},
+        {"qkv": SPEC.layers[0].attention.qkv},
+        {"norms_values": True},
+    )
+    for change in changes:
+        attention = msgspec.structs.replace(first, **change)
+        changed = msgspec.structs.replace(other, attention=attention)
+        with pytest.raises(ModelError, match=r"^spec.layers\[1\].attention.kv_layer="):
+            coverage.check_covered(msgspec.structs.replace(spec, layers=(SPEC.layers[0], changed)))

@@ -126,11 +126,11 @@ def test_two_ranks_alone_and_of_two_stages_compute_transformers_logits(family: F
     token_ids = family.checkpoint.draw_tokens(45)
 
     def compute(group: SharedGroup) -> list[Tensor]:
-        model, pipeline = load_model(config, CPU, group), Pipeline(config, 2, group)
+        parts: list[Decoder | Pipeline] = [load_model(config, CPU, group)]
+        if config.model.spec.max_stages > 1:
+            parts.append(Pipeline(config, 2, group))
         return [
-            compute_alone(part, config.for_rank(), token_ids, chunk)
-            for part in (model, pipeline)
-            for chunk in (None, 7)
+            compute_alone(part, config.for_rank(), token_ids, chunk) for part in parts for chunk in (None, 7)
         ]
 
     whole, *others = run_ranks(2, compute)[0]

@@ -177,7 +177,7 @@ def test_an_engine_whose_model_has_a_dynamic_rope_and_rotates_no_layer_answers(r
         {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}},
         {"rope_scaling": {FULL: {"rope_type": "linear", "factor": 2.0}}},
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
-        {"rope_scaling": {"rope_type": "proportional"}},
+        {"rope_scaling": {"rope_type": "axial"}},
         {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": {}},
     ],
     ids=str,

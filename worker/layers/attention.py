@@ -34,7 +34,8 @@ class Attention:
 
     `head_norms` are of each query and key head by itself, `all_heads_norms` of all queries and all keys of a
     token; a model has one of them or none. `position_bias` is what `pack_position_bias` makes, None where
-    scores have none; `sinks` are float32 [H], None where there are none.
+    scores have none; `sinks` are float32 [H], None where there are none; `value_norm` is of each head of
+    values by itself.
     """
 
     spec: AttentionSpec
@@ -45,6 +46,7 @@ class Attention:
     backend: AttentionBackend
     position_bias: Tensor | None = None
     sinks: Tensor | None = None
+    value_norm: RMSNorm | None = None
 
     def __call__(
         self,
@@ -60,7 +62,12 @@ class Attention:
             first += norm.size
         if angles is not None and angles.query_scale is not None:  # rotation leaves the factor as it is
             qkv[:, : self.spec.query_size] *= angles.query_scale.to(qkv.dtype).unsqueeze(1)
-        query = self.backend.rotate_and_write(qkv, angles and angles[:2], self.head_norms, kv_cache, metadata)
+        if self.value_norm is not None:
+            self.value_norm.normalize_each_(qkv[:, -self.spec.kv_size :])
+        own = kv_cache
+        if self.spec.kv_layer is not None:  # of its own it has no heads to write
+            own = kv_cache[0][:, :0], kv_cache[1][:, :0]
+        query = self.backend.rotate_and_write(qkv, angles and angles[:2], self.head_norms, own, metadata)
         extra = self.position_bias, self.sinks
         return self.o_proj(self.backend.attend(query, kv_cache, metadata, self.spec, *extra))
 
@@ -70,7 +77,8 @@ class Attention:
             raise NotNativeError(type(self.backend).__name__)
         spec, first = self.spec, 0
         if spec.is_causal:
-            qkv = program.slot("qkv", spec.qkv_size)
+            # Rows that are kept are as wide as their slot, so each width has its own.
+            qkv = program.slot(f"qkv{spec.qkv_size}", spec.qkv_size)
         else:  # layers use two in turn: other parts of a step may still read the one before
             qkv = program.slot(f"qkv_{layer % 2}", spec.qkv_size, is_whole=True)
         self.qkv_proj.emit(program, x, qkv)
@@ -79,7 +87,12 @@ class Attention:
             first += norm.size
         if not spec.is_causal and angles is None and self.head_norms is None:
             return qkv
-        operation = Rotate(qkv=qkv, layer=layer, writes=spec.is_causal, **_heads_of(spec))
+        if self.value_norm is not None:
+            place = spec.qkv_size - spec.kv_size, spec.qkv_size, spec.num_kv_heads
+            self.value_norm.emit_in_place(program, qkv, *place)
+        operation = Rotate(qkv=qkv, layer=layer, writes=spec.keeps_kv, **_heads_of(spec))
+        if spec.kv_layer is not None:
+            operation.num_kv_heads = 0
         if angles is not None:
             operation.cos, operation.sin, table = angles
             if table is not None:

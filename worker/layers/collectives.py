@@ -82,7 +82,8 @@ class SharedRMSNorm(RMSNorm):
     def normalize_(self, x: Tensor) -> None:
         launch_shared_norm(native_library(), self._table, self._group, x)
 
-    def emit_in_place(self, program: Program, x: Slot, first: int, stride: int) -> None:
+    def emit_in_place(self, program: Program, x: Slot, first: int, stride: int, count: int = 1) -> None:
+        assert count == 1
         squares = program.slot("squares", 1, torch.float32)
         operation = ops.NormOfRanks(norm=self._table, x=x, first=first, stride=stride, squares=squares)
         program.add(Kind.SHARED_NORM, operation)
@@ -99,7 +100,7 @@ class TorchSharedRMSNorm(RMSNorm):
     def normalize_(self, x: Tensor) -> None:
         shared_norm_reference(x, *self._shared, *self.numbers)
 
-    def emit_in_place(self, program: Program, x: Slot, first: int, stride: int) -> None:  # noqa: ARG002
+    def emit_in_place(self, program: Program, x: Slot, first: int, stride: int, count: int = 1) -> None:  # noqa: ARG002
         raise NotNativeError(type(self).__name__)
 
 

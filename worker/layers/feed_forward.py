@@ -157,6 +157,7 @@ class Experts:
         correction: Tensor | None = None,
         shared: MLP | PlainMLP | None = None,
         shared_gate: Linear | None = None,
+        expert_scales: Tensor | None = None,
     ) -> None:
         self._spec = spec
         self._router = router
@@ -172,6 +173,7 @@ class Experts:
             num_groups_per_token=spec.num_groups_per_tok,
             sums_two=spec.group_score == "two",
             scale=spec.routed_scaling_factor,
+            expert_scales=expert_scales,
         )
         gate_up, down = ([getattr(each, name) for each in experts] for name in ("gate_up_proj", "down_proj"))
         self._tables = make_tables(gate_up), make_tables(down)
@@ -180,7 +182,7 @@ class Experts:
         self.is_capturable = None not in self._stacks
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        routed = self._run_routed(hidden)
+        routed = self.run_routed(hidden, hidden)
         if self._shared is None:
             return routed
         shared = self._shared(hidden)
@@ -188,9 +190,10 @@ class Experts:
             shared = shared * self._shared_gate(hidden).sigmoid()
         return routed + shared
 
-    def _run_routed(self, hidden: Tensor) -> Tensor:
+    def run_routed(self, hidden: Tensor, router_input: Tensor) -> Tensor:
+        """Without the shared network; what the router reads may differ from what experts are given."""
         spec, (gate_up, down) = self._spec, self._tables
-        logits, scales = self._router(hidden), spec.scales_inputs
+        logits, scales = self._router(router_input), spec.scales_inputs
         if gate_up is None or down is None:
             choices, weights = route_reference(logits, self._routing)
             wide, narrow = self._stacks
@@ -206,6 +209,21 @@ class Experts:
 
     def emit(self, program: Program, x: Slot, y: Slot) -> None:
         """As FeedForward.emit; NotNativeError where a layer's weights are not the native kernels'."""
+        self.emit_routed(program, x, x, y)
+        if self._shared is None:
+            return
+        assert self._tables[1] is not None
+        hidden = self._tables[1][0].num_out
+        shared = program.slot("shared", hidden)
+        self._shared.emit(program, x, shared)
+        operation = ops.Add(x=shared, residual=y, size=hidden)
+        if self._shared_gate is not None:
+            operation.gate = program.slot("shared_gate", 1)
+            self._shared_gate.emit(program, x, operation.gate)
+        program.add(Kind.ADD, operation)
+
+    def emit_routed(self, program: Program, x: Slot, router_input: Slot, y: Slot) -> None:
+        """`run_routed` as operations."""
         spec, (gate_up, down) = self._spec, self._tables
         if gate_up is None or down is None:
             raise NotNativeError(type(self).__name__)
@@ -213,7 +231,7 @@ class Experts:
         logits = program.slot("router", spec.num_experts)
         choices = program.slot("choices", most, torch.int32)
         weights = program.slot("expert_weights", most, torch.float32)
-        self._router.emit(program, x, logits)
+        self._router.emit(program, router_input, logits)
         table = self._routing.to_table()
         program.add(Kind.ROUTE, ops.Route(router=table, logits=logits, choices=choices, weights=weights))
         program.add(
@@ -234,15 +252,6 @@ class Experts:
                 scales_inputs=spec.scales_inputs,
             ),
         )
-        if self._shared is None:
-            return
-        shared = program.slot("shared", hidden)
-        self._shared.emit(program, x, shared)
-        operation = ops.Add(x=shared, residual=y, size=hidden)
-        if self._shared_gate is not None:
-            operation.gate = program.slot("shared_gate", 1)
-            self._shared_gate.emit(program, x, operation.gate)
-        program.add(Kind.ADD, operation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,11 @@ class RMSNorm:
         else:
             x.copy_(rms_norm_reference(x, self.weight, *self.numbers))
 
+    def normalize_each_(self, x: Tensor) -> None:
+        """`normalize_` of each D columns of x [T, count * D] by themselves."""
+        for part in x.split(self.size, 1):
+            self.normalize_(part)
+
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(norm of x + residual, x + residual). Both arguments may be overwritten."""
         if self._kernel is not None:
@@ -58,13 +63,14 @@ class RMSNorm:
         program.add(Kind.NORM if residual is None else Kind.ADD_NORM, operation)
         return y
 
-    def emit_in_place(self, program: Program, x: Slot, first: int, stride: int) -> None:
-        """`normalize_` as an operation, of the numbers from `first` on in rows of `stride` numbers."""
-        program.add(Kind.NORM, self._operation(x=x, y=x, first=first, stride=stride))
+    def emit_in_place(self, program: Program, x: Slot, first: int, stride: int, count: int = 1) -> None:
+        """`normalize_each_` as an operation, of the numbers from `first` on in rows of `stride` numbers."""
+        program.add(Kind.NORM, self._operation(x=x, y=x, first=first, stride=stride, count=count))
 
-    def _operation(self, **fields: int) -> ctypes.Structure:
+    def _operation(self, count: int = 1, **fields: int) -> ctypes.Structure:
         eps, weight_offset, rounds_normed = self.numbers
-        operation = Norm(weight=self.weight.data_ptr(), size=self.size, rounds_normed=rounds_normed, **fields)
+        operation = Norm(weight=self.weight.data_ptr(), size=self.size, count=count, **fields)
+        operation.rounds_normed = rounds_normed
         operation.eps, operation.weight_offset = eps, weight_offset
         return operation
 

@@ -133,6 +133,9 @@ def compute_inverse_frequencies(rope: RopeConfig, head_size: int, max_model_len:
         return inv_freq, 1.0
     if rope.type == "linear":
         return inv_freq / rope.factor, 1.0
+    if rope.type == "proportional":
+        is_turning = torch.arange(head_size // 2) < int(rope.turning_share * head_size // 2)
+        return torch.where(is_turning, inv_freq / rope.factor, 0.0), 1.0
     if rope.type == "llama3":
         return _scale_llama3(rope, inv_freq), 1.0
     if rope.type == "yarn":

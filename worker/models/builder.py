@@ -16,6 +16,7 @@ from torch import Tensor
 from ...ipc.spec.config import AttentionBackendName, EngineConfig, ModelConfig
 from ...ipc.spec.model_spec import (
     AttentionSpec,
+    BranchNormsSpec,
     DenseSpec,
     ExpertsSpec,
     KVCacheDtype,
@@ -32,6 +33,7 @@ from ...kernels.program.native import SWITCH, is_switched_off
 from ..attention import AttentionBackend, QKNorm, make_attention
 from ..first_calls import make_first_calls
 from ..layers.attention import Attention, make_position_bias
+from ..layers.branched_experts import BranchedExperts
 from ..layers.collectives import (
     AllReduce,
     GatheredLogits,
@@ -43,6 +45,7 @@ from ..layers.collectives import (
 )
 from ..layers.embedding import Embedding, StageInput
 from ..layers.feed_forward import MLP, Experts, FeedForward, GatedActivation, PlainMLP, Xielu
+from ..layers.layer_inputs import InputGate, LayerEnd, LayerInputs
 from ..layers.linear import Linear, NativeLinear, TorchLinear, make_linear
 from ..layers.logits import LogitsHead
 from ..layers.norm import LayerNorm, NoNorm, RMSNorm, Scaled
@@ -151,9 +154,10 @@ class _Builder:
     def build(self) -> Decoder:
         spec = self._spec
         ropes = find_ropes(spec)
-        rotaries = [self._rotary(rope) for rope in ropes]
+        rotaries = [self._rotary(*rope) for rope in ropes]
         self._size_bytes += sum(rotary.size_bytes for rotary in rotaries)
         embedding, table = self._embedding()
+        layer_inputs = self._layer_inputs()
         self._position_bias = self._make_position_bias()
         layers = self._layers(ropes)
         norm_name = spec.norm if spec.stage.is_last else None
@@ -162,6 +166,7 @@ class _Builder:
         decoder = Decoder(
             embedding, rotaries, layers, norm, head, self._size_bytes, self._batch_variance_reason
         )
+        decoder.layer_inputs = layer_inputs
         # Ranks must meet in the same operations, whatever threads each of them has.
         splits_tokens = self._group is None and decoder.weight_bytes <= MAX_SINGLE_THREAD_WEIGHT_BYTES
         decoder.native = make_native_forward(
@@ -169,19 +174,18 @@ class _Builder:
         )
         return decoder
 
-    def _layers(self, ropes: list[RopeConfig]) -> list[Layer]:
+    def _layers(self, ropes: list[tuple[RopeConfig, int]]) -> list[Layer]:
         spec, layers = self._spec, list[Layer]()
         make_layer = self._sum_norm_layer if spec.layers[0].norms_sum else self._layer
         for index, part in enumerate(spec.layers):
-            layer = make_layer(spec.layer_prefix.format(spec.stage.first_layer + index), part)
+            layer = make_layer(spec.layer_prefix.format(spec.stage.first_layer + index), part, index)
             rope = part.attention.rope or spec.rope
-            layer.rope = None if rope.type == "none" else ropes.index(rope)
+            layer.rope = None if rope.type == "none" else ropes.index((rope, part.attention.head_size))
             layers.append(layer)
         return layers
 
-    def _rotary(self, rope: RopeConfig) -> RotaryEmbedding:
+    def _rotary(self, rope: RopeConfig, head_size: int) -> RotaryEmbedding:
         spec = self._spec
-        head_size = spec.layers[0].attention.head_size
         return RotaryEmbedding(
             rope, head_size, spec.max_position_embeddings, self._max_model_len, self._device, self._dtype
         )
@@ -192,18 +196,14 @@ class _Builder:
         Of a later stage what stands in its place, and nothing of meaning where it ties nothing.
         """
         spec, names, hidden = self._spec, self._spec.embedding, self._spec.hidden_size
-        cut, part = self._cuts.take_tokens(spec.vocab_size), None
+        cut = self._cuts.take_tokens(spec.vocab_size)
         if not spec.stage.is_first:
             inputs = torch.empty((self._max_step_tokens, hidden), dtype=self._dtype, device=self._device)
             is_tied = spec.has_logits and spec.tie_word_embeddings
             return StageInput(inputs), self._table(names.tokens, spec.vocab_size, cut) if is_tied else inputs
-        if spec.vocab_size * hidden * self._dtype.itemsize <= MAX_COPIED_TABLE_BYTES:
-            table = self._table(names.tokens, spec.vocab_size)
-            tied = table if cut == WHOLE else torch.cat(cut.find_pieces([table]))
-        else:
-            table = tied = self._table(names.tokens, spec.vocab_size, cut)
-            if self._all_reduce is not None:
-                part = VocabParallelLookup(cut.first_row, self._all_reduce)
+        table, part = self._token_table(names.tokens, spec.vocab_size, hidden)
+        is_copied = part is None and cut != WHOLE
+        tied = torch.cat(cut.find_pieces([table])) if is_copied else table
         types = None if names.types is None else self._table(names.types, names.num_types)
         positions = None
         if names.positions is not None:
@@ -212,8 +212,33 @@ class _Builder:
         norm = None if names.norm is None else self._norm(names.norm, hidden)
         return Embedding(table, spec.embedding_scale, positions, types, norm, part), tied
 
-    def _table(self, name: str, num_rows: int, cut: TensorSlice = WHOLE) -> Tensor:
-        table = self._weights.take(f"{name}.weight", (num_rows, self._spec.hidden_size), cut)
+    def _token_table(self, name: str, num_rows: int, width: int) -> tuple[Tensor, VocabParallelLookup | None]:
+        """A row for each token: a small one whole, of another this rank's part and how to look up in it."""
+        cut = self._cuts.take_tokens(num_rows)
+        if self._group is None or num_rows * width * self._dtype.itemsize <= MAX_COPIED_TABLE_BYTES:
+            return self._table(name, num_rows, width=width), None
+        lookup = VocabParallelLookup(cut.first_row, AllReduce(self._group, width))
+        return self._table(name, num_rows, cut, width), lookup
+
+    def _layer_inputs(self) -> LayerInputs | None:
+        spec, hidden, width = (
+            self._spec.per_layer_inputs,
+            self._spec.hidden_size,
+            self._spec.layer_inputs_size,
+        )
+        if spec is None:
+            return None
+        table, part = self._token_table(spec.tokens, spec.num_rows, width)
+        return LayerInputs(
+            Embedding(table, spec.size**0.5, part=part),
+            self._linear([spec.projection], (width,), hidden, False, WHOLE),
+            hidden**-0.5,
+            self._rms_norm(spec.norm, spec.size),
+            2**-0.5,
+        )
+
+    def _table(self, name: str, num_rows: int, cut: TensorSlice = WHOLE, width: int | None = None) -> Tensor:
+        table = self._weights.take(f"{name}.weight", (num_rows, width or self._spec.hidden_size), cut)
         self._size_bytes += table.nbytes
         return table
 
@@ -229,7 +254,7 @@ class _Builder:
         self._size_bytes += made.nbytes
         return made
 
-    def _sum_norm_layer(self, prefix: str, spec: LayerSpec) -> SumNormLayer:
+    def _sum_norm_layer(self, prefix: str, spec: LayerSpec, index: int) -> SumNormLayer:  # noqa: ARG002
         assert spec.attention_norm is not None
         assert spec.ffn_norm is not None
         hidden = self._spec.hidden_size
@@ -240,7 +265,7 @@ class _Builder:
             self._norm(f"{prefix}.{spec.ffn_norm}", hidden),
         )
 
-    def _layer(self, prefix: str, spec: LayerSpec) -> DecoderLayer | ParallelLayer:
+    def _layer(self, prefix: str, spec: LayerSpec, index: int) -> DecoderLayer | ParallelLayer:
         if spec.is_parallel:
             norm = None if spec.ffn_norm is None else self._layer_norm(prefix, spec.ffn_norm)
             attention_norm = self._layer_norm(prefix, spec.attention_norm)
@@ -253,7 +278,24 @@ class _Builder:
             self._layer_norm(prefix, spec.ffn_norm),
             self._feed_forward(prefix, spec.ffn),
             self._out_norm(prefix, spec.ffn_out_norm, spec.residual_scale),
+            end=self._layer_end(prefix, spec, index),
         )
+
+    def _layer_end(self, prefix: str, spec: LayerSpec, index: int) -> LayerEnd | None:
+        hidden, part, inputs = self._spec.hidden_size, spec.layer_input, self._spec.per_layer_inputs
+        gate, scalar = None, None
+        if part is not None and inputs is not None:
+            names = (f"{prefix}.{name}" for name in (part.gate, part.projection, part.norm))
+            gate = InputGate(
+                self._linear([next(names)], (inputs.size,), hidden, False, WHOLE),
+                self._linear([next(names)], (hidden,), inputs.size, False, WHOLE),
+                self._rms_norm(next(names), hidden),
+                *(inputs.size, index * inputs.size, self._spec.layer_inputs_size),
+            )
+            gate.gate.activation = part.activation
+        if spec.scalar is not None:
+            scalar = Scaled(hidden, self._weights.take(f"{prefix}.{spec.scalar}", (1,)).item())
+        return None if gate is None and scalar is None else LayerEnd(gate, scalar)
 
     def _out_norm(self, prefix: str, name: str | None, scale: float | None) -> Norm | Scaled:
         return self._layer_norm(prefix, name) if scale is None else Scaled(self._spec.hidden_size, scale)
@@ -262,7 +304,7 @@ class _Builder:
         hidden, sizes = self._spec.hidden_size, (whole.query_size, whole.kv_size, whole.kv_size)
         names, cuts, spec = [f"{prefix}.{part}" for part in whole.qkv], self._cuts, whole
         if len(names) == 1:
-            sizes = (sum(sizes),)
+            sizes = (whole.qkv_size,)
         order = find_head_order(whole.rope or self._spec.rope, whole.head_size)
         qkv = self._linear(names, sizes, hidden, whole.qkv_bias, cuts.take_heads(whole, order))
         cut = cuts.take_columns(whole.query_size)
@@ -270,7 +312,12 @@ class _Builder:
         if self._all_reduce is not None:
             spec, out = whole.for_rank(cuts.size), RowParallelLinear(out, self._all_reduce)
         norms, backend = self._qk_norms(prefix, whole, order), self._backend(spec)
-        return Attention(spec, qkv, out, *norms, backend, self._position_bias, self._sinks(prefix, whole))
+        value_norm = None
+        if whole.norms_values:
+            weight = torch.ones(whole.head_size, dtype=self._dtype, device=self._device)
+            value_norm = RMSNorm(weight, self._spec.norm_eps)
+        extra = self._position_bias, self._sinks(prefix, whole), value_norm
+        return Attention(spec, qkv, out, *norms, backend, *extra)
 
     def _sinks(self, prefix: str, spec: AttentionSpec) -> Tensor | None:
         if spec.sinks is None:
@@ -300,6 +347,8 @@ class _Builder:
         if spec.qk_norm is None:
             return None, ()
         names, cuts = [f"{prefix}.{name}" for name in (spec.q_norm, spec.k_norm)], self._cuts
+        if spec.kv_layer is not None:
+            names[1] = names[0]  # there are no keys
         if spec.qk_norm == "each_head":
             cut = WHOLE if order is None else TensorSlice(order)
             query, key = (self._rms_norm(name, spec.head_size, cut) for name in names)
@@ -316,8 +365,28 @@ class _Builder:
         return None, (query, key)
 
     def _feed_forward(self, prefix: str, spec: DenseSpec | ExpertsSpec) -> FeedForward:
+        if isinstance(spec, ExpertsSpec) and spec.branch_norms is not None:
+            return self._branches(prefix, spec, spec.branch_norms)
         ffn = self._dense(prefix, spec) if isinstance(spec, DenseSpec) else self._experts(prefix, spec)
         return ffn if self._all_reduce is None else SummedFeedForward(ffn, self._all_reduce)
+
+    def _branches(self, prefix: str, spec: ExpertsSpec, norms: BranchNormsSpec) -> BranchedExperts:
+        assert spec.shared is not None
+        hidden = self._spec.hidden_size
+        dense_in, dense_out, experts_in, experts_out = (
+            self._rms_norm(f"{prefix}.{name}", hidden)
+            for name in (norms.shared, norms.shared_out, norms.experts, norms.experts_out)
+        )
+        scale = self._weights.take(f"{prefix}.{norms.router_scale}", (hidden,)) * hidden**-0.5
+        self._size_bytes += scale.nbytes
+        return BranchedExperts(
+            self._experts(prefix, replace(spec, shared=None)),
+            self._dense(prefix, spec.shared),
+            RMSNorm(scale, self._spec.norm_eps),
+            (dense_in, experts_in),
+            (dense_out, experts_out),
+            self._all_reduce,
+        )
 
     def _experts(self, prefix: str, spec: ExpertsSpec) -> Experts:
         self._weights.find_in_stacks(prefix, spec)
@@ -327,15 +396,23 @@ class _Builder:
         experts = [self._mlp(prefix, replace(spec, gate=g, up=u, down=d)) for g, u, d in names]
         # A rounding in the router may send a token to another expert, so its weight is never quantized.
         router = self._plain_linear(f"{prefix}.{spec.router}", spec.num_experts, spec.router_bias)
-        correction, shared, gate = None, None, None
-        if spec.correction is not None:
-            correction = self._weights.take_floats(f"{prefix}.{spec.correction}", spec.num_experts)
-            self._size_bytes += correction.nbytes
+        shared, gate = None, None
+        correction, scales = (
+            self._expert_numbers(prefix, name, spec.num_experts)
+            for name in (spec.correction, spec.expert_scales)
+        )
         if spec.shared is not None:
             shared = self._dense(prefix, spec.shared)
         if spec.shared_gate is not None:
             gate = self._plain_linear(f"{prefix}.{spec.shared_gate}", 1)
-        return Experts(spec.for_rank(self._cuts.size), router, experts, correction, shared, gate)
+        return Experts(spec.for_rank(self._cuts.size), router, experts, correction, shared, gate, scales)
+
+    def _expert_numbers(self, prefix: str, name: str | None, count: int) -> Tensor | None:
+        if name is None:
+            return None
+        numbers = self._weights.take_floats(f"{prefix}.{name}", count)
+        self._size_bytes += numbers.nbytes
+        return numbers
 
     def _plain_linear(self, name: str, num_out: int, has_bias: bool = False) -> Linear:
         """One that each rank has whole, in the model's type."""

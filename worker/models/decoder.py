@@ -15,6 +15,7 @@ from ..attention.metadata import AttentionMetadata, KVCaches
 from ..layers.attention import Attention
 from ..layers.embedding import Embedding, StageInput
 from ..layers.feed_forward import FeedForward
+from ..layers.layer_inputs import LayerEnd, LayerInputs
 from ..layers.logits import LogitsHead
 from ..layers.norm import LayerNorm, NoNorm, RMSNorm, Scaled
 from ..layers.rotary import Angles, AngleSlots, RotaryEmbedding
@@ -38,6 +39,7 @@ class DecoderLayer:
     ffn: FeedForward
     ffn_out_norm: Norm | Scaled
     rope: int | None = 0  # of the model's ropes; None: nothing is rotated
+    end: LayerEnd | None = None
 
     def __call__(
         self,
@@ -46,10 +48,11 @@ class DecoderLayer:
         angles: Angles | None,
         kv_cache: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
+        inputs: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor]:
         """(this layer's ffn output, which is not added yet; the sum of everything before it).
 
-        `delta` is the ffn output of the layer before, None in the first layer.
+        `delta` is the ffn output of the layer before, None in the first layer; `inputs` are all layers'.
         """
         if delta is None:
             normed = self.attention_norm(residual)
@@ -57,19 +60,32 @@ class DecoderLayer:
             normed, residual = self.attention_norm.add(delta, residual)
         delta = self.attention_out_norm(self.attention(normed, angles, kv_cache, metadata))
         normed, residual = self.ffn_norm.add(delta, residual)
-        return self.ffn_out_norm(self.ffn(normed)), residual
+        delta = self.ffn_out_norm(self.ffn(normed))
+        return (delta, residual) if self.end is None else self.end(delta, residual, inputs)
 
-    def emit(self, program: Program, angles: AngleSlots | None, layer: int, is_last: bool) -> None:
-        """The same as operations. Of the last layer only sampled tokens need more than K and V."""
+    def emit(
+        self,
+        program: Program,
+        angles: AngleSlots | None,
+        layer: int,
+        is_last: bool,
+        read_later: tuple[Slot, ...] = (),
+    ) -> None:
+        """The same as operations. Of the last layer only sampled tokens need more than K and V.
+
+        It is the last that has K and V of its own; those after it, and ends of layers, read `read_later`.
+        """
         residual, normed, delta = find_streams(program, self.ffn_norm.size)
         before = (delta, normed, residual) if layer else (residual, normed)
         qkv = self.attention.emit_write(program, self.attention_norm.emit(program, *before), angles, layer)
         if is_last and program.wants_logits:
-            program.keep_sampled((qkv, residual))
+            program.keep_sampled((qkv, residual, *read_later))
         self.attention.emit_attend(program, qkv, delta, layer)
         self.attention_out_norm.emit(program, delta, delta)
         self.ffn.emit(program, self.ffn_norm.emit(program, delta, normed, residual), delta)
         self.ffn_out_norm.emit(program, delta, delta)
+        if self.end is not None:
+            self.end.emit(program, delta, residual)
 
 
 @dataclass(eq=False)
@@ -92,6 +108,7 @@ class ParallelLayer:
         angles: Angles | None,
         kv_cache: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
+        inputs: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor | None, Tensor]:
         if delta is None:
             normed = self.attention_norm(residual)
@@ -101,7 +118,14 @@ class ParallelLayer:
         residual += self.attention(normed, angles, kv_cache, metadata)
         return added, residual
 
-    def emit(self, program: Program, angles: AngleSlots | None, layer: int, is_last: bool) -> None:
+    def emit(
+        self,
+        program: Program,
+        angles: AngleSlots | None,
+        layer: int,
+        is_last: bool,
+        read_later: tuple[Slot, ...] = (),  # noqa: ARG002
+    ) -> None:
         """The same as operations. Of the last layer only sampled tokens need more than K and V."""
         size = self.attention_norm.size
         residual, normed, delta = find_streams(program, size)
@@ -137,13 +161,21 @@ class SumNormLayer:
         angles: Angles | None,
         kv_cache: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
+        inputs: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor | None, Tensor]:
         assert delta is None
         attended = self.attention(residual, angles, kv_cache, metadata)
         hidden, _ = self.attention_norm.add(attended, residual)
         return None, self.ffn_norm.add(self.ffn(hidden), hidden)[0]
 
-    def emit(self, program: Program, angles: AngleSlots | None, layer: int, is_last: bool) -> None:
+    def emit(
+        self,
+        program: Program,
+        angles: AngleSlots | None,
+        layer: int,
+        is_last: bool,
+        read_later: tuple[Slot, ...] = (),  # noqa: ARG002
+    ) -> None:
         """The same as operations, of all tokens; the last layer's result is the program's."""
         hidden, _, delta = find_streams(program, self.ffn_norm.size)
         qkv = self.attention.emit_write(program, hidden, angles, layer)
@@ -170,6 +202,7 @@ class Decoder(Model):
     head: LogitsHead | None
     weight_bytes: int
     batch_variance_reason: str
+    layer_inputs: LayerInputs | None = None
     native: NativeForward | None = None
     pooling_head: PoolingHead | None = None
 
@@ -201,9 +234,10 @@ class Decoder(Model):
         angles = [rope(positions, rope_lengths) for rope in self.ropes]
         delta: Tensor | None = None
         residual = self.embedding(input_ids, positions, token_types)  # [T, hidden]
+        inputs = None if self.layer_inputs is None else self.layer_inputs(input_ids, positions, residual)
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             rotation = None if layer.rope is None else angles[layer.rope]
-            delta, residual = layer(delta, residual, rotation, kv_cache, metadata)
+            delta, residual = layer(delta, residual, rotation, kv_cache, metadata, inputs)
         return self.norm(residual) if delta is None else self.norm.add(delta, residual)[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -214,10 +248,16 @@ class Decoder(Model):
         """The same as operations, up to hidden states or logits. Raises NotNativeError."""
         residual, normed, delta = find_streams(program, self.norm.size)
         self.embedding.emit(program, residual)
+        read_later: tuple[Slot, ...] = ()
+        if self.layer_inputs is not None:
+            read_later = (self.layer_inputs.emit(program, residual),)
         angles = [rope.emit(program, index) for index, rope in enumerate(self.ropes)]
+        last = max(index for index, layer in enumerate(self.layers) if layer.attention.spec.kv_layer is None)
+        for layer in self.layers[last + 1 :]:
+            read_later += () if layer.rope is None else angles[layer.rope][:2]
         for index, layer in enumerate(self.layers):
             rotation = None if layer.rope is None else angles[layer.rope]
-            layer.emit(program, rotation, index, is_last=index == len(self.layers) - 1)
+            layer.emit(program, rotation, index, index == last, tuple(dict.fromkeys(read_later)))
         if isinstance(self.layers[-1], SumNormLayer):  # the layers norm what they give
             return
         self.norm.emit(program, delta, normed if program.wants_logits else OUT, residual)

@@ -56,7 +56,7 @@ class RankCuts:
 
         `order` is that of each query's and key's numbers; scores are sums over a head, so it changes none.
         """
-        keys, first = self._keys(spec), spec.query_size
+        keys, first = self._keys(spec) if spec.kv_layer is None else [], spec.query_size
         queries = self._share(spec.query_size)
         if spec.qkv_by_group:
             rotated, values = _find_groups(spec, queries, keys)

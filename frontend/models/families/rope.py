@@ -63,12 +63,18 @@ class _Part(NamedTuple):
 
 
 def read_ropes_by_kind(
-    fields: ConfigFields, max_positions: int, default_theta: float, default_sliding_theta: float
+    fields: ConfigFields,
+    max_positions: int,
+    default_theta: float,
+    default_sliding_theta: float,
+    defaults: dict[str, Any] | None = None,
 ) -> tuple[RopeConfig, RopeConfig]:
     """Of layers without and with a window: `rope_parameters` has an object for each. An older config has
-    `rope_scaling` for those without, and the bases `rope_theta` and `rope_local_base_freq`.
+    `rope_scaling` for those without, and the bases `rope_theta` and `rope_local_base_freq`. `defaults` stand
+    for an absent `rope_parameters`.
     """
     by_kind, scaling = (_read_object(fields, name) for name in ("rope_parameters", "rope_scaling"))
+    by_kind = by_kind or defaults or {}
     parts = ConfigFields(by_kind, "rope_parameters.")
     for key in by_kind.keys() - {_FULL, _SLIDING}:
         raise parts.error(key, shorten(by_kind[key]), f"absent: layers are {_FULL} or {_SLIDING}")
@@ -110,6 +116,8 @@ def _read_settings(
     theta = rope.number("rope_theta", theta, low=1.0)
     size = None if part is None or not part.has_factors else rotated_size or part.head_size
     config = _read_kind(rope, outside, theta, max_positions, size, part and part.original)
+    if part is not None and config.type == "proportional":
+        raise rope.error("rope_type", config.type, "another: heads of this family are rotated in part")
     rope.check_rest(f"rope_type {config.type!r}")
     return replace(config, rotated_size=rotated_size)
 
@@ -124,6 +132,8 @@ def _read_object(fields: ConfigFields, name: str) -> dict[str, Any]:
 def _read_rotated_size(rope: ConfigFields, fields: ConfigFields, part: _Part | None) -> int | None:
     """How many numbers of a head are rotated; None: all."""
     key, head_size = "partial_rotary_factor", part and part.head_size
+    if rope.get("rope_type") == "proportional":  # which rotates the whole head, some pairs by the angle 0
+        return None
     if head_size is None and (rope.get("rope_type") or rope.get("type", "default")) == "default":
         fields.ignore(key)  # the whole head is rotated, as transformers does
         rope.ignore(key)
@@ -155,6 +165,11 @@ def _read_kind(
         # A text has the same position in all sections.
         rope.ignore(*_SCALING, "original_max_position_embeddings", "mrope_section")
         return RopeConfig(theta=theta)
+    if kind == "proportional":
+        share = rope.number("partial_rotary_factor", 1.0)
+        if share > 1:
+            raise rope.error("partial_rotary_factor", share, "at most 1")
+        return RopeConfig(theta=theta, type=kind, factor=rope.number("factor", 1.0), turning_share=share)
     if kind in ("linear", "dynamic"):
         return RopeConfig(theta=theta, type=kind, factor=rope.number("factor"))
     inside = rope.integer("original_max_position_embeddings", max_positions)

@@ -22,7 +22,7 @@ STORED_PREFIXES = (
 # Beginnings of names that belong to no text model.
 _TOWERS = (
     *("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "connector.", "image_newline"),
-    *("audio_tower.", "vision_projection.", "vision_encoder.", "mtp."),
+    *("audio_tower.", "vision_projection.", "vision_encoder.", "embed_vision.", "embed_audio.", "mtp."),
 )
 UNUSED_TENSORS = (*_TOWERS, *(f"model.{name}" for name in _TOWERS))
 # text_config's model_type -> the architecture that computes it, and sizes that transformers' class has for
@@ -40,6 +40,11 @@ _TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_hidden_layers": 26,
             "num_attention_heads": 8,
         },
+    ),
+    "gemma4_text": ("Gemma4ForCausalLM", {}),
+    "gemma4_unified_text": (
+        "Gemma4ForCausalLM",
+        {"hidden_size_per_layer_input": 0, "sliding_window": 1024, "max_position_embeddings": 262_144},
     ),
     "glm4v_text": ("Glm4ForCausalLM", {"rms_norm_eps": 1e-5, "head_dim": None}),
     "granite": ("GraniteForCausalLM", {**_LLAMA, "intermediate_size": 11008}),
@@ -66,6 +71,8 @@ _WRAPPERS = {
     "AyaVisionForConditionalGeneration": _Wrapper("cohere2", is_tied=True),
     "Cohere2VisionForConditionalGeneration": _Wrapper("cohere2", is_tied=True),
     "Gemma3ForConditionalGeneration": _Wrapper("gemma3_text", is_tied=True),
+    "Gemma4ForConditionalGeneration": _Wrapper("gemma4_text", is_tied=True),
+    "Gemma4UnifiedForConditionalGeneration": _Wrapper("gemma4_unified_text", is_tied=True),
     "Glm4vForConditionalGeneration": _Wrapper("glm4v_text"),
     "Idefics3ForConditionalGeneration": _Wrapper("llama"),
     "InternVLForConditionalGeneration": _Wrapper("qwen2", is_tied=True),
