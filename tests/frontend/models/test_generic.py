@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,11 @@ from quire.frontend.models.generic import read_generic_spec
 from quire.ipc.errors import EngineStartError, ModelError
 
 CONFIG: dict[str, Any] = {"architectures": ["Olmo9ForCausalLM"], "model_type": "olmo9"}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, returncode: int, out: str, errors: str = "") -> None:
@@ -49,6 +55,19 @@ def test_a_planner_that_fails_is_no_fault_of_the_model(monkeypatch: pytest.Monke
     answer(monkeypatch, 1, "", "Traceback\nMemoryError: of the child")
     with pytest.raises(EngineStartError, match="MemoryError: of the child"):
         read_generic_spec(CONFIG)
+
+
+def test_an_answer_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = json.dumps([None, ["config.json layer_types", "conv", "other layers"]])
+    answer(monkeypatch, 0, refusal)
+    for _ in range(2):  # then from the disk
+        with pytest.raises(ModelError, match="other layers"):
+            read_generic_spec(CONFIG)
+        answer(monkeypatch, 1, "", "asked again")
+    for config, version in ((CONFIG | {"hidden_size": 8}, "5.24.0"), (CONFIG, "5.99.0")):
+        monkeypatch.setattr(importlib.metadata, "version", lambda _, version=version: version)
+        with pytest.raises(EngineStartError, match="asked again"):
+            read_generic_spec(config)
 
 
 def test_families_of_ours_are_known_by_architecture_or_model_type() -> None:
