@@ -47,7 +47,7 @@ GOOD = [make_line(f"sum-{n}", "/v1/chat/completions", ask(f"What is {n} plus 30?
 OTHERS = [
     make_line("text", "/v1/completions", {"model": "pocket", "prompt": "Once upon a time", "max_tokens": 3}),
     make_line("response", "/v1/responses", {"model": "pocket", "input": "What is 1 plus 2?"}),
-    make_line("negative", "/v1/completions", {"model": "pocket", "prompt": "x", "max_tokens": -1}),
+    make_line("negative", "/v1/completions", {"model": "pocket", "prompt": "x", "max_tokens": -2}),
     make_line("other", "/v1/chat/completions", ask("x") | {"model": "gpt-9"}),
     make_line("stream", "/v1/chat/completions", ask("x") | {"stream": True}),
     make_line("embed", "/v1/embeddings", {"input": ["a fox", "the sea"]}),

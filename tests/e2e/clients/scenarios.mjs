@@ -411,7 +411,7 @@ const scenarios = {
       temperature: 9,
       top_p: 0,
       n: 0,
-      max_tokens: -1,
+      max_tokens: -2,
       seed: 'one',
       presence_penalty: 3,
       top_logprobs: 21,

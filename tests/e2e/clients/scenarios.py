@@ -529,7 +529,7 @@ def error_bad_fields(client: openai.OpenAI) -> None:
         "temperature": 9,
         "top_p": 0,
         "n": 0,
-        "max_tokens": -1,
+        "max_tokens": -2,
         "seed": "one",
         "presence_penalty": 3,
         "top_logprobs": 21,
