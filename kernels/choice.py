@@ -85,8 +85,12 @@ def choose_attention(
     dtype: torch.dtype,
     device: torch.device,
     wanted: str = "auto",
+    value_size: int | None = None,
 ) -> Implementation:
-    """The `wanted` one if it covers the heads; one log line says where it, or Triton's kernels, do not."""
+    """The `wanted` one if it covers the heads; one log line says where it, or Triton's kernels, do not.
+
+    `value_size`: values are so many of the keys' first numbers.
+    """
     if wanted == "torch":
         return "torch"
     if wanted == "flashinfer":
@@ -98,13 +102,13 @@ def choose_attention(
     if choose_kernel("paged_attention", dtype, device) == "triton":
         from .attention.paged_attention_triton import find_uncovered
 
-        uncovered = find_uncovered(num_heads, num_kv_heads, head_size, dtype)
+        uncovered = find_uncovered(num_heads, num_kv_heads, head_size, dtype, value_size)
         if uncovered is not None:
             _LOGGER.warning(
                 "Triton's paged attention does not cover %s; torch operations take its place", uncovered
             )
             without.append("triton")
-    if head_size % 8 or head_size > MAX_NATIVE_HEAD_SIZE:
+    if head_size % 8 or head_size > MAX_NATIVE_HEAD_SIZE or (value_size or 0) % 16:
         without.append("native")
     return choose_kernel("paged_attention", dtype, device, *without)
 

@@ -73,6 +73,18 @@ _GEMMA4_INPUTS: dict[str, Any] = {
     "num_kv_shared_layers": 3,
     "use_double_wide_mlp": True,
 }
+# Of latent attention; sizes that AMX's tiles take, and others.
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "head_dim": None,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+_LATENT_YARN = {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.9}
+_INDEXED = {**_LATENT, **_ROUTED, "index_topk": 256, "index_head_dim": 16, "index_n_heads": 4}
 # transformers' class, and the fields of its configuration beside _SIZES. A default of the class may be far
 # too large for a test: give every size.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -80,6 +92,24 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("ArceeForCausalLM", {"rope_parameters": _YARN, "mlp_bias": True}),
     "cohere": ("CohereForCausalLM", {"logit_scale": 0.7, "hidden_size": 64, **_NO_HEAD_DIM}),
     "cohere2": ("Cohere2ForCausalLM", {"logit_scale": 0.3, "hidden_size": 64, **_WINDOWS, **_NO_HEAD_DIM}),
+    "deepseek_v2": (
+        "DeepseekV2ForCausalLM",
+        {
+            **_LATENT,
+            **_ROUTED,
+            **{"kv_lora_rank": 48, "q_lora_rank": None, "first_k_dense_replace": 1},
+            **{"topk_method": "group_limited_greedy", "rope_parameters": _LATENT_YARN},
+        },
+    ),
+    "deepseek_v2-greedy": (
+        "DeepseekV2ForCausalLM",
+        {**_LATENT, **_ROUTED, "n_group": None, "topk_group": None, "attention_bias": True},
+    ),
+    "deepseek_v3": (
+        "DeepseekV3ForCausalLM",
+        {**_LATENT, **_ROUTED, "first_k_dense_replace": 1, "rope_parameters": _LATENT_YARN},
+    ),
+    "deepseek_v32": ("DeepseekV32ForCausalLM", {**_INDEXED, "first_k_dense_replace": 1}),
     "ernie4_5": ("Ernie4_5ForCausalLM", {"use_bias": True, "tie_word_embeddings": True}),
     "exaone4": ("Exaone4ForCausalLM", {**_WINDOWS, "rope_parameters": _LLAMA3}),
     "exaone4-full": (
@@ -101,6 +131,8 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma4-inputs": ("Gemma4ForCausalLM", _GEMMA4_INPUTS),
     "glm": ("GlmForCausalLM", {}),
+    "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", {**_LATENT, **_ROUTED, "rope_interleave": False}),
+    "glm_moe_dsa": ("GlmMoeDsaForCausalLM", {**_INDEXED, "mlp_layer_types": ["sparse", "dense"]}),
     "glm4": ("Glm4ForCausalLM", {"partial_rotary_factor": 0.25}),
     "gpt2": (
         "GPT2LMHeadModel",
@@ -161,6 +193,19 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralForCausalLM", {"sliding_window": 13, "num_key_value_heads": 1}),
     "nemotron": ("NemotronForCausalLM", {"mlp_bias": True}),
     "olmo": ("OlmoForCausalLM", {"hidden_size": 64, **_NO_HEAD_DIM}),
+    "minicpm3": (
+        "MiniCPM3ForCausalLM",
+        {**_LATENT, "scale_emb": 3.0, "scale_depth": 0.7, "dim_model_base": 16},
+    ),
+    "mistral4": (
+        "Mistral4ForCausalLM",
+        {
+            **{**_LATENT, **_ROUTED, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+            "rope_parameters": {
+                **{**_LATENT_YARN, "llama_4_scaling_beta": 0.5, "partial_rotary_factor": 8 / 24},
+            },
+        },
+    ),
     "olmo3": (
         "Olmo3ForCausalLM",
         {

@@ -12,7 +12,7 @@ from quire.ipc.spec.config import EngineConfig
 from quire.ipc.spec.model_spec import has_dynamic_rope
 from quire.kernels.program.native import is_switched_off
 from quire.worker.attention.metadata import AttentionMetadata, KVCaches
-from quire.worker.kv_cache import share_caches
+from quire.worker.kv_cache import allocate_kv_caches
 from quire.worker.models.model import Model
 from torch import Tensor
 
@@ -43,16 +43,11 @@ class PagedRun:
         self._block_size = config.cache.block_size
         spec = config.model.spec
         self._is_dynamic = has_dynamic_rope(spec)
-        dtype = getattr(torch, config.model.dtype)
         # NaN where nothing was written: a read outside a request's own tokens would show.
-        caches: list[Any] = [
-            tuple(torch.full(size, torch.nan, dtype=dtype, device=self._device) for _ in range(2))
-            for size in (
-                (num_blocks, layer.attention.num_kv_heads, self._block_size, layer.attention.head_size)
-                for layer in spec.layers
-            )
+        caches = allocate_kv_caches(config, num_blocks, self._device)
+        self.kv_caches: KVCaches = [
+            (k_cache.fill_(torch.nan), v_cache.fill_(torch.nan)) for k_cache, v_cache in caches
         ]
-        self.kv_caches: KVCaches = share_caches(spec, caches)
         self._free = np.random.default_rng(seed).permutation(num_blocks).tolist()
         self.requests: dict[str, Request] = {}
 

@@ -121,7 +121,8 @@ def plan_memory(
 
 
 def allocate_kv_caches(config: EngineConfig, num_blocks: int, device: torch.device) -> KVCaches:
-    """(k, v) of each layer, uninitialized: attention reads no slot before it is written.
+    """(k, v) of each layer, uninitialized: attention reads no slot before it is written. v of latents has
+    heads of size 0.
 
     An encoder ignores `num_blocks`.
     """
@@ -148,16 +149,17 @@ def _allocate_layers(
     dtype: torch.dtype = KV_DTYPES.get(kv_dtype) or getattr(torch, config.model.dtype)
     scale_size = SCALE_SIZE if kv_dtype in KV_DTYPES else 0
     shapes = [
-        (num_blocks, part.num_kv_heads, block_size, part.head_size + scale_size)
+        (num_blocks, part.num_kv_heads, block_size, size)
         for part in (layer.attention for layer in layers)
+        for size in (part.head_size + scale_size, 0 if part.latent else part.head_size + scale_size)
     ]
-    sizes = [math.prod(shape) for shape in shapes for _ in ("k", "v")]
+    sizes = [math.prod(shape) for shape in shapes]
     if device.type == "cpu":
         whole = allocate_huge(sum(sizes) * dtype.itemsize).view(dtype)
     else:
         whole = torch.empty(sum(sizes), dtype=dtype, device=device)
-    parts = iter(whole.split(sizes))
-    return [(next(parts).view(shape), next(parts).view(shape)) for shape in shapes]
+    parts = [part.view(shape) for part, shape in zip(whole.split(sizes), shapes, strict=True)]
+    return list(zip(parts[::2], parts[1::2], strict=True))
 
 
 def copy_blocks(kv_caches: KVCaches, copies: list[tuple[int, int]]) -> None:

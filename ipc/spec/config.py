@@ -365,6 +365,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if self.cache.kv_cache_dtype != "auto" and not self.model.spec.is_causal:
             text = "auto for an encoder, which keeps no KV cache"
             raise ConfigError("kv_cache_dtype", self.cache.kv_cache_dtype, text)
+        if self.cache.kv_cache_dtype != "auto" and self.model.spec.has_latents:
+            text = "auto for a model whose attention keeps latents"
+            raise ConfigError("kv_cache_dtype", self.cache.kv_cache_dtype, text)
+        most = self.model.spec.most_keys
+        if most is not None and self.model.max_model_len > most:
+            text = (
+                f"at most {most}: among more tokens this model chooses some by an indexer, which is not read"
+            )
+            raise ConfigError("max_model_len", self.model.max_model_len, text)
         self._check_ranks()
 
     def _check_ranks(self) -> None:

@@ -62,6 +62,11 @@ def list_layer_linears(spec: ModelSpec) -> Iterator[tuple[LinearShape, ...]]:
 
 
 def _list_attention(prefix: str, spec: AttentionSpec, hidden: int) -> Iterator[tuple[LinearShape, ...]]:
+    if spec.latent is not None:
+        for name, num_out, num_in in spec.latent.list_linears(spec.num_heads, hidden):
+            yield (LinearShape(prefix + name, num_out, num_in),)
+        yield (LinearShape(prefix + spec.out, hidden, spec.out_size),)
+        return
     sizes = (spec.query_size, spec.kv_size, spec.kv_size) if len(spec.qkv) == 3 else (spec.qkv_size,)
     pairs = zip(spec.qkv, sizes, strict=True)
     yield tuple(LinearShape(prefix + name, size, hidden) for name, size in pairs)

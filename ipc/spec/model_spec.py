@@ -63,6 +63,48 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     long_factors: tuple[float, ...] = ()
 
 
+class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What latent attention computes beside a plain one (DeepSeek V2, arXiv 2405.04434, 2.1).
+
+    Keys and values of all heads are projections of one latent, `rank` numbers a token, and of `rope_size`
+    rotated ones: these are the cache. Queries go into the latent's space, and sums of latents out of it.
+    """
+
+    rank: int
+    nope_size: int  # numbers of a query head that are not rotated, its first ones
+    rope_size: int
+    value_size: int
+    norm_eps: float = 1e-6  # of the norms of latents
+    q_rank: int | None = None  # queries are projections of a normed latent too, of so many numbers
+    bias: bool = False  # of the projections to latents
+    q: str = "self_attn.q_proj"
+    q_a: str = "self_attn.q_a_proj"  # with a q_rank these take the place of `q`
+    q_a_norm: str = "self_attn.q_a_layernorm"
+    q_b: str = "self_attn.q_b_proj"
+    kv_a: str = "self_attn.kv_a_proj_with_mqa"
+    kv_a_norm: str = "self_attn.kv_a_layernorm"
+    kv_b: str = "self_attn.kv_b_proj"
+
+    @property
+    def size(self) -> int:
+        """Numbers of a token in the cache."""
+        return self.rank + self.rope_size
+
+    @property
+    def head_size(self) -> int:
+        """Numbers of a query head before it is brought into the latent's space."""
+        return self.nope_size + self.rope_size
+
+    def list_linears(self, num_heads: int, hidden_size: int) -> list[tuple[str, int, int]]:
+        """Name, outputs and inputs of each of its projections."""
+        size = num_heads * self.head_size
+        queries = [(self.q, size, hidden_size)]
+        if self.q_rank is not None:
+            queries = [(self.q_a, self.q_rank, hidden_size), (self.q_b, size, self.q_rank)]
+        key_values = num_heads * (self.nope_size + self.value_size)
+        return [*queries, (self.kv_a, self.size, hidden_size), (self.kv_b, key_values, self.rank)]
+
+
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Self-attention of one layer over grouped heads. Names are of tensors, after the layer's prefix."""
 
@@ -91,6 +133,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     sinks: str | None = None  # of a number for each head: the score of a key more, whose value is 0
+    # Then num_kv_heads is 1, head_size the latent's whole size, and there are no `qkv`, norms and sinks.
+    latent: LatentSpec | None = None
 
     @property
     def query_size(self) -> int:
@@ -112,8 +156,34 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         """Whether keys and values of its own are kept."""
         return self.is_causal and self.kv_layer is None
 
+    @property
+    def cache_size(self) -> int:
+        """Numbers of a token in the cache: keys and values, or a latent, which is both."""
+        return self.kv_size if self.latent is not None else 2 * self.kv_size
+
+    @property
+    def rope_head_size(self) -> int:
+        """Numbers of a head that rotation knows of."""
+        return self.head_size if self.latent is None else self.latent.rope_size
+
+    @property
+    def out_size(self) -> int:
+        """Numbers of a token that the last projection takes."""
+        return self.query_size if self.latent is None else self.num_heads * self.latent.value_size
+
+    def count_activations(self) -> int:
+        """Numbers that one token holds between the layer's input and output."""
+        if self.latent is None:
+            return self.query_size + self.qkv_size
+        latent = self.latent
+        each = latent.head_size + latent.size + latent.rank + latent.value_size
+        return self.num_heads * each + latent.size + (latent.q_rank or 0)
+
     def count_params(self, hidden_size: int) -> int:
-        """Weights of the four projections."""
+        """Weights of the projections."""
+        if self.latent is not None:
+            linears = self.latent.list_linears(self.num_heads, hidden_size)
+            return hidden_size * self.out_size + sum(num_out * num_in for _, num_out, num_in in linears)
         return hidden_size * (self.query_size + self.qkv_size)
 
     def is_cut_by(self, size: int) -> bool:
@@ -228,6 +298,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     up: str = "mlp.experts.{}.up_proj"
     down: str = "mlp.experts.{}.down_proj"
     stack: ExpertStackSpec | None = None
+    router_is_float32: bool = False  # its weight and its product, whatever the model's type
     shared: DenseSpec | None = None
     shared_gate: str | None = None  # a projection to one number
 
@@ -419,6 +490,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     transposed_linears: bool = False  # of layers: the checkpoint stores [in, out]
     pooling: PoolingSpec | None = None
     stage: StageSpec = StageSpec()
+    # Of a model that chooses so many keys for each query: with no more of them it has to choose none.
+    most_keys: int | None = None
     generic: GenericSpec | None = None  # what transformers' code computes; of `layers` attention is meant
     weight_formats: WeightFormats = (
         WeightFormats()
@@ -428,6 +501,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_causal(self) -> bool:
         """Whether a prompt can be computed in chunks and has KV; else all of it is computed in one step."""
         return all(layer.attention.is_causal for layer in self.layers)
+
+    @property
+    def has_latents(self) -> bool:
+        """Whether the cache of some layer is of latents."""
+        return any(layer.attention.latent is not None for layer in self.layers)
 
     @property
     def num_layers(self) -> int:
@@ -460,7 +538,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def kv_bytes_per_token(self, dtype: Dtype, kv_dtype: KVCacheDtype = "auto") -> int:
         """Bytes of KV cache that one token takes over all layers; the model's `dtype` counts for "auto"."""
         keeping = [layer.attention for layer in self.layers if layer.attention.keeps_kv]
-        size = sum(2 * attention.kv_size for attention in keeping)
+        size = sum(attention.cache_size for attention in keeping)
         if kv_dtype == "auto":
             return size * DTYPE_SIZE_BYTES[dtype]
         return size + sum(2 * attention.num_kv_heads for attention in keeping) * KV_SCALE_BYTES
@@ -492,9 +570,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             4 * self.hidden_size
             + 2 * self.layer_inputs_size
             + max(
-                layer.attention.query_size
-                + layer.attention.qkv_size
-                + layer.ffn.count_activations(self.hidden_size)
+                layer.attention.count_activations() + layer.ffn.count_activations(self.hidden_size)
                 for layer in self.layers
             )
         )
@@ -592,7 +668,7 @@ def find_stages(spec: ModelSpec, num_stages: int) -> list[tuple[int, int]]:
 
 def find_ropes(spec: ModelSpec) -> list[tuple[RopeConfig, int]]:
     """The different rotations of a model's layers with their head size, in the order in which they come."""
-    ropes = [(layer.attention.rope or spec.rope, layer.attention.head_size) for layer in spec.layers]
+    ropes = [(layer.attention.rope or spec.rope, layer.attention.rope_head_size) for layer in spec.layers]
     return list(dict.fromkeys(rope for rope in ropes if rope[0].type != "none"))
 
 

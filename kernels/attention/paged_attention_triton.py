@@ -56,8 +56,12 @@ class TileShape:
     num_stages: int
 
 
-def find_uncovered(num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype) -> str | None:
+def find_uncovered(
+    num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype, value_size: int | None = None
+) -> str | None:
     """What of a model these kernels do not compute, with the covered set, None if they compute it all."""
+    if value_size is not None:
+        return "values that are part of the keys"
     if dtype not in DTYPES:
         return f"dtype {dtype}: float32, bfloat16 and float16 are covered"
     if head_size % 2 or not 2 <= head_size <= MAX_HEAD_SIZE:

@@ -27,8 +27,16 @@ TOOLS: dict[str, Any] = KEYS["of tools and training"]
 def base_of(architecture: str) -> dict[str, Any]:
     if architecture == "GraniteMoeHybridForCausalLM":
         return {**BASE, "num_local_experts": 0, "layer_types": ["full_attention"] * 2}
+    experts = {"n_routed_experts": 8, "moe_intermediate_size": 32, "num_experts_per_tok": 2}
     if architecture in ("Dots1ForCausalLM", "Glm4MoeForCausalLM", "SolarOpenForCausalLM"):
-        return {**BASE, "n_routed_experts": 8, "moe_intermediate_size": 32, "num_experts_per_tok": 2}
+        return {**BASE, **experts}
+    if architecture == "MiniCPM3ForCausalLM":
+        return {**BASE, "num_key_value_heads": BASE["num_attention_heads"]}
+    if architecture.startswith(("Deepseek", "Glm4MoeLite", "GlmMoeDsa", "Mistral4")):
+        latent = {"num_key_value_heads": BASE["num_attention_heads"], "n_group": 1, "topk_group": 1}
+        rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+        ropes = {"rope_parameters": rope} if architecture.startswith("Mistral4") else {}
+        return {**BASE, **experts, **latent, **ropes}
     if architecture == "GPT2LMHeadModel":
         names = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
         return {names.get(key, key): value for key, value in BASE.items() if key != "num_key_value_heads"}

@@ -9,7 +9,7 @@ import torch
 from ...ipc.spec.config import AttentionBackendName
 from ...ipc.spec.model_spec import AttentionSpec, KVCacheDtype
 from ...kernels.choice import choose_attention, native_library
-from .backend import AttentionBackend, QKNorm
+from .backend import AttentionBackend, QKNorm, value_size_of
 from .native_attention import NativeAttention
 from .torch_attention import TorchAttention
 
@@ -36,13 +36,14 @@ def make_attention(
         "queries see the keys after them": not spec.is_causal,
         "exact rows are asked for": is_strict,
         "scores have sinks": spec.sinks is not None,
+        "the KV cache is of latents": spec.latent is not None,
         f"the KV cache is {kv_cache_dtype}": kv_cache_dtype != "auto",
     }
     why = next((reason for reason, is_true in reasons.items() if is_true), None)
     if wanted == "flashinfer" and why is not None:
         _LOGGER.warning("attention_backend=flashinfer does not cover this model: %s; another is used", why)
         wanted = "auto"
-    chosen = choose_attention(*heads, dtype, device, wanted)
+    chosen = choose_attention(*heads, dtype, device, wanted, value_size_of(spec))
     if chosen == "flashinfer":
         from .flashinfer_attention import FlashInferAttention
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...ipc.spec.model_spec import AttentionSpec
 from ...kernels.attention.paged_attention import NO_WINDOW
-from ...kernels.attention.rotate_and_write import QKNorm
+from ...kernels.attention.rotate_and_write import QKNorm, rotate_latent_reference
 from .metadata import AttentionMetadata, HostStep, KVCache
 
 
@@ -27,9 +27,34 @@ class AttentionBackend(ABC):
     # Whether a query's bits depend on its own sequence alone.
     is_exact = False
 
-    def __init__(self, num_heads: int, rotate_and_write: Callable[..., Tensor | None]) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        rotate_and_write: Callable[..., Tensor | None],
+        rotate_latent: Callable[..., None] = rotate_latent_reference,
+    ) -> None:
         self._num_heads = num_heads
-        self._rotate_and_write = rotate_and_write
+        self._rotate_and_write, self._rotate_latent = rotate_and_write, rotate_latent
+
+    def write_latent(
+        self,
+        query: Tensor,
+        latent: Tensor,
+        rank: int,
+        angles: tuple[Tensor, Tensor] | None,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        """Rotate the ends of queries [T, H, nope + rope] and of latents [T, rank + rope], write the latents.
+
+        What comes back is for this backend's `attend`, contiguous [T, H, rank + rope]: the queries' rotated
+        ends, after `rank` numbers a head that are still to be computed.
+        """
+        rows = query.new_empty((*query.shape[:2], latent.shape[1]))
+        self._rotate_latent(
+            query, rows, latent, rank, *(angles or (None, None)), kv_cache[0], metadata.slot_mapping
+        )
+        return rows
 
     def rotate_and_write(
         self,
@@ -64,10 +89,15 @@ class AttentionBackend(ABC):
         position_bias: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """[T, H * D]: attention of the queries over what the spec lets them see in the cache.
+        """[T, H * D], of latents [T, H * rank]: attention of the queries over what the spec lets them see.
 
         `sinks` are float32 [H], given where the spec has them.
         """
+
+
+def value_size_of(spec: AttentionSpec) -> int | None:
+    """How many of a key's first numbers are its value; None where values lie by themselves."""
+    return None if spec.latent is None else spec.latent.rank
 
 
 def count_ahead(spec: AttentionSpec) -> int:

@@ -13,8 +13,8 @@ from torch import Tensor
 from ...ipc.spec.model_spec import AttentionSpec
 from ...kernels.attention.encoder_attention import launch_encoder_attention
 from ...kernels.attention.paged_attention import launch_paged_attention
-from ...kernels.attention.rotate_and_write import launch_rotate_and_write
-from .backend import AttentionBackend
+from ...kernels.attention.rotate_and_write import launch_rotate_and_write, launch_rotate_latent
+from .backend import AttentionBackend, value_size_of
 from .metadata import AttentionMetadata, KVCache
 
 
@@ -25,7 +25,8 @@ class NativeAttention(AttentionBackend):
     is_exact = True
 
     def __init__(self, library: ctypes.CDLL, num_heads: int) -> None:
-        super().__init__(num_heads, partial(launch_rotate_and_write, library))
+        launchers = launch_rotate_and_write, launch_rotate_latent
+        super().__init__(num_heads, *(partial(launch, library) for launch in launchers))
         self._library = library
 
     def attend(
@@ -52,7 +53,7 @@ class NativeAttention(AttentionBackend):
         return launch_paged_attention(
             self._library,
             query,
-            query.shape[1],
+            query.stride(0),
             self._num_heads,
             *kv_cache,
             metadata.block_tables,
@@ -62,4 +63,5 @@ class NativeAttention(AttentionBackend):
             spec.soft_cap,
             spec.scale,
             sinks,
+            value_size_of(spec),
         )

@@ -7,7 +7,7 @@ from torch import Tensor
 from ...ipc.spec.model_spec import AttentionSpec
 from ...kernels.attention.paged_attention import paged_attention_reference
 from ...kernels.attention.rotate_and_write import rotate_and_write_reference
-from .backend import AttentionBackend, count_ahead
+from .backend import AttentionBackend, count_ahead, value_size_of
 from .metadata import AttentionMetadata, KVCache
 
 
@@ -40,5 +40,6 @@ class TorchAttention(AttentionBackend):
             count_ahead(spec),
             position_bias,
             sinks,
+            value_size_of(spec),
         )
         return attended.view(query.shape[0], -1)

@@ -193,7 +193,8 @@ class Experts:
     def run_routed(self, hidden: Tensor, router_input: Tensor) -> Tensor:
         """Without the shared network; what the router reads may differ from what experts are given."""
         spec, (gate_up, down) = self._spec, self._tables
-        logits, scales = self._router(router_input), spec.scales_inputs
+        logits = self._router(router_input.float() if spec.router_is_float32 else router_input)
+        scales = spec.scales_inputs
         if gate_up is None or down is None:
             choices, weights = route_reference(logits, self._routing)
             wide, narrow = self._stacks
@@ -228,12 +229,17 @@ class Experts:
         if gate_up is None or down is None:
             raise NotNativeError(type(self).__name__)
         most, hidden, width = spec.num_experts_per_tok, down[0].num_out, spec.intermediate_size
-        logits = program.slot("router", spec.num_experts)
+        logits, routed = program.slot("router", spec.num_experts, torch.float32), router_input
+        if spec.router_is_float32 and program.dtype is not torch.float32:
+            routed = program.slot("routed_floats", hidden, torch.float32)
+            program.add(Kind.WIDEN, ops.Widen(x=router_input, y=routed, size=hidden))
         choices = program.slot("choices", most, torch.int32)
         weights = program.slot("expert_weights", most, torch.float32)
-        self._router.emit(program, router_input, logits)
+        self._router.emit(program, routed, logits)
         table = self._routing.to_table()
-        program.add(Kind.ROUTE, ops.Route(router=table, logits=logits, choices=choices, weights=weights))
+        route = ops.Route(router=table, logits=logits, choices=choices, weights=weights)
+        route.is_float32 = spec.router_is_float32
+        program.add(Kind.ROUTE, route)
         program.add(
             Kind.EXPERTS,
             ops.Experts(

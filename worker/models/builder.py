@@ -20,6 +20,7 @@ from ...ipc.spec.model_spec import (
     DenseSpec,
     ExpertsSpec,
     KVCacheDtype,
+    LatentSpec,
     LayerSpec,
     RopeConfig,
     find_ropes,
@@ -45,6 +46,7 @@ from ..layers.collectives import (
 )
 from ..layers.embedding import Embedding, StageInput
 from ..layers.feed_forward import MLP, Experts, FeedForward, GatedActivation, PlainMLP, Xielu
+from ..layers.latent_attention import HeadProducts, LatentAttention
 from ..layers.layer_inputs import InputGate, LayerEnd, LayerInputs
 from ..layers.linear import Linear, NativeLinear, TorchLinear, make_linear
 from ..layers.logits import LogitsHead
@@ -53,7 +55,7 @@ from ..layers.rotary import RotaryEmbedding
 from ..pooling.head import load_pooling_head
 from ..threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
 from ..weights.gguf import GgufSource
-from ..weights.integer_weight import NarrowWeight
+from ..weights.integer_weight import NarrowWeight, dequantize
 from ..weights.layer_weights import take_narrow_stacked
 from ..weights.online import quantize
 from ..weights.packed_cache import PackedCache, open_packed_cache
@@ -146,7 +148,7 @@ class _Builder:
         self._group = group
         self._cuts = RankCuts() if group is None else RankCuts(group.rank, group.size)
         self._all_reduce = None if group is None else AllReduce(group, self._spec.hidden_size)
-        self._backends: dict[tuple[int, int, int, bool], AttentionBackend] = {}
+        self._backends: dict[tuple[int, int, int, bool, LatentSpec | None], AttentionBackend] = {}
         self._size_bytes = 0
         self._position_bias: Tensor | None = None
         self._batch_variance_reason = "" if group is None or group.is_exact else INEXACT_SUM
@@ -180,7 +182,7 @@ class _Builder:
         for index, part in enumerate(spec.layers):
             layer = make_layer(spec.layer_prefix.format(spec.stage.first_layer + index), part, index)
             rope = part.attention.rope or spec.rope
-            layer.rope = None if rope.type == "none" else ropes.index((rope, part.attention.head_size))
+            layer.rope = None if rope.type == "none" else ropes.index((rope, part.attention.rope_head_size))
             layers.append(layer)
         return layers
 
@@ -300,7 +302,54 @@ class _Builder:
     def _out_norm(self, prefix: str, name: str | None, scale: float | None) -> Norm | Scaled:
         return self._layer_norm(prefix, name) if scale is None else Scaled(self._spec.hidden_size, scale)
 
-    def _attention(self, prefix: str, whole: AttentionSpec) -> Attention:
+    def _latent_attention(self, prefix: str, whole: AttentionSpec, latent: LatentSpec) -> LatentAttention:
+        """Queries are cut by heads, the projection to the latent is in each rank."""
+        hidden, cuts, spec, q_a = self._spec.hidden_size, self._cuts, whole, None
+        num_heads = whole.num_heads // cuts.size
+        name, size, width = f"{prefix}.{latent.q}", whole.num_heads * latent.head_size, hidden
+        if latent.q_rank is not None:
+            first = self._linear([f"{prefix}.{latent.q_a}"], (latent.q_rank,), hidden, latent.bias, WHOLE)
+            norm = self._rms_norm(f"{prefix}.{latent.q_a_norm}", latent.q_rank, eps=latent.norm_eps)
+            q_a, name, width = (first, norm), f"{prefix}.{latent.q_b}", latent.q_rank
+        rope = whole.rope or self._spec.rope
+        order = find_head_order(rope, latent.rope_size) or (range(latent.rope_size),)
+        order = tuple(part for part in order if part)
+
+        def after(count: int) -> HeadOrder:
+            return (range(count), *(range(x.start + count, x.stop + count, x.step) for x in order))
+
+        cut = cuts.take_ordered_heads(whole.num_heads, after(latent.nope_size))
+        q = self._linear([name], (size,), width, False, cut)
+        cut = TensorSlice(after(latent.rank))
+        kv_a = self._linear([f"{prefix}.{latent.kv_a}"], (latent.size,), hidden, latent.bias, cut)
+        kv_norm = self._rms_norm(f"{prefix}.{latent.kv_a_norm}", latent.rank, eps=latent.norm_eps)
+        key_values = self._key_values(f"{prefix}.{latent.kv_b}", whole, latent)
+        keys, values = key_values.unflatten(0, (num_heads, -1)).split(
+            (latent.nope_size, latent.value_size), dim=1
+        )
+        absorb, expand = (
+            HeadProducts([self._make_linear(each.contiguous()) for each in part])
+            for part in (keys.transpose(1, 2), values)
+        )
+        self._size_bytes += absorb.size_bytes + expand.size_bytes
+        cut = cuts.take_columns(whole.out_size)
+        out = self._linear([f"{prefix}.{whole.out}"], (hidden,), whole.out_size, whole.o_bias, cut)
+        if self._all_reduce is not None:
+            spec, out = whole.for_rank(cuts.size), RowParallelLinear(out, self._all_reduce)
+        return LatentAttention(spec, latent, q_a, q, kv_a, kv_norm, absorb, expand, out, self._backend(spec))
+
+    def _key_values(self, name: str, whole: AttentionSpec, latent: LatentSpec) -> Tensor:
+        """From a latent to its heads' keys and values, in the model's type: it is multiplied in two parts."""
+        num_out = whole.num_heads * (latent.nope_size + latent.value_size)
+        format, cut = self._formats.find(name), self._cuts.take_rows(num_out)
+        if format is None or format.layout is None:
+            return self._weights.take(f"{name}.weight", (num_out, latent.rank), cut)
+        weight = take_narrow_stacked(self._weights, [name], [format], (num_out,), latent.rank, cut)
+        return dequantize(weight).to(self._device, self._dtype)
+
+    def _attention(self, prefix: str, whole: AttentionSpec) -> Attention | LatentAttention:
+        if whole.latent is not None:
+            return self._latent_attention(prefix, whole, whole.latent)
         hidden, sizes = self._spec.hidden_size, (whole.query_size, whole.kv_size, whole.kv_size)
         names, cuts, spec = [f"{prefix}.{part}" for part in whole.qkv], self._cuts, whole
         if len(names) == 1:
@@ -329,7 +378,7 @@ class _Builder:
 
     def _backend(self, spec: AttentionSpec) -> AttentionBackend:
         """One for all layers with the same heads."""
-        heads = spec.num_heads, spec.num_kv_heads, spec.head_size, spec.sinks is not None
+        heads = spec.num_heads, spec.num_kv_heads, spec.head_size, spec.sinks is not None, spec.latent
         if heads not in self._backends:
             backend = make_attention(
                 *(spec, self._dtype, self._device, self._wants_exact),
@@ -395,7 +444,9 @@ class _Builder:
         ]
         experts = [self._mlp(prefix, replace(spec, gate=g, up=u, down=d)) for g, u, d in names]
         # A rounding in the router may send a token to another expert, so its weight is never quantized.
-        router = self._plain_linear(f"{prefix}.{spec.router}", spec.num_experts, spec.router_bias)
+        router = self._plain_linear(
+            f"{prefix}.{spec.router}", spec.num_experts, spec.router_bias, spec.router_is_float32
+        )
         shared, gate = None, None
         correction, scales = (
             self._expert_numbers(prefix, name, spec.num_experts)
@@ -414,9 +465,16 @@ class _Builder:
         self._size_bytes += numbers.nbytes
         return numbers
 
-    def _plain_linear(self, name: str, num_out: int, has_bias: bool = False) -> Linear:
-        """One that each rank has whole, in the model's type."""
+    def _plain_linear(
+        self, name: str, num_out: int, has_bias: bool = False, is_float32: bool = False
+    ) -> Linear:
+        """One that each rank has whole, in the model's type or in float32, then without a bias."""
         weight = self._weights.take(f"{name}.weight", (num_out, self._spec.hidden_size))
+        if is_float32:
+            assert not has_bias
+            linear = make_linear(weight.float(), is_strict=self._wants_exact)
+            self._size_bytes += linear.size_bytes
+            return linear
         linear = self._make_linear(
             weight, self._weights.take(f"{name}.bias", (num_out,)) if has_bias else None
         )
@@ -544,10 +602,10 @@ class _Builder:
         self._size_bytes += weight.nbytes + (0 if bias is None else bias.nbytes)
         return LayerNorm(weight, bias, spec.norm_eps)
 
-    def _rms_norm(self, name: str, size: int, cut: TensorSlice = WHOLE) -> RMSNorm:
+    def _rms_norm(self, name: str, size: int, cut: TensorSlice = WHOLE, eps: float | None = None) -> RMSNorm:
         spec, weight = self._spec, self._weights.take(f"{name}.weight", (size,), cut)
         self._size_bytes += weight.nbytes
-        return RMSNorm(weight, spec.norm_eps, spec.norm_weight_offset, spec.norm_rounds_normed)
+        return RMSNorm(weight, eps or spec.norm_eps, spec.norm_weight_offset, spec.norm_rounds_normed)
 
     def _logits_head(self, table: Tensor) -> LogitsHead:
         spec, vocab_size, soft_cap = self._spec, self._spec.vocab_size, self._spec.logit_soft_cap

@@ -15,6 +15,7 @@ from ..attention.metadata import AttentionMetadata, KVCaches
 from ..layers.attention import Attention
 from ..layers.embedding import Embedding, StageInput
 from ..layers.feed_forward import FeedForward
+from ..layers.latent_attention import LatentAttention
 from ..layers.layer_inputs import LayerEnd, LayerInputs
 from ..layers.logits import LogitsHead
 from ..layers.norm import LayerNorm, NoNorm, RMSNorm, Scaled
@@ -33,7 +34,7 @@ class DecoderLayer:
     """
 
     attention_norm: Norm
-    attention: Attention
+    attention: Attention | LatentAttention
     attention_out_norm: Norm | Scaled
     ffn_norm: Norm
     ffn: FeedForward
@@ -96,7 +97,7 @@ class ParallelLayer:
     """
 
     attention_norm: Norm
-    attention: Attention
+    attention: Attention | LatentAttention
     ffn_norm: Norm | None
     ffn: FeedForward
     rope: int | None = 0
@@ -148,7 +149,7 @@ class SumNormLayer:
     Called as a DecoderLayer, but nothing is left to be added, and after the last layer there is no norm.
     """
 
-    attention: Attention
+    attention: Attention | LatentAttention
     attention_norm: RMSNorm | LayerNorm
     ffn: FeedForward
     ffn_norm: RMSNorm | LayerNorm

@@ -124,7 +124,7 @@ class NativeForward:
                 program.block_size = kv_caches[0][0].shape[2]
                 program.kv_format = find_format(kv_caches[0][0])
         for layer, (k_cache, v_cache) in zip(self._caches, kv_caches, strict=True):
-            layer.k, layer.v = k_cache.data_ptr(), v_cache.data_ptr()
+            layer.k, layer.v = k_cache.data_ptr(), v_cache.data_ptr() if v_cache.numel() else None
         self._kv_caches = kv_caches
 
 

@@ -68,6 +68,11 @@ class RankCuts:
             return self._rows(*rotated, *values)
         return TensorSlice((*_order_heads(rotated, spec.head_size, order), *values))
 
+    def take_ordered_heads(self, num_heads: int, order: HeadOrder) -> TensorSlice:
+        """Its share of heads, each with its numbers in this order."""
+        size = sum(map(len, order))
+        return TensorSlice(tuple(_order_heads([self._share(num_heads * size)], size, order)))
+
     def take_norm_heads(self, spec: AttentionSpec, order: HeadOrder | None = None) -> list[TensorSlice]:
         """Of the norms of all queries and of all keys."""
         each = [self._share(spec.query_size)], self._keys(spec)

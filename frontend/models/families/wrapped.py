@@ -51,6 +51,7 @@ _TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {**_LLAMA, "intermediate_size": 11008}),
     "ministral3": ("Ministral3ForCausalLM", {}),
     "mistral": ("MistralForCausalLM", {**_LLAMA, "intermediate_size": 14336}),
+    "mistral4": ("Mistral4ForCausalLM", {}),
     "qwen2": ("Qwen2ForCausalLM", _QWEN),
     "qwen2_vl_text": ("Qwen2ForCausalLM", {}),
     "qwen2_5_vl_text": ("Qwen2ForCausalLM", {}),
