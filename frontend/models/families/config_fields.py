@@ -109,15 +109,16 @@ class ConfigFields:
     def error(self, key: str, value: object, allowed: str) -> ModelError:
         """What to raise for a value."""
         missing = " (it is missing)" if value is None else ""
-        return ModelError(
-            f"{self._file} {self._prefix}{self._renamed.get(key, key)}", value, f"{allowed}{missing}"
-        )
+        return self._error(self._renamed.get(key, key), value, f"{allowed}{missing}")
+
+    def _error(self, stored_key: str, value: object, allowed: str) -> ModelError:
+        return ModelError(f"{self._file} {self._prefix}{stored_key}", value, allowed)
 
     def check_rest(self, owner: str) -> None:
         """ModelError for the first key that nobody asked for and that seems to change arithmetic."""
         for key, value in self._values.items():
             if key not in self._known and _is_arithmetic(key) and not _is_neutral(key, value):
-                raise self.error(key, value, f"absent: {owner} is computed without it here")
+                raise self._error(key, value, f"absent: {owner} is computed without it here")
 
 
 def _is_arithmetic(key: str) -> bool:

@@ -61,10 +61,13 @@ _TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class _Wrapper(NamedTuple):
-    """The text model's type where config.json does not say it, and whether its embeddings are tied then."""
+    """The text model's type where config.json does not say it, and whether its embeddings are tied then.
+
+    is_tied None: they never are, as the class in transformers ties none.
+    """
 
     text_type: str
-    is_tied: bool = False
+    is_tied: bool | None = False
 
 
 # transformers leaves the text model's logit scale out in Cohere's two, which it was trained with.
@@ -82,13 +85,13 @@ _WRAPPERS = {
     "LlavaNextForConditionalGeneration": _Wrapper("llama"),
     "LlavaOnevisionForConditionalGeneration": _Wrapper("qwen2"),
     "Mistral3ForConditionalGeneration": _Wrapper("mistral", is_tied=True),
-    "Qwen2AudioForConditionalGeneration": _Wrapper("qwen2"),
+    "Qwen2AudioForConditionalGeneration": _Wrapper("qwen2", is_tied=None),
     "Qwen2VLForConditionalGeneration": _Wrapper("qwen2_vl_text"),
     "Qwen2_5_VLForConditionalGeneration": _Wrapper("qwen2_5_vl_text"),
     "Qwen3VLForConditionalGeneration": _Wrapper("qwen3_vl_text"),
     "SmolVLMForConditionalGeneration": _Wrapper("llama"),
     "VipLlavaForConditionalGeneration": _Wrapper("llama"),
-    "VoxtralForConditionalGeneration": _Wrapper("llama"),
+    "VoxtralForConditionalGeneration": _Wrapper("llama", is_tied=None),
 }
 WRAPPED_ARCHITECTURES = tuple(_WRAPPERS)
 # What config.json has for the whole, and the text model's own part may have again.
@@ -127,9 +130,13 @@ def unwrap(config: Mapping[str, Any]) -> dict[str, Any]:
     values = {key: value for key, value in nested.items() if key not in _OF_TOWERS}
     architecture, sizes = _TEXT_MODELS[kind]
     whole = {key: config[key] for key in _OF_THE_WHOLE if config.get(key) is not None}
-    tied = config.get("tie_word_embeddings"), values.get("tie_word_embeddings")
+    tied, is_tied = (
+        (config.get("tie_word_embeddings"), values.get("tie_word_embeddings")),
+        _WRAPPERS[name].is_tied,
+    )
     text = {**sizes, **values, **whole, "architectures": [architecture]}
-    text["tie_word_embeddings"] = next((each for each in tied if each is not None), _WRAPPERS[name].is_tied)
+    given = next((each for each in tied if each is not None), is_tied)
+    text["tie_word_embeddings"] = False if is_tied is None else given
     ropes = [key for key in ("rope_scaling", "rope_parameters") if key in text]
     text.update({key: _without_sections(text[key]) for key in ropes})
     if isinstance(settings := text.get("quantization_config"), dict):

@@ -54,3 +54,22 @@ def test_a_wrapper_around_no_text_model_of_ours_is_refused_by_its_architecture(t
     config = {"architectures": ["LlavaForConditionalGeneration"], "text_config": text}
     with pytest.raises(ModelError, match=r"^config\.json architectures=\['LlavaForConditionalGeneration'\]"):
         read_model_spec(config)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "whole", "text", "is_tied"),
+    [
+        ("LlavaForConditionalGeneration", True, False, True),
+        ("LlavaForConditionalGeneration", None, True, True),
+        ("InternVLForConditionalGeneration", None, None, True),
+        ("InternVLForConditionalGeneration", False, True, False),
+        ("VoxtralForConditionalGeneration", True, True, False),
+        ("Qwen2AudioForConditionalGeneration", True, None, False),
+    ],
+)
+def test_embeddings_are_tied_as_the_whole_says_then_its_text_then_its_class(
+    architecture: str, whole: bool | None, text: bool | None, is_tied: bool
+) -> None:
+    nested = {"model_type": "llama", "hidden_size": 64, "tie_word_embeddings": text}
+    config = {"architectures": [architecture], "tie_word_embeddings": whole, "text_config": nested}
+    assert read_model_spec(config).tie_word_embeddings == is_tied
