@@ -69,7 +69,7 @@ _GEMMA4_INPUTS: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"] * 3,
     "attention_k_eq_v": False,
     "hidden_size_per_layer_input": 24,
-    "vocab_size_per_layer_input": 140,
+    "vocab_size_per_layer_input": 2050,
     "num_kv_shared_layers": 3,
     "use_double_wide_mlp": True,
 }
@@ -386,6 +386,12 @@ WRAPPED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}},
     ),
 }
+_QWEN3_VL = WRAPPED["wrapped-qwen3-vl"]
+WRAPPED["wrapped-qwen3-vl-moe"] = (
+    "Qwen3VLMoeForConditionalGeneration",
+    {**_QWEN3_VL[1], "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32},
+    _QWEN3_VL[2],
+)
 FAMILIES = (*DECODERS, *WRAPPED, *OTHERS)
 
 

@@ -51,7 +51,10 @@ def _check_stacks(spec: ModelSpec, stored: Mapping[str, Shape]) -> Iterator[str]
             (prefix + stack.down, (ffn.down,), (hidden, width)),
         ):
             if name in stored:
-                wanted = (num_in, num_out) if stack.is_transposed else (num_out, num_in)
+                is_transposed = stack.is_transposed
+                if is_transposed is None:
+                    is_transposed = stored[name] != (count, num_out, num_in)
+                wanted = (num_in, num_out) if is_transposed else (num_out, num_in)
                 _check(name, stored[name], (count, *wanted))
                 yield from (prefix + part.format(expert) for part in parts for expert in range(count))
 

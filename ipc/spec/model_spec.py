@@ -252,7 +252,8 @@ class ExpertStackSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     gate_up: str
     down: str
     is_interleaved: bool = False
-    is_transposed: bool = False  # [experts, in, out]; of plain weights only
+    # [experts, in, out]; of plain weights only. None: as the shape says, else [experts, out, in].
+    is_transposed: bool | None = False
 
 
 class BranchNormsSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

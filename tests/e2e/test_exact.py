@@ -43,6 +43,7 @@ DTYPES = {
     "gemma2": "bfloat16",
     "qwen3-moe": "float32",
     "gpt-oss": "float32",
+    "gemma4-inputs": "float32",
 }
 QUANTIZATIONS = {"olmo2": "int4", "qwen3-moe": "int8"}  # of weights, while they are read
 GGUF = "gguf"  # blocks of mixed types
@@ -55,6 +56,7 @@ SLOW = (
     "qwen2-moe",
     "ernie4.5-moe",
     "granite-moe",
+    "gemma4-experts",
 )  # whose layers are those of others, with other weights and angles
 MODELS = [
     pytest.param((name, dtype), marks=[] if dtype == usual else [pytest.mark.slow], id=f"{name}-{dtype}")

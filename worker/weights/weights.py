@@ -257,7 +257,8 @@ class _StackPlace:
     expert: int
     num_experts: int
     outputs: slice
-    is_transposed: bool
+    is_transposed: bool | None
+    usual: tuple[int, int]  # (a dimension, its size) of [out, in]
 
     def name(self, part: str) -> str:
         """The stored tensor of a part, such as weight or bias."""
@@ -265,7 +266,12 @@ class _StackPlace:
 
     def view(self, stored: Tensor, part: str) -> Tensor:
         tensor = stored[self.expert]
-        return (tensor.t() if self.is_transposed and part == "weight" else tensor)[self.outputs]
+        if part != "weight":
+            return tensor[self.outputs]
+        is_transposed, (dim, size) = self.is_transposed, self.usual
+        if is_transposed is None:
+            is_transposed = tensor.shape[dim] != size
+        return (tensor.t() if is_transposed else tensor)[self.outputs]
 
 
 class SafetensorsSource(WeightSource):
@@ -342,14 +348,14 @@ class SafetensorsSource(WeightSource):
         if stack.is_interleaved:
             gate, up = slice(0, None, 2), slice(1, None, 2)
         places = (
-            (spec.gate, stack.gate_up, gate),
-            (spec.up, stack.gate_up, up),
-            (spec.down, stack.down, slice(None)),
+            (spec.gate, stack.gate_up, gate, (0, 2 * width)),
+            (spec.up, stack.gate_up, up, (0, 2 * width)),
+            (spec.down, stack.down, slice(None), (1, width)),
         )
-        for name, stored, outputs in places:
+        for name, stored, outputs, usual in places:
             full = f"{prefix}.{stored}"
             for expert in range(spec.num_experts):
-                place = _StackPlace(full, expert, spec.num_experts, outputs, stack.is_transposed)
+                place = _StackPlace(full, expert, spec.num_experts, outputs, stack.is_transposed, usual)
                 self._stacks[f"{prefix}.{name.format(expert)}"] = place
 
     def skip(self, name: str) -> None:

@@ -6,11 +6,14 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from ....ipc.spec.model_spec import ExpertsSpec, LayerSpec, ModelSpec
+from ....ipc.spec.model_spec import ExpertsSpec, ExpertStackSpec, LayerSpec, ModelSpec
 from .config_fields import ConfigFields
 from .mixtral import read_num_experts
 from .parts import read_activation, read_dense, read_model, read_num_layers, read_window
 from .qwen3 import read_qwen3_attention
+
+# Of Qwen3-VL's files; others have a tensor for each expert.
+_STACK = ExpertStackSpec(gate_up="mlp.experts.gate_up_proj", down="mlp.experts.down_proj", is_transposed=None)
 
 
 def read_spec(fields: ConfigFields) -> ModelSpec:
@@ -26,6 +29,7 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
         intermediate_size=fields.integer("moe_intermediate_size", 768),
         activation=read_activation(fields),
         norm_topk_prob=fields.boolean("norm_topk_prob", False),
+        stack=_STACK,
     )
     dense = read_dense(fields)
     layers = [

@@ -57,6 +57,16 @@ _TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_5_vl_text": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", _QWEN),
     "qwen3_vl_text": ("Qwen3ForCausalLM", {}),
+    "qwen3_vl_moe_text": (
+        "Qwen3MoeForCausalLM",
+        {
+            "norm_topk_prob": True,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "num_key_value_heads": 16,
+        },
+    ),
 }
 
 
@@ -89,6 +99,7 @@ _WRAPPERS = {
     "Qwen2VLForConditionalGeneration": _Wrapper("qwen2_vl_text"),
     "Qwen2_5_VLForConditionalGeneration": _Wrapper("qwen2_5_vl_text"),
     "Qwen3VLForConditionalGeneration": _Wrapper("qwen3_vl_text"),
+    "Qwen3VLMoeForConditionalGeneration": _Wrapper("qwen3_vl_moe_text"),
     "SmolVLMForConditionalGeneration": _Wrapper("llama"),
     "VipLlavaForConditionalGeneration": _Wrapper("llama"),
     "VoxtralForConditionalGeneration": _Wrapper("llama", is_tied=None),
