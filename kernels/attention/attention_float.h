@@ -53,10 +53,14 @@ class FloatAttention {
             keys_[i] = from.k;
             values_[i] = from.v;
         }
-        order_.open(step_, keys_, values_, count_, heads_);
+        const size_t head_size = size_t(step_.block_size) * step_.head_size;
+        order_.open(keys_, values_, count_, heads_, head_size, step_.block_size);
     }
 
-    void expect(const Task& task, int start) { order_.expect(step_, task, start); }
+    void expect(const Task& task, int start) {
+        if (step_.format != kModelType) return;
+        order_.expect(task, start, [&](int key, int end) { return find_keys(step_, task, key, end).k; });
+    }
 
     // Scores of `count` rows from `first` on.
     void score(int first, int count, int, int) {
@@ -84,10 +88,10 @@ class FloatAttention {
         if (seen.first >= seen.last) return (void)std::fill_n(scores, kKeys, 0.0f);
         seen.from = 0, seen.to = kKeys;
         const auto weigh_by = [&](const auto& scales) {
+            scales.scale_scores(scores, 0, kKeys);
             weigh_row(scores, seen, step_.scale, step_.soft_cap, largest, weight, value, padded_, scales);
         };
         if (step_.format == kModelType) return weigh_by(NoScales());
-        scales_.scale_scores(scores, 0, kKeys);
         weigh_by(scales_);
     }
 

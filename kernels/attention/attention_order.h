@@ -28,18 +28,19 @@ struct ReadOrder {
     const T* next[kAhead];                   // K of the next tile's first groups
 
     // Goes to a tile of `count` keys in blocks, and of so many heads.
-    void open(const Step<T>& step, const T* const* tile_keys, const T* const* tile_values, int count, int num_heads) {
+    void open(const T* const* tile_keys, const T* const* tile_values, int count, int num_heads, size_t head_size,
+              size_t line_stride) {
         keys = tile_keys, values = tile_values;
         groups = (count + kGroup - 1) / kGroup, heads = num_heads;
-        head_stride = size_t(step.block_size) * step.head_size;
-        key_stride = step.block_size * sizeof(float) / sizeof(T);
+        head_stride = head_size, key_stride = line_stride;
     }
 
-    // The next tile begins at key `start` of `task`.
-    void expect(const Step<T>& step, const Task& task, int start) {
+    // The next tile begins at key `start` of `task`; find(key, end) gives K of a group.
+    template <typename Find>
+    void expect(const Task& task, int start, const Find& find) {
         const int end = std::min(task.seen_end, start + kAhead * kGroup);
         for (const T*& group : next) {
-            group = find_keys(step, task, start, end).k;
+            group = find(start, end);
             if (start + kGroup < end) start += kGroup;
         }
     }

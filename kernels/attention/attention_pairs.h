@@ -121,23 +121,25 @@ class PairedTile {
     void expect(const Task&, int) {}
 
     void weigh(int row, Seen seen, float* largest, float* weight, float* value) {
-        Left* weights = weights_ + row * kKeys;
-        seen.from = seen.from / kStep * kStep;
-        seen.to = round_up(seen.to, kStep);
-        if (seen.first >= seen.last) return std::fill(weights + seen.from, weights + seen.to, Left(0));
-        const auto weigh_by = [&](const auto& scales) {
-            float* scores = scores_ + row * kKeys;
-            if constexpr (sizeof(Left) == sizeof(float))
-                weigh_row(scores, seen, step_.scale, step_.soft_cap, largest, weight, value, padded_, scales);
-            else
-                weigh_row(scores, weights, seen, step_.scale, step_.soft_cap, largest, weight, value, padded_, scales);
-        };
-        if (step_.format == kModelType) return weigh_by(NoScales());
-        scales_.scale_scores(scores_ + row * kKeys, seen.from, seen.to);
-        weigh_by(scales_);
+        if (step_.format == kModelType) return weigh_by(NoScales(), row, seen, largest, weight, value);
+        weigh_by(scales_, row, seen, largest, weight, value);
     }
 
   protected:
+    template <typename Scales>
+    void weigh_by(const Scales& scales, int row, Seen seen, float* largest, float* weight, float* value) {
+        Left* weights = weights_ + row * kKeys;
+        float* scores = scores_ + row * kKeys;
+        seen.from = seen.from / kStep * kStep;
+        seen.to = round_up(seen.to, kStep);
+        if (seen.first >= seen.last) return std::fill(weights + seen.from, weights + seen.to, Left(0));
+        scales.scale_scores(scores, seen.from, seen.to);
+        if constexpr (sizeof(Left) == sizeof(float))
+            weigh_row(scores, seen, step_.scale, step_.soft_cap, largest, weight, value, padded_, scales);
+        else
+            weigh_row(scores, weights, seen, step_.scale, step_.soft_cap, largest, weight, value, padded_, scales);
+    }
+
     const bf16* value_tile(int element, int key) const {
         return value_ + (size_t(element) / kGroup * kKeys + key) * kGroup;
     }

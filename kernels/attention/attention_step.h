@@ -144,10 +144,12 @@ struct TileScales {
         for (int j = first; j < last; j += kLanes) store(scores + j, load(scores + j) * load(keys + j));
     }
 
-    Vec operator()(int key, Vec weights) const { return weights * load(values + key); }
+    // What a masked key has may be anything.
+    Vec operator()(int key, Vec weights) const { return weights > 0.0f ? weights * load(values + key) : Vec{}; }
 };
 
 struct NoScales {
+    void scale_scores(float*, int, int) const {}
     Vec operator()(int, Vec weights) const { return weights; }
 };
 

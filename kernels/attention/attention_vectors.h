@@ -13,12 +13,16 @@ namespace quire::attention {
 template <typename Pairs>
 class VectorAttention : public PairedTile<typename Pairs::Left> {
     using Tile = PairedTile<typename Pairs::Left>;
+
+  protected:
     using Tile::kGroup, Tile::kStep;
-    static constexpr int kPerGroup = kGroup / kLanes;  // vectors of a group
     static constexpr int kWide = std::max(kStep, kVectors * kLanes);  // keys or elements of D computed together
     static constexpr int kAhead = kWide / kGroup;  // groups of one head that are fetched ahead
-    using Order = ReadOrder<bf16, kGroup, kAhead>;
     static constexpr int kFewRows = 16;
+
+  private:
+    static constexpr int kPerGroup = kGroup / kLanes;  // vectors of a group
+    using Order = ReadOrder<bf16, kGroup, kAhead>;
     static constexpr int kGroupPairs = kGroup / 2;
 
   public:
@@ -36,11 +40,15 @@ class VectorAttention : public PairedTile<typename Pairs::Left> {
         if (!is_in_place_) return Tile::open(task, start, end);
         this->take_keys(task, start, end,
                         [&](const Place<bf16>& from, int key) { values_[(key - start) / kGroup] = from.v; });
-        order_.open(this->step_, this->keys_, values_, this->count_, heads_);
+        const size_t head_size = size_t(this->step_.block_size) * this->step_.head_size;
+        order_.open(this->keys_, values_, this->count_, heads_, head_size, 2 * this->step_.block_size);
         if (this->count_ % 2) copy_last_pairs();
     }
 
-    void expect(const Task& task, int start) { order_.expect(this->step_, task, start); }
+    void expect(const Task& task, int start) {
+        if (this->step_.format != kModelType) return;
+        order_.expect(task, start, [&](int key, int end) { return find_keys(this->step_, task, key, end).k; });
+    }
 
     // Scores of `count` rows from `first` on with the keys [from, to) of the tile.
     void score(int first, int count, int from, int to) {

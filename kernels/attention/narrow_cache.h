@@ -15,6 +15,8 @@ enum KVFormat { kModelType = 0, kInt8 = 1, kFp8 = 2 };  // as find_format of nar
 
 constexpr int kScaleBytes = 4;
 
+typedef uint8_t ByteVec __attribute__((vector_size(kLanes)));
+
 // Bytes of a head's block.
 inline size_t narrow_size(int block_size, int head_size) { return size_t(block_size) * (head_size + kScaleBytes); }
 
@@ -49,14 +51,14 @@ inline float encode(const T* x, int D, KVFormat format, uint8_t* codes) {
     for (int d = 0; d < D; d += kLanes) {
         const Vec ratio = load_part(d) / scale;
         const UintVec code = format == kInt8 ? (UintVec)(ratio + 12582912.0f) : encode_fp8(ratio);  // 1.5 * 2^23
-        for (int i = 0; i < std::min(kLanes, D - d); ++i) codes[d + i] = uint8_t(code[i]);
+        const ByteVec bytes = __builtin_convertvector(code, ByteVec);
+        std::memcpy(codes + d, &bytes, std::min(kLanes, D - d));
     }
     return scale;
 }
 
 // Numbers of kLanes codes.
 inline Vec widen_vector(const uint8_t* from, KVFormat format) {
-    typedef uint8_t ByteVec __attribute__((vector_size(kLanes)));
     ByteVec bytes;
     std::memcpy(&bytes, from, sizeof bytes);
     const UintVec codes = __builtin_convertvector(bytes, UintVec);
@@ -83,7 +85,7 @@ inline void widen_codes(const uint8_t* from, int count, KVFormat format, bf16* t
     }
 }
 
-// Widens codes to bfloat16, of which a table has the 128 sizes.
+// Widens codes to bfloat16, where processors look up bytes by tables of the 128 sizes.
 class PairWidener {
   public:
     explicit PairWidener(KVFormat format) : format_(format) {
@@ -93,47 +95,54 @@ class PairWidener {
         }
     }
 
+    KVFormat format() const { return format_; }
+
     // 32 codes.
     void operator()(const uint8_t* from, bf16* to) const {
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
-        const __m512i order = _mm512_setr_epi64(0, 0, 1, 0, 2, 0, 3, 0);
-        unpack(_mm512_permutexvar_epi64(order, _mm512_maskz_loadu_epi8(0xffffffff, from)), to, nullptr);
+        alignas(64) uint8_t codes[64] = {};
+        std::memcpy(codes, from, 32);
+        UintVec first, second;
+        (*this)(codes, first, second);
+        std::memcpy(to, &first, sizeof first);
 #else
         widen_codes(from, 32, format_, to);
 #endif
     }
 
     // 64 codes, half of them to each.
-    void operator()(const uint8_t* from, bf16* first, bf16* second) const {
+    void operator()(const uint8_t* from, bf16* to, bf16* to_second) const {
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
-        const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // that unpacking undoes
-        unpack(_mm512_permutexvar_epi64(order, _mm512_loadu_si512(from)), first, second);
+        UintVec first, second;
+        (*this)(from, first, second);
+        std::memcpy(to, &first, sizeof first);
+        std::memcpy(to_second, &second, sizeof second);
 #else
-        widen_codes(from, 32, format_, first);
-        widen_codes(from + 32, 32, format_, second);
+        (*this)(from, to);
+        (*this)(from + 32, to_second);
 #endif
     }
 
-    KVFormat format() const { return format_; }
-
-  private:
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
-    void unpack(__m512i codes, bf16* first, bf16* second) const {
+    void operator()(const uint8_t* from, UintVec& first, UintVec& second) const {
+        const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // that unpacking undoes
+        const __m512i codes = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(from));
         const __m512i sizes = format_ == kInt8 ? _mm512_abs_epi8(codes) : codes;  // look-ups leave the highest bit
-        const __m512i low = look_up(low_, sizes), high = look_up(high_, sizes);
-        const __m512i sign = _mm512_set1_epi8(char(0x80));
-        const __m512i signed_high = _mm512_ternarylogic_epi64(high, codes, sign, 0xf8);  // high | codes & sign
-        _mm512_storeu_si512(first, _mm512_unpacklo_epi8(low, signed_high));
-        if (second) _mm512_storeu_si512(second, _mm512_unpackhi_epi8(low, signed_high));
+        const __m512i low = look_up(low_, sizes), sign = _mm512_set1_epi8(char(0x80));
+        const __m512i high = _mm512_ternarylogic_epi64(look_up(high_, sizes), codes, sign, 0xf8);  // a | b & c
+        first = (UintVec)_mm512_unpacklo_epi8(low, high);
+        second = (UintVec)_mm512_unpackhi_epi8(low, high);
     }
 
+  private:
     static __m512i look_up(const uint8_t* table, __m512i codes) {
         return _mm512_permutex2var_epi8(_mm512_loadu_si512(table), codes, _mm512_loadu_si512(table + 64));
     }
 #endif
 
+  private:
     KVFormat format_;
-    uint8_t low_[128], high_[128];  // bytes of each
+    alignas(64) uint8_t low_[128], high_[128];  // bytes of each
 };
 
 inline const PairWidener& find_widener(KVFormat format) {

@@ -8,6 +8,7 @@
 #include "attention/paged_attention.h"
 
 #include "attention/attention_amx.h"
+#include "attention/attention_codes.h"
 #include "attention/attention_float.h"
 #include "attention/attention_vectors.h"
 #include "program/thread_pool.h"
@@ -219,7 +220,11 @@ void attend_all(const Step<bf16>& step) {
         case kAmx: return attend<AmxAttention>(step);
 #endif
 #if defined(__AVX512BF16__)
-        case kDotted: return attend<VectorAttention<DottedPairs>>(step);
+        case kDotted:
+#if defined(__AVX512VBMI__)
+            if (step.format != kModelType) return attend<CodeAttention>(step);
+#endif
+            return attend<VectorAttention<DottedPairs>>(step);
 #endif
         default: return attend<VectorAttention<WidenedPairs>>(step);
     }

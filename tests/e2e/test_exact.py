@@ -44,11 +44,14 @@ DTYPES = {
     "qwen3-moe": "float32",
     "gpt-oss": "float32",
     "gemma4-inputs": "float32",
+    "int8-cache": "bfloat16",
 }
+CACHES = {"int8-cache": "int8", "fp8-cache": "fp8"}  # the packaged model with its KV in 8 bits
 QUANTIZATIONS = {"olmo2": "int4", "qwen3-moe": "int8"}  # of weights, while they are read
 GGUF = "gguf"  # blocks of mixed types
 SLOW = (
     GGUF,
+    "fp8-cache",
     "phi3-partial",
     "mixtral",
     "olmo2",
@@ -76,6 +79,8 @@ def make_llm(model: Model, backend: str = "uni", **changes: Any) -> LLM:
     fields: dict[str, Any] = sizes | {"logits_processors": PROCESSORS} | changes
     folder, dtype = model
     fields = {"quantization": QUANTIZATIONS.get(Path(folder).name)} | fields
+    if folder in CACHES:
+        folder, fields["kv_cache_dtype"] = POCKET, CACHES[folder]
     return LLM(folder, dtype=dtype, exact=True, distributed_executor_backend=backend, **fields)
 
 
@@ -83,7 +88,7 @@ def make_llm(model: Model, backend: str = "uni", **changes: Any) -> LLM:
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     request.getfixturevalue("library")
     name, dtype = request.param
-    if name == POCKET:
+    if name == POCKET or name in CACHES:
         return name, dtype
     folder = tmp_path_factory.mktemp(name) / name
     if name == GGUF:
