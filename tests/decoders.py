@@ -83,7 +83,7 @@ _LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
 }
-_LATENT_YARN = {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.9}
+_LATENT_YARN = {**_YARN, "factor": 16.0, "mscale": 0.7, "mscale_all_dim": 0.9}
 _INDEXED = {**_LATENT, **_ROUTED, "index_topk": 256, "index_head_dim": 16, "index_n_heads": 4}
 # transformers' class, and the fields of its configuration beside _SIZES. A default of the class may be far
 # too large for a test: give every size.

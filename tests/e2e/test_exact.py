@@ -45,6 +45,7 @@ DTYPES = {
     "gpt-oss": "float32",
     "gemma4-inputs": "float32",
     "int8-cache": "bfloat16",
+    "deepseek_v3": "bfloat16",
 }
 CACHES = {"int8-cache": "int8", "fp8-cache": "fp8"}  # the packaged model with its KV in 8 bits
 QUANTIZATIONS = {"olmo2": "int4", "qwen3-moe": "int8"}  # of weights, while they are read
@@ -60,6 +61,8 @@ SLOW = (
     "ernie4.5-moe",
     "granite-moe",
     "gemma4-experts",
+    "deepseek_v2",
+    "minicpm3",
 )  # whose layers are those of others, with other weights and angles
 MODELS = [
     pytest.param((name, dtype), marks=[] if dtype == usual else [pytest.mark.slow], id=f"{name}-{dtype}")

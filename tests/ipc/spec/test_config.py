@@ -16,6 +16,7 @@ from quire.ipc.spec.config import (
     RecoveryConfig,
     SchedulerConfig,
 )
+from quire.ipc.spec.model_spec import AttentionSpec, LatentSpec
 from quire.ipc.spec.options import Option, read_options
 
 PARTS = (ModelConfig, ParallelConfig, CacheConfig, SchedulerConfig, RecoveryConfig, EngineConfig)
@@ -104,6 +105,22 @@ def test_a_cache_of_8_bits_has_scales_and_is_for_models_that_keep_kv() -> None:
     encoder = replace(config.model, spec=replace(spec, layers=(layer,)))
     with pytest.raises(ConfigError, match="kv_cache_dtype='fp8': expected auto for an encoder"):
         replace(config, model=encoder)
+    latent = LatentSpec(rank=16, nope_size=8, rope_size=4, value_size=8)
+    layer = replace(layer, attention=AttentionSpec(num_heads=2, num_kv_heads=1, head_size=20, latent=latent))
+    model = replace(config.model, spec=replace(spec, layers=(layer,)))
+    with pytest.raises(ConfigError, match="kv_cache_dtype='fp8': expected auto for a model whose attention"):
+        replace(config, model=model)
+    plain = replace(config, model=model, cache=CacheConfig(block_size=8))
+    assert plain.block_size_bytes == 20 * 4 * 8, "keys and values are one latent"
+
+
+def test_a_model_that_chooses_keys_is_refused_beyond_what_it_chooses() -> None:
+    config, replace = make_config(), msgspec.structs.replace
+    most = config.model.max_model_len
+    replace(config, model=replace(config.model, spec=replace(config.model.spec, most_keys=most)))
+    spec = replace(config.model.spec, most_keys=most - 1)
+    with pytest.raises(ConfigError, match=f"max_model_len={most}: expected at most {most - 1}: among more"):
+        replace(config, model=replace(config.model, spec=spec))
 
 
 def test_a_remote_error_keeps_the_class_of_a_user_error_only() -> None:
