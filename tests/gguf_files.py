@@ -117,6 +117,7 @@ def _value(value: Any) -> bytes:
 
 _ARCHITECTURES = {
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "gpt_oss": "gpt-oss",
     "cohere": "command-r",
     "hunyuan_v1_dense": "hunyuan-dense",
@@ -169,6 +170,12 @@ _BY_TABLE: dict[str, dict[str, str]] = {
     },
     "ernie4_5": {},
     "exaone4": {"sliding_window": "attention.sliding_window"},
+    "gemma4_text": {
+        "final_logit_softcapping": "final_logit_softcapping",
+        "sliding_window": "attention.sliding_window",
+        "num_kv_shared_layers": "attention.shared_kv_layers",
+        "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+    },
     "glm4": {},
     "granite": {
         "attention_multiplier": "attention.scale",
@@ -200,6 +207,9 @@ def convert_checkpoint(folder: Path, type_: str = "F32") -> GgufWriter:
             writer.add(renamed, tensor, type_ if is_matrix else "F32")
     for name, parts in experts.items():
         writer.add(name, torch.stack([parts[index] for index in sorted(parts)]), type_)
+    if config["model_type"] == "gemma4_text":
+        half, turning = config["per_layer_config"]["1"]["head_dim"] // 2, 4
+        writer.add("rope_freqs.weight", torch.tensor([1.0] * turning + [1e30] * (half - turning)))
     for length in ("long", "short"):
         if factors := (config.get("rope_parameters") or {}).get(f"{length}_factor"):
             writer.add(f"rope_factors_{length}.weight", torch.tensor(factors))
@@ -211,6 +221,12 @@ def _split_stacks(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
     split: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
         prefix, _, part = name.rpartition(".experts.")
+        if name.endswith("layer_scalar"):
+            split[f"{name}.weight"] = tensor
+            continue
+        if "mlp" not in prefix and part.startswith(("gate_up_proj", "down_proj")):  # Gemma 4's stay fused
+            split[f"blk.{prefix.split('.')[2]}.ffn_{part.removesuffix('_proj')}_exps.weight"] = tensor
+            continue
         if not part.startswith(("gate_up_proj", "down_proj")):
             split[name] = tensor
             continue
@@ -278,17 +294,22 @@ def add_vocabulary(writer: GgufWriter, folder: Path) -> GgufWriter:
 
 def _convert(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> tuple[str, torch.Tensor]:
     kind = config["model_type"]
-    if kind.startswith("gemma") and "norm" in name:
+    if kind.startswith("gemma") and kind != "gemma4_text" and "norm" in name:
         tensor = tensor + 1
     if name.startswith("blk."):
         return name, tensor
     whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     part, suffix = name.rsplit(".", 1)
+    if kind == "gemma4_text" and suffix.endswith("scale"):
+        stored = "ffn_gate_inp" if suffix == "scale" else "ffn_down_exps"
+        return f"blk.{name.split('.')[2]}.{stored}.scale", tensor
     if part in whole:
         return f"{whole[part]}.{suffix}", tensor
     if kind in _BY_TABLE:
         renamed = _find_table(kind).get_name(name, (".weight", ".bias"))
         assert renamed is not None, name
+        if kind == "gemma4_text":
+            return renamed, tensor
         return renamed, _permute(part.split(".", 3)[3], tensor, config)
     _, _, layer, part = part.split(".", 3)
     bare = name.split(".", 3)[3]
@@ -388,6 +409,32 @@ def _make_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         keys["attention.sliding_window"] = config["sliding_window"]
         keys["attention.sliding_window_pattern"] = config["layer_types"].index("full_attention") + 1
         keys["rope.freq_base_swa"] = config["rope_parameters"]["sliding_attention"]["rope_theta"]
+    if kind == "gemma4_text":
+        slides, first = (
+            [each == "sliding_attention" for each in config["layer_types"]],
+            config["num_kv_shared_layers"],
+        )
+        of_full = config["per_layer_config"]["1"]
+        kv_heads = (
+            config["num_key_value_heads"],
+            of_full.get("num_key_value_heads", config["num_key_value_heads"]),
+        )
+        width, num_layers = config["intermediate_size"], len(slides)
+        first = num_layers - first if config["use_double_wide_mlp"] else num_layers
+        keys |= {
+            "attention.key_length": of_full["head_dim"],
+            "attention.value_length": of_full["head_dim"],
+            "rope.dimension_count": of_full["head_dim"],
+            **{f"{key}_swa": head_size for key in ("attention.key_length", "attention.value_length")},
+            "rope.dimension_count_swa": head_size,
+            "rope.freq_base_swa": config["rope_parameters"]["sliding_attention"]["rope_theta"],
+            "attention.sliding_window_pattern": [int(each) for each in slides],
+            "attention.head_count_kv": [kv_heads[not each] for each in slides],
+            "feed_forward_length": [width if layer < first else 2 * width for layer in range(num_layers)],
+        }
+        if config["enable_moe_block"]:
+            keys["expert_count"], keys["expert_used_count"] = config["num_experts"], config["top_k_experts"]
+            keys["expert_feed_forward_length"] = config["moe_intermediate_size"]
     if kind == "gemma2":
         keys |= {name: config[name] for name in ("attn_logit_softcapping", "final_logit_softcapping")}
         keys["attention.sliding_window"] = config["sliding_window"]

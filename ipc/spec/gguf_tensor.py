@@ -36,6 +36,8 @@ BLOCKS: dict[GgmlType, tuple[int, int]] = {
     "MXFP4": (32, 17),
 }
 
+# What experts' gates and projections up in one tensor are called, and each half of it.
+FUSED, HALVES = "gate_up_proj", ("gate_proj", "up_proj")
 FLOATS: tuple[GgmlType, ...] = ("F32", "F16", "BF16")  # of which a block is one number
 
 

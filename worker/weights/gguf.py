@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...ipc.errors import ModelError
 from ...ipc.spec.config import ModelConfig
-from ...ipc.spec.gguf_tensor import BLOCKS, GgmlType, GgufTensor
+from ...ipc.spec.gguf_tensor import BLOCKS, FUSED, HALVES, GgmlType, GgufTensor
 from ...ipc.spec.weight_format import WeightFormat
 from .compressed_tensors import MXFP4_NUMBERS
 from .integer_weight import IntegerWeight, pack_nibbles
@@ -123,8 +123,14 @@ def _unstack(tensor: GgufTensor) -> Iterator[GgufTensor]:
     count, *shape = tensor.shape
     size_bytes = tensor.size_bytes // count
     for index in range(count):
-        place = {"name": tensor.name.format(index), "offset": tensor.offset + index * size_bytes}
-        yield replace(tensor, shape=tuple(shape), **place)
+        name, offset = tensor.name.format(index), tensor.offset + index * size_bytes
+        if not name.endswith(f"{FUSED}.weight"):
+            yield replace(tensor, shape=tuple(shape), name=name, offset=offset)
+            continue
+        half = (shape[0] // 2, *shape[1:])
+        for number, part in enumerate(HALVES):
+            part_name, place = name.replace(FUSED, part), offset + number * (size_bytes // 2)
+            yield replace(tensor, shape=half, name=part_name, offset=place)
 
 
 def _map_file(path: Path) -> mmap.mmap:

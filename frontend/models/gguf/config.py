@@ -62,6 +62,8 @@ _SIGMOID = 2  # of expert_gating_func
 # llama.cpp writes Llama 3's scaling as a table of divisors. All published models have these settings.
 _ORIGINAL = 8192
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": _ORIGINAL}
+_BY_LAYER = ("attention.head_count_kv", "feed_forward_length")  # of Gemma 4, whose layers differ
+_NEVER_TURNS = 1e29  # from this divisor on a pair does not
 _MAX_DIVISORS = 4096  # half a head's size; no published model has more than 256
 _LAYER_NORM = "attention.layer_norm_epsilon"
 _YARN_LOG, _QUERY_SCALE = "rope.scaling.yarn_log_multiplier", "attention.temperature_scale"
@@ -100,6 +102,11 @@ class _Keys(ConfigFields):
             for key, value in header.metadata.items()
             if key.startswith(prefix)
         }
+        # What differs by layer; elsewhere it is the first one's.
+        self.by_layer: dict[str, list[Any]] = {}
+        for key in _BY_LAYER if architecture == "gemma4" else ():
+            if isinstance(values.get(key), list) and values[key]:
+                self.by_layer[key], values[key] = values[key], values[key][0]
         super().__init__(values, prefix, header.file.name)
         self._names: set[str] = {*_READ, *_HARMLESS}
         self.header, self.architecture = header, architecture
@@ -189,6 +196,8 @@ def _read_rotated(keys: _Keys, head_dim: int) -> float | None:
 
 def _read_scaling(header: GgufHeader, keys: _Keys, rotated_size: int) -> Config | None:
     """The rope scaling, None without one; missing values are llama.cpp's defaults."""
+    if keys.architecture == "gemma4":  # whose table is of some layers only
+        return None
     factor = keys.number("rope.scaling.factor", 1.0)
     kind = keys.get("rope.scaling.type", "none" if factor == 1.0 else "linear")
     if kind not in ("none", "linear", "yarn", "longrope"):
@@ -367,6 +376,57 @@ def _read_gemma3(keys: _Keys) -> Config:
     }
 
 
+def _read_gemma4(keys: _Keys) -> Config:
+    head_size, sliding_size = (keys.family_integer(f"attention.key_length{end}") for end in ("", "_swa"))
+    for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        if (size := keys.family_integer(key, sliding_size)) != sliding_size:
+            raise keys.error(key, size, f"{sliding_size}, as attention.key_length_swa")
+    num_layers, tensors = keys.integer("block_count"), keys.header.tensors
+    pattern = keys.family_value("attention.sliding_window_pattern")
+    if not isinstance(pattern, list) or len(cast(list[Any], pattern)) != num_layers:
+        raise keys.error(
+            "attention.sliding_window_pattern", pattern, f"a list for {num_layers} layers, not alike"
+        )
+    full = cast(list[Any], pattern).index(False)
+    heads, widths = (keys.by_layer.get(key, [keys.integer(key)] * num_layers) for key in _BY_LAYER)
+    if any(len(each) != num_layers for each in (heads, widths)):
+        raise keys.error(
+            _BY_LAYER[0], f"{len(heads)} and {len(widths)} entries", f"{num_layers}, one a layer"
+        )
+    divisors = _read_divisors(keys.header, _FREQS, head_size)
+    num_turning = sum(each < _NEVER_TURNS for each in divisors)
+    if divisors[:num_turning] != [1.0] * num_turning:
+        raise keys.error(
+            _FREQS, divisors[:num_turning], "1 for each pair that turns, before those that do not"
+        )
+    rope = {"rope_type": "proportional", "partial_rotary_factor": 2 * num_turning / head_size}
+    sliding_theta = keys.family_number("rope.freq_base_swa", 1e4)
+    table = tensors.get("per_layer_token_embd.weight")
+    has_experts = "expert_count" in keys and keys.get("expert_count") != 0
+    return {
+        "num_key_value_heads": heads[cast(list[Any], pattern).index(True)],
+        "num_global_key_value_heads": heads[full],
+        "head_dim": sliding_size,
+        "global_head_dim": head_size,
+        "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in tensors,
+        "layer_types": ["sliding_attention" if slides else "full_attention" for slides in pattern],
+        "sliding_window": keys.family_integer("attention.sliding_window"),
+        "num_kv_shared_layers": keys.family_integer("attention.shared_kv_layers", 0, low=0),
+        "use_double_wide_mlp": widths[0] != widths[-1],
+        "hidden_size_per_layer_input": keys.family_integer("embedding_length_per_layer_input", 0, low=0),
+        "vocab_size_per_layer_input": None if table is None else table.shape[0],
+        "final_logit_softcapping": keys.family_number("final_logit_softcapping"),
+        "rope_parameters": {
+            "full_attention": {**rope, "rope_theta": keys.number("rope.freq_base", low=1.0)},
+            "sliding_attention": {"rope_type": "default", "rope_theta": sliding_theta},
+        },
+        "enable_moe_block": has_experts,
+        "num_experts": keys.integer("expert_count") if has_experts else None,
+        "top_k_experts": keys.integer("expert_used_count") if has_experts else None,
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length") if has_experts else None,
+    }
+
+
 def _read_granite(keys: _Keys) -> Config:
     names = {
         "attention_multiplier": "attention.scale",
@@ -426,6 +486,7 @@ _ARCHITECTURES: dict[str, tuple[str, str, Callable[[_Keys], Config]]] = {
     "gemma": ("GemmaForCausalLM", "gemma", _read_nothing),
     "gemma2": ("Gemma2ForCausalLM", "gemma2", _read_gemma2),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text", _read_gemma3),
+    "gemma4": ("Gemma4ForCausalLM", "gemma4_text", _read_gemma4),
     "glm4": ("Glm4ForCausalLM", "glm4", _read_qkv_bias),
     "gpt-oss": ("GptOssForCausalLM", "gpt_oss", _read_gpt_oss),
     "granite": ("GraniteForCausalLM", "granite", _read_granite),

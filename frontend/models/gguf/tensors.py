@@ -10,13 +10,20 @@ from typing import Literal
 from msgspec.structs import replace
 
 from ....ipc.errors import ModelError
-from ....ipc.spec.gguf_tensor import FLOATS, GgmlType, GgufTensor
+from ....ipc.spec.gguf_tensor import FLOATS, FUSED, HALVES, GgmlType, GgufTensor
 from ....ipc.spec.model_spec import ModelSpec
 from ....ipc.spec.weight_format import WeightFormat, WeightFormats
 from .config import ROPE_TABLES, Config
 from .header import GgufHeader, StoredTensor
 
-_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_WHOLE = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
 _ATTENTION = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -93,6 +100,21 @@ _LAYERS: dict[str, dict[str, str]] = {
     },
     "gemma2": _BOTH_NORMS,
     "gemma3_text": _BOTH_NORMS,
+    "gemma4_text": {
+        **_BOTH_NORMS,
+        "layer_output_scale": "layer_scalar",
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        "ffn_gate_inp": "router.proj",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_gate_up_exps": "experts.{}.gate_up_proj",
+        "ffn_down_exps": "experts.{}.down_proj",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+    },
     "seed_oss": {**_PRE_NORM, "post_attention_norm": "post_attention_layernorm"},
     "smollm3": _PRE_NORM,
     "starcoder2": {**_PRE_NORM, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
@@ -123,14 +145,17 @@ _LAYERS: dict[str, dict[str, str]] = {
         "ffn_down_shexp": "mlp.shared_experts.down_proj",
     },
 }
-_BARE = ("self_attn.sinks", "e_score_correction_bias")  # tensors whose name has no .weight or .bias
+_BARE = (  # tensors whose name has no .weight or .bias
+    *("self_attn.sinks", "e_score_correction_bias"),
+    *("layer_scalar", "router.scale", "router.per_expert_scale"),
+)
 _ADDED_ONE = frozenset(
     ("gemma", "gemma2", "gemma3_text")
 )  # model types whose norms are stored as what they multiply by
 _PAIRED = frozenset(
     ("arcee", "granite", "llama", "ministral3", "mistral", "mixtral", "smollm3")
 )  # whose queries and keys llama.cpp's converter has reordered
-_NAME = re.compile(r"(?:blk\.(\d{1,5})\.)?([a-z_]{1,40})(?:\.(\d{1,5}))?\.(weight|bias)")
+_NAME = re.compile(r"(?:blk\.(\d{1,5})\.)?([a-z_]{1,40}(?:_\d)?)(?:\.(\d{1,5}))?\.(weight|bias|scale)")
 
 
 def name_tensors(headers: Sequence[GgufHeader], config: Config) -> tuple[GgufTensor, ...]:
@@ -159,6 +184,7 @@ def _name(header: GgufHeader, stored: StoredTensor, config: Config) -> GgufTenso
     if layer is None:
         name = _WHOLE.get(part)
     else:
+        part = f"{part}.scale" if suffix == "scale" else part
         # Files of 2023 have a tensor an expert.
         name = _LAYERS[kind].get(part if expert is None else f"{part}_exps")
     if name is None or (layer is not None and int(layer) >= config["num_hidden_layers"]):
@@ -248,4 +274,7 @@ def _make_format(type_: GgmlType) -> WeightFormat | None:
 
 def _list_names(tensor: GgufTensor) -> Iterable[str]:
     name = tensor.name.removesuffix(".weight")
-    return map(name.format, range(tensor.shape[0])) if "{}" in name else (name,)
+    each = map(name.format, range(tensor.shape[0])) if "{}" in name else (name,)
+    if "{}" not in name or not name.endswith(FUSED):
+        return each
+    return (expert.removesuffix(FUSED) + part for expert in each for part in HALVES)

@@ -101,8 +101,9 @@ class Vocabulary:
         self.pre: str = self.fields.get("pre", "default")
         if not isinstance(self.pre, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise self.fields.error("pre", self.pre, "a text")
-        if self.kind not in ("gpt2", "llama"):
-            raise self.fields.error("model", self.kind, "gpt2 (byte-level BPE) or llama (SentencePiece)")
+        if self.kind not in ("gpt2", "llama", "gemma4"):
+            allowed = "gpt2 (byte-level BPE), llama (SentencePiece) or gemma4 (the same with merges)"
+            raise self.fields.error("model", self.kind, allowed)
 
     def _list(self, key: str, type_: type, length: int | None = None) -> list[Any]:
         """Entries of one type, one a token; no such key: none."""
@@ -298,7 +299,7 @@ def _make_bpe(vocab: dict[str, int], merges: list[tuple[str, str]], **settings: 
 
 def _make_ends(vocabulary: Vocabulary) -> Json | None:
     """What puts BOS before a text and EOS behind it."""
-    starts = vocabulary.kind == "llama" or vocabulary.pre in TAKES_WORDS
+    starts = vocabulary.kind != "gpt2" or vocabulary.pre in TAKES_WORDS
     adds_bos = vocabulary.fields.boolean("add_bos_token", starts)
     adds_eos = vocabulary.fields.boolean("add_eos_token", False)
     first = vocabulary.find_token_id("bos") if adds_bos else None
