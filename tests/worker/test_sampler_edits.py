@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from quire.ipc.params.sampling_params import SamplingParams
 from quire.ipc.protocol.step import NewRequestData
 from quire.ipc.protocol.token_lists import is_token_mask, pack_token_lists
+from quire.worker.sampling import logit_edits
 from quire.worker.sampling.logit_edit import EditedRow, LogitEdit, RowStart
 from quire.worker.sampling.logit_edits import apply_logit_edits, make_logit_edits
 from quire.worker.sampling.logprobs import compute_logprobs
@@ -134,17 +135,33 @@ def test_penalties_grow_token_by_token_as_if_made_at_once() -> None:
 
 
 def test_a_bad_word_of_several_tokens_is_banned_only_after_its_beginning() -> None:
-    edits = _make([1], [], SamplingParams(), bad_words=[[4, 5, 6], [7]])
+    edits = _make([1], [], SamplingParams(), bad_words=[[4, 5, 6], [7], [5, 3], [2, 4, 5, 0]])
 
     def banned(prompt: list[int], output: list[int]) -> list[int]:
         logits = torch.zeros(1, VOCAB_SIZE)
         apply_logit_edits(logits, [_row(0, edits, prompt, output)])
         return torch.nonzero(logits[0].isinf())[:, 0].tolist()
 
-    assert banned([1], [4, 5]) == [6, 7]
-    assert banned([1, 4], [5]) == [6, 7]  # it may begin in the prompt
+    assert banned([1], [4, 5]) == [3, 6, 7]
+    assert banned([1, 4], [5]) == [3, 6, 7]  # it may begin in the prompt
+    assert banned([2], [4, 5]) == [0, 3, 6, 7]
     assert banned([1], [5, 4]) == [7]
-    assert banned([5], []) == [7]
+    assert banned([5], []) == [3, 7]
+
+
+@pytest.mark.parametrize("chosen", ["native", "torch"])
+def test_a_bias_is_added_to_the_same_bit_natively_and_without(
+    chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    biases = torch.linspace(-100, 100, VOCAB_SIZE).tolist()
+    edits = _make([1], [], SamplingParams(logit_bias=dict(enumerate(biases))))
+    logits = torch.randn(2, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 3
+    logits[1, :2] = -INF  # as an edit before it may have left
+    expected = logits + torch.tensor(biases)
+    rows = [_row(index, edits, [1], []) for index in range(2)]
+    monkeypatch.setattr(logit_edits, "choose_kernel", lambda *_: chosen)
+    apply_logit_edits(logits, rows)
+    assert torch.equal(logits, expected)
 
 
 def test_many_allowed_ids_are_kept_by_a_bit_a_token_and_few_by_their_ids() -> None:

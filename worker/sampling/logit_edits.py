@@ -56,9 +56,11 @@ class BadWords(LogitEdit["BadWords"]):
 
     def __init__(self, words: list[NDArray[np.int32]]) -> None:
         self._first_ids = np.array([word[0] for word in words if len(word) == 1], dtype=np.int64)
-        # (All tokens but the last, packed, and the last.)
-        self._longer = [(word[:-1].tobytes(), int(word[-1])) for word in words if len(word) > 1]
-        self._max_start = max((len(start) for start, _ in self._longer), default=0) // TOKEN_SIZE_BYTES
+        # (All tokens but the last, packed, and the last), by the token before the last: most rows have none.
+        self._longer: dict[int, list[tuple[bytes, int]]] = {}
+        for word in words:
+            if len(word) > 1:
+                self._longer.setdefault(int(word[-2]), []).append((word[:-1].tobytes(), int(word[-1])))
         self.needs_history = bool(self._longer)
 
     @classmethod
@@ -73,10 +75,10 @@ class BadWords(LogitEdit["BadWords"]):
         ban(logits, [(row, edit._find_banned(row.history)) for row, edit in rows])
 
     def _find_banned(self, history: NDArray[np.int32]) -> Ids:
-        if not self._longer:
+        if not self._longer or (words := self._longer.get(int(history[-1]))) is None:
             return self._first_ids
-        tail = history[-self._max_start :].tobytes()  # 256 words take 20 us: bytes are compared from the end
-        last_ids = [last for start, last in self._longer if tail.endswith(start)]
+        tail = history[-max(len(start) for start, _ in words) // TOKEN_SIZE_BYTES :].tobytes()
+        last_ids = [last for start, last in words if tail.endswith(start)]
         return np.concatenate((self._first_ids, np.array(last_ids, dtype=np.int64)))
 
 
@@ -105,6 +107,7 @@ class LogitBias(LogitEdit["LogitBias"]):
 
     def __init__(self, ids: Ids, values: NDArray[np.float32]) -> None:
         self._ids, self._values = ids, values
+        self._seen = ids.ctypes.data, values.ctypes.data, len(ids)  # to ask takes 2 us
 
     @classmethod
     def make(cls, start: RowStart) -> Self | None:
@@ -118,6 +121,12 @@ class LogitBias(LogitEdit["LogitBias"]):
 
     @classmethod
     def apply(cls, logits: Tensor, rows: EditedRows[LogitBias]) -> None:
+        if choose_kernel("penalties", torch.float32, logits.device) == "native":
+            # A frequency penalty of -1 on tokens seen `value` times: x - -1 value, to the same bit.
+            seen = np.array([(row.index, *edit._seen) for row, edit in rows], dtype=np.int64)
+            factors = np.array([(1.0, -1.0, 0.0)] * len(rows), dtype=np.float32)
+            launch_penalties(native_library(), logits, seen, factors)
+            return
         places = find_places(logits, [(row, edit._ids) for row, edit in rows])
         flat = logits.view(-1)  # ids of a row are distinct, so nothing is added twice
         flat[places] = flat[places] + join([edit._values for _, edit in rows], logits.device)
