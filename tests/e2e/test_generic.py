@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from generated import find_tokens
@@ -12,11 +13,6 @@ from quire import LLM, SamplingParams
 LENGTHS, NUM_OUTPUT = (1, 16, 33, 47, 70), 20
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> GenericCheckpoint:
-    return make_generic_checkpoint(tmp_path_factory.mktemp("vaultgemma"), "vaultgemma")
-
-
 def generate_with_transformers(checkpoint: GenericCheckpoint, prompt: list[int]) -> list[int]:
     tokens = list(prompt)
     for _ in range(NUM_OUTPUT):
@@ -24,9 +20,13 @@ def generate_with_transformers(checkpoint: GenericCheckpoint, prompt: list[int])
     return tokens[len(prompt) :]
 
 
+@pytest.mark.parametrize(
+    ("model_type", "reason"), [("vaultgemma", ""), ("diffllama", "transformers' code computes")]
+)
 def test_greedy_tokens_equal_transformers_with_chunks_hits_and_preemption(
-    checkpoint: GenericCheckpoint,
+    model_type: str, reason: str, tmp_path: Path
 ) -> None:
+    checkpoint = make_generic_checkpoint(tmp_path, model_type)
     rng = random.Random(7)
     shared = [rng.randrange(3, VOCAB_SIZE) for _ in range(max(LENGTHS))]
     prompts = [shared[:length] for length in LENGTHS]
@@ -46,6 +46,7 @@ def test_greedy_tokens_equal_transformers_with_chunks_hits_and_preemption(
         for _ in range(2):  # then with what the prefix cache holds
             assert find_tokens(llm.generate(prompts, params, use_tqdm=False)) == expected
         stats = llm.stats()
-        assert "transformers' code" in llm.llm_engine.facts.batch_variance_reason
+        assert llm.llm_engine.facts.batch_variance_reason.startswith(reason)
+        assert bool(reason) == bool(llm.llm_engine.facts.batch_variance_reason)
     assert stats.num_preemptions_total > 0
     assert stats.prefix_cache_hits_total > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 from pathlib import Path
 
@@ -18,11 +19,15 @@ from paged import PagedRun
 from quire.ipc.errors import ModelError
 from quire.ipc.spec.config import EngineConfig
 from quire.ipc.spec.linear_shapes import count_model_bytes
+from quire.worker.models.generic import native
 from quire.worker.models.generic.load import load_generic
+from quire.worker.models.generic.model import GenericModel
+from quire.worker.models.generic.native import NativeModel
 from quire.worker.models.generic.plan import limit_memory, plan
 from quire.worker.models.model import Model
 
 CPU = torch.device("cpu")
+pick = native._pick  # pyright: ignore[reportPrivateUsage]
 LENGTHS = {"long": 45, "short": 21}
 TOLERANCE = 1e-5  # of the largest logit: roundings of some ten sums of a hundred terms
 
@@ -87,6 +92,33 @@ def test_a_limit_that_the_planner_has_already_is_kept(
     monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
     limit_memory()
     assert limits == {resource.RLIMIT_DATA: (most, most)}
+
+
+def test_what_is_all_operations_here_has_the_same_bits_in_any_company(olmo: GenericCheckpoint) -> None:
+    config = olmo.engine_config()
+    model = load_generic(config, CPU)
+    assert isinstance(model, NativeModel)
+    gc.collect()  # it keeps what its program has the addresses of
+    results = [compute_together(model, config, chunk) for chunk in (1, 7, 64)]
+    for name in LENGTHS:
+        assert all(torch.equal(each[name], results[0][name]) for each in results)
+
+
+def test_bfloat16_is_near_transformers_in_float32(tmp_path: Path) -> None:
+    for model_type in ("glm", "diffllama"):  # as a program, by transformers' code
+        checkpoint = make_generic_checkpoint(tmp_path / model_type, model_type)
+        config = checkpoint.engine_config(dtype="bfloat16")
+        actual = compute_together(load_generic(config, CPU), config, 7)
+        for name, tokens in draw_prompts().items():
+            expected = checkpoint.compute_reference(tokens)
+            assert torch.nn.functional.cosine_similarity(actual[name], expected, dim=1).min() > 0.99
+
+
+def test_a_program_with_other_results_is_not_taken(
+    olmo: GenericCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "_pick", lambda parts, index: pick(parts, index.roll(1)))
+    assert isinstance(load_generic(olmo.engine_config(), CPU), GenericModel)
 
 
 def test_the_spec_says_what_the_class_computes(olmo: GenericCheckpoint) -> None:

@@ -19,6 +19,7 @@ _BLOCK = 16
 _LENGTHS = (6, 4)
 _ALONE = ([(0, 0, 6)], [(1, 0, 4)])  # steps: (prompt, first token, end)
 _MIXED = ([(0, 0, 2), (1, 0, 1)], [(1, 1, 2), (0, 2, 6)], [(1, 2, 4)])
+_MOST_FLOAT32 = 1e-4
 _MOST = 0.05  # of a token's hidden state: roundings, of bfloat16 too, change less
 
 
@@ -32,6 +33,19 @@ def check_alone(model: Model, config: EngineConfig, device: torch.device) -> Non
     if not errors.median() <= _MOST:
         text = "one whose tokens meet in attention alone: other requests of a step would change its answers"
         raise ModelError("config.json architectures", config.model.spec.architecture, text)
+
+
+@torch.inference_mode()
+def compute_alike(model: Model, other: Model, config: EngineConfig, device: torch.device) -> bool:
+    """Whether two models give the same hidden states and logits but for roundings."""
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(config.model.spec.vocab_size, (size,), generator=generator) for size in _LENGTHS]
+    hidden, expected = (_compute(each, config, device, prompts, _MIXED) for each in (model, other))
+    dtype = getattr(torch, config.model.dtype)
+    logits, wanted = (each.compute_logits(hidden.to(dtype)).float() for each in (model, other))
+    most = _MOST if dtype is torch.bfloat16 else _MOST_FLOAT32
+    pairs = (hidden, expected), (logits, wanted)
+    return all(bool((x - y).norm(dim=1).div(y.norm(dim=1)).median() <= most) for x, y in pairs)
 
 
 def _compute(

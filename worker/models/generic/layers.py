@@ -57,7 +57,7 @@ def replace_layers(
     for name, parent, key, child in list(_list_children(model)):
         if id(child) not in made:
             ours = _replace_mlp(name, child, make_linear, activate)
-            ours = ours or replace_experts(name, child, make_linear, _find_activation, activate)
+            ours = ours or replace_experts(name, child, make_linear, find_activation, activate)
             if ours is not None:
                 made[id(child)] = ours
         if id(child) in made:
@@ -69,7 +69,7 @@ def replace_layers(
             if weight is not None and key not in ROUTERS:
                 linear = make_linear([name], [weight], [] if bias is None else [bias])
                 made[id(child)] = OurModule(linear, weight.shape[0])
-            elif norm := _replace_norm(child, dtype, device):
+            elif norm := make_norm(child, dtype, device):
                 num_bytes += norm.weight.nbytes
                 made[id(child)] = OurModule(norm, norm.size)
         if id(child) in made:
@@ -103,7 +103,7 @@ def _replace_mlp(
     parts: Any = [getattr(module, f"{part}_proj", None) for part in ("gate", "up", "down")]
     if not all(type(part) is nn.Linear for part in parts) or _read_body(type(module)) not in _GATED_BODIES:
         return None
-    activation = _find_activation(module.act_fn)  # pyright: ignore
+    activation = find_activation(module.act_fn)  # pyright: ignore
     gate, up, down = parts
     if activation is None or (gate.bias is None) != (up.bias is None):
         return None
@@ -130,14 +130,14 @@ def _read_body(cls: type[nn.Module]) -> str:
     return "\n".join(map(ast.unparse, function.body)) if isinstance(function, ast.FunctionDef) else ""
 
 
-def _find_activation(function: Callable[[Tensor], Tensor]) -> str | None:
+def find_activation(function: Callable[[Tensor], Tensor]) -> str | None:
     """Which of our kernels' functions it is."""
     x = torch.linspace(-6, 6, 97)
     y = function(x)
     return next((name for name, ours in FUNCTIONS.items() if torch.allclose(ours(x), y, 1e-6, 1e-6)), None)
 
 
-def _replace_norm(module: nn.Module, dtype: torch.dtype, device: torch.device) -> RMSNorm | None:
+def make_norm(module: nn.Module, dtype: torch.dtype, device: torch.device) -> RMSNorm | None:
     """A root mean square norm of rows; the kind of it is the one that gives the module's own numbers."""
     weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
     eps = getattr(module, "eps", None) if eps is None else eps

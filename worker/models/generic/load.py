@@ -6,6 +6,7 @@ no file. What is left of its own parameters at the end is copied, so that no map
 
 from __future__ import annotations
 
+import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ from torch import Tensor, nn
 from ....ipc.errors import ModelError
 from ....ipc.spec.config import EngineConfig
 from ....ipc.spec.generic_spec import GenericSpec
+from ....ipc.spec.model_spec import AttentionSpec
 from ....ipc.spec.weight_format import LM_HEAD
+from ....kernels.choice import choose_kernel
+from ....kernels.program.program import NotNativeError
 from ...attention import AttentionBackend, make_attention
 from ...first_calls import make_first_calls
 from ...layers.linear import Linear, make_linear
@@ -25,14 +29,19 @@ from ...torch_import import load_meta_kernels
 from ...weights.integer_weight import NarrowWeight
 from ...weights.online import quantize
 from ...weights.weights import DummySource, open_tensors
-from .alone import check_alone
-from .architecture import explain, find_class, is_wrapped, make_config, make_empty
+from ..model import Model
+from .alone import check_alone, compute_alike
+from .architecture import explain, find_body, find_class, is_wrapped, make_config, make_empty
 from .attention import NAME, register
 from .layers import replace_layers
 from .model import GenericModel
+from .native import NativeModel, Translator
+from .trace import NotTracedError, trace_model
+
+_log = logging.getLogger(__name__)
 
 
-def load_generic(config: EngineConfig, device: torch.device) -> GenericModel:
+def load_generic(config: EngineConfig, device: torch.device) -> Model:
     """The model that `config.model.spec.generic` names, with its weights on the device.
 
     Raises ModelError: weights that are missing, corrupt, of a wrong shape or of no use.
@@ -48,7 +57,8 @@ def load_generic(config: EngineConfig, device: torch.device) -> GenericModel:
     register()
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     model = _load(config, generic, dtype)
-    return _Builder(config, device, dtype).build(model)
+    native = _Builder(config, device, dtype).translate(model, generic)
+    return native or _Builder(config, device, dtype).build(model)
 
 
 def _load(config: EngineConfig, generic: GenericSpec, dtype: torch.dtype) -> Any:
@@ -150,8 +160,14 @@ class _Builder:
         self._size_bytes += norm_bytes
         _settle_ropes(model, self._config.model.max_model_len)
         self._settle(model)
+        layers = self._make_layers()
+        made = GenericModel(model, layers, self._size_bytes)
+        check_alone(made, self._config, self._device)
+        return made
+
+    def _make_layers(self) -> list[tuple[AttentionSpec, AttentionBackend]]:
         backends: dict[tuple[int, int, int, bool], AttentionBackend] = {}
-        layers = []
+        layers = list[tuple[AttentionSpec, AttentionBackend]]()
         for layer in self._config.model.spec.layers:
             spec = layer.attention
             heads = spec.num_heads, spec.num_kv_heads, spec.head_size, spec.sinks is not None
@@ -165,9 +181,32 @@ class _Builder:
                     self._config.cache.kv_cache_dtype,
                 )
             layers.append((spec, backends[heads]))
-        made = GenericModel(model, layers, self._size_bytes)
-        check_alone(made, self._config, self._device)
-        return made
+        return layers
+
+    def translate(self, model: Any, generic: GenericSpec) -> NativeModel | None:
+        """The model as a native program; None where some part has no operation, or results are others."""
+        layers = self._make_layers()
+        if choose_kernel("program", self._dtype, self._device) == "torch":
+            return None
+        head = model.get_output_embeddings()
+        self._head = None if head is None else head.weight.data_ptr()
+        _settle_ropes(model, self._config.model.max_model_len)
+        values = msgspec.json.decode(generic.config)
+        settings = make_config(values)
+        spec, max_model_len = self._config.model.spec, self._config.model.max_model_len
+        try:
+            trace, logits = trace_model(find_class(settings, values), settings, self._dtype)
+            parts = trace, model, spec, layers, max_model_len, self._dtype, self._make_linear
+            translator = Translator(*parts)
+            native = translator.translate(logits)
+        except (NotTracedError, NotNativeError, RecursionError) as error:
+            _log.info("%s is computed by transformers' code: %s", spec.architecture, error)
+            return None
+        native.weight_bytes = self._size_bytes + translator.num_bytes
+        body = find_body(model)
+        is_equal = compute_alike(native, GenericModel(model, layers, 0), self._config, self._device)
+        setattr(model, model.base_model_prefix, body)
+        return native if is_equal else None
 
     def _make_linear(self, names: list[str], weights: list[Tensor], biases: list[Tensor]) -> Linear:
         """One layer of weights [out, in] that are multiplied together."""
