@@ -307,6 +307,21 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "solar-open": ("SolarOpenForCausalLM", {**_ROUTED, "norm_topk_prob": False, "first_k_dense_replace": 1}),
 }
+DECODERS["llama4"] = (
+    "Llama4ForCausalLM",
+    {
+        "num_local_experts": 8,
+        "intermediate_size_mlp": 64,
+        "interleave_moe_layer_step": 2,
+        "num_hidden_layers": 4,
+        "no_rope_layer_interval": 3,
+        "attention_chunk_size": 512,
+        "floor_scale": 16,
+        "attn_scale": 0.5,
+        "rope_parameters": _LLAMA3,
+        "attention_bias": True,
+    },
+)
 _VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -386,6 +401,18 @@ WRAPPED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}},
     ),
 }
+WRAPPED["wrapped-llama4"] = (
+    DECODERS["llama4"][0].replace("CausalLM", "ConditionalGeneration"),
+    DECODERS["llama4"][1],
+    {
+        "vision_config": {
+            **_VISION,
+            "vision_output_dim": 16,
+            "projector_input_dim": 16,
+            "projector_output_dim": 16,
+        }
+    },
+)
 _QWEN3_VL = WRAPPED["wrapped-qwen3-vl"]
 WRAPPED["wrapped-qwen3-vl-moe"] = (
     "Qwen3VLMoeForConditionalGeneration",
@@ -412,6 +439,8 @@ def make_decoder(folder: Path, name: str, **more: Any) -> Checkpoint:
     model = model_class(config).float().eval()
     randomize(model)
     model.save_pretrained(folder)
+    if name == "wrapped-llama4":  # without an image transformers' class raises
+        model = model.language_model
     return Checkpoint(folder, read_model_spec(json.loads((folder / "config.json").read_bytes())), model)
 
 

@@ -57,6 +57,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     truncate: bool = True  # yarn
     # Queries are multiplied by 1 + this * log(1 + floor(position / original_max_position_embeddings)).
     query_scale_beta: float | None = None
+    query_scale_offset: int = 0  # what is added to the position there
     # longrope: divisors of the frequencies, in an engine whose sequences end within the original length, and
     # in one whose sequences may be longer.
     short_factors: tuple[float, ...] = ()
@@ -119,6 +120,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     o_bias: bool = False
     # Of queries and keys before rotation: of each head by itself, or of all heads of a token together.
     qk_norm: Literal["each_head", "all_heads"] | None = None
+    qk_norm_has_weight: bool = True  # with "each_head": false where the norm multiplies by 1
     norms_rotated: bool = False  # with "each_head": after rotation
     norms_values: bool = False  # each head's values are divided by their root mean square
     # The number of an earlier layer whose keys and values it reads, with heads like its own; it has none.

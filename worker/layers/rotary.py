@@ -105,7 +105,8 @@ def _scale_queries(rope: RopeConfig, max_model_len: int) -> Tensor:
     """float32 [max_model_len], as Llama 4 scales what stands beyond the trained length."""
     assert rope.query_scale_beta is not None
     assert rope.original_max_position_embeddings is not None
-    times = torch.arange(max_model_len) // rope.original_max_position_embeddings
+    positions = torch.arange(max_model_len) + rope.query_scale_offset
+    times = positions // rope.original_max_position_embeddings
     return 1 + rope.query_scale_beta * torch.log(1 + times.float())
 
 

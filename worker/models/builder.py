@@ -400,6 +400,9 @@ class _Builder:
             names[1] = names[0]  # there are no keys
         if spec.qk_norm == "each_head":
             cut = WHOLE if order is None else TensorSlice(order)
+            if not spec.qk_norm_has_weight:
+                ones = torch.ones(spec.head_size, dtype=self._dtype, device=self._device)
+                return QKNorm(ones, ones, self._spec.norm_eps, spec.norms_rotated), ()
             query, key = (self._rms_norm(name, spec.head_size, cut) for name in names)
             offset = self._spec.norm_weight_offset  # backends multiply by the weight alone
             weights = [norm.weight + offset if offset else norm.weight for norm in (query, key)]

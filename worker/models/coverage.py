@@ -45,7 +45,8 @@ _COVERED: dict[type[msgspec.Struct], str] = {
     PerLayerInputsSpec: "size num_rows tokens projection norm",
     BranchNormsSpec: " ".join(BranchNormsSpec.__struct_fields__),
     AttentionSpec: "num_heads num_kv_heads head_size window scale soft_cap qkv_bias o_bias qk_norm is_causal"
-    " norms_rotated norms_values kv_layer rope qkv qkv_by_group out q_norm k_norm sinks latent",
+    " norms_rotated qk_norm_has_weight norms_values kv_layer rope qkv qkv_by_group out q_norm k_norm sinks"
+    " latent",
     LatentSpec: " ".join(LatentSpec.__struct_fields__),
     DenseSpec: "intermediate_size activation bias gate up down down_bias is_gated fused xielu",
     ExpertsSpec: " ".join(ExpertsSpec.__struct_fields__),

@@ -49,6 +49,10 @@ _TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4v_text": ("Glm4ForCausalLM", {"rms_norm_eps": 1e-5, "head_dim": None}),
     "granite": ("GraniteForCausalLM", {**_LLAMA, "intermediate_size": 11008}),
     "llama": ("LlamaForCausalLM", {**_LLAMA, "intermediate_size": 11008}),
+    "llama4_text": (
+        "Llama4ForCausalLM",
+        {"vocab_size": 202_048, "hidden_size": 5120, "num_hidden_layers": 48, "num_attention_heads": 40},
+    ),
     "ministral3": ("Ministral3ForCausalLM", {}),
     "mistral": ("MistralForCausalLM", {**_LLAMA, "intermediate_size": 14336}),
     "mistral4": ("Mistral4ForCausalLM", {}),
@@ -91,6 +95,7 @@ _WRAPPERS = {
     "Idefics3ForConditionalGeneration": _Wrapper("llama"),
     "InternVLForConditionalGeneration": _Wrapper("qwen2", is_tied=True),
     "LightOnOcrForConditionalGeneration": _Wrapper("qwen3", is_tied=True),
+    "Llama4ForConditionalGeneration": _Wrapper("llama4_text"),
     "LlavaForConditionalGeneration": _Wrapper("llama"),
     "LlavaNextForConditionalGeneration": _Wrapper("llama"),
     "LlavaOnevisionForConditionalGeneration": _Wrapper("qwen2"),
