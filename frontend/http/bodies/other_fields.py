@@ -257,8 +257,11 @@ PART_FIELDS = {
     **dict.fromkeys(("id", "index", "prompt_cache_breakpoint"), _SMALL),
     **_read_table({"text": "citations"}),
 }
-# Of OpenAI's Responses: calls by programs and tools that are looked up are not supported.
+# Of OpenAI's Responses: calls by programs and tools that are looked up are not supported. And what stands
+# elsewhere in the other of OpenAI's APIs.
 _OFF_OF_TOOLS = {
+    "it stands within function, as chats have it": "name description",
+    "what is in it stands beside type, as /v1/responses has it": "function",
     "calls are the model's own": 'allowed_callers=["direct"]',
     "tools are offered at once": "defer_loading=false",
 }

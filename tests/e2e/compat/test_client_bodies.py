@@ -163,6 +163,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"moderation": {"model": "omni-moderation-latest"}}, "moderation"),
     (CHAT, {"tools": TOOLS, "tool_choice": "calc"}, "tool_choice"),
     (CHAT, {"tool_choice": "any"}, "tool_choice"),
+    (CHAT, {"tools": [{"type": "function"} | FUNCTION]}, "tools[0].name"),
+    (RESPONSES, {"tools": TOOLS}, "tools[0].function"),
     (CHAT, {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
     (CHAT, {"response_format": "json_schema"}, "response_format"),
     (CHAT, {"web_search_options": {}}, "web_search_options"),
