@@ -163,7 +163,7 @@ def test_chunks_and_preemptions_change_no_bit(
 @pytest.mark.parametrize(
     "model",
     [
-        pytest.param(model, marks=[] if model[0] == POCKET else [pytest.mark.slow], id=model[0])
+        pytest.param(model, marks=[] if model[0] in (POCKET, "gpt-oss") else [pytest.mark.slow], id=model[0])
         for model in [*DTYPES.items(), (GGUF, "bfloat16")]
     ],
     indirect=True,

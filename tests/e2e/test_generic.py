@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
+from crowd import Ask, Sequence, answer_through
 from generated import find_tokens
 from generic_checkpoints import VOCAB_SIZE, GenericCheckpoint, make_generic_checkpoint
 from quire import LLM, SamplingParams
 
 LENGTHS, NUM_OUTPUT = (1, 16, 33, 47, 70), 20
+PARAMS = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT, ignore_eos=True, detokenize=False)
+
+
+def draw_prompts() -> list[list[int]]:
+    rng = random.Random(7)
+    shared = [rng.randrange(3, VOCAB_SIZE) for _ in range(max(LENGTHS))]
+    return [shared[:length] for length in LENGTHS]
 
 
 def generate_with_transformers(checkpoint: GenericCheckpoint, prompt: list[int]) -> list[int]:
@@ -20,33 +32,49 @@ def generate_with_transformers(checkpoint: GenericCheckpoint, prompt: list[int])
     return tokens[len(prompt) :]
 
 
+def make_llm(checkpoint: GenericCheckpoint, backend: str) -> LLM:
+    return LLM(
+        str(checkpoint.folder),
+        model_impl="transformers",
+        skip_tokenizer_init=True,
+        distributed_executor_backend=backend,
+        dtype="float32",
+        max_model_len=96,
+        max_num_batched_tokens=24,
+        block_size=8,
+        num_gpu_blocks_override=16,
+    )
+
+
 @pytest.mark.parametrize(
     ("model_type", "reason"), [("vaultgemma", ""), ("diffllama", "transformers' code computes")]
 )
 def test_greedy_tokens_equal_transformers_with_chunks_hits_and_preemption(
     model_type: str, reason: str, tmp_path: Path
 ) -> None:
-    checkpoint = make_generic_checkpoint(tmp_path, model_type)
-    rng = random.Random(7)
-    shared = [rng.randrange(3, VOCAB_SIZE) for _ in range(max(LENGTHS))]
-    prompts = [shared[:length] for length in LENGTHS]
+    checkpoint, prompts = make_generic_checkpoint(tmp_path, model_type), draw_prompts()
     expected = [generate_with_transformers(checkpoint, prompt) for prompt in prompts]
-    params = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT, ignore_eos=True, detokenize=False)
-    with LLM(
-        str(checkpoint.folder),
-        model_impl="transformers",
-        skip_tokenizer_init=True,
-        distributed_executor_backend="uni",
-        dtype="float32",
-        max_model_len=96,
-        max_num_batched_tokens=24,
-        block_size=8,
-        num_gpu_blocks_override=16,
-    ) as llm:
+    with make_llm(checkpoint, "uni") as llm:
         for _ in range(2):  # then with what the prefix cache holds
-            assert find_tokens(llm.generate(prompts, params, use_tqdm=False)) == expected
+            assert find_tokens(llm.generate(prompts, PARAMS, use_tqdm=False)) == expected
         stats = llm.stats()
         assert llm.llm_engine.facts.batch_variance_reason.startswith(reason)
         assert bool(reason) == bool(llm.llm_engine.facts.batch_variance_reason)
     assert stats.num_preemptions_total > 0
     assert stats.prefix_cache_hits_total > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["vaultgemma", "diffllama"])
+def test_a_lost_worker_and_a_lost_core_change_no_greedy_token(model_type: str, tmp_path: Path) -> None:
+    checkpoint, prompts = make_generic_checkpoint(tmp_path, model_type), draw_prompts()
+    asks = [Ask("greedy", i, {"prompt_token_ids": prompt}, PARAMS) for i, prompt in enumerate(prompts)]
+    with make_llm(checkpoint, "mp") as llm:
+
+        def kill(role: str) -> None:
+            os.kill(llm.llm_engine.facts.pids[role], signal.SIGKILL)
+
+        answers = answer_through(llm, asks, [partial(kill, "worker"), partial(kill, "core")])
+    for ask, prompt in zip(asks, prompts, strict=True):
+        (sequence,) = cast(list[Sequence], answers[ask.name][0])
+        assert sequence[0] == generate_with_transformers(checkpoint, prompt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,8 @@ from generic_checkpoints import (
     make_tiny_config,
 )
 from paged import PagedRun
-from quire.ipc.errors import ModelError
-from quire.ipc.spec.config import EngineConfig
+from quire.ipc.errors import ConfigError, ModelError
+from quire.ipc.spec.config import EngineConfig, ParallelConfig
 from quire.ipc.spec.linear_shapes import count_model_bytes
 from quire.worker.models.generic import native
 from quire.worker.models.generic.load import load_generic
@@ -156,6 +157,13 @@ def test_what_is_not_covered_is_refused_by_name(
 ) -> None:
     with pytest.raises(ModelError, match=words):
         plan(make_tiny_config(model_type, **sizes).to_dict() | {"model_type": model_type})
+
+
+@pytest.mark.parametrize("field", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_several_ranks_are_refused_by_name(olmo: GenericCheckpoint, field: str) -> None:
+    sizes: dict[str, Any] = {field: 2}
+    with pytest.raises(ConfigError, match=f"{field}=2: expected 1 with a model that transformers computes"):
+        EngineConfig(model=olmo.engine_config().model, parallel=ParallelConfig(**sizes))
 
 
 def test_missing_unknown_and_misshapen_tensors_are_named(olmo: GenericCheckpoint, tmp_path: Path) -> None:
