@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -21,7 +22,7 @@ import zmq
 
 from ...ipc.decoding import decode_msgpack
 from ...ipc.errors import ModelError
-from ...ipc.files.private_cache import keep_entry
+from ...ipc.files.private_cache import LISTING_NAME, keep_entry
 from ...ipc.processes.child_args import CoreArgs
 from ...ipc.processes.due import find_earliest, until_ms
 from ...ipc.processes.fault_hooks import make_fault_hooks
@@ -61,8 +62,9 @@ class EngineCoreProcess:
 
     def __init__(self, args: CoreArgs, lifeline_fd: int, started_at: float) -> None:
         config = args.config
-        if config.model.gguf_tensors:
-            keep_entry(config.model.model)  # a folder in the cache, which later clients read
+        for folder in {config.model.model, config.model.tokenizer}:
+            if config.model.gguf_tensors or Path(folder, LISTING_NAME).exists():
+                keep_entry(folder)  # of a cache; later clients and workers read it
         self._model = config.model
         self._faults = make_fault_hooks(config.fault_hooks, "core")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

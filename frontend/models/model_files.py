@@ -1,12 +1,13 @@
 """Reads single files of a model folder, which may be anybody's: regular files only, and only so many bytes.
 
 A FIFO or a device in a file's place would block the reader for ever or never end. Knows no file's meaning.
-Fetches folders from the hub, too.
+Fetches folders from the hub, and has those at addresses fetched (remote_files.py).
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,7 +88,19 @@ def read_json_as(file: Path, max_bytes: int, type_: type[_T]) -> _T:
 
 # Downloads of model folders from the Hugging Face hub, or what is left of them in its local cache.
 
-_IGNORED_FILES = ["original/*", "consolidated*", "onnx/*"]  # second copies of the same weights
+# Second copies of the same weights, and a training's earlier ones.
+_IGNORED_FILES = ["original/*", "consolidated*", "onnx/*", "checkpoint-*/*"]
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://.+")
+
+
+def is_address(model: str) -> bool:
+    """Whether a name is an address such as s3://bucket/model, which a local folder or hub model has not."""
+    return _ADDRESS.fullmatch(model) is not None
+
+
+def strip_file_scheme(model: str) -> str:
+    """The path in file:///path, which is read where it is; other names as they are."""
+    return model.removeprefix("file://")
 
 
 def download(
@@ -98,14 +111,21 @@ def download(
     allowed: str,
     download_dir: str | None = None,
 ) -> Path:
-    """The local folder of a hub model's files that match a pattern. Raises ModelError.
+    """The local folder of the files that match a pattern, of a hub model or at an address. Raises ModelError.
 
-    `download_dir`: in place of the hub's own cache.
+    `download_dir`: in place of the hub's own cache, and of Quire's.
     """
+    cache = None if download_dir is None else make_download_dir(download_dir)
+    if is_address(model):
+        from .remote_files import fetch_folder
+
+        if revision is not None:
+            name = "revision" if field_name == "model" else "tokenizer_revision"
+            raise ModelError(name, revision, f"None: files at an address have none ({model})")
+        return fetch_folder(model, field_name, patterns, _IGNORED_FILES, cache)
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
-    cache = None if download_dir is None else make_download_dir(download_dir)
     try:
         folder = huggingface_hub.snapshot_download(
             model,

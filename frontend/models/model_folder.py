@@ -26,14 +26,16 @@ from .model_files import (
     POCKET,
     POCKET_ENCODER,
     download,
+    is_address,
     open_regular,
     read_json,
     read_json_as,
+    strip_file_scheme,
 )
 
 _ALLOWED_MODEL = (
-    "an existing folder or .gguf file, 'pocket', 'pocket-encoder', or a Hugging Face hub name such as "
-    "'org/name' or, of a GGUF file, 'org/name:Q4_K_M'"
+    "an existing folder or .gguf file, 'pocket', 'pocket-encoder', a Hugging Face hub name such as "
+    "'org/name' or, of a GGUF file, 'org/name:Q4_K_M', or an address such as s3://bucket/model"
 )
 _POCKET_FOLDER = Path(__file__).resolve().parents[2] / "tools" / "pocket"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -98,13 +100,16 @@ def pocket_encoder_folder() -> Path:
 def find_model_folder(
     model: str, revision: str | None = None, field_name: str = "model", download_dir: str | None = None
 ) -> Path:
-    """Turn a folder, a packaged model's name or a hub name into a local folder; hub models are downloaded.
+    """Turn a folder, a packaged model's name, a hub name or an address into a local folder.
+
+    Hub models and what is at an address are downloaded.
 
     Of a GGUF file it is the one that open_gguf makes. Raises ModelError when there is no such folder, or the
     hub has no such model or cannot be reached.
     """
     if files := find_gguf_files(model, revision, field_name, download_dir):
         return open_gguf(files).folder
+    model = strip_file_scheme(model)
     if model in (POCKET, POCKET_ENCODER):
         folder = pocket_folder() if model == POCKET else pocket_encoder_folder()
         if not folder.is_dir():
@@ -121,7 +126,7 @@ def find_model_folder(
         ) from error
     if is_file:
         raise ModelError(field_name, model, f"{_ALLOWED_MODEL} (it is a file)")
-    if not _HUB_NAME.fullmatch(model) or model.startswith("."):
+    if not is_address(model) and (not _HUB_NAME.fullmatch(model) or model.startswith(".")):
         raise ModelError(field_name, model, f"{_ALLOWED_MODEL} (no such folder)")
     patterns = _MODEL_FILES if field_name == "model" else ["*.json", *_TOKENIZER_FILES]
     return download(model, revision, field_name, patterns, _ALLOWED_MODEL, download_dir)

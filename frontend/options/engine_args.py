@@ -130,11 +130,13 @@ class EngineArgs(metaclass=DropsOffValues):
     be given as a path object; they are kept as text.
     """
 
-    model: str = _model(POCKET, "a folder, .gguf file or hub name; or Quire's 'pocket', 'pocket-encoder'")
+    model: str = _model(
+        POCKET, "a folder, .gguf file, hub name or s3:// address; or Quire's 'pocket', 'pocket-encoder'"
+    )
     served_model_name: str | Sequence[str] | None = _model(
         None, "the name shown to clients; more of them are taken in requests; default: the model's"
     )
-    tokenizer: str | None = _model(None, "a folder or hub name; default: the model's own")
+    tokenizer: str | None = _model(None, "a folder, hub name or address; default: the model's own")
     skip_tokenizer_init: bool = _model(
         False, "run without a tokenizer: token ids in, token ids out (detokenize=False)"
     )
@@ -169,7 +171,7 @@ class EngineArgs(metaclass=DropsOffValues):
         None, "the same of the tokenizer; default: the revision, of a tokenizer that is the model's own"
     )
     download_dir: str | None = _model(
-        None, "the folder of what is downloaded; default: that of the Hugging Face hub's library (HF_HOME)"
+        None, "the folder of what is downloaded; default: the hub's (HF_HOME), of addresses ~/.cache/quire"
     )
     attention_backend: str | None = _model(
         None,

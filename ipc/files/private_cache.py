@@ -24,6 +24,7 @@ from pathlib import Path
 _log = logging.getLogger(__name__)
 
 SCRATCH_PREFIX = "new-"  # of entries that are being made or removed
+LISTING_NAME = ".quire-files.json"  # of what was downloaded into a folder of a cache
 SEAL = b"quire-sha256:"  # then the digest, at a file's end; ELF ignores what follows its sections
 SEAL_BYTES = len(SEAL) + hashlib.sha256().digest_size
 MAX_SCRATCH_AGE_S = 3600.0  # an older one was left by a killed process

@@ -11,17 +11,18 @@ from ..parser import ExitCode, Parser
 
 _EPILOG = """\
 Prints where the model is. What was interrupted goes on where it stopped, and what is there is not loaded
-again. Files go to the Hugging Face cache (HF_HOME); HF_TOKEN opens what is not public.
+again. Files go to the Hugging Face cache (HF_HOME), those of addresses to ~/.cache/quire/models; HF_TOKEN
+opens what is not public on the hub, and a store's own configuration what is in the store.
 """
 
 
 def run(argv: Sequence[str]) -> int:
     """Run `quire pull`."""
-    parser = Parser("quire pull", "Download a model from the Hugging Face hub.", _EPILOG, " NAME")
-    text = "a hub name, such as Qwen/Qwen3-0.6B, or with a tag the GGUF file of it: owner/name:Q4_K_M"
+    parser = Parser("quire pull", "Download a model from the Hugging Face hub or a store.", _EPILOG, " NAME")
+    text = "a hub name, such as Qwen/Qwen3-0.6B, or with a tag the GGUF file of it: owner/name:Q4_K_M; or s3://..."
     parser.add_argument("name", metavar="NAME", help=text)
     parser.add_argument("--revision", metavar="REVISION", help="branch, tag or commit")
-    parser.add_argument("--download-dir", metavar="DIR", help="in place of the hub's cache")
+    parser.add_argument("--download-dir", metavar="DIR", help="in place of these caches")
     options = parser.parse(argv)
     for path in _find(options.name, options.revision, options.download_dir):
         print(path)

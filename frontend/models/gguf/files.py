@@ -10,11 +10,11 @@ import re
 from pathlib import Path
 
 from ....ipc.errors import ModelError
-from ..model_files import download
+from ..model_files import download, is_address, strip_file_scheme
 
 SUFFIX = ".gguf"
 MAX_SPLITS = 1024
-ALLOWED = "a file model.gguf, a folder with one, or a hub name such as org/name:Q4_K_M"
+ALLOWED = "a file model.gguf, a folder with one, or a hub name or an address such as org/name:Q4_K_M"
 _TAGGED = re.compile(r"(?P<name>[\w.-]+/[\w.-]+|.*):(?P<tag>[A-Za-z0-9_.-]{1,64})")
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -27,6 +27,13 @@ def find_gguf_files(
 
     Raises ModelError for a tag that several files have or none, a folder with several, and missing parts.
     """
+    model = strip_file_scheme(model)
+    if is_address(model) and model.lower().endswith(SUFFIX):
+        address, _, file = model.rpartition("/")
+        split = _SPLIT.fullmatch(file)
+        pattern = file if split is None else f"{split['stem']}-*-of-{split['count']}{SUFFIX}"
+        folder = download(address, revision, field_name, [pattern], ALLOWED, download_dir)
+        return _complete(folder / file, field_name)
     try:
         path = Path(model).expanduser()
         is_file, is_folder = path.is_file(), path.is_dir()
@@ -43,7 +50,7 @@ def find_gguf_files(
     name, tag = match["name"], match["tag"]
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        if not _HUB_NAME.fullmatch(name):
+        if not is_address(name) and not _HUB_NAME.fullmatch(name):
             return ()
         patterns = [f"*{each}*{SUFFIX}" for each in dict.fromkeys((tag, tag.upper(), tag.lower()))]
         folder = download(name, revision, field_name, patterns, ALLOWED, download_dir)
