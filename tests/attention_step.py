@@ -11,7 +11,7 @@ import torch
 from cache_layout import to_native_layout
 from kernel_checks import TRITON_DEVICE
 from quire.kernels.attention.encoder_attention import launch_encoder_attention
-from quire.kernels.attention.narrow_cache import dequantize, is_narrow, quantize, view_parts
+from quire.kernels.attention.narrow_cache import dequantize, is_narrow, make_narrow
 from quire.kernels.attention.paged_attention import (
     NO_WINDOW,
     launch_paged_attention,
@@ -88,7 +88,9 @@ class AttentionStep:
 
     def narrow(self, dtype: torch.dtype) -> Self:
         """With caches of codes; slots that no request owns have NaN as their scale."""
-        return replace(self, k_cache=to_codes(self.k_cache, dtype), v_cache=to_codes(self.v_cache, dtype))
+        return replace(
+            self, k_cache=make_narrow(self.k_cache, dtype), v_cache=make_narrow(self.v_cache, dtype)
+        )
 
     def draw_bias(self) -> Tensor:
         """A position bias for these requests."""
@@ -245,16 +247,6 @@ class AttentionStep:
 def count_ahead(window: int | None) -> int:
     """Of a model that sees both ways."""
     return NO_WINDOW if window is None else window - 1
-
-
-def to_codes(cache: Tensor, dtype: torch.dtype) -> Tensor:
-    """A cache of numbers as narrow_cache.py has it, of its type."""
-    narrow = torch.empty((*cache.shape[:3], cache.shape[3] + 4), dtype=dtype)
-    codes, scales = view_parts(narrow)
-    quantized = quantize(cache, dtype)
-    codes.copy_(quantized[0])
-    scales.copy_(quantized[1])
-    return narrow
 
 
 def to_floats(cache: Tensor) -> Tensor:

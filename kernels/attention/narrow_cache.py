@@ -60,3 +60,11 @@ def dequantize(cache: Tensor) -> Tensor:
     codes, scales = view_parts(cache)
     wide = codes if cache.dtype == torch.int8 else codes.view(torch.float8_e4m3fn)
     return wide.float() * scales.unsqueeze(-1)
+
+
+def make_narrow(cache: Tensor, dtype: torch.dtype) -> Tensor:
+    """A cache of numbers as one of codes of such a type; for benches and tests."""
+    narrow = cache.new_empty((*cache.shape[:3], cache.shape[3] + SCALE_SIZE), dtype=dtype)
+    for part, quantized in zip(view_parts(narrow), quantize(cache, dtype), strict=True):
+        part.copy_(quantized)
+    return narrow

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ipc.spec.model_spec import AttentionSpec
+from ...ipc.spec.model_spec import AttentionSpec, KVCacheDtype
+from ...kernels.attention.narrow_cache import KV_DTYPES, make_narrow
 from ...kernels.program.huge_pages import allocate_huge
 from ...worker.attention.metadata import AttentionMetadata
 
@@ -72,12 +73,19 @@ class Bench:
         )
 
     def make_cache(
-        self, spec: AttentionSpec, step: AttentionMetadata, dtype: torch.dtype
+        self,
+        spec: AttentionSpec,
+        step: AttentionMetadata,
+        dtype: torch.dtype,
+        kv_dtype: KVCacheDtype = "auto",
     ) -> tuple[Tensor, Tensor]:
         """K and V of a layer, full of noise: attention's speed does not depend on the layout of a block."""
         num_blocks = int((step.seq_lens + _BLOCK_SIZE - 1).div(_BLOCK_SIZE, rounding_mode="floor").sum())
         size = (num_blocks, spec.num_kv_heads, _BLOCK_SIZE, spec.head_size)
-        return copy_cache((self.noise(*size, dtype=dtype), self.noise(*size, dtype=dtype)))
+        key, value = self.noise(*size, dtype=dtype), self.noise(*size, dtype=dtype)
+        if kv_dtype != "auto":
+            key, value = (make_narrow(part, KV_DTYPES[kv_dtype]) for part in (key, value))
+        return copy_cache((key, value))
 
 
 def copy_cache(cache: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...ipc.spec.model_spec import AttentionSpec, ModelSpec
+from ...ipc.spec.model_spec import AttentionSpec, KVCacheDtype, ModelSpec
 from ...ipc.spec.weight_format import Quantization, make_online_formats
+from ...kernels.attention.narrow_cache import SCALE_SIZE
 from ...kernels.attention.paged_attention import paged_attention_reference
 from ...kernels.attention.rotate_and_write import rotate_and_write_reference
 from ...kernels.linear.gated_activation import gated_activation_reference
@@ -129,6 +130,9 @@ def make_attention_cases(bench: Bench) -> Iterator[Case]:
         large = _LLAMA_8B.layers[0].attention
         yield _make_decode(bench, large, 64, 4096, name="8b ")
         yield _make_prefill(bench, large, 1, 8192, torch.bfloat16, "8b ")
+    for batch, length in ((64, 4096 if is_gpu else 2048), (1, 8192)):
+        for kv_dtype in ("auto", "int8") if batch == 1 else ("int8",):
+            yield _make_decode(bench, spec, batch, length, kv_dtype=kv_dtype)
     yield _make_decode(bench, spec, 32, 512, torch.float32)
     yield _make_decode(bench, tiny, 1, 256, name="tiny ")
     yield _make_decode(bench, tiny, 256, 64, name="tiny ")
@@ -144,20 +148,24 @@ def _make_decode(
     length: int,
     dtype: torch.dtype = torch.bfloat16,
     name: str = "",
+    kv_dtype: KVCacheDtype = "auto",
 ) -> Case:
     metadata = bench.make_step([1] * batch, [length] * batch)
-    backend = make_attention(spec, dtype, bench.device)
+    backend = make_attention(spec, dtype, bench.device, kv_cache_dtype=kv_dtype)
     qkv = bench.noise(batch, spec.qkv_size, dtype=dtype)
     query = qkv[:, : spec.query_size].reshape(batch, spec.num_heads, spec.head_size)
-    num_bytes = 2 * batch * length * spec.kv_size * qkv.element_size()
+    each = spec.kv_size * qkv.element_size()
+    if kv_dtype != "auto":
+        each = spec.num_kv_heads * (spec.head_size + SCALE_SIZE)
+    num_bytes = 2 * batch * length * each
     is_resident = name == "tiny "
     count = 1 if is_resident else bench.count_copies(num_bytes)
-    first = bench.make_cache(spec, metadata, dtype)
+    first = bench.make_cache(spec, metadata, dtype, kv_dtype)
     caches = [first, *(copy_cache(first) for _ in range(count - 1))]
     lists = metadata.query_starts_list(), metadata.seq_lens_list()
     return Case(
         op="paged attention",
-        shape=f"{name}decode {batch} x {length}",
+        shape=f"{name}decode {batch} x {length}" + (f", {kv_dtype}" if kv_dtype != "auto" else ""),
         dtype=dtype,
         calls=[lambda cache=cache: backend.attend(qkv, cache, metadata, spec) for cache in caches],
         torch_calls=[

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ...frontend.llm import LLM
 from ...ipc.params.sampling_params import SamplingParams
+from ...ipc.spec.model_spec import KVCacheDtype
 from .tokenizer import render_chat
 
 SEED = 4242  # text drawn for evaluation only; training seeds are small numbers
@@ -45,17 +46,19 @@ def ask(question: str, is_right: Callable[[str], bool], **how: Any) -> Case:
 class Pocket:
     """A model that an engine of its own loads and that answers batches of prompts.
 
-    `quantization` and `dtype` are as in EngineArgs.
+    `quantization`, `dtype` and `kv_cache_dtype` are as in EngineArgs.
     """
 
     folder: Path
     quantization: str | None = None
     dtype: str = "auto"
+    kv_cache_dtype: KVCacheDtype = "auto"
 
     @cached_property
     def engine(self) -> LLM:
         """Started by the first question, and ended with this object."""
-        return LLM(str(self.folder), quantization=self.quantization, dtype=self.dtype, seed=SEED)
+        how = {"quantization": self.quantization, "dtype": self.dtype, "kv_cache_dtype": self.kv_cache_dtype}
+        return LLM(str(self.folder), seed=SEED, **how)
 
     def complete(
         self, prompts: list[str], max_tokens: int, temperature: float = 0.0

@@ -227,8 +227,10 @@ def main() -> None:
     parser.add_argument(
         "--dtype", default="auto", help="of the activations: that of the weights, or float32, bfloat16"
     )
+    parser.add_argument("--kv-cache-dtype", default="auto", help="of the KV cache: auto, int8 or fp8")
     options = parser.parse_args()
-    show(evaluate(Pocket(options.model, options.quantization, options.dtype), options.quick), options.show)
+    pocket = Pocket(options.model, options.quantization, options.dtype, options.kv_cache_dtype)
+    show(evaluate(pocket, options.quick), options.show)
 
 
 def show(scores: Iterator[Score], num_failures: int) -> None:

@@ -58,6 +58,12 @@ class Options:
         choices=get_args(Quantization),
         metavar="FORMAT",
     )
+    kv_cache_dtype: str = option(
+        "auto",
+        "of the engine's KV cache (auto)",
+        choices=("auto", "int8", "fp8"),
+        metavar="DTYPE",
+    )
     reproduce: int | None = option(
         None, "N requests, one death of each kind, beside Dynamo's table", type=int, metavar="N"
     )
@@ -116,7 +122,7 @@ class Options:
         return allowed if self.kills is None else parse_names("kills", self.kills, allowed)
 
 
-ENGINE_FIELDS = ("tensor_parallel_size", "pipeline_parallel_size", "model", "quantization")
+ENGINE_FIELDS = ("tensor_parallel_size", "pipeline_parallel_size", "model", "quantization", "kv_cache_dtype")
 
 
 def parse_names(field: str, text: str, allowed: tuple[Any, ...]) -> tuple[Any, ...]:
