@@ -14,7 +14,13 @@ import numpy as np
 import torch
 from fakes import make_config
 from quire.ipc.params.sampling_params import SamplingParams
-from quire.ipc.protocol.step import ModelRunnerOutput, NewRequestData, RowLogprobs, SchedulerOutput
+from quire.ipc.protocol.step import (
+    GroupBlocks,
+    ModelRunnerOutput,
+    NewRequestData,
+    RowLogprobs,
+    SchedulerOutput,
+)
 from quire.ipc.protocol.token_ids import encode_token_ids
 from quire.ipc.protocol.token_lists import drop_packed, pack_token_lists
 from quire.ipc.spec.config import EngineConfig, SchedulerConfig
@@ -162,7 +168,7 @@ class Driver:
                 sampling_params=params,
                 eos_token_ids=eos or [],
                 token_lists=lists,
-                block_ids=[],
+                blocks=[GroupBlocks([])],
                 num_computed_tokens=0,
                 grammar=grammar,
             )
@@ -188,7 +194,8 @@ class Driver:
             new_requests=self._entering,
             freed_rows=self._freed,
             new_block_ids=[
-                (request.row, self._grow(request)) for request in map(self.requests.__getitem__, num_tokens)
+                (request.row, 0, self._grow(request))
+                for request in map(self.requests.__getitem__, num_tokens)
             ],
             sampled_rows=sampled_rows,
         )

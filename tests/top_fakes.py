@@ -109,7 +109,9 @@ def make_facts(**changes: Any) -> EngineFacts:
         "startup": [],
         "ledger": [("weights", 2_000_000), ("KV cache", 500_000_000)],
     }
-    return EngineFacts(**{**values, **changes})
+    values |= changes
+    num_tokens = values["num_gpu_blocks"] * values["block_size"]
+    return EngineFacts(**({"num_kv_tokens": num_tokens} | values))
 
 
 @dataclass

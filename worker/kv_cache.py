@@ -9,17 +9,20 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 import psutil
 import torch
+from torch import Tensor
 
 from ..ipc.errors import ConfigError
 from ..ipc.processes.cgroup import find_free_memory
 from ..ipc.processes.process_limits import describe_address_space, find_free_address_space
 from ..ipc.spec.config import EngineConfig
+from ..ipc.spec.kv_groups import find_places
 from ..ipc.spec.linear_shapes import count_model_bytes
 from ..ipc.spec.model_spec import DTYPE_SIZE_BYTES, LayerSpec, ModelSpec
 from ..ipc.spec.weight_format import WeightFormats
@@ -27,6 +30,7 @@ from ..kernels.attention.narrow_cache import KV_DTYPES, SCALE_SIZE
 from ..kernels.choice import choose_linear
 from ..kernels.program.huge_pages import allocate_huge
 from .attention.metadata import KVCache, KVCaches
+from .steps.block_tables import TableGroup
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +66,7 @@ def check_max_model_len(config: EngineConfig, device: torch.device) -> None:
         return
     needed, free = config.max_blocks_per_request * config.block_size_bytes, _free_bytes(device)
     if needed > free:
-        most = free // config.block_size_bytes * config.cache.block_size
+        most = config.find_longest(free // config.block_size_bytes)
         text = f"at most {most} (one request of that many tokens takes {needed} bytes, {free} are free)"
         raise ConfigError("max_model_len", config.model.max_model_len, text)
 
@@ -145,36 +149,94 @@ def share_caches(spec: ModelSpec, own: Sequence[KVCache | None]) -> KVCaches:
 def _allocate_layers(
     config: EngineConfig, layers: Sequence[LayerSpec], num_blocks: int, device: torch.device
 ) -> KVCaches:
-    kv_dtype, block_size = config.cache.kv_cache_dtype, config.cache.block_size
+    """Layers of one KV group have memory of their own, those of several share places (ipc/spec/kv_groups.py).
+
+    A layer that has a part of a place sees the parts after it as blocks between its own: its ids are so many
+    times the core's (`find_table_groups`), and its cache begins at its part.
+    """
+    kv_dtype, block_size, spec = config.cache.kv_cache_dtype, config.cache.block_size, config.model.spec
     dtype: torch.dtype = KV_DTYPES.get(kv_dtype) or getattr(torch, config.model.dtype)
     scale_size = SCALE_SIZE if kv_dtype in KV_DTYPES else 0
     shapes = [
-        (num_blocks, part.num_kv_heads, block_size, size)
+        (part.num_kv_heads, block_size, size)
         for part in (layer.attention for layer in layers)
         for size in (part.head_size + scale_size, 0 if part.latent else part.head_size + scale_size)
     ]
-    sizes = [math.prod(shape) for shape in shapes]
+    has_null = any(spec.kv_windows)
+    num_blocks += has_null
+    if len(spec.kv_windows) == 1:
+        sizes = [num_blocks * math.prod(shape) for shape in shapes]
+        places = [(layer, 0) for layer in range(len(layers))]
+    else:
+        found, numbers = find_places(spec, kv_dtype), Counter[int]()
+        sizes = [num_blocks * found.size * block_size] * (2 * found.count)
+        places: list[tuple[int, int]] = []  # of each layer, and which part of it
+        for group in (layer.attention.kv_group for layer in layers):
+            places.append(divmod(numbers[group], found.shares[group]))
+            numbers[group] += 1
     if device.type == "cpu":
         whole = allocate_huge(sum(sizes) * dtype.itemsize).view(dtype)
     else:
         whole = torch.empty(sum(sizes), dtype=dtype, device=device)
-    parts = [part.view(shape) for part, shape in zip(whole.split(sizes), shapes, strict=True)]
-    return list(zip(parts[::2], parts[1::2], strict=True))
+    memory = whole.split(sizes)
+    for part in memory if has_null else ():
+        part[len(part) // num_blocks * (num_blocks - 1) :] = 0  # the null block, which is the last
+
+    def view(index: int, part: int, shape: tuple[int, ...]) -> Tensor:
+        size = math.prod(shape)
+        count = len(memory[index]) // size - part if size else num_blocks
+        return memory[index][part * size :].view(count, *shape)
+
+    return [
+        (view(2 * place, part, k_shape), view(2 * place + 1, part, v_shape))
+        for (place, part), k_shape, v_shape in zip(places, shapes[::2], shapes[1::2], strict=True)
+    ]
 
 
-def copy_blocks(kv_caches: KVCaches, copies: list[tuple[int, int]]) -> None:
-    """Copy K and V of (source, destination) blocks in all layers; no destination is a source.
+def find_table_groups(config: EngineConfig, kv_caches: KVCaches) -> list[TableGroup]:
+    """How the ids of the core are those of the caches, for each KV group."""
+    spec, scales = config.model.spec, (1,)
+    if len(spec.kv_windows) > 1:
+        scales = find_places(spec, config.cache.kv_cache_dtype).shares
+    sizes = {
+        layer.attention.kv_group: len(cache[0]) for layer, cache in zip(spec.layers, kv_caches, strict=True)
+    }
+    return [
+        TableGroup(window, scale, (-(-sizes.get(group, scale) // scale) - 1) * scale)
+        for group, (window, scale) in enumerate(zip(spec.kv_windows, scales, strict=True))
+    ]
+
+
+def copy_blocks(
+    kv_caches: KVCaches,
+    layers: Sequence[LayerSpec],
+    scales: Sequence[int],
+    copies: list[tuple[int, int, int]],
+) -> None:
+    """Copy K and V of (KV group, source, destination) blocks in that group's layers; no destination is a
+    source.
 
     On a CPU one by one: torch's threads for a gather of two blocks cost 40 ms where others use the cores.
     """
-    if kv_caches[0][0].device.type == "cpu":
-        for cache in (part for layer in kv_caches for part in layer):
-            for source, destination in copies:
-                cache[destination].copy_(cache[source])
-        return
-    sources, destinations = torch.tensor(copies, device=kv_caches[0][0].device).unbind(1)
-    for cache in (part for layer in kv_caches for part in layer):
-        cache[destinations] = cache[sources]
+    for group, scale in enumerate(scales):
+        pairs = [(scale * source, scale * to) for of, source, to in copies if of == group]
+        members = zip(kv_caches, layers, strict=True)
+        caches = [
+            cache
+            for pair, attention in ((pair, layer.attention) for pair, layer in members)
+            if attention.keeps_kv and attention.kv_group == group
+            for cache in pair
+        ]
+        if not pairs or not caches:
+            continue
+        if caches[0].device.type == "cpu":
+            for cache in caches:
+                for source, destination in pairs:
+                    cache[destination].copy_(cache[source])
+            continue
+        sources, destinations = torch.tensor(pairs, device=caches[0].device).unbind(1)
+        for cache in caches:
+            cache[destinations] = cache[sources]
 
 
 def estimate_activation_bytes(config: EngineConfig) -> int:
@@ -268,7 +330,7 @@ def _check_one_request(
         f"{needed} blocks of {block_size_bytes} bytes, {num_blocks} fit)"
     )
     if num_blocks:
-        text += f", or max_model_len at most {num_blocks * config.cache.block_size}"
+        text += f", or max_model_len at most {config.find_longest(num_blocks)}"
     raise ConfigError(field, value, text + describe_address_space())
 
 

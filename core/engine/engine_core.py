@@ -121,6 +121,8 @@ class EngineCore:
             misses,
             has_kv=has_kv,
             can_pool_hits=not needs_cached_tokens(config.model.spec.pooling),
+            windows=config.model.spec.kv_windows,
+            max_step_tokens=config.scheduler.max_num_batched_tokens,
         )
         self._scheduler = Scheduler(config.scheduler, self._manager, self.counters, monotonic)
         self.blame = Blame(self._scheduler)

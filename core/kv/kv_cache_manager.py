@@ -1,7 +1,14 @@
 """KVCacheManager: which blocks a request holds, and which of them others may share.
 
-A request gets the blocks of all its known tokens when it is admitted and one more whenever decoding fills
-the last. Blocks stay until the request ends, also behind a sliding window.
+A request holds blocks of each KV group (ipc/spec/kv_groups.py), whose ids come from one pool. Of a group
+that keeps everything it gets the blocks of all its known tokens when it is admitted and one more whenever
+decoding fills the last, and they stay until it ends. Of a group with a window it gets as many as a step has
+room for, and more as it goes on; those behind the window are released when it is next scheduled (`make_room`,
+`grow`): the steps that read them are in flight by then, and the worker computes steps in order.
+
+A prefix hit is the longest beginning of which each group still has what the next token sees: all blocks, or
+those that the window reaches. A group with a window may have lost or never shared the ones before.
+Every block is found by its content's name and its group.
 """
 
 from __future__ import annotations
@@ -9,12 +16,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from ...ipc.protocol.token_ids import TOKEN_SIZE_BYTES
+from ...ipc.spec.kv_groups import find_first_kept, find_max_held
 from ...ipc.spec.model_spec import ModelSpec, has_dynamic_rope
-from ..scheduling.request import NEVER, Request
+from ..scheduling.request import NEVER, HeldBlocks, Request
 from .block_pool import BlockPool
 from .prefix_misses import PrefixMiss, PrefixMisses
 
@@ -81,6 +90,21 @@ class BlockHasher:
         return hashlib.blake2b(data, digest_size=HASH_SIZE_BYTES, key=self._key, person=b"root").digest()
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """The cached beginning of a request: so many whole blocks of its sequence, and the ids in each group."""
+
+    num_blocks: int
+    groups: list[HeldBlocks]
+
+    @property
+    def block_ids(self) -> Collection[int]:
+        """Of all groups."""
+        if len(self.groups) == 1:
+            return self.groups[0].ids
+        return {block_id for held in self.groups for block_id in held.ids}
+
+
 class KVCacheManager:
     """Allocates blocks of a BlockPool to requests and keeps the prefix index."""
 
@@ -93,11 +117,14 @@ class KVCacheManager:
         *,
         has_kv: bool = True,
         can_pool_hits: bool = True,
+        windows: Sequence[int | None] = (None,),
+        max_step_tokens: int = 1,
     ) -> None:
         """`hasher` None turns prefix caching off. `misses` explains why a prefix was not found.
 
         has_kv: False for a model whose requests need no blocks. can_pool_hits: whether a prompt with a prefix
-        hit can be pooled.
+        hit can be pooled. windows: of the KV groups, as `ModelSpec.kv_windows`. max_step_tokens: the most of
+        one request in a step.
         """
         self.pool = pool
         self.block_size = block_size
@@ -105,9 +132,19 @@ class KVCacheManager:
         self._misses = misses or PrefixMisses(block_size)
         self.has_kv = has_kv
         self._can_pool_hits = can_pool_hits
+        self._windows = windows
+        self.num_groups = len(windows)
+        # (group, window, the most blocks that a request holds of it)
+        self._windowed = [
+            (group, window, find_max_held(window, block_size, max_step_tokens))
+            for group, window in enumerate(windows)
+            if window is not None
+        ]
+        self._whole = [group for group, window in enumerate(windows) if window is None]
+        self._tags = [b"", *(bytes((group,)) for group in range(1, len(windows)))]
 
     def count_blocks(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens."""
+        """Blocks of a sequence of `num_tokens` tokens."""
         return -(-num_tokens // self.block_size) if self.has_kv else 0
 
     def reads_cache(self, request: Request) -> bool:
@@ -118,33 +155,70 @@ class KVCacheManager:
             return self._can_pool_hits and request.pooling_params.reads_prefix_cache
         return request.sampling_params.reads_prefix_cache
 
-    def find_prefix(self, request: Request) -> list[int]:
-        """The blocks of the longest cached prefix. The last token is never among them: it is computed, to
-        sample the next one or to be pooled.
+    def find_prefix(self, request: Request, max_blocks: int | None = None) -> PrefixHit:
+        """The longest cached prefix, of at most `max_blocks`. The last token is never in it: it is computed,
+        to sample the next one or to be pooled.
         """
         if self._hasher is None or not self.reads_cache(request):
-            return []
-        hits: list[int] = []
-        max_hits = self._max_hits(request)
-        find = self.pool.find
-        for block_hash in self._hasher.extend(request)[:max_hits]:
-            block_id = find(block_hash)
-            if block_id is None:
+            return PrefixHit(0, [HeldBlocks() for _ in self._windows])
+        num_blocks = self._max_hits(request) if max_blocks is None else max_blocks
+        hashes, find = self._hasher.extend(request), self.pool.find
+        found: dict[int, list[int]] = {}
+        for group in self._whole:
+            tag, ids = self._tags[group], found.setdefault(group, [])
+            for block_hash in hashes[:num_blocks]:
+                block_id = find(block_hash + tag)
+                if block_id is None:
+                    break
+                ids.append(block_id)
+            num_blocks = len(ids)
+        before = None
+        while num_blocks != before:  # what is shorter for one window may be too long for another
+            before = num_blocks
+            for group, window, _ in self._windowed:
+                num_blocks = self._find_seen(hashes, group, window, num_blocks)
+        groups = [
+            HeldBlocks(found[group][:num_blocks] if group in found else [])
+            for group in range(self.num_groups)
+        ]
+        for group, window, _ in self._windowed:
+            first, tag = (
+                find_first_kept(num_blocks * self.block_size, window, self.block_size),
+                self._tags[group],
+            )
+            ids = [find(block_hash + tag) for block_hash in hashes[first:num_blocks]]
+            groups[group] = HeldBlocks([block_id for block_id in ids if block_id is not None], first)
+        return PrefixHit(num_blocks, groups)
+
+    def _find_seen(self, hashes: list[bytes], group: int, window: int, num_blocks: int) -> int:
+        """The longest prefix, of at most `num_blocks`, of which the group has what the next token sees."""
+        find, tag = self.pool.find, self._tags[group]
+        index = num_blocks - 1
+        while num_blocks:
+            first = find_first_kept(num_blocks * self.block_size, window, self.block_size)
+            while index >= first and find(hashes[index] + tag) is not None:
+                index -= 1
+            if index < first:
                 break
-            hits.append(block_id)
-        return hits
+            num_blocks = index  # every longer one sees the missing block too
+            index -= 1
+        return num_blocks
 
-    def find_tail(self, request: Request, hits: list[int]) -> int | None:
-        """The block after `hits` with all that is left of a request but its last token, if one has it.
+    def find_tail(self, request: Request, hit: PrefixHit) -> list[int] | None:
+        """The block after `hit`, in each group, with all that is left of a request but its last token.
 
-        Looked for by requests that `is_continued` says, and left by them (`index_tail`).
+        None if there is none. Requests that `is_continued` says look for it and leave it (`index_tail`).
         """
         if not request.is_continued or self._hasher is None or not self.reads_cache(request):
             return None
-        if len(hits) < self._max_hits(request):
+        if hit.num_blocks < self._max_hits(request):
             return None
         name = self._hasher.name_tail(request, request.num_tokens - 1)
-        return None if name is None else self.pool.find(name)
+        if name is None:
+            return None
+        tails = [self.pool.find(name + tag) for tag in self._tags]
+        tail = [block_id for block_id in tails if block_id is not None]
+        return tail if len(tail) == len(tails) else None
 
     def hash_prompt(self, request: Request) -> list[bytes]:
         """The hashes of its full blocks, by which other requests find them; none if it reads no cache."""
@@ -153,45 +227,127 @@ class KVCacheManager:
     def explain_miss(self, request: Request) -> tuple[PrefixMiss | None, int]:
         """Why an admitted request's prefix was not found whole (None: it was); how many tokens were not."""
         num_hits, max_hits = request.num_computed_tokens // self.block_size, self._max_hits(request)
-        return self._misses.explain(request, num_hits, max_hits), (max_hits - num_hits) * self.block_size
+        # What one block more would take: that block in each group, and the ones before that its window sees.
+        names = [request.block_hashes[num_hits] + tag for tag in self._tags] if num_hits < max_hits else []
+        for group, window, _ in self._windowed if names else ():
+            first = find_first_kept((num_hits + 1) * self.block_size, window, self.block_size)
+            names += [name + self._tags[group] for name in request.block_hashes[first:num_hits]]
+        return self._misses.explain(request, num_hits, max_hits, names), (
+            max_hits - num_hits
+        ) * self.block_size
 
-    def count_taken(self, request: Request, hits: list[int]) -> int:
+    def _find_ends(self, num_tokens: int, num_computed: int) -> list[int]:
+        """Up to which block of its sequence a request with so many known tokens is given blocks, by group."""
+        whole = self.count_blocks(num_tokens)
+        ends = [whole] * self.num_groups
+        for group, window, most in self._windowed:
+            ends[group] = min(whole, find_first_kept(num_computed, window, self.block_size) + most)
+        return ends
+
+    def count_taken(self, request: Request, hit: PrefixHit) -> int:
         """By how much `allocate` lowers `num_free`. A hit may be a free block, which stops being free."""
         is_free = self.pool.is_free
-        return self.count_blocks(request.num_tokens) - len(hits) + sum(map(is_free, hits))
+        ends = self._find_ends(request.num_tokens, hit.num_blocks * self.block_size)
+        return sum(
+            [end - held.end + sum(map(is_free, held.ids)) for end, held in zip(ends, hit.groups, strict=True)]
+        )
 
     def count_freed(self, request: Request, wanted: Container[int]) -> int:
         """By how much `free` would raise `num_free`, not counting the blocks in `wanted`."""
         is_held_once = self.pool.is_held_once
-        return sum(is_held_once(block_id) for block_id in request.block_ids if block_id not in wanted)
+        return sum(
+            is_held_once(block_id)
+            for held in request.blocks
+            for block_id in held.ids
+            if block_id not in wanted
+        )
 
-    def allocate(self, request: Request, hits: list[int], reserve: int, tail: int | None = None) -> bool:
-        """Give an admitted request the blocks of all its known tokens, those of its prefix hit first.
+    def count_growth(self, request: Request) -> int:
+        """By how much `grow` would lower `num_free`; negative if it frees more than it takes."""
+        count = sum([held.end * self.block_size == request.num_slots for held in request.blocks])
+        for group, window, _ in self._windowed:
+            held = request.blocks[group]
+            first = find_first_kept(request.num_computed_tokens, window, self.block_size)
+            count -= sum(map(self.pool.is_held_once, held.ids[: max(0, first - held.first)]))
+        return count
+
+    def allocate(self, request: Request, hit: PrefixHit, reserve: int, tail: list[int] | None = None) -> bool:
+        """Give an admitted request blocks for what it knows, those of its prefix hit first.
 
         tail: as `find_tail` says. If nobody holds it the request has it from now on, else a block into which
         it is to be copied. False, with nothing changed, if fewer than `reserve` blocks would be left free.
         """
-        shared = hits if tail is None or not self.pool.is_free(tail) else [*hits, tail]
-        if self.count_taken(request, shared) + reserve > self.pool.num_free:
+        if self.count_taken(request, hit) + reserve > self.pool.num_free:
             return False
-        for block_id in shared:  # first: taking a block could evict a hit
-            self.pool.acquire(block_id)
-        num_new = self.count_blocks(request.num_tokens) - len(shared)
-        request.block_ids = shared + self.pool.take(num_new)
-        request.num_computed_tokens = len(hits) * self.block_size if tail is None else request.num_tokens - 1
-        request.num_indexed_blocks = len(hits)
+        blocks = [HeldBlocks(held.ids.copy(), held.first) for held in hit.groups]
+        for held, block_id in zip(blocks, tail or (), strict=False):
+            if self.pool.is_free(block_id):
+                held.ids.append(block_id)
+        for held in blocks:  # first: taking a block could evict a hit
+            for block_id in held.ids:
+                self.pool.acquire(block_id)
+        ends = self._find_ends(request.num_tokens, hit.num_blocks * self.block_size)
+        for held, end in zip(blocks, ends, strict=True):
+            held.ids += self.pool.take(end - held.end)
+        request.blocks, request.num_slots = blocks, min(ends) * self.block_size
+        request.num_computed_tokens = (
+            hit.num_blocks * self.block_size if tail is None else request.num_tokens - 1
+        )
+        request.num_indexed_blocks = hit.num_blocks
         if self._hasher is not None:
             # A tail keeps its name for others that look for it in this step, also when this one fills it.
-            request.next_index_at = (len(hits) + 1) * self.block_size if tail is None else NEVER
+            request.next_index_at = (hit.num_blocks + 1) * self.block_size if tail is None else NEVER
         return True
 
-    def grow(self, request: Request) -> int | None:
-        """Give a request that has filled its last block one more; None if none is free."""
-        if self.pool.num_free == 0:
+    def grow(self, request: Request) -> list[tuple[int, list[int]]] | None:
+        """Give a request that has filled its last block one more, in each group that lacks it.
+
+        Returns the new ids by group; None, with no block taken, if too few are free.
+        """
+        self._release_behind(request)
+        index = request.num_slots // self.block_size
+        lacking = [group for group, held in enumerate(request.blocks) if held.end == index]
+        if len(lacking) > self.pool.num_free:
             return None
-        (block_id,) = self.pool.take(1)
-        request.block_ids.append(block_id)
-        return block_id
+        new = [
+            (group, [block_id]) for group, block_id in zip(lacking, self.pool.take(len(lacking)), strict=True)
+        ]
+        for group, ids in new:
+            request.blocks[group].ids += ids
+        request.num_slots += self.block_size
+        return new
+
+    def make_room(self, request: Request, num_tokens: int) -> list[tuple[int, list[int]]]:
+        """Give a request that goes on with its prompt the blocks of a step, or as many as are free.
+
+        Returns the new ids by group; `num_slots` says for how many of the next `num_tokens` there is room.
+        """
+        self._release_behind(request)
+        ends, num_free = self._find_ends(request.num_tokens, request.num_computed_tokens), self.pool.num_free
+        held_ends = [held.end for held in request.blocks]
+        if sum(ends) - sum(held_ends) > num_free:  # no more than this step takes, and alike in all groups
+            needed = self.count_blocks(request.num_computed_tokens + num_tokens)
+            each = num_free // len(self._windowed)
+            ends = [
+                max(held, min(end, needed, held + each)) for end, held in zip(ends, held_ends, strict=True)
+            ]
+        new: list[tuple[int, list[int]]] = []
+        for group, held in enumerate(request.blocks):
+            if ends[group] > held.end:
+                new.append((group, self.pool.take(ends[group] - held.end)))
+                held.ids += new[-1][1]
+        request.num_slots = min(ends) * self.block_size
+        return new
+
+    def _release_behind(self, request: Request) -> None:
+        """Release blocks that no step sees from the next one on."""
+        for group, window, _ in self._windowed:
+            held = request.blocks[group]
+            count = find_first_kept(request.num_computed_tokens, window, self.block_size) - held.first
+            if count > 0:
+                self.pool.release(reversed(held.ids[:count]))
+                del held.ids[:count]
+                held.first += count
 
     def index_full_blocks(self, request: Request, indexed: list[int]) -> None:
         """Make blocks findable that are full of known tokens, and add the ids of the new ones to `indexed`.
@@ -205,9 +361,11 @@ class KVCacheManager:
         if num_full <= request.num_indexed_blocks:
             return
         hashes = self._hasher.extend(request)
-        for i in range(request.num_indexed_blocks, num_full):
-            if self.pool.register(request.block_ids[i], hashes[i]):
-                indexed.append(request.block_ids[i])
+        for held, tag in zip(request.blocks, self._tags, strict=True):
+            for i in range(max(request.num_indexed_blocks, held.first), num_full):
+                block_id = held.ids[i - held.first]
+                if self.pool.register(block_id, hashes[i] + tag):
+                    indexed.append(block_id)
         request.num_indexed_blocks = num_full
         request.next_index_at = (num_full + 1) * self.block_size
 
@@ -218,12 +376,14 @@ class KVCacheManager:
         num_computed = request.num_computed_tokens = request.num_tokens - 1  # its last token need not be
         self.index_full_blocks(request, [])
         if (name := self._hasher.name_tail(request, num_computed)) is not None:
-            self.pool.register(request.block_ids[num_computed // self.block_size], name)
+            for held, tag in zip(request.blocks, self._tags, strict=True):
+                self.pool.register(held.ids[num_computed // self.block_size - held.first], name + tag)
 
     def free(self, request: Request) -> None:
         """Release all blocks, the last one first: a prefix is then evicted from its end, the least useful."""
-        self.pool.release(reversed(request.block_ids))
-        request.block_ids = []
+        for held in request.blocks:
+            self.pool.release(reversed(held.ids))
+        request.blocks, request.num_slots = [], 0
         request.num_computed_tokens = 0
         request.num_indexed_blocks = 0
         request.next_index_at = NEVER
@@ -235,7 +395,7 @@ class KVCacheManager:
 
     def forget_contents(self, request: Request) -> None:
         """Make what this request has computed unfindable, whichever blocks hold it now."""
-        block_ids = [self.pool.find(block_hash) for block_hash in request.block_hashes]
+        block_ids = [self.pool.find(name + tag) for name in request.block_hashes for tag in self._tags]
         self.forget(block_id for block_id in block_ids if block_id is not None)
 
     def _max_hits(self, request: Request) -> int:
@@ -244,15 +404,37 @@ class KVCacheManager:
 
     def check(self, requests: Iterable[Request]) -> list[str]:
         """The problems found between the pool and the requests that hold blocks."""
-        owners: dict[int, list[tuple[Request, int]]] = {}
+        owners: dict[int, list[tuple[Request, int, int]]] = {}
+        problems: list[str] = []
         for request in requests:
-            for position, block_id in enumerate(request.block_ids):
-                owners.setdefault(block_id, []).append((request, position))
-        problems = self.pool.check(Counter({block_id: len(held) for block_id, held in owners.items()}))
+            problems += self._check_blocks(request)
+            for group, held in enumerate(request.blocks):
+                for place, block_id in enumerate(held.ids, held.first):
+                    owners.setdefault(block_id, []).append((request, group, place))
+        problems += self.pool.check(Counter({block_id: len(holders) for block_id, holders in owners.items()}))
         size = self.block_size
-        for block_id, held in owners.items():
-            contents = {(at, request.packed_tokens(at * size, (at + 1) * size)) for request, at in held}
-            if len(held) > 1 and len(contents) > 1:
-                ids = ", ".join(request.request_id for request, _ in held)
+        for block_id, holders in owners.items():
+            contents = {
+                (group, at, request.packed_tokens(at * size, (at + 1) * size))
+                for request, group, at in holders
+            }
+            if len(holders) > 1 and len(contents) > 1:
+                ids = ", ".join(request.request_id for request, _, _ in holders)
                 problems.append(f"block {block_id}: shared by {ids} with different contents")
+        return problems
+
+    def _check_blocks(self, request: Request) -> list[str]:
+        """What is wrong with the blocks that a running request holds of each group, but for their owners."""
+        name, size = request.request_id, self.block_size
+        if request.blocks and request.num_slots != min(held.end for held in request.blocks) * size:
+            return [f"{name}: {request.num_slots} slots are not what its blocks have"]
+        problems: list[str] = []
+        for group, window, most in self._windowed if request.blocks else ():
+            held = request.blocks[group]
+            if held.first > find_first_kept(request.num_computed_tokens, window, size):
+                problems.append(f"{name}: group {group} lacks what the next token sees, before {held.first}")
+            if len(held.ids) > most:
+                problems.append(f"{name}: {len(held.ids)} blocks of group {group}, {most} are the most")
+        if request.blocks and any(request.blocks[group].first for group in self._whole):
+            problems.append(f"{name}: a group that keeps everything lacks its first blocks")
         return problems

@@ -7,6 +7,7 @@ but is wrong only if 64-bit hashes collide. Costs 0.1 us an evicted block, 1 us 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from enum import StrEnum
 
 from ...ipc.protocol.token_ids import TOKEN_SIZE_BYTES
@@ -59,11 +60,13 @@ class PrefixMisses:
         """A block's content cannot be found any more."""
         self._evicted.put(hash(block_hash))
 
-    def explain(self, request: Request, num_hits: int, max_hits: int) -> PrefixMiss | None:
+    def explain(
+        self, request: Request, num_hits: int, max_hits: int, names: Iterable[bytes]
+    ) -> PrefixMiss | None:
         """Why no more than `num_hits` of the `max_hits` blocks were found; None if all were.
 
-        `request.block_hashes` are complete. The salts of different tenants are not compared: that would tell
-        one what another has sent.
+        names: of the blocks of which one was missing for one more. The salts of different tenants are not
+        compared: that would tell one what another has sent.
         """
         if max_hits == 0:
             return None
@@ -73,7 +76,7 @@ class PrefixMisses:
         self._first_blocks.put(first, salt)
         if num_hits >= max_hits:
             return None
-        if self._evicted.find(hash(request.block_hashes[num_hits])) is not None:
+        if any(self._evicted.find(hash(name)) is not None for name in names):
             return PrefixMiss.EVICTED
         if num_hits == 0 and known_salt is not None and known_salt != salt:
             return PrefixMiss.OTHER_SALT

@@ -245,9 +245,9 @@ class FairPolicy(Policy[FairQueue]):
             paced.prompt_budget -= num_tokens
         self._note_limited(step, record.account, num_tokens)
 
-    def note_block(self, request: Request) -> None:
-        """Count it."""
-        request.policy_data.account.num_blocks += 1  # 16 of 256 decodes a step need one: no calls
+    def note_blocks(self, request: Request, num_more: int) -> None:
+        """Count them."""
+        request.policy_data.account.num_blocks += num_more  # 16 of 256 decodes a step need one: no calls
 
     def _note_limited(self, step: Step, account: Account, num_tokens: int) -> None:
         """Take a prompt's tokens from the budget of tenants in excess, if this is one."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from ..kv.kv_cache_manager import PrefixHit
 from ..scheduling.request import Request
 from ..scheduling.running_batch import RunningBatch
 from .fair_accounts import Account, FairQueue, account_of
@@ -120,15 +121,17 @@ class FairPreemption:
     def _choose_for_decodes(self) -> Iterator[Request]:
         """Victims so that each running request gets the block that its next token may need."""
         batch, pool = self._batch, self._batch.manager.pool
-        while pool.num_free < len(batch.requests) and self._count_growing() > pool.num_free:
+        num_groups = batch.manager.num_groups
+        while pool.num_free < len(batch.requests) * num_groups and self._count_growth() > pool.num_free:
             yield Holdings(self._holders, batch).find_last_of_greatest()
 
-    def _count_growing(self) -> int:
-        """Running requests whose last block is full and that do not wait for their last token."""
-        block_size = self._batch.manager.block_size
+    def _count_growth(self) -> int:
+        """Blocks for running requests whose last one is full and that do not wait for their last token."""
+        count_growth = self._batch.manager.count_growth
         return sum(
-            len(request.block_ids) * block_size == request.num_computed_tokens < request.max_total_tokens - 1
+            max(0, count_growth(request))
             for request in self._batch.requests
+            if request.num_slots == request.num_computed_tokens < request.max_total_tokens - 1
         )
 
     def _choose_for_underserved(self, waiting: FairQueue) -> Iterator[Request]:
@@ -143,10 +146,10 @@ class FairPreemption:
             return
         planned = PlannedAdmissions(Holdings(self._holders, batch))
         while head is not None:
-            hits = batch.manager.find_prefix(head)
-            num_tokens = self._count_first_tokens(head, hits, planned.num_tokens)
-            num_blocks = batch.manager.count_taken(head, hits)
-            victims = self._find_victims(head, hits, num_blocks, planned) if num_tokens else None
+            hit = batch.manager.find_prefix(head)
+            num_tokens = self._count_first_tokens(head, hit, planned.num_tokens)
+            num_blocks = batch.manager.count_taken(head, hit)
+            victims = self._find_victims(head, hit, num_blocks, planned) if num_tokens else None
             if victims is not None:
                 waiting.remove(head)  # before a charge or a victim changes who is next
                 yield from victims
@@ -171,19 +174,20 @@ class FairPreemption:
         return account_of(head).num_rows < num_used or (num_used > 0 and waiting.num_tenants > 1)
 
     def _find_victims(
-        self, head: Request, hits: list[int], num_blocks: int, planned: PlannedAdmissions
+        self, head: Request, hit: PrefixHit, num_blocks: int, planned: PlannedAdmissions
     ) -> list[Request] | None:
         """The victims that give `head` the rows and the `num_blocks` that it needs beside `planned`.
 
         None if there are not enough, or its tenant would then have more than others keep.
         """
         batch, account, num_planned = self._batch, account_of(head), planned.num_rows
+        wanted, num_groups = hit.block_ids, batch.manager.num_groups
         lacking_rows = num_planned + 1 - len(batch.free_rows)
         lacking_blocks = (
             planned.num_blocks
             + num_blocks
             + batch.num_reserved_blocks
-            + num_planned
+            + num_planned * num_groups
             - batch.manager.pool.num_free
         )
         floor = planned.holdings.share(account, 1, num_blocks)
@@ -195,16 +199,16 @@ class FairPreemption:
             victims.append(victim)
             lacking_rows -= 1
             # Its part of the reserved blocks comes free as well.
-            lacking_blocks -= 1 + batch.manager.count_freed(victim, hits)
+            lacking_blocks -= num_groups + batch.manager.count_freed(victim, wanted)
         return victims
 
-    def _count_first_tokens(self, head: Request, hits: list[int], num_planned: int) -> int:
+    def _count_first_tokens(self, head: Request, hit: PrefixHit, num_planned: int) -> int:
         """Tokens of `head` that fit into this step beside decodes and `num_planned` planned tokens."""
         if head.num_placeholders:
             return 0
         batch = self._batch
         num_left = batch.max_step_tokens - batch.num_used_rows - num_planned
-        num_missing = head.num_tokens - len(hits) * batch.manager.block_size
+        num_missing = head.num_tokens - hit.num_blocks * batch.manager.block_size
         if not batch.config.enable_chunked_prefill and num_missing > num_left:
             return 0
         return max(0, min(num_missing, num_left))

@@ -148,8 +148,8 @@ class Policy(Generic[QueueT]):
     def note_chunk(self, step: Step, request: Request, num_tokens: int) -> None:
         """`num_tokens` tokens of a prompt were put into the step; `num_computed_tokens` counts them."""
 
-    def note_block(self, request: Request) -> None:
-        """A running request was given one more block."""
+    def note_blocks(self, request: Request, num_more: int) -> None:
+        """A running request has so many more blocks than before, or fewer."""
 
     def note_work(self, request: Request, num_tokens: float) -> None:
         """Its rows' own work in a step took as long as `num_tokens` tokens of that step."""
@@ -185,9 +185,9 @@ class Policy(Generic[QueueT]):
             return "preempted, and a token of it is still on its way"
         if not batch.free_rows:
             return f"no free row ({len(batch.requests)} running, max_num_seqs={batch.config.max_num_seqs})"
-        hits = batch.manager.find_prefix(head)
-        if batch.lacks_blocks(head, hits):
-            num_needed, num_kept = batch.manager.count_taken(head, hits), batch.num_reserved_blocks
+        hit = batch.manager.find_prefix(head)
+        if batch.lacks_blocks(head, hit):
+            num_needed, num_kept = batch.manager.count_taken(head, hit), batch.num_reserved_blocks
             kept = f", {num_kept} of them kept for running requests" if num_kept else ""
             return f"needs {num_needed:,} KV blocks, {batch.manager.pool.num_free:,} are free{kept}"
         if batch.in_flight and batch.in_flight[-1].token_budget == 0:

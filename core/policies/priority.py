@@ -29,12 +29,12 @@ class PriorityPolicy(FcfsPolicy):
         if batch.requests[-1].rank <= urgent.rank:
             return
         manager = batch.manager
-        hits = manager.find_prefix(urgent)
+        hit = manager.find_prefix(urgent)
         worse = [request for request in batch.requests if request.rank > urgent.rank]
         # At best all their blocks come free; if even that is too little, let them run.
         num_blocks = sum(request.num_blocks for request in worse)
-        num_staying = batch.num_used_rows - len(worse)
-        if manager.count_taken(urgent, hits) + num_staying > manager.pool.num_free + num_blocks:
+        num_staying = (batch.num_used_rows - len(worse)) * manager.num_groups
+        if manager.count_taken(urgent, hit) + num_staying > manager.pool.num_free + num_blocks:
             return
-        while worse and (not batch.free_rows or batch.lacks_blocks(urgent, hits)):
+        while worse and (not batch.free_rows or batch.lacks_blocks(urgent, hit)):
             yield worse.pop()

@@ -141,7 +141,7 @@ def _find_lack_of_blocks(request: EngineCoreRequest, config: EngineConfig, num_b
     if request.pooling_params is not None:
         longest = num_prompt + 1
     block_size = config.cache.block_size
-    num_needed = -(-(longest - 1) // block_size)  # the last generated token's K and V are not computed
+    num_needed = config.count_blocks(longest - 1)  # the last generated token's K and V are not computed
     if num_needed <= num_blocks or not config.block_size_bytes:
         return None
     return (

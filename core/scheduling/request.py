@@ -20,7 +20,7 @@ from ...ipc.params.request_options import RequestOptions
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.protocol.messages import EngineCoreRequest, FinishReason, Purpose, RequestTimes
 from ...ipc.protocol.request_price import find_held_bytes
-from ...ipc.protocol.step import NewRequestData
+from ...ipc.protocol.step import GroupBlocks, NewRequestData
 from ...ipc.protocol.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
 from ...ipc.protocol.token_lists import NO_LISTS, TokenLists
 from .repetition import RepetitionDetector
@@ -41,6 +41,19 @@ class RequestStatus(Enum):
     RUNNING = auto()
     PREEMPTED = auto()  # waiting again; it will be computed again from prompt + output
     FINISHED = auto()
+
+
+@dataclass(slots=True)
+class HeldBlocks:
+    """A request's blocks of one KV group: `ids[i]` is the block `first + i` of its sequence."""
+
+    ids: list[int] = field(default_factory=list[int])
+    first: int = 0
+
+    @property
+    def end(self) -> int:
+        """The block of the sequence after the last."""
+        return self.first + len(self.ids)
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +90,8 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     row: int | None = None
-    block_ids: list[int] = field(default_factory=list[int])
+    blocks: list[HeldBlocks] = field(default_factory=list[HeldBlocks])  # by KV group; [] if it holds none
+    num_slots: int = 0  # tokens that those have room for in every group, from the sequence's first on
     block_hashes: list[bytes] = field(default_factory=list[bytes])  # of full blocks of known tokens
     num_indexed_blocks: int = 0  # leading blocks that the prefix index was told of
     next_index_at: int = NEVER  # number of known tokens that completes the next block for the index
@@ -180,7 +194,7 @@ class Request:
     @property
     def num_blocks(self) -> int:
         """Blocks that it holds, those included that others hold as well."""
-        return len(self.block_ids)
+        return sum([len(held.ids) for held in self.blocks])
 
     @property
     def arrival_time(self) -> float:
@@ -244,7 +258,7 @@ class Request:
             sampling_params=self.sampling_params,
             eos_token_ids=self.eos_token_ids,
             token_lists=self.token_lists,
-            block_ids=self.block_ids.copy(),
+            blocks=[GroupBlocks(held.ids.copy(), held.first) for held in self.blocks],
             num_computed_tokens=self.num_computed_tokens,
             grammar=self.grammar,
             extra_args=self.extra_args,

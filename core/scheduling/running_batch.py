@@ -10,7 +10,7 @@ from collections import deque
 
 from ...ipc.errors import ProtocolError
 from ...ipc.spec.config import SchedulerConfig
-from ..kv.kv_cache_manager import KVCacheManager
+from ..kv.kv_cache_manager import KVCacheManager, PrefixHit
 from .request import Request, RequestStatus
 from .step import Step
 from .step_times import StepTimes
@@ -38,11 +38,11 @@ class RunningBatch:
 
     @property
     def num_reserved_blocks(self) -> int:
-        """Blocks that stay free when a request is admitted: one for each row in use of a model that has KV.
+        """Blocks that stay free when a request is admitted: one of each KV group for each row in use.
 
         Each will soon fill its last block; admitting into these would preempt the newcomer right away.
         """
-        return self.num_used_rows if self.manager.has_kv else 0
+        return self.num_used_rows * self.manager.num_groups if self.manager.has_kv else 0
 
     @property
     def has_free_row(self) -> bool:
@@ -53,10 +53,10 @@ class RunningBatch:
         """Whether a waiting request could not be admitted now, for want of a row or of blocks."""
         return not self.free_rows or self.lacks_blocks(request, self.manager.find_prefix(request))
 
-    def lacks_blocks(self, request: Request, hits: list[int]) -> bool:
-        """Whether too few blocks are free for a waiting request whose longest known prefix is `hits`."""
+    def lacks_blocks(self, request: Request, hit: PrefixHit) -> bool:
+        """Whether too few blocks are free for a waiting request whose longest known prefix is `hit`."""
         manager = self.manager
-        return manager.count_taken(request, hits) + self.num_reserved_blocks > manager.pool.num_free
+        return manager.count_taken(request, hit) + self.num_reserved_blocks > manager.pool.num_free
 
     def enter(self, request: Request) -> None:
         """Let a request run that has been given blocks; there is a row."""

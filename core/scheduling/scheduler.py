@@ -180,7 +180,6 @@ class Scheduler:
         """
         prefills: list[Request] = []
         add_row, add_request = step.rows.append, step.requests.append
-        block_size = self._manager.block_size
         for request in requests:  # preemption may shorten the running list's end meanwhile
             computed = request.num_computed_tokens
             known = request.num_tokens + request.num_placeholders
@@ -192,7 +191,7 @@ class Scheduler:
                 if request.pooling_params is not None:
                     prefills.append(request)
                 continue  # its last token is on the way
-            if computed == len(request.block_ids) * block_size and not self._grow(step, request):
+            if computed == request.num_slots and not self._grow(step, request):
                 break
             request.num_computed_tokens = known
             request.num_placeholders += 1
@@ -207,16 +206,42 @@ class Scheduler:
         return prefills
 
     def _grow(self, step: Step, request: Request) -> bool:
-        """One more block for a decoding request; False if it had to be preempted itself, being the last."""
-        while (block_id := self._manager.grow(request)) is None:
+        """A block more for a decoding request; False if it had to be preempted itself, being the last."""
+        num_before = request.num_blocks
+        while (new := self._manager.grow(request)) is None:
             last = self.running[-1]
+            if last is request:
+                self.policy.note_blocks(request, request.num_blocks - num_before)
             self._preempt(last)
             if last is request:
                 return False
-        assert request.row is not None
-        step.new_block_ids.append((request.row, [block_id]))
-        self.policy.note_block(request)
+        self._note_blocks(step, request, new, num_before)
         return True
+
+    def _note_blocks(
+        self, step: Step, request: Request, new: list[tuple[int, list[int]]], num_before: int
+    ) -> None:
+        """Tell worker and policy of a running request's new blocks; it had `num_before`."""
+        assert request.row is not None
+        for group, block_ids in new:
+            step.new_block_ids.append((request.row, group, block_ids))
+        self.policy.note_blocks(request, request.num_blocks - num_before)
+
+    def _make_room(self, step: Step, request: Request, num_tokens: int) -> int:
+        """How many of the next tokens of a running request's prompt have blocks, after it was given some.
+
+        The last request gives up its blocks for it, unless it is in the step already: then the rest waits.
+        """
+        while True:
+            num_before = request.num_blocks
+            new = self._manager.make_room(request, num_tokens)
+            self._note_blocks(step, request, new, num_before)
+            if room := request.num_slots - request.num_computed_tokens:
+                return min(room, num_tokens)
+            last = self.running[-1]
+            if last is request or last in step.requests:
+                return 0
+            self._preempt(last)
 
     def _schedule_prompt(self, step: Step, request: Request) -> None:
         """Give a running request the next part of its prompt, or admit a waiting one with the first part."""
@@ -224,7 +249,10 @@ class Scheduler:
             self._admit(step, request)
         else:
             num_missing = request.num_tokens - request.num_computed_tokens
-            if num_tokens := self._size_beginning(step, request, num_missing):
+            num_tokens = self._size_beginning(step, request, num_missing)
+            if request.num_computed_tokens + num_tokens > request.num_slots and self._manager.has_kv:
+                num_tokens = self._make_room(step, request, num_tokens)
+            if num_tokens:
                 self._add_chunk(step, request, num_tokens)
 
     def _admit(self, step: Step, request: Request) -> None:
@@ -235,18 +263,22 @@ class Scheduler:
             return
         if not may_run_beside(request, self.running):
             return
-        hits = self._manager.find_prefix(request)
-        tail = self._manager.find_tail(request, hits)
-        num_missing = 1 if tail is not None else request.num_tokens - len(hits) * self._manager.block_size
+        manager = self._manager
+        hit = manager.find_prefix(request)
+        tail = manager.find_tail(request, hit)
+        num_missing = 1 if tail is not None else request.num_tokens - hit.num_blocks * manager.block_size
         num_tokens = self._size_beginning(step, request, num_missing)
-        if num_missing == 1 and num_tokens == 0 and hits and tail is None:
+        if num_missing == 1 and num_tokens == 0 and hit.num_blocks and tail is None:
             # Its last token has to wait: compute others again.
-            hits = hits[:-1]
-            num_tokens = self._size_beginning(step, request, 1 + self._manager.block_size)
-        if num_tokens == 0 or not self._manager.allocate(request, hits, self.batch.num_reserved_blocks, tail):
+            hit = manager.find_prefix(request, hit.num_blocks - 1)
+            num_missing = request.num_tokens - hit.num_blocks * manager.block_size
+            num_tokens = self._size_beginning(step, request, num_missing)
+        if num_tokens == 0 or not manager.allocate(request, hit, self.batch.num_reserved_blocks, tail):
             return
-        if tail is not None and (block_id := request.block_ids[len(hits)]) != tail:
-            step.block_copies.append((tail, block_id))
+        for group, source in enumerate(tail or ()):
+            held = request.blocks[group]
+            if (block_id := held.ids[hit.num_blocks - held.first]) != source:
+                step.block_copies.append((group, source, block_id))
         self.policy.remove(request)
         self._enter(step, request)
         self._add_chunk(step, request, num_tokens)
@@ -400,7 +432,7 @@ class Scheduler:
         problems = self.batch.check() + self.policy.check()
         waiting = list(self.waiting)
         for request in waiting:
-            if request.row is not None or request.block_ids or request.num_computed_tokens:
+            if request.row is not None or request.blocks or request.num_computed_tokens:
                 problems.append(f"{request.request_id} waits and holds a row or blocks")
         for request in [*self.running, *waiting]:
             num_sampling = sum(request in step.sampled for step in self.in_flight)

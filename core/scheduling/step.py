@@ -25,8 +25,8 @@ class Step:
     sampled_rows: list[int] = field(default_factory=list)
     new_requests: list[NewRequestData] = field(default_factory=list)
     new_bytes: int = 0  # the price of those
-    new_block_ids: list[tuple[int, list[int]]] = field(default_factory=list)
-    block_copies: list[tuple[int, int]] = field(default_factory=list)
+    new_block_ids: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    block_copies: list[tuple[int, int, int]] = field(default_factory=list)
     indexed_blocks: list[int] = field(default_factory=list)  # findable, though only this step fills them
     # row -> the first token that is computed of the prompt, of requests that are answered by position:
     # those with prompt_logprobs, and of token-wise tasks

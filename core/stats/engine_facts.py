@@ -64,6 +64,7 @@ def make_engine_facts(
         pipeline_parallel_size=config.parallel.pipeline_parallel_size,
         num_gpu_blocks=ready.num_gpu_blocks if config.block_size_bytes else 0,
         block_size=config.cache.block_size,
+        num_kv_tokens=config.count_kv_tokens(ready.num_gpu_blocks) if config.block_size_bytes else 0,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_logprobs=config.model.max_logprobs,
@@ -117,7 +118,7 @@ def _format_ranks(stage_size: int, num_stages: int) -> str:
 
 def format_startup(facts: EngineFacts) -> list[str]:
     """Lines for a person: what runs where, how the start took its time, and the device's memory ledger."""
-    num_tokens = facts.num_gpu_blocks * facts.block_size
+    num_tokens = facts.num_kv_tokens
     place = facts.device + _format_ranks(facts.tensor_parallel_size, facts.pipeline_parallel_size)
     lines = [
         f"{facts.served_model_name} ({facts.formats}) on {place}, {format_phases(facts.startup)}",

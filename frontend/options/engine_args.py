@@ -29,6 +29,7 @@ from ...ipc.spec.config import (
     RecoveryConfig,
     SchedulerConfig,
 )
+from ...ipc.spec.kv_groups import assign_kv_groups
 from ...ipc.spec.model_spec import Convert, ModelImpl, Runner
 from ...ipc.spec.options import Option, read_options
 from ...ipc.spec.weight_format import CHECKPOINT_METHODS, Quantization
@@ -222,11 +223,13 @@ class EngineArgs(metaclass=DropsOffValues):
         processors = name_logits_processors(self.logits_processors)
         folders = find_module_folders(processors)
         model = self._create_model_config(find_module_files(processors, folders))
-        scheduler = self._create_scheduler_config(model)
+        scheduler, cache = self._create_scheduler_config(model), self._make(CacheConfig)
+        sizes = cache.block_size, model.max_model_len, cache.kv_cache_dtype
+        model = msgspec.structs.replace(model, spec=assign_kv_groups(model.spec, *sizes))
         return self._make(
             EngineConfig,
             model=model,
-            cache=self._make(CacheConfig),
+            cache=cache,
             scheduler=scheduler,
             parallel=self._make(ParallelConfig, executor_backend=self.distributed_executor_backend or "mp"),
             recovery=self._make(RecoveryConfig),

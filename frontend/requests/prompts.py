@@ -46,7 +46,7 @@ def find_truncation(params: SamplingParams, facts: EngineFacts) -> Truncation | 
     length = params.truncate_prompt_tokens
     if length is None:
         return None
-    room = min(facts.max_model_len, facts.num_gpu_blocks * facts.block_size)
+    room = min(facts.max_model_len, facts.num_kv_tokens)
     max_tokens = params.max_tokens or 1
     kept = room - max_tokens if length == -1 else length
     if kept < 1:
@@ -250,7 +250,7 @@ class PromptTokenizer:
         limit, reserved = self._facts.max_model_len, self._num_generated
         if num_tokens > limit - reserved:
             raise PromptError(name, f"{num_tokens} tokens", describe_length(limit, reserved))
-        slots = self._facts.num_gpu_blocks * self._facts.block_size
+        slots = self._facts.num_kv_tokens
         if slots and num_tokens > slots - reserved:  # a bidirectional model has none
             raise PromptError(
                 name,

@@ -127,6 +127,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     num_gpu_blocks: int
     block_size: int
+    num_kv_tokens: int  # of requests of max_model_len tokens in the KV cache; 0: there is none
     max_num_seqs: int
     max_num_batched_tokens: int
     max_logprobs: int

@@ -18,11 +18,18 @@ from .messages import LogprobsBlock
 from .token_lists import TokenLists
 
 
+class GroupBlocks(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A request's blocks of one KV group, one after the other; none below `first` is read any more."""
+
+    block_ids: list[int]
+    first: int = 0
+
+
 class NewRequestData(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A request that enters a row: new, or resumed after preemption, loss or a restart.
 
-    `num_computed_tokens` of prompt + output are already in the KV cache (a prefix hit) through `block_ids`.
-    `block_ids` covers everything up to the end of this step.
+    `num_computed_tokens` of prompt + output are already in the KV cache (a prefix hit) through `blocks`, one
+    entry for each KV group of the model. They cover everything up to the end of this step.
     """
 
     row: int
@@ -32,7 +39,7 @@ class NewRequestData(msgspec.Struct, array_like=True, frozen=True, gc=False):
     sampling_params: SamplingParams
     eos_token_ids: list[int]
     token_lists: TokenLists
-    block_ids: list[int]
+    blocks: list[GroupBlocks]
     num_computed_tokens: int
     grammar: str = ""  # as in EngineCoreRequest
     extra_args: str = ""  # likewise
@@ -56,9 +63,10 @@ class SchedulerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     num_tokens: list[int]
     new_requests: list[NewRequestData] = []
     freed_rows: list[int] = []
-    new_block_ids: list[tuple[int, list[int]]] = []  # (row, ids appended to its table)
+    new_block_ids: list[tuple[int, int, list[int]]] = []  # (row, KV group, ids appended to its table)
     sampled_rows: list[int] | None = None  # None: all of `rows`
-    block_copies: list[tuple[int, int]] = []  # (source, destination), K and V of all layers
+    # (KV group, source, destination): K and V of all its layers.
+    block_copies: list[tuple[int, int, int]] = []
     pooled_rows: list[int] = []  # whose prompt is complete with this step, and which answer with a vector
 
 

@@ -10,6 +10,7 @@ A field that users set says so in its annotation (options.py): it is an argument
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from typing import Annotated, Literal
 
 import msgspec
@@ -21,7 +22,8 @@ from ..processes.fault_hooks import keep_lasting, parse_fault_hooks
 from ..processes.log_lines import LogFormat
 from ..processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
 from .gguf_tensor import GgufTensor, describe_types
-from .model_spec import Dtype, KVCacheDtype, ModelSpec
+from .kv_groups import find_max_held, find_places
+from .model_spec import DTYPE_SIZE_BYTES, Dtype, KVCacheDtype, ModelSpec
 from .options import check_options, fraction, option, seconds, size
 from .weight_format import HeadQuantization, Quantization, WeightFormats, make_online_formats
 
@@ -452,8 +454,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return change(self, model=model, parallel=change(self.parallel, **parallel))
 
     @property
-    def max_blocks_per_request(self) -> int:
-        """Blocks that a request of max_model_len tokens takes."""
+    def max_blocks_per_sequence(self) -> int:
+        """Blocks one after the other that max_model_len tokens fill."""
         return -(-self.model.max_model_len // self.cache.block_size)
 
     @property
@@ -463,7 +465,36 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return self.model.dtype if kv_cache_dtype == "auto" else kv_cache_dtype
 
     @property
+    def max_blocks_per_request(self) -> int:
+        """The most blocks that a request of max_model_len tokens holds at once, of all KV groups."""
+        return self.count_blocks(self.model.max_model_len)
+
+    def count_blocks(self, num_tokens: int) -> int:
+        """The most blocks that a request which grows to so many tokens holds at once, of all KV groups."""
+        size, budget = self.cache.block_size, self.scheduler.max_num_batched_tokens
+        whole = -(-num_tokens // size)
+        return sum(
+            whole if window is None else min(whole, find_max_held(window, size, budget))
+            for window in self.model.spec.kv_windows
+        )
+
+    def find_longest(self, num_blocks: int) -> int:
+        """The most tokens of a request that is alone with `num_blocks` blocks."""
+        most = max(self.model.max_model_len, num_blocks * self.cache.block_size)
+        return bisect_right(range(most + 1), num_blocks, key=self.count_blocks) - 1
+
+    def count_kv_tokens(self, num_blocks: int) -> int:
+        """Tokens for which these blocks suffice; where windows free some, in requests of max_model_len."""
+        if any(self.model.spec.kv_windows):
+            return num_blocks * self.model.max_model_len // self.max_blocks_per_request
+        return num_blocks * self.cache.block_size
+
+    @property
     def block_size_bytes(self) -> int:
-        """Bytes of one KV block over all layers."""
-        per_token = self.model.spec.kv_bytes_per_token(self.model.dtype, self.cache.kv_cache_dtype)
-        return per_token * self.cache.block_size
+        """Bytes of one KV block: of all layers, or of as many places as layers of a KV group have."""
+        spec, kv_dtype = self.model.spec, self.cache.kv_cache_dtype
+        if len(spec.kv_windows) == 1:
+            return spec.kv_bytes_per_token(self.model.dtype, kv_dtype) * self.cache.block_size
+        places = find_places(spec, kv_dtype)
+        itemsize = DTYPE_SIZE_BYTES[self.model.dtype] if kv_dtype == "auto" else 1
+        return 2 * places.count * places.size * itemsize * self.cache.block_size

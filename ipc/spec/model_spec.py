@@ -137,6 +137,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     sinks: str | None = None  # of a number for each head: the score of a key more, whose value is 0
     # Then num_kv_heads is 1, head_size the latent's whole size, and there are no `qkv`, norms and sinks.
     latent: LatentSpec | None = None
+    kv_group: int = 0  # of the model's `kv_windows`
 
     @property
     def query_size(self) -> int:
@@ -488,6 +489,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # Beginnings of the names in the checkpoint, and what they are here.
     stored_prefixes: tuple[tuple[str, str], ...] = ()
     unused_tensors: tuple[str, ...] = ()  # beginnings of names that a checkpoint may hold and nobody reads
+    # What each KV group keeps of a request: None: everything, else what a window of so many tokens sees next.
+    kv_windows: tuple[int | None, ...] = (None,)
     has_logits: bool = True
     lm_head_bias: bool = False
     transposed_linears: bool = False  # of layers: the checkpoint stores [in, out]

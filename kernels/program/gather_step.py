@@ -24,23 +24,26 @@ class RowsTable(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("token_ids", "num_computed", "num_known", "block_ids")),
-        *((name, ctypes.c_int64) for name in ("token_stride", "table_stride")),
-        *((name, ctypes.c_int32) for name in ("block_size", "max_tokens")),
+        *((name, ctypes.c_void_p) for name in ("windows", "null_blocks")),
+        *((name, ctypes.c_int64) for name in ("token_stride", "table_stride", "group_stride")),
+        *((name, ctypes.c_int32) for name in ("block_size", "max_tokens", "num_groups", "padding")),
     )
 
 
 class StepArrays:
     """The arrays of one step, as large as any step needs them, and the table that points to them."""
 
-    def __init__(self, max_tokens: int, max_requests: int, max_blocks: int) -> None:
+    def __init__(self, max_tokens: int, num_groups: int, max_requests: int, max_blocks: int) -> None:
         self.input_ids: NDArray[np.int64] = np.zeros(max_tokens, dtype=np.int64)
         self.positions: NDArray[np.int64] = np.zeros(max_tokens, dtype=np.int64)
-        self.slots: NDArray[np.int64] = np.zeros(max_tokens, dtype=np.int64)
+        self.slots: NDArray[np.int64] = np.zeros(num_groups * max_tokens, dtype=np.int64)
         self.sampling: NDArray[np.int64] = np.zeros(max_requests, dtype=np.int64)
         self.query_starts: NDArray[np.int32] = np.zeros(max_requests + 1, dtype=np.int32)
         self.seq_lens: NDArray[np.int32] = np.zeros(max_requests, dtype=np.int32)
-        # Tables of a step lie close, [R, W]: its width W changes from step to step.
-        self.block_tables: NDArray[np.int32] = np.zeros(max_requests * max_blocks, dtype=np.int32)
+        # Tables and slots of a step lie close, [G, R, W] and [G, T]: its sizes change from step to step.
+        self.block_tables: NDArray[np.int32] = np.zeros(
+            num_groups * max_requests * max_blocks, dtype=np.int32
+        )
         self.table = StepTable(**{name: array.ctypes.data for name, array in vars(self).items()})
 
 

@@ -205,7 +205,8 @@ class Pass {
           requests_(step_.num_requests),
           starts_(step_.query_starts),
           lengths_(step_.seq_lens),
-          tables_(step_.block_tables) {
+          tables_(step_.block_tables),
+          table_stride_(size_t(whole_.num_requests) * whole_.table_width) {
         slots_ = arena.take<char*>(program.num_slots * sizeof(char*));
         for (int i = 1; i < program.num_slots; ++i) {
             const QuireSlot& slot = program.slots[i];
@@ -216,7 +217,7 @@ class Pass {
         last_tokens_ = arena.take<int64_t>(rows_ * sizeof(int64_t));
         kept_starts_ = arena.take<int32_t>((rows_ + 1) * sizeof(int32_t));
         kept_lengths_ = arena.take<int32_t>(rows_ * sizeof(int32_t));
-        kept_tables_ = arena.take<int32_t>(size_t(requests_) * step_.table_width * sizeof(int32_t));
+        kept_tables_ = arena.take<int32_t>(size_t(step_.num_groups) * requests_ * step_.table_width * sizeof(int32_t));
         if (!arena.is_real()) return;
         const QuireSlot& result = program.slots[0];
         const int first_row = result.is_sampled ? part.first_sampling : first_token_;
@@ -331,18 +332,24 @@ class Pass {
         quire::multiply(op.linear, is_bf16, at(op.x), rows_, at(op.y));
     }
 
+    // The slots of this part's tokens in the cache's group.
+    const int64_t* slots_of(const QuireCache& cache) const {
+        return step_.slots + size_t(cache.group) * whole_.num_tokens;
+    }
+
     void rotate_and_write(const QuireRotate& op) {
         const QuireCache cache = op.writes ? program_.caches[op.layer] : QuireCache{};
         const float *cos = op.cos ? at<float>(op.cos) : nullptr, *sin = op.cos ? at<float>(op.sin) : nullptr;
         quire_rotate_and_write(program_.is_bf16, at(op.qkv), rows_, cos, sin, op.query_norm, op.key_norm,
-                               op.eps, op.norms_after, cache.k, cache.v, step_.slots, op.num_heads, op.num_kv_heads, op.head_size,
+                               op.eps, op.norms_after, cache.k, cache.v, slots_of(cache), op.num_heads, op.num_kv_heads, op.head_size,
                                program_.block_size, program_.kv_format);
     }
 
     void rotate_latent(const QuireRotateLatent& op) {
+        const QuireCache& cache = program_.caches[op.layer];
         const float *cos = op.cos ? at<float>(op.cos) : nullptr, *sin = op.cos ? at<float>(op.sin) : nullptr;
         quire_rotate_latent(program_.is_bf16, at(op.query), at(op.y), at(op.latent), rows_, cos, sin,
-                            program_.caches[op.layer].k, step_.slots, op.num_heads, op.nope, op.rope, op.rank,
+                            cache.k, slots_of(cache), op.num_heads, op.nope, op.rope, op.rank,
                             program_.block_size);
     }
 
@@ -362,7 +369,11 @@ class Pass {
         for (int i = 0; i <= kept; ++i) kept_starts_[i] = i;
         for (int i = 0; i < op.num_slots; ++i)
             gather_rows(at(op.slots[i]), last_tokens_, kept, program_.slots[op.slots[i]].row_bytes, at(op.slots[i]));
-        gather_rows(tables_, step_.sampling, kept, step_.table_width * sizeof(int32_t), kept_tables_);
+        const size_t width = step_.table_width;
+        for (int group = 0; group < step_.num_groups; ++group)
+            gather_rows(tables_ + group * table_stride_, step_.sampling, kept, width * sizeof(int32_t),
+                        kept_tables_ + group * kept * width);
+        table_stride_ = kept * width;
         rows_ = requests_ = kept;
         starts_ = kept_starts_;
         lengths_ = kept_lengths_;
@@ -372,7 +383,7 @@ class Pass {
     void attend(const QuireAttend& op) {
         const QuireCache& cache = program_.caches[op.layer];
         quire_paged_attention(program_.is_bf16, at(op.qkv), op.stride,
-                              at(op.y), cache.k, cache.v, tables_, step_.table_width, starts_, lengths_,
+                              at(op.y), cache.k, cache.v, tables_ + cache.group * table_stride_, step_.table_width, starts_, lengths_,
                               requests_, op.num_heads, op.num_kv_heads, op.head_size, op.value_size, program_.block_size,
                               op.window, op.scale, op.soft_cap, op.sinks, program_.kv_format);
     }
@@ -444,6 +455,7 @@ class Pass {
     int rows_, requests_;
     bool has_failed_ = false;
     const int32_t *starts_, *lengths_, *tables_;
+    size_t table_stride_;  // numbers between the tables of two KV groups
     int64_t* last_tokens_;
     int32_t *kept_starts_, *kept_lengths_, *kept_tables_;
 };

@@ -24,6 +24,7 @@ struct QuireSlot {
 // K and V of a layer.
 struct QuireCache {
     void *k, *v;
+    int32_t group, padding;  // of a step's tables and slots
 };
 
 // From 0 on, in the order of program.Kind.
@@ -207,15 +208,16 @@ struct QuireProgram {
 };
 
 struct QuireStep {
-    int64_t *input_ids, *positions, *slots;  // [T]
+    int64_t *input_ids, *positions;          // [T]
+    int64_t* slots;                          // [G, T] of G KV groups
     int64_t* types;                          // [T], or null: all are 0
     const float *cos, *sin;                  // [ropes, T, D / 2], or null: from the program's tables
     int32_t *query_starts, *seq_lens;        // [R + 1], [R]
-    int32_t* block_tables;                   // [R, table_width]
+    int32_t* block_tables;                   // [G, R, table_width]
     int64_t* sampling;                       // [S] of the R in rising order; null where nothing is sampled
     int32_t num_tokens, num_requests, num_sampling, table_width;
     int32_t num_parts;  // how many threads share it: quire_program_workspace writes it
-    int32_t padding;
+    int32_t num_groups;
 };
 
 int quire_program_layout(int which);

@@ -69,7 +69,7 @@ class SlotTable(_Table):
 class CacheTable(_Table):
     """QuireCache."""
 
-    _fields_ = _fields("k v")
+    _fields_ = _fields("k v", "group padding")
 
 
 class RouterTable(_Table):
@@ -149,7 +149,7 @@ class StepTable(_Table):
 
     _fields_ = _fields(
         "input_ids positions slots types cos sin query_starts seq_lens block_tables sampling",
-        "num_tokens num_requests num_sampling table_width num_parts padding",
+        "num_tokens num_requests num_sampling table_width num_parts num_groups",
     )
 
 

@@ -141,7 +141,9 @@ def make_facts(**changes: Any) -> EngineFacts:
         "ledger": [],
         "has_token_types": True,
     }
-    return EngineFacts(**(values | changes))
+    values |= changes
+    num_tokens = values["num_gpu_blocks"] * values["block_size"]
+    return EngineFacts(**({"num_kv_tokens": num_tokens} | values))
 
 
 def make_stats(**changes: Any) -> SchedulerStats:

@@ -220,7 +220,7 @@ def append(take: Any, self: RequestState, output: EngineCoreOutput, now: float) 
 
 
 def keep_a_block(free: Any, self: KVCacheManager, request: Any) -> None:
-    request.block_ids[-1:] = []
+    request.blocks[-1].ids[-1:] = []
     free(self, request)
 
 

@@ -15,6 +15,7 @@ from decoders import FAMILIES, make_decoder
 from generated import find_tokens
 from paged import PagedRun, assert_same_logits, compute_alone
 from quire import LLM, SamplingParams
+from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.spec.config import EngineConfig
 from quire.kernels.group.shared_group import SharedGroup
 from quire.worker.models import Decoder, load_model
@@ -56,16 +57,18 @@ def test_an_engines_greedy_tokens_are_those_of_transformers(family: Family) -> N
         SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, detokenize=False)
         for length in OUTPUT_LENGTHS
     ]
-    with LLM(
+    arguments = EngineArgs(
         str(checkpoint.folder),
         skip_tokenizer_init=True,
         distributed_executor_backend="uni",
         max_model_len=128,
         dtype="float32",
-        num_gpu_blocks_override=16,
         block_size=8,
         max_num_batched_tokens=24,
-    ) as llm:
+    )
+    config = arguments.create_engine_config()
+    num_blocks = config.max_blocks_per_request
+    with LLM(**vars(arguments) | {"num_gpu_blocks_override": num_blocks}) as llm:
         outputs = find_tokens(llm.generate(prompts, params, use_tqdm=False))
         stats = llm.stats()
     rope = checkpoint.spec.rope
@@ -76,7 +79,8 @@ def test_an_engines_greedy_tokens_are_those_of_transformers(family: Family) -> N
             continue
         logits = checkpoint.compute_reference([*prompt, *output[:-1]])[len(prompt) - 1 :]
         assert output == logits.argmax(-1).tolist()
-    assert stats.num_preemptions_total > 0
+    # What windows free is enough for the others.
+    assert stats.num_preemptions_total > 0 or any(config.model.spec.kv_windows)
     assert stats.prefix_cache_hits_total > 0
 
 

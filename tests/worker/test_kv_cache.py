@@ -214,7 +214,7 @@ def test_a_cache_of_8_bits_takes_the_bytes_that_are_planned_with(name: Any, dtyp
     assert sum(tensor.nbytes for tensor in caches) == 5 * config.block_size_bytes
     for tensor in caches:
         view_parts(tensor)[1].copy_(torch.arange(40.0).view(5, 1, 8))
-    copy_blocks([caches], [(1, 4), (0, 2)])
+    copy_blocks([caches], config.model.spec.layers, (1,), [(0, 1, 4), (0, 0, 2)])
     assert all(view_parts(tensor)[1][4, 0].tolist() == list(range(8, 16)) for tensor in caches)
 
 

@@ -11,7 +11,7 @@ from checkpoints import RECIPES, make_checkpoint
 from gloo import join_group
 from msgspec.structs import replace
 from quire.ipc.params.sampling_params import SamplingParams
-from quire.ipc.protocol.step import NewRequestData, SchedulerOutput
+from quire.ipc.protocol.step import GroupBlocks, NewRequestData, SchedulerOutput
 from quire.ipc.protocol.token_ids import encode_token_ids
 from quire.ipc.protocol.token_lists import TokenLists
 from quire.ipc.spec.config import EngineConfig
@@ -36,7 +36,7 @@ def generate(worker: Worker, temperature: float) -> list[int]:
         sampling_params=SamplingParams(temperature=temperature, seed=5, prompt_logprobs=2),
         eos_token_ids=[],
         token_lists=TokenLists(),
-        block_ids=[0],
+        blocks=[GroupBlocks([0])],
         num_computed_tokens=0,
     )
     steps = [SchedulerOutput(0, [0], [len(PROMPT)], [request])]

@@ -127,7 +127,7 @@ class _Step:
             with torch.cuda.graph(graph):
                 attended = attend()
         whole[: self.starts[-1]] = self.query
-        backend.prepare_replay(count, num_requests, self.metadata.to_host_step(), _BLOCK_SIZE)
+        backend.prepare_replay(count, num_requests, [self.metadata.to_host_step()], _BLOCK_SIZE)
         if graph is None:
             attended = attend()
         else:

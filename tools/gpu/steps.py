@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from ...ipc.params.sampling_params import SamplingParams
-from ...ipc.protocol.step import NewRequestData, SchedulerOutput
+from ...ipc.protocol.step import GroupBlocks, NewRequestData, SchedulerOutput
 from ...ipc.protocol.token_ids import encode_token_ids
 from ...ipc.protocol.token_lists import TokenLists
 
@@ -32,6 +32,7 @@ class StepDriver:
         self._worker = Worker(self._config, lambda _phase: None)
         ready = self._worker.start()
         self._num_blocks = ready.num_gpu_blocks
+        self._windows = self._config.model.spec.kv_windows
         self.ledger_bytes = sum(size for _, size in ready.ledger)
         self._max_ahead = 1 if self._worker.is_async else 0
         self._next_block = self._next_step = 0
@@ -86,7 +87,7 @@ class StepDriver:
             sampling_params=SamplingParams(temperature=0.0),
             eos_token_ids=[],
             token_lists=TokenLists(),
-            block_ids=self._take_blocks(num_tokens + room + 1),
+            blocks=[GroupBlocks(self._take_blocks(num_tokens + room + 1)) for _ in self._windows],
             num_computed_tokens=0,
         )
 

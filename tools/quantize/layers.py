@@ -138,13 +138,15 @@ class LayerStream:
             count = texts.stop - start
             if isinstance(layer.embedding, StageInput):
                 layer.embedding.table[: count * length] = self._hidden[texts].flatten(0, 1)
+            metadata = _describe(count, length, block_size)
+            metadata.others = (metadata,) * (len(self._spec.kv_windows) - 1)
             keep(
                 texts,
                 layer.forward(
                     self._tokens[texts].flatten(),
                     torch.arange(length).repeat(count),
                     caches,
-                    _describe(count, length, block_size),
+                    metadata,
                     torch.full((count * length,), length) if is_dynamic else None,
                 ),
             )

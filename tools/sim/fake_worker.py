@@ -1,8 +1,9 @@
 """FakeWorker and what goes with it: an engine without a device, sockets or time.
 
 FakeWorker honours ipc/protocol/step.py to the letter and checks that the core does: it keeps what is in every
-KV slot (a digest of all tokens up to that position) and, for each row of a step, walks the block table and
-compares. Its tokens are a hash of (prompt, position), so a lost, doubled or misrouted token shows at once.
+KV slot (a digest of the KV group and of all tokens up to that position) and, for each row of a step and each
+group, walks the block table as far as its window reaches and compares. Its tokens are a hash of
+(prompt, position), so a lost, doubled or misrouted token shows at once.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def make_config(
     head_size: int = 8,
     pooling: PoolingSpec | None = None,
     is_causal: bool = True,
+    kv_windows: tuple[int | None, ...] = (None,),
 ) -> EngineConfig:
     """A small engine's configuration; the model is never loaded."""
     attention = AttentionSpec(num_heads=1, num_kv_heads=1, head_size=head_size, is_causal=is_causal)
@@ -75,6 +77,7 @@ def make_config(
         rope=rope or RopeConfig(),
         has_logits=is_causal,
         pooling=pooling,
+        kv_windows=kv_windows,
     )
     model = ModelConfig(
         model="fake",
@@ -170,7 +173,8 @@ class FakeRow:
     params: SamplingParams
     tokens: array[int]  # prompt + output, the worker's own samples included
     digests: list[int]  # [p]: all tokens up to position p, and what else K and V depend on
-    block_ids: list[int]
+    blocks: list[dict[int, int]]  # by KV group: place in the sequence -> block
+    ends: list[int]  # by KV group: the place of its next block
     num_computed: int
     pooling_params: PoolingParams | None = None
 
@@ -202,6 +206,11 @@ class FakeWorker:
     slots: dict[int, int] = field(default_factory=dict[int, int])  # slot -> digest
     last_step_id: int = -1
     has_failed: bool = False
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of the KV groups; see `ModelSpec.kv_windows`."""
+        return self.config.model.spec.kv_windows
 
     @property
     def has_kv(self) -> bool:
@@ -249,11 +258,13 @@ class FakeWorker:
             assert 0 <= new.row < self.config.scheduler.max_num_seqs
             self.rows[new.row] = self._make_row(new)
             self._check_blocks(self.rows[new.row])
-        for row, block_ids in step.new_block_ids:
+        for row, group, block_ids in step.new_block_ids:
             assert block_ids, "an empty list of new blocks says nothing"
-            self.rows[row].block_ids.extend(block_ids)
+            table = self.rows[row].blocks[group]
+            table.update(enumerate(block_ids, self.rows[row].ends[group]))
+            self.rows[row].ends[group] += len(block_ids)
             self._check_blocks(self.rows[row])
-        for source, destination in step.block_copies:
+        for _, source, destination in step.block_copies:
             self._copy_block(source, destination)
 
     def _copy_block(self, source: int, destination: int) -> None:
@@ -276,7 +287,8 @@ class FakeWorker:
             params=new.sampling_params,
             tokens=tokens,
             digests=[num_prompt if is_stretched else 0],
-            block_ids=list(new.block_ids),
+            blocks=[dict(enumerate(held.block_ids, held.first)) for held in new.blocks],
+            ends=[held.first + len(held.block_ids) for held in new.blocks],
             num_computed=new.num_computed_tokens,
             pooling_params=new.pooling_params,
         )
@@ -298,35 +310,51 @@ class FakeWorker:
             assert count >= 1, "a scheduled row computes something"
             assert end <= len(state.tokens), f"{state.request_id} has no token at {end - 1}"
             if self.has_kv:
-                assert end <= len(state.block_ids) * block_size, f"{state.request_id}: no block for {end - 1}"
+                assert end <= min(state.ends) * block_size, f"{state.request_id}: no block for {end - 1}"
             else:
                 assert count == end == len(state.tokens), "a prompt without KV is computed in one step"
             assert len(state.tokens) <= self.config.model.max_model_len
 
     def _check_blocks(self, state: FakeRow) -> None:
-        assert len(state.block_ids) <= self.config.max_blocks_per_request
-        assert len(set(state.block_ids)) == len(state.block_ids)
-        assert all(0 <= block_id < self.num_blocks for block_id in state.block_ids)
+        assert max(state.ends) <= self.config.max_blocks_per_sequence
+        held = [block_id for group in range(len(self.windows)) for block_id in self._list_held(state, group)]
+        assert len(set(held)) == len(held)
+        assert len(held) <= self.config.max_blocks_per_request
+        assert all(0 <= block_id < self.num_blocks for table in state.blocks for block_id in table.values())
+
+    def _list_held(self, state: FakeRow, group: int) -> list[int]:
+        """The blocks of which the request may still read or write something."""
+        first = self._first_seen(group, state.num_computed) // self.config.cache.block_size
+        return [block_id for place, block_id in state.blocks[group].items() if place >= first]
+
+    def _first_seen(self, group: int, position: int) -> int:
+        """The first token that the one at `position` sees in layers of the group."""
+        window = self.windows[group]
+        return 0 if window is None else max(0, position - window + 1)
 
     def _write(self, step: SchedulerOutput) -> None:
         written: set[int] = set()
         for row, count in zip(step.rows, step.num_tokens, strict=True):
             state = self.rows[row]
             state.extend_digests()
-            for position in range(state.num_computed, state.num_computed + count):
-                slot = self._slot(state, position)
-                assert slot not in written, f"slot {slot} is written twice in step {step.step_id}"
-                written.add(slot)
-                self.slots[slot] = state.digests[position + 1]
+            for group in range(len(self.windows)):
+                for position in range(state.num_computed, state.num_computed + count):
+                    slot = self._slot(state, group, position)
+                    assert slot not in written, f"slot {slot} is written twice in step {step.step_id}"
+                    written.add(slot)
+                    self.slots[slot] = hash((state.digests[position + 1], group))
 
     def _read(self, step: SchedulerOutput) -> None:
         for row, count in zip(step.rows, step.num_tokens, strict=True):
             state = self.rows[row]
-            for position in range(state.num_computed + count):
-                found = self.slots.get(self._slot(state, position))
-                assert found == state.digests[position + 1], (
-                    f"step {step.step_id}: {state.request_id} reads other contents at position {position}"
-                )
+            for group in range(len(self.windows)):
+                first = self._first_seen(group, state.num_computed)
+                for position in range(first, state.num_computed + count):
+                    found = self.slots.get(self._slot(state, group, position))
+                    assert found == hash((state.digests[position + 1], group)), (
+                        f"step {step.step_id}: {state.request_id} reads other contents at position {position}"
+                        f" of group {group}"
+                    )
 
     def _sample(self, step: SchedulerOutput) -> ModelRunnerOutput:
         rows: list[int] = []
@@ -384,9 +412,9 @@ class FakeWorker:
         first, last = start + 1, min(state.num_computed + 1, state.num_prompt_tokens)
         return make_logprobs(state.tokens[first:last].tolist(), first) if first < last else None
 
-    def _slot(self, state: FakeRow, position: int) -> int:
+    def _slot(self, state: FakeRow, group: int, position: int) -> int:
         block_size = self.config.cache.block_size
-        return state.block_ids[position // block_size] * block_size + position % block_size
+        return state.blocks[group][position // block_size] * block_size + position % block_size
 
 
 def make_logprobs(token_ids: list[int], first_position: int) -> LogprobsBlock:

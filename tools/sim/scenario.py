@@ -25,6 +25,7 @@ _Item = TypeVar("_Item")
 _NO_LIMIT = 1_000_000
 _POOLING_SHARE = 0.3  # of the runs
 _WORK_SHARE = 0.25  # likewise
+_GROUPS_SHARE = 0.5  # likewise
 _HANG_SHARE = 0.2  # likewise
 _LONG_SHARE = 0.15  # likewise
 _FAR_SHARE = 0.15  # likewise
@@ -116,6 +117,7 @@ class Scenario:
     num_engines: int = 1
     num_stages: int = 1
     token_s: float = 0.0  # that each token of a prompt takes in a step
+    kv_windows: tuple[int | None, ...] = (None,)  # of the model's KV groups
     window_bytes: int | None = None  # that a client of the network has on its way unread; None: it is local
 
     @property
@@ -139,6 +141,7 @@ class Scenario:
             enable_prefix_caching=self.caching,
             scheduler=scheduler,
             pooling=PoolingSpec(pools=("last",)),
+            kv_windows=self.kv_windows,
         )
         # The engine's end after too many deaths is not simulated.
         return msgspec.structs.replace(
@@ -169,6 +172,8 @@ class Scenario:
             yield replace(self, window_bytes=None)
         if self.num_stages > 1:
             yield replace(self, num_stages=1)
+        if self.kv_windows != (None,):
+            yield replace(self, kv_windows=(None,))
         if self.num_engines > 2:
             faults = (replace(fault, engine=min(fault.engine, 1)) for fault in self.faults)
             yield replace(self, num_engines=2, faults=tuple(faults))
@@ -201,6 +206,7 @@ def draw_scenario(seed: int) -> Scenario:
     scenario = _maybe_work(random.Random(f"work/{seed}"), scenario)
     scenario = _maybe_hang(random.Random(f"hang/{seed}"), scenario)
     scenario = _maybe_be_long(random.Random(f"long/{seed}"), scenario)
+    scenario = _maybe_forget(random.Random(f"groups/{seed}"), scenario)
     pooling_rng = random.Random(f"pooling/{seed}")
     if pooling_rng.random() >= _POOLING_SHARE:
         return scenario
@@ -270,6 +276,18 @@ def _maybe_be_long(rng: random.Random, scenario: Scenario) -> Scenario:
     return replace(
         scenario, requests=tuple(requests), max_num_batched_tokens=128, num_blocks=30, token_s=0.01
     )
+
+
+def _maybe_forget(rng: random.Random, scenario: Scenario) -> Scenario:
+    """In half of the runs some layers see through windows, and the pool is as small as ever."""
+    if rng.random() >= _GROUPS_SHARE:
+        return scenario
+    window, other = rng.choice([1, 4, 7, 8, 9, 16, 24]), rng.choice([2, 12])
+    shapes = [(window,), (None, window), (None, window, window), (window, other), (None, None, window, other)]
+    scenario = replace(scenario, kv_windows=rng.choice(shapes))
+    least = scenario.make_config().max_blocks_per_request
+    num_blocks = scenario.num_blocks - -(-MAX_MODEL_LEN // BLOCK_SIZE) + least
+    return replace(scenario, num_blocks=num_blocks)
 
 
 def _maybe_be_far(rng: random.Random, scenario: Scenario) -> Scenario:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -75,9 +75,11 @@ class AttentionBackend(ABC):
         )
         return qkv if query is None else query
 
-    def prepare_replay(self, num_tokens: int, num_requests: int, step: HostStep, block_size: int) -> None:
-        """Called before a graph of so many tokens and requests is replayed for `step`."""
-        del num_tokens, num_requests, step, block_size
+    def prepare_replay(
+        self, num_tokens: int, num_requests: int, steps: Sequence[HostStep], block_size: int
+    ) -> None:
+        """Called before a graph of so many tokens and requests is replayed for a step, given by KV group."""
+        del num_tokens, num_requests, steps, block_size
 
     @abstractmethod
     def attend(

@@ -7,6 +7,7 @@ Legend: T tokens, R requests, H query heads, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ _FLOAT_WORKSPACE_BYTES = 128 << 20  # as its documentation recommends; all wrapp
 _INT_WORKSPACE_BYTES = 2 << 20  # plans of 2048 tokens; a wrapper keeps as much pinned memory
 _NO_WINDOW = -1
 
-_Kind = tuple[int | None, float | None, float | None]  # window, soft cap, scale
+_Kind = tuple[int | None, float | None, float | None, int]  # window, soft cap, scale, KV group
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,11 @@ class FlashInferAttention(AttentionBackend):
         self._dtype, self._device = dtype, device
         self._workspace = torch.zeros(_FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._int_workspaces: dict[tuple[_Kind, bool], Tensor] = {}  # the latter: of graphs
-        self._planned_for: AttentionMetadata | None = None
+        self._planned_for: Tensor | None = None  # a step's seq_lens, the same in all KV groups
         self._planned: set[_Kind] = set()
         self._plans: dict[_Kind, _Plan] = {}  # of steps without graphs
         self._captured: dict[_GraphShape, dict[_Kind, _Plan]] = {}
-        self._buffers: tuple[Tensor, Tensor, Tensor, Tensor] | None = None  # of all graphs
+        self._buffers: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}  # of all graphs, by KV group
 
     def attend(
         self,
@@ -81,7 +82,8 @@ class FlashInferAttention(AttentionBackend):
         assert sinks is None
         assert position_bias is None
         num_heads, _, head_size = self._heads
-        kind, block_size = (spec.window, spec.soft_cap, spec.scale), kv_cache[0].shape[2]
+        kind = spec.window, spec.soft_cap, spec.scale, spec.kv_group
+        block_size = kv_cache[0].shape[2]
         if metadata.kind_bounds is None:
             plan = self._find_plan(kind, metadata, block_size)
         else:
@@ -90,15 +92,17 @@ class FlashInferAttention(AttentionBackend):
         queries = query[:, : num_heads * head_size].unflatten(1, (num_heads, head_size))
         return plan.wrapper.run(queries, kv_cache).flatten(1)
 
-    def prepare_replay(self, num_tokens: int, num_requests: int, step: HostStep, block_size: int) -> None:
+    def prepare_replay(
+        self, num_tokens: int, num_requests: int, steps: Sequence[HostStep], block_size: int
+    ) -> None:
         """Plan the wrappers of the graph of this shape for a step, which may be smaller."""
         for kind, plan in self._captured[_GraphShape(num_tokens, num_requests)].items():
-            self._make_plan(plan, kind, _pad(step, num_requests), block_size)
+            self._make_plan(plan, kind, _pad(steps[kind[3]], num_requests), block_size)
 
     def _find_plan(self, kind: _Kind, metadata: AttentionMetadata, block_size: int) -> _Plan:
         """Made in a step's first layer of each kind."""
-        if self._planned_for is not metadata:
-            self._planned_for, self._planned = metadata, set()
+        if self._planned_for is not metadata.seq_lens:
+            self._planned_for, self._planned = metadata.seq_lens, set()
         if kind not in self._plans:
             self._plans[kind] = _Plan(self._make_wrapper(kind), self._device)
         if kind not in self._planned:
@@ -113,7 +117,7 @@ class FlashInferAttention(AttentionBackend):
         count = metadata.num_requests
         plans = self._captured.setdefault(_GraphShape(num_tokens, count), {})
         if kind not in plans:
-            buffers = self._find_buffers(metadata)
+            buffers = self._find_buffers(kind[3], metadata)
             lengths = np.ones(count, dtype=np.int32)
             lengths[0] += num_tokens - count
             starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
@@ -130,16 +134,17 @@ class FlashInferAttention(AttentionBackend):
             self._make_plan(plans[kind], kind, HostStep(starts, lengths, tables), block_size)
         return plans[kind]
 
-    def _find_buffers(self, metadata: AttentionMetadata) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _find_buffers(self, group: int, metadata: AttentionMetadata) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What graphs read, as large as the first, the largest one, needs: they replay one by one."""
         needs = metadata.num_requests + 1, metadata.block_tables.numel()
-        if self._buffers is None or len(self._buffers[0]) < needs[0] or len(self._buffers[2]) < needs[1]:
+        before = self._buffers.get(group)
+        if before is None or len(before[0]) < needs[0] or len(before[2]) < needs[1]:
             sizes = (needs[0], needs[0], needs[1], needs[0])
             one, two, three, four = (
                 torch.zeros(size, dtype=torch.int32, device=self._device) for size in sizes
             )
-            self._buffers = one, two, three, four
-        return self._buffers
+            self._buffers[group] = one, two, three, four
+        return self._buffers[group]
 
     def _make_wrapper(self, kind: _Kind, **options: Any) -> Any:
         import flashinfer  # pyright: ignore[reportMissingImports]
@@ -158,7 +163,7 @@ class FlashInferAttention(AttentionBackend):
 
     def _make_plan(self, plan: _Plan, kind: _Kind, step: HostStep, block_size: int) -> None:
         """Host arrays in, so that nothing waits for the device."""
-        window, soft_cap, scale = kind
+        window, soft_cap, scale, _ = kind
         counts = -(-step.seq_lens // block_size)
         is_used = np.arange(step.block_tables.shape[1]) < counts[:, None]
         num_heads, num_kv_heads, head_size = self._heads

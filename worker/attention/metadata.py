@@ -7,6 +7,7 @@ Legend: T tokens, R requests of the step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ class HostStep:
 
 @dataclass(slots=True)
 class AttentionMetadata:
-    """The T tokens of one step, grouped into R requests in the order of the token axis.
+    """The T tokens of one step, grouped into R requests in the order of the token axis, for one KV group.
 
     Request r owns tokens query_starts[r]..query_starts[r + 1]-1; they are the last of its seq_lens[r]
     tokens, so the first of them stands at position seq_lens[r] - (number of its tokens). Every request has
@@ -42,6 +43,7 @@ class AttentionMetadata:
     query_starts: Tensor  # int32 [R + 1]; the last entry is T
     seq_lens: Tensor  # int32 [R] tokens in the cache after this step: context + query
     block_tables: Tensor  # int32 [R, max_blocks_used]; entries past a request's length are unspecified
+    # (likewise those of blocks that no token of the step sees through the window of its layers)
     slot_mapping: Tensor  # int64 [T] block_id * block_size + offset: where each token's K and V go
     max_query_len: int
     max_seq_len: int
@@ -51,6 +53,11 @@ class AttentionMetadata:
     query_starts_host: NDArray[np.int32] | None = None
     seq_lens_host: NDArray[np.int32] | None = None
     block_tables_host: NDArray[np.int32] | None = None
+    others: tuple[AttentionMetadata, ...] = ()  # of the model's further KV groups
+
+    def for_group(self, group: int) -> AttentionMetadata:
+        """What layers of this KV group read; only tables and slots differ."""
+        return self if group == 0 else self.others[group - 1]
 
     @property
     def num_requests(self) -> int:
@@ -79,3 +86,20 @@ class AttentionMetadata:
         """Tokens in the cache of each request after this step, on the host."""
         source = self.seq_lens if self.seq_lens_host is None else self.seq_lens_host
         return source.tolist()
+
+
+def make_metadata(
+    tables: Tensor, slots: Tensor, block_tables_host: NDArray[np.int32] | None = None, **step: Any
+) -> AttentionMetadata:
+    """Of a step with tables [G, R, W] and slots [G, T] of G KV groups; `step`: the other fields."""
+    metadata = [
+        AttentionMetadata(
+            block_tables=tables[group],
+            slot_mapping=slots[group],
+            block_tables_host=None if block_tables_host is None else block_tables_host[group],
+            **step,
+        )
+        for group in range(len(tables))
+    ]
+    metadata[0].others = tuple(metadata[1:])
+    return metadata[0]

@@ -39,7 +39,7 @@ class TritonAttention(AttentionBackend):
         super().__init__(num_heads, launch_rotate_and_write)
         self._card = card
         self.is_exact = is_strict
-        self._planned_for: AttentionMetadata | None = None
+        self._planned_for: Tensor | None = None  # a step's seq_lens, the same in all KV groups
         self._plan: AttentionPlan | None = None
         self._work: dict[int | None, SplitWork | None] = {}  # by window
         # A step's other layers launch the same once more, into the same result: it has been read by then.
@@ -56,7 +56,8 @@ class TritonAttention(AttentionBackend):
     ) -> Tensor:
         inputs = (query, *kv_cache) if sinks is None else (query, *kv_cache, sinks)
         key = spec, query.shape
-        again = self._again.get(key) if metadata is self._planned_for and position_bias is None else None
+        is_planned = metadata.seq_lens is self._planned_for
+        again = self._again.get(key) if is_planned and position_bias is None else None
         if again is not None and again[0].run(inputs):
             return again[1]
         plan, work = self._find_plan(metadata, kv_cache[0].shape[1], spec.window)
@@ -86,8 +87,8 @@ class TritonAttention(AttentionBackend):
         self, metadata: AttentionMetadata, num_kv_heads: int, window: int | None
     ) -> tuple[AttentionPlan, SplitWork | None]:
         """Made in the step's first layer, and the work in the first of each window; kept for the others."""
-        if self._planned_for is not metadata or self._plan is None:
-            self._planned_for, self._work = metadata, {}
+        if self._planned_for is not metadata.seq_lens or self._plan is None:
+            self._planned_for, self._work = metadata.seq_lens, {}
             self._again = {}
             self._plan = plan_attention(
                 *(metadata.kind_bounds or _count_kinds(metadata)),

@@ -56,6 +56,7 @@ class Attention:
         metadata: AttentionMetadata,
     ) -> Tensor:
         """[T, hidden] from [T, hidden]; the step's K and V are in the cache afterwards."""
+        metadata = metadata.for_group(self.spec.kv_group)
         qkv, first = self.qkv_proj(hidden), 0
         for norm in self.all_heads_norms:
             norm.normalize_(qkv[:, first : first + norm.size])

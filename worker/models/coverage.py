@@ -35,7 +35,7 @@ _COVERED: dict[type[msgspec.Struct], str] = {
     " norm_kind norm_bias rope embedding relative_bias embedding_scale max_position_embeddings logit_scale"
     " logit_soft_cap tie_word_embeddings lm_head_bias norm_has_weight transposed_linears optional_prefix"
     " stored_prefixes unused_tensors layer_prefix norm has_logits pooling"
-    " stage most_keys weight_formats per_layer_inputs",
+    " stage most_keys weight_formats per_layer_inputs kv_windows",
     EmbeddingSpec: "tokens positions position_offset types num_types norm",
     StageSpec: "first_layer is_first is_last",
     RelativeBiasSpec: "name num_buckets max_distance",
@@ -46,7 +46,7 @@ _COVERED: dict[type[msgspec.Struct], str] = {
     BranchNormsSpec: " ".join(BranchNormsSpec.__struct_fields__),
     AttentionSpec: "num_heads num_kv_heads head_size window scale soft_cap qkv_bias o_bias qk_norm is_causal"
     " norms_rotated qk_norm_has_weight norms_values kv_layer rope qkv qkv_by_group out q_norm k_norm sinks"
-    " latent",
+    " latent kv_group",
     LatentSpec: " ".join(LatentSpec.__struct_fields__),
     DenseSpec: "intermediate_size activation bias gate up down down_bias is_gated fused xielu",
     ExpertsSpec: " ".join(ExpertsSpec.__struct_fields__),

@@ -53,7 +53,9 @@ class NativeForward:
         self.library = library
         self._hidden_size, self._head, self._group = spec.hidden_size, head, group
         self._programs, self._ropes = (hidden, logits), ropes
-        self._caches = (CacheTable * spec.num_layers)()
+        self._caches = (CacheTable * spec.num_layers)(
+            *(CacheTable(group=layer.attention.kv_group) for layer in spec.layers)
+        )
         self._hidden = hidden.finish(self._caches, splits_tokens)
         self._logits = None if logits is None else logits.finish(self._caches, splits_tokens)
         self._kv_caches: KVCaches | None = None
@@ -76,19 +78,25 @@ class NativeForward:
                 torch.stack(parts) for parts in zip(*each, strict=True)
             ]  # cos and sin, [ropes, T, D / 2]
         num_requests, table_width = metadata.block_tables.shape
+        groups = metadata, *metadata.others
+        tables, slots = metadata.block_tables, metadata.slot_mapping
+        if len(groups) > 1:  # as one piece of memory each
+            tables = torch.stack([each.block_tables for each in groups])
+            slots = torch.stack([each.slot_mapping for each in groups])
         step = StepTable(
             input_ids=input_ids.data_ptr(),
             positions=positions.data_ptr(),
-            slots=metadata.slot_mapping.data_ptr(),
+            slots=slots.data_ptr(),
             types=None if token_types is None else token_types.data_ptr(),
             cos=None if angles is None else angles[0].data_ptr(),
             sin=None if angles is None else angles[1].data_ptr(),
             query_starts=metadata.query_starts.data_ptr(),
             seq_lens=metadata.seq_lens.data_ptr(),
-            block_tables=metadata.block_tables.data_ptr(),
+            block_tables=tables.data_ptr(),
             num_tokens=len(input_ids),
             num_requests=num_requests,
             table_width=table_width,
+            num_groups=len(groups),
         )
         out = torch.empty((len(input_ids), self._hidden_size), dtype=self._programs[0].dtype)
         self._run(self._hidden, step, kv_caches, out)

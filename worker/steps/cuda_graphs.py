@@ -25,7 +25,7 @@ from torch import Tensor
 from ...ipc.errors import CaptureError
 from ...ipc.spec.config import EngineConfig
 from ...ipc.spec.model_spec import has_dynamic_rope
-from ..attention.metadata import AttentionMetadata, HostStep, KVCaches
+from ..attention.metadata import HostStep, KVCaches, make_metadata
 from ..models.model import Model
 from .staging import StagingRing
 from .step_inputs import StepInputs
@@ -152,10 +152,9 @@ _log = logging.getLogger(__name__)
 
 # Steps in flight are at most two; a third buffer can be filled while both are read.
 _NUM_STAGING_BUFFERS = 3
-# Rows of a graph's input matrix, int64 [7, T], which travels to the device in one copy. The last two hold
-# int32 numbers of requests, of which there are no more than tokens.
-_NUM_INPUTS = 7
-_INPUT_IDS, _PENDING_ROWS, _POSITIONS, _ROPE_LENGTHS, _SLOTS, _SEQ_LENS, _QUERY_STARTS = range(_NUM_INPUTS)
+# Rows of a graph's input matrix, int64 [6 + G, T] with G KV groups, which travels to the device in one copy.
+# Lengths and starts are int32 numbers of requests, of which there are no more than tokens. Slots are last.
+_INPUT_IDS, _PENDING_ROWS, _POSITIONS, _ROPE_LENGTHS, _SEQ_LENS, _QUERY_STARTS, _SLOTS = range(7)
 _PROGRESS_INTERVAL_S = 2.0
 
 
@@ -177,13 +176,17 @@ class StepGraphs:
         device, max_num_seqs = last_tokens.device, scheduler.max_num_seqs
         # One block more than the longest request has: with run-ahead, a row that has ended in the step before
         # is still computed in this one.
-        width = config.max_blocks_per_request + 1
-        num_inputs = _NUM_INPUTS * self._sizes.all[0].num_tokens
+        width = config.max_blocks_per_sequence + 1
+        num_groups = len(config.model.spec.kv_windows)
+        self._num_inputs = _SLOTS + num_groups  # the slots of each KV group are the last
+        num_inputs = self._num_inputs * self._sizes.all[0].num_tokens
         self._inputs = torch.zeros(num_inputs, dtype=torch.int64, device=device)
-        self._tables = torch.zeros((max_num_seqs + 1, width), dtype=torch.int32, device=device)
+        self._tables = torch.zeros((num_groups, max_num_seqs + 1, width), dtype=torch.int32, device=device)
         self._single_starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
         self._input_ring = StagingRing(num_inputs, torch.int64, device, _NUM_STAGING_BUFFERS)
-        self._table_ring = StagingRing(max_num_seqs * width, torch.int32, device, _NUM_STAGING_BUFFERS)
+        self._table_ring = StagingRing(
+            num_groups * max_num_seqs * width, torch.int32, device, _NUM_STAGING_BUFFERS
+        )
 
     def capture(self, capture: Capture) -> None:
         """Capture a graph of each size. Raises CaptureError; nothing of this object can be used then."""
@@ -208,35 +211,35 @@ class StepGraphs:
         The ids of the tokens `pending` are on the device only.
         """
         self._fill(size, inputs, pending)
-        step = HostStep(inputs.query_starts, inputs.seq_lens, inputs.block_tables)
+        steps = [HostStep(inputs.query_starts, inputs.seq_lens, tables) for tables in inputs.block_tables]
         for backend in self._backends:
             count = size.num_requests + size.is_mixed
-            backend.prepare_replay(size.num_tokens, count, step, self._block_size)
+            backend.prepare_replay(size.num_tokens, count, steps, self._block_size)
         replay, hidden = self._graphs[size]
         replay()
         return hidden[: len(inputs.token_rows)]
 
     def _view(self, size: GraphSize) -> Tensor:
-        """The graph's inputs, int64 [7, T]."""
-        return self._inputs[: _NUM_INPUTS * size.num_tokens].view(_NUM_INPUTS, size.num_tokens)
+        """The graph's inputs, int64 [6 + G, T] with G KV groups."""
+        return self._inputs[: self._num_inputs * size.num_tokens].view(self._num_inputs, size.num_tokens)
 
     def _clear(self, size: GraphSize) -> None:
         """Inputs of nothing but padding, so that nothing is written to the cache."""
         inputs = self._view(size)
         inputs.zero_()
-        inputs[_PENDING_ROWS] = inputs[_SLOTS] = -1
+        inputs[_PENDING_ROWS] = inputs[_SLOTS:] = -1
         inputs[_QUERY_STARTS].view(torch.int32)[1:] = size.num_tokens
 
     def _fill(self, size: GraphSize, inputs: StepInputs, pending: NDArray[np.int64]) -> None:
         num_tokens, num_requests = len(inputs.token_rows), len(inputs.rows)
-        staged = self._input_ring.take(_NUM_INPUTS, size.num_tokens)
+        staged = self._input_ring.take(self._num_inputs, size.num_tokens)
         staged[:, num_tokens:] = 0
         staged[_PENDING_ROWS] = -1
-        staged[_SLOTS, num_tokens:] = -1
+        staged[_SLOTS:, num_tokens:] = -1
         staged[_INPUT_IDS, :num_tokens] = inputs.input_ids
         staged[_PENDING_ROWS, pending] = inputs.token_rows[pending]
         staged[_POSITIONS, :num_tokens] = inputs.positions
-        staged[_SLOTS, :num_tokens] = inputs.slot_mapping
+        staged[_SLOTS:, :num_tokens] = inputs.slot_mapping
         if inputs.rope_lengths is not None:
             staged[_ROPE_LENGTHS, :num_tokens] = inputs.rope_lengths
         lengths, starts = staged[_SEQ_LENS].view(np.int32), staged[_QUERY_STARTS].view(np.int32)
@@ -244,7 +247,7 @@ class StepGraphs:
         starts[: num_requests + 1], starts[num_requests + 1 :] = inputs.query_starts, size.num_tokens
         self._input_ring.send(self._view(size))
         self._table_ring.take(*inputs.block_tables.shape)[:] = inputs.block_tables
-        self._table_ring.send(self._tables[:num_requests, : inputs.block_tables.shape[1]])
+        self._table_ring.send(self._tables[:, :num_requests, : inputs.block_tables.shape[2]])
 
     def _make_computation(self, size: GraphSize) -> Callable[[], Tensor]:
         """The model on the fixed inputs: hidden states [T, hidden]."""
@@ -254,11 +257,11 @@ class StepGraphs:
         def compute() -> Tensor:
             pending_rows = inputs[_PENDING_ROWS]
             pending_tokens = self._last_tokens.index_select(0, pending_rows.clamp(min=0))
-            metadata = AttentionMetadata(
+            metadata = make_metadata(
+                self._tables[:, :count],
+                inputs[_SLOTS:],
                 query_starts=starts[: count + 1],
                 seq_lens=inputs[_SEQ_LENS].view(torch.int32)[:count],
-                block_tables=self._tables[:count],
-                slot_mapping=inputs[_SLOTS],
                 max_query_len=size.num_tokens if size.is_mixed else 1,
                 max_seq_len=self._max_seq_len,
                 kind_bounds=(count, count if size.is_mixed else 0),

@@ -35,7 +35,7 @@ from ...ipc.spec.model_spec import has_dynamic_rope
 from ...kernels.choice import choose_kernel, native_library
 from ...kernels.sampling.argmax import launch_argmax
 from ..attention.metadata import KVCaches
-from ..kv_cache import copy_blocks
+from ..kv_cache import copy_blocks, find_table_groups
 from ..models.model import Model
 from ..pooling.pooler import LaunchedVectors, PooledRows, Pooler, find_pooled_rows
 from ..sampling.grammars import Grammars
@@ -123,6 +123,7 @@ class GPUModelRunner:
         self._kv_caches = kv_caches
         self._device = device
         self.is_async = device.type != "cpu" if is_async is None else is_async
+        self._table_groups = find_table_groups(config, kv_caches)
         self._lays_out = not config.model.spec.is_causal
         self._has_dynamic_rope = has_dynamic_rope(config.model.spec)
         self._faults = make_fault_hooks(config.fault_hooks, "worker")
@@ -162,7 +163,10 @@ class GPUModelRunner:
             processors=self._processors,
         )
         self._tables = BlockTables(
-            max_num_seqs, config.max_blocks_per_request + _SLACK_BLOCKS, config.cache.block_size
+            max_num_seqs,
+            config.max_blocks_per_sequence + _SLACK_BLOCKS,
+            config.cache.block_size,
+            self._table_groups,
         )
         self._native_steps = self._make_native_steps()
 
@@ -261,11 +265,12 @@ class GPUModelRunner:
             self._rows.free(row)
         for request in step.new_requests:
             self._rows.enter(request)
-            self._tables.assign(request.row, request.block_ids)
-        for row, block_ids in step.new_block_ids:
-            self._tables.append(row, block_ids)
+            self._tables.assign(request.row, request.blocks)
+        for row, group, block_ids in step.new_block_ids:
+            self._tables.append(row, group, block_ids)
         if step.block_copies:
-            copy_blocks(self._kv_caches, step.block_copies)
+            scales = [group.scale for group in self._table_groups]
+            copy_blocks(self._kv_caches, self._config.model.spec.layers, scales, step.block_copies)
 
     def _compute(self, step: SchedulerOutput) -> ComputedStep:
         """Run the model on a step, and score the prompts that want it."""

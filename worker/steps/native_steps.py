@@ -76,8 +76,12 @@ def make_rows_table(rows: RequestRows, tables: BlockTables, max_tokens: int) -> 
         num_computed=rows.num_computed.ctypes.data,
         num_known=rows.num_known.ctypes.data,
         block_ids=tables.ids.ctypes.data,
+        windows=tables.windows.ctypes.data,
+        null_blocks=tables.null_blocks.ctypes.data,
         token_stride=rows.token_ids.shape[1],
-        table_stride=tables.ids.shape[1],
+        table_stride=tables.ids.shape[2],
+        group_stride=tables.ids[0].size,
+        num_groups=len(tables.ids),
         block_size=tables.block_size,
         max_tokens=max_tokens,
     )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...ipc.protocol.step import SchedulerOutput
-from ..attention.metadata import AttentionMetadata
+from ..attention.metadata import AttentionMetadata, make_metadata
 from .block_tables import BlockTables
 from .request_rows import RequestRows
 from .staging import send_together
@@ -34,10 +34,10 @@ class StepInputs:
     token_rows: Int64s  # [T]
     input_ids: Int64s  # [T]
     positions: Int64s  # [T]
-    slot_mapping: Int64s  # [T]
+    slot_mapping: Int64s  # [G, T] of G KV groups
     query_starts: Int32s  # [R + 1]
     seq_lens: Int32s  # [R]
-    block_tables: Int32s  # [R, W]
+    block_tables: Int32s  # [G, R, W]
     sampling: Int64s  # [S] which of the R requests sample
     last_tokens: Int64s  # [S] index among the T tokens of each one's last
     rope_lengths: Int64s | None  # [T], with dynamic rope scaling
@@ -54,11 +54,11 @@ class StepInputs:
         ids, positions, starts, lengths, tables, slots, last_tokens, rows, *others = send_together(
             arrays, device
         )
-        metadata = AttentionMetadata(
+        metadata = make_metadata(
+            tables,
+            slots,
             query_starts=starts,
             seq_lens=lengths,
-            block_tables=tables,
-            slot_mapping=slots,
             max_query_len=int(self.num_tokens.max()),
             max_seq_len=int(self.seq_lens.max()),
             query_starts_host=self.query_starts,
@@ -121,7 +121,7 @@ def build_step_inputs(
         slot_mapping=tables.slots(token_rows, positions),
         query_starts=np.concatenate(([0], ends)).astype(np.int32),
         seq_lens=seq_lens.astype(np.int32),
-        block_tables=tables.gather(row_ids, int(seq_lens.max())),
+        block_tables=tables.gather(row_ids, computed, int(seq_lens.max())),
         sampling=sampling,
         last_tokens=ends[sampling] - 1,
         rope_lengths=np.maximum(rows.num_prompt[token_rows], positions + 1) if has_dynamic_rope else None,

@@ -19,7 +19,7 @@ import torch
 
 from ...ipc.params.pooling_params import PoolingParams
 from ...ipc.params.sampling_params import SamplingParams
-from ...ipc.protocol.step import NewRequestData, SchedulerOutput
+from ...ipc.protocol.step import GroupBlocks, NewRequestData, SchedulerOutput
 from ...ipc.protocol.token_ids import encode_token_ids
 from ...ipc.protocol.token_lists import TokenLists
 from ...ipc.spec.config import EngineConfig
@@ -110,6 +110,7 @@ class WarmUp:
 
     def _make_request(self, row: int, num_tokens: int, params: SamplingParams) -> NewRequestData:
         num_blocks = -(-min(num_tokens + 1, self._max_len) // self._config.cache.block_size)
+        block_ids = [block % self._num_blocks for block in range(num_blocks)]
         request = NewRequestData(
             row=row,
             request_id=f"warm-up {row}",
@@ -118,7 +119,7 @@ class WarmUp:
             sampling_params=params,
             eos_token_ids=[],
             token_lists=TokenLists(),
-            block_ids=[block % self._num_blocks for block in range(num_blocks)],
+            blocks=[GroupBlocks(block_ids)] * len(self._config.model.spec.kv_windows),
             num_computed_tokens=0,
         )
         spec = self._config.model.spec

@@ -85,7 +85,7 @@ class PoolingProcessor:
         if length is None:
             return None
         room = self.facts.max_model_len
-        if slots := self.facts.num_gpu_blocks * self.facts.block_size:
+        if slots := self.facts.num_kv_tokens:
             room = min(room, slots)
         return Truncation(room if length == -1 else length, params.truncation_side == "right")
 

@@ -367,7 +367,7 @@ def test_the_integrity_check_sees_a_leaked_block_a_lost_row_and_a_lost_request()
         engine.add(make_request("a", [1] * 9, max_tokens=9))
         engine.turn()
         if attribute == "block":
-            engine.requests["a"].block_ids.pop()
+            engine.requests["a"].blocks[0].ids.pop()
         elif attribute == "row":
             engine.scheduler.batch.free_rows.pop()
         elif attribute == "placeholder":

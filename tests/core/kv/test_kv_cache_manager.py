@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.kv_cache_manager import BlockHasher, KVCacheManager
-from quire.core.scheduling.request import Request
+from quire.core.scheduling.request import HeldBlocks, Request
 
 BLOCK_SIZE = 8
 
@@ -31,6 +31,16 @@ def compute(manager: KVCacheManager, request: Request, num_tokens: int | None = 
     return indexed
 
 
+def ids_of(request: Request) -> list[int]:
+    """Its blocks of the first group."""
+    return request.blocks[0].ids if request.blocks else []
+
+
+def find_ids(manager: KVCacheManager, request: Request) -> list[int]:
+    """The blocks of its prefix hit in the first group."""
+    return manager.find_prefix(request).groups[0].ids
+
+
 def admit(manager: KVCacheManager, request: Request, reserve: int = 0) -> bool:
     return manager.allocate(request, manager.find_prefix(request), reserve)
 
@@ -41,20 +51,20 @@ def test_a_prefix_is_found_in_whole_blocks_and_never_whole():
     assert admit(manager, first)
     compute(manager, first)
     for length in (1, 8, 9, 16, 17, 31, 32):
-        hits = manager.find_prefix(make_live(list(range(length))))
-        assert hits == first.block_ids[: (length - 1) // BLOCK_SIZE]
-    assert manager.find_prefix(make_live([*range(32), 999])) == first.block_ids
-    assert manager.find_prefix(make_live([*range(12), 999, *range(13, 32)])) == first.block_ids[:1]
+        hits = find_ids(manager, make_live(list(range(length))))
+        assert hits == ids_of(first)[: (length - 1) // BLOCK_SIZE]
+    assert find_ids(manager, make_live([*range(32), 999])) == ids_of(first)
+    assert find_ids(manager, make_live([*range(12), 999, *range(13, 32)])) == ids_of(first)[:1]
 
 
 def test_a_block_is_found_only_once_it_is_computed():
     manager = make_manager(20)
     first, second = make_live(list(range(32))), make_live(list(range(32)))
     assert admit(manager, first)
-    assert manager.find_prefix(second) == []
-    assert compute(manager, first, 15) == first.block_ids[:1]
-    assert manager.find_prefix(second) == first.block_ids[:1]
-    assert compute(manager, first, 1) == first.block_ids[1:2]
+    assert find_ids(manager, second) == []
+    assert compute(manager, first, 15) == ids_of(first)[:1]
+    assert find_ids(manager, second) == ids_of(first)[:1]
+    assert compute(manager, first, 1) == ids_of(first)[1:2]
 
 
 def test_a_block_that_holds_a_placeholder_is_not_found():
@@ -71,7 +81,7 @@ def test_a_block_that_holds_a_placeholder_is_not_found():
     request.output_token_ids.append(7)
     request.num_tokens += 1
     manager.index_full_blocks(request, indexed)
-    assert indexed == request.block_ids[1:2]
+    assert indexed == ids_of(request)[1:2]
 
 
 @pytest.mark.parametrize("skips", [{"prompt_logprobs": 0}, {"skip_reading_prefix_cache": True}], ids=str)
@@ -80,8 +90,8 @@ def test_some_requests_do_not_read_the_cache_but_fill_it(skips: dict[str, Any]):
     first = make_live(list(range(32)), **skips)
     assert admit(manager, first)
     compute(manager, first)
-    assert manager.find_prefix(make_live(list(range(32)), **skips)) == []
-    assert len(manager.find_prefix(make_live(list(range(32))))) == 3
+    assert find_ids(manager, make_live(list(range(32)), **skips)) == []
+    assert len(find_ids(manager, make_live(list(range(32))))) == 3
 
 
 def test_a_prefix_is_lost_from_its_end():
@@ -91,15 +101,15 @@ def test_a_prefix_is_lost_from_its_end():
     compute(manager, first)
     manager.free(first)
     assert admit(manager, make_live([7] * 16))
-    assert len(manager.find_prefix(make_live(list(range(33))))) == 2
+    assert len(find_ids(manager, make_live(list(range(33))))) == 2
 
 
 def test_the_check_sees_a_block_shared_with_other_contents():
     manager = make_manager(4)
     first, second = make_live([1] * 8), make_live([2] * 8)
     assert admit(manager, first)
-    manager.pool.acquire(first.block_ids[0])
-    second.block_ids = list(first.block_ids)
+    manager.pool.acquire(ids_of(first)[0])
+    second.blocks, second.num_slots = [HeldBlocks(list(ids_of(first)))], 8
     assert any("different contents" in problem for problem in manager.check([first, second]))
 
 
@@ -117,15 +127,16 @@ class ManagerMachine(RuleBasedStateMachine):
     )
     def admit(self, shared: int, own: int, seed: int, reserve: int) -> None:
         request = make_live([1] * shared + [seed] * own)
-        hits = self.manager.find_prefix(request)
+        hit = self.manager.find_prefix(request)
+        hits = hit.groups[0].ids
         for position, block_id in enumerate(hits):
             assert self.contents[block_id] == request.packed_tokens(0, (position + 1) * BLOCK_SIZE)
         num_free = self.manager.pool.num_free
-        taken = self.manager.count_taken(request, hits)
-        if self.manager.allocate(request, hits, reserve):
+        taken = self.manager.count_taken(request, hit)
+        if self.manager.allocate(request, hit, reserve):
             assert self.manager.pool.num_free == num_free - taken >= reserve
-            assert len(request.block_ids) == self.manager.count_blocks(request.num_tokens)
-            assert request.block_ids[: len(hits)] == hits
+            assert len(ids_of(request)) == self.manager.count_blocks(request.num_tokens)
+            assert ids_of(request)[: len(hits)] == hits
             self.live.append(request)
         else:
             assert self.manager.pool.num_free == num_free < taken + reserve
@@ -139,8 +150,8 @@ class ManagerMachine(RuleBasedStateMachine):
             indexed = compute(self.manager, request, data.draw(st.integers(1, missing)))
             for position in range(request.num_computed_tokens // BLOCK_SIZE):
                 end = (position + 1) * BLOCK_SIZE
-                self.contents[request.block_ids[position]] = request.packed_tokens(0, end)
-            assert set(indexed) <= set(request.block_ids)
+                self.contents[ids_of(request)[position]] = request.packed_tokens(0, end)
+            assert set(indexed) <= set(ids_of(request))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), token_id=st.integers(1, 3))
@@ -148,7 +159,7 @@ class ManagerMachine(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(self.live))
         if request.num_computed_tokens < request.num_tokens:
             return
-        if request.num_tokens == len(request.block_ids) * BLOCK_SIZE and self.manager.grow(request) is None:
+        if request.num_tokens == len(ids_of(request)) * BLOCK_SIZE and self.manager.grow(request) is None:
             assert self.manager.pool.num_free == 0
             return
         request.output_token_ids.append(token_id)
@@ -166,12 +177,12 @@ class ManagerMachine(RuleBasedStateMachine):
     def forget(self, data: st.DataObject) -> None:
         request = data.draw(st.sampled_from(self.live))
         self.manager.forget_contents(request)
-        assert not self.manager.find_prefix(request)
+        assert not find_ids(self.manager, request)
 
     @invariant()
     def blocks_in_are_blocks_out(self) -> None:
         assert self.manager.check(self.live) == []
-        held = {block_id for request in self.live for block_id in request.block_ids}
+        held = {block_id for request in self.live for block_id in ids_of(request)}
         assert self.manager.pool.num_free + len(held) == 12
 
     def teardown(self) -> None:

@@ -259,8 +259,9 @@ def test_who_goes_on_from_a_request_finds_all_that_it_left_and_the_second_copies
         request = make_request(name, [1] * 9, output=engine.tokens["a"], max_tokens=20)
         engine.add(replace(request, is_continued=True))
     assert engine.compute() == {"b": 1, "c": 1}
-    [(source, destination)] = engine.steps[-1].block_copies
-    assert (engine.requests["b"].block_ids[-1], engine.requests["c"].block_ids[-1]) == (source, destination)
+    [(_, source, destination)] = engine.steps[-1].block_copies
+    left, copied = (engine.requests[name].blocks[0].ids[-1] for name in ("b", "c"))
+    assert (left, copied) == (source, destination)
     engine.run()  # the worker looks at what each reads
 
 

@@ -28,7 +28,7 @@ from quire.ipc.protocol.messages import (
     Hello,
     LogprobsBlock,
 )
-from quire.ipc.protocol.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from quire.ipc.protocol.step import GroupBlocks, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from quire.ipc.protocol.token_ids import count_token_ids, decode_token_ids, encode_token_ids
 from quire.ipc.protocol.token_lists import TokenLists
 
@@ -53,8 +53,10 @@ def test_a_message_survives_the_trip(message: msgspec.Struct) -> None:
 
 
 def test_a_step_survives_the_trip() -> None:
-    new = NewRequestData(3, "r", b"", b"", SamplingParams(), [1], TokenLists(stop=b"abcd"), [0, 1], 16)
-    step = SchedulerOutput(9, [3, 1], [5, 1], [new], [3], [(1, [7])])
+    new = NewRequestData(
+        3, "r", b"", b"", SamplingParams(), [1], TokenLists(stop=b"abcd"), [GroupBlocks([0, 1], 2)], 16
+    )
+    step = SchedulerOutput(9, [3, 1], [5, 1], [new], [3], [(1, 0, [7])])
     assert STEP.decode(STEP.encode(step)) == step
     output = ModelRunnerOutput(9, [1], [42])
     assert STEP.decode(STEP.encode(output)) == output

@@ -7,7 +7,7 @@ import psutil
 import pytest
 import torch
 from quire.ipc.params.sampling_params import SamplingParams
-from quire.ipc.protocol.step import NewRequestData
+from quire.ipc.protocol.step import GroupBlocks, NewRequestData
 from quire.ipc.protocol.token_ids import encode_token_ids
 from quire.ipc.protocol.token_lists import TokenLists
 from quire.worker.sampling.logit_edit import EditedRow
@@ -93,12 +93,13 @@ def test_rows_cost_no_memory_until_tokens_reach_them() -> None:
 
 def test_block_tables_grow_restart_and_give_slots() -> None:
     tables = BlockTables(3, 5, block_size=8)
-    tables.assign(1, [9, 4])
-    tables.append(1, [7])
-    assert tables.gather(np.array([1]), 24).tolist() == [[9, 4, 7]]
-    assert tables.gather(np.array([1, 0]), 9).shape == (2, 2)
-    assert tables.slots(np.array([1, 1, 1]), np.array([0, 8, 23])).tolist() == [72, 32, 63]
-    tables.assign(1, [2])
-    assert tables.gather(np.array([1]), 8).tolist() == [[2]]
+    tables.assign(1, [GroupBlocks([9, 4])])
+    tables.append(1, 0, [7])
+    none = np.zeros(2, dtype=np.int64)
+    assert tables.gather(np.array([1]), none[:1], 24).tolist() == [[[9, 4, 7]]]
+    assert tables.gather(np.array([1, 0]), none, 9).shape == (1, 2, 2)
+    assert tables.slots(np.array([1, 1, 1]), np.array([0, 8, 23])).tolist() == [[72, 32, 63]]
+    tables.assign(1, [GroupBlocks([2])])
+    assert tables.gather(np.array([1]), none[:1], 8).tolist() == [[[2]]]
     with pytest.raises(AssertionError, match="row 1"):
-        tables.append(1, [0] * 5)
+        tables.append(1, 0, [0] * 5)

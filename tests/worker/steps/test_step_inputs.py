@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quire.ipc.params.sampling_params import SamplingParams
-from quire.ipc.protocol.step import NewRequestData, SchedulerOutput
+from quire.ipc.protocol.step import GroupBlocks, NewRequestData, SchedulerOutput
 from quire.ipc.protocol.token_ids import encode_token_ids
 from quire.ipc.protocol.token_lists import TokenLists
 from quire.kernels.program.gather_step import StepArrays, launch_gather_step
 from quire.kernels.program.native import load_library
-from quire.worker.steps.block_tables import BlockTables
+from quire.worker.steps.block_tables import BlockTables, TableGroup
 from quire.worker.steps.native_steps import make_rows_table
 from quire.worker.steps.request_rows import RequestRows
 from quire.worker.steps.step_inputs import StepInputs, build_step_inputs
@@ -25,6 +25,8 @@ BLOCK_SIZE = 8
 MAX_LEN = 64
 NUM_ROWS = 8
 MAX_TOKENS = 512
+WINDOW = 30
+GROUPS = (TableGroup(), TableGroup(WINDOW, scale=2, null_block=999))
 
 
 def _enter(
@@ -34,17 +36,29 @@ def _enter(
     tokens = generator.integers(0, 1000, num_prompt + num_output).tolist()
     packed = encode_token_ids(tokens[:num_prompt]), encode_token_ids(tokens[num_prompt:])
     rows.enter(NewRequestData(row, "r", *packed, SamplingParams(), [], TokenLists(), [], computed))
-    tables.assign(row, generator.permutation(1000)[: MAX_LEN // BLOCK_SIZE].tolist())
+    first, ids = max(0, computed - WINDOW + 1) // BLOCK_SIZE, generator.permutation(1000).tolist()
+    blocks = [GroupBlocks(ids[: MAX_LEN // BLOCK_SIZE])]
+    if len(tables.ids) > 1:
+        blocks.append(GroupBlocks(ids[-MAX_LEN // BLOCK_SIZE + first :], first))
+    tables.assign(row, blocks)
 
 
 def _reference(step: SchedulerOutput, rows: RequestRows, tables: BlockTables) -> dict[str, list[int]]:
-    result: dict[str, list[int]] = {"ids": [], "positions": [], "slots": [], "starts": [0], "rope": []}
+    result: dict[str, list[int]] = {
+        "ids": [],
+        "positions": [],
+        "slots": [],
+        "more_slots": [],
+        "starts": [0],
+        "rope": [],
+    }
     for row, count in zip(step.rows, step.num_tokens, strict=True):
         for position in range(int(rows.num_computed[row]), int(rows.num_computed[row]) + count):
             result["ids"].append(int(rows.token_ids[row, position]))
             result["positions"].append(position)
-            block = int(tables.ids[row, position // BLOCK_SIZE])
-            result["slots"].append(block * BLOCK_SIZE + position % BLOCK_SIZE)
+            for name, ids in zip(("slots", "more_slots"), tables.ids, strict=False):
+                block = int(ids[row, position // BLOCK_SIZE])
+                result[name].append(block * BLOCK_SIZE + position % BLOCK_SIZE)
             result["rope"].append(max(int(rows.num_prompt[row]), position + 1))
         result["starts"].append(len(result["ids"]))
     return result
@@ -53,7 +67,7 @@ def _reference(step: SchedulerOutput, rows: RequestRows, tables: BlockTables) ->
 def _gather_natively(
     library: ctypes.CDLL, step: SchedulerOutput, rows: RequestRows, tables: BlockTables
 ) -> StepArrays:
-    arrays = StepArrays(MAX_TOKENS, NUM_ROWS, MAX_LEN // BLOCK_SIZE)
+    arrays = StepArrays(MAX_TOKENS, *tables.ids.shape)
     row_ids, num_tokens = np.array(step.rows), np.array(step.num_tokens)
     launch_gather_step(library, make_rows_table(rows, tables, MAX_TOKENS), row_ids, num_tokens, arrays.table)
     return arrays
@@ -64,13 +78,13 @@ def _check_native_gather(
 ) -> None:
     """The native gather of a step gives what numpy gave."""
     arrays = _gather_natively(library, step, rows, tables)
-    table, width = arrays.table, inputs.block_tables.shape[1]
+    table, width = arrays.table, inputs.block_tables.shape[2]
     counts = (table.num_tokens, table.num_requests, table.table_width)
     assert counts == (len(inputs.input_ids), len(step.rows), width)
     for name in ("input_ids", "positions", "query_starts", "seq_lens"):
         expected = getattr(inputs, name)
         assert getattr(arrays, name)[: len(expected)].tolist() == expected.tolist()
-    assert arrays.slots[: len(inputs.slot_mapping)].tolist() == inputs.slot_mapping.tolist()
+    assert arrays.slots[: inputs.slot_mapping.size].tolist() == inputs.slot_mapping.ravel().tolist()
     assert arrays.block_tables[: inputs.block_tables.size].tolist() == inputs.block_tables.ravel().tolist()
 
 
@@ -88,7 +102,7 @@ def test_a_mixed_step_agrees_with_the_reference(
 ) -> None:
     rows, tables = (
         RequestRows(NUM_ROWS, MAX_LEN, 1000),
-        BlockTables(NUM_ROWS, MAX_LEN // BLOCK_SIZE, BLOCK_SIZE),
+        BlockTables(NUM_ROWS, MAX_LEN // BLOCK_SIZE, BLOCK_SIZE, GROUPS),
     )
     step, sampled_rows = SchedulerOutput(0, [], []), list[int]()
     for row, (num_prompt, num_output, done, share) in zip(order, requests, strict=False):
@@ -104,7 +118,7 @@ def test_a_mixed_step_agrees_with_the_reference(
     expected = _reference(step, rows, tables)
     assert inputs.input_ids.tolist() == expected["ids"]
     assert inputs.positions.tolist() == expected["positions"]
-    assert inputs.slot_mapping.tolist() == expected["slots"]
+    assert inputs.slot_mapping.tolist() == [expected["slots"], expected["more_slots"]]
     assert inputs.query_starts.tolist() == expected["starts"]
     assert inputs.rope_lengths is not None
     assert inputs.rope_lengths.tolist() == expected["rope"]
@@ -115,8 +129,12 @@ def test_a_mixed_step_agrees_with_the_reference(
     sampling = [i for i, row in enumerate(step.rows) if row in sampled_rows]
     assert inputs.sampling.tolist() == sampling
     assert inputs.last_tokens.tolist() == [expected["starts"][i + 1] - 1 for i in sampling]
-    assert inputs.block_tables.shape == (len(step.rows), -(-max(after) // BLOCK_SIZE))
-    assert (inputs.block_tables == tables.ids[step.rows, : inputs.block_tables.shape[1]]).all()
+    width = -(-max(after) // BLOCK_SIZE)
+    assert inputs.block_tables.shape == (2, len(step.rows), width)
+    assert (inputs.block_tables[0] == tables.ids[0, step.rows, :width]).all()
+    for row, table in zip(step.rows, inputs.block_tables[1], strict=True):
+        first = max(0, int(rows.num_computed[row]) - WINDOW + 1) // BLOCK_SIZE
+        assert table.tolist() == [999] * first + tables.ids[1, row, first:width].tolist()
     if (library := load_library()) is not None:
         _check_native_gather(library, step, rows, tables, inputs)
 
@@ -133,7 +151,7 @@ def test_chunks_of_a_prompt_join_to_the_inputs_of_the_whole(chunk: int) -> None:
     whole = build(37, 0)
     parts = [build(min(chunk, 37 - start), start) for start in range(0, 37, chunk)]
     for name in ("input_ids", "positions", "slot_mapping"):
-        joined = np.concatenate([getattr(part, name) for part in parts])
+        joined = np.concatenate([getattr(part, name) for part in parts], axis=-1)
         assert joined.tolist() == getattr(whole, name).tolist()
     assert [len(part.sampling) for part in parts] == [0] * (len(parts) - 1) + [1]
 

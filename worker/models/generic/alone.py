@@ -76,6 +76,7 @@ def _compute(
             max_query_len=max(sizes),
             max_seq_len=max(end for _, _, end in step),
         )
+        metadata.others = (metadata,) * (len(config.model.spec.kv_windows) - 1)
         ids = torch.cat([prompts[prompt][first:end] for prompt, first, end in step])
         hidden = model.forward(ids.to(device), positions.to(device), caches, metadata).float().cpu()
         for (prompt, _, _), part in zip(step, hidden.split(sizes), strict=True):

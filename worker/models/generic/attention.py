@@ -71,14 +71,14 @@ def attend(
     step = _step
     assert step is not None
     spec, backend = step.layers[step.num_calls]
-    kv_cache = step.kv_caches[step.num_calls]
+    kv_cache, metadata = step.kv_caches[step.num_calls], step.metadata.for_group(spec.kv_group)
     step.num_calls += 1
     value_size = value.shape[-1]
     parts = [_flatten(part, spec.head_size) for part in (query, key, value)]
     qkv = torch.cat(parts, dim=1)  # [T, (H + 2 G) D]
-    queries = backend.rotate_and_write(qkv, None, None, kv_cache, step.metadata)
+    queries = backend.rotate_and_write(qkv, None, None, kv_cache, metadata)
     sinks = None if s_aux is None else s_aux.detach().float().contiguous()
-    attended = backend.attend(queries, kv_cache, step.metadata, spec, None, sinks)
+    attended = backend.attend(queries, kv_cache, metadata, spec, None, sinks)
     heads = attended.view(1, -1, spec.num_heads, spec.head_size)
     return (heads if value_size == spec.head_size else heads[..., :value_size].contiguous()), None
 
