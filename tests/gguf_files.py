@@ -116,6 +116,8 @@ def _value(value: Any) -> bytes:
 
 
 _ARCHITECTURES = {
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
     "gpt_oss": "gpt-oss",
@@ -142,6 +144,12 @@ _PARTS = {
     "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.gate": "ffn_gate_inp",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
     "block_sparse_moe.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
@@ -191,12 +199,19 @@ _BY_TABLE: dict[str, dict[str, str]] = {
 _EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 
 
-def convert_checkpoint(folder: Path, type_: str = "F32") -> GgufWriter:
-    """A folder of transformers' as llama.cpp's converter writes it; `type_` is that of its matrices."""
+def convert_checkpoint(folder: Path, type_: str = "F32", is_old: bool = False) -> GgufWriter:
+    """A folder of transformers' as llama.cpp's converter writes it; `type_` is that of its matrices.
+
+    `is_old`: as it wrote latent attention at first, keys and values of heads in one tensor.
+    """
     config = json.loads((folder / "config.json").read_text())
     weights = {key: value for file in folder.glob("*.safetensors") for key, value in load_file(file).items()}
     writer = GgufWriter(_make_metadata(config))
     experts: dict[str, dict[int, torch.Tensor]] = {}
+    if "kv_lora_rank" in config:
+        add_latent_keys(writer, config, is_old)
+    if "kv_lora_rank" in config and not is_old:
+        weights = _split_heads(weights, config)
     for name, tensor in _split_stacks(weights).items():
         if match := re.fullmatch(r"model\.layers\.(\d+)\..*experts\.(\d+)\.(\w+)\.weight", name):
             stacked = f"blk.{match[1]}.ffn_{_EXPERTS[match[3]]}_exps.weight"
@@ -214,6 +229,54 @@ def convert_checkpoint(folder: Path, type_: str = "F32") -> GgufWriter:
         if factors := (config.get("rope_parameters") or {}).get(f"{length}_factor"):
             writer.add(f"rope_factors_{length}.weight", torch.tensor(factors))
     return writer
+
+
+def add_latent_keys(writer: GgufWriter, config: Mapping[str, Any], is_old: bool) -> None:
+    """What says how the latent attention of a DeepSeek is built."""
+    is_v3, rope = config["model_type"] == "deepseek_v3", config["rope_parameters"]
+    rope_size, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
+    sizes = config["qk_nope_head_dim"] + rope_size, config["v_head_dim"]
+    keys: dict[str, Any] = {
+        "attention.kv_lora_rank": rank,
+        "rope.dimension_count": rope_size,
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "expert_group_count": config["n_group"],
+        "expert_group_used_count": config["topk_group"],
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"],
+    }
+    if is_v3:
+        keys |= {"expert_gating_func": 2, "expert_weights_norm": config["norm_topk_prob"]}
+    if config["q_lora_rank"] is not None:
+        keys["attention.q_lora_rank"] = config["q_lora_rank"]
+    both = ("attention.key_length", "attention.value_length")
+    if is_old:
+        keys |= zip(both, sizes, strict=True)
+    else:
+        keys |= zip(both, (rank + rope_size, rank), strict=True)
+        keys |= {f"{name}_mla": size for name, size in zip(both, sizes, strict=True)}
+        keys["attention.head_count_kv"] = 1
+    writer.metadata |= {f"deepseek2.{key}": value for key, value in keys.items()}
+
+
+def _split_heads(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Keys and values of a latent's heads apart, keys turned, as they are absorbed."""
+    split: dict[str, torch.Tensor] = {}
+    sizes = config["qk_nope_head_dim"], config["v_head_dim"]
+    for name, tensor in weights.items():
+        if not name.endswith("kv_b_proj.weight"):
+            split[name] = tensor
+            continue
+        layer = name.split(".")[2]
+        keys, values = tensor.view(-1, sum(sizes), tensor.shape[1]).split(sizes, 1)
+        split[f"blk.{layer}.attn_k_b.weight"] = keys.transpose(1, 2).contiguous()
+        split[f"blk.{layer}.attn_v_b.weight"] = values.contiguous()
+    return split
 
 
 def _split_stacks(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

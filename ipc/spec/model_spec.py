@@ -85,6 +85,8 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kv_a: str = "self_attn.kv_a_proj_with_mqa"
     kv_a_norm: str = "self_attn.kv_a_layernorm"
     kv_b: str = "self_attn.kv_b_proj"
+    # In the place of `kv_b` a file may have each head's [rank, nope_size] and [value_size, rank].
+    split: tuple[str, str] = ("self_attn.k_b_proj.{}", "self_attn.v_b_proj.{}")
 
     @property
     def size(self) -> int:

@@ -252,11 +252,15 @@ class PairedTile {
     // transposition of pairs of lines, eight by eight, then of the 2 x 2 numbers of each.
     void turn_keys(int group) {
         using Lines = uint64_t __attribute__((vector_size(64)));
-        const bf16* from = keys_[group];
+        const bf16 *from = keys_[group], *ahead = keys_[std::min(group + 2, (count_ - 1) / kGroup)];
         bf16* to = value_ + size_t(group) * kGroup * kGroup;
         for (int e = 0; e < step_.value_size; e += kGroup, to += kGroup * kKeys) {
             Lines a[8], b[8];
-            for (int i = 0; i < 8; ++i) std::memcpy(&a[i], from + size_t(e / 2 + i) * 2 * key_stride_, sizeof a[i]);
+            for (int i = 0; i < 8; ++i) {
+                const size_t line = size_t(e / 2 + i) * 2 * key_stride_;
+                std::memcpy(&a[i], from + line, sizeof a[i]);
+                __builtin_prefetch(ahead + line);
+            }
             for (int i = 0; i < 8; i += 2) {
                 b[i] = __builtin_shuffle(a[i], a[i + 1], Lines{0, 8, 2, 10, 4, 12, 6, 14});
                 b[i + 1] = __builtin_shuffle(a[i], a[i + 1], Lines{1, 9, 3, 11, 5, 13, 7, 15});

@@ -305,7 +305,6 @@ class _Builder:
     def _latent_attention(self, prefix: str, whole: AttentionSpec, latent: LatentSpec) -> LatentAttention:
         """Queries are cut by heads, the projection to the latent is in each rank."""
         hidden, cuts, spec, q_a = self._spec.hidden_size, self._cuts, whole, None
-        num_heads = whole.num_heads // cuts.size
         name, size, width = f"{prefix}.{latent.q}", whole.num_heads * latent.head_size, hidden
         if latent.q_rank is not None:
             first = self._linear([f"{prefix}.{latent.q_a}"], (latent.q_rank,), hidden, latent.bias, WHOLE)
@@ -323,10 +322,7 @@ class _Builder:
         cut = TensorSlice(after(latent.rank))
         kv_a = self._linear([f"{prefix}.{latent.kv_a}"], (latent.size,), hidden, latent.bias, cut)
         kv_norm = self._rms_norm(f"{prefix}.{latent.kv_a_norm}", latent.rank, eps=latent.norm_eps)
-        key_values = self._key_values(f"{prefix}.{latent.kv_b}", whole, latent)
-        keys, values = key_values.unflatten(0, (num_heads, -1)).split(
-            (latent.nope_size, latent.value_size), dim=1
-        )
+        keys, values = self._head_projections(prefix, whole, latent)
         absorb, expand = (
             HeadProducts([self._make_linear(each.contiguous()) for each in part])
             for part in (keys.transpose(1, 2), values)
@@ -338,8 +334,28 @@ class _Builder:
             spec, out = whole.for_rank(cuts.size), RowParallelLinear(out, self._all_reduce)
         return LatentAttention(spec, latent, q_a, q, kv_a, kv_norm, absorb, expand, out, self._backend(spec))
 
+    def _head_projections(
+        self, prefix: str, whole: AttentionSpec, latent: LatentSpec
+    ) -> tuple[Tensor, Tensor]:
+        """From a latent to keys and values of this rank's heads: [H, nope_size or value_size, rank]."""
+        if self._weights.holds(f"{prefix}.{latent.kv_b}.weight"):
+            both = self._key_values(f"{prefix}.{latent.kv_b}", whole, latent)
+            heads = both.unflatten(0, (-1, latent.nope_size + latent.value_size))
+            return heads[:, : latent.nope_size], heads[:, latent.nope_size :]
+        share = self._cuts.take_columns(whole.num_heads).columns
+        keys, values = list[Tensor](), list[Tensor]()
+        for head in range(whole.num_heads):
+            key, value = (f"{prefix}.{name.format(head)}.weight" for name in latent.split)
+            if share is None or head in share:
+                keys.append(self._weights.take(key, (latent.rank, latent.nope_size)).t())
+                values.append(self._weights.take(value, (latent.value_size, latent.rank)))
+            else:
+                self._weights.skip(key)
+                self._weights.skip(value)
+        return torch.stack(keys), torch.stack(values)
+
     def _key_values(self, name: str, whole: AttentionSpec, latent: LatentSpec) -> Tensor:
-        """From a latent to its heads' keys and values, in the model's type: it is multiplied in two parts."""
+        """The tensor of both in the model's type, whatever it is stored in."""
         num_out = whole.num_heads * (latent.nope_size + latent.value_size)
         format, cut = self._formats.find(name), self._cuts.take_rows(num_out)
         if format is None or format.layout is None:

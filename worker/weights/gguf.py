@@ -73,6 +73,9 @@ class GgufSource(WeightSource):
         tensor = self._find(name, (count,))
         return _make_numbers(self._read_rows(tensor), tensor)[:, 0].float().to(self._device)
 
+    def holds(self, name: str) -> bool:
+        return name in self._tensors
+
     def skip(self, name: str) -> None:
         self._left.discard(name)
 

@@ -235,6 +235,10 @@ class WeightSource(ABC):
         """So many numbers in float32, as exact as they are stored."""
         return self.take(name, (count,)).float()
 
+    def holds(self, name: str) -> bool:  # noqa: ARG002
+        """False for a tensor that has others in its place, which some sources may have."""
+        return True
+
     def find_in_stacks(self, prefix: str, spec: ExpertsSpec) -> None:  # noqa: B027
         """Find the experts of a layer also where files hold all of them in one tensor, as the spec says."""
 

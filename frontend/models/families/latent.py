@@ -39,7 +39,7 @@ def read_latent_attention(
     if rope_size % 2:
         raise fields.error("qk_rope_head_dim", rope_size, "an even number (rotary embedding turns pairs)")
     value = fields.integer("v_head_dim", sizes[2] or max(1, fields.integer("hidden_size") // num_heads))
-    has_q_rank = "q_lora_rank" not in fields or fields.get("q_lora_rank") is not None
+    has_q_rank = "q_lora_rank" not in fields or fields.get("q_lora_rank") not in (None, 0)
     bias = fields.boolean("attention_bias", False)
     latent = LatentSpec(
         rank=fields.integer("kv_lora_rank", rank),

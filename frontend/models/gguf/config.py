@@ -58,6 +58,7 @@ _NEUTRAL: dict[str, Any] = {
     "leading_dense_block_count": 0,
     "nextn_predict_layers": 0,
 }
+_LATENTS, _Q_RANK = "deepseek2", "attention.q_lora_rank"
 _SIGMOID = 2  # of expert_gating_func
 # llama.cpp writes Llama 3's scaling as a table of divisors. All published models have these settings.
 _ORIGINAL = 8192
@@ -157,7 +158,9 @@ def _read_common(header: GgufHeader, keys: _Keys) -> Config:
         raise ModelError(f"{header.file.name} tensor token_embd.weight", shape, "a table [tokens, numbers]")
     hidden_size, num_heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", max(1, hidden_size // num_heads))
-    if (value_size := keys.integer("attention.value_length", head_dim)) != head_dim:
+    rotated, has_latents = keys.integer("rope.dimension_count", head_dim), keys.architecture == _LATENTS
+    value_size = keys.integer("attention.value_length", head_dim)
+    if value_size != head_dim and not has_latents:
         raise keys.error("attention.value_length", value_size, f"{head_dim}, as keys have")
     return {
         "vocab_size": table.shape[0],
@@ -171,8 +174,8 @@ def _read_common(header: GgufHeader, keys: _Keys) -> Config:
         "rms_norm_eps": None if _LAYER_NORM in keys else keys.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": keys.integer("context_length"),
         "rope_theta": keys.number("rope.freq_base", 10000.0, low=1.0),
-        "rope_scaling": _read_scaling(header, keys, keys.integer("rope.dimension_count", head_dim)),
-        "partial_rotary_factor": _read_rotated(keys, head_dim),
+        "rope_scaling": _read_scaling(header, keys, rotated),
+        "partial_rotary_factor": None if has_latents else _read_rotated(keys, head_dim),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
         "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
@@ -335,6 +338,49 @@ def _read_dots1(keys: _Keys) -> Config:
     }
 
 
+def _read_latents(keys: _Keys) -> Config:
+    """DeepSeek V2 and V3 and what has their layers, under one name; the router's scores tell them apart.
+
+    Files before key_length_mla have the sizes of heads where later ones have those of the latent.
+    """
+    is_v3 = keys.family_integer("expert_gating_func", 1) == _SIGMOID
+    rope_size, count = keys.integer("rope.dimension_count"), keys.integer("expert_count")
+    head_size = keys.family_integer("attention.key_length_mla", keys.integer("attention.key_length"))
+    value_size = keys.family_integer("attention.value_length_mla", keys.integer("attention.value_length"))
+    if head_size <= rope_size:
+        raise keys.error("rope.dimension_count", rope_size, f"less than a head's {head_size} numbers")
+    # The first files of V3 do not say its groups, and are the only ones without that have so many experts.
+    groups = (8, 4) if is_v3 and count == 256 else (1, 1)
+    num_groups = keys.family_integer("expert_group_count", groups[0])
+    scaling = _read_scaling(keys.header, keys, rope_size)
+    if scaling is not None and scaling["rope_type"] == "yarn":
+        # This architecture alone stores a tenth of it, and means it for angles and scores.
+        mscale = round(10 * keys.number(_YARN_LOG), 6)
+        scaling |= {"mscale": mscale, "mscale_all_dim": mscale}
+    names = ("DeepseekV3ForCausalLM", "deepseek_v3") if is_v3 else ("DeepseekV2ForCausalLM", "deepseek_v2")
+    grouped = "group_limited_greedy" if num_groups > 1 else "greedy"
+    return {
+        **{"architectures": [names[0]], "model_type": names[1]},
+        "num_key_value_heads": keys.integer("attention.head_count"),
+        "q_lora_rank": keys.family_integer("attention.q_lora_rank") if _Q_RANK in keys else 0,
+        "kv_lora_rank": keys.family_integer("attention.kv_lora_rank"),
+        "qk_nope_head_dim": head_size - rope_size,
+        "qk_rope_head_dim": rope_size,
+        "v_head_dim": value_size,
+        "rope_scaling": scaling,
+        "n_routed_experts": count,
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "n_shared_experts": keys.family_integer("expert_shared_count", 0, low=0),
+        "first_k_dense_replace": keys.family_integer("leading_dense_block_count", 0, low=0),
+        "norm_topk_prob": keys.family_flag("expert_weights_norm"),
+        "routed_scaling_factor": keys.family_number("expert_weights_scale", 1.0) or 1.0,
+        "n_group": num_groups,
+        "topk_group": keys.family_integer("expert_group_used_count", groups[1]),
+        "topk_method": "noaux_tc" if is_v3 else grouped,
+    }
+
+
 def _read_gpt_oss(keys: _Keys) -> Config:
     scaling = _read_scaling(keys.header, keys, keys.integer("rope.dimension_count", 64))
     return {
@@ -480,6 +526,7 @@ _ARCHITECTURES: dict[str, tuple[str, str, Callable[[_Keys], Config]]] = {
     "arcee": ("ArceeForCausalLM", "arcee", _read_nothing),
     "cohere2": ("Cohere2ForCausalLM", "cohere2", _read_cohere2),
     "command-r": ("CohereForCausalLM", "cohere", _read_cohere),
+    _LATENTS: ("DeepseekV3ForCausalLM", "deepseek_v3", _read_latents),
     "dots1": ("Dots1ForCausalLM", "dots1", _read_dots1),
     "ernie4_5": ("Ernie4_5ForCausalLM", "ernie4_5", _read_nothing),
     "exaone4": ("Exaone4ForCausalLM", "exaone4", _read_exaone4),
@@ -505,6 +552,9 @@ _ARCHITECTURES: dict[str, tuple[str, str, Callable[[_Keys], Config]]] = {
     "starcoder2": ("Starcoder2ForCausalLM", "starcoder2", _read_starcoder2),
 }
 # By config.json's architecture, the names in GGUF files; llama.cpp has Mistral and Mixtral as Llama.
-GGUF_NAMES: dict[str, tuple[str, ...]] = {"MistralForCausalLM": ("llama",), "MixtralForCausalLM": ("llama",)}
+GGUF_NAMES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("MistralForCausalLM", "MixtralForCausalLM"), ("llama",)),
+    "DeepseekV2ForCausalLM": (_LATENTS,),
+}
 for _name, (_architecture, _, _) in _ARCHITECTURES.items():
     GGUF_NAMES[_architecture] = (*GGUF_NAMES.get(_architecture, ()), _name)

@@ -54,6 +54,23 @@ _OUT_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_LATENT = {
+    **_PRE_NORM,
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj.{}",  # stacked over heads, as `attn_v_b`
+    "attn_v_b": "self_attn.v_b_proj.{}",
+    "ffn_gate_inp": "mlp.gate",
+    **_EXPERTS,
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
 # After "blk.N."; {} is the number of an expert, over which such a tensor is stacked.
 _LAYERS: dict[str, dict[str, str]] = {
     "arcee": _PRE_NORM,
@@ -135,6 +152,8 @@ _LAYERS: dict[str, dict[str, str]] = {
         "ffn_up_shexp": "mlp.shared_expert.up_proj",
         "ffn_down_shexp": "mlp.shared_expert.down_proj",
     },
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
     "dots1": {
         **_PRE_NORM,
         "ffn_gate_inp": "mlp.gate",

@@ -35,6 +35,15 @@ FAMILIES = (
 )
 
 
+# llama.cpp has one number for both, and no angles are scaled then.
+_EQUAL_MSCALES: dict[str, Any] = {
+    "rope_parameters": {
+        **{"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32},
+        **{"mscale": 0.9, "mscale_all_dim": 0.9},
+    }
+}
+
+
 @pytest.fixture(autouse=True)
 def _cache(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setattr(gguf_folder, "cache_folder", lambda: tmp_path / "cache")
@@ -110,14 +119,20 @@ def test_a_file_is_the_model_that_it_was_converted_from(family: str, tmp_path: P
         ("ministral3", {}),
         ("seed_oss", {"attention_out_bias": False}),
         ("starcoder2", {"sliding_window": None}),
+        ("deepseek_v2", _EQUAL_MSCALES),
+        ("deepseek_v3", _EQUAL_MSCALES),
+        ("deepseek_v3", {**_EQUAL_MSCALES, "is_old": True}),
     ],
 )
 @pytest.mark.usefixtures("library", "restored_torch")
 def test_a_file_computes_what_its_checkpoint_does(family: str, fields: dict[str, Any], tmp_path: Path):
-    checkpoint = make_decoder(tmp_path / family, family, **fields)
+    is_old = fields.get("is_old", False)
+    more = {key: value for key, value in fields.items() if key != "is_old"}
+    checkpoint = make_decoder(tmp_path / family, family, **more)
+    writer = convert_checkpoint(checkpoint.folder, is_old=is_old)
     configs = [
         read(path, dtype="float32", max_model_len=64)
-        for path in (checkpoint.folder, convert_checkpoint(checkpoint.folder).write(tmp_path / "model.gguf"))
+        for path in (checkpoint.folder, writer.write(tmp_path / "model.gguf"))
     ]
     prompt = checkpoint.draw_tokens(45)
     theirs, ours = (compute_alone(load_model(config, CPU), config, prompt) for config in configs)
