@@ -101,12 +101,6 @@ def _read(
 ) -> ModelSpec:
     positions = fields.integer("max_position_embeddings", positions)
     attention, rope = read_latent_attention(fields, positions, **options)
-    layers = [
-        LayerSpec(
-            attention=attention,
-            ffn=replace(ffn, router_is_float32=True) if isinstance(ffn, ExpertsSpec) else ffn,
-        )
-        for ffn in each
-    ]
+    layers = [LayerSpec(attention=attention, ffn=ffn) for ffn in each]
     unused = skip_predicting_layers(fields)
     return read_model(fields, name, layers, positions, norm_eps=norm_eps, rope=rope, unused_tensors=unused)

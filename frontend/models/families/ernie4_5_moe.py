@@ -27,6 +27,7 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
     shared = fields.integer("moe_num_shared_experts", 2, low=0)
     width, activation = fields.integer("moe_intermediate_size", 1536), read_activation(fields)
     experts = ExpertsSpec(
+        router_is_float32=True,
         num_experts=num_experts,
         num_experts_per_tok=fields.integer("moe_k", fields.get("num_experts_per_tok", 6), high=num_experts),
         intermediate_size=width,

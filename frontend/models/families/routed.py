@@ -67,6 +67,7 @@ def read_routed_layers(
         down="mlp.shared_experts.down_proj",
     )
     experts = ExpertsSpec(
+        router_is_float32=True,
         num_experts=count,
         num_experts_per_tok=most,
         intermediate_size=width,
