@@ -487,6 +487,7 @@ WINGS = {
     },
     "frontend.grpc": {"frontend.http.server", "tools"},
     "frontend.models.gguf": {
+        "frontend.models.vocabulary_files",  # has it make a tokenizer.json of other files, too
         "frontend.cli.commands.pull",
         "frontend.models.checkpoint",
         "frontend.models.model_folder",

@@ -84,11 +84,13 @@ def _find_copies(
 ) -> tuple[str, str]:
     from ..models.model_folder import find_model_folder
     from ..models.sentence_transformers import find_transformer_folder
+    from ..models.vocabulary_files import find_tokenizer_folder
 
     root = find_model_folder(os.fspath(model or tokenizer or POCKET))
     if tokenizer is None:
-        return str(root), str(find_transformer_folder(root))
-    return str(root), str(find_model_folder(os.fspath(tokenizer), field_name="tokenizer"))
+        return str(root), str(find_tokenizer_folder(find_transformer_folder(root)))
+    folder = find_model_folder(os.fspath(tokenizer), field_name="tokenizer")
+    return str(root), str(find_tokenizer_folder(folder))
 
 
 class RemoteEngine(AttachedEngine):

@@ -25,6 +25,7 @@ from .model_folder import ModelFolder, find_model_folder, inspect_gguf, inspect_
 from .pooling_head import HeadChoice, choose_heads
 from .quantization import read_weight_formats, resolve_quantization
 from .sentence_transformers import find_transformer_folder, read_text_encoding
+from .vocabulary_files import find_tokenizer_folder
 from .weight_shapes import check_shapes
 
 
@@ -84,10 +85,10 @@ class Checkpoint:
         folder = self.folder.path
         if tokenizer is not None:
             folder = find_model_folder(tokenizer, revision, "tokenizer", download_dir)
+        folder = find_tokenizer_folder(folder)
         if not (folder / "tokenizer.json").is_file():
-            raise ModelError(
-                "tokenizer", str(folder), "a folder with a tokenizer.json, or skip_tokenizer_init=True"
-            )
+            files = "a tokenizer.json, tokenizer.model or tekken.json"
+            raise ModelError("tokenizer", str(folder), f"a folder with {files}, or skip_tokenizer_init=True")
         return str(folder)
 
 

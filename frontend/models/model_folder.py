@@ -39,7 +39,14 @@ _ALLOWED_MODEL = (
 )
 _POCKET_FOLDER = Path(__file__).resolve().parents[2] / "tools" / "pocket"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.jinja"]
+_TOKENIZER_FILES = [
+    "tokenizer*",
+    "tekken.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "*.jinja",
+]
 _MODEL_FILES = ["*.safetensors", "*.json", *_TOKENIZER_FILES]
 _FOREIGN_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _MAX_HEADER_BYTES = 32 << 20  # 100,000 tensors take 10 MB; the format itself allows 100

@@ -210,7 +210,7 @@ def _make_byte_level(vocabulary: Vocabulary) -> Json:
     if merges is None:
         raise vocabulary.fields.error("merges", None, "a list of pairs of texts")
     # Text of control tokens is plain; a word is spelled in an alphabet that has a letter for each byte.
-    letters = _spell_bytes()
+    letters = spell_bytes()
     known = frozenset(letters)
     plain = {_CONTROL, _USER_DEFINED}
     vocab = {
@@ -332,7 +332,7 @@ def _spell(text: str, letters: list[str]) -> str:
 
 
 @cache
-def _spell_bytes() -> list[str]:
+def spell_bytes() -> list[str]:
     """GPT-2's letter for each byte: itself where it is printed, else one from 256 on."""
     printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
