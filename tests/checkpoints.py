@@ -14,7 +14,15 @@ import torch
 import transformers
 from msgspec.structs import replace
 from quire.ipc.spec.config import EngineConfig, ModelConfig
-from quire.ipc.spec.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, ModelSpec, RopeConfig
+from quire.ipc.spec.model_spec import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertsSpec,
+    ExpertStackSpec,
+    LayerSpec,
+    ModelSpec,
+    RopeConfig,
+)
 from quire.worker.first_calls import make_first_calls
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")  # those of every family
@@ -330,7 +338,10 @@ def _make_ffn(recipe: Recipe) -> DenseSpec | ExpertsSpec:
         return replace(experts, router="block_sparse_moe.gate", **names)
     if recipe.family == "qwen3_moe":
         width = recipe.intermediate_size // 2
-        return replace(experts, intermediate_size=width, norm_topk_prob=recipe.norm_topk_prob)
+        parts = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+        stack = ExpertStackSpec(gate_up=parts[0], down=parts[1], is_transposed=None)
+        changes: dict[str, Any] = {"norm_topk_prob": recipe.norm_topk_prob, "stack": stack}
+        return replace(experts, intermediate_size=width, **changes)
     return DenseSpec(intermediate_size=recipe.intermediate_size, bias=recipe.mlp_bias)
 
 

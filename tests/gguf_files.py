@@ -123,6 +123,7 @@ _ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "cohere": "command-r",
     "hunyuan_v1_dense": "hunyuan-dense",
+    "minimax_m2": "minimax-m2",
     "ministral3": "mistral3",
     "mistral": "llama",
     "mixtral": "llama",
@@ -159,14 +160,18 @@ _PARTS = {
         for part in ("gate", "up", "down")
     },
 }
-_BARE = {"self_attn.sinks": "attn_sinks.weight", "mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}
+_BARE = {
+    "self_attn.sinks": "attn_sinks.weight",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
+}
 _BOTH_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 _WITH_OUT_NORMS = ("gemma2", "gemma3_text", "olmo2")
-_PERMUTED = ("arcee", "granite", "llama", "ministral3", "mistral", "mixtral", "smollm3")
+_PERMUTED = ("arcee", "granite", "granitemoe", "llama", "ministral3", "mistral", "mixtral", "smollm3")
 # Model types whose tensors have the names of llama.cpp's own table, and what else their files say.
 _BY_TABLE: dict[str, dict[str, str]] = {
     "arcee": {},
@@ -186,6 +191,12 @@ _BY_TABLE: dict[str, dict[str, str]] = {
     },
     "glm4": {},
     "granite": {
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    },
+    "granitemoe": {
         "attention_multiplier": "attention.scale",
         "embedding_multiplier": "embedding_scale",
         "residual_multiplier": "residual_scale",
@@ -283,6 +294,13 @@ def _split_stacks(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
     """Gate, up and down of each of gpt-oss' experts, whose biases keep their stacks."""
     split: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
+        granite, _, which = name.partition(".block_sparse_moe.")
+        if which in ("input_linear.weight", "output_linear.weight"):
+            kinds = ("gate", "up") if which.startswith("input") else ("down",)
+            for expert, weight in enumerate(tensor):
+                for kind, each in zip(kinds, weight.chunk(len(kinds)), strict=True):
+                    split[f"{granite}.mlp.experts.{expert}.{kind}_proj.weight"] = each.contiguous()
+            continue
         prefix, _, part = name.rpartition(".experts.")
         if name.endswith("layer_scalar"):
             split[f"{name}.weight"] = tensor
@@ -452,6 +470,9 @@ def _make_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
             "expert_weights_scale": config["routed_scaling_factor"],
             "leading_dense_block_count": config["first_k_dense_replace"],
         }
+    if kind == "minimax_m2":
+        keys["expert_feed_forward_length"], keys["expert_gating_func"] = config["intermediate_size"], 2
+        keys["rope.dimension_count"] = int(rope.get("partial_rotary_factor", 1.0) * head_size)
     if kind == "gpt_oss":
         keys["expert_feed_forward_length"] = config["intermediate_size"]
         keys["attention.sliding_window"] = config["sliding_window"]

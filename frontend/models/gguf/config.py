@@ -192,7 +192,7 @@ def _read_rotated(keys: _Keys, head_dim: int) -> float | None:
     rotated = keys.integer("rope.dimension_count", head_dim)
     if rotated == head_dim:
         return None
-    if keys.architecture not in ("glm4", "phi3"):
+    if keys.architecture not in ("glm4", "minimax-m2", "phi3"):
         raise keys.error("rope.dimension_count", rotated, f"{head_dim}, a whole head")
     return rotated / head_dim
 
@@ -483,6 +483,17 @@ def _read_granite(keys: _Keys) -> Config:
     return {name: keys.family_number(key) for name, key in names.items()}
 
 
+def _read_granite_moe(keys: _Keys) -> Config:
+    experts = _read_olmoe(keys)
+    return {**_read_granite(keys), **experts, "num_local_experts": experts["num_experts"]}
+
+
+def _read_minimax_m2(keys: _Keys) -> Config:
+    if keys.family_integer("expert_gating_func") != _SIGMOID:
+        raise keys.error("expert_gating_func", keys.get("expert_gating_func"), f"{_SIGMOID}, sigmoid")
+    return {**_read_olmoe(keys), "intermediate_size": keys.integer("expert_feed_forward_length")}
+
+
 def _read_qkv_bias(keys: _Keys) -> Config:
     """Of families whose switch is for these three alone."""
     return {"attention_bias": "blk.0.attn_q.bias" in keys.header.tensors}
@@ -537,8 +548,10 @@ _ARCHITECTURES: dict[str, tuple[str, str, Callable[[_Keys], Config]]] = {
     "glm4": ("Glm4ForCausalLM", "glm4", _read_qkv_bias),
     "gpt-oss": ("GptOssForCausalLM", "gpt_oss", _read_gpt_oss),
     "granite": ("GraniteForCausalLM", "granite", _read_granite),
+    "granitemoe": ("GraniteMoeForCausalLM", "granitemoe", _read_granite_moe),
     "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", _read_nothing),
     "llama": ("LlamaForCausalLM", "llama", _read_llama),
+    "minimax-m2": ("MiniMaxM2ForCausalLM", "minimax_m2", _read_minimax_m2),
     "mistral3": ("Ministral3ForCausalLM", "ministral3", _read_nothing),
     "olmo2": ("Olmo2ForCausalLM", "olmo2", _read_nothing),
     "olmoe": ("OlmoeForCausalLM", "olmoe", _read_olmoe),

@@ -41,6 +41,13 @@ _EXPERTS = {
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
 _MIXTRAL = "block_sparse_moe.experts.{}."
+_BLOCK_SPARSE = {
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": f"{_MIXTRAL}w1",
+    "ffn_up_exps": f"{_MIXTRAL}w3",
+    "ffn_down_exps": f"{_MIXTRAL}w2",
+}
 _BOTH_NORMS = {
     **_ATTENTION,
     **_DENSE,
@@ -86,6 +93,7 @@ _LAYERS: dict[str, dict[str, str]] = {
         "post_ffw_norm": "post_mlp_layernorm",
     },
     "granite": _PRE_NORM,
+    "granitemoe": {**_PRE_NORM, "ffn_gate_inp": "block_sparse_moe.router.layer", **_EXPERTS},
     "hunyuan_v1_dense": {
         **_PRE_NORM,
         "attn_q_norm": "self_attn.query_layernorm",
@@ -107,14 +115,12 @@ _LAYERS: dict[str, dict[str, str]] = {
         "ffn_gate_inp": "mlp.gate",
         **_EXPERTS,
     },
-    "mixtral": {
+    "minimax_m2": {
         **_ATTENTION,
-        "ffn_norm": "post_attention_layernorm",
-        "ffn_gate_inp": "block_sparse_moe.gate",
-        "ffn_gate_exps": f"{_MIXTRAL}w1",
-        "ffn_up_exps": f"{_MIXTRAL}w3",
-        "ffn_down_exps": f"{_MIXTRAL}w2",
+        **_BLOCK_SPARSE,
+        "exp_probs_b": "block_sparse_moe.e_score_correction_bias",
     },
+    "mixtral": {**_ATTENTION, **_BLOCK_SPARSE},
     "gemma2": _BOTH_NORMS,
     "gemma3_text": _BOTH_NORMS,
     "gemma4_text": {
@@ -172,7 +178,7 @@ _ADDED_ONE = frozenset(
     ("gemma", "gemma2", "gemma3_text")
 )  # model types whose norms are stored as what they multiply by
 _PAIRED = frozenset(
-    ("arcee", "granite", "llama", "ministral3", "mistral", "mixtral", "smollm3")
+    ("arcee", "granite", "granitemoe", "llama", "ministral3", "mistral", "mixtral", "smollm3")
 )  # whose queries and keys llama.cpp's converter has reordered
 _NAME = re.compile(r"(?:blk\.(\d{1,5})\.)?([a-z_]{1,40}(?:_\d)?)(?:\.(\d{1,5}))?\.(weight|bias|scale)")
 
