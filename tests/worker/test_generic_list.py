@@ -15,6 +15,7 @@ from generic_checkpoints import make_generic_checkpoint, make_tiny_config
 from paged import PagedRun
 from quire.ipc.errors import ModelError
 from quire.worker.models.generic.load import load_generic
+from quire.worker.models.generic.native import NativeModel
 from quire.worker.models.generic.plan import plan
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -27,7 +28,54 @@ LIST: dict[str, dict[str, Any] | str] = json.loads(
 EQUAL = {name: sizes for name, sizes in LIST.items() if isinstance(sizes, dict)}
 REFUSED = {name: words for name, words in LIST.items() if isinstance(words, str)}
 # In the default suite: one of each way to be covered or refused.
-USUAL = {"mimo_v2_flash", "diffllama", "deepseek_v3", "gpt2", "bart", "jamba"}
+USUAL = {"mimo_v2_flash", "diffllama", "deepseek_v3", "gpt2", "bart", "jamba", "gpt_neox", "gemma2"}
+
+
+# Those that are a native program; the others' steps are transformers' code.
+PROGRAMS = set(
+    [
+        "arcee",
+        "biogpt",
+        "codegen",
+        "cwm",
+        "ernie4_5",
+        "exaone",
+        "exaone4",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm",
+        "glm4",
+        "gpt_bigcode",
+        "gpt_neox",
+        "gptj",
+        "granite",
+        "granite_swa",
+        "helium",
+        "hunyuan_v1_dense",
+        "hyperclovax",
+        "internlm3",
+        "iquestcoder",
+        "jais2",
+        "llama",
+        "ministral",
+        "ministral3",
+        "mistral",
+        "moshi",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "seed_oss",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+        "vaultgemma",
+    ]
+)
 
 
 def list_usual(names: dict[str, Any]) -> list[Any]:
@@ -44,6 +92,7 @@ def test_logits_equal_transformers(model_type: str, tmp_path: Path) -> None:
     checkpoint = make_generic_checkpoint(tmp_path, model_type, **EQUAL[model_type])
     config = checkpoint.engine_config()
     model = load_generic(config, torch.device("cpu"))
+    assert isinstance(model, NativeModel) == (model_type in PROGRAMS)
     generator = torch.Generator().manual_seed(1)
     prompts = {
         name: torch.randint(3, config.model.spec.vocab_size, (length,), generator=generator).tolist()
