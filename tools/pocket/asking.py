@@ -57,7 +57,11 @@ class Pocket:
     @cached_property
     def engine(self) -> LLM:
         """Started by the first question, and ended with this object."""
-        how = {"quantization": self.quantization, "dtype": self.dtype, "kv_cache_dtype": self.kv_cache_dtype}
+        how: dict[str, Any] = {
+            "quantization": self.quantization,
+            "dtype": self.dtype,
+            "kv_cache_dtype": self.kv_cache_dtype,
+        }
         return LLM(str(self.folder), seed=SEED, **how)
 
     def complete(

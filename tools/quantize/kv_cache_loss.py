@@ -10,7 +10,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...frontend.llm import LLM
 from ...frontend.models.model_folder import pocket_folder
@@ -38,7 +38,7 @@ def score(model: str, kv_cache_dtype: KVCacheDtype, dtype: str, sequences: Seque
     """By an engine of its own."""
     logprobs, likeliest = list[float](), list[int]()
     params = SamplingParams(max_tokens=1, prompt_logprobs=1)
-    sizes = {"max_model_len": _LENGTH + 1, "skip_tokenizer_init": True, "dtype": dtype}
+    sizes: dict[str, Any] = {"max_model_len": _LENGTH + 1, "skip_tokenizer_init": True, "dtype": dtype}
     with LLM(model, kv_cache_dtype=kv_cache_dtype, **sizes) as llm:
         prompts = [{"prompt_token_ids": list(ids)} for ids in sequences]
         for ids, output in zip(sequences, llm.generate(prompts, params, use_tqdm=False), strict=True):
