@@ -36,6 +36,7 @@ CUTS = [
     pytest.param(RANKS, id="ranks"),
     pytest.param(STAGES, id="stages"),
     pytest.param(RANKS | STAGES, id="both"),
+    pytest.param(RANKS | {"kv_cache_dtype": "int8"}, id="ranks-int8-cache"),
 ]
 
 
@@ -76,7 +77,7 @@ def whole() -> dict[str, Answer]:
 # Of stages by themselves: test_rank_faults.py has both, test_stage_models.py the bits.
 @pytest.mark.parametrize("cut", [CUTS[0], pytest.param(STAGES, id="stages", marks=pytest.mark.slow)])
 def test_ranks_give_the_tokens_of_one_alone_and_in_a_crowd(
-    whole: dict[str, Answer], cut: dict[str, int]
+    whole: dict[str, Answer], cut: dict[str, Any]
 ) -> None:
     asks = list_asks()
     some = choose(asks)
@@ -97,7 +98,7 @@ def test_ranks_give_the_tokens_of_one_alone_and_in_a_crowd(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("cut", CUTS)
 def test_chunks_preemptions_and_lost_processes_change_no_bit_of_ranks(
-    cut: dict[str, int], dtype: str
+    cut: dict[str, Any], dtype: str
 ) -> None:
     asks = list_asks()
     with make_llm(dtype, enable_prefix_caching=False, **cut) as llm:
@@ -116,7 +117,7 @@ def test_chunks_preemptions_and_lost_processes_change_no_bit_of_ranks(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS)
-def test_ranks_embed_as_one(cut: dict[str, int]) -> None:
+def test_ranks_embed_as_one(cut: dict[str, Any]) -> None:
     texts = ["What did the fox find?", "It found a red ball beside the river. " * 9]
     vectors: list[list[list[float]]] = []
     for changes in ({}, cut):
