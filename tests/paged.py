@@ -43,6 +43,7 @@ class PagedRun:
         self._block_size = config.cache.block_size
         spec = config.model.spec
         self._is_dynamic = has_dynamic_rope(spec)
+        self._num_others = max(0, len(spec.kv_windows) - 1)  # KV groups, which have the same blocks here
         # NaN where nothing was written: a read outside a request's own tokens would show.
         caches = allocate_kv_caches(config, num_blocks, self._device)
         self.kv_caches: KVCaches = [
@@ -107,7 +108,7 @@ class PagedRun:
         tables = torch.full((len(names), widest), 1 << 30, dtype=torch.int32)
         for row, request in enumerate(requests):
             tables[row, : len(request.blocks)] = torch.tensor(request.blocks, dtype=torch.int32)
-        return AttentionMetadata(
+        metadata = AttentionMetadata(
             query_starts=torch.tensor(starts, dtype=torch.int32, device=self._device),
             seq_lens=torch.tensor(
                 [request.num_computed for request in requests], dtype=torch.int32, device=self._device
@@ -117,6 +118,8 @@ class PagedRun:
             max_query_len=max(np.diff(starts).tolist()),
             max_seq_len=max(request.num_computed for request in requests),
         )
+        metadata.others = (metadata,) * self._num_others
+        return metadata
 
 
 def compute_alone(
