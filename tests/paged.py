@@ -11,8 +11,8 @@ import torch
 from quire.ipc.spec.config import EngineConfig
 from quire.ipc.spec.model_spec import has_dynamic_rope
 from quire.kernels.program.native import is_switched_off
-from quire.worker.attention.metadata import AttentionMetadata, KVCaches
-from quire.worker.kv_cache import allocate_kv_caches
+from quire.worker.attention.metadata import AttentionMetadata, KVCaches, make_metadata
+from quire.worker.kv_cache import allocate_kv_caches, find_table_groups
 from quire.worker.models.model import Model
 from torch import Tensor
 
@@ -43,9 +43,12 @@ class PagedRun:
         self._block_size = config.cache.block_size
         spec = config.model.spec
         self._is_dynamic = has_dynamic_rope(spec)
-        self._num_others = max(0, len(spec.kv_windows) - 1)  # KV groups, which have the same blocks here
         # NaN where nothing was written: a read outside a request's own tokens would show.
-        caches = allocate_kv_caches(config, num_blocks, self._device)
+        num_groups = max(1, len(spec.kv_windows))
+        caches = allocate_kv_caches(config, num_blocks * num_groups, self._device)
+        # Block b of a request is another id in each KV group, since layers of groups share memory.
+        scales = [group.scale for group in find_table_groups(config, caches)] or [1]
+        self._ids = [(num_groups * scale, group * scale) for group, scale in enumerate(scales)]
         self.kv_caches: KVCaches = [
             (k_cache.fill_(torch.nan), v_cache.fill_(torch.nan)) for k_cache, v_cache in caches
         ]
@@ -64,7 +67,7 @@ class PagedRun:
         """Compute the next tokens of the named requests together; float32 logits [tokens, vocab] of each."""
         ids: list[int] = []
         positions: list[int] = []
-        slots: list[int] = []
+        slots: list[list[int]] = [[] for _ in self._ids]
         lengths: list[int] = []
         starts = [0]
         for name, count in num_tokens.items():
@@ -75,7 +78,9 @@ class PagedRun:
             for position in range(request.num_computed, end):
                 ids.append(request.token_ids[position])
                 positions.append(position)
-                slots.append(self._slot(request, position))
+                block, offset = divmod(position, self._block_size)
+                for of_group, (factor, first) in zip(slots, self._ids, strict=True):
+                    of_group.append((request.blocks[block] * factor + first) * self._block_size + offset)
                 lengths.append(max(request.prompt_len, position + 1))
             request.num_computed = end
             starts.append(len(ids))
@@ -98,28 +103,25 @@ class PagedRun:
             parts.append(self.step({name: min(left, chunk or left)})[name])
         return torch.cat(parts)
 
-    def _slot(self, request: Request, position: int) -> int:
-        return request.blocks[position // self._block_size] * self._block_size + position % self._block_size
-
-    def _metadata(self, names: list[str], starts: list[int], slots: list[int]) -> AttentionMetadata:
+    def _metadata(self, names: list[str], starts: list[int], slots: list[list[int]]) -> AttentionMetadata:
         requests = [self.requests[name] for name in names]
         widest = max(len(request.blocks) for request in requests)
         # Past a request's own blocks the table is unspecified: a large id would crash a reader.
-        tables = torch.full((len(names), widest), 1 << 30, dtype=torch.int32)
-        for row, request in enumerate(requests):
-            tables[row, : len(request.blocks)] = torch.tensor(request.blocks, dtype=torch.int32)
-        metadata = AttentionMetadata(
+        tables = torch.full((len(self._ids), len(names), widest), 1 << 30, dtype=torch.int32)
+        for table, (factor, first) in zip(tables, self._ids, strict=True):
+            for row, request in enumerate(requests):
+                ids = torch.tensor(request.blocks, dtype=torch.int32)
+                table[row, : len(ids)] = ids * factor + first
+        return make_metadata(
+            tables.to(self._device),
+            torch.tensor(slots, device=self._device),
             query_starts=torch.tensor(starts, dtype=torch.int32, device=self._device),
             seq_lens=torch.tensor(
                 [request.num_computed for request in requests], dtype=torch.int32, device=self._device
             ),
-            block_tables=tables.to(self._device),
-            slot_mapping=torch.tensor(slots, device=self._device),
             max_query_len=max(np.diff(starts).tolist()),
             max_seq_len=max(request.num_computed for request in requests),
         )
-        metadata.others = (metadata,) * self._num_others
-        return metadata
 
 
 def compute_alone(

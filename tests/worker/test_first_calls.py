@@ -9,7 +9,7 @@ import pytest
 import torch
 from checkpoints import Recipe, make_checkpoint
 from quire.ipc.params.sampling_params import SamplingParams
-from quire.ipc.protocol.step import NewRequestData, SchedulerOutput
+from quire.ipc.protocol.step import GroupBlocks, NewRequestData, SchedulerOutput
 from quire.ipc.protocol.token_ids import encode_token_ids
 from quire.ipc.protocol.token_lists import TokenLists
 from quire.worker.first_calls import make_first_calls
@@ -46,7 +46,15 @@ class FirstCalls(TorchDispatchMode):
 def test_one_thread_makes_the_first_call_of_each_function(rope: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path, Recipe(rope=rope))
     request = NewRequestData(
-        0, "0", encode_token_ids(PROMPT), b"", PARAMS, [], TokenLists(), [0, 1, 2], num_computed_tokens=0
+        0,
+        "0",
+        encode_token_ids(PROMPT),
+        b"",
+        PARAMS,
+        [],
+        TokenLists(),
+        [GroupBlocks([0, 1, 2])],
+        num_computed_tokens=0,
     )
     make_first_calls.cache_clear()  # as if no model had been loaded in this process
     with FirstCalls() as noted:

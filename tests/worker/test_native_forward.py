@@ -12,7 +12,7 @@ import torch
 from checkpoints import RECIPES, Checkpoint, make_checkpoint
 from paged import PagedRun
 from quire.ipc.params.sampling_params import SamplingParams
-from quire.ipc.protocol.step import NewRequestData, SchedulerOutput
+from quire.ipc.protocol.step import GroupBlocks, NewRequestData, SchedulerOutput
 from quire.ipc.protocol.token_ids import encode_token_ids
 from quire.ipc.protocol.token_lists import TokenLists
 from quire.ipc.spec.config import EngineConfig
@@ -172,7 +172,9 @@ class RecordingRunner:
         row = self._rows[name]
         blocks = [(7 * (10 * row + block) + 3) % NUM_BLOCKS for block in range(10)]
         prompt = encode_token_ids(tokens_of(name))
-        return NewRequestData(row, name, prompt, b"", self._params, [], TokenLists(), blocks, 0)
+        return NewRequestData(
+            row, name, prompt, b"", self._params, [], TokenLists(), [GroupBlocks(blocks)], 0
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -195,7 +197,7 @@ def test_prompt_logprobs_are_scored_where_the_model_has_a_native_pass(checkpoint
     config, params = checkpoint.engine_config(), SamplingParams(temperature=0.0, prompt_logprobs=2)
     native, python = (RecordingRunner(config, is_native, params).runner for is_native in (True, False))
     request = NewRequestData(
-        0, "r", encode_token_ids(tokens_of("d")), b"", params, [], TokenLists(), [3, 4, 5], 0
+        0, "r", encode_token_ids(tokens_of("d")), b"", params, [], TokenLists(), [GroupBlocks([3, 4, 5])], 0
     )
     outputs = [runner.execute(SchedulerOutput(0, [0], [33], [request])) for runner in (native, python)]
     assert outputs[0].logprobs[0].prompt is not None

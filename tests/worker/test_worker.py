@@ -11,7 +11,7 @@ import torch
 from checkpoints import Checkpoint, Recipe, make_checkpoint
 from quire.ipc.errors import ConfigError
 from quire.ipc.params.sampling_params import SamplingParams
-from quire.ipc.protocol.step import NewRequestData, SchedulerOutput
+from quire.ipc.protocol.step import GroupBlocks, NewRequestData, SchedulerOutput
 from quire.ipc.protocol.token_ids import encode_token_ids
 from quire.ipc.protocol.token_lists import TokenLists
 from quire.ipc.spec.config import CacheConfig, EngineConfig, ParallelConfig
@@ -43,7 +43,7 @@ def _config(checkpoint: Checkpoint, **parallel: Any) -> EngineConfig:
 def _enter(row: int, params: SamplingParams) -> NewRequestData:
     blocks = list(range(row * 8, row * 8 + 8))[::-1]
     return NewRequestData(
-        row, str(row), encode_token_ids(_prompt(row)), b"", params, [], TokenLists(), blocks, 0
+        row, str(row), encode_token_ids(_prompt(row)), b"", params, [], TokenLists(), [GroupBlocks(blocks)], 0
     )
 
 
