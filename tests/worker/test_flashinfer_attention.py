@@ -46,7 +46,7 @@ def make_metadata(step: AttentionStep, is_on_host: bool = True) -> AttentionMeta
     lengths = step.query_starts.diff()
     return AttentionMetadata(
         step.query_starts,
-        step.seq_lens,
+        step.seq_lens.clone(),  # each step has its own
         step.block_tables,
         torch.zeros(len(step.query), dtype=torch.int64),
         int(lengths.max()),
@@ -125,7 +125,7 @@ def test_a_graphs_wrapper_is_planned_again_for_every_smaller_step(
     assert wrapper.num_plans == 1
     query[:count] = step.query
     for repeat in range(2):
-        backend.prepare_replay(num_tokens, num_requests, make_metadata(step).to_host_step(), 16)
+        backend.prepare_replay(num_tokens, num_requests, [make_metadata(step).to_host_step()], 16)
         attended = wrapper.run(query, caches)[:count].flatten(1)  # as a replay: no attend
         torch.testing.assert_close(attended, step.reference(30).flatten(1), rtol=0, atol=0)
         assert wrapper.num_plans == 2 + repeat
