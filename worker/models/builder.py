@@ -6,6 +6,7 @@ Of several ranks each builds what its cuts of the weights give, and what joins t
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -53,6 +54,7 @@ from ..layers.logits import LogitsHead
 from ..layers.norm import LayerNorm, NoNorm, RMSNorm, Scaled
 from ..layers.rotary import RotaryEmbedding
 from ..pooling.head import load_pooling_head
+from ..progress import show_progress
 from ..threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
 from ..weights.gguf import GgufSource
 from ..weights.integer_weight import NarrowWeight, dequantize
@@ -179,7 +181,9 @@ class _Builder:
     def _layers(self, ropes: list[tuple[RopeConfig, int]]) -> list[Layer]:
         spec, layers = self._spec, list[Layer]()
         make_layer = self._sum_norm_layer if spec.layers[0].norms_sum else self._layer
-        for index, part in enumerate(spec.layers):
+        is_first = self._group is None or self._group.rank == 0
+        parts = show_progress(spec.layers, "Loading weights", sys.stderr) if is_first else spec.layers
+        for index, part in enumerate(parts):
             layer = make_layer(spec.layer_prefix.format(spec.stage.first_layer + index), part, index)
             rope = part.attention.rope or spec.rope
             layer.rope = None if rope.type == "none" else ropes.index((rope, part.attention.rope_head_size))
