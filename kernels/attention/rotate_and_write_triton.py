@@ -72,7 +72,8 @@ def _write_heads(
         first = tl.where(mask, first.to(tl.float32), 0.0)
         second = tl.where(mask, second.to(tl.float32), 0.0)
         top = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
-        has_nan = tl.max(((first != first) | (second != second)).to(tl.int32), 1) > 0
+        is_nan = (first != first) | (second != second)
+        has_nan = tl.max(is_nan.to(tl.int32), 1) > 0  # pyright: ignore[reportOperatorIssue]
         largest = 127.0 if KV_FORMAT == 1 else 448.0
         scale = tl.where(has_nan, float("nan"), tl.maximum(tl.div_rn(top, largest), 1.1754943508222875e-38))
         start = heads * (BLOCK_SIZE * (HALF * 2 + 4))
