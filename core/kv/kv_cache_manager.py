@@ -304,6 +304,13 @@ class KVCacheManager:
 
         Returns the new ids by group; None, with no block taken, if too few are free.
         """
+        if not self._windowed:  # one group, the way of most models
+            if not self.pool.num_free:
+                return None
+            ids = self.pool.take(1)
+            request.blocks[0].ids += ids
+            request.num_slots += self.block_size
+            return [(0, ids)]
         self._release_behind(request)
         index = request.num_slots // self.block_size
         lacking = [group for group, held in enumerate(request.blocks) if held.end == index]
