@@ -150,15 +150,14 @@ def test_no_size_of_chunks_changes_a_bit(
 def test_chunks_and_preemptions_change_no_bit(
     model: Model, asks: list[Ask], alone: dict[str, Answer]
 ) -> None:
-    sizes: dict[str, Any] = {"block_size": 8, "max_model_len": 128, "max_num_batched_tokens": 48}
-    num_blocks = 20
-    if Path(model[0]).is_dir():
-        config = EngineArgs(model[0], **sizes).create_engine_config()
-        if any(config.model.spec.kv_windows):
-            num_blocks = config.max_blocks_per_request
+    sizes: dict[str, Any] = {"block_size": 8, "max_model_len": 128, "max_num_batched_tokens": 32}
+    folder = POCKET if model[0] in CACHES else model[0]
+    config = EngineArgs(folder, **sizes).create_engine_config()
+    num_blocks = config.max_blocks_per_request
     with make_llm(model, num_gpu_blocks_override=num_blocks, **sizes) as llm:
         assert answer(llm, asks) == alone
-        assert llm.stats().num_preemptions_total > 0
+        # What windows free is enough for most of the others.
+        assert llm.stats().num_preemptions_total > (0 if any(config.model.spec.kv_windows) else 4)
 
 
 @pytest.mark.parametrize(
