@@ -1,4 +1,4 @@
-"""The protocol between frontends and the engine core (version 5).
+"""The protocol between frontends and the engine core (version 6).
 
 A message is one ZeroMQ frame: a byte that names its type (`MESSAGE_TYPES`), then a msgpack body. The engine
 binds one ROUTER; every frontend is a DEALER with a random identity. Each field has a cap; a frame that does
@@ -33,7 +33,7 @@ from .fair_share import MAX_CLIENT_WEIGHT
 from .prefix_digest import EngineDigest
 from .token_lists import TokenLists
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 SUSPECT_ATTEMPTS = 2  # lost engine cores in a row after which a request runs alone
 MAX_GRAMMAR_LENGTH = 256 * 1024  # characters
