@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...frontend.models.families import ARCHITECTURES
 from ...frontend.models.families.encoders import ENCODERS
 from ...frontend.models.families.wrapped import WRAPPED_ARCHITECTURES
-from ...frontend.models.gguf.config import GGUF_NAMES
+from ...frontend.models.gguf.architectures import GGUF_NAMES
 from ..markdown import format_table
 
 

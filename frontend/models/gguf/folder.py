@@ -20,7 +20,8 @@ from ....ipc.daemon.run_dir import find_base
 from ....ipc.errors import ConfigError, ModelError
 from ....ipc.files.private_cache import CacheUnusableError, PrivateCache, find_cache_home
 from ....ipc.spec.gguf_tensor import GgufTensor, find_main_type
-from .config import Config, read_config, read_generation_config
+from .architectures import Config
+from .config import read_config, read_generation_config
 from .header import MAX_HEADER_BYTES, GgufHeader, read_header
 from .tensors import name_tensors
 from .vocabulary import TOKENS, Vocabulary, make_tokenizer, make_tokenizer_config

@@ -13,8 +13,9 @@ from ....ipc.errors import ModelError
 from ....ipc.spec.gguf_tensor import FLOATS, FUSED, HALVES, GgmlType, GgufTensor
 from ....ipc.spec.model_spec import ModelSpec
 from ....ipc.spec.weight_format import WeightFormat, WeightFormats
-from .config import ROPE_TABLES, Config
+from .architectures import Config
 from .header import GgufHeader, StoredTensor
+from .rope_scaling import ROPE_TABLES
 
 _WHOLE = {
     "token_embd": "model.embed_tokens",

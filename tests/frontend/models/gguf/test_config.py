@@ -10,9 +10,10 @@ import msgspec
 import pytest
 import torch
 from quire.frontend.models.gguf import folder
-from quire.frontend.models.gguf.config import make_llama3_divisors, read_config
+from quire.frontend.models.gguf.config import read_config
 from quire.frontend.models.gguf.folder import open_gguf
 from quire.frontend.models.gguf.header import GgufHeader, read_header
+from quire.frontend.models.gguf.rope_scaling import make_llama3_divisors
 from quire.frontend.models.gguf.tensors import name_tensors
 from quire.frontend.options.engine_args import EngineArgs
 from quire.frontend.text.tokenizer import load_tokenizer

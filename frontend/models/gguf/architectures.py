@@ -1,0 +1,311 @@
+"""What only some architectures of GGUF files say, as config.json of transformers' class says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from .keys import BY_LAYER, Keys
+from .rope_scaling import FREQS, YARN_LOG, read_divisors, read_scaling
+
+Config = dict[str, Any]
+
+LATENTS, _Q_RANK = "deepseek2", "attention.q_lora_rank"
+_SIGMOID = 2  # of expert_gating_func
+_NEVER_TURNS = 1e29  # from this divisor on a pair does not
+LAYER_NORM = "attention.layer_norm_epsilon"
+
+
+def _read_llama(keys: Keys) -> Config:
+    """Llama and, under the same name, Mistral; with experts it is Mixtral."""
+    window = keys.family_integer("attention.sliding_window", 0, low=0) or None
+    if keys.get("expert_count", 0) == 0:
+        if window is not None:
+            names = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+            return {**names, "sliding_window": window}
+        return {"attention_bias": "blk.0.attn_q.bias" in keys.header.tensors}
+    return {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "sliding_window": window,
+    }
+
+
+def _read_nothing(_keys: Keys) -> Config:
+    """For a family without keys of its own."""
+    return {}
+
+
+def _read_qwen3_moe(keys: Keys) -> Config:
+    return {
+        "num_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "norm_topk_prob": True,  # llama.cpp always scales them
+    }
+
+
+def _read_olmoe(keys: Keys) -> Config:
+    return {
+        "num_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+    }
+
+
+def _read_qwen2_moe(keys: Keys) -> Config:
+    return {
+        **_read_olmoe(keys),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.family_integer("expert_shared_feed_forward_length"),
+        "qkv_bias": "blk.0.attn_q.bias" in keys.header.tensors,
+    }
+
+
+def _read_dots1(keys: Keys) -> Config:
+    if keys.family_integer("expert_gating_func") != _SIGMOID:
+        raise keys.error("expert_gating_func", keys.get("expert_gating_func"), f"{_SIGMOID}, sigmoid")
+    return {
+        "n_routed_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "n_shared_experts": keys.family_integer("expert_shared_count", 0, low=0),
+        "first_k_dense_replace": keys.family_integer("leading_dense_block_count", 0, low=0),
+        "norm_topk_prob": keys.family_flag("expert_weights_norm"),
+        "routed_scaling_factor": keys.family_number("expert_weights_scale", 1.0),
+        "sliding_window": None,
+    }
+
+
+def _read_latents(keys: Keys) -> Config:
+    """DeepSeek V2 and V3 and what has their layers, under one name; the router's scores tell them apart.
+
+    Files before key_length_mla have the sizes of heads where later ones have those of the latent.
+    """
+    is_v3 = keys.family_integer("expert_gating_func", 1) == _SIGMOID
+    rope_size, count = keys.integer("rope.dimension_count"), keys.integer("expert_count")
+    head_size = keys.family_integer("attention.key_length_mla", keys.integer("attention.key_length"))
+    value_size = keys.family_integer("attention.value_length_mla", keys.integer("attention.value_length"))
+    if head_size <= rope_size:
+        raise keys.error("rope.dimension_count", rope_size, f"less than a head's {head_size} numbers")
+    # The first files of V3 do not say its groups, and are the only ones without that have so many experts.
+    groups = (8, 4) if is_v3 and count == 256 else (1, 1)
+    num_groups = keys.family_integer("expert_group_count", groups[0])
+    scaling = read_scaling(keys.header, keys, rope_size)
+    if scaling is not None and scaling["rope_type"] == "yarn":
+        # This architecture alone stores a tenth of it, and means it for angles and scores.
+        mscale = round(10 * keys.number(YARN_LOG), 6)
+        scaling |= {"mscale": mscale, "mscale_all_dim": mscale}
+    names = ("DeepseekV3ForCausalLM", "deepseek_v3") if is_v3 else ("DeepseekV2ForCausalLM", "deepseek_v2")
+    grouped = "group_limited_greedy" if num_groups > 1 else "greedy"
+    return {
+        **{"architectures": [names[0]], "model_type": names[1]},
+        "num_key_value_heads": keys.integer("attention.head_count"),
+        "q_lora_rank": keys.family_integer("attention.q_lora_rank") if _Q_RANK in keys else 0,
+        "kv_lora_rank": keys.family_integer("attention.kv_lora_rank"),
+        "qk_nope_head_dim": head_size - rope_size,
+        "qk_rope_head_dim": rope_size,
+        "v_head_dim": value_size,
+        "rope_scaling": scaling,
+        "n_routed_experts": count,
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "n_shared_experts": keys.family_integer("expert_shared_count", 0, low=0),
+        "first_k_dense_replace": keys.family_integer("leading_dense_block_count", 0, low=0),
+        "norm_topk_prob": keys.family_flag("expert_weights_norm"),
+        "routed_scaling_factor": keys.family_number("expert_weights_scale", 1.0) or 1.0,
+        "n_group": num_groups,
+        "topk_group": keys.family_integer("expert_group_used_count", groups[1]),
+        "topk_method": "noaux_tc" if is_v3 else grouped,
+    }
+
+
+def _read_gpt_oss(keys: Keys) -> Config:
+    scaling = read_scaling(keys.header, keys, keys.integer("rope.dimension_count", 64))
+    return {
+        "num_local_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "intermediate_size": keys.integer("expert_feed_forward_length"),
+        "sliding_window": keys.family_integer("attention.sliding_window"),
+        # llama.cpp rounds the borders of YaRN's ramp; transformers and OpenAI's own code do not.
+        "rope_scaling": scaling and {**scaling, "truncate": False},
+    }
+
+
+def _read_phi3(keys: Keys) -> Config:
+    return {
+        "sliding_window": keys.family_integer("attention.sliding_window", 0, low=0) or None,
+        # Where Phi3Config looks for it.
+        "original_max_position_embeddings": keys.get("rope.scaling.original_context_length"),
+    }
+
+
+def _read_gemma2(keys: Keys) -> Config:
+    return {
+        "query_pre_attn_scalar": _read_query_scalar(keys, num_layers_of_27b=46),
+        "attn_logit_softcapping": keys.family_number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.family_number("final_logit_softcapping", 30.0),
+        "sliding_window": keys.family_integer("attention.sliding_window", 4096),
+    }
+
+
+def _read_gemma3(keys: Keys) -> Config:
+    return {
+        "query_pre_attn_scalar": _read_query_scalar(keys, num_layers_of_27b=62),
+        "final_logit_softcapping": keys.family_number("final_logit_softcapping"),
+        # Of files without these two, llama.cpp and transformers make different models.
+        "sliding_window": keys.family_integer("attention.sliding_window"),
+        "rope_theta": keys.number("rope.freq_base", low=1.0),
+        "sliding_window_pattern": keys.family_integer("attention.sliding_window_pattern", 6),
+        "rope_local_base_freq": keys.family_number("rope.freq_base_swa", 1e4),
+    }
+
+
+def _read_gemma4(keys: Keys) -> Config:
+    head_size, sliding_size = (keys.family_integer(f"attention.key_length{end}") for end in ("", "_swa"))
+    for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        if (size := keys.family_integer(key, sliding_size)) != sliding_size:
+            raise keys.error(key, size, f"{sliding_size}, as attention.key_length_swa")
+    num_layers, tensors = keys.integer("block_count"), keys.header.tensors
+    pattern = keys.family_value("attention.sliding_window_pattern")
+    if not isinstance(pattern, list) or len(cast(list[Any], pattern)) != num_layers:
+        raise keys.error(
+            "attention.sliding_window_pattern", pattern, f"a list for {num_layers} layers, not alike"
+        )
+    full = cast(list[Any], pattern).index(False)
+    heads, widths = (keys.by_layer.get(key, [keys.integer(key)] * num_layers) for key in BY_LAYER)
+    if any(len(each) != num_layers for each in (heads, widths)):
+        raise keys.error(BY_LAYER[0], f"{len(heads)} and {len(widths)} entries", f"{num_layers}, one a layer")
+    divisors = read_divisors(keys.header, FREQS, head_size)
+    num_turning = sum(each < _NEVER_TURNS for each in divisors)
+    if divisors[:num_turning] != [1.0] * num_turning:
+        raise keys.error(
+            FREQS, divisors[:num_turning], "1 for each pair that turns, before those that do not"
+        )
+    rope = {"rope_type": "proportional", "partial_rotary_factor": 2 * num_turning / head_size}
+    sliding_theta = keys.family_number("rope.freq_base_swa", 1e4)
+    table = tensors.get("per_layer_token_embd.weight")
+    has_experts = "expert_count" in keys and keys.get("expert_count") != 0
+    return {
+        "num_key_value_heads": heads[cast(list[Any], pattern).index(True)],
+        "num_global_key_value_heads": heads[full],
+        "head_dim": sliding_size,
+        "global_head_dim": head_size,
+        "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in tensors,
+        "layer_types": ["sliding_attention" if slides else "full_attention" for slides in pattern],
+        "sliding_window": keys.family_integer("attention.sliding_window"),
+        "num_kv_shared_layers": keys.family_integer("attention.shared_kv_layers", 0, low=0),
+        "use_double_wide_mlp": widths[0] != widths[-1],
+        "hidden_size_per_layer_input": keys.family_integer("embedding_length_per_layer_input", 0, low=0),
+        "vocab_size_per_layer_input": None if table is None else table.shape[0],
+        "final_logit_softcapping": keys.family_number("final_logit_softcapping"),
+        "rope_parameters": {
+            "full_attention": {**rope, "rope_theta": keys.number("rope.freq_base", low=1.0)},
+            "sliding_attention": {"rope_type": "default", "rope_theta": sliding_theta},
+        },
+        "enable_moe_block": has_experts,
+        "num_experts": keys.integer("expert_count") if has_experts else None,
+        "top_k_experts": keys.integer("expert_used_count") if has_experts else None,
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length") if has_experts else None,
+    }
+
+
+def _read_granite(keys: Keys) -> Config:
+    names = {
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    }
+    return {name: keys.family_number(key) for name, key in names.items()}
+
+
+def _read_granite_moe(keys: Keys) -> Config:
+    experts = _read_olmoe(keys)
+    return {**_read_granite(keys), **experts, "num_local_experts": experts["num_experts"]}
+
+
+def _read_minimax_m2(keys: Keys) -> Config:
+    if keys.family_integer("expert_gating_func") != _SIGMOID:
+        raise keys.error("expert_gating_func", keys.get("expert_gating_func"), f"{_SIGMOID}, sigmoid")
+    return {**_read_olmoe(keys), "intermediate_size": keys.integer("expert_feed_forward_length")}
+
+
+def _read_qkv_bias(keys: Keys) -> Config:
+    """Of families whose switch is for these three alone."""
+    return {"attention_bias": "blk.0.attn_q.bias" in keys.header.tensors}
+
+
+def _read_exaone4(keys: Keys) -> Config:
+    window = keys.family_integer("attention.sliding_window", 0, low=0) or None
+    pattern = keys.family_value("attention.sliding_window_pattern")
+    if window is None or not isinstance(pattern, list):
+        return {"sliding_window": window, "sliding_window_pattern": pattern}
+    kinds = ["sliding_attention" if slides else "full_attention" for slides in cast(list[Any], pattern)]
+    return {"sliding_window": window, "layer_types": kinds}
+
+
+def _read_cohere(keys: Keys) -> Config:
+    scale = keys.family_number("logit_scale", 0.0625)
+    return {"layer_norm_eps": keys.number(LAYER_NORM), "logit_scale": scale}
+
+
+def _read_cohere2(keys: Keys) -> Config:
+    return {**_read_cohere(keys), "sliding_window": keys.family_integer("attention.sliding_window")}
+
+
+def _read_starcoder2(keys: Keys) -> Config:
+    return {
+        "norm_epsilon": keys.number(LAYER_NORM),
+        "use_bias": "blk.0.attn_q.bias" in keys.header.tensors,
+    }
+
+
+def _read_query_scalar(keys: Keys, num_layers_of_27b: int) -> int:
+    """What Gemma scales scores by; the largest model alone has another number, which no key tells."""
+    hidden_size, num_heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    if keys.integer("block_count") == num_layers_of_27b:
+        return hidden_size // num_heads
+    return keys.integer("attention.key_length", max(1, hidden_size // num_heads))
+
+
+# By general.architecture: config.json's architecture and model_type, and what only this family has.
+ARCHITECTURES: dict[str, tuple[str, str, Callable[[Keys], Config]]] = {
+    "arcee": ("ArceeForCausalLM", "arcee", _read_nothing),
+    "cohere2": ("Cohere2ForCausalLM", "cohere2", _read_cohere2),
+    "command-r": ("CohereForCausalLM", "cohere", _read_cohere),
+    LATENTS: ("DeepseekV3ForCausalLM", "deepseek_v3", _read_latents),
+    "dots1": ("Dots1ForCausalLM", "dots1", _read_dots1),
+    "ernie4_5": ("Ernie4_5ForCausalLM", "ernie4_5", _read_nothing),
+    "exaone4": ("Exaone4ForCausalLM", "exaone4", _read_exaone4),
+    "gemma": ("GemmaForCausalLM", "gemma", _read_nothing),
+    "gemma2": ("Gemma2ForCausalLM", "gemma2", _read_gemma2),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text", _read_gemma3),
+    "gemma4": ("Gemma4ForCausalLM", "gemma4_text", _read_gemma4),
+    "glm4": ("Glm4ForCausalLM", "glm4", _read_qkv_bias),
+    "gpt-oss": ("GptOssForCausalLM", "gpt_oss", _read_gpt_oss),
+    "granite": ("GraniteForCausalLM", "granite", _read_granite),
+    "granitemoe": ("GraniteMoeForCausalLM", "granitemoe", _read_granite_moe),
+    "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", _read_nothing),
+    "llama": ("LlamaForCausalLM", "llama", _read_llama),
+    "minimax-m2": ("MiniMaxM2ForCausalLM", "minimax_m2", _read_minimax_m2),
+    "mistral3": ("Ministral3ForCausalLM", "ministral3", _read_nothing),
+    "olmo2": ("Olmo2ForCausalLM", "olmo2", _read_nothing),
+    "olmoe": ("OlmoeForCausalLM", "olmoe", _read_olmoe),
+    "phi3": ("Phi3ForCausalLM", "phi3", _read_phi3),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2", _read_nothing),
+    "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe", _read_qwen2_moe),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3", _read_nothing),
+    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe", _read_qwen3_moe),
+    "seed_oss": ("SeedOssForCausalLM", "seed_oss", _read_qkv_bias),
+    "smollm3": ("SmolLM3ForCausalLM", "smollm3", _read_nothing),
+    "starcoder2": ("Starcoder2ForCausalLM", "starcoder2", _read_starcoder2),
+}
+# By config.json's architecture, the names in GGUF files; llama.cpp has Mistral and Mixtral as Llama.
+GGUF_NAMES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("MistralForCausalLM", "MixtralForCausalLM"), ("llama",)),
+    "DeepseekV2ForCausalLM": (LATENTS,),
+}
+for _name, (_architecture, _, _) in ARCHITECTURES.items():
+    GGUF_NAMES[_architecture] = (*GGUF_NAMES.get(_architecture, ()), _name)
