@@ -126,7 +126,7 @@ def plan_memory(
 
 def allocate_kv_caches(config: EngineConfig, num_blocks: int, device: torch.device) -> KVCaches:
     """(k, v) of each layer, uninitialized: attention reads no slot before it is written. v of latents has
-    heads of size 0.
+    heads of size 0, and layers without attention have caches of no heads.
 
     An encoder ignores `num_blocks`.
     """
@@ -134,16 +134,24 @@ def allocate_kv_caches(config: EngineConfig, num_blocks: int, device: torch.devi
     if spec.is_causal:
         keeping = [layer for layer in spec.layers if layer.attention.keeps_kv]
         own = iter(_allocate_layers(config, keeping, num_blocks, device))
-        return share_caches(spec, [next(own) if layer.attention.keeps_kv else None for layer in spec.layers])
+        none = torch.empty(
+            (num_blocks, 0, config.cache.block_size, 0), dtype=_find_dtype(config), device=device
+        )
+        return share_caches(
+            spec, [next(own) if layer.attention.keeps_kv else (none, none) for layer in spec.layers]
+        )
     pair = _allocate_layers(config, spec.layers[:_NUM_SCRATCH_LAYERS], count_scratch_blocks(config), device)
     return [pair[layer % len(pair)] for layer in range(spec.num_layers)]
 
 
-def share_caches(spec: ModelSpec, own: Sequence[KVCache | None]) -> KVCaches:
+def share_caches(spec: ModelSpec, own: Sequence[KVCache]) -> KVCaches:
     """Of each layer its own, or that of the layer whose keys and values it reads."""
     sources = [layer.attention.kv_layer for layer in spec.layers]
-    caches = [own[index if source is None else source] for index, source in enumerate(sources)]
-    return [cache for cache in caches if cache is not None]
+    return [own[index if source is None else source] for index, source in enumerate(sources)]
+
+
+def _find_dtype(config: EngineConfig) -> torch.dtype:
+    return KV_DTYPES.get(config.cache.kv_cache_dtype) or getattr(torch, config.model.dtype)
 
 
 def _allocate_layers(
@@ -155,7 +163,7 @@ def _allocate_layers(
     times the core's (`find_table_groups`), and its cache begins at its part.
     """
     kv_dtype, block_size, spec = config.cache.kv_cache_dtype, config.cache.block_size, config.model.spec
-    dtype: torch.dtype = KV_DTYPES.get(kv_dtype) or getattr(torch, config.model.dtype)
+    dtype = _find_dtype(config)
     scale_size = SCALE_SIZE if kv_dtype in KV_DTYPES else 0
     shapes = [
         (part.num_kv_heads, block_size, size)
@@ -199,7 +207,9 @@ def find_table_groups(config: EngineConfig, kv_caches: KVCaches) -> list[TableGr
     if len(spec.kv_windows) > 1:
         scales = find_places(spec, config.cache.kv_cache_dtype).shares
     sizes = {
-        layer.attention.kv_group: len(cache[0]) for layer, cache in zip(spec.layers, kv_caches, strict=True)
+        layer.attention.kv_group: len(cache[0])
+        for layer, cache in zip(spec.layers, kv_caches, strict=True)
+        if layer.attention.num_heads
     }
     return [
         TableGroup(window, scale, (-(-sizes.get(group, scale) // scale) - 1) * scale)

@@ -38,10 +38,10 @@ def assign_kv_groups(
 
     One group that keeps everything, unless freeing saves a tenth of the longest request's KV.
     """
-    if not spec.is_causal:
+    windows = _find_windows(spec, max_model_len)
+    if not spec.is_causal or not windows:
         return spec
     kinds: dict[tuple[int | None, int], list[int]] = {}
-    windows = _find_windows(spec, max_model_len)
     for index, window in windows.items():
         kind = window, _count_numbers(spec.layers[index].attention, kv_dtype)
         kinds.setdefault(kind, []).append(index)
@@ -72,7 +72,7 @@ def assign_kv_groups(
             groups[layer] = len(kv_windows) + number % count
         kv_windows += [kind[0]] * count
     layers = [
-        replace(layer, attention=replace(layer.attention, kv_group=groups[_find_source(layer, index)]))
+        replace(layer, attention=replace(layer.attention, kv_group=groups.get(_find_source(layer, index), 0)))
         for index, layer in enumerate(spec.layers)
     ]
     return replace(spec, layers=tuple(layers), kv_windows=tuple(kv_windows))
@@ -92,6 +92,8 @@ def _find_windows(spec: ModelSpec, max_model_len: int) -> dict[int, int | None]:
     """Of each layer that keeps K and V, the widest window through which it is read; None: all of it."""
     windows: dict[int, int | None] = {}
     for index, layer in enumerate(spec.layers):
+        if layer.attention.num_heads == 0:
+            continue
         window, source = layer.attention.window, _find_source(layer, index)
         before = windows.get(source, 0)
         if window is None or window >= max_model_len or before is None:

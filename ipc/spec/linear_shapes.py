@@ -49,7 +49,10 @@ def list_layer_linears(spec: ModelSpec) -> Iterator[tuple[LinearShape, ...]]:
         return
     for index, layer in enumerate(spec.layers, spec.stage.first_layer):
         prefix = f"{spec.layer_prefix.format(index)}."
-        yield from _list_attention(prefix, layer.attention, hidden)
+        if layer.attention.num_heads:
+            yield from _list_attention(prefix, layer.attention, hidden)
+        for name, num_out, num_in in layer.recurrent.list_linears(hidden) if layer.recurrent else ():
+            yield (LinearShape(prefix + name, num_out, num_in),)
         if isinstance(layer.ffn, DenseSpec):
             yield from _list_dense(prefix, layer.ffn, hidden)
         else:

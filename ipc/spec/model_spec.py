@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from ..params.pooling_params import PoolingTask
 from .generic_spec import GenericSpec
+from .recurrent_spec import RecurrentSpec
 from .weight_format import WeightFormats
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -34,6 +35,7 @@ Convert = Literal["auto", "none", "embed", "classify"]
 ModelImpl = Literal["auto", "quire", "vllm", "transformers"]
 
 DTYPE_SIZE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+_STATE_ALIGNMENT = 16  # float32 numbers
 KV_SCALE_BYTES = 4  # of a token's keys, and of its values, of one head in a cache of 8 bits; float32
 
 
@@ -159,7 +161,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     @property
     def keeps_kv(self) -> bool:
         """Whether keys and values of its own are kept."""
-        return self.is_causal and self.kv_layer is None
+        return self.is_causal and self.kv_layer is None and self.num_heads > 0
 
     @property
     def cache_size(self) -> int:
@@ -202,6 +204,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         Each is for equally many of those, one after the other: a head whose queries are in several ranks is
         in each of them, and where ranks begin within its queries it may be in one of them twice.
         """
+        if self.num_heads == 0:
+            return []
         num_heads, group = self.num_heads // size, self.num_heads // self.num_kv_heads
         each = math.gcd(num_heads, group)
         return [head // group for head in range(rank * num_heads, (rank + 1) * num_heads, each)]
@@ -210,6 +214,10 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         """What one of `size` ranks computes of it."""
         num_kv_heads = len(self.find_rank_heads(0, size))
         return replace(self, num_heads=self.num_heads // size, num_kv_heads=num_kv_heads)
+
+
+# Of a layer without attention: no heads.
+NO_ATTENTION = AttentionSpec(num_heads=0, num_kv_heads=0, head_size=0, rope=RopeConfig(type="none"), qkv=())
 
 
 class DenseSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="dense"):
@@ -348,9 +356,11 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     With `is_parallel`: h += attention(norm(h)) + ffn(ffn_norm(h)); without a ffn_norm both read one norm.
     With `norms_sum`: h = norm(h + attention(h)), then the same with the feed-forward part; no out norms.
     The norms are named by their tensors, after the layer's prefix; without a name there is none.
+    What is `recurrent` stands in attention's place, or both read one norm and their results are added.
     """
 
-    attention: AttentionSpec
+    attention: AttentionSpec = NO_ATTENTION
+    recurrent: RecurrentSpec | None = None
     ffn: DenseSpec | ExpertsSpec
     attention_norm: str | None = "input_layernorm"
     attention_out_norm: str | None = None
@@ -364,11 +374,37 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def is_cut_by(self, size: int) -> bool:
         """Whether so many ranks can share it."""
-        return self.attention.is_cut_by(size) and self.ffn.is_cut_by(size)
+        is_cut = self.recurrent is None or self.recurrent.is_cut_by(size)
+        return is_cut and self.attention.is_cut_by(size) and self.ffn.is_cut_by(size)
 
     def for_rank(self, size: int) -> LayerSpec:
         """What one of `size` ranks computes of it."""
-        return replace(self, attention=self.attention.for_rank(size), ffn=self.ffn.for_rank(size))
+        return replace(
+            self,
+            attention=self.attention.for_rank(size),
+            recurrent=self.recurrent and self.recurrent.for_rank(size),
+            ffn=self.ffn.for_rank(size),
+        )
+
+    @property
+    def num_shares(self) -> int:
+        """An upper bound of the ranks that can share it."""
+        shares = [self.attention.num_heads, self.recurrent.num_shares if self.recurrent else 0]
+        return min(share for share in shares if share)
+
+    def count_active_params(self, hidden_size: int) -> int:
+        """Weights that one token is multiplied with."""
+        recurrent = [] if self.recurrent is None else self.recurrent.list_linears(hidden_size)
+        return (
+            self.attention.count_params(hidden_size)
+            + sum(num_out * num_in for _, num_out, num_in in recurrent)
+            + self.ffn.count_active_params(hidden_size)
+        )
+
+    def count_activations(self, hidden_size: int) -> int:
+        """Numbers that one token holds in the layer's parts."""
+        recurrent = 0 if self.recurrent is None else self.recurrent.count_activations()
+        return self.attention.count_activations() + recurrent + self.ffn.count_activations(hidden_size)
 
 
 class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -552,6 +588,21 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return size + sum(2 * attention.num_kv_heads for attention in keeping) * KV_SCALE_BYTES
 
     @property
+    def state_offsets(self) -> list[int]:
+        """Where each layer's recurrent state begins among the numbers of a slot; the last entry is their
+        end. States begin at multiples of 64 bytes.
+        """
+        sizes = [layer.recurrent.state_size if layer.recurrent else 0 for layer in self.layers]
+        return list(
+            accumulate((-(-size // _STATE_ALIGNMENT) * _STATE_ALIGNMENT for size in sizes), initial=0)
+        )
+
+    @property
+    def state_size(self) -> int:
+        """float32 numbers of a slot: the recurrent states of one request in all layers."""
+        return self.state_offsets[-1]
+
+    @property
     def num_active_params(self) -> int:
         """Weights that a token's pass uses: all but those of other tokens' experts, norms and biases."""
         if self.generic is not None:
@@ -562,10 +613,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return (
             num_tables * self.vocab_size * hidden
             + of_inputs
-            + sum(
-                layer.attention.count_params(hidden) + layer.ffn.count_active_params(hidden)
-                for layer in self.layers
-            )
+            + sum(layer.count_active_params(hidden) for layer in self.layers)
         )
 
     @property
@@ -577,17 +625,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return (
             4 * self.hidden_size
             + 2 * self.layer_inputs_size
-            + max(
-                layer.attention.count_activations() + layer.ffn.count_activations(self.hidden_size)
-                for layer in self.layers
-            )
+            + max(layer.count_activations(self.hidden_size) for layer in self.layers)
         )
 
     def find_tensor_parallel_sizes(self) -> list[int]:
         """How many ranks can share the model, rising from 1."""
         if self.generic is not None:
             return [1]
-        most = min(self.vocab_size, *(layer.attention.num_heads for layer in self.layers))
+        most = min(self.vocab_size, *(layer.num_shares for layer in self.layers))
         return [size for size in range(1, most + 1) if all(layer.is_cut_by(size) for layer in self.layers)]
 
     def for_rank(self, size: int) -> ModelSpec:
@@ -649,9 +694,7 @@ def find_stages(spec: ModelSpec, num_stages: int) -> list[tuple[int, int]]:
     earlier stages have more layers.
     """
     hidden = spec.hidden_size
-    costs = [
-        layer.attention.count_params(hidden) + layer.ffn.count_active_params(hidden) for layer in spec.layers
-    ]
+    costs = [layer.count_active_params(hidden) for layer in spec.layers]
     costs[-1] += spec.vocab_size * hidden if spec.has_logits else 0
     sums = [0, *accumulate(costs)]
 

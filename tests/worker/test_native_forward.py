@@ -209,7 +209,7 @@ def test_a_piece_without_a_kernel_leaves_the_whole_pass_to_python(checkpoint: Ch
     decoder = load_model(checkpoint.engine_config(), CPU)
     table, ropes = decoder.embedding.table, decoder.ropes
     assert make_native_forward(decoder.emit, checkpoint.spec, table, ropes, decoder.head, True) is not None
-    decoder.layers[1].attention.o_proj = TorchLinear(torch.zeros(1, 1), None)
+    decoder.layers[1].mixer.o_proj = TorchLinear(torch.zeros(1, 1), None)  # pyright: ignore[reportAttributeAccessIssue]
     assert make_native_forward(decoder.emit, checkpoint.spec, table, ropes, decoder.head, True) is None
 
 

@@ -44,7 +44,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def make_run(checkpoint: Checkpoint) -> PagedRun:
     config = checkpoint.engine_config()
     model = load_model(config, DEVICE)
-    attention = model.layers[0].attention.backend  # pyright: ignore[reportAttributeAccessIssue]
+    (attention,) = model.attention_backends
     assert type(attention).__name__ == "TritonAttention"
     return PagedRun(model, config, device=DEVICE)
 

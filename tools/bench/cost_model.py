@@ -110,10 +110,7 @@ def compute_step_work(spec: ModelSpec, dtype: Dtype, step: StepShape, num_ranks:
     head = own.vocab_size // num_ranks * own.hidden_size if own.has_logits else 0
     if own.has_logits:
         weight_bytes += _count_head_bytes(own, num_ranks, size)
-    body = sum(
-        layer.attention.count_params(own.hidden_size) + layer.ffn.count_active_params(own.hidden_size)
-        for layer in own.layers
-    )
+    body = sum(layer.count_active_params(own.hidden_size) for layer in own.layers)
     pairs = [_count_pairs(layer.attention, step) for layer in own.layers]
     sums_bytes = 2 * len(own.layers) * step.num_tokens * own.hidden_size * size
     return StepWork(

@@ -24,12 +24,13 @@ from ..attention import AttentionBackend, QKNorm
 from ..attention.metadata import AttentionMetadata
 from ..attention.native_attention import NativeAttention
 from .linear import Linear
+from .mixer import Mixer
 from .norm import RMSNorm
 from .rotary import Angles, AngleSlots
 
 
 @dataclass(eq=False)
-class Attention:
+class Attention(Mixer):
     """Self-attention of one layer.
 
     `head_norms` are of each query and key head by itself, `all_heads_norms` of all queries and all keys of a
@@ -48,6 +49,14 @@ class Attention:
     sinks: Tensor | None = None
     value_norm: RMSNorm | None = None
 
+    @property
+    def backends(self) -> tuple[AttentionBackend, ...]:
+        return (self.backend,)
+
+    @property
+    def writes(self) -> bool:
+        return self.spec.kv_layer is None
+
     def __call__(
         self,
         hidden: Tensor,
@@ -55,7 +64,6 @@ class Attention:
         kv_cache: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
     ) -> Tensor:
-        """[T, hidden] from [T, hidden]; the step's K and V are in the cache afterwards."""
         metadata = metadata.for_group(self.spec.kv_group)
         qkv, first = self.qkv_proj(hidden), 0
         for norm in self.all_heads_norms:
@@ -72,8 +80,9 @@ class Attention:
         extra = self.position_bias, self.sinks
         return self.o_proj(self.backend.attend(query, kv_cache, metadata, self.spec, *extra))
 
-    def emit_write(self, program: Program, x: Slot, angles: AngleSlots | None, layer: int) -> Slot:
-        """The part up to the cache as operations; the slot of the queries comes back."""
+    def emit_write(
+        self, program: Program, x: Slot, angles: AngleSlots | None, layer: int
+    ) -> tuple[Slot, ...]:
         if not isinstance(self.backend, NativeAttention):
             raise NotNativeError(type(self.backend).__name__)
         spec, first = self.spec, 0
@@ -87,7 +96,7 @@ class Attention:
             norm.emit_in_place(program, qkv, first, spec.qkv_size)
             first += norm.size
         if not spec.is_causal and angles is None and self.head_norms is None:
-            return qkv
+            return (qkv,)
         if self.value_norm is not None:
             place = spec.qkv_size - spec.kv_size, spec.qkv_size, spec.num_kv_heads
             self.value_norm.emit_in_place(program, qkv, *place)
@@ -103,14 +112,13 @@ class Attention:
             query_norm, key_norm, operation.eps, operation.norms_after = self.head_norms
             operation.query_norm, operation.key_norm = query_norm.data_ptr(), key_norm.data_ptr()
         program.add(Kind.ROTATE, operation)
-        return qkv
+        return (qkv,)
 
-    def emit_attend(self, program: Program, qkv: Slot, y: Slot, layer: int) -> None:
-        """The rest as operations: y [T, hidden]."""
+    def emit_attend(self, program: Program, slots: tuple[Slot, ...], y: Slot, layer: int) -> None:
         spec = self.spec
         attended = program.slot("attended", spec.query_size)
         operation = Attend(layer=layer) if spec.is_causal else EncoderAttend()
-        for name, value in {"qkv": qkv, "y": attended, **_heads_of(spec)}.items():
+        for name, value in {"qkv": slots[0], "y": attended, **_heads_of(spec)}.items():
             setattr(operation, name, value)
         operation.window = NO_WINDOW if spec.window is None else spec.window
         if self.position_bias is not None:

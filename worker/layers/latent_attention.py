@@ -32,6 +32,7 @@ from ..attention.metadata import AttentionMetadata
 from ..attention.native_attention import NativeAttention
 from .feed_forward import make_tables
 from .linear import Linear
+from .mixer import Mixer
 from .norm import RMSNorm
 from .rotary import Angles, AngleSlots
 
@@ -79,7 +80,7 @@ class HeadProducts:
 
 
 @dataclass(eq=False)
-class LatentAttention:
+class LatentAttention(Mixer):
     """Self-attention of one layer, called as an Attention. `q_a`: what queries are projections of."""
 
     spec: AttentionSpec
@@ -93,6 +94,10 @@ class LatentAttention:
     o_proj: Linear
     backend: AttentionBackend
 
+    @property
+    def backends(self) -> tuple[AttentionBackend, ...]:
+        return (self.backend,)
+
     def __call__(
         self,
         hidden: Tensor,
@@ -100,7 +105,6 @@ class LatentAttention:
         kv_cache: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
     ) -> Tensor:
-        """[T, hidden] from [T, hidden]; the step's latents are in the cache afterwards."""
         latent, heads = self.latent, (self.spec.num_heads, -1)
         query = self.q_proj(hidden if self.q_a is None else self.q_a[1](self.q_a[0](hidden)))
         if angles is not None and angles.query_scale is not None:
@@ -116,8 +120,9 @@ class LatentAttention:
         self.expand(attended, out)
         return self.o_proj(out.flatten(1))
 
-    def emit_write(self, program: Program, x: Slot, angles: AngleSlots | None, layer: int) -> Slot:
-        """The part up to the cache as operations; the slot of the queries comes back."""
+    def emit_write(
+        self, program: Program, x: Slot, angles: AngleSlots | None, layer: int
+    ) -> tuple[Slot, ...]:
         if not isinstance(self.backend, NativeAttention):
             raise NotNativeError(type(self.backend).__name__)
         latent, num_heads, from_ = self.latent, self.spec.num_heads, x
@@ -142,14 +147,13 @@ class LatentAttention:
                 )
         program.add(Kind.ROTATE_LATENT, rotate)
         self.absorb.emit(program, query, latent.head_size, rows, latent.size)
-        return rows
+        return (rows,)
 
-    def emit_attend(self, program: Program, rows: Slot, y: Slot, layer: int) -> None:
-        """The rest as operations: y [T, hidden]."""
+    def emit_attend(self, program: Program, slots: tuple[Slot, ...], y: Slot, layer: int) -> None:
         spec, latent = self.spec, self.latent
         attended = program.slot("attended", spec.num_heads * latent.rank)
         out = program.slot("expanded", spec.out_size)
-        operation = Attend(qkv=rows, y=attended, layer=layer, num_heads=spec.num_heads, num_kv_heads=1)
+        operation = Attend(qkv=slots[0], y=attended, layer=layer, num_heads=spec.num_heads, num_kv_heads=1)
         operation.head_size, operation.value_size = latent.size, latent.rank
         operation.stride, operation.scale = spec.query_size, spec.scale
         operation.window = NO_WINDOW if spec.window is None else spec.window

@@ -51,6 +51,7 @@ from ..layers.latent_attention import HeadProducts, LatentAttention
 from ..layers.layer_inputs import InputGate, LayerEnd, LayerInputs
 from ..layers.linear import Linear, NativeLinear, TorchLinear, make_linear
 from ..layers.logits import LogitsHead
+from ..layers.mixer import Mixer
 from ..layers.norm import LayerNorm, NoNorm, RMSNorm, Scaled
 from ..layers.rotary import RotaryEmbedding
 from ..pooling.head import load_pooling_head
@@ -306,7 +307,7 @@ class _Builder:
     def _out_norm(self, prefix: str, name: str | None, scale: float | None) -> Norm | Scaled:
         return self._layer_norm(prefix, name) if scale is None else Scaled(self._spec.hidden_size, scale)
 
-    def _latent_attention(self, prefix: str, whole: AttentionSpec, latent: LatentSpec) -> LatentAttention:
+    def _latent_attention(self, prefix: str, whole: AttentionSpec, latent: LatentSpec) -> Mixer:
         """Queries are cut by heads, the projection to the latent is in each rank."""
         hidden, cuts, spec, q_a = self._spec.hidden_size, self._cuts, whole, None
         name, size, width = f"{prefix}.{latent.q}", whole.num_heads * latent.head_size, hidden
@@ -367,7 +368,7 @@ class _Builder:
         weight = take_narrow_stacked(self._weights, [name], [format], (num_out,), latent.rank, cut)
         return dequantize(weight).to(self._device, self._dtype)
 
-    def _attention(self, prefix: str, whole: AttentionSpec) -> Attention | LatentAttention:
+    def _attention(self, prefix: str, whole: AttentionSpec) -> Mixer:
         if whole.latent is not None:
             return self._latent_attention(prefix, whole, whole.latent)
         hidden, sizes = self._spec.hidden_size, (whole.query_size, whole.kv_size, whole.kv_size)

@@ -12,12 +12,11 @@ from torch import Tensor
 from ...kernels.program.program import OUT, Add, Kind, Program, Slot
 from ..attention import AttentionBackend
 from ..attention.metadata import AttentionMetadata, KVCaches
-from ..layers.attention import Attention
 from ..layers.embedding import Embedding, StageInput
 from ..layers.feed_forward import FeedForward
-from ..layers.latent_attention import LatentAttention
 from ..layers.layer_inputs import LayerEnd, LayerInputs
 from ..layers.logits import LogitsHead
+from ..layers.mixer import Mixer
 from ..layers.norm import LayerNorm, NoNorm, RMSNorm, Scaled
 from ..layers.rotary import Angles, AngleSlots, RotaryEmbedding
 from ..pooling.head import PoolingHead
@@ -29,12 +28,12 @@ Norm = RMSNorm | LayerNorm | NoNorm
 
 @dataclass(eq=False)
 class DecoderLayer:
-    """Attention and feed-forward part; each has a norm before it, of the sum of everything so far, and an out
-    norm after it, of what it adds to that sum.
+    """A mixer and a feed-forward part; each has a norm before it, of the sum of everything so far, and an
+    out norm after it, of what it adds to that sum.
     """
 
     attention_norm: Norm
-    attention: Attention | LatentAttention
+    mixer: Mixer
     attention_out_norm: Norm | Scaled
     ffn_norm: Norm
     ffn: FeedForward
@@ -59,7 +58,7 @@ class DecoderLayer:
             normed = self.attention_norm(residual)
         else:
             normed, residual = self.attention_norm.add(delta, residual)
-        delta = self.attention_out_norm(self.attention(normed, angles, kv_cache, metadata))
+        delta = self.attention_out_norm(self.mixer(normed, angles, kv_cache, metadata))
         normed, residual = self.ffn_norm.add(delta, residual)
         delta = self.ffn_out_norm(self.ffn(normed))
         return (delta, residual) if self.end is None else self.end(delta, residual, inputs)
@@ -72,16 +71,16 @@ class DecoderLayer:
         is_last: bool,
         read_later: tuple[Slot, ...] = (),
     ) -> None:
-        """The same as operations. Of the last layer only sampled tokens need more than K and V.
+        """The same as operations. Of the last layer only sampled tokens need more than K, V and states.
 
-        It is the last that has K and V of its own; those after it, and ends of layers, read `read_later`.
+        It is the last that has some of its own; those after it, and ends of layers, read `read_later`.
         """
         residual, normed, delta = find_streams(program, self.ffn_norm.size)
         before = (delta, normed, residual) if layer else (residual, normed)
-        qkv = self.attention.emit_write(program, self.attention_norm.emit(program, *before), angles, layer)
+        mixed = self.mixer.emit_write(program, self.attention_norm.emit(program, *before), angles, layer)
         if is_last and program.wants_logits:
-            program.keep_sampled((qkv, residual, *read_later))
-        self.attention.emit_attend(program, qkv, delta, layer)
+            program.keep_sampled((*mixed, residual, *read_later))
+        self.mixer.emit_attend(program, mixed, delta, layer)
         self.attention_out_norm.emit(program, delta, delta)
         self.ffn.emit(program, self.ffn_norm.emit(program, delta, normed, residual), delta)
         self.ffn_out_norm.emit(program, delta, delta)
@@ -97,7 +96,7 @@ class ParallelLayer:
     """
 
     attention_norm: Norm
-    attention: Attention | LatentAttention
+    mixer: Mixer
     ffn_norm: Norm | None
     ffn: FeedForward
     rope: int | None = 0
@@ -116,7 +115,7 @@ class ParallelLayer:
         else:
             normed, residual = self.attention_norm.add(delta, residual)
         added = self.ffn(normed if self.ffn_norm is None else self.ffn_norm(residual))
-        residual += self.attention(normed, angles, kv_cache, metadata)
+        residual += self.mixer(normed, angles, kv_cache, metadata)
         return added, residual
 
     def emit(
@@ -127,17 +126,17 @@ class ParallelLayer:
         is_last: bool,
         read_later: tuple[Slot, ...] = (),  # noqa: ARG002
     ) -> None:
-        """The same as operations. Of the last layer only sampled tokens need more than K and V."""
+        """The same as operations. Of the last layer only sampled tokens need more than K, V and states."""
         size = self.attention_norm.size
         residual, normed, delta = find_streams(program, size)
         before = (delta, normed, residual) if layer else (residual, normed)
         normed = self.attention_norm.emit(program, *before)
-        qkv = self.attention.emit_write(program, normed, angles, layer)
+        mixed = self.mixer.emit_write(program, normed, angles, layer)
         if is_last and program.wants_logits:
-            program.keep_sampled((qkv, residual, normed))
+            program.keep_sampled((*mixed, residual, normed))
         if self.ffn_norm is not None:
             normed = self.ffn_norm.emit(program, residual, program.slot("normed", size))
-        self.attention.emit_attend(program, qkv, delta, layer)
+        self.mixer.emit_attend(program, mixed, delta, layer)
         program.add(Kind.ADD, Add(x=delta, residual=residual, size=size))
         self.ffn.emit(program, normed, delta)
 
@@ -149,7 +148,7 @@ class SumNormLayer:
     Called as a DecoderLayer, but nothing is left to be added, and after the last layer there is no norm.
     """
 
-    attention: Attention | LatentAttention
+    mixer: Mixer
     attention_norm: RMSNorm | LayerNorm
     ffn: FeedForward
     ffn_norm: RMSNorm | LayerNorm
@@ -165,7 +164,7 @@ class SumNormLayer:
         inputs: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor | None, Tensor]:
         assert delta is None
-        attended = self.attention(residual, angles, kv_cache, metadata)
+        attended = self.mixer(residual, angles, kv_cache, metadata)
         hidden, _ = self.attention_norm.add(attended, residual)
         return None, self.ffn_norm.add(self.ffn(hidden), hidden)[0]
 
@@ -179,8 +178,8 @@ class SumNormLayer:
     ) -> None:
         """The same as operations, of all tokens; the last layer's result is the program's."""
         hidden, _, delta = find_streams(program, self.ffn_norm.size)
-        qkv = self.attention.emit_write(program, hidden, angles, layer)
-        self.attention.emit_attend(program, qkv, delta, layer)
+        mixed = self.mixer.emit_write(program, hidden, angles, layer)
+        self.mixer.emit_attend(program, mixed, delta, layer)
         self.attention_norm.emit(program, delta, hidden, hidden)
         self.ffn.emit(program, hidden, delta)
         self.ffn_norm.emit(program, delta, OUT if is_last else hidden, hidden)
@@ -209,15 +208,16 @@ class Decoder(Model):
 
     @property
     def is_capturable(self) -> bool:
-        return all(layer.attention.backend.is_capturable and layer.ffn.is_capturable for layer in self.layers)
+        parts = (*self.attention_backends, *(layer.ffn for layer in self.layers))
+        return all(part.is_capturable for part in parts)
 
     @property
     def attention_backends(self) -> list[AttentionBackend]:
-        return list(dict.fromkeys(layer.attention.backend for layer in self.layers))
+        return list(dict.fromkeys(backend for layer in self.layers for backend in layer.mixer.backends))
 
     @property
     def captures_chunks(self) -> bool:
-        return self.is_capturable and all(layer.attention.backend.captures_chunks for layer in self.layers)
+        return self.is_capturable and all(each.captures_chunks for each in self.attention_backends)
 
     def forward(
         self,
@@ -253,7 +253,7 @@ class Decoder(Model):
         if self.layer_inputs is not None:
             read_later = (self.layer_inputs.emit(program, residual),)
         angles = [rope.emit(program, index) for index, rope in enumerate(self.ropes)]
-        last = max(index for index, layer in enumerate(self.layers) if layer.attention.spec.kv_layer is None)
+        last = max(index for index, layer in enumerate(self.layers) if layer.mixer.writes)
         for layer in self.layers[last + 1 :]:
             read_later += () if layer.rope is None else angles[layer.rope][:2]
         for index, layer in enumerate(self.layers):

@@ -787,11 +787,11 @@ class Translator:
                 attend = op.attention
                 assert attend is not None
                 turn = None if attend.table is None else angles[attend.table]
-                qkv = op.layer.emit_write(program, inputs[0], turn, attend.layer)
+                mixed = op.layer.emit_write(program, inputs[0], turn, attend.layer)
                 if num_left == 0 and program.wants_logits:
                     live = {slots[row] for row in slots if last_uses[row] > index and row is not out}
-                    program.keep_sampled([qkv, *sorted(live)])
-                op.layer.emit_attend(program, qkv, y, attend.layer)
+                    program.keep_sampled([*mixed, *sorted(live)])
+                op.layer.emit_attend(program, mixed, y, attend.layer)
             elif added is not None:
                 op.layer.emit(program, added[0], y, added[1])
                 added = None
