@@ -303,6 +303,8 @@ class AsyncLLM(UtilityCalls):
         is_done = threading.Event()
         if not self._loop.do(lambda: self._end(is_done)):
             is_done.wait(_SHUTDOWN_WAIT_S)
+        if self.tokenizer is not None:
+            self.tokenizer.close()
 
     def _end(self, is_done: threading.Event) -> None:
         try:

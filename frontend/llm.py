@@ -186,9 +186,10 @@ class LLM:
         """Generate the next message of one conversation or many (a list of message lists).
 
         The text comes from the model's chat template, or from `chat_template`, which is the caller's own;
-        both run in a sandbox. tools, tool_choice and parallel_tool_calls are those of OpenAI's chats, for all
-        conversations, and bind the output likewise. Of a model whose format is known, an answer's `message`
-        has its calls and its thoughts, which its text has as they were generated. Otherwise as `generate`.
+        both run in a sandbox, within bounds of time and memory. tools, tool_choice and parallel_tool_calls
+        are those of OpenAI's chats, for all conversations, and bind the output likewise. Of a model whose
+        format is known, an answer's `message` has its calls and its thoughts, which its text has as they
+        were generated. Otherwise as `generate`.
         """
         from .requests.chat import ChatTurns  # with the readers of outputs
 
@@ -201,17 +202,13 @@ class LLM:
         known = self.llm_engine.input_processor.output_format
         eos_token_ids = self.llm_engine.facts.eos_token_ids
         turns = ChatTurns(tokenizer, known, tools, tool_choice, parallel_tool_calls, eos_token_ids)
-        template = tokenizer.find_chat_template(chat_template)
-        texts = [
-            template.render(
-                conversation,
-                add_generation_prompt,
-                continue_final_message,
-                chat_template_kwargs,
-                turns.tools,
-            )
-            for conversation in _as_conversations(messages)
-        ]
+        texts = tokenizer.find_chat_template(chat_template).render_each(
+            _as_conversations(messages),
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
+            turns.tools,
+        )
         processor = self.llm_engine.input_processor
         params = processor.prepare_each(self._params_of_each(sampling_params, len(texts)))
         tokenized = processor.tokenize(texts, params, add_special_tokens=False, is_many=True)

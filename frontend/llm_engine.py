@@ -262,6 +262,8 @@ class LLMEngine:
         Calls that wait in other threads raise EngineDeadError.
         """
         self._finalizer()
+        if self.tokenizer is not None:
+            self.tokenizer.close()
 
     def __enter__(self) -> Self:
         return self

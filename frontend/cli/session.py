@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Self
 
-from ...ipc.errors import PromptError, RequestFailedError
+from ...ipc.errors import RequestFailedError
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.protocol.messages import EngineFacts
 from ..client.remote_daemon import Attachment
@@ -116,7 +116,4 @@ class Session:
         """The prompt of a conversation, by the model's chat template. Raises PromptError."""
         variables = None if is_thinking is None else {"enable_thinking": is_thinking}
         text = self.tokenizer.find_chat_template().render(messages, variables=variables)
-        try:
-            return self.tokenizer.encode(text, add_special_tokens=False)
-        except (UnicodeEncodeError, TypeError):
-            raise PromptError("message", text, "text that UTF-8 can hold (no lone surrogates)") from None
+        return self.tokenizer.encode(text, add_special_tokens=False)

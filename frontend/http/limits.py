@@ -26,8 +26,8 @@ from ...ipc.params.sampling_params import (
 )
 from ...ipc.protocol.token_lists import MAX_BAD_WORD_TOKENS
 from ..formats.offered_tools import MAX_TOOLS
+from ..text.bounded_jobs import MAX_RENDER_S, MAX_TEXT_MEMORY_BYTES
 
-MAX_TEXT_MEMORY_BYTES = 2 << 30  # of a text process's address space
 MAX_TEXT_ANSWER_BYTES = 64 << 20
 MAX_TOP_LOGPROBS = 20  # OpenAI's; the engine's max_logprobs may be lower
 # Of a body outside of strings, so that msgspec decodes it in some 50 ms on a core of 2 GHz (parsing.py).
@@ -88,7 +88,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 1024 * 1024 * 1024
     max_render_s: Annotated[
         float, seconds("seconds of processor time in which a prompt is rendered and tokenized", "400")
-    ] = 10.0
+    ] = MAX_RENDER_S
     write_timeout_s: Annotated[
         float, seconds("seconds that a write may wait for a reader that does not read", "closed")
     ] = 60.0

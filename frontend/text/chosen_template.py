@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...ipc.errors import ConfigError, ModelError
+from ...ipc.errors import ConfigError, ModelError, PromptError
 from ..models.model_files import MAX_TEMPLATE_BYTES
 
 _OF_TEMPLATES = "{}\n"  # no path has them, each template has
@@ -15,11 +15,11 @@ def read_chosen_template(template: str) -> str:
     text = template if any(letter in template for letter in _OF_TEMPLATES) else _read_file(template)
     if len(text.encode(errors="replace")) > MAX_TEMPLATE_BYTES:
         raise ConfigError("chat_template", template, f"at most {MAX_TEMPLATE_BYTES} bytes")
-    from .chat_template import ChatTemplate
+    from .bounded_template import BoundedTemplate, RenderProcess
 
     try:
-        ChatTemplate(text, {}).check_syntax()
-    except ModelError as error:
+        BoundedTemplate(RenderProcess(), text, {}).check_syntax()
+    except (ModelError, PromptError) as error:
         raise ConfigError("chat_template", template, error.allowed) from None
     return text
 

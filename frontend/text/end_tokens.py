@@ -49,8 +49,7 @@ def find_turn_end(folder: str, chat_template: str | None = None) -> int | None:
     chat = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": _ANSWER}]
     try:
         tokenizer = load_tokenizer(folder, chat_template)
-        if (template := tokenizer.chat_template) is None:
-            return None
+        template = tokenizer.find_chat_template()
         added = tokenizer.backend.get_added_tokens_decoder().items()  # an end of turn need not be special
         for messages in (chat, [*chat, chat[0]]):
             text = template.render(messages, add_generation_prompt=False)

@@ -25,6 +25,7 @@ from .token_pieces import TokenPieces, is_readable, make_pieces
 if TYPE_CHECKING:
     import tokenizers
 
+    from .bounded_template import BoundedTemplate, RenderProcess
     from .chat_template import ChatTemplate
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -70,6 +71,7 @@ class Tokenizer:
         self._tool_use_template = tool_use_template
         self.response_template = response_template
         self.has_token_type_ids = has_token_type_ids
+        self._renders: dict[int, RenderProcess] = {}  # by the process that it is a child of
         self.token_text = lru_cache(_TOKEN_TEXT_CACHE_SIZE)(self.decode)
         self.find_pieces = cache(self._make_pieces)
         self._locked_length = 0 if os.environ.get(_THREADS) == "false" else _LOCKED_LENGTH
@@ -169,7 +171,7 @@ class Tokenizer:
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
-        """The model's chat template, None if it has none."""
+        """The model's chat template, None if it has none; for processes that are bounded as a whole."""
         if self._template is None:
             return None
         from .chat_template import ChatTemplate
@@ -194,16 +196,29 @@ class Tokenizer:
         template = self.find_chat_template(chat_template)
         return template.render(messages, add_generation_prompt, continue_final_message, template_kwargs)
 
-    def find_chat_template(self, source: str | None = None) -> ChatTemplate:
+    def find_chat_template(self, source: str | None = None) -> BoundedTemplate:
         """The caller's own template `source`, else the model's. Raises ModelError when there is none."""
-        template = self.chat_template
-        if source is not None:
-            from .chat_template import ChatTemplate
+        from .bounded_template import BoundedTemplate
 
-            template = ChatTemplate(source, self.special_tokens)
-        if template is None:
+        tool_use = None if source is not None else self._tool_use_template
+        source = self._template if source is None else source
+        if source is None:
             raise ModelError("chat_template", None, "a model that has one, or the argument chat_template")
-        return template
+        return BoundedTemplate(self.find_render_process(), source, self.special_tokens, tool_use)
+
+    def find_render_process(self) -> RenderProcess:
+        """Where this process's chats are rendered; not yet started if none was."""
+        owner = os.getpid()
+        if owner not in self._renders:  # none yet, or in a fork the parent's
+            from .bounded_template import RenderProcess
+
+            self._renders = {owner: RenderProcess()}
+        return self._renders[owner]
+
+    def close(self) -> None:
+        """End the process that renders, if there is one; the next chat starts another. Idempotent."""
+        if self._renders:
+            self.find_render_process().close()
 
     def apply_chat_template(
         self,

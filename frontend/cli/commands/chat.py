@@ -27,6 +27,7 @@ def run(argv: Sequence[str]) -> int:
     from ..session import Session
 
     with Session(engine_args, options.attach) as session:
+        session.tokenizer.find_render_process().start()  # while the user types
         conversation = Conversation(session, sampling, options.system, options.verbose, options.think)
         if message is not None:
             conversation.answer(message)

@@ -1,13 +1,11 @@
-"""What an HTTP process asks of its text process, and what it is answered. Frames over a stream socket.
+"""What an HTTP process asks of its text process, and what it is answered: msgpack in bounded_jobs' frames.
 
-A frame is a length, a limit in seconds of processor time (0.0 in answers) and a msgpack body. Knows no
-processes and no tokenizer.
+Knows no processes and no tokenizer.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -20,8 +18,6 @@ from ...requests.prompts import Truncation
 from ...requests.vectors.encoder import ModelTexts
 from ...tools import Tool, ToolChoice
 from ..bodies.schema import ChatMessage
-
-_HEAD = struct.Struct("<If")
 
 
 class TextArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,28 +185,3 @@ decode_answer: Callable[[bytes], TextAnswer] = make_msgpack_decoder(TextAnswer)
 def encode_body(message: TextJob | TextAnswer) -> bytes:
     """Raises UnicodeEncodeError for text that UTF-8 cannot hold, RecursionError for data nested too deep."""
     return _encoder.encode(message)
-
-
-def make_frame(body: bytes, limit_s: float = 0.0) -> bytes:
-    """Bytes for the socket."""
-    return _HEAD.pack(len(body), limit_s) + body
-
-
-class FrameReader:
-    """Bytes as they come -> whole frames."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[tuple[bytes, float]]:
-        """(body, limit in seconds) of each frame that is complete with `data`."""
-        self._data += data
-        while len(self._data) >= _HEAD.size:
-            size, limit_s = _HEAD.unpack_from(self._data)
-            end = _HEAD.size + size
-            if len(self._data) < end:
-                return
-            with memoryview(self._data) as view:
-                body = bytes(view[_HEAD.size : end])
-            del self._data[:end]
-            yield body, limit_s

@@ -18,7 +18,8 @@ from ....ipc.errors import FilesChangedError
 from ....ipc.files.file_identity import Stamps, check_files
 from ....ipc.network.served_files import find_tokenizer_files
 from ....ipc.processes.process import ChildProcess
-from .jobs import FrameReader, Ready, TextAnswer, TextArgs, decode_answer, make_frame
+from ...text.bounded_jobs import MEMORY_EXITS, WALL_FACTOR, WALL_MARGIN_S, FrameReader, make_frame
+from .jobs import Ready, TextAnswer, TextArgs, decode_answer
 
 # TurnQueue: a queue in which owners take turns, each with a bound on what waits. Pure.
 
@@ -106,13 +107,10 @@ class TurnQueue(Generic[T]):
 
 _START_TIMEOUT_S = 120.0  # until it is ready; half of it may be processor time
 _MAX_STARTS = 2  # that fail in a row, before those who wait are told
-_WALL_FACTOR = 6  # a limit of processor time is over on the clock after that many times it, plus:
-_WALL_MARGIN_S = 4.0
 _logger = logging.getLogger("quire.serve")
 TEXT_MODULE = "quire.frontend.http.text_process"
 # One thread a process is what its limits are for: threads would reserve address space and hide from the nice.
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1", "RUST_BACKTRACE": "0"}
-_MEMORY_EXITS = (-signal.SIGABRT, -signal.SIGSEGV)  # a failed allocation in native code; a deep recursion
 
 
 class EndedBy(Enum):
@@ -175,7 +173,7 @@ class TextProcess(asyncio.Protocol):
         """What has ended it, of a job that it may have had."""
         if self._child.exit_code == -signal.SIGPROF:
             return EndedBy.TIME
-        return EndedBy.MEMORY if self._child.exit_code in _MEMORY_EXITS else EndedBy.LOSS
+        return EndedBy.MEMORY if self._child.exit_code in MEMORY_EXITS else EndedBy.LOSS
 
     def describe_exit(self) -> str:
         """How it ended, for a person."""
@@ -409,7 +407,7 @@ class TextLane:
     def _arm_for_job(self) -> None:
         """The clock's limit for the first job: it is for a process that is stopped or starved."""
         if self._sent:
-            wall_s = self._limits.limit_s * _WALL_FACTOR + _WALL_MARGIN_S
+            wall_s = self._limits.limit_s * WALL_FACTOR + WALL_MARGIN_S
             self._arm(wall_s, f"a text was not done after {wall_s:g} s")
         else:
             self._disarm()

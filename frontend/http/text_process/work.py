@@ -14,9 +14,10 @@ from ...formats.offered_tools import list_unfollowed
 from ...formats.schemas.json_schema import check_valid
 from ...requests.prompts import describe_length, require_tokenizer
 from ...requests.vectors.encoder import EncodedText, TextEncoder, TextPair
+from ...text.bounded_jobs import MAX_TEXT_MEMORY_BYTES
 from ...text.tokenizer import Tokenizer
 from ..bodies import schema
-from ..limits import MAX_TEXT_ANSWER_BYTES, MAX_TEXT_MEMORY_BYTES
+from ..limits import MAX_TEXT_ANSWER_BYTES
 from . import jobs
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from quire.frontend.http.text_process.jobs import FrameReader, Ready, Text, encode_body, make_frame
+from quire.frontend.http.text_process.jobs import Ready, Text, encode_body
 from quire.frontend.http.text_process.lane import (
     EndedBy,
     JobEndedError,
@@ -16,6 +16,7 @@ from quire.frontend.http.text_process.lane import (
     TurnQueue,
     TurnQueueFullError,
 )
+from quire.frontend.text.bounded_jobs import FrameReader, make_frame
 
 
 def test_owners_take_turns_and_each_keeps_its_order():
@@ -163,7 +164,7 @@ async def test_the_job_that_ends_the_process_fails_alone(by: EndedBy):
 
 
 async def test_a_process_that_says_nothing_is_killed_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("quire.frontend.http.text_process.lane._WALL_MARGIN_S", 0.0)
+    monkeypatch.setattr("quire.frontend.http.text_process.lane.WALL_MARGIN_S", 0.0)
     lane = Lane(limit_s=0.001)
     (task,) = await lane.ask(b"a1")
     lane.process.ready()
