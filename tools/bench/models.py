@@ -1,8 +1,8 @@
 """Writes the bench's checkpoints: random weights of a fixed seed in Hugging Face's layout.
 
-`python -m quire.tools.bench.models NAME` writes one if it is not there yet and prints its folder. Needs torch
-and safetensors, not transformers. Generators have bfloat16 weights; encoders have float32 and the files that
-sentence-transformers reads.
+`python -m quire.tools.bench.models NAME` writes one if it is not there yet and prints its folder. A model is
+a config.json: transformers makes the weights. Generators have bfloat16 weights; encoders have float32 and
+the files that sentence-transformers reads.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .model_configs import BENCH_MODELS, DUMMY_MODELS, ENCODERS, is_encoder, list_tensor_shapes
+from .model_configs import BENCH_MODELS, DUMMY_MODELS, ENCODERS, is_encoder
 
-_LAYOUT_VERSION = 1  # raise it when a checkpoint's contents change: the folders are cached by it
-_WEIGHT_STD = 0.02  # transformers' initializer_range
+_LAYOUT_VERSION = 2  # raise it when a checkpoint's contents change: the folders are cached by it
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")  # an encoder's
 _SENTENCE_MODULES = (("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize"))
 
@@ -47,6 +46,8 @@ def _find_cache_folder() -> Path:
 
 def write_checkpoint(config: dict[str, Any], folder: Path, has_weights: bool = True) -> None:
     """Write a model with what loads it into a new `folder`."""
+    if has_weights:
+        _write_weights(config, folder)
     files: dict[str, Any] = {"config.json": config, "tokenizer_config.json": _make_tokenizer_config(config)}
     if is_encoder(config):
         files |= _make_sentence_files(config)
@@ -54,23 +55,17 @@ def write_checkpoint(config: dict[str, Any], folder: Path, has_weights: bool = T
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(contents, indent=2) + "\n")
     (folder / "tokenizer.json").write_text(_make_tokenizer(config))
-    if has_weights:
-        _write_weights(config, folder / "model.safetensors")
 
 
-def _write_weights(config: dict[str, Any], path: Path) -> None:
+def _write_weights(config: dict[str, Any], folder: Path) -> None:
     import torch
-    from safetensors.torch import save_file
+    import transformers
 
-    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    kind = transformers.AutoModel if is_encoder(config) else transformers.AutoModelForCausalLM
+    known = transformers.AutoConfig.for_model(**config)
     dtype = torch.float32 if is_encoder(config) else torch.bfloat16
-    tensors: dict[str, torch.Tensor] = {}
-    for name, shape in list_tensor_shapes(config).items():
-        if name.lower().endswith("norm.weight"):
-            tensors[name] = torch.ones(shape, dtype=dtype)
-        else:
-            tensors[name] = torch.empty(shape, dtype=dtype).normal_(0.0, _WEIGHT_STD, generator=generator)
-    save_file(tensors, path, metadata={"format": "pt"})
+    kind.from_config(known, dtype=dtype).save_pretrained(folder)  # its config.json is replaced by ours
 
 
 def _make_tokenizer_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class Options:
 
     model: str = option(
         "tiny",
-        "tiny, small (random weights, made on first use), qwen3-0.6b, llama-8b (no weights), pocket, "
+        "tiny, small, moe (random weights, made on first use), qwen3-0.6b, llama-8b (no weights), pocket, "
         "a folder, or a GGUF file",
     )
     workload: tuple[str, ...] = option((), "", choices=tuple(WORKLOADS), metavar="W")
