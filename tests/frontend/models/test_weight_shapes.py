@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decoders import make_decoder
+from decoders import DECODERS, make_decoder
+from quire.frontend.models.model_folder import inspect_model_folder
+from quire.frontend.models.weight_shapes import check_shapes
 from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import ModelError
+from quire.ipc.spec.model_spec import rename_stored
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -25,6 +28,7 @@ def widen(name: str, axis: int) -> Callable[[Tensors], object]:
 
 
 HEAD, DOWN, QUERY = "lm_head.weight", "mlp.down_proj.weight", "self_attn.q_proj.weight"
+UNREAD = (".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")
 EXPERTS = "model.layers.1.mlp.experts.gate_up_proj"
 
 
@@ -55,6 +59,26 @@ def test_what_config_json_does_not_call_for_is_refused_before_a_worker_starts(
         args.create_engine_config()
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_tensor_that_a_worker_takes_is_looked_at_before_one_starts(tmp_path: Path, name: str) -> None:
+    """Norms, biases, sinks and routers too: of each family, each of its tensors a row longer, or left out."""
+    make_decoder(tmp_path, name)
+    args = EngineArgs(model=str(tmp_path), skip_tokenizer_init=True, max_model_len=64)
+    spec, shapes = args.create_engine_config().model.spec, dict(inspect_model_folder(tmp_path).shapes)
+    check_shapes(spec, shapes, tmp_path)
+    for tensor, shape in shapes.items():
+        kept = rename_stored(tensor, spec.stored_prefixes)
+        if kept.startswith(spec.unused_tensors) or kept.endswith(UNREAD):
+            continue
+        if spec.tie_word_embeddings and tensor.endswith("lm_head.weight"):
+            continue
+        longer = ((shape or (1,))[0] + 1, *shape[1:])
+        for change in ({tensor: longer}, {}):
+            others = {other: shapes[other] for other in shapes if other != tensor}
+            with pytest.raises(ModelError):
+                check_shapes(spec, others | change, tmp_path)
 
 
 def test_a_size_that_nobody_could_allocate_is_refused_by_its_first_tensor(tmp_path: Path) -> None:
