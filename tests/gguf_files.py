@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quire.frontend.models.gguf.rope_scaling import make_llama3_divisors
 from quire.ipc.spec.gguf_tensor import BLOCKS, GgmlType
 from safetensors.torch import load_file
 
@@ -116,6 +117,13 @@ def _value(value: Any) -> bytes:
 
 
 _ARCHITECTURES = {
+    "ernie4_5_moe": "ernie4_5-moe",
+    "glm4_moe": "glm4moe",
+    "gpt_neox": "gptneox",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "llama4_text": "llama4",
+    "olmo3": "olmo2",
+    "phi": "phi2",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "gemma3_text": "gemma3",
@@ -171,7 +179,7 @@ _BOTH_NORMS = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 _WITH_OUT_NORMS = ("gemma2", "gemma3_text", "olmo2")
-_PERMUTED = ("arcee", "granite", "granitemoe", "llama", "ministral3", "mistral", "mixtral", "smollm3")
+_PERMUTED = ("arcee", "granite", "granitemoe", "llama", "ministral3", "mistral", "mixtral", "olmo", "smollm3")
 # Model types whose tensors have the names of llama.cpp's own table, and what else their files say.
 _BY_TABLE: dict[str, dict[str, str]] = {
     "arcee": {},
@@ -203,10 +211,38 @@ _BY_TABLE: dict[str, dict[str, str]] = {
         "logits_scaling": "logit_scale",
     },
     "hunyuan_v1_dense": {},
+    "hunyuan_v1_moe": {"intermediate_size": "expert_shared_feed_forward_length"},
+    "apertus": {},
+    "ernie4_5_moe": {
+        "moe_num_shared_experts": "expert_shared_count",
+        "moe_layer_start_index": "leading_dense_block_count",
+        "moe_layer_interval": "interleave_moe_layer_step",
+    },
+    "glm4_moe": {"n_group": "expert_group_count", "topk_group": "expert_group_used_count"},
+    "gpt2": {"layer_norm_epsilon": "attention.layer_norm_epsilon"},
+    "gpt_neox": {
+        "layer_norm_eps": "attention.layer_norm_epsilon",
+        "use_parallel_residual": "use_parallel_residual",
+    },
+    "llama4_text": {
+        "intermediate_size_mlp": "feed_forward_length",
+        "intermediate_size": "expert_feed_forward_length",
+        "interleave_moe_layer_step": "interleave_moe_layer_step",
+    },
+    "mistral4": {},
+    "minicpm3": {},
+    "nemotron": {"norm_eps": "attention.layer_norm_epsilon"},
+    "olmo": {},
+    "olmo3": {"sliding_window": "attention.sliding_window"},
+    "phi": {"layer_norm_eps": "attention.layer_norm_epsilon"},
+    "stablelm": {"layer_norm_eps": "attention.layer_norm_epsilon"},
     "ministral3": {},
     "seed_oss": {},
     "starcoder2": {"norm_epsilon": "attention.layer_norm_epsilon"},
 }
+# config.json's names in the place of GPT-2's.
+_GPT2 = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_key_value_heads": "n_head"}
+_GPT2 |= {"num_hidden_layers": "n_layer", "max_position_embeddings": "n_positions"}
 _EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 
 
@@ -216,6 +252,8 @@ def convert_checkpoint(folder: Path, type_: str = "F32", is_old: bool = False) -
     `is_old`: as it wrote latent attention at first, keys and values of heads in one tensor.
     """
     config = json.loads((folder / "config.json").read_text())
+    if config["model_type"] == "gpt2":
+        config |= {name: config[theirs] for name, theirs in _GPT2.items()}
     weights = {key: value for file in folder.glob("*.safetensors") for key, value in load_file(file).items()}
     writer = GgufWriter(_make_metadata(config))
     experts: dict[str, dict[int, torch.Tensor]] = {}
@@ -223,8 +261,10 @@ def convert_checkpoint(folder: Path, type_: str = "F32", is_old: bool = False) -
         add_latent_keys(writer, config, is_old)
     if "kv_lora_rank" in config and not is_old:
         weights = _split_heads(weights, config)
-    for name, tensor in _split_stacks(weights).items():
-        if match := re.fullmatch(r"model\.layers\.(\d+)\..*experts\.(\d+)\.(\w+)\.weight", name):
+    for name, tensor in _split_stacks(weights, config["model_type"]).items():
+        if ".act_fn." in name:  # xIELU's numbers, a list of all layers'
+            writer.metadata.setdefault(f"xielu.{name.rpartition('.')[2]}", []).append(tensor.item())
+        elif match := re.fullmatch(r"model\.layers\.(\d+)\..*experts\.(\d+)\.(\w+)\.weight", name):
             stacked = f"blk.{match[1]}.ffn_{_EXPERTS[match[3]]}_exps.weight"
             experts.setdefault(stacked, {})[int(match[2])] = tensor
         elif name != "lm_head.weight" or not config["tie_word_embeddings"]:
@@ -236,20 +276,49 @@ def convert_checkpoint(folder: Path, type_: str = "F32", is_old: bool = False) -
     if config["model_type"] == "gemma4_text":
         half, turning = config["per_layer_config"]["1"]["head_dim"] // 2, 4
         writer.add("rope_freqs.weight", torch.tensor([1.0] * turning + [1e30] * (half - turning)))
+    if (rope := _find_rope(config)).get("rope_type") == "llama3":
+        theta, factor, high = (rope[key] for key in ("rope_theta", "factor", "high_freq_factor"))
+        writer.add("rope_freqs.weight", torch.tensor(make_llama3_divisors(factor, theta, 16, high)))
     for length in ("long", "short"):
         if factors := (config.get("rope_parameters") or {}).get(f"{length}_factor"):
             writer.add(f"rope_factors_{length}.weight", torch.tensor(factors))
     return writer
 
 
+def _find_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    rope = config.get("rope_parameters") or {}
+    return rope.get("full_attention", rope)
+
+
 def add_latent_keys(writer: GgufWriter, config: Mapping[str, Any], is_old: bool) -> None:
     """What says how the latent attention of a DeepSeek is built."""
-    is_v3, rope = config["model_type"] == "deepseek_v3", config["rope_parameters"]
+    rope = config["rope_parameters"]
     rope_size, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
     sizes = config["qk_nope_head_dim"] + rope_size, config["v_head_dim"]
     keys: dict[str, Any] = {
         "attention.kv_lora_rank": rank,
         "rope.dimension_count": rope_size,
+    }
+    if config["model_type"] != "minicpm3":
+        keys |= _make_expert_keys(config, rope)
+    if config["model_type"] == "mistral4":
+        keys["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
+    if config["q_lora_rank"] is not None:
+        keys["attention.q_lora_rank"] = config["q_lora_rank"]
+    both = ("attention.key_length", "attention.value_length")
+    if is_old:
+        keys |= zip(both, sizes, strict=True)
+    else:
+        keys |= zip(both, (rank + rope_size, rank), strict=True)
+        keys |= {f"{name}_mla": size for name, size in zip(both, sizes, strict=True)}
+        keys["attention.head_count_kv"] = 1
+    name = _ARCHITECTURES.get(config["model_type"], config["model_type"])
+    writer.metadata |= {f"{name}.{key}": value for key, value in keys.items()}
+
+
+def _make_expert_keys(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the experts and the scaled rope of models with latent attention."""
+    keys: dict[str, Any] = {
         "expert_feed_forward_length": config["moe_intermediate_size"],
         "expert_shared_count": config["n_shared_experts"],
         "expert_weights_scale": config["routed_scaling_factor"],
@@ -261,18 +330,11 @@ def add_latent_keys(writer: GgufWriter, config: Mapping[str, Any], is_old: bool)
         "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
         "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"],
     }
-    if is_v3:
-        keys |= {"expert_gating_func": 2, "expert_weights_norm": config["norm_topk_prob"]}
-    if config["q_lora_rank"] is not None:
-        keys["attention.q_lora_rank"] = config["q_lora_rank"]
-    both = ("attention.key_length", "attention.value_length")
-    if is_old:
-        keys |= zip(both, sizes, strict=True)
-    else:
-        keys |= zip(both, (rank + rope_size, rank), strict=True)
-        keys |= {f"{name}_mla": size for name, size in zip(both, sizes, strict=True)}
-        keys["attention.head_count_kv"] = 1
-    writer.metadata |= {f"deepseek2.{key}": value for key, value in keys.items()}
+    if config["model_type"] != "deepseek_v2":
+        keys["expert_weights_norm"] = config["norm_topk_prob"]
+    if config["model_type"] == "deepseek_v3":
+        keys["expert_gating_func"] = 2
+    return keys
 
 
 def _split_heads(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -290,22 +352,24 @@ def _split_heads(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any])
     return split
 
 
-def _split_stacks(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Gate, up and down of each of gpt-oss' experts, whose biases keep their stacks."""
+def _split_stacks(weights: Mapping[str, torch.Tensor], kind: str) -> dict[str, torch.Tensor]:
+    """Gate, up and down of each of gpt-oss' experts, whose biases keep their stacks; others stay fused."""
     split: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
         granite, _, which = name.partition(".block_sparse_moe.")
         if which in ("input_linear.weight", "output_linear.weight"):
             kinds = ("gate", "up") if which.startswith("input") else ("down",)
             for expert, weight in enumerate(tensor):
-                for kind, each in zip(kinds, weight.chunk(len(kinds)), strict=True):
-                    split[f"{granite}.mlp.experts.{expert}.{kind}_proj.weight"] = each.contiguous()
+                for which, each in zip(kinds, weight.chunk(len(kinds)), strict=True):
+                    split[f"{granite}.mlp.experts.{expert}.{which}_proj.weight"] = each.contiguous()
             continue
         prefix, _, part = name.rpartition(".experts.")
         if name.endswith("layer_scalar"):
             split[f"{name}.weight"] = tensor
             continue
-        if "mlp" not in prefix and part.startswith(("gate_up_proj", "down_proj")):  # Gemma 4's stay fused
+        is_fused = kind in ("gemma4_text", "mistral4", "llama4_text")
+        if is_fused and part.startswith(("gate_up_proj", "down_proj")):
+            tensor = tensor.transpose(1, 2).contiguous() if kind == "llama4_text" else tensor
             split[f"blk.{prefix.split('.')[2]}.ffn_{part.removesuffix('_proj')}_exps.weight"] = tensor
             continue
         if not part.startswith(("gate_up_proj", "down_proj")):
@@ -314,12 +378,12 @@ def _split_stacks(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
         is_bias, layer = part.endswith("_bias"), prefix.removesuffix(".mlp").split(".")[-1]
         rows = tensor if is_bias else tensor.transpose(1, 2)
         parts = {"gate": rows[:, ::2], "up": rows[:, 1::2]} if part.startswith("gate_up") else {"down": rows}
-        for kind, each in parts.items():
+        for which, each in parts.items():
             if is_bias:
-                split[f"blk.{layer}.ffn_{kind}_exps.bias"] = each.contiguous()
+                split[f"blk.{layer}.ffn_{which}_exps.bias"] = each.contiguous()
                 continue
             for expert, weight in enumerate(each):
-                split[f"{prefix}.experts.{expert}.{kind}_proj.weight"] = weight.contiguous()
+                split[f"{prefix}.experts.{expert}.{which}_proj.weight"] = weight.contiguous()
     return split
 
 
@@ -375,8 +439,14 @@ def add_vocabulary(writer: GgufWriter, folder: Path) -> GgufWriter:
 
 def _convert(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> tuple[str, torch.Tensor]:
     kind = config["model_type"]
-    if kind.startswith("gemma") and kind != "gemma4_text" and "norm" in name:
+    has_one = (kind.startswith("gemma") and kind != "gemma4_text") or kind == "nemotron"
+    if has_one and name.endswith("norm.weight"):
         tensor = tensor + 1
+    if kind == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
+        tensor = tensor.t().contiguous()
+    if kind == "gpt_neox" and "query_key_value" in name:  # all queries, then all keys
+        heads = tensor.view(config["num_attention_heads"], 3, -1, *tensor.shape[1:])
+        tensor = heads.transpose(0, 1).reshape(tensor.shape)
     if name.startswith("blk."):
         return name, tensor
     whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
@@ -387,11 +457,11 @@ def _convert(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> tupl
     if part in whole:
         return f"{whole[part]}.{suffix}", tensor
     if kind in _BY_TABLE:
+        if name.endswith("correction_bias"):  # the converters' own name of it
+            name = name.removesuffix("_bias") + ".bias"
         renamed = _find_table(kind).get_name(name, (".weight", ".bias"))
         assert renamed is not None, name
-        if kind == "gemma4_text":
-            return renamed, tensor
-        return renamed, _permute(part.split(".", 3)[3], tensor, config)
+        return renamed, _permute(part.split(".", 3)[-1], tensor, config)
     _, _, layer, part = part.split(".", 3)
     bare = name.split(".", 3)[3]
     if bare in _BARE:
@@ -423,8 +493,7 @@ def _find_table(kind: str) -> Any:
 def _make_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = config["model_type"]
     architecture = _ARCHITECTURES.get(kind, kind)
-    rope = config.get("rope_parameters") or {}
-    rope = rope.get("full_attention", rope)
+    rope = _find_rope(config)
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     keys = {
         "block_count": config["num_hidden_layers"],
@@ -432,7 +501,7 @@ def _make_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": config["num_attention_heads"],
-        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.head_count_kv": config.get("num_key_value_heads"),
         "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
         "attention.key_length": head_size,
         "attention.value_length": head_size,
@@ -441,27 +510,34 @@ def _make_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         "vocab_size": config["vocab_size"],
     }
     keys |= {key: config[name] for name, key in _BY_TABLE.get(kind, {}).items()}
-    if kind == "exaone4" and config["sliding_window"] is not None:
+    if kind in ("exaone4", "olmo3") and config["sliding_window"] is not None:
         pattern = [int(each == "sliding_attention") for each in config["layer_types"]]
         keys["attention.sliding_window_pattern"] = pattern
-    if kind == "glm4":
-        keys["rope.dimension_count"] = int(rope["partial_rotary_factor"] * head_size)
+    keys["rope.dimension_count"] = int(rope.get("partial_rotary_factor", 1.0) * head_size)
+    if kind in ("olmo", "stablelm"):
+        keys["attention.layer_norm_epsilon"] = config.get("layer_norm_eps", 1e-5)
     if kind == "hunyuan_v1_dense":  # the file has the base that alpha makes
         keys["rope.freq_base"] *= rope["alpha"] ** (head_size / (head_size - 2))
-    if kind in ("ministral3", "arcee"):
+    if kind in ("ministral3", "arcee", "olmo3"):
         keys["rope.scaling.type"], keys["rope.scaling.factor"] = "yarn", rope["factor"]
         keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     if kind == "ministral3":
         keys["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
         keys["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
-    if "num_experts_per_tok" in config:
-        names = ("num_local_experts", "num_experts", "n_routed_experts")
+    used = ("num_experts_per_tok", "moe_k", "moe_topk")
+    if (per_token := next((config[name] for name in used if name in config), None)) is not None:
+        names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
         keys["expert_count"] = next(config[name] for name in names if name in config)
-        keys["expert_used_count"] = config["num_experts_per_tok"]
+        keys["expert_used_count"] = per_token
     if kind == "qwen2_moe":
         keys["expert_feed_forward_length"] = config["moe_intermediate_size"]
         keys["expert_shared_feed_forward_length"] = config["shared_expert_intermediate_size"]
-    if kind == "dots1":
+    if kind in ("hunyuan_v1_moe", "ernie4_5_moe"):
+        width = config.get("moe_intermediate_size", config["intermediate_size"])
+        keys["expert_feed_forward_length"] = width
+    if kind == "hunyuan_v1_moe":
+        keys["expert_shared_count"] = 1
+    if kind in ("dots1", "glm4_moe"):
         keys |= {
             "expert_feed_forward_length": config["moe_intermediate_size"],
             "expert_shared_count": config["n_shared_experts"],
@@ -472,7 +548,6 @@ def _make_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         }
     if kind == "minimax_m2":
         keys["expert_feed_forward_length"], keys["expert_gating_func"] = config["intermediate_size"], 2
-        keys["rope.dimension_count"] = int(rope.get("partial_rotary_factor", 1.0) * head_size)
     if kind == "gpt_oss":
         keys["expert_feed_forward_length"] = config["intermediate_size"]
         keys["attention.sliding_window"] = config["sliding_window"]
@@ -482,7 +557,6 @@ def _make_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         keys["expert_feed_forward_length"] = config["moe_intermediate_size"]
     if kind == "phi3":
         keys["attention.sliding_window"] = config["sliding_window"] or 0
-        keys["rope.dimension_count"] = int(rope.get("partial_rotary_factor", 1.0) * head_size)
         original = keys["rope.scaling.original_context_length"] = config["original_max_position_embeddings"]
         if "long_factor" in rope:
             factor = config["max_position_embeddings"] / original

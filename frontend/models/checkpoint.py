@@ -19,7 +19,7 @@ from .families import find_family, read_model_spec
 from .families.wrapped import STORED_PREFIXES, find_wrapper, unwrap, with_stored_names
 from .generic import read_generic_spec
 from .gguf.files import find_gguf_files
-from .gguf.tensors import make_formats
+from .gguf.tensors import as_converted, make_formats
 from .hf_config import compute_max_model_len, read_default_sampling, read_dtype, read_eos_token_ids
 from .model_folder import ModelFolder, find_model_folder, inspect_gguf, inspect_model_folder
 from .pooling_head import HeadChoice, choose_heads
@@ -128,6 +128,7 @@ def open_checkpoint(
     if folder.gguf_tensors and is_generic:
         raise ConfigError("model_impl", model_impl, "auto or quire for a GGUF file")
     if folder.gguf_tensors:
+        spec = as_converted(spec)
         formats = make_formats(folder.gguf_tensors, spec)
     else:
         formats = read_weight_formats(config, spec, folder.float_tensors)

@@ -232,7 +232,9 @@ class DenseSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     down_bias: bool | None = None  # where it is another than `bias`, which is then that of gate and up
     is_gated: bool = True  # False: down(act(up(x))), and `gate` names nothing
     fused: Literal["gate_up", "up_gate"] | None = None  # `gate` names a tensor of both in this order
-    xielu: str | None = None  # in the activation's place xIELU, whose numbers are tensors below this name
+    # In the activation's place xIELU, whose numbers alpha_p, alpha_n, beta and eps are tensors below this
+    # name, or these.
+    xielu: str | tuple[float, float, float, float] | None = None
 
     @property
     def has_down_bias(self) -> bool:

@@ -20,7 +20,8 @@ EXTRAS: dict[str, list[dict[str, Any]]] = {
         {"truncate": False, "beta_fast": 16.0, "beta_slow": 2.0},
         {"beta_fast": 1.0, "beta_slow": 1.0, "factor": 0.5},
     ],
-    "llama3": [{}, {"low_freq_factor": 2.0, "high_freq_factor": 6.0}],
+    # Llama 4's two are equal.
+    "llama3": [{}, {"low_freq_factor": 2.0, "high_freq_factor": 6.0}, {"high_freq_factor": 1.0}],
 }
 CASES = [(rope, extra) for rope in ROPE_TYPES for extra in EXTRAS.get(rope, [{}])]
 

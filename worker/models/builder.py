@@ -511,13 +511,15 @@ class _Builder:
         hidden, width = self._spec.hidden_size, spec.intermediate_size
         up = self._linear([f"{prefix}.{spec.up}"], (width,), hidden, spec.bias, self._cuts.take_rows(width))
         up.activation = spec.activation if spec.xielu is None else None
-        xielu = None if spec.xielu is None else self._xielu(f"{prefix}.{spec.xielu}")
+        xielu = None if spec.xielu is None else self._xielu(prefix, spec.xielu)
         return PlainMLP(up, self._down(prefix, spec, spec.has_down_bias), width // self._cuts.size, xielu)
 
-    def _xielu(self, name: str) -> Xielu:
+    def _xielu(self, prefix: str, numbers: str | tuple[float, ...]) -> Xielu:
         """Of what transformers stores: logarithms of the alphas, and buffers that are scalars."""
-        parts = ("alpha_p", "alpha_n", "beta", "eps")
-        alpha_p, alpha_n, beta, eps = (self._weights.take(f"{name}.{part}", (1,)).item() for part in parts)
+        if isinstance(numbers, str):
+            names = (f"{prefix}.{numbers}.{part}" for part in ("alpha_p", "alpha_n", "beta", "eps"))
+            numbers = tuple(self._weights.take(name, (1,)).item() for name in names)
+        alpha_p, alpha_n, beta, eps = numbers
         alphas = math.log1p(math.exp(alpha_p)), beta + math.log1p(math.exp(alpha_n))
         return Xielu(XieluNumbers(*alphas, beta, eps), self._dtype, self._device)
 

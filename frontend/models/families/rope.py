@@ -199,8 +199,8 @@ def _read_rope_type(rope: ConfigFields, has_factors: bool) -> RopeType:
 
 def _read_llama3(rope: ConfigFields, theta: float, original: int) -> RopeConfig:
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    if high <= low:
-        raise rope.error("high_freq_factor", high, f"above low_freq_factor={low:g}")
+    if high < low:  # Llama 4's are equal: no frequency is between
+        raise rope.error("high_freq_factor", high, f"low_freq_factor={low:g} or more")
     return RopeConfig(
         theta=theta,
         type="llama3",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ....ipc.errors import ModelError
 from ..families.config_fields import ConfigFields
-from .architectures import ARCHITECTURES, LATENTS, LAYER_NORM, Config
+from .architectures import ARCHITECTURES, LATENTS, LAYER_NORM, PARTLY_ROTATED, PREDICTING, Config
 from .header import GgufHeader
 from .keys import Keys
 from .rope_scaling import read_scaling
@@ -43,15 +43,19 @@ def _read_common(header: GgufHeader, keys: Keys) -> Config:
         raise ModelError(f"{header.file.name} tensor token_embd.weight", shape, "a table [tokens, numbers]")
     hidden_size, num_heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", max(1, hidden_size // num_heads))
-    rotated, has_latents = keys.integer("rope.dimension_count", head_dim), keys.architecture == LATENTS
+    rotated, has_latents = keys.integer("rope.dimension_count", head_dim), keys.architecture in LATENTS
     value_size = keys.integer("attention.value_length", head_dim)
     if value_size != head_dim and not has_latents:
         raise keys.error("attention.value_length", value_size, f"{head_dim}, as keys have")
+    num_layers = keys.integer("block_count")
+    # Layers after the last, which predict further tokens; name_tensors leaves theirs out.
+    num_predicting = keys.integer("nextn_predict_layers", 0, low=0, high=num_layers - 1)
     return {
         "vocab_size": table.shape[0],
         "hidden_size": hidden_size,
         "intermediate_size": _read_width(keys),
-        "num_hidden_layers": keys.integer("block_count"),
+        "num_hidden_layers": num_layers - num_predicting,
+        PREDICTING: num_predicting or None,
         "num_attention_heads": num_heads,
         "num_key_value_heads": keys.integer("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
@@ -74,9 +78,10 @@ def _read_width(keys: Keys) -> int | None:
 
 
 def _read_rotated(keys: Keys, head_dim: int) -> float | None:
+    """The rotated share of a head; None in a family that knows none."""
     rotated = keys.integer("rope.dimension_count", head_dim)
-    if rotated == head_dim:
-        return None
-    if keys.architecture not in ("glm4", "minimax-m2", "phi3"):
+    if keys.architecture in PARTLY_ROTATED:
+        return rotated / head_dim
+    if rotated != head_dim:
         raise keys.error("rope.dimension_count", rotated, f"{head_dim}, a whole head")
-    return rotated / head_dim
+    return None

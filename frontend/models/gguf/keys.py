@@ -23,6 +23,7 @@ _READ = (
     "expert_feed_forward_length",
     "expert_used_count",
     "feed_forward_length",
+    "nextn_predict_layers",
     "rope.dimension_count",
     "rope.freq_base",
     "rope.scaling.attn_factor",
@@ -46,7 +47,6 @@ _NEUTRAL: dict[str, Any] = {
     "expert_weights_scale": (0.0, 1.0),
     "interleave_moe_layer_step": (0, 1),
     "leading_dense_block_count": 0,
-    "nextn_predict_layers": 0,
 }
 BY_LAYER = ("attention.head_count_kv", "feed_forward_length")  # of Gemma 4, whose layers differ
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Literal
 
-from msgspec.structs import replace
+import msgspec
 
 from ....ipc.errors import ModelError
 from ....ipc.spec.gguf_tensor import FLOATS, FUSED, HALVES, GgmlType, GgufTensor
 from ....ipc.spec.model_spec import ModelSpec
 from ....ipc.spec.weight_format import WeightFormat, WeightFormats
-from .architectures import Config
+from .architectures import PREDICTING, Config
 from .header import GgufHeader, StoredTensor
 from .rope_scaling import ROPE_TABLES
 
@@ -25,6 +26,17 @@ _WHOLE = {
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
+# Of model types that call them otherwise, and how their layers' names begin where not with model.layers.
+_OTHER_WHOLE = {
+    "gpt2": {
+        "token_embd": "transformer.wte",
+        "position_embd": "transformer.wpe",
+        "output_norm": "transformer.ln_f",
+    },
+    "gpt_neox": {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm"},
+    "phi": {"output_norm": "model.final_layernorm"},
+}
+_LAYER_PREFIXES = {"gpt2": "transformer.h", "gpt_neox": "gpt_neox.layers"}
 _ATTENTION = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -40,6 +52,7 @@ _EXPERTS = {
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_gate_up_exps": "mlp.experts.{}.gate_up_proj",
 }
 _MIXTRAL = "block_sparse_moe.experts.{}."
 _BLOCK_SPARSE = {
@@ -62,8 +75,20 @@ _OUT_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_LATENT = {
+_SHARED = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+_ROUTED = {
     **_PRE_NORM,
+    "ffn_gate_inp": "mlp.gate",
+    **_EXPERTS,
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    **_SHARED,
+}
+_LATENT = {
+    **_ROUTED,
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
@@ -72,13 +97,8 @@ _LATENT = {
     "attn_kv_b": "self_attn.kv_b_proj",
     "attn_k_b": "self_attn.k_b_proj.{}",  # stacked over heads, as `attn_v_b`
     "attn_v_b": "self_attn.v_b_proj.{}",
-    "ffn_gate_inp": "mlp.gate",
-    **_EXPERTS,
-    "exp_probs_b": "mlp.gate.e_score_correction_bias",
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
+_FEED_FORWARD = "feed_forward."
 # After "blk.N."; {} is the number of an expert, over which such a tensor is stacked.
 _LAYERS: dict[str, dict[str, str]] = {
     "arcee": _PRE_NORM,
@@ -161,25 +181,68 @@ _LAYERS: dict[str, dict[str, str]] = {
     },
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
-    "dots1": {
-        **_PRE_NORM,
-        "ffn_gate_inp": "mlp.gate",
-        **_EXPERTS,
-        "exp_probs_b": "mlp.gate.e_score_correction_bias",
-        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-        "ffn_up_shexp": "mlp.shared_experts.up_proj",
-        "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "dots1": _ROUTED,
+    "minicpm3": _LATENT,
+    "mistral4": _LATENT,
+    "apertus": {
+        **_ATTENTION,
+        **_DENSE,
+        "attn_norm": "attention_layernorm",
+        "ffn_norm": "feedforward_layernorm",
     },
+    "ernie4_5_moe": {**_ROUTED, "exp_probs_b": "mlp.moe_statics.e_score_correction_bias"},
+    "glm4_moe": {**_ROUTED, "post_attention_norm": "post_attention_layernorm"},
+    "gpt2": {
+        "attn_norm": "ln_1",
+        "attn_qkv": "attn.c_attn",
+        "attn_output": "attn.c_proj",
+        "ffn_norm": "ln_2",
+        "ffn_up": "mlp.c_fc",
+        "ffn_down": "mlp.c_proj",
+    },
+    "gpt_neox": {
+        "attn_norm": "input_layernorm",
+        "attn_qkv": "attention.query_key_value",
+        "attn_output": "attention.dense",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_up": "mlp.dense_h_to_4h",
+        "ffn_down": "mlp.dense_4h_to_h",
+    },
+    "hunyuan_v1_moe": {
+        **_PRE_NORM,
+        "attn_q_norm": "self_attn.query_layernorm",
+        "attn_k_norm": "self_attn.key_layernorm",
+        "ffn_gate_inp": "mlp.gate.wg",
+        **_EXPERTS,
+        "ffn_gate_shexp": "mlp.shared_mlp.gate_proj",
+        "ffn_up_shexp": "mlp.shared_mlp.up_proj",
+        "ffn_down_shexp": "mlp.shared_mlp.down_proj",
+    },
+    "llama4_text": {
+        **_ATTENTION,
+        "ffn_norm": "post_attention_layernorm",
+        **{part: name.replace("mlp.", _FEED_FORWARD) for part, name in (_DENSE | _EXPERTS).items()},
+        "ffn_gate_inp": f"{_FEED_FORWARD}router",
+        **{
+            part: name.replace("mlp.shared_experts", f"{_FEED_FORWARD}shared_expert")
+            for part, name in _SHARED.items()
+        },
+    },
+    "nemotron": _PRE_NORM,
+    "olmo": _PRE_NORM,
+    "olmo3": _OUT_NORMS,
+    "phi": {**_ATTENTION, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+    "stablelm": _PRE_NORM,
 }
 _BARE = (  # tensors whose name has no .weight or .bias
     *("self_attn.sinks", "e_score_correction_bias"),
     *("layer_scalar", "router.scale", "router.per_expert_scale"),
 )
 _ADDED_ONE = frozenset(
-    ("gemma", "gemma2", "gemma3_text")
+    ("gemma", "gemma2", "gemma3_text", "nemotron")
 )  # model types whose norms are stored as what they multiply by
 _PAIRED = frozenset(
-    ("arcee", "granite", "granitemoe", "llama", "ministral3", "mistral", "mixtral", "smollm3")
+    ("arcee", "granite", "granitemoe", "llama", "ministral3", "mistral", "mixtral", "olmo", "smollm3")
 )  # whose queries and keys llama.cpp's converter has reordered
 _NAME = re.compile(r"(?:blk\.(\d{1,5})\.)?([a-z_]{1,40}(?:_\d)?)(?:\.(\d{1,5}))?\.(weight|bias|scale)")
 
@@ -192,13 +255,58 @@ def name_tensors(headers: Sequence[GgufHeader], config: Config) -> tuple[GgufTen
     tensors: dict[str, GgufTensor] = {}
     for index, header in enumerate(headers):
         for stored in header.tensors.values():
-            if stored.name in ROPE_TABLES:  # config.py has read them
+            if stored.name in ROPE_TABLES or _predicts(stored, config):  # config.py has read the tables
                 continue
-            tensor = replace(_name(header, stored, config), file=index)
-            if tensor.name in tensors:
-                raise _error(header, stored, "a name that comes once in all files")
-            tensors[tensor.name] = tensor
+            for part in _split_qkv(header, stored, config):
+                tensor = msgspec.structs.replace(_name(header, part, config), file=index)
+                if tensor.name in tensors:
+                    raise _error(header, stored, "a name that comes once in all files")
+                tensors[tensor.name] = tensor
     return tuple(tensors.values())
+
+
+def _predicts(stored: StoredTensor, config: Config) -> bool:
+    """Whether it is of a layer after the last, which predicts further tokens."""
+    first = _count_layers(config)
+    layer = re.match(r"blk\.(\d{1,5})\.", stored.name)
+    return layer is not None and first <= int(layer[1]) < first + config.get(PREDICTING, 0)
+
+
+def _count_layers(config: Config) -> int:
+    return config.get("n_layer") or config["num_hidden_layers"]
+
+
+def _split_qkv(header: GgufHeader, stored: StoredTensor, config: Config) -> list[StoredTensor]:
+    """Queries, keys and values of a tensor that holds all of a model that has them apart; else it alone."""
+    if ".attn_qkv." not in stored.name or "attn_qkv" in _LAYERS[config["model_type"]]:
+        return [stored]
+    size, num_heads = config["head_dim"], config["num_attention_heads"]
+    counts = [size * num_heads, *[size * config["num_key_value_heads"]] * 2]
+    if not stored.shape or stored.shape[0] != sum(counts):
+        raise _error(header, stored, f"{sum(counts)} rows, of queries, keys and values")
+    parts: list[StoredTensor] = []
+    row_bytes, first = stored.size_bytes // stored.shape[0], 0
+    for letter, count in zip("qkv", counts, strict=True):
+        parts.append(
+            replace(
+                stored,
+                name=stored.name.replace("attn_qkv", f"attn_{letter}"),
+                shape=(count, *stored.shape[1:]),
+                offset=stored.offset + first * row_bytes,
+                size_bytes=count * row_bytes,
+            )
+        )
+        first += count
+    return parts
+
+
+def as_converted(spec: ModelSpec) -> ModelSpec:
+    """The model of such a file: its linear layers are stored by output, queries before keys and values."""
+    layers = [
+        msgspec.structs.replace(layer, attention=msgspec.structs.replace(layer.attention, qkv_by_group=False))
+        for layer in spec.layers
+    ]
+    return msgspec.structs.replace(spec, layers=tuple(layers), transposed_linears=False)
 
 
 def _name(header: GgufHeader, stored: StoredTensor, config: Config) -> GgufTensor:
@@ -208,29 +316,32 @@ def _name(header: GgufHeader, stored: StoredTensor, config: Config) -> GgufTenso
         raise _error(header, stored, f"the name of a tensor of {kind}")
     layer, part, expert, suffix = match.groups()
     if layer is None:
-        name = _WHOLE.get(part)
+        name = (_WHOLE | _OTHER_WHOLE.get(kind, {})).get(part)
     else:
         part = f"{part}.scale" if suffix == "scale" else part
         # Files of 2023 have a tensor an expert.
         name = _LAYERS[kind].get(part if expert is None else f"{part}_exps")
-    if name is None or (layer is not None and int(layer) >= config["num_hidden_layers"]):
-        raise _error(header, stored, f"a tensor of {kind} with {config['num_hidden_layers']} layers")
+    num_layers = _count_layers(config)
+    if name is None or (layer is not None and int(layer) >= num_layers):
+        raise _error(header, stored, f"a tensor of {kind} with {num_layers} layers")
     if expert is not None:
         name = name.format(int(expert))
     if name.endswith("shared_expert_gate"):  # llama.cpp takes both
         shape = (1, shape[-1])
     is_vector = suffix == "bias" or "norm" in part or name.endswith(_BARE)
+    if is_vector:  # ERNIE's corrections have a row
+        shape = shape[shape[0] == 1 and len(shape) > 1 :]
     if name.count("{}") + (1 if is_vector else 2) != len(shape):
         raise _error(header, stored, "another number of dimensions")
     if len(shape) == 1 and stored.type not in FLOATS:
         raise _error(header, stored, f"one of {', '.join(FLOATS)} for a tensor of one dimension")
     if layer is not None:
-        name = f"model.layers.{int(layer)}.{name}"
+        name = f"{_LAYER_PREFIXES.get(kind, 'model.layers')}.{int(layer)}.{name}"
     heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
     num_heads = config[heads[part]] if kind in _PAIRED and part in heads else 0
     if num_heads and shape[0] % (2 * num_heads):
         raise _error(header, stored, f"a multiple of {2 * num_heads} rows, two for each of {num_heads} heads")
-    has_added_one = kind in _ADDED_ONE and "norm" in part
+    has_added_one = kind in _ADDED_ONE and "norm" in part and suffix == "weight"
     if not name.endswith(_BARE):
         name = f"{name}.{suffix}"
     return GgufTensor(name, stored.type, shape, 0, stored.offset, num_heads, has_added_one)

@@ -28,15 +28,26 @@ _TAIL = f"(?i:{_LETTERS})?"
 _GPT4O = rf"{_BEFORE}{_UPPER}*{_LOWER}+{_TAIL}|{_BEFORE}{_UPPER}+{_LOWER}*{_TAIL}|\p{{N}}{{1,3}}{_SLASHES}"
 _DIGITS = r"\p{N}"
 
+_HANS = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_DEEPSEEK3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SEED = _QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
+
 # Of each: the expressions, one after the other, of which each match is a word of its own.
 EXPRESSIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("default", "gpt-2", "phi-2", "jina-en", "jina-es", "jina-de", "mpt", "olmo"), (_GPT2,)),
+    **dict.fromkeys(("exaone4", "granite-docling", "trillion"), (_GPT2,)),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "dbrx"), (_LLAMA3,)),
-    **dict.fromkeys(("smaug-bpe", "midm-2.0"), (_LLAMA3,)),
+    **dict.fromkeys(("smaug-bpe", "midm-2.0", "glm4", "chatglm-bpe"), (_LLAMA3,)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan"), (_QWEN2,)),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), (_DIGITS, _GPT2)),
+    "solar-open": (_QWEN2,),
+    "seed-coder": (_SEED,),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), (r"\p{N}{1,3}", _HANS, _DEEPSEEK3)),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (_DIGITS, _GPT2)),
     "tekken": (_TEKKEN,),
-    **dict.fromkeys(("gpt-4o", "llama4"), (_GPT4O,)),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), (_GPT4O,)),
 }
 # A word that is a token is taken whole, whatever its merges give; and BOS comes first where no key says.
 TAKES_WORDS = frozenset(

@@ -44,6 +44,14 @@ _EQUAL_MSCALES: dict[str, Any] = {
 }
 
 
+_PLAIN: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+# The settings that all files have.
+_LLAMA3: dict[str, Any] = {
+    **{"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0},
+    **{"high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+}
+
+
 @pytest.fixture(autouse=True)
 def _cache(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setattr(gguf_folder, "cache_folder", lambda: tmp_path / "cache")
@@ -108,7 +116,7 @@ def test_a_file_is_the_model_that_it_was_converted_from(family: str, tmp_path: P
         ("cohere", {}),
         ("cohere2", {}),
         ("ernie4_5", {"use_bias": False}),
-        ("exaone4", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+        ("exaone4", {"rope_parameters": _PLAIN}),
         ("exaone4-full", {}),
         ("gemma4", {}),
         ("gemma4-experts", {}),
@@ -121,6 +129,39 @@ def test_a_file_is_the_model_that_it_was_converted_from(family: str, tmp_path: P
         ("ministral3", {}),
         ("seed_oss", {"attention_out_bias": False}),
         ("starcoder2", {"sliding_window": None}),
+        ("apertus", {"rope_parameters": _LLAMA3}),
+        ("ernie4.5-moe", {"use_bias": False, "rope_parameters": _PLAIN}),
+        ("glm4-moe", {}),
+        ("gpt2", {}),
+        ("gpt_neox", {}),
+        ("gpt_neox-sequential", {}),
+        ("hunyuan-moe", {}),
+        (
+            "llama4",
+            {
+                **{"no_rope_layer_interval": 4, "floor_scale": 8192, "attn_scale": 0.1},
+                **{"attention_bias": False, "rope_parameters": {**_LLAMA3, "high_freq_factor": 1.0}},
+            },
+        ),
+        (
+            "mistral4",
+            {
+                "rope_parameters": {
+                    **_EQUAL_MSCALES["rope_parameters"],
+                    **{"llama_4_scaling_beta": 0.5, "partial_rotary_factor": 8 / 24},
+                }
+            },
+        ),
+        (
+            "minicpm3",
+            {"scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 256, "is_old": True},
+        ),
+        ("nemotron", {}),
+        ("olmo", {}),
+        ("olmo3", {}),
+        ("phi", {}),
+        ("stablelm", {}),
+        ("stablelm-parallel", {}),
         ("deepseek_v2", _EQUAL_MSCALES),
         ("deepseek_v3", _EQUAL_MSCALES),
         ("deepseek_v3", {**_EQUAL_MSCALES, "is_old": True}),
@@ -139,6 +180,27 @@ def test_a_file_computes_what_its_checkpoint_does(family: str, fields: dict[str,
     prompt = checkpoint.draw_tokens(45)
     theirs, ours = (compute_alone(load_model(config, CPU), config, prompt) for config in configs)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=find_tolerance(checkpoint, theirs))
+
+
+@pytest.mark.usefixtures("library", "restored_torch")
+def test_fused_projections_and_layers_that_predict_are_read_and_left_out(tmp_path: Path):
+    """Newer converters may write queries, keys and values, or experts' gates and projections up, as one."""
+    checkpoint = make_decoder(tmp_path / "plain", "glm4-moe")
+    writer = convert_checkpoint(checkpoint.folder, type_="F16")
+    whole = read(writer.write(tmp_path / "whole.gguf"), dtype="float32", max_model_len=64)
+    for layer in range(2):
+        for end in ("weight", "bias"):
+            parts = [writer.tensors.pop(f"blk.{layer}.attn_{letter}.{end}") for letter in "qkv"]
+            rows = sum(shape[0] for _, shape, _ in parts)
+            fused = parts[0][0], (rows, *parts[0][1][1:]), b"".join(data for _, _, data in parts)
+            writer.tensors[f"blk.{layer}.attn_qkv.{end}"] = fused
+    writer.metadata |= {"glm4moe.block_count": 3, "glm4moe.nextn_predict_layers": 1}
+    writer.add("blk.2.nextn.eh_proj.weight", torch.ones(48, 96))
+    writer.add("blk.2.attn_norm.weight", torch.ones(48))
+    parted = read(writer.write(tmp_path / "fused.gguf"), dtype="float32", max_model_len=64)
+    prompt = checkpoint.draw_tokens(45)
+    expected, actual = (compute_alone(load_model(config, CPU), config, prompt) for config in (whole, parted))
+    assert torch.equal(actual, expected)
 
 
 @pytest.mark.usefixtures("library", "restored_torch")

@@ -64,6 +64,31 @@ def test_byte_level_tokens_are_those_of_transformers(pre: str, tmp_path: Path):
     assert (ours.bos_token, ours.eos_token) == ("<|endoftext|>", "<|im_end|>")
 
 
+# Of names that transformers has no expression for: what the models' own tokenizer.json files cut.
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("deepseek-v3", ["It", "'s", " ", "123", "45", " ", "\u6771\u4eac\u3067", ".x", "();\n\n"]),
+        (
+            "seed-coder",
+            ["It", "'s", " ", "1", "2", "3", "4", "5", " \u6771\u4eac\u3067", ".x", "();", "\n\n"],
+        ),
+        ("glm4", ["It", "'s", " ", "123", "45", " \u6771\u4eac\u3067", ".x", "();\n\n"]),
+        (
+            "exaone",
+            ["It", "'s", " ", "1", "2", "3", "4", "5", " \u6771\u4eac\u3067", ".", "x", "();", "\n\n"],
+        ),
+    ],
+)
+def test_text_is_cut_into_the_words_of_the_model(pre: str, words: list[str], tmp_path: Path):
+    ours, _ = load(tmp_path, pre=pre)
+    text = "It's 12345 \u6771\u4eac\u3067.x();\n\n"
+    made = msgspec.json.encode(make_tokenizer(Vocabulary(read_header(tmp_path / "model.gguf"))))
+    cut = tokenizers.Tokenizer.from_str(made.decode()).pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in cut] == words
+    assert ours.decode(ours.encode(text, False)) == text
+
+
 WORDS = ["\u2581", "h", "e", "l", "o", "w", "r", "d", "he", "ll", "hell", "hello", "\u2581hello", "wor", "ld"]
 WORDS += [
     "\u2581w",
