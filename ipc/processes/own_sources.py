@@ -17,7 +17,7 @@ from ..errors import FilesChangedError
 
 PACKAGE_DIR = str(Path(__file__).absolute().parents[2])  # links not resolved, as in a child's path
 _FOLDERS = ("core", "frontend", "ipc", "kernels", "worker")
-_SUFFIXES = (".cpp", ".h", ".py")
+_SUFFIXES = (".cpp", ".h", ".json", ".py")
 # Other packages that decide bits or texts; the name of a folder beside each has its version.
 _DISTRIBUTIONS = frozenset(
     ("flashinfer_python", "jinja2", "llguidance", "numpy", "safetensors", "tokenizers", "torch", "triton")

@@ -19,29 +19,11 @@ NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum
 VALUES = frozenset({"type", "enum", "const", "required", "pattern", "format", "$ref"})
 
 # Of these nothing follows for the output, so they are left out.
-ANNOTATIONS = frozenset(
-    {
-        "title",
-        "description",
-        "default",
-        "example",
-        "examples",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "contentEncoding",
-        "contentMediaType",
-        "contentSchema",
-        "discriminator",
-        "externalDocs",
-        "xml",
-        "$schema",
-        "$id",
-        "id",
-        "$anchor",
-        "$comment",
-    }
+_ANNOTATIONS = (
+    "title description default example examples deprecated readOnly writeOnly contentEncoding "
+    "contentMediaType contentSchema discriminator externalDocs xml $schema $id id $anchor $comment"
 )
+ANNOTATIONS = frozenset(_ANNOTATIONS.split())
 
 # Keywords that cannot be honoured, but say nothing when they have one of these values.
 NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -61,30 +43,19 @@ OTHER_FORMS = frozenset(
 )
 
 # Keywords that are known and cannot be honoured, with what does instead, if something does.
-REFUSED = {
-    "not": "",
-    "if": "",
-    "then": "",
-    "else": "",
-    "contains": "",
-    "minContains": "",
-    "maxContains": "",
-    "uniqueItems": "",
-    "dependencies": "",
-    "dependentRequired": "",
-    "dependentSchemas": "",
+_REFUSED_FOR_NOTHING = (
+    "not if then else contains minContains maxContains uniqueItems dependencies dependentRequired "
+    "dependentSchemas $dynamicAnchor $recursiveAnchor $vocabulary disallow"
+)
+REFUSED = dict.fromkeys(_REFUSED_FOR_NOTHING.split(), "") | {
     "propertyNames": "; patternProperties with additionalProperties: false says it of properties",
     "unevaluatedProperties": "; additionalProperties: false is",
     "unevaluatedItems": "; items: false is",
     "nullable": "; type: [..., 'null'] is",
     "$dynamicRef": "; $ref is",
-    "$dynamicAnchor": "",
     "$recursiveRef": "; $ref is",
-    "$recursiveAnchor": "",
-    "$vocabulary": "",
     "extends": "; allOf is",
     "divisibleBy": "; multipleOf is",
-    "disallow": "",
     "x-guidance": "; structured_outputs.whitespace_pattern is",
 }
 
