@@ -42,6 +42,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "__init__.py.* has changed": lambda package: (package / "__init__.py").write_text("# __init__.PY\n"),
     "sum.h.* has changed": lambda package: (package / "kernels" / "sum.h").write_text("# kernels/sum.H\n"),
     "sum.cpp.* was removed": lambda package: (package / "kernels" / "sum.cpp").unlink(),
+    "rows.json.* was added": lambda package: (package / "core" / "rows.json").touch(),
     "new.py.* was added": lambda package: (package / "core" / "new.py").touch(),
 }
 
