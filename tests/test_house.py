@@ -433,10 +433,10 @@ def test_every_module_of_ours_that_a_test_imports_is_there() -> None:
 # capabilities to come, and what it may have until then. The second number only falls.
 LINES = {
     "the spine": (22_000, 27_450),
-    "frontend": (30_000, 45_150),
+    "frontend": (30_000, 44_700),
     "frontend/cli": (3400, 4900),
     "frontend/client": (2200, 2950),
-    "frontend/formats": (3900, 5200),
+    "frontend/formats": (3900, 4950),
     "frontend/grpc": (800, 0),
     "frontend/http": (8800, 14_400),
     "frontend/models": (5200, 9000),
