@@ -47,14 +47,16 @@ _NOISE_BYTES = _CUDA_RESERVE_BYTES // 2
 _MAX_WAIT_S = 20.0  # for a lost worker's memory
 _WAIT_INTERVAL_S = 0.05
 _NUM_SCRATCH_LAYERS = 2  # whose blocks an encoder's layers share
+_SNAPSHOT_FRACTION = 0.25  # bytes for states beside those of rows, of the bytes for KV
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """How many blocks the device holds, and where its memory goes."""
+    """How many blocks and state slots the device holds, and where its memory goes."""
 
     num_blocks: int
     ledger: list[tuple[str, int]]  # (name, bytes)
+    num_state_slots: int = 0
 
 
 def check_max_model_len(config: EngineConfig, device: torch.device) -> None:
@@ -78,6 +80,8 @@ def check_weights_fit(config: EngineConfig, device: torch.device, num_ranks: int
     needed = count_model_bytes(model, num_ranks, packs_table)
     free = _free_share(device, num_ranks)
     if needed <= free:
+        if config.state_bytes:
+            _check_states(config, free - needed)
         return
     text = f"one whose weights fit: they take {needed} bytes, {free} are free"
     if model.quantization is None and model.spec.weight_formats == WeightFormats():
@@ -98,6 +102,7 @@ def wait_for_memory(config: EngineConfig, device: torch.device, num_ranks: int =
     needed = count_model_bytes(model, num_ranks)
     needed += estimate_activation_bytes(config) + _CUDA_RESERVE_BYTES - _NOISE_BYTES
     needed += config.num_blocks_before * config.block_size_bytes
+    needed += _count_least_slots(config) * config.state_bytes
     ends_at = time.monotonic() + _MAX_WAIT_S
     while _free_bytes(device) < needed and time.monotonic() < ends_at:
         time.sleep(_WAIT_INTERVAL_S)
@@ -114,14 +119,48 @@ def plan_memory(
     activation_bytes = estimate_activation_bytes(config)
     reserve_bytes = _CUDA_RESERVE_BYTES if device.type == "cuda" else 0
     free_bytes = _free_share(device, num_ranks) - activation_bytes - reserve_bytes
-    num_blocks = _count_blocks(config, device, free_bytes)
+    states_bytes = _count_least_slots(config) * config.state_bytes
+    if states_bytes:
+        _check_states(config, free_bytes)
+    num_blocks = _count_blocks(config, device, free_bytes, states_bytes)
+    kv_bytes = num_blocks * config.block_size_bytes
+    num_slots = _count_state_slots(config, num_blocks, free_bytes - kv_bytes) if states_bytes else 0
     ledger = [
         ("weights", weight_bytes),
         ("activations", activation_bytes),
-        ("KV cache", num_blocks * config.block_size_bytes),
+        ("KV cache", kv_bytes),
         ("reserve", reserve_bytes),
     ]
-    return MemoryPlan(num_blocks, ledger)
+    if num_slots:
+        ledger.insert(3, ("states", num_slots * config.state_bytes))
+    return MemoryPlan(num_blocks, ledger, num_slots)
+
+
+def _count_least_slots(config: EngineConfig) -> int:
+    """State slots that there must be: as many as asked for, or those of rows."""
+    return config.cache.num_state_slots or config.scheduler.max_num_seqs
+
+
+def _check_states(config: EngineConfig, free_bytes: int) -> None:
+    """Raise ConfigError for slots that do not fit beside one request of max_model_len tokens."""
+    num_slots, size = _count_least_slots(config), config.state_bytes
+    room = max(0, free_bytes - config.max_blocks_per_request * config.block_size_bytes)
+    if num_slots * size > room:
+        field = "num_state_slots" if config.cache.num_state_slots else "max_num_seqs"
+        text = f"at most {room // size}: each has a state of {size} bytes, {room} are free for them"
+        raise ConfigError(field, num_slots, text + describe_address_space())
+
+
+def _count_state_slots(config: EngineConfig, num_blocks: int, free_bytes: int) -> int:
+    """As many as asked for, or those of rows and so many more: a quarter of the bytes of KV, one a block."""
+    if config.cache.num_state_slots is not None:
+        return config.cache.num_state_slots
+    num_rows, size = config.scheduler.max_num_seqs, config.state_bytes
+    if not config.cache.enable_prefix_caching:
+        return num_rows
+    kv_bytes = num_blocks * config.block_size_bytes or min(_MAX_AUTO_CPU_BYTES, free_bytes // 2)
+    num_more = min(int(kv_bytes * _SNAPSHOT_FRACTION), free_bytes - num_rows * size) // size
+    return num_rows + max(0, min(num_more, num_blocks or num_more))
 
 
 def allocate_kv_caches(config: EngineConfig, num_blocks: int, device: torch.device) -> KVCaches:
@@ -142,6 +181,16 @@ def allocate_kv_caches(config: EngineConfig, num_blocks: int, device: torch.devi
         )
     pair = _allocate_layers(config, spec.layers[:_NUM_SCRATCH_LAYERS], count_scratch_blocks(config), device)
     return [pair[layer % len(pair)] for layer in range(spec.num_layers)]
+
+
+def allocate_states(config: EngineConfig, num_slots: int, device: torch.device) -> Tensor | None:
+    """float32 [num_slots, slot_numbers], uninitialized; None for a model without recurrent layers."""
+    size = config.model.spec.state_size
+    if not size:
+        return None
+    if device.type == "cpu":
+        return allocate_huge(4 * num_slots * size).view(torch.float32).view(num_slots, size)
+    return torch.empty((num_slots, size), dtype=torch.float32, device=device)
 
 
 def share_caches(spec: ModelSpec, own: Sequence[KVCache]) -> KVCaches:
@@ -276,12 +325,13 @@ def _count_scratch_bytes(config: EngineConfig) -> int:
     return tokens * sum(sizes) * DTYPE_SIZE_BYTES[config.model.dtype]
 
 
-def _count_blocks(config: EngineConfig, device: torch.device, free_bytes: int) -> int:
+def _count_blocks(config: EngineConfig, device: torch.device, free_bytes: int, states_bytes: int) -> int:
     """The number of blocks, by the override, the size in bytes, or the device's memory; 0 without KV.
 
-    `free_bytes` may be negative.
+    `free_bytes`, which may be negative, are for KV and states; these are to take `states_bytes`.
     """
     cache, block_bytes = config.cache, config.block_size_bytes
+    free_bytes -= states_bytes
     if not block_bytes:
         return 0
     if config.num_blocks_before is not None:
@@ -299,7 +349,10 @@ def _count_blocks(config: EngineConfig, device: torch.device, free_bytes: int) -
         _check_available(config, size // block_bytes, free_bytes, "kv_cache_memory_bytes", size)
         return size // block_bytes
     if device.type == "cuda":
-        num_blocks = max(0, min(free_bytes, _find_share(config, device))) // block_bytes
+        size = max(0, min(free_bytes, _find_share(config, device) - states_bytes))
+        if states_bytes and cache.num_state_slots is None:
+            size = int(size / (1 + _SNAPSHOT_FRACTION))
+        num_blocks = size // block_bytes
         field, value = "gpu_memory_utilization", cache.gpu_memory_utilization
         _check_one_request(config, num_blocks, field, value, "more, or kv_cache_memory_bytes ")
         return num_blocks

@@ -23,7 +23,14 @@ from ..kernels.program import native
 from ..kernels.triton.direct_launch import launch_directly
 from ..kernels.triton.triton_runtime import CompileWatch, can_use_triton
 from .devices import is_out_of_memory, is_sticky, resolve_device
-from .kv_cache import allocate_kv_caches, check_max_model_len, check_weights_fit, plan_memory, wait_for_memory
+from .kv_cache import (
+    allocate_kv_caches,
+    allocate_states,
+    check_max_model_len,
+    check_weights_fit,
+    plan_memory,
+    wait_for_memory,
+)
 from .models import load_model
 from .models.model import Model
 from .rank import check_num_ranks, compute_weights_id, join_group, take_cores
@@ -90,7 +97,8 @@ class Worker:
             plan = plan_memory(part, device, model.weight_bytes, num_ranks)
         kv_caches = allocate_kv_caches(part, plan.num_blocks, device)
         link = self._group if self._has_stages else None
-        self._runner = make_runner(part, model, kv_caches, device, self._group, link)
+        states = allocate_states(part, plan.num_state_slots, device)
+        self._runner = make_runner(part, model, kv_caches, device, self._group, link, states)
         self._on_phase("warm up")
         watch = self._warm_up(plan.num_blocks, device)
         if watch is not None:
@@ -107,7 +115,15 @@ class Worker:
         if device.type == "cuda":
             _log.info("attention is computed by %s", backends)
         variance = model.batch_variance_reason
-        return WorkerReady(plan.num_blocks, str(device), plan.ledger, variance, weights_id, backends)
+        return WorkerReady(
+            plan.num_blocks,
+            str(device),
+            plan.ledger,
+            variance,
+            weights_id,
+            backends,
+            plan.num_state_slots,
+        )
 
     def _set_up_device(self) -> tuple[torch.device, int | None]:
         """The device, and the number of threads; None: by model and cores."""

@@ -98,8 +98,10 @@ class EngineCore:
         hash_seed: bytes | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         num_deaths_alone: Mapping[str, int] | None = None,
+        num_state_slots: int = 0,
     ) -> None:
-        """`num_blocks`: of the worker's KV cache. `hash_seed`: keys the prefix index, random if None.
+        """`num_blocks`: of the worker's KV cache; `num_state_slots`: for recurrent states. `hash_seed`: keys
+        the prefix index, random if None.
 
         `clock` is the wall clock, which may jump: it gives the times that are shown and the order of
         arrivals. `monotonic` measures timeouts. `num_deaths_alone`: request id -> how many earlier engine
@@ -123,6 +125,7 @@ class EngineCore:
             can_pool_hits=not needs_cached_tokens(config.model.spec.pooling),
             windows=config.model.spec.kv_windows,
             max_step_tokens=config.scheduler.max_num_batched_tokens,
+            num_state_slots=num_state_slots,
         )
         self._scheduler = Scheduler(config.scheduler, self._manager, self.counters, monotonic)
         self.blame = Blame(self._scheduler)

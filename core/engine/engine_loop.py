@@ -198,9 +198,12 @@ class EngineLoop:
             self._resume_with(ready, self._registry.core, pids)
             return
         num_blocks, num_deaths = ready.num_gpu_blocks, self._journal.num_deaths
-        self._executor.configure(self._config.for_next_worker(num_blocks))
+        num_slots = ready.num_state_slots
+        self._executor.configure(self._config.for_next_worker(num_blocks, num_slots))
         clock, monotonic = self._clock, self._monotonic
-        core = EngineCore(self._config, num_blocks, clock, self._hash_seed, monotonic, num_deaths)
+        core = EngineCore(
+            self._config, num_blocks, clock, self._hash_seed, monotonic, num_deaths, num_state_slots=num_slots
+        )
         facts = make_engine_facts(self._config, ready, pids, self._startup)
         for line in format_startup(facts):
             _log.info("%s", line)
@@ -216,9 +219,10 @@ class EngineLoop:
         self._registry.facts = msgspec.structs.replace(
             facts, pids=pids, batch_variance_reason=ready.batch_variance_reason
         )
-        if ready.num_gpu_blocks < core.stats().kv_blocks_total:
+        stats = core.stats()
+        if ready.num_gpu_blocks < stats.kv_blocks_total or ready.num_state_slots < stats.state_slots_total:
             self._journal.note_alone(None)
-            reason = "the restarted worker has room for fewer KV blocks than before; starting anew"
+            reason = "the restarted worker has room for fewer KV blocks or states than before; starting anew"
             _log.error("%s", reason)
             self.finish(EXIT_CRASHED, reason)  # the next core can work with fewer
         self._registry.note_worker(True)
@@ -243,7 +247,10 @@ class EngineLoop:
             return False
         config = self._config.without_graphs()
         core = self._registry.core
-        worker_config = config if core is None else config.for_next_worker(core.stats().kv_blocks_total)
+        worker_config = config
+        if core is not None:
+            stats = core.stats()
+            worker_config = config.for_next_worker(stats.kv_blocks_total, stats.state_slots_total)
         if not self._executor.configure(worker_config):
             return False
         self._config = config

@@ -119,6 +119,7 @@ class KVCacheManager:
         can_pool_hits: bool = True,
         windows: Sequence[int | None] = (None,),
         max_step_tokens: int = 1,
+        num_state_slots: int = 0,
     ) -> None:
         """`hasher` None turns prefix caching off. `misses` explains why a prefix was not found.
 
@@ -132,6 +133,7 @@ class KVCacheManager:
         self._misses = misses or PrefixMisses(block_size)
         self.has_kv = has_kv
         self._can_pool_hits = can_pool_hits
+        self.num_state_slots = num_state_slots
         self._windows = windows
         self.num_groups = len(windows)
         # (group, window, the most blocks that a request holds of it)

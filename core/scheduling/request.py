@@ -93,6 +93,7 @@ class Request:
     blocks: list[HeldBlocks] = field(default_factory=list[HeldBlocks])  # by KV group; [] if it holds none
     num_slots: int = 0  # tokens that those have room for in every group, from the sequence's first on
     block_hashes: list[bytes] = field(default_factory=list[bytes])  # of full blocks of known tokens
+    state_slot: int | None = None  # that holds its recurrent states, if the model has some
     num_indexed_blocks: int = 0  # leading blocks that the prefix index was told of
     next_index_at: int = NEVER  # number of known tokens that completes the next block for the index
     num_cached_tokens: int | None = None  # prefix hit of the first admission
@@ -264,6 +265,7 @@ class Request:
             extra_args=self.extra_args,
             pooling_params=self.pooling_params,
             type_start=self.type_start,
+            state_slot=self.state_slot,
         )
 
     def to_times(self) -> RequestTimes | None:

@@ -62,6 +62,8 @@ class RunningBatch:
         """Let a request run that has been given blocks; there is a row."""
         request.status = RequestStatus.RUNNING
         request.row = self.free_rows.pop()
+        if self.manager.num_state_slots:
+            request.state_slot = request.row
         request.tenant.num_rows += 1
         insort(self.requests, request, key=lambda running: running.order)
 

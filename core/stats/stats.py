@@ -52,6 +52,7 @@ class EngineCounters:
     prefix_misses_unknown: int = 0  # tokens of whole blocks that were not found, by PrefixMiss
     prefix_misses_evicted: int = 0
     prefix_misses_other_salt: int = 0
+    prefix_misses_no_state: int = 0
     prompt_tokens: int = 0  # computed in prefill, after preemption again; cached ones not
     generation_tokens: int = 0
     row_work_s: float = 0.0  # of the worker, that rows took for themselves: grammars, processors, logprobs

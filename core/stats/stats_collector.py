@@ -82,6 +82,7 @@ class StatsCollector:
             **self._gauge(),
             num_clients=num_clients,
             kv_blocks_total=self._pool.num_blocks,
+            state_slots_total=self._scheduler.batch.manager.num_state_slots,
             held_bytes=self._tenants.held_bytes,
             stall=find_stall(self._live(), self.free_time, now),
             **{f"{name}_total": value for name, value in asdict(self._counters).items()},

@@ -261,6 +261,7 @@ def _join_ready(ready: dict[int, WorkerReady]) -> WorkerReady | WorkerFailed:
         first,
         ledger=[(part[0][0], sum(size_bytes for _, size_bytes in part)) for part in parts],
         num_gpu_blocks=min(answer.num_gpu_blocks for answer in answers),
+        num_state_slots=max(answer.num_state_slots for answer in answers),
         batch_variance_reason=next(filter(None, (answer.batch_variance_reason for answer in answers)), ""),
     )
 

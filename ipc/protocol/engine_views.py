@@ -44,6 +44,10 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_misses_unknown_total: int = 0  # tokens of whole blocks that were not found: nobody has had them
     prefix_misses_evicted_total: int = 0  # they were there, and gave way to others
     prefix_misses_other_salt_total: int = 0  # the tenant has had them with another cache_salt
+    prefix_misses_no_state_total: int = 0  # they are there, and no recurrent state after them
+    state_slots_used: int = 0  # of running requests; 0 of a model without recurrent layers, like the others
+    state_slots_cached: int = 0  # whose states a prefix hit can use
+    state_slots_total: int = 0
     stall: StalledRequest | None = None  # the worst; None in an engine that is well
 
 

@@ -33,7 +33,7 @@ from .fair_share import MAX_CLIENT_WEIGHT
 from .prefix_digest import EngineDigest
 from .token_lists import TokenLists
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 SUSPECT_ATTEMPTS = 2  # lost engine cores in a row after which a request runs alone
 MAX_GRAMMAR_LENGTH = 256 * 1024  # characters

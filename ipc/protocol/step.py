@@ -29,7 +29,9 @@ class NewRequestData(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A request that enters a row: new, or resumed after preemption, loss or a restart.
 
     `num_computed_tokens` of prompt + output are already in the KV cache (a prefix hit) through `blocks`, one
-    entry for each KV group of the model. They cover everything up to the end of this step.
+    entry for each KV group of the model. They cover everything up to the end of this step. The recurrent
+    states after these tokens are in its state slot, once the step's `state_copies` are made; of 0 tokens they
+    are zeros, whatever the slot holds.
     """
 
     row: int
@@ -45,13 +47,14 @@ class NewRequestData(msgspec.Struct, array_like=True, frozen=True, gc=False):
     extra_args: str = ""  # likewise
     pooling_params: PoolingParams | None = None  # likewise; nothing is sampled in its row
     type_start: int | None = None  # likewise
+    state_slot: int | None = None  # of a model with recurrent layers: its row's own
 
 
 class SchedulerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One step: which rows compute how many tokens. Answered by ModelRunnerOutput or StepFailed.
 
     Order of effects in the worker: free `freed_rows`, then enter `new_requests`, then append
-    `new_block_ids`, then make `block_copies`, then compute.
+    `new_block_ids`, then make `block_copies` and `state_copies`, these one after the other, then compute.
     `rows` are distinct; `num_tokens[i]` >= 1 tokens of `rows[i]` are computed, from its computed count on.
     `sampled_rows`, in the order of `rows`, are those that then have all of prompt and output computed (the
     worker's own samples of earlier steps too); each samples one token, which is appended to its output. Only
@@ -68,6 +71,11 @@ class SchedulerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     # (KV group, source, destination): K and V of all its layers.
     block_copies: list[tuple[int, int, int]] = []
     pooled_rows: list[int] = []  # whose prompt is complete with this step, and which answer with a vector
+    # (source, destination): the recurrent states of all layers.
+    state_copies: list[tuple[int, int]] = []
+    # (row, n, slot): the states after the first n tokens of the row's sequence, the n-th of which this step
+    # computes, are also written to the slot. No row has it.
+    state_saves: list[tuple[int, int, int]] = []
 
 
 class RowLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -152,6 +160,7 @@ class WorkerReady(msgspec.Struct, array_like=True, frozen=True):
     batch_variance_reason: str = ""  # why a request's bits may depend on its neighbours; '': they do not
     weights_id: str = ""  # of one rank of several: what it has loaded; all must have the same
     attention_backend: str = ""  # what computes attention: 'triton', 'flashinfer', 'native' or 'torch'
+    num_state_slots: int = 0  # 0: the model has no recurrent layer
 
 
 class WorkerFailed(msgspec.Struct, array_like=True, frozen=True):

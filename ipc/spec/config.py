@@ -137,6 +137,17 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     num_gpu_blocks_override: Annotated[int, option("blocks of the KV cache; wins over both", 1)] | None = (
         None  # also on a CPU (vLLM's name)
     )
+    num_state_slots: (
+        Annotated[
+            int,
+            option(
+                "of a model with recurrent layers: sequences' states that are kept, max_num_seqs for those "
+                "that run and the rest for prefix hits; default: a quarter of the KV cache's bytes for these",
+                1,
+            ),
+        ]
+        | None
+    ) = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -376,7 +387,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
                 f"at most {most}: among more tokens this model chooses some by an indexer, which is not read"
             )
             raise ConfigError("max_model_len", self.model.max_model_len, text)
+        self._check_state_slots()
         self._check_ranks()
+
+    def _check_state_slots(self) -> None:
+        num_slots, num_rows = self.cache.num_state_slots, self.scheduler.max_num_seqs
+        stage = self.model.spec.stage
+        if num_slots is None or not (stage.is_first and stage.is_last):
+            return
+        if not self.model.spec.state_size:
+            raise ConfigError("num_state_slots", num_slots, "None for a model without recurrent layers")
+        if num_slots < num_rows:
+            text = f"at least max_num_seqs={num_rows}, one for each, or max_num_seqs at most {num_slots}"
+            raise ConfigError("num_state_slots", num_slots, text)
 
     def _check_ranks(self) -> None:
         size = self.parallel.tensor_parallel_size
@@ -425,9 +448,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """The config of a process that replaces a lost one."""
         return msgspec.structs.replace(self, fault_hooks=keep_lasting(self.fault_hooks))
 
-    def for_next_worker(self, num_blocks: int) -> EngineConfig:
-        """The config of a worker that replaces one with `num_blocks` blocks."""
-        return msgspec.structs.replace(self, num_blocks_before=num_blocks)
+    def for_next_worker(self, num_blocks: int, num_state_slots: int = 0) -> EngineConfig:
+        """The config of a worker that replaces one with `num_blocks` blocks and so many state slots."""
+        cache = msgspec.structs.replace(self.cache, num_state_slots=num_state_slots or None)
+        return msgspec.structs.replace(self, num_blocks_before=num_blocks, cache=cache)
 
     def without_graphs(self) -> EngineConfig:
         """This config without CUDA graphs."""
@@ -488,6 +512,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if any(self.model.spec.kv_windows):
             return num_blocks * self.model.max_model_len // self.max_blocks_per_request
         return num_blocks * self.cache.block_size
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a state slot."""
+        return self.model.spec.state_size * DTYPE_SIZE_BYTES["float32"]
 
     @property
     def block_size_bytes(self) -> int:

@@ -208,6 +208,7 @@ struct QuireProgram {
 };
 
 struct QuireStep {
+    int64_t state_stride;  // numbers of a state slot
     int64_t *input_ids, *positions;          // [T]
     int64_t* slots;                          // [G, T] of G KV groups
     int64_t* types;                          // [T], or null: all are 0
@@ -215,6 +216,10 @@ struct QuireStep {
     int32_t *query_starts, *seq_lens;        // [R + 1], [R]
     int32_t* block_tables;                   // [G, R, table_width]
     int64_t* sampling;                       // [S] of the R in rising order; null where nothing is sampled
+    // Of recurrent layers, null without: as StepStates of worker/attention/metadata.py, of the whole step in each part.
+    float* states;                           // [num_slots, state_stride]
+    int32_t *state_slots, *save_starts;      // [R], [R + 1]
+    int32_t *save_tokens, *save_slots;       // of all saves
     int32_t num_tokens, num_requests, num_sampling, table_width;
     int32_t num_parts;  // how many threads share it: quire_program_workspace writes it
     int32_t num_groups;

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NewType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..linear.xielu import XieluTable
@@ -147,10 +149,25 @@ class ProgramTable(_Table):
 class StepTable(_Table):
     """QuireStep."""
 
-    _fields_ = _fields(
-        "input_ids positions slots types cos sin query_starts seq_lens block_tables sampling",
-        "num_tokens num_requests num_sampling table_width num_parts num_groups",
+    _fields_ = (
+        ("state_stride", _LONG),
+        *_fields(
+            "input_ids positions slots types cos sin query_starts seq_lens block_tables sampling"
+            " states state_slots save_starts save_tokens save_slots",
+            "num_tokens num_requests num_sampling table_width num_parts num_groups",
+        ),
     )
+
+    def set_states(self, states: Tensor, *arrays: NDArray[np.int32]) -> None:
+        """Point to the recurrent states of the step's requests, and to what is saved of them.
+
+        `states`: float32 [num_slots, stride] on the CPU; `arrays`: slots, starts, tokens and slots of saves,
+        as QuireStep says. The caller keeps all of them until the step is computed.
+        """
+        self.states, self.state_stride = states.data_ptr(), states.stride(0)
+        names = ("state_slots", "save_starts", "save_tokens", "save_slots")
+        for name, array in zip(names, arrays, strict=True):
+            setattr(self, name, array.ctypes.data)
 
 
 _TABLES = tuple(_Table.__subclasses__())

@@ -27,6 +27,32 @@ class HostStep:
     block_tables: NDArray[np.int32]  # [R, max_blocks_used]
 
 
+@dataclass(frozen=True, slots=True)
+class StepStates:
+    """Where a step's requests have their recurrent states, of all layers: of layer l a slot's numbers from
+    `ModelSpec.state_offsets[l]` on.
+
+    A request's states are read and written in its slot; at position 0 they begin as zeros, and nothing is
+    read. After token save_tokens[s] they are written to save_slots[s] too. Tensors are on the model's device,
+    host copies beside them. S saves.
+    """
+
+    states: Tensor  # float32 [num_slots, slot_numbers]
+    slots: Tensor  # int32 [R]
+    save_starts: Tensor  # int32 [R + 1]: request r has saves save_starts[r]..save_starts[r + 1]-1
+    save_tokens: Tensor  # int32 [S] index among the T tokens of the step, rising
+    save_slots: Tensor  # int32 [S]
+    slots_host: NDArray[np.int32]
+    save_starts_host: NDArray[np.int32]
+    save_tokens_host: NDArray[np.int32]
+    save_slots_host: NDArray[np.int32]
+
+    @property
+    def host_arrays(self) -> tuple[NDArray[np.int32], ...]:
+        """The host copies in their order."""
+        return self.slots_host, self.save_starts_host, self.save_tokens_host, self.save_slots_host
+
+
 @dataclass(slots=True)
 class AttentionMetadata:
     """The T tokens of one step, grouped into R requests in the order of the token axis, for one KV group.
@@ -54,6 +80,7 @@ class AttentionMetadata:
     seq_lens_host: NDArray[np.int32] | None = None
     block_tables_host: NDArray[np.int32] | None = None
     others: tuple[AttentionMetadata, ...] = ()  # of the model's further KV groups
+    states: StepStates | None = None  # of a model with recurrent layers, not in `others`
 
     def for_group(self, group: int) -> AttentionMetadata:
         """What layers of this KV group read; only tables and slots differ."""

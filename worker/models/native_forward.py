@@ -98,6 +98,8 @@ class NativeForward:
             table_width=table_width,
             num_groups=len(groups),
         )
+        if (states := metadata.states) is not None:
+            step.set_states(states.states, *states.host_arrays)
         out = torch.empty((len(input_ids), self._hidden_size), dtype=self._programs[0].dtype)
         self._run(self._hidden, step, kv_caches, out)
         return out

@@ -289,8 +289,10 @@ def make_step_graphs(
 def can_capture(config: EngineConfig, model: Model, device: torch.device) -> bool:
     """Whether there are graphs at all.
 
-    Not on a CPU, under `enforce_eager`, for an encoder, and for a model that reads lengths on the host.
+    Not on a CPU, under `enforce_eager`, for an encoder, for a model that reads lengths on the host, and for
+    one with recurrent layers, whose slots no graph has an input for.
     """
     if device.type != "cuda" or config.model.enforce_eager:
         return False
-    return config.model.spec.is_causal and model.is_capturable
+    spec = config.model.spec
+    return spec.is_causal and not spec.state_size and model.is_capturable

@@ -52,6 +52,7 @@ from .block_tables import BlockTables
 from .cuda_graphs import capture_on_cuda, make_step_graphs
 from .native_steps import NativeSteps
 from .request_rows import RequestRows
+from .row_states import RowStates
 from .side_thread import SideJob, SideThread
 from .staging import HostCopies, to_device
 from .step_inputs import StepInputs, build_step_inputs, find_sampling, find_types
@@ -117,10 +118,12 @@ class GPUModelRunner:
         kv_caches: KVCaches,
         device: torch.device,
         is_async: bool | None = None,
+        states: Tensor | None = None,
     ) -> None:
+        """`states`: float32 [slots, slot_numbers] of a model with recurrent layers."""
         self._config = config
         self._model = model
-        self._kv_caches = kv_caches
+        self._kv_caches, self._slots = kv_caches, states
         self._device = device
         self.is_async = device.type != "cpu" if is_async is None else is_async
         self._table_groups = find_table_groups(config, kv_caches)
@@ -168,6 +171,7 @@ class GPUModelRunner:
             config.cache.block_size,
             self._table_groups,
         )
+        self._states = None if self._slots is None else RowStates(self._slots, max_num_seqs)
         self._native_steps = self._make_native_steps()
 
     def _make_native_steps(self) -> NativeSteps | None:
@@ -176,7 +180,7 @@ class GPUModelRunner:
         if forward is None or self.is_async or self._has_dynamic_rope:
             return None
         max_tokens = self._config.scheduler.max_num_batched_tokens
-        return NativeSteps(forward, self._rows, self._tables, self._kv_caches, max_tokens)
+        return NativeSteps(forward, self._rows, self._tables, self._kv_caches, max_tokens, self._states)
 
     @property
     def has_graphs(self) -> bool:
@@ -271,6 +275,8 @@ class GPUModelRunner:
         if step.block_copies:
             scales = [group.scale for group in self._table_groups]
             copy_blocks(self._kv_caches, self._config.model.spec.layers, scales, step.block_copies)
+        if self._states is not None:
+            self._states.apply(step)
 
     def _compute(self, step: SchedulerOutput) -> ComputedStep:
         """Run the model on a step, and score the prompts that want it."""
@@ -290,6 +296,9 @@ class GPUModelRunner:
         sent = inputs.send(device, pending)
         if len(pending):
             sent.input_ids[sent.pending] = self._last_tokens[sent.pending_rows]
+        if self._states is not None:
+            firsts = inputs.seq_lens - inputs.num_tokens
+            sent.metadata.states = self._states.make(inputs.rows, inputs.num_tokens, firsts)
         hidden = self._model.forward(
             sent.input_ids,
             sent.positions,

@@ -18,6 +18,7 @@ from ..attention.metadata import KVCaches
 from ..models.native_forward import NativeForward
 from .block_tables import BlockTables
 from .request_rows import RequestRows
+from .row_states import RowStates
 from .step_inputs import find_types
 
 Int64s = NDArray[np.int64]
@@ -33,11 +34,12 @@ class NativeSteps:
         tables: BlockTables,
         kv_caches: KVCaches,
         max_tokens: int,
+        states: RowStates | None = None,
     ) -> None:
         self._forward = forward
         self._library = forward.library
         self._rows, self._tables = rows, tables
-        self._kv_caches = kv_caches
+        self._kv_caches, self._states = kv_caches, states
         self._rows_table = make_rows_table(rows, tables, max_tokens)
         self._arrays = StepArrays(max_tokens, *tables.ids.shape)
 
@@ -49,7 +51,7 @@ class NativeSteps:
         step = self._arrays.table
         step.num_sampling = len(sampling)
         self._arrays.sampling[: len(sampling)] = sampling
-        launch_gather_step(self._library, self._rows_table, row_ids, num_tokens, step)
+        self._gather(row_ids, num_tokens)
         logits = self._forward.compute_step_logits(step, self._kv_caches)
         self._rows.num_computed[row_ids] += num_tokens
         return logits
@@ -62,11 +64,20 @@ class NativeSteps:
         step = self._arrays.table
         step.num_sampling = 0
         firsts = self._rows.num_computed[row_ids]
-        launch_gather_step(self._library, self._rows_table, row_ids, num_tokens, step)
+        self._gather(row_ids, num_tokens)
         types = find_types(row_ids, num_tokens, firsts, type_starts)
         hidden = self._forward.compute_step_hidden(step, self._kv_caches, types)
         self._rows.num_computed[row_ids] += num_tokens
         return hidden
+
+    def _gather(self, row_ids: Int64s, num_tokens: Int64s) -> None:
+        """Fill the step's arrays."""
+        step = self._arrays.table
+        launch_gather_step(self._library, self._rows_table, row_ids, num_tokens, step)
+        if self._states is not None:
+            states = self._states.make(row_ids, num_tokens, self._rows.num_computed[row_ids])
+            self._step_states = states  # whose arrays the step points to
+            step.set_states(states.states, *states.host_arrays)
 
 
 def make_rows_table(rows: RequestRows, tables: BlockTables, max_tokens: int) -> RowsTable:

@@ -72,12 +72,13 @@ class EarlierStageRunner(GPUModelRunner):
         link: StageLink,
         *,
         sends: bool,
+        states: Tensor | None = None,
     ) -> None:
         """`sends`: this rank gives the next stage what all ranks of this one have."""
         self._link, self._sends, self._inputs = link, sends, model.embedding.table
         self._is_first = config.model.spec.stage.is_first
         self._max_awaited = config.scheduler.max_steps_in_flight
-        super().__init__(config, model, kv_caches, device, is_async=False)
+        super().__init__(config, model, kv_caches, device, is_async=False, states=states)
 
     def use_logits_processors(self, processors: Sequence[type[LogitsProcessor]]) -> None:
         """Nothing: they edit logits, and this stage has none."""
@@ -169,10 +170,11 @@ class _RankRunner(GPUModelRunner):
         device: torch.device,
         group: SharedGroup,
         link: StageLink | None,
+        states: Tensor | None = None,
     ) -> None:
         """`link`: to the stage whose hidden states this one goes on with; None: it has the whole model."""
         self._group, self._link, self._inputs = group, link, model.embedding.table
-        super().__init__(config, model, kv_caches, device, is_async=False)
+        super().__init__(config, model, kv_caches, device, is_async=False, states=states)
 
     def launch(self, step: SchedulerOutput) -> LaunchedStep:
         if self._link is not None:
@@ -226,15 +228,18 @@ def make_runner(
     device: torch.device,
     group: SharedGroup | None,
     link: StageLink | None = None,
+    states: Tensor | None = None,
 ) -> GPUModelRunner:
     """The runner of this rank of `group`, or of a device that has the whole model.
 
     `link` ties its stage to the others, where the model has several.
     """
     if group is None:
-        return GPUModelRunner(config, model, kv_caches, device)
+        return GPUModelRunner(config, model, kv_caches, device, states=states)
     assert isinstance(model, Decoder)
     if link is not None and not config.model.spec.stage.is_last:
-        return EarlierStageRunner(config, model, kv_caches, device, link, sends=group.rank == 0)
+        return EarlierStageRunner(
+            config, model, kv_caches, device, link, sends=group.rank == 0, states=states
+        )
     runner = FollowingRunner if group.rank else LeadingRunner
-    return runner(config, model, kv_caches, device, group, link)
+    return runner(config, model, kv_caches, device, group, link, states)

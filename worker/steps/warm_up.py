@@ -43,6 +43,7 @@ class WarmUp:
     def __init__(self, config: EngineConfig, num_blocks: int) -> None:
         self._config, self._num_blocks = config, max(1, num_blocks)
         self._max_len, self._scheduler = config.model.max_model_len, config.scheduler
+        self._has_states = config.model.spec.state_size > 0
 
     def make_brief_runs(self) -> list[Run]:
         """A prompt and a token after it; of a model that generates nothing, a vector."""
@@ -121,6 +122,7 @@ class WarmUp:
             token_lists=TokenLists(),
             blocks=[GroupBlocks(block_ids)] * len(self._config.model.spec.kv_windows),
             num_computed_tokens=0,
+            state_slot=row if self._has_states else None,
         )
         spec = self._config.model.spec
         if spec.has_logits:
